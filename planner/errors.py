@@ -1,0 +1,51 @@
+"""Errors that are for people: the law, the value, the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PlannerError(Exception):
+    """Something the person can mend. Printed without a traceback; the process exits with status 1.
+
+    `message` states the rule and the value that broke it; `way_out` says what to do instead.
+    """
+
+    exit_status = 1
+
+    def __init__(self, message: str, way_out: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.way_out = way_out
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.way_out}" if self.way_out else self.message
+
+
+class UsageError(PlannerError):
+    """What was asked for cannot be read: an unknown name or a bad value. Exits with status 2."""
+
+    exit_status = 2
+
+
+class UnsupportedError(PlannerError):
+    """What was asked for is understood, but the model, library or device cannot do it."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], way_out: str = "") -> UsageError:
+    """The error for a name that is not in a list: says the nearest of those that are."""
+    near = nearest(name, known)
+    hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    return UsageError(f"unknown {kind} {name!r}.{hint}", way_out)
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The names in `known` that look most like `name`, best first (none when nothing is close)."""
+    by_folded = {_fold(k): k for k in known}
+    hits = difflib.get_close_matches(_fold(name), by_folded, n=count, cutoff=0.55)
+    return [by_folded[h] for h in hits]
+
+
+def _fold(name: str) -> str:
+    return name.casefold().replace("_", "-").replace(" ", "-")

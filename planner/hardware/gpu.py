@@ -1,0 +1,34 @@
+"""A GPU: its memory and its rates, with the source of each figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One device. Memory in bytes, rates in FLOP/s (dense, a multiply-add is two) and bytes/s.
+
+    `memory_bytes` is what the driver reports as total, or the marketed size read as GiB where no
+    report was found (`sources["memory_bytes"]` says which). A rate is None where the device has no
+    such unit. `sources` maps a field to where its figure comes from.
+    """
+
+    name: str
+    title: str
+    vendor: str
+    architecture: str
+    capability: tuple[int, int] | None
+    memory_bytes: int
+    bandwidth: float
+    fp32_flops: float
+    tf32_flops: float | None
+    bf16_flops: float | None
+    fp16_flops: float | None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether autocast to bf16 is worth having: the device has bf16 matrix units."""
+        return self.bf16_flops is not None

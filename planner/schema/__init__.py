@@ -1,0 +1,22 @@
+"""What a person says and what crosses a process: validated once, here."""
+
+from planner.schema.model import Library, SwinConfig
+from planner.schema.record import (
+    DeviceInfo,
+    FactoryModel,
+    MeasurementRecord,
+    ProbeStatus,
+)
+from planner.schema.setting import TrainSetting
+from planner.schema.validation import parse
+
+__all__ = [
+    "DeviceInfo",
+    "FactoryModel",
+    "Library",
+    "MeasurementRecord",
+    "ProbeStatus",
+    "SwinConfig",
+    "TrainSetting",
+    "parse",
+]

@@ -1,0 +1,139 @@
+"""The architecture of a Swin Transformer, and which library's code runs it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+Library = Literal["native", "timm", "torchvision", "transformers", "microsoft"]
+LIBRARIES: tuple[Library, ...] = ("native", "timm", "torchvision", "transformers", "microsoft")
+
+
+def _split_commas(value: Any) -> Any:
+    """`2,2,6,2` on a command line is the tuple (2, 2, 6, 2)."""
+    if isinstance(value, str) and value.strip():
+        parts = [part.strip() for part in value.replace("x", ",").split(",") if part.strip()]
+        return tuple(parts) if len(parts) > 1 else parts[0]
+    return value
+
+
+def _pair(value: Any) -> Any:
+    """One side stands for a square; a list is (height, width)."""
+    value = _split_commas(value)
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    return (value, value)
+
+
+def _as_tuple(value: Any) -> Any:
+    value = _split_commas(value)
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _window(value: Any) -> Any:
+    value = _split_commas(value)
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+Side = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class SwinConfig(BaseModel):
+    """A Swin Transformer, version 1 or 2. Sizes are in pixels or tokens; rates are probabilities.
+
+    `image_size` is (height, width) in pixels (one number means a square). `window_size` is the side
+    of the attention window in tokens: one number, or one per stage (the timm `swin_s3_*` models).
+    Every field can be set in a YAML or JSON file, or with `--set FIELD=VALUE`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    library: Library = "native"
+    name: str | None = Field(default=None, description="the published name this came from, if any")
+    version: Literal[1, 2] = 1
+    image_size: Annotated[tuple[Side, Side], BeforeValidator(_pair)] = (224, 224)
+    patch_size: Side = 4
+    in_channels: Side = 3
+    num_classes: Side = 1000
+    embed_dim: Side = 96
+    depths: Annotated[tuple[Side, ...], BeforeValidator(_as_tuple)] = (2, 2, 6, 2)
+    num_heads: Annotated[tuple[Side, ...], BeforeValidator(_as_tuple)] = (3, 6, 12, 24)
+    window_size: Annotated[Side | tuple[Side, ...], BeforeValidator(_window)] = 7
+    mlp_ratio: Annotated[float, Field(gt=0)] = 4.0
+    qkv_bias: bool = True
+    drop_rate: Rate = 0.0
+    attn_drop_rate: Rate = 0.0
+    drop_path_rate: Rate = 0.1
+    patch_norm: bool = True
+    absolute_position_embedding: bool = False
+    pretrained_window_size: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_tuple)
+    ] = Field(default=(0,), description="version 2: the window of pre-training, one or one a stage")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SwinConfig:
+        faults = []
+        stages = len(self.depths)
+        if len(self.num_heads) != stages:
+            faults.append(
+                f"num_heads has {len(self.num_heads)} entries and depths has {stages}: "
+                "give one of each per stage"
+            )
+        if isinstance(self.window_size, tuple) and len(self.window_size) != stages:
+            faults.append(
+                f"window_size has {len(self.window_size)} entries for {stages} stages: "
+                "give one number, or one per stage"
+            )
+        if len(self.pretrained_window_size) not in (1, stages):
+            faults.append(
+                f"pretrained_window_size has {len(self.pretrained_window_size)} entries for "
+                f"{stages} stages: give one number, or one per stage"
+            )
+        for stage, heads in enumerate(self.num_heads[:stages]):
+            if (self.embed_dim << stage) % heads:
+                faults.append(
+                    f"num_heads[{stage}] = {heads} does not divide the stage's "
+                    f"{self.embed_dim << stage} channels (embed_dim × 2^{stage})"
+                )
+        if min(self.image_size) < self.patch_size:
+            faults.append(
+                f"image_size {self.image_size[0]}x{self.image_size[1]} is smaller than one patch "
+                f"(patch_size {self.patch_size})"
+            )
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.depths)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window's side in tokens, one per stage (before any clamping to the feature map)."""
+        window = self.window_size
+        return window if isinstance(window, tuple) else (window,) * self.num_stages
+
+    @property
+    def pretrained_windows(self) -> tuple[int, ...]:
+        """Version 2: the window of pre-training per stage, 0 where there was none."""
+        given = self.pretrained_window_size
+        return given if len(given) == self.num_stages else given * self.num_stages
+
+    def stage_channels(self, stage: int) -> int:
+        """Channels of the blocks of `stage` (0-based)."""
+        return self.embed_dim << stage
+
+    def drop_path_rates(self) -> tuple[tuple[float, ...], ...]:
+        """The drop-path probability of each block, per stage: 0 rising linearly to the rate."""
+        total = sum(self.depths)
+        step = self.drop_path_rate / (total - 1) if total > 1 else 0.0
+        rates = iter([i * step for i in range(total)])
+        return tuple(tuple(next(rates) for _ in range(depth)) for depth in self.depths)
+
+    @property
+    def title(self) -> str:
+        """How the model is called in reports: `timm:swin_tiny_patch4_window7_224`."""
+        return f"{self.library}:{self.name or 'custom'}"

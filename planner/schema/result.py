@@ -1,0 +1,53 @@
+"""`recommendation.json`: the setting to use, the probes that prove it, and the runners-up."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.schema.model import SwinConfig
+from planner.schema.record import DeviceInfo, FactoryModel, MeasurementRecord
+from planner.schema.setting import TrainSetting
+
+RESULT_FORMAT = 1
+
+
+class Ruled(BaseModel):
+    """A setting that was not probed, and why: an estimate or another probe ruled it out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    setting: TrainSetting
+    reason: str
+    predicted_bytes: int | None = None
+
+
+class Recommendation(BaseModel):
+    """What `planner tune` found. `setting` was run: `evidence` is its own measurement.
+
+    `status` is "recommended", or "nothing_fits" where every probe failed (then `setting` and
+    `evidence` are None and `advice` says what would make it fit).
+    `baseline` is the plain default (fp32, eager, no checkpointing, largest batch that fits) where
+    it was measured; `gain` is images/s of the recommendation over the baseline's.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = RESULT_FORMAT
+    status: Literal["recommended", "nothing_fits"]
+    model: SwinConfig | FactoryModel
+    device: DeviceInfo
+    versions: dict[str, str]
+    date: str
+    setting: TrainSetting | None
+    evidence: MeasurementRecord | None
+    runners_up: tuple[MeasurementRecord, ...] = ()
+    baseline: MeasurementRecord | None = None
+    gain: float | None = None
+    num_probes: int = 0
+    num_candidates: int = 0
+    stopped_because: str = ""
+    ruled_out: tuple[Ruled, ...] = ()
+    notes: tuple[str, ...] = Field(default=(), description="said to the person, one line each")
+    advice: str = ""

@@ -1,0 +1,114 @@
+"""How one training step is run."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16"]
+CompileMode = Literal[
+    "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+]
+Attention = Literal["library", "eager", "sdpa"]
+Loss = Literal["cross-entropy", "label-smoothing", "soft-target"]
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "pure-bf16")
+COMPILE_MODES: tuple[CompileMode, ...] = (
+    "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs",
+)  # fmt: skip
+OPTIMIZER_FAMILIES = ("adamw", "adam", "sgd", "adafactor", "lion", "rmsprop", "nadam", "radam")
+_OPTIMIZER = re.compile(rf"^({'|'.join(OPTIMIZER_FAMILIES)})(-foreach|-fused|-forloop)?$")
+_CHECKPOINTING = re.compile(r"^(none|blocks|stages|nested|stages:\d+(,\d+)*)$")
+Count = Annotated[int, Field(ge=1)]
+
+
+class TrainSetting(BaseModel):
+    """One way to run a training step; everything that moves its memory or its speed.
+
+    `batch_size` is the micro-batch of one device in images; one optimizer step sees
+    `batch_size × accumulate × world_size` of them (`global_batch`).
+    `attention="library"` means what the library does by itself on CUDA; `resolve` in
+    `planner.libraries` turns it into "eager" or "sdpa".
+    `checkpointing` is none, blocks, stages, stages:0,1 (chosen stages, 0-based) or nested
+    (transformers version 1: stages and, inside them, blocks).
+    `optimizer` is a family, for which torch's default implementation on CUDA (foreach) is meant, or
+    a family with -foreach, -fused or -forloop. sgd has momentum 0.9.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch_size: Count = 64
+    accumulate: Count = 1
+    world_size: Count = 1
+    precision: Precision = "bf16"
+    checkpointing: str = "none"
+    compile: CompileMode = "off"
+    attention: Attention = "library"
+    optimizer: str = "adamw"
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+    parallelism: Literal["none", "ddp"] = "none"
+    loss: Loss = "cross-entropy"
+    amsgrad: bool = False
+    clip_grad: bool = False
+    ema: bool = False
+    zero_grad_to_none: bool = True
+    frozen_stages: Annotated[int, Field(ge=0)] = 0
+    validation_batch_size: Annotated[int, Field(ge=0)] = 0
+
+    @field_validator("checkpointing")
+    @classmethod
+    def _known_checkpointing(cls, value: str) -> str:
+        value = value.replace(" ", "")
+        if not _CHECKPOINTING.match(value):
+            raise ValueError("checkpointing is none, blocks, stages, stages:0,1 or nested")
+        return value
+
+    @field_validator("optimizer")
+    @classmethod
+    def _known_optimizer(cls, value: str) -> str:
+        value = value.lower().replace("_", "-")
+        if not _OPTIMIZER.match(value):
+            raise ValueError(
+                f"optimizer is one of {', '.join(OPTIMIZER_FAMILIES)}, "
+                "with -foreach, -fused or -forloop after it if you like"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainSetting:
+        if self.amsgrad and self.optimizer_family not in ("adam", "adamw"):
+            raise ValueError(f"amsgrad belongs to adam and adamw, not to {self.optimizer}")
+        return self
+
+    @property
+    def global_batch(self) -> int:
+        """Images that one optimizer step sees, over all devices."""
+        return self.batch_size * self.accumulate * self.world_size
+
+    @property
+    def optimizer_family(self) -> str:
+        return self.optimizer.partition("-")[0]
+
+    @property
+    def optimizer_implementation(self) -> Literal["foreach", "fused", "forloop"]:
+        """torch's default on CUDA is foreach (for adafactor too, where it has it)."""
+        suffix = self.optimizer.partition("-")[2]
+        return suffix if suffix in ("fused", "forloop") else "foreach"  # type: ignore[return-value]
+
+    @property
+    def autocast_dtype(self) -> Literal["bfloat16", "float16"] | None:
+        """The dtype autocast computes in, or None where there is no autocast."""
+        return {"bf16": "bfloat16", "fp16": "float16"}.get(self.precision)  # type: ignore[return-value]
+
+    @property
+    def checkpointed_stages(self) -> tuple[int, ...] | None:
+        """For `stages:0,1` the stages named; None for every other value."""
+        kind, _, stages = self.checkpointing.partition(":")
+        return tuple(sorted({int(s) for s in stages.split(",")})) if kind and stages else None
+
+    def differences(self, other: TrainSetting) -> dict[str, object]:
+        """The fields, and their values here, in which this setting is not `other`."""
+        mine, theirs = self.model_dump(), other.model_dump()
+        return {field: value for field, value in mine.items() if value != theirs[field]}

@@ -1,0 +1,84 @@
+"""The ledger: what one training step allocates, frees, computes and moves, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+Category = Literal[
+    "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries"
+]
+CATEGORIES: tuple[Category, ...] = (
+    "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries",
+)  # fmt: skip
+OperationKind = Literal["matmul", "conv", "attention", "pointwise", "reduction", "copy"]
+
+
+class Allocated(NamedTuple):
+    """A storage of `num_bytes` comes to life. `label` names the operation that asked for it."""
+
+    storage: int
+    num_bytes: int
+    label: str
+
+
+class Freed(NamedTuple):
+    """The last reference to a storage is gone."""
+
+    storage: int
+
+
+class Tagged(NamedTuple):
+    """From here on a storage counts as `category` (saved for backward, kept as a gradient …)."""
+
+    storage: int
+    category: Category
+
+
+class Marked(NamedTuple):
+    """A phase has just ended. `step` counts optimizer steps from 0; a steady one is 1 or later."""
+
+    phase: str
+    step: int
+
+
+class Computed(NamedTuple):
+    """An operation ran: `kernels` launches doing `flops` FLOPs (a multiply-add is two) and moving
+    `num_bytes` bytes to and from device memory, in `dtype`. `path` is the module it ran in."""
+
+    name: str
+    kind: OperationKind
+    dtype: str
+    flops: int
+    num_bytes: int
+    kernels: int
+    path: str
+
+
+Event = Allocated | Freed | Tagged | Marked | Computed
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All events of building a model and running its first two optimizer steps at one batch size.
+
+    The second step is the steady one: the optimizer's state exists from the end of the first on.
+    """
+
+    events: tuple[Event, ...]
+    batch_size: int
+    num_parameters: int
+    notes: tuple[str, ...] = field(default=())
+
+    def operations(self, step: int = 1) -> Iterator[tuple[str, Computed]]:
+        """(phase, operation) of optimizer step `step`, in order; phase is forward, backward,
+        optimizer or zero_grad."""
+        phase_ends = [(i, e) for i, e in enumerate(self.events) if isinstance(e, Marked)]
+        start = 0
+        for end, mark in phase_ends:
+            if mark.step == step:
+                for event in self.events[start:end]:
+                    if isinstance(event, Computed):
+                        yield mark.phase, event
+            start = end

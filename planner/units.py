@@ -1,0 +1,78 @@
+"""Bytes, seconds and shares as people write and read them. Inside, a size is an `int`."""
+
+from __future__ import annotations
+
+import re
+
+from planner.errors import UsageError
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+_BINARY = {"KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 1024**4}
+_DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*$")
+
+
+def parse_bytes(text: str) -> int:
+    """`24GiB` (binary) or `24GB` (decimal) to bytes. A bare number is refused: its unit is unknown.
+
+    Raises UsageError.
+    """
+    match = _SIZE.match(text)
+    unit = match.group(2).upper() if match else ""
+    scale = {"B": 1, **_BINARY, **_DECIMAL}.get(unit)
+    if match is None or scale is None:
+        raise UsageError(
+            f"a size is a number with a unit, and {text!r} is not.",
+            "Write 24GiB (24 × 1024³ bytes) or 24GB (24 × 10⁹ bytes).",
+        )
+    return int(float(match.group(1)) * scale)
+
+
+def format_bytes(count: int, digits: int = 2) -> str:
+    """Bytes in the largest binary unit that keeps the figure at 1 or more: `1.25 GiB`."""
+    size = float(abs(count))
+    sign = "-" if count < 0 else ""
+    for name, scale in (("TiB", 1024**4), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size >= scale:
+            return f"{sign}{size / scale:.{digits}f} {name}"
+    return f"{sign}{int(size)} B"
+
+
+def parse_seconds(text: str) -> float:
+    """`90s`, `10m`, `1h30m` or a bare number of seconds, to seconds. Raises UsageError."""
+    compact = text.strip().lower()
+    parts = re.findall(r"(\d+(?:\.\d+)?)(h|m|s|)", compact)
+    if not parts or "".join(n + u for n, u in parts) != compact:
+        raise UsageError(
+            f"a duration is a number with a unit, and {text!r} is not.", "Write 90s, 10m or 1h30m."
+        )
+    return sum(float(n) * {"h": 3600, "m": 60, "s": 1, "": 1}[u] for n, u in parts)
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds at a scale people read: `12.3 ms`, `4.2 s`, `3 min 05 s`, `2 h 10 min`."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+
+
+def parse_percent(text: str) -> float:
+    """`5%` or `0.05` to the fraction 0.05, in [0, 1). Raises UsageError."""
+    compact = text.strip()
+    try:
+        value = float(compact.removesuffix("%")) / (100 if compact.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise UsageError(
+            f"a margin is a share of memory from 0% to under 100%, and {text!r} is not.",
+            "Write 5% or 0.05.",
+        )
+    return value
