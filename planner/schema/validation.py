@@ -37,5 +37,5 @@ def _fault(schema: type[BaseModel], entry: Any) -> str:
 
 
 def _is_union_arm(part: object) -> bool:
-    """pydantic puts the arm of a union ("int", "tuple[int, ...]") into the path: nobody wrote it."""
+    """pydantic puts the arm of a union ("int", "tuple[int, ...]") into the path."""
     return isinstance(part, str) and (part in {"int", "str", "float", "bool"} or "[" in part)
