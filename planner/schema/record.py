@@ -79,6 +79,7 @@ class MeasurementRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int = RECORD_FORMAT
+    probe_id: str = Field(default="", description="unique; one probe is counted once by it")
     model: SwinConfig | FactoryModel
     setting: TrainSetting
     device: DeviceInfo
