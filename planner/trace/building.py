@@ -1,0 +1,63 @@
+"""A real module built without filling its weights, and then made fake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from planner.schema import TrainSetting
+
+_LARGE = 1 << 16  # elements: above this nothing but a weight is made while a model is built
+_FILLED = tuple(
+    getattr(torch.ops.aten, name).default for name in ("zeros", "ones", "full", "rand", "randn")
+)
+
+
+class _Unfilled(TorchDispatchMode):
+    """Large tensors get an address and no values: pages that nobody writes cost no memory."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _FILLED and torch.Size(args[0]).numel() > _LARGE:
+            return torch.empty(args[0], **{k: v for k, v in kwargs.items() if k != "generator"})
+        if _is_in_place(func) and isinstance(args[0], Tensor) and args[0].numel() > _LARGE:
+            return args[0]
+        return func(*args, **kwargs)
+
+
+def _is_in_place(func: Any) -> bool:
+    name: str = func._schema.name
+    return name.endswith("_") and not name.endswith("__")
+
+
+def build_module(build: Any, setting: TrainSetting) -> nn.Module:
+    """The module that `build` makes, in training mode, its large weights without values."""
+    with _Unfilled():
+        module: nn.Module = build()
+        module.train()
+        if setting.precision == "pure-bf16":
+            module.to(torch.bfloat16)
+        if setting.memory_format == "channels_last":
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module
+
+
+def make_fake(module: nn.Module, mode: FakeTensorMode) -> None:
+    """Replaces each parameter and buffer by a fake one; a tied one stays tied."""
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
+            if parameter is not None:
+                child._parameters[name] = mode.from_tensor(parameter)  # type: ignore[assignment]
+        for name, buffer in child._buffers.items():
+            if buffer is not None:
+                child._buffers[name] = mode.from_tensor(buffer)

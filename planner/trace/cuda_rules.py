@@ -1,0 +1,287 @@
+"""What CUDA would do, taught to CPU tensors for as long as a context lasts.
+
+A fake tensor that says it is on CUDA cannot run backward on a machine without one (the autograd
+engine has no queue for the device), so the trace runs on fake CPU tensors. Where PyTorch treats
+the two devices differently before any kernel is chosen, the rules below are CUDA's:
+
+- autocast: the operations, and their policies, of `torch/include/ATen/autocast_mode.h`;
+- `scaled_dot_product_attention`: the fused kernel that CUDA would pick;
+- `dropout`: the fused kernel with its mask of one byte an element;
+- `softmax(half, dtype=float32)`: converts inside its kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+aten = torch.ops.aten
+
+# Policies as in torch/include/ATen/autocast_mode.h, less what AutocastCPU does in the same way.
+_LOWER_PRECISION = (
+    "_convolution", "convolution", "addmv", "addr", "einsum", "mv", "chain_matmul",
+    "linalg_multi_dot", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell",
+    "rnn_tanh_cell", "rnn_relu_cell", "_scaled_dot_product_flash_attention",
+)  # fmt: skip
+_FP32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p",
+    "reciprocal", "rsqrt", "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar",
+    "softplus", "layer_norm", "native_layer_norm", "rms_norm", "group_norm", "frobenius_norm.dim",
+    "nuclear_norm", "nuclear_norm.dim", "cosine_similarity", "dist", "pdist", "renorm",
+    "logsumexp", "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d",
+    "_upsample_nearest_exact2d", "upsample_nearest3d", "_upsample_nearest_exact3d",
+    "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_trilinear3d",
+    "upsample_bicubic2d", "_upsample_bicubic2d_aa",
+)  # fmt: skip
+_FP32_BY_DTYPE_ARGUMENT = (
+    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum",
+    "linalg_vector_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum",
+    "sum.dim_IntList",
+)  # fmt: skip
+_FP32_BY_OTHER_OVERLOAD = {
+    "norm.Scalar": "ScalarOpt_dtype",
+    "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype",
+}
+_PROMOTE = (
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put",
+    "tensordot", "scatter_add",
+)  # fmt: skip
+_BANNED = ("binary_cross_entropy",)
+
+# nn.functional pads SDPA's mask so that rows start on 16-byte boundaries: 8 elements of 2 bytes
+# (aten/src/ATen/native/transformers/attention.cpp, pad_bias).
+_MASK_ROW_ELEMENTS = 8
+_FLASH_MAX_HEAD_CHANNELS = 256  # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+
+
+@contextlib.contextmanager
+def as_on_cuda() -> Iterator[None]:
+    """Within it, CPU tensors (fake ones) are cast, attended and dropped out as CUDA would."""
+    library = Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+        _override_autocast(library)
+        _override_composites(library)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _override_autocast(library: Library) -> None:
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key
+    on_cpu, on_cuda = set(registered("AutocastCPU")), set(registered("AutocastCUDA"))
+    for name in sorted(on_cpu - on_cuda):
+        library.impl(name.removeprefix("aten::"), torch.library.fallthrough_kernel, "AutocastCPU")
+    policies: list[tuple[tuple[str, ...], Callable[[Any], Callable[..., Any]]]] = [
+        (_LOWER_PRECISION, _in_lower_precision),
+        (_FP32, _in_fp32),
+        (_FP32_BY_DTYPE_ARGUMENT, _with_fp32_argument),
+        (tuple(_FP32_BY_OTHER_OVERLOAD), _with_fp32_appended),
+        (_PROMOTE, _promoted),
+        (_BANNED, _refused),
+    ]
+    for names, policy in policies:
+        for name in names:
+            if f"aten::{name}" in on_cuda:
+                library.impl(name, policy(_overload(name)), "AutocastCPU")
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
+
+
+_AUTOCAST_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+def _without_autocast() -> Any:
+    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU)
+
+
+def _eligible(value: object) -> bool:
+    """C10's `is_eligible`: autocast casts floating tensors of its device, but never doubles."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_cast(v, dtype) for v in value)
+    return value.to(dtype) if _eligible(value) and value.dtype != dtype else value
+
+
+def _cast_arguments(
+    dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """From the last argument to the first: the order in which the compiled code casts them."""
+    named = {key: _cast(kwargs[key], dtype) for key in reversed(kwargs)}
+    return tuple([_cast(a, dtype) for a in reversed(args)][::-1]), named
+
+
+def _in_lower_precision(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with _without_autocast():
+            args, kwargs = _cast_arguments(torch.get_autocast_dtype("cpu"), args, kwargs)
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _in_fp32(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with _without_autocast():
+            args, kwargs = _cast_arguments(torch.float32, args, kwargs)
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _with_fp32_argument(op: Any) -> Callable[..., Any]:
+    names = [a.name for a in op._schema.arguments]
+    place = names.index("dtype")
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = args[place] if len(args) > place else kwargs.get("dtype")
+        with _without_autocast():
+            if given is None and _eligible(args[0]):
+                args, kwargs = args[:place], {**kwargs, "dtype": torch.float32}
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _with_fp32_appended(op: Any) -> Callable[..., Any]:
+    with_dtype = getattr(op.overloadpacket, _FP32_BY_OTHER_OVERLOAD[f"norm.{op._overloadname}"])
+
+    def kernel(self: Tensor, p: Any = 2, *rest: Any) -> Any:
+        with _without_autocast():
+            if not _eligible(self):
+                return op(self, p, *rest)
+            shape = rest if len(rest) == 2 or not rest else (*rest, False)
+            return with_dtype(self, p, *shape, dtype=torch.float32)
+
+    return kernel
+
+
+def _promoted(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with _without_autocast():
+            wide = any(t.dtype == torch.float32 for t in _tensors((args, kwargs)) if _eligible(t))
+            dtype = torch.float32 if wide else torch.get_autocast_dtype("cpu")
+            args, kwargs = _cast_arguments(dtype, args, kwargs)
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _refused(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{op._schema.name} is refused under CUDA's autocast: "
+            "use binary_cross_entropy_with_logits"
+        )
+
+    return kernel
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(tree)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _override_composites(library: Library) -> None:
+    """CPU kernels of composite operations, by those that CUDA runs."""
+    library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
+    library.impl("dropout", _dropout, "AutogradCPU")
+    library.impl("softmax.int", _softmax, "AutogradCPU")
+
+
+def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
+    if p == 0 or not train or input.numel() == 0:
+        return input
+    if p == 1:
+        return input * torch.zeros((), dtype=input.dtype)
+    output: Tensor = aten.native_dropout(input, p, train)[0]
+    return output
+
+
+def _softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    inside_kernel = self.dtype == torch.float16 and dtype == torch.float32
+    converted = self if dtype is None or inside_kernel else self.to(dtype)
+    output: Tensor = aten._softmax(converted, dim, inside_kernel)
+    return output
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The kernel CUDA picks (sdp_utils.cpp): flash where there is no mask and the dtype is of 16
+    bits, else memory-efficient; the plain formula where neither can run."""
+    if query.dim() != 4 or enable_gqa or _wider_head(query, value):
+        return aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]  # type: ignore[no-any-return]
+    if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    bias = _float_mask(attn_mask, query.dtype)
+    if bias is not None:
+        bias = _padded_rows(bias).expand(*query.shape[:3], key.shape[2])
+    training = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (query, key, value, bias)
+    )
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, training, dropout_p, is_causal, scale=scale
+    )[0]  # type: ignore[no-any-return]
+
+
+def _wider_head(query: Tensor, value: Tensor) -> bool:
+    return query.shape[-1] != value.shape[-1] or query.shape[-1] > _FLASH_MAX_HEAD_CHANNELS
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """The head is padded to a multiple of 8 channels, and the scale stays the unpadded head's."""
+    channels = query.shape[-1]
+    if missing := -channels % 8:
+        query, key, value = (torch.nn.functional.pad(t, (0, missing)) for t in (query, key, value))
+    scale = channels**-0.5 if scale is None else scale
+    output: Tensor = aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
+    return output[..., :channels] if missing else output
+
+
+def _float_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A boolean mask becomes 0 where it is true and -inf elsewhere."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), float("-inf"))
+
+
+def _padded_rows(bias: Tensor) -> Tensor:
+    """A slice of the mask with rows padded to a multiple of 8; the mask itself where they are."""
+    row = bias.shape[-1]
+    if row % _MASK_ROW_ELEMENTS == 0:
+        return bias
+    padded = torch.nn.functional.pad(bias, (0, -row % _MASK_ROW_ELEMENTS))
+    return padded[..., :row]
