@@ -12,7 +12,9 @@ class Gpu:
 
     `memory_bytes` is what the driver reports as total, or the marketed size read as GiB where no
     report was found (`sources["memory_bytes"]` says which). A rate is None where the device has no
-    such unit. `sources` maps a field to where its figure comes from.
+    such unit. `sources` maps a field to where its figure comes from. `capability` is CUDA's, None
+    where the device is not NVIDIA's. `device_names` are what its driver calls it. `fp32_flops` is
+    that of a matmul at full precision (on AMD the matrix units').
     """
 
     name: str
@@ -26,7 +28,10 @@ class Gpu:
     tf32_flops: float | None
     bf16_flops: float | None
     fp16_flops: float | None
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    device_names: tuple[str, ...] = ()
+    num_sms: int | None = None
+    boost_mhz: int | None = None
 
     @property
     def has_bf16(self) -> bool:

@@ -1,0 +1,104 @@
+"""The GPUs of this machine, asked of the driver: no torch, and no CUDA context on the device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.units import MIB
+
+_FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_version")
+_CAPABILITY = "compute_cap"  # drivers before 510 do not know this field
+_DEADLINE_SECONDS = 20  # a cold driver without persistence mode takes several seconds to answer
+
+Query = Callable[[Sequence[str]], str | None]
+
+
+@dataclass(frozen=True)
+class DetectedGpu:
+    """One device as `nvidia-smi` reports it. `used_bytes` is what all processes hold on it now;
+    sizes are None where the driver does not say (devices that share the host's memory)."""
+
+    index: int
+    name: str
+    uuid: str
+    total_bytes: int | None
+    used_bytes: int | None
+    driver: str
+    capability: tuple[int, int] | None
+
+
+def detect_gpus(query: Query | None = None) -> list[DetectedGpu]:
+    """The NVIDIA GPUs of this machine in the driver's order, [] where there is none.
+
+    `query` runs `nvidia-smi` for some fields and returns its CSV, or None where it failed.
+    """
+    ask = query or query_nvidia_smi
+    text = ask((*_FIELDS, _CAPABILITY))
+    if text is None:
+        text = ask(_FIELDS)
+    return [] if text is None else parse_gpus(text)
+
+
+def visible_gpus(
+    gpus: Sequence[DetectedGpu], environ: Mapping[str, str] = os.environ
+) -> list[DetectedGpu]:
+    """Those of `gpus` that CUDA_VISIBLE_DEVICES leaves visible, in its order: `cuda:0` first.
+
+    Indices are read in the driver's order, which is CUDA's own with CUDA_DEVICE_ORDER=PCI_BUS_ID
+    and on machines whose GPUs are all alike. As in CUDA, the first unknown entry ends the list.
+    """
+    wanted = environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return list(gpus)
+    chosen: list[DetectedGpu] = []
+    for entry in (part.strip() for part in wanted.split(",")):
+        hits = [g for g in gpus if entry == str(g.index) or (entry and g.uuid.startswith(entry))]
+        if len(hits) != 1 or hits[0] in chosen:
+            break
+        chosen.append(hits[0])
+    return chosen
+
+
+def query_nvidia_smi(fields: Sequence[str]) -> str | None:
+    """`nvidia-smi`'s CSV for `fields`, one line per GPU; None where it is missing or fails."""
+    import subprocess  # milliseconds that only a detection should pay
+
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def parse_gpus(text: str) -> list[DetectedGpu]:
+    """`nvidia-smi`'s CSV (sizes in MiB) as devices; lines of another form are passed over."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+    return [_gpu(row) for row in rows if len(row) >= len(_FIELDS) and row[0].isdigit()]
+
+
+def _gpu(row: Sequence[str]) -> DetectedGpu:
+    index, name, uuid, total, used, driver = row[: len(_FIELDS)]
+    capability = row[len(_FIELDS)] if len(row) > len(_FIELDS) else ""
+    return DetectedGpu(
+        index=int(index),
+        name=name,
+        uuid=uuid,
+        total_bytes=_mebibytes(total),
+        used_bytes=_mebibytes(used),
+        driver=driver,
+        capability=_capability(capability),
+    )
+
+
+def _mebibytes(cell: str) -> int | None:
+    return int(cell) * MIB if cell.isdigit() else None
+
+
+def _capability(cell: str) -> tuple[int, int] | None:
+    major, _, minor = cell.partition(".")
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None

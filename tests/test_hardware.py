@@ -1,0 +1,212 @@
+"""The catalogue's laws, and names as people, drivers and other tools write them.
+
+A rate is checked from first principles: FP32 is SMs x lanes x 2 x boost clock, and a tensor rate is
+a whole multiple of it that the architecture fixes. A sparse figure taken for a dense one, or a
+GeForce rate with fp16 accumulation, is off by a factor of two and fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.errors import UsageError
+from planner.hardware import all_gpus, detect_gpus, find_gpu, recognise_gpu
+from planner.hardware.detect import parse_gpus, visible_gpus
+from planner.hardware.gpu import Gpu
+from planner.units import GIB, MIB
+
+# FP32 lanes of one SM (or FP32 matrix lanes of one AMD compute unit), per architecture.
+LANES = {"Volta": 64, "Turing": 64, "CDNA2": 128, "CDNA3": 128}
+# Dense FP16 rate with fp32 accumulation over the FP32 rate, from the architecture whitepapers.
+# GeForce cards of Turing on have half the rate of the professional cards of the same chip; L40 and
+# A10G are specified at GeForce's ratio; a Hopper's tensor clock is lower than its FP32 clock.
+RATIO = {"Volta": 8, "Turing": 8, "Ampere": 4, "Ada": 4, "Hopper": 14.8, "CDNA2": 4, "CDNA3": 8}
+GEFORCE_RATIO = {"Turing": 4, "Ampere": 2, "Ada": 2, "Blackwell": 2}
+
+
+def ratio(gpu: Gpu) -> float:
+    if "GeForce" in gpu.title or gpu.name in ("l40", "a10g"):
+        return GEFORCE_RATIO[gpu.architecture]
+    if gpu.capability == (8, 0):
+        return 16
+    if gpu.architecture == "Blackwell":
+        return 30 if gpu.capability == (10, 0) else 4
+    return 13.9 if "nvl" in gpu.name else RATIO[gpu.architecture]
+
+
+each_gpu = pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)
+
+
+def test_the_catalogue_holds_the_gpus_people_train_on() -> None:
+    assert len(all_gpus()) >= 35
+    assert len({gpu.name for gpu in all_gpus()}) == len(all_gpus())
+    wanted = "t4 v100-sxm-32gb a100-sxm-80gb rtx-3090 rtx-4090 l40s h100-sxm-80gb h200-sxm-141gb"
+    for name in f"{wanted} b200 rtx-5090 mi250x-gcd mi300x".split():
+        assert find_gpu(name).name == name
+
+
+@each_gpu
+def test_each_figure_has_its_source(gpu: Gpu) -> None:
+    for figure in ("memory_bytes", "bandwidth", "fp32_flops", "tf32_flops", "fp16_flops"):
+        assert len(gpu.sources[figure]) > 20, figure
+
+
+@each_gpu
+def test_fp32_rate_is_lanes_times_clock(gpu: Gpu) -> None:
+    if gpu.boost_mhz is None or gpu.num_sms is None:
+        pytest.skip("no clock is published")
+    lanes = 64 if gpu.capability == (8, 0) else LANES.get(gpu.architecture, 128)
+    derived = gpu.num_sms * lanes * 2 * gpu.boost_mhz * 1e6
+    assert gpu.fp32_flops == pytest.approx(derived, rel=0.015)
+
+
+@each_gpu
+def test_tensor_rates_are_dense_and_accumulate_in_fp32(gpu: Gpu) -> None:
+    assert gpu.fp16_flops is not None
+    assert gpu.fp16_flops / gpu.fp32_flops == pytest.approx(ratio(gpu), rel=0.015)
+    if gpu.bf16_flops is not None:
+        assert gpu.bf16_flops == gpu.fp16_flops
+    if gpu.tf32_flops is not None:
+        assert gpu.fp16_flops / gpu.tf32_flops == pytest.approx(2, rel=0.03)
+
+
+@each_gpu
+def test_capability_says_which_formats_there_are(gpu: Gpu) -> None:
+    """bf16 and tf32 matrix units came with Ampere (8.0)."""
+    if gpu.capability is not None:
+        assert gpu.has_bf16 == (gpu.capability >= (8, 0))
+        assert (gpu.tf32_flops is not None) == (gpu.capability >= (8, 0))
+    assert gpu.has_bf16 or gpu.capability in ((7, 0), (7, 5))
+
+
+@each_gpu
+def test_memory_and_bandwidth_are_in_their_units(gpu: Gpu) -> None:
+    assert 7 * GIB < gpu.memory_bytes < 260 * GIB
+    assert 1e11 < gpu.bandwidth < 1e13
+    # A device reads its own memory in 5 ms (HBM) to 75 ms (a T4 or an A16).
+    assert 0.005 < gpu.memory_bytes / gpu.bandwidth < 0.08
+
+
+@each_gpu
+def test_names_round_trip(gpu: Gpu) -> None:
+    for spelling in (gpu.name, gpu.name.upper(), gpu.name.replace("-", " "), f"NVIDIA {gpu.name}"):
+        assert find_gpu(spelling) == gpu
+    assert find_gpu(gpu.name.replace("-", "_")) == gpu
+    for device_name in gpu.device_names:
+        assert recognise_gpu(device_name, gpu.memory_bytes) == gpu
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("RTX 3090", "rtx-3090"),
+        ("rtx3090", "rtx-3090"),
+        ("rtx-3090", "rtx-3090"),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090"),
+        ("GeForceRTX3090Ti", "rtx-3090-ti"),
+        ("NVIDIA H200", "h200-sxm-141gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("a100 sxm 40", "a100-sxm-40gb"),
+        ("A6000", "rtx-a6000"),
+        ("6000 Ada", "rtx-6000-ada"),
+        ("Tesla T4", "t4"),
+        ("l4", "l4"),
+        ("mi250x", "mi250x-gcd"),
+    ],
+)
+def test_find_gpu_forgives(text: str, name: str) -> None:
+    assert find_gpu(text).name == name
+
+
+def test_an_unknown_name_gets_the_nearest_and_the_way_out() -> None:
+    with pytest.raises(UsageError) as caught:
+        find_gpu("h10")
+    first, second = str(caught.value).split("\n")
+    assert first.startswith("unknown GPU 'h10'. Did you mean 'h100-sxm-80gb'")
+    assert second == "List GPUs with 'planner gpus', or pass --memory 80GiB."
+
+
+def test_an_ambiguous_name_lists_the_choices() -> None:
+    with pytest.raises(UsageError, match="names 4 GPUs") as caught:
+        find_gpu("a100")
+    for name in ("a100-pcie-40gb", "a100-sxm-40gb", "a100-pcie-80gb", "a100-sxm-80gb"):
+        assert repr(name) in str(caught.value)
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_gpu_or_a_usage_error(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        assert find_gpu(text) in all_gpus()
+
+
+def test_memory_tells_cards_of_one_name_apart() -> None:
+    name = "NVIDIA GeForce RTX 4060 Ti"
+    small, large = recognise_gpu(name, 8188 * MIB), recognise_gpu(name, 16380 * MIB)
+    assert small is not None
+    assert large is not None
+    assert (small.name, large.name) == ("rtx-4060-ti-8gb", "rtx-4060-ti-16gb")
+    assert recognise_gpu(name) is None
+    assert recognise_gpu("NVIDIA GeForce RTX 4090", 48 * GIB) is None, "a modified card"
+    assert recognise_gpu("NVIDIA GeForce GTX 1080") is None
+
+
+SMI = """\
+0, NVIDIA H200, GPU-1f0c, 143771, 612, 570.124.06, 9.0
+1, NVIDIA GB10, GPU-2a4b, [N/A], [N/A], 580.95.05, 12.1
+"""
+
+
+def test_nvidia_smi_is_read() -> None:
+    first, second = detect_gpus(lambda fields: SMI)
+    assert (first.name, first.total_bytes, first.used_bytes) == (
+        "NVIDIA H200", 143771 * MIB, 612 * MIB,
+    )  # fmt: skip
+    assert (first.driver, first.capability) == ("570.124.06", (9, 0))
+    assert second.total_bytes is None
+    known = recognise_gpu(first.name, first.total_bytes)
+    assert known is not None
+    assert known.name == "h200-sxm-141gb"
+
+
+def test_an_old_driver_without_compute_capability_is_asked_again() -> None:
+    def old_driver(fields: object) -> str | None:
+        known = "compute_cap" not in str(fields)
+        return "0, Tesla V100-SXM2-16GB, GPU-3c, 16160, 0, 450.51\n" if known else None
+
+    (gpu,) = detect_gpus(old_driver)
+    assert gpu.capability is None
+    assert gpu.driver == "450.51"
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert detect_gpus() == []
+
+
+def test_visible_devices_are_cudas() -> None:
+    gpus = parse_gpus(SMI)
+
+    def visible(value: str) -> list[int]:
+        return [gpu.index for gpu in visible_gpus(gpus, {"CUDA_VISIBLE_DEVICES": value})]
+
+    assert [gpu.index for gpu in visible_gpus(gpus, {})] == [0, 1]
+    assert visible("1") == [1]
+    assert visible("1,0") == [1, 0]
+    assert visible("GPU-2a") == [1]
+    assert visible("") == []
+    assert visible("0,7,1") == [0], "CUDA stops at the first entry it does not know"
+
+
+def test_importing_the_catalogue_imports_nothing_heavy() -> None:
+    code = "import sys, planner.hardware; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"torch", "numpy", "pydantic", "optuna", "click", "subprocess"}
