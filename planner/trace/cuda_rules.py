@@ -202,7 +202,7 @@ def _override_composites(library: Library) -> None:
     library.impl("softmax.int", _softmax, "AutogradCPU")
 
 
-def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
+def _dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002 (torch's name)
     if p == 0 or not train or input.numel() == 0:
         return input
     if p == 1:

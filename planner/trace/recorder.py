@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from planner.step.ledger import Allocated, Event, Freed, Marked
+from planner.trace.sums import GradientSums, InPlaceSums
 
 
 class Recorder(TorchDispatchMode):
@@ -21,8 +22,9 @@ class Recorder(TorchDispatchMode):
     number of its own. Storages that no operation returned are met when one uses them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sums: GradientSums = "out_of_place") -> None:
         super().__init__()
+        self._sums = InPlaceSums() if sums == "in_place" else None
         self.events: list[Event] = []
         self.host_storages = False  # set while scalars are made that a GPU run keeps on the host
         self._alive: dict[int, tuple[int, Any]] = {}
@@ -37,6 +39,8 @@ class Recorder(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         self.note((args, kwargs), "unseen")
+        if self._sums is not None:
+            func = self._sums.choose(func, args)
         result = self.run(func, args, kwargs or {})
         self.note(result, str(func))
         return result

@@ -6,7 +6,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,9 +17,9 @@ from planner.step.ledger import Allocated, Event, Freed, Marked
 from planner.trace.building import build_module, make_fake
 from planner.trace.cuda_rules import as_on_cuda
 from planner.trace.recorder import Recorder
+from planner.trace.sums import GradientSums
 from planner.training import Training, make_batch
 
-GradientSums = Literal["out_of_place", "in_place"]
 Build = Callable[[], nn.Module]
 ROUNDING = 512  # bytes: what the CUDA caching allocator rounds a request up to
 
@@ -50,7 +50,7 @@ class Trace:
             yield event, total
 
     def phase_ends(self, step: int | None = None) -> list[tuple[str, int]]:
-        """(phase, live bytes at its end) of optimizer step `step` (the last when None), in order."""
+        """(phase, live bytes at its end) of optimizer step `step` (None: the last), in order."""
         step = self.num_steps - 1 if step is None else step
         return [
             (event.phase, total)
@@ -90,7 +90,7 @@ def trace_training(
     gradient_sums: GradientSums = "out_of_place",
 ) -> Trace:
     """Runs `Training.step` of the module that `build` makes on fake tensors; records storages."""
-    recorder = Recorder()
+    recorder = Recorder(gradient_sums)
     module = build_module(build, setting)
     with collector_off(), FakeTensorMode(allow_non_fake_inputs=True) as mode, as_on_cuda():
         make_fake(module, mode)

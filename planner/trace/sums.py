@@ -1,0 +1,96 @@
+"""Gradient sums as eager makes them, while a dispatch mode watches.
+
+Under a dispatch mode PyTorch takes every tensor for one whose operations must not be done in place
+(`isTensorSubclassLike`), so the sums of gradients, and the scatters of a few backward formulas, get
+a new storage. Without a mode they are in place: a formula's own zeros always, a gradient waiting in
+the engine's input buffer if the buffer alone owns it and its storage
+(torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+GradientSums = Literal["out_of_place", "in_place"]
+
+aten = torch.ops.aten
+# Node: what it does out of place only where it sees a subclass, and what it does elsewhere
+# (torch/csrc/autograd/FunctionsManual.cpp and the formulas in derivatives.yaml).
+_IN_PLACE_FORMULAS: dict[tuple[str, Any], Any] = {
+    ("IndexBackward0", aten.index_put.default): aten.index_put_.default,
+    ("GatherBackward0", aten.scatter_add.default): aten.scatter_add_.default,
+    ("BinaryCrossEntropyWithLogitsBackward0", aten.sub.Tensor): aten.sub_.Tensor,
+    ("BinaryCrossEntropyWithLogitsBackward0", aten.mul.Tensor): aten.mul_.Tensor,
+}
+
+
+class InPlaceSums:
+    """Tells the engine's sums from others, and turns those that eager does in place.
+
+    The engine asks the new gradient for its device directly before it adds it to the waiting one;
+    no formula of a backward node does that before adding.
+    """
+
+    def __init__(self) -> None:
+        self._owners_when_alone = _owners_when_alone()
+        self._asked_device_of: int | None = (
+            None  # an id, not a reference: lifetimes must not change
+        )
+
+    def choose(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """`func`, or its in-place form where eager would run that."""
+        asked, self._asked_device_of = self._asked_device_of, None
+        if func is torch.ops.prim.device.default:
+            self._asked_device_of = id(args[0])
+            return func
+        if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+            return func
+        if func is aten.add.Tensor and id(args[1]) == asked:
+            return aten.add_.Tensor if self._only_buffered(args[0]) else func
+        node = torch._C._current_autograd_node()
+        return _IN_PLACE_FORMULAS.get((node.name(), func), func) if node is not None else func
+
+    def _only_buffered(self, tensor: Tensor) -> bool:
+        return _is_dense(tensor) and _owners(tensor) == self._owners_when_alone
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one stretch of memory without overlap, in any order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _owners(tensor: Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _owners_when_alone() -> tuple[int, int]:
+    """What `_owners` counts for a gradient that only the engine's buffer holds: the call itself
+    holds some, so it is measured on a sum known to be of that kind (`x * x`)."""
+    counted: list[tuple[int, int]] = []
+
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            if func is aten.add.Tensor and torch._C._current_graph_task_id() != -1:
+                counted.append(_owners(args[0]))
+            return func(*args, **kwargs or {})
+
+    with FakeTensorMode(), Counter():
+        product = torch.ones(2, requires_grad=True) * 1
+        (product * product).sum().backward()
+    (owners,) = counted
+    return owners
