@@ -1,0 +1,202 @@
+"""What PYTORCH_ALLOC_CONF says to the CUDA caching allocator, as a value.
+
+Keys, ranges and the meaning of `roundup_power2_divisions` are quoted from PyTorch's
+c10/core/AllocatorConfig.{h,cpp} and c10/cuda/CUDAAllocatorConfig.h (torch 2.9 to 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.errors import UnsupportedError, UsageError, unknown_name
+
+MIB = 1024**2
+# kRoundUpPowerOfTwoIntervals: 1 MiB, 2 MiB … 32 GiB and above.
+NUM_ROUNDUP_INTERVALS = 16
+
+_EXAMPLE = "Write it as in PYTORCH_ALLOC_CONF: expandable_segments:True,max_split_size_mb:128"
+# Keys torch accepts that touch host memory, locks or error timing: no effect on these statistics.
+_WITHOUT_EFFECT = frozenset({
+    "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register", "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb", "pinned_use_background_threads", "pinned_free_catch_all",
+    "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb",
+    "graph_capture_record_stream_reuse", "throw_on_cudamalloc_oom",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AllocatorConfig:
+    """The allocator's options; the defaults are torch's. Sizes in bytes, None means no limit.
+
+    `roundup_power2_divisions` holds, for requests whose power-of-two floor is 1 MiB (and less),
+    2 MiB, … 32 GiB (and more), into how many steps the way to the next power of two is divided;
+    empty or 0 rounds to 512 B. `per_process_memory_fraction` is kept for the caller, who knows the
+    device's memory.
+    """
+
+    expandable_segments: bool = False
+    max_split_bytes: int | None = None
+    max_non_split_rounding_bytes: int = 20 * MIB
+    large_segment_bytes: int = 20 * MIB
+    garbage_collection_threshold: float = 0.0
+    roundup_power2_divisions: tuple[int, ...] = ()
+    per_process_memory_fraction: float | None = None
+
+
+def parse_allocator_config(text: str) -> AllocatorConfig:
+    """`expandable_segments:True,max_split_size_mb:128`, the syntax of PYTORCH_ALLOC_CONF (and of
+    PYTORCH_CUDA_ALLOC_CONF), as a value. Raises UsageError with every fault found, and
+    UnsupportedError for another backend than torch's own allocator."""
+    options, faults = _split_options(text)
+    values: dict[str, object] = {}
+    large_segment_bytes = AllocatorConfig.large_segment_bytes
+    # large_segment_size_mb first: the other sizes must not be below it.
+    for key, value in sorted(options, key=lambda option: option[0] != "large_segment_size_mb"):
+        if key in _WITHOUT_EFFECT:
+            continue
+        try:
+            if key == "backend":
+                _check_backend(value)
+            elif key in _READERS:
+                field, read = _READERS[key]
+                values[field] = read(value, large_segment_bytes)
+            else:
+                known = [*_READERS, "backend", *_WITHOUT_EFFECT]
+                raise unknown_name("allocator option", key, known)
+        except UsageError as error:
+            faults.append(error.message)
+        if key == "large_segment_size_mb" and "large_segment_bytes" in values:
+            large_segment_bytes = int(str(values["large_segment_bytes"]))
+            values.setdefault("max_non_split_rounding_bytes", large_segment_bytes)
+    if faults:
+        raise UsageError("; ".join(faults), _EXAMPLE)
+    return AllocatorConfig(**values)  # type: ignore[arg-type]
+
+
+def _split_options(text: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """(key, value) pairs at the top level, and what could not be read as one."""
+    options: list[tuple[str, str]] = []
+    faults: list[str] = []
+    for part in _split_at_commas("".join(text.split())):
+        key, colon, value = part.partition(":")
+        if key and colon and value:
+            options.append((key, value))
+        else:
+            faults.append(f"an allocator option is written key:value, and {part!r} is not")
+    return options, faults
+
+
+def _split_at_commas(text: str) -> list[str]:
+    """Parts between commas outside brackets; empty ones are dropped, as torch does."""
+    parts = [""]
+    depth = 0
+    for char in text:
+        depth += (char == "[") - (char == "]")
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part for part in parts if part]
+
+
+def _check_backend(value: str) -> None:
+    if value in ("cudaMallocAsync", "hipMallocAsync"):
+        raise UnsupportedError(
+            f"backend:{value} leaves caching to the driver, whose rules are not published.",
+            "Leave out 'backend' to model torch's own allocator (backend:native).",
+        )
+    if value != "native":
+        raise UsageError(f"backend is native or cudaMallocAsync, not {value!r}")
+
+
+def _read_expandable(value: str, _: int) -> bool:
+    if value not in ("True", "False"):
+        raise UsageError(f"expandable_segments is True or False, not {value!r}")
+    return value == "True"
+
+
+def _read_large_segment(value: str, _: int) -> int:
+    return _read_mib("large_segment_size_mb", value, 11)
+
+
+def _read_max_split(value: str, large_segment_bytes: int) -> int:
+    return _read_mib("max_split_size_mb", value, large_segment_bytes // MIB)
+
+
+def _read_rounding(value: str, large_segment_bytes: int) -> int:
+    return _read_mib("max_non_split_rounding_mb", value, large_segment_bytes // MIB)
+
+
+def _read_mib(key: str, value: str, minimum: int) -> int:
+    """Whole MiB, although torch's option says mb."""
+    if not value.isdecimal() or int(value) < minimum:
+        raise UsageError(f"{key} is a whole number of MiB, {minimum} or more, not {value!r}")
+    return int(value) * MIB
+
+
+def _read_threshold(value: str, _: int) -> float:
+    return _read_share("garbage_collection_threshold", value, below_one=True)
+
+
+def _read_fraction(value: str, _: int) -> float:
+    return _read_share("per_process_memory_fraction", value, below_one=False)
+
+
+def _read_share(key: str, value: str, *, below_one: bool) -> float:
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    if not (0 < share < 1 or (share == 1 and not below_one)):
+        most = "below 1" if below_one else "1 at most"
+        raise UsageError(f"{key} is a share above 0 and {most}, not {value!r}")
+    return share
+
+
+def _read_divisions(value: str, _: int) -> tuple[int, ...]:
+    """`4`, or `[256:1,512:2,>:8]`: intervals in MiB, each a power of two, with their divisions.
+
+    The first interval's divisions also hold below it, `>` fills everything above the last one.
+    """
+    if not value.startswith("["):
+        return (_read_power_of_two(value, zero_allowed=False),) * NUM_ROUNDUP_INTERVALS
+    if not value.endswith("]"):
+        raise UsageError(f"roundup_power2_divisions has no closing bracket in {value!r}")
+    divisions = [0] * NUM_ROUNDUP_INTERVALS
+    last = -1
+    for number, entry in enumerate(_split_at_commas(value[1:-1])):
+        bound, __, count = entry.partition(":")
+        divided = _read_power_of_two(count, zero_allowed=True)
+        if bound == ">":
+            start = max(last, 0) + 1
+            divisions[start:] = [divided] * (NUM_ROUNDUP_INTERVALS - start)
+            continue
+        last = _read_power_of_two(bound, zero_allowed=False).bit_length() - 1
+        last = min(last, NUM_ROUNDUP_INTERVALS - 1)
+        if number == 0:
+            divisions[:last] = [divided] * last
+        divisions[last] = divided
+    return tuple(divisions)
+
+
+def _read_power_of_two(value: str, *, zero_allowed: bool) -> int:
+    number = int(value) if value.isdecimal() else -1
+    if number < 0 or number & (number - 1) or (number == 0 and not zero_allowed):
+        raise UsageError(
+            f"roundup_power2_divisions counts in powers of two (4, or [256:1,512:2,>:8]), "
+            f"not {value!r}"
+        )
+    return number
+
+
+_READERS: dict[str, tuple[str, Callable[[str, int], object]]] = {
+    "expandable_segments": ("expandable_segments", _read_expandable),
+    "max_split_size_mb": ("max_split_bytes", _read_max_split),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _read_rounding),
+    "large_segment_size_mb": ("large_segment_bytes", _read_large_segment),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _read_threshold),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _read_divisions),
+    "per_process_memory_fraction": ("per_process_memory_fraction", _read_fraction),
+}
