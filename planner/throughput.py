@@ -1,0 +1,326 @@
+"""Ledger + a device's rates -> seconds.
+
+Each operation takes what its FLOPs or its bytes need, whichever is more (the roofline), after a
+fixed start. The host issues operations ahead of the device: the device waits where the host is
+late, which is what bounds small batches. `torch.compile` fuses chains of pointwise operations and
+costs the host less; CUDA graphs cost it next to nothing. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+from planner.hardware.gpu import Gpu
+from planner.schema.setting import TrainSetting
+from planner.step.ledger import Computed, OperationKind
+
+Operation = tuple[str, Computed]  # (phase, operation), as `Ledger.operations` yields them
+
+WAITING = "waiting for the host"  # the entry of `kind_seconds` in which the device is idle
+
+_MATRIX_KINDS = frozenset(("matmul", "conv", "attention"))
+_FUSIBLE_KINDS = frozenset(("pointwise", "reduction", "copy"))
+_COMPILED_PHASES = frozenset(("forward", "backward"))  # the optimizer's step is not compiled
+_GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
+
+# Every number below is an assumption, replaced by `planner doctor --rates` on a device at hand
+# and to be fitted from the records in tests/truth/.
+
+# Share of the peak that the best shape of a large bf16 matmul reaches. Quoted: "Maximum Achievable
+# Matmul FLOPS", stas00/ml-engineering, torch 2.5-2.7 (A100 SXM 86.9%, PCIe 81.1%, GH200 83.6%,
+# H100 SXM 80.3%, B200 77.6%, MI250X 76.7%, MI300X 60.1%). Others: taken as A100 PCIe's.
+_BEST_MATMUL_SHARE = MappingProxyType(
+    {"a100-sxm": 0.869, "gh200": 0.836, "Hopper": 0.803, "b200": 0.776, "CDNA2": 0.767,
+     "CDNA3": 0.601}
+)  # fmt: skip
+_OTHER_MATMUL_SHARE = 0.811
+# Swin's matrices have 96 to 768 columns to reduce over, where the best shapes have thousands.
+_SWIN_MATMUL_SHARE = 0.75
+# What a copy between large tensors reaches; STREAM on HBM and GDDR cards is reported at 0.8-0.93.
+_BANDWIDTH_SHARE = 0.85
+# Attention, conv: of the matmul rate (head dimension 32; a patch is 48 numbers deep). Reductions
+# over short rows and strided copies (window partition, roll): of the bandwidth.
+_KIND_SHARE: Mapping[OperationKind, float] = MappingProxyType(
+    {"matmul": 1.0, "conv": 0.5, "attention": 0.35, "pointwise": 1.0, "reduction": 0.8, "copy": 0.8}
+)
+# Start and drain of one kernel on the device, and of one inside a CUDA graph.
+_KERNEL_SECONDS = 3e-6
+_GRAPH_KERNEL_SECONDS = 1.5e-6
+# What the host spends per operation: Python modules, dispatcher and autograd's recording in the
+# forward, autograd's C++ engine in the backward, foreach lists in the optimizer; per further
+# launch of the same operation; per launch of compiled code's wrapper; per replay of a graph.
+_HOST_SECONDS: Mapping[str, float] = MappingProxyType(
+    {"forward": 15e-6, "backward": 10e-6, "optimizer": 10e-6, "zero_grad": 5e-6}
+)
+_LAUNCH_SECONDS = 4e-6
+_COMPILED_LAUNCH_SECONDS = 6e-6
+_GRAPH_SECONDS = 30e-6
+# Half-width of what the result may be off by, relative.
+_CATALOGUE_UNCERTAINTY = 0.35
+MEASURED_UNCERTAINTY = 0.2
+# A pointwise operation inside a chain reads and writes equally much. Fused, the read vanishes and
+# the write stays only where backward needs it: between 0 and 1/2 of its bytes remain (derived);
+# the middle is assumed.
+_FUSED_BYTES_KEPT = 0.25
+
+
+@dataclass(frozen=True)
+class DeviceRates:
+    """What a device achieves, and `basis`: how that is known.
+
+    `matmul_flops` are FLOP/s a large matmul reaches by dtype ("float32", "tf32", "bfloat16",
+    "float16"); `bandwidth` is bytes/s of a copy (read + written); `kind_share` scales the matmul
+    rate of conv and attention, and the bandwidth of pointwise, reduction and copy.
+    `host_seconds` is the host's cost of an operation by phase. `asynchronous`: the host runs ahead
+    (CUDA); otherwise it computes itself (CPU) and both times add up.
+    `uncertainty` is relative: 0.35 means the time may be off by 35% either way.
+    """
+
+    name: str
+    basis: str
+    matmul_flops: Mapping[str, float]
+    bandwidth: float
+    kind_share: Mapping[OperationKind, float] = field(default_factory=lambda: _KIND_SHARE)
+    kernel_seconds: float = _KERNEL_SECONDS
+    graph_kernel_seconds: float = _GRAPH_KERNEL_SECONDS
+    host_seconds: Mapping[str, float] = field(default_factory=lambda: _HOST_SECONDS)
+    launch_seconds: float = _LAUNCH_SECONDS
+    compiled_launch_seconds: float = _COMPILED_LAUNCH_SECONDS
+    graph_seconds: float = _GRAPH_SECONDS
+    asynchronous: bool = True
+    uncertainty: float = _CATALOGUE_UNCERTAINTY
+
+    def matmul_rate(self, dtype: str, precision: str) -> float:
+        """FLOP/s of a matmul on `dtype`. A dtype without matrix units runs at fp32's rate."""
+        if dtype == "float32" and precision == "tf32" and "tf32" in self.matmul_flops:
+            return self.matmul_flops["tf32"]
+        return self.matmul_flops.get(dtype, self.matmul_flops["float32"])
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One steady optimizer step, predicted. `phase_seconds` and `kind_seconds` each sum to
+    `step_seconds`; `host_seconds` and `device_seconds` are what each would take alone."""
+
+    step_seconds: float
+    images_per_second: float
+    basis: str
+    uncertainty: float
+    phase_seconds: Mapping[str, float]
+    kind_seconds: Mapping[str, float]
+    host_seconds: float
+    device_seconds: float
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether the device waits for the host for more than a tenth of the step."""
+        return self.kind_seconds.get(WAITING, 0.0) > 0.1 * self.step_seconds
+
+
+def predict_step(
+    operations: Iterable[Operation],
+    rates: DeviceRates,
+    setting: TrainSetting,
+    recorded_accumulate: int | None = None,
+) -> StepTime:
+    """The time of one optimizer step that runs `operations` ((phase, operation), in order).
+
+    `operations` hold `recorded_accumulate` micro-batches (`setting.accumulate` where not given);
+    the rest of the step's micro-batches take as long as those on average. Images per second are
+    those of one device.
+    """
+    recorded = recorded_accumulate or setting.accumulate
+    ordered = list(operations)
+    if setting.compile != "off":
+        ordered = fuse_operations(ordered)
+    priced = [
+        _Priced(
+            phase,
+            operation.kind,
+            host_seconds(phase, operation, rates, setting.compile),
+            device_seconds(operation, rates, setting),
+        )
+        for phase, operation in ordered
+    ]
+    timeline = _Timeline(rates, setting)
+    timeline.run(priced)
+    if rates.asynchronous:
+        timeline.restart()  # the second step starts with the host as far ahead as it got
+        timeline.run(priced)
+    return timeline.result(setting.accumulate / recorded)
+
+
+def fuse_operations(operations: Sequence[Operation]) -> list[Operation]:
+    """`operations` as Inductor runs them: a chain of pointwise, reduction and copy operations in
+    one compiled phase becomes one kernel per reduction (at least one), and most of what it would
+    write between them stays in registers. The optimizer is left as it is."""
+    fused: list[Operation] = []
+    chain: list[Computed] = []
+    chain_phase = ""
+    for phase, operation in operations:
+        fusible = operation.kind in _FUSIBLE_KINDS and phase in _COMPILED_PHASES
+        if chain and (not fusible or phase != chain_phase):
+            fused.append((chain_phase, _fuse(chain)))
+            chain = []
+        if fusible:
+            chain.append(operation)
+            chain_phase = phase
+        else:
+            fused.append((phase, operation))
+    if chain:
+        fused.append((chain_phase, _fuse(chain)))
+    return fused
+
+
+def rates_for(gpu: Gpu) -> DeviceRates:
+    """What `gpu` should achieve: its datasheet's peaks times the shares assumed in this file."""
+    share = _matmul_share(gpu) * _SWIN_MATMUL_SHARE
+    peaks = {
+        "float32": gpu.fp32_flops,
+        "tf32": gpu.tf32_flops,
+        "bfloat16": gpu.bf16_flops,
+        "float16": gpu.fp16_flops,
+    }
+    return DeviceRates(
+        name=gpu.name,
+        basis=(
+            f"datasheet of {gpu.title}; assumed: {share:.0%} of the peak FLOP/s and "
+            f"{_BANDWIDTH_SHARE:.0%} of the bandwidth are reached"
+        ),
+        matmul_flops={dtype: peak * share for dtype, peak in peaks.items() if peak is not None},
+        bandwidth=gpu.bandwidth * _BANDWIDTH_SHARE,
+    )
+
+
+def device_seconds(operation: Computed, rates: DeviceRates, setting: TrainSetting) -> float:
+    """The roofline: FLOPs or bytes, whichever takes longer, after the kernels' own start."""
+    share = rates.kind_share[operation.kind]
+    start = rates.kernel_seconds
+    if _is_graphed(setting):
+        start = rates.graph_kernel_seconds
+    if operation.kind in _MATRIX_KINDS:
+        # cuDNN may use TF32 for convolutions of fp32 tensors unless it is told not to.
+        precision = "tf32" if operation.kind == "conv" else setting.precision
+        rate = rates.matmul_rate(operation.dtype, precision) * share
+        busy = max(operation.flops / rate, operation.num_bytes / rates.bandwidth)
+    else:
+        busy = operation.num_bytes / (rates.bandwidth * share)
+    return busy + operation.kernels * start
+
+
+def host_seconds(phase: str, operation: Computed, rates: DeviceRates, mode: str) -> float:
+    """What the host spends on issuing `operation` under compile mode `mode`."""
+    if mode == "off" or phase not in _COMPILED_PHASES:
+        further = max(operation.kernels - 1, 0) * rates.launch_seconds
+        return rates.host_seconds.get(phase, rates.host_seconds["backward"]) + further
+    if mode in _GRAPH_MODES:
+        return 0.0
+    return operation.kernels * rates.compiled_launch_seconds
+
+
+class _Priced(NamedTuple):
+    """What one operation costs the host to issue and the device to do, in seconds."""
+
+    phase: str
+    kind: OperationKind
+    issue: float
+    busy: float
+
+
+class _Timeline:
+    """Host and device clocks in seconds, and where the device's time went since `restart`."""
+
+    def __init__(self, rates: DeviceRates, setting: TrainSetting) -> None:
+        self.rates = rates
+        self.setting = setting
+        self.host = 0.0
+        self.device = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        self.phase_kind: dict[tuple[str, str], float] = defaultdict(float)
+        self.issuing: dict[str, float] = defaultdict(float)
+
+    def run(self, operations: Sequence[_Priced]) -> None:
+        previous = ""
+        for phase, kind, issue, busy in operations:
+            if phase != previous:
+                self._enter(phase)
+                previous = phase
+            self.host += issue
+            self.issuing[phase] += issue
+            if self.host > self.device:
+                self.phase_kind[phase, WAITING] += self.host - self.device
+                self.device = self.host
+            self.device += busy
+            self.phase_kind[phase, kind] += busy
+            if not self.rates.asynchronous:
+                self.host = self.device
+
+    def _enter(self, phase: str) -> None:
+        if phase in _COMPILED_PHASES and _is_graphed(self.setting):
+            self.host += self.rates.graph_seconds
+            self.issuing[phase] += self.rates.graph_seconds
+        if phase == "optimizer" and self.setting.precision == "fp16":
+            # GradScaler reads found_inf on the host before it lets the optimizer step.
+            self.host = max(self.host, self.device)
+
+    def result(self, micro_batch_scale: float) -> StepTime:
+        """`micro_batch_scale`: micro-batches of a step over those that were run here."""
+
+        def scaled(phase: str, seconds: float) -> float:
+            return seconds * (micro_batch_scale if phase in _COMPILED_PHASES else 1.0)
+
+        phases: dict[str, float] = defaultdict(float)
+        kinds: dict[str, float] = defaultdict(float)
+        for (phase, kind), seconds in self.phase_kind.items():
+            phases[phase] += scaled(phase, seconds)
+            kinds[kind] += scaled(phase, seconds)
+        total = sum(phases.values())
+        images = self.setting.batch_size * self.setting.accumulate
+        left_out = ["loading the data", "clocks falling under sustained load"]
+        if self.setting.world_size > 1:
+            left_out.append("communication between devices")
+        return StepTime(
+            step_seconds=total,
+            images_per_second=images / total if total else 0.0,
+            basis=self.rates.basis,
+            uncertainty=self.rates.uncertainty,
+            phase_seconds=dict(phases),
+            kind_seconds=dict(kinds),
+            host_seconds=sum(scaled(p, s) for p, s in self.issuing.items()),
+            device_seconds=total - kinds.get(WAITING, 0.0),
+            left_out=tuple(left_out),
+        )
+
+
+def _is_graphed(setting: TrainSetting) -> bool:
+    return setting.compile in _GRAPH_MODES
+
+
+def _matmul_share(gpu: Gpu) -> float:
+    for key, share in _BEST_MATMUL_SHARE.items():
+        if gpu.name.startswith(key) or gpu.architecture == key:
+            return share
+    return _OTHER_MATMUL_SHARE
+
+
+def _fuse(chain: Sequence[Computed]) -> Computed:
+    if len(chain) == 1:
+        return chain[0]
+    largest = max(chain, key=lambda operation: operation.num_bytes)
+    others = sum(operation.num_bytes for operation in chain) - largest.num_bytes
+    return Computed(
+        name=f"fused_{len(chain)}",
+        kind=largest.kind,
+        dtype=largest.dtype,
+        flops=sum(operation.flops for operation in chain),
+        num_bytes=largest.num_bytes + int(_FUSED_BYTES_KEPT * others),
+        kernels=max(1, sum(operation.kind == "reduction" for operation in chain)),
+        path=chain[0].path,
+    )

@@ -1,0 +1,237 @@
+"""The time model from first principles: what each law says, on a device whose rates are round.
+
+The device below does 1e12 FLOP/s in fp32, ten times that in bf16, and moves 1e9 bytes/s, so that
+an operation of 1e9 FLOPs takes a millisecond and one of 1e6 bytes does too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.hardware import all_gpus, find_gpu
+from planner.hardware.gpu import Gpu
+from planner.schema import TrainSetting
+from planner.step.ledger import Computed, OperationKind
+from planner.throughput import (
+    WAITING,
+    DeviceRates,
+    Operation,
+    StepTime,
+    fuse_operations,
+    predict_step,
+    rates_for,
+)
+
+MS = 1e-3
+EAGER = TrainSetting(precision="fp32", batch_size=8)
+DEVICE = DeviceRates(
+    name="round",
+    basis="made up for the test",
+    matmul_flops={"float32": 1e12, "tf32": 5e12, "bfloat16": 1e13, "float16": 1e13},
+    bandwidth=1e9,
+    kind_share={
+        "matmul": 1.0, "conv": 0.5, "attention": 0.5, "pointwise": 1.0, "reduction": 0.5,
+        "copy": 1.0,
+    },
+    kernel_seconds=0.0,
+    graph_kernel_seconds=0.0,
+    host_seconds={"forward": 0.0, "backward": 0.0, "optimizer": 0.0, "zero_grad": 0.0},
+    launch_seconds=0.0,
+    compiled_launch_seconds=0.0,
+    graph_seconds=0.0,
+)  # fmt: skip
+
+
+def matmul(flops: float, num_bytes: float = 0, dtype: str = "float32") -> Computed:
+    return Computed("aten.mm", "matmul", dtype, int(flops), int(num_bytes), 1, "")
+
+
+def moving(num_bytes: float, kind: OperationKind = "pointwise", kernels: int = 1) -> Computed:
+    return Computed(f"aten.{kind}", kind, "float32", 0, int(num_bytes), kernels, "")
+
+
+def step(
+    *operations: Operation, rates: DeviceRates = DEVICE, setting: TrainSetting = EAGER
+) -> StepTime:
+    return predict_step(operations, rates, setting)
+
+
+def slow_host(seconds: float) -> DeviceRates:
+    phases = ("forward", "backward", "optimizer", "zero_grad")
+    return replace(DEVICE, host_seconds=dict.fromkeys(phases, seconds))
+
+
+def test_the_slower_of_flops_and_bytes_counts() -> None:
+    assert step(("forward", matmul(1e9, 1e3))).step_seconds == pytest.approx(1 * MS)
+    assert step(("forward", matmul(1e9, 3e6))).step_seconds == pytest.approx(3 * MS)
+    assert step(("forward", moving(2e6, "reduction"))).step_seconds == pytest.approx(4 * MS)
+
+
+def test_precision_chooses_the_matrix_rate() -> None:
+    def seconds(dtype: str, precision: str) -> float:
+        setting = EAGER.model_copy(update={"precision": precision})
+        return step(("forward", matmul(1e10, dtype=dtype)), setting=setting).step_seconds
+
+    assert seconds("float32", "fp32") == pytest.approx(10 * MS)
+    assert seconds("float32", "tf32") == pytest.approx(2 * MS)
+    assert seconds("bfloat16", "bf16") == pytest.approx(1 * MS)
+
+
+def test_without_bf16_units_a_bf16_matmul_is_no_faster_than_fp32() -> None:
+    volta = rates_for(find_gpu("v100-sxm-32gb"))
+    assert volta.matmul_rate("bfloat16", "bf16") == volta.matmul_rate("float32", "fp32")
+    assert volta.matmul_rate("float32", "tf32") == volta.matmul_rate("float32", "fp32")
+
+
+def test_small_batches_are_bound_by_the_host_and_large_ones_are_not() -> None:
+    """Ten operations that take the host 1 ms each to issue."""
+    rates = slow_host(1 * MS)
+    small = step(*[("forward", moving(1e5))] * 10, rates=rates)
+    large = step(*[("forward", moving(1e7))] * 10, rates=rates)
+    assert small.step_seconds == pytest.approx(10 * MS)
+    assert small.host_bound
+    assert small.kind_seconds[WAITING] == pytest.approx(9 * MS)
+    assert large.step_seconds == pytest.approx(100 * MS)
+    assert not large.host_bound
+    assert large.host_seconds == pytest.approx(10 * MS)
+
+
+def test_the_host_runs_ahead_over_the_end_of_a_step() -> None:
+    """A slow forward on the device hides a slow optimizer on the host, and the next step's start:
+    in the steady state the larger total counts."""
+    rates = replace(DEVICE, host_seconds={"forward": 0.0, "backward": 0.0, "optimizer": 1 * MS})
+    operations = [("forward", moving(1e7)), *[("optimizer", moving(0))] * 9]
+    assert step(*operations, rates=rates).step_seconds == pytest.approx(10 * MS)
+
+
+def test_fp16_waits_for_the_device_before_the_optimizer() -> None:
+    """GradScaler reads found_inf: the host's work on the optimizer is no longer hidden."""
+    rates = replace(DEVICE, host_seconds={"forward": 0.0, "backward": 0.0, "optimizer": 1 * MS})
+    operations = [("forward", moving(1e7)), *[("optimizer", moving(0))] * 9]
+    setting = EAGER.model_copy(update={"precision": "fp16"})
+    assert step(*operations, rates=rates, setting=setting).step_seconds == pytest.approx(19 * MS)
+
+
+def test_on_a_cpu_issuing_and_computing_add_up() -> None:
+    rates = replace(slow_host(1 * MS), asynchronous=False)
+    assert step(*[("forward", moving(2e6))] * 5, rates=rates).step_seconds == pytest.approx(15 * MS)
+
+
+def test_every_kernel_has_a_start() -> None:
+    rates = replace(DEVICE, kernel_seconds=1 * MS)
+    took = step(("forward", moving(1e6, kernels=4)), rates=rates)
+    assert took.step_seconds == pytest.approx(5 * MS)
+
+
+def test_accumulation_repeats_all_but_the_optimizer() -> None:
+    micro = [("forward", moving(1e6)), ("backward", moving(2e6))]
+    setting = EAGER.model_copy(update={"accumulate": 4})
+    once = predict_step([*micro, ("optimizer", moving(5e6))], DEVICE, setting, 1)
+    whole = predict_step([*micro * 4, ("optimizer", moving(5e6))], DEVICE, setting)
+    assert once.step_seconds == pytest.approx(17 * MS)
+    assert whole.step_seconds == pytest.approx(17 * MS)
+    assert whole.images_per_second == pytest.approx(4 * 8 / (17 * MS))
+    assert whole.phase_seconds == pytest.approx(
+        {"forward": 4e-3, "backward": 8e-3, "optimizer": 5e-3}
+    )
+
+
+def test_fusion_joins_chains_and_keeps_matrix_work_and_the_optimizer_apart() -> None:
+    add, norm, cast = moving(3e6), moving(2e6, "reduction"), moving(2e6, "copy")
+    work = matmul(1e9)
+    fused = fuse_operations(
+        [
+            ("forward", add), ("forward", norm), ("forward", cast), ("forward", work),
+            ("forward", add), ("backward", cast), ("optimizer", add), ("optimizer", add),
+        ]
+    )  # fmt: skip
+    kinds = [(phase, op.kind, op.kernels) for phase, op in fused]
+    assert kinds == [
+        ("forward", "pointwise", 1), ("forward", "matmul", 1), ("forward", "pointwise", 1),
+        ("backward", "copy", 1), ("optimizer", "pointwise", 1), ("optimizer", "pointwise", 1),
+    ]  # fmt: skip
+    assert add.num_bytes < fused[0][1].num_bytes < sum(op.num_bytes for op in (add, norm, cast))
+
+
+def test_compiling_helps_the_host_and_graphs_help_it_more() -> None:
+    rates = replace(slow_host(1 * MS), compiled_launch_seconds=0.5 * MS, graph_seconds=0.1 * MS)
+    chain = [("forward", moving(1e3)), ("forward", moving(1e3)), ("forward", matmul(1e3))] * 20
+
+    def seconds(mode: str) -> float:
+        setting = EAGER.model_copy(update={"compile": mode})
+        return step(*chain, rates=rates, setting=setting).step_seconds
+
+    assert seconds("off") == pytest.approx(60 * MS, rel=0.01)
+    assert seconds("default") == pytest.approx(20 * MS, rel=0.01)
+    assert seconds("max-autotune-no-cudagraphs") == seconds("default")
+    assert seconds("reduce-overhead") < 0.1 * seconds("default")
+
+
+KINDS: tuple[OperationKind, ...] = (
+    "matmul", "conv", "attention", "pointwise", "reduction", "copy",
+)  # fmt: skip
+computed = st.builds(
+    Computed,
+    name=st.just("op"),
+    kind=st.sampled_from(KINDS),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+    flops=st.integers(0, 10**12),
+    num_bytes=st.integers(0, 10**9),
+    kernels=st.integers(1, 5),
+    path=st.just(""),
+)
+operation_lists = st.lists(
+    st.tuples(st.sampled_from(["forward", "backward", "optimizer", "zero_grad"]), computed),
+    min_size=1,
+    max_size=30,
+)
+gpus = st.sampled_from(all_gpus())
+modes = st.sampled_from(["off", "default", "reduce-overhead"])
+precisions = st.sampled_from(["fp32", "tf32", "bf16", "fp16"])
+
+
+@given(operation_lists, gpus, modes, precisions)
+def test_parts_sum_to_the_step(
+    operations: list[Operation], gpu: Gpu, mode: str, precision: str
+) -> None:
+    setting = TrainSetting.model_validate({"compile": mode, "precision": precision})
+    took = predict_step(operations, rates_for(gpu), setting)
+    assert sum(took.phase_seconds.values()) == pytest.approx(took.step_seconds)
+    assert sum(took.kind_seconds.values()) == pytest.approx(took.step_seconds)
+    assert took.step_seconds >= 0.999 * max(took.device_seconds, took.host_seconds)
+
+
+@given(operation_lists, gpus, st.integers(2, 5))
+def test_more_work_never_takes_less_time(operations: list[Operation], gpu: Gpu, times: int) -> None:
+    rates = rates_for(gpu)
+    larger = [
+        (phase, op._replace(flops=op.flops * times, num_bytes=op.num_bytes * times))
+        for phase, op in operations
+    ]
+    small, large = step(*operations, rates=rates), step(*larger, rates=rates)
+    assert large.step_seconds >= small.step_seconds * 0.9999
+    assert large.step_seconds <= small.step_seconds * times * 1.0001
+
+
+@given(operation_lists, gpus)
+def test_fusion_never_adds_bytes_or_kernels(operations: list[Operation], gpu: Gpu) -> None:
+    fused = fuse_operations(operations)
+    for field in ("num_bytes", "kernels"):
+        before = sum(getattr(op, field) for _, op in operations)
+        assert sum(getattr(op, field) for _, op in fused) <= before
+    assert sum(op.flops for _, op in fused) == sum(op.flops for _, op in operations)
+
+
+@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)
+def test_assumed_rates_stay_under_the_datasheets_peaks(gpu: Gpu) -> None:
+    rates = rates_for(gpu)
+    peaks = {"float32": "fp32", "tf32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
+    for dtype, rate in rates.matmul_flops.items():
+        peak = getattr(gpu, f"{peaks[dtype]}_flops")
+        assert 0.3 * peak < rate < peak
+    assert 0.5 * gpu.bandwidth < rates.bandwidth < gpu.bandwidth
+    assert "assumed" in rates.basis
