@@ -1,0 +1,388 @@
+"""Our own Swin beside timm's and transformers', on the same weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from planner.errors import PlannerError, UnsupportedError
+from planner.libraries.native.module import (
+    Attention,
+    SwinTransformer,
+    build_swin,
+    load_original_checkpoint,
+)
+from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.schema import SwinConfig
+
+TOLERANCE = 1e-5  # the law: equal in fp32, up to the order of sums
+
+
+class Case(NamedTuple):
+    """An image and a window; two blocks a stage, so that the second is shifted where it can be.
+
+    The libraries part in three corners, and `apart` says who does: timm shifts before it pads, so
+    the two meet only where nothing is both; transformers drops the shift of both axes when the
+    window covers one, and its version 1 fails where the window is larger than a feature map.
+    """
+
+    image: int | tuple[int, int]
+    window: int
+    timm_pad_order: Literal["before-shift", "after-shift"] = "before-shift"
+    transformers_versions: tuple[int, ...] = (1, 2)
+
+
+CASES = {
+    "divides": Case(56, 7),
+    "non-square": Case((64, 96), 4),
+    "padded": Case(64, 7, "after-shift"),
+    "non-square-padded": Case((72, 104), 5, "after-shift"),
+    "odd-merging": Case((36, 28), 3, "after-shift"),
+    "one-window": Case(32, 8, transformers_versions=(2,)),
+    "clamped": Case(48, 8, "after-shift", transformers_versions=(2,)),
+    "covers-one-axis": Case((56, 112), 7, transformers_versions=()),
+    "padded-unshifted": Case((28, 52), 14, transformers_versions=()),
+}
+ON_TRANSFORMERS = [(n, v) for n, case in CASES.items() for v in case.transformers_versions]
+VERSIONS = [1, 2]
+ATTENTIONS = ["eager", "sdpa"]
+
+
+def small(version: int, image: int | tuple[int, int], window: int, **fields: object) -> SwinConfig:
+    return SwinConfig.model_validate(
+        {
+            "version": version,
+            "image_size": image,
+            "window_size": window,
+            "embed_dim": 16,
+            "depths": (2, 2),
+            "num_heads": (2, 4),
+            "num_classes": 10,
+            "drop_path_rate": 0.0,
+            **fields,
+        }
+    )
+
+
+def randomised(model: SwinTransformer) -> SwinTransformer:
+    """Every parameter away from its initial zeros and ones, so that each of them shows."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            centre = math.log(10.0) if name.endswith("logit_scale") else float("norm" in name) / 2
+            parameter.copy_(centre + 0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def timm_model(config: SwinConfig, weights: dict[str, Tensor]) -> nn.Module:
+    declare_missing_operators()
+    from timm.models import swin_transformer, swin_transformer_v2
+
+    model: nn.Module
+    arguments = {
+        "img_size": config.image_size,
+        "window_size": config.window_size,
+        "embed_dim": config.embed_dim,
+        "depths": config.depths,
+        "num_heads": config.num_heads,
+        "num_classes": config.num_classes,
+        "drop_path_rate": 0.0,
+    }
+    if config.version == 1:
+        model = swin_transformer.SwinTransformer(**arguments)
+        rename = swin_transformer.checkpoint_filter_fn
+    else:
+        model = swin_transformer_v2.SwinTransformerV2(
+            **arguments, pretrained_window_sizes=config.pretrained_windows
+        )
+        rename = swin_transformer_v2.checkpoint_filter_fn
+    model.load_state_dict(rename(weights, model))
+    return model.eval()
+
+
+def transformers_model(config: SwinConfig, weights: dict[str, Tensor]) -> nn.Module:
+    declare_missing_operators()
+    from transformers import SwinConfig as TransformersConfig
+    from transformers import (
+        SwinForImageClassification,
+        Swinv2Config,
+        Swinv2ForImageClassification,
+    )
+
+    arguments = {
+        "image_size": config.image_size,
+        "window_size": config.window_size,
+        "embed_dim": config.embed_dim,
+        "depths": config.depths,
+        "num_heads": config.num_heads,
+        "num_labels": config.num_classes,
+        "drop_path_rate": 0.0,
+    }
+    if config.version == 1:
+        model = SwinForImageClassification(TransformersConfig(**arguments))
+    else:
+        model = Swinv2ForImageClassification(
+            Swinv2Config(**arguments, pretrained_window_sizes=config.pretrained_windows)
+        )
+    model.load_state_dict(transformers_weights(config, weights))
+    return model.eval()
+
+
+EMBEDDING_NAMES = {"patch_embed.proj": "embeddings.patch_embeddings.projection",
+                   "patch_embed.norm": "embeddings.norm"}  # fmt: skip
+BLOCK_NAMES = {
+    1: {
+        "norm1": "layernorm_before",
+        "norm2": "layernorm_after",
+        "mlp.fc1": "mlp.fc1",
+        "mlp.fc2": "mlp.fc2",
+        "attn.proj": "attention.o_proj",
+        "attn.relative_position_bias_table":
+            "attention.relative_position_bias.relative_position_bias_table",
+    },
+    2: {
+        "norm1": "layernorm_before",
+        "norm2": "layernorm_after",
+        "mlp.fc1": "intermediate.dense",
+        "mlp.fc2": "output.dense",
+        "attn.proj": "attention.output.dense",
+        "attn.logit_scale": "attention.self.logit_scale",
+        "attn.cpb_mlp": "attention.self.continuous_position_bias_mlp",
+        "attn.q_bias": "attention.self.query.bias",
+        "attn.v_bias": "attention.self.value.bias",
+    },
+}  # fmt: skip
+PROJECTIONS = {1: "attention.{}_proj", 2: "attention.self.{}"}
+LETTERS = {1: ("q", "k", "v"), 2: ("query", "key", "value")}
+
+
+def transformers_weights(config: SwinConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    prefix = "swin" if config.version == 1 else "swinv2"
+    renamed: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        parts = name.split(".")
+        module, leaf = ".".join(parts[:-1]), parts[-1]
+        if module in EMBEDDING_NAMES:
+            renamed[f"{prefix}.{EMBEDDING_NAMES[module]}.{leaf}"] = weight
+        elif parts[0] == "norm":
+            renamed[f"{prefix}.layernorm.{leaf}"] = weight
+        elif parts[0] == "head":
+            renamed[f"classifier.{leaf}"] = weight
+        elif parts[2] == "downsample":
+            renamed[f"{prefix}.encoder.{name}"] = weight
+        else:
+            block = f"{prefix}.encoder." + ".".join(parts[:4])
+            inner = ".".join(parts[4:])
+            if inner.startswith("attn.qkv."):
+                for letter, part in zip(LETTERS[config.version], weight.chunk(3), strict=True):
+                    target = PROJECTIONS[config.version].format(letter)
+                    renamed[f"{block}.{target}.{leaf}"] = part
+            else:
+                known = BLOCK_NAMES[config.version]
+                old = next(k for k in known if inner == k or inner.startswith(k + "."))
+                renamed[f"{block}.{known[old]}{inner[len(old) :]}"] = weight
+    return renamed
+
+
+def images_for(config: SwinConfig) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(3, config.in_channels, *config.image_size)
+
+
+def logits_of(output: object) -> Tensor:
+    logits = getattr(output, "logits", output)
+    assert isinstance(logits, Tensor)
+    return logits
+
+
+def assert_equal(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_equals_timm(case: str, version: int, attention: Attention) -> None:
+    """Through timm's own reading of original checkpoints, so the names are the original ones."""
+    config = small(version, CASES[case].image, CASES[case].window)
+    model = build_swin(config, attention, pad_order=CASES[case].timm_pad_order)
+    ours = randomised(model)
+    theirs = timm_model(config, ours.state_dict())
+    images = images_for(config)
+    assert_equal(ours(images), theirs(images))
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize(("case", "version"), ON_TRANSFORMERS)
+def test_equals_transformers(case: str, version: int, attention: Attention) -> None:
+    config = small(version, CASES[case].image, CASES[case].window)
+    ours = randomised(build_swin(config, attention))
+    theirs = transformers_model(config, ours.state_dict())
+    images = images_for(config)
+    assert_equal(ours(images), logits_of(theirs(images)))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_equals_timm_with_a_pretrained_window(version: int) -> None:
+    config = small(version, 64, 8, pretrained_window_size=(4, 2))
+    ours = randomised(build_swin(config))
+    theirs = timm_model(config, ours.state_dict())
+    images = images_for(config)
+    assert_equal(ours(images), theirs(images))
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("case", ["divides", "non-square-padded"])
+def test_gradients_equal_transformers(case: str, version: int, attention: Attention) -> None:
+    config = small(version, CASES[case].image, CASES[case].window)
+    ours = randomised(build_swin(config, attention))
+    theirs = transformers_model(config, ours.state_dict())
+    images = images_for(config)
+    labels = torch.arange(len(images))
+    for model in (ours, theirs):
+        nn.functional.cross_entropy(logits_of(model(images)), labels).backward()
+    gradients = {n: p.grad for n, p in ours.named_parameters() if p.grad is not None}
+    expected = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
+    renamed = transformers_weights(config, gradients)
+    assert renamed.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert_equal(renamed[name], gradient)
+
+
+def training_gradients(
+    config: SwinConfig, attention: Attention, checkpointing: str
+) -> list[Tensor]:
+    """Gradients of a training step with every kind of dropping on, from one seed."""
+    model = randomised(build_swin(config, attention, checkpointing)).train()
+    torch.manual_seed(2)
+    model(images_for(config)).square().mean().backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("checkpointing", ["blocks", "stages", "stages:1"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_checkpointing_changes_nothing(
+    version: int, attention: Attention, checkpointing: str
+) -> None:
+    config = small(version, 32, 4, drop_path_rate=0.3, drop_rate=0.1, attn_drop_rate=0.1)
+    plain = training_gradients(config, attention, "none")
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(training_gradients(config, attention, checkpointing), plain, strict=True)
+    )
+
+
+def saved_bytes(config: SwinConfig, attention: Attention, checkpointing: str) -> int:
+    """Bytes of distinct storages that autograd keeps between forward and backward."""
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    model = build_swin(config, attention, checkpointing)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(images_for(config)).sum()
+    assert loss.requires_grad
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    return sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in own)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_checkpointing_saves_less(version: int) -> None:
+    config = small(version, 32, 4)
+    none, blocks = (saved_bytes(config, "eager", kind) for kind in ("none", "blocks"))
+    assert blocks < none / 2
+
+
+def test_version_1_saves_what_the_mathematics_needs() -> None:
+    """Per token and block in fp32, eager, drop rates 0: 4C each for both norms' inputs, the input
+    of qkv, q, k, v, the input of proj and of fc1; 16C for GELU's input and for fc2's; 4C·N/d for
+    the softmax; 8 for each norm's mean and rstd. What is outside the blocks cancels in a difference
+    of depths.
+    """
+    side, channels, head, batch = 8, 16, 8, 3
+    tokens = side * side
+    one, two = (
+        saved_bytes(small(1, 4 * side, side, depths=(d,), num_heads=(2,)), "eager", "none")
+        for d in (1, 2)
+    )
+    per_token = 4 * channels * (8 + 8 + tokens / head) + 16
+    assert two - one == per_token * tokens * batch
+
+
+def test_reads_original_checkpoints() -> None:
+    """The original stores the buffers that we make, and wraps the weights in "model"."""
+    config = small(1, 56, 7)
+    source = randomised(build_swin(config))
+    stored = dict(source.state_dict())
+    stored["layers.0.blocks.1.attn_mask"] = torch.zeros(4, 49, 49)
+    stored["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(49, 49)
+    target = build_swin(config).eval()
+    load_original_checkpoint(target, {"model": stored})
+    images = images_for(config)
+    assert torch.equal(source(images), target(images))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_names_are_the_original_ones(version: int) -> None:
+    names = set(build_swin(small(version, 56, 7)).state_dict())
+    assert names >= {
+        "patch_embed.proj.weight",
+        "patch_embed.norm.bias",
+        "layers.0.blocks.0.norm1.weight",
+        "layers.0.blocks.1.attn.qkv.weight",
+        "layers.0.blocks.1.attn.proj.bias",
+        "layers.0.blocks.1.mlp.fc2.weight",
+        "layers.0.downsample.reduction.weight",
+        "layers.0.downsample.norm.weight",
+        "norm.weight",
+        "head.weight",
+    }
+    attention = "layers.1.blocks.0.attn."
+    own = {
+        1: {"relative_position_bias_table", "qkv.bias"},
+        2: {"logit_scale", "q_bias", "v_bias", "cpb_mlp.0.weight", "cpb_mlp.0.bias",
+            "cpb_mlp.2.weight"},
+    }  # fmt: skip
+    others = {"qkv.weight", "proj.weight", "proj.bias"}
+    assert {n for n in names if n.startswith(attention)} == {
+        attention + n for n in own[version] | others
+    }
+
+
+def test_a_checkpoint_that_does_not_fit_names_every_fault() -> None:
+    stored = dict(build_swin(small(1, 56, 7)).state_dict())
+    del stored["norm.weight"]
+    stored["surprise"] = torch.zeros(1)
+    with pytest.raises(PlannerError) as caught:
+        load_original_checkpoint(build_swin(small(1, 32, 4)), stored)
+    message = str(caught.value)
+    assert "missing: norm.weight" in message
+    assert "unknown: surprise" in message
+    assert "relative_position_bias_table: (169, 2) in the checkpoint, (49, 2) here" in message
+
+
+def test_refuses_checkpointing_it_does_not_have() -> None:
+    with pytest.raises(UnsupportedError, match="nested"):
+        build_swin(small(1, 32, 4), checkpointing="nested")
+    with pytest.raises(UnsupportedError, match="stage 7"):
+        build_swin(small(1, 32, 4), checkpointing="stages:0,7")
+
+
+def test_refuses_images_of_another_size() -> None:
+    with pytest.raises(ValueError, match="32x32 pixels, not 64x32"):
+        build_swin(small(1, 32, 4))(torch.zeros(1, 3, 64, 32))
+
+
+def test_runs_without_the_optional_parts() -> None:
+    config = small(1, 32, 4, patch_norm=False, qkv_bias=False, absolute_position_embedding=True)
+    build_swin(config)(images_for(config)).sum().backward()
+    config = small(2, 32, 4, qkv_bias=False)
+    build_swin(config)(images_for(config)).sum().backward()
