@@ -1,0 +1,231 @@
+"""What the probes say of every candidate so far: seconds, memory, whether it fits, its cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import erf, log, sqrt
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.schema import MeasurementRecord
+from search.prior import Array, Prior, Residual, record_bytes
+from search.probe.interval import median_interval
+from search.space import Space
+
+# Between processes the same setting repeats to about a percent; within one, samples tell less
+# than that. An assumption until repeats say otherwise (tests/truth holds shuffled repeats).
+REPEAT_SD = 0.01
+MEMORY_SD = 0.005
+STARTUP_SECONDS = 5.0  # before the first probe says better: python, torch, building the model
+TIMED_SECONDS = 5.0
+COMPILE_SECONDS = {
+    # Before a probe says better: the order of magnitude in which Swin models compile.
+    "off": 0.0,
+    "default": 40.0,
+    "reduce-overhead": 45.0,
+    "max-autotune": 240.0,
+    "max-autotune-no-cudagraphs": 240.0,
+}
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Beliefs about every candidate, by index. Log means with standard deviations; `fits` is the
+    probability of staying in the budget, `closed` what no probe may be spent on any more."""
+
+    log_seconds: Array
+    log_seconds_sd: Array
+    log_bytes: Array
+    log_bytes_sd: Array
+    fits: Array
+    closed: NDArray[np.bool_]
+    log_images: Array
+
+    @property
+    def log_rate(self) -> Array:
+        """Mean log of images/s."""
+        return np.asarray(self.log_images - self.log_seconds)
+
+
+class Belief:
+    """A prior with every probe's correction. `budget_bytes` None means nothing is known of it.
+
+    With `images`, the length of a whole training on one device, a rate counts compilation: images
+    over the seconds of all of it.
+    """
+
+    def __init__(
+        self, space: Space, prior: Prior, budget_bytes: int | None, images: float | None = None
+    ) -> None:
+        self.space = space
+        self.images = images
+        self.budget_bytes = budget_bytes
+        self.log_images = np.log([float(c.images) for c in space.candidates])
+        self.prior_seconds = np.log([g.seconds for g in prior.guesses])
+        self.prior_bytes = np.log([max(g.num_bytes, 1.0) for g in prior.guesses])
+        self.seconds = Residual(space, prior.seconds_trust)
+        self.bytes = Residual(space, prior.bytes_trust)
+        self.batch = np.array([c.setting.batch_size for c in space.candidates])
+        self.arms = np.array([c.arm for c in space.candidates])
+        self.closed = np.zeros(len(space), dtype=bool)
+        self.proven = np.zeros(len(space), dtype=bool)
+        self.failures: dict[str, int] = {}
+        self.records: dict[int, list[MeasurementRecord]] = {}
+
+    def tell(self, index: int, record: MeasurementRecord) -> None:
+        """Learns from one probe of candidate `index`, whatever its end."""
+        self.records.setdefault(index, []).append(record)
+        self.closed[index] = True
+        num_bytes = record_bytes(record)
+        if record.status == "measured":
+            self._measured(index, record, num_bytes)
+        elif record.status == "out_of_memory":
+            self._close_from(index)
+            self._out_of_memory(index, num_bytes)
+        elif record.status == "timed_out":
+            self._close_from(index)
+        elif record.status in ("unsupported", "non_finite"):
+            self.closed |= self.arms == self.arms[index]
+        else:
+            self._crashed(index)
+
+    def _measured(self, index: int, record: MeasurementRecord, num_bytes: int | None) -> None:
+        interval = median_interval(record.step_seconds)
+        spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
+        self.seconds.observe(index, log(interval.median) - float(self.prior_seconds[index]), spread)
+        if not num_bytes:
+            return
+        self.bytes.observe(index, log(num_bytes) - float(self.prior_bytes[index]), MEMORY_SD)
+        if self.budget_bytes is None or num_bytes <= self.budget_bytes:
+            self.proven |= self._arm(index) & (self.batch <= self.batch[index])
+        else:
+            self._close_from(index)
+
+    def _arm(self, index: int) -> NDArray[np.bool_]:
+        return np.asarray(self.arms == self.arms[index])
+
+    def _close_from(self, index: int) -> None:
+        """This batch and all larger ones of its arm are out."""
+        self.closed |= self._arm(index) & (self.batch >= self.batch[index])
+
+    def _out_of_memory(self, index: int, num_bytes: int | None) -> None:
+        """Its need is only bounded from below: by the budget, and by what was believed of it."""
+        if self.budget_bytes is None:
+            return
+        believed, sd = self.bytes.posterior(np.array([index]))
+        need = float(believed[0] + self.prior_bytes[index])
+        # The mean of a normal belief given that it exceeds the budget, by its truncation.
+        need = _mean_above(need, float(sd[0]), log(max(self.budget_bytes, num_bytes or 1)))
+        self.bytes.observe(index, need - float(self.prior_bytes[index]), max(0.02, sd[0] / 2))
+
+    def _crashed(self, index: int) -> None:
+        """Two crashes in an arm say that it is the arm."""
+        arm = str(self.arms[index])
+        self.failures[arm] = self.failures.get(arm, 0) + 1
+        if self.failures[arm] >= 2:
+            self.closed |= self._arm(index)
+
+    def outlook(self) -> Outlook:
+        seconds, seconds_sd = self.seconds.posterior()
+        num_bytes, bytes_sd = self.bytes.posterior()
+        log_bytes = self.prior_bytes + num_bytes
+        return Outlook(
+            log_seconds=self.prior_seconds + seconds,
+            log_seconds_sd=seconds_sd,
+            log_bytes=log_bytes,
+            log_bytes_sd=bytes_sd,
+            fits=self._fits(log_bytes, bytes_sd),
+            closed=self.closed.copy(),
+            log_images=self.log_images - self._compile_penalty(self.prior_seconds + seconds),
+        )
+
+    def _compile_penalty(self, log_seconds: Array) -> Array:
+        """The log by which compilation lowers each candidate's rate over the whole training."""
+        if self.images is None:
+            return np.zeros(len(self.space))
+        training = self.images * np.exp(log_seconds - self.log_images)
+        return np.asarray(np.log1p(self._compile_costs() / training))
+
+    def _fits(self, log_bytes: Array, sd: Array) -> Array:
+        if self.budget_bytes is None:
+            return np.where(self.closed & ~self.proven, 0.0, 1.0)
+        within = normal_cdf((log(self.budget_bytes) - log_bytes) / sd)
+        return np.where(self.proven, 1.0, within)
+
+    def best(self) -> tuple[int, float] | None:
+        """(index, images/s) of the fastest measured candidate that stays in the budget."""
+        rates = [(i, r) for i in self.records if (r := self.rate(i)) is not None]
+        return max(rates, key=lambda pair: pair[1], default=None)
+
+    def rate(self, index: int) -> float | None:
+        """Measured images/s of a candidate over all its probes; None unless it ran and fits."""
+        good = [r for r in self.records.get(index, []) if is_feasible(r, self.budget_bytes)]
+        if not good:
+            return None
+        seconds = median([s for r in good for s in r.step_seconds])
+        images = self.space.candidates[index].images
+        if self.images is None:
+            return images / seconds
+        compiling = median([r.compile_seconds or 0.0 for r in good])
+        return self.images / (compiling + self.images * seconds / images)
+
+    def probe_seconds(self, outlook: Outlook) -> Array:
+        """Expected seconds of probing each candidate: start, compilation, then timed steps."""
+        flat = [r for records in self.records.values() for r in records]
+        measured = [r for r in flat if r.status == "measured"]
+        startup = [_startup_seconds(r) for r in measured]
+        timed = [sum(r.step_seconds) for r in measured]
+        start = median(startup) if startup else STARTUP_SECONDS
+        timing = median(timed) if timed else TIMED_SECONDS
+        steps = np.exp(outlook.log_seconds)
+        return np.asarray(start + self._compile_costs() + np.maximum(timing, 5 * steps))
+
+    def _compile_costs(self) -> Array:
+        """Expected seconds of compiling each candidate: its mode's median so far, or the guess."""
+        known: dict[str, list[float]] = {}
+        for record in (r for records in self.records.values() for r in records):
+            if record.compile_seconds is not None:
+                known.setdefault(record.setting.compile, []).append(record.compile_seconds)
+        cost = {m: median(known[m]) if m in known else s for m, s in COMPILE_SECONDS.items()}
+        return np.array([cost[c.setting.compile] for c in self.space.candidates])
+
+
+def is_feasible(record: MeasurementRecord, budget_bytes: int | None) -> bool:
+    """Whether a probe ran to its end within the budget."""
+    if record.status != "measured" or not record.step_seconds:
+        return False
+    num_bytes = record_bytes(record)
+    return budget_bytes is None or num_bytes is None or num_bytes <= budget_bytes
+
+
+def _startup_seconds(record: MeasurementRecord) -> float:
+    spent = sum(record.step_seconds) + (record.compile_seconds or 0.0)
+    return max(record.probe_seconds - spent, 0.0)
+
+
+def normal_cdf(z: Array) -> Array:
+    return np.array([0.5 * (1 + erf(float(x) / sqrt(2))) for x in z])
+
+
+def normal_pdf(z: Array) -> Array:
+    return np.asarray(np.exp(-0.5 * z * z) / sqrt(2 * np.pi))
+
+
+def _mean_above(mean: float, sd: float, bound: float) -> float:
+    """The mean of a normal variable known to exceed `bound`."""
+    z = (bound - mean) / sd
+    above = 0.5 * (1 - erf(z / sqrt(2)))
+    if above < 1e-6:
+        return bound + 0.1 * sd
+    return mean + sd * float(normal_pdf(np.array(z))) / above
+
+
+def expected_gain(outlook: Outlook, best_rate: float) -> Array:
+    """Expected improvement of each candidate over `best_rate`, as a share of it: the mean of
+    max(rate / best − 1, 0) for a log-normal rate."""
+    mean = outlook.log_rate - log(best_rate)
+    sd = outlook.log_seconds_sd
+    above = np.exp(mean + 0.5 * sd * sd) * normal_cdf(mean / sd + sd)
+    return np.asarray(np.maximum(above - normal_cdf(mean / sd), 0.0))

@@ -1,0 +1,149 @@
+"""Measurement records on disk: one JSON line per probe, appended and never rewritten."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from planner.errors import PlannerError
+from planner.schema.record import RECORD_FORMAT, MeasurementRecord
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """The records of a file up to its first fault; `fault` says what and where, "" if none."""
+
+    records: tuple[MeasurementRecord, ...]
+    fault: str = ""
+
+
+class RecordsNotWrittenError(PlannerError):
+    """A record could not be put on disk (a full disk, a file that cannot be written)."""
+
+
+def read_records(path: Path | str) -> RecordFile:
+    """All records of `path`, in order, up to the first line that is not one.
+
+    A missing file has none. A last line without its newline is a torn write: it counts when it is
+    whole, and is a fault when it is not. Raises PlannerError where the file cannot be read.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return RecordFile(())
+    except OSError as error:
+        raise PlannerError(f"{path} cannot be read: {error.strerror}.") from error
+    return parse_records(data, str(path))
+
+
+def parse_records(data: bytes, source: str) -> RecordFile:
+    """As `read_records`, from bytes; `source` names them in the fault."""
+    records: list[MeasurementRecord] = []
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            records.append(parse_record(line))
+        except ValueError as error:
+            torn = number == len(lines)
+            kind = "is torn (its writer was stopped)" if torn else f"is not a record: {error}"
+            return RecordFile(tuple(records), f"{source}: line {number} {kind}")
+    return RecordFile(tuple(records))
+
+
+def parse_record(line: bytes | str) -> MeasurementRecord:
+    """One JSON line as a record. Raises ValueError with a one-line reason."""
+    try:
+        record = MeasurementRecord.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{place}: {first['msg']}" if place else str(first["msg"])) from None
+    if record.format > RECORD_FORMAT:
+        raise ValueError(f"format {record.format} is newer than this planner's {RECORD_FORMAT}")
+    return record
+
+
+def format_record(record: MeasurementRecord) -> bytes:
+    """One JSON line with its newline; what is unset or default is left out, as it reads back."""
+    return record.model_dump_json(exclude_none=True).encode() + b"\n"
+
+
+def append_records(path: Path | str, records: list[MeasurementRecord]) -> int:
+    """Appends those of `records` whose `probe_id` is not in the file; on disk when this returns.
+
+    Several processes may append to one file: it is locked meanwhile. A torn last line (a writer
+    that was killed) is cut off first: it holds no record. Returns how many were new.
+    Raises RecordsNotWrittenError, with the file as long as it was before, when the disk is full.
+    """
+    path = Path(path)
+    try:
+        with _locked(path) as descriptor:
+            known = _mend(descriptor, path)
+            fresh = [r for r in records if not r.probe_id or r.probe_id not in known]
+            _append(descriptor, b"".join(format_record(r) for r in fresh))
+    except OSError as error:
+        raise RecordsNotWrittenError(
+            f"{path} cannot be written: {error.strerror}.", "Free space or choose another --output."
+        ) from error
+    return len(fresh)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)  # releases the lock
+
+
+def _mend(descriptor: int, path: Path) -> set[str]:
+    """Ends the file on a whole line; the probe ids that it holds."""
+    data = _read_all(descriptor)
+    body, newline, tail = data.rpartition(b"\n")
+    if tail.strip():
+        if parse_records(tail, str(path)).fault:
+            os.ftruncate(descriptor, len(body) + len(newline))
+        else:
+            _append(descriptor, b"\n")
+    return {record.probe_id for record in _whole_records(data)}
+
+
+def _whole_records(data: bytes) -> Iterator[MeasurementRecord]:
+    for line in data.split(b"\n"):
+        try:
+            yield parse_record(line)
+        except ValueError:
+            continue  # read_records reports it; here it only has no id to offer
+
+
+def _read_all(descriptor: int) -> bytes:
+    chunks = []
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    while chunk := os.read(descriptor, 1 << 20):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _append(descriptor: int, data: bytes) -> None:
+    """All of `data` or none of it: a partial write (a full disk) is taken back."""
+    before = os.fstat(descriptor).st_size
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    except OSError:
+        if os.fstat(descriptor).st_size > before:
+            os.ftruncate(descriptor, before)
+        raise

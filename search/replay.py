@@ -1,0 +1,98 @@
+"""A recorded table in place of a device: strategies run over it, charged its seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
+
+from planner.errors import PlannerError, UsageError
+from planner.schema import MeasurementRecord
+from search.belief import is_feasible
+from search.space import Candidate, setting_id, space_of
+from search.strategy import Situation, Strategy
+
+T = TypeVar("T")
+
+
+class Replay:
+    """Recorded probes of one model on one device, asked for by candidate.
+
+    A setting that was recorded several times gives its records in turn. Raises UsageError for a
+    table that mixes models or devices, PlannerError for an empty one.
+    """
+
+    def __init__(self, records: Iterable[MeasurementRecord], source: str = "the table") -> None:
+        self.records: dict[str, list[MeasurementRecord]] = {}
+        self.asked: dict[str, int] = {}
+        for record in records:
+            self.records.setdefault(setting_id(record.setting), []).append(record)
+        if not self.records:
+            raise PlannerError(f"{source} holds no records to replay.")
+        self.model = _only({r.model for r in self._all()}, "model", source)
+        self.device = _only({r.device for r in self._all()}, "device", source)
+        self.versions = self._all()[0].versions
+        self.space = space_of(rs[0].setting for rs in self.records.values())
+
+    def _all(self) -> list[MeasurementRecord]:
+        return [record for records in self.records.values() for record in records]
+
+    def probe(self, candidate: Candidate) -> MeasurementRecord:
+        """The next record of a candidate; the first again after the last."""
+        records = self.records[candidate.id]
+        turn = self.asked.get(candidate.id, 0)
+        self.asked[candidate.id] = turn + 1
+        return records[turn % len(records)]
+
+    def rates(self, budget_bytes: int | None) -> dict[str, float]:
+        """Images/s of every candidate that ran within the budget, over all its records."""
+        found = {}
+        for c in self.space.candidates:
+            good = [r for r in self.records[c.id] if is_feasible(r, budget_bytes)]
+            if good:
+                found[c.id] = c.images / median([s for r in good for s in r.step_seconds])
+        return found
+
+
+def _only(values: set[T], kind: str, source: str) -> T:
+    if len(values) > 1:
+        raise UsageError(
+            f"{source} holds records of {len(values)} {kind}s, and a replay is of one.",
+            "Split the file.",
+        )
+    return values.pop()
+
+
+@dataclass(frozen=True)
+class Step:
+    """After one probe: how many were made, recorded seconds spent, the best rate so far in
+    images/s (0 before any fits)."""
+
+    probes: int
+    seconds: float
+    best_rate: float
+
+
+def run_strategy(
+    strategy: Strategy, replay: Replay, budget_bytes: int | None, max_probes: int | None = None
+) -> list[Step]:
+    """Lets a strategy search a table until it stops; one Step per probe."""
+    rates = replay.rates(budget_bytes)
+    steps: list[Step] = []
+    seconds, best = 0.0, 0.0
+    while max_probes is None or len(steps) < max_probes:
+        choice = strategy.ask(Situation())
+        if choice is None:
+            break
+        record = replay.probe(choice.candidate)
+        strategy.tell(choice.candidate, record)
+        seconds += record.probe_seconds
+        best = max(best, rates.get(choice.candidate.id, 0.0))
+        steps.append(Step(len(steps) + 1, seconds, best))
+    return steps
+
+
+def probes_to_within(steps: list[Step], best_rate: float, share: float) -> Step | None:
+    """The first step whose best is within `share` of `best_rate`; None where none was."""
+    return next((s for s in steps if s.best_rate >= best_rate * (1 - share)), None)

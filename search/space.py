@@ -1,0 +1,316 @@
+"""The settings worth probing for a model on a device: finite, listed, each with a stable id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+from planner.errors import UnsupportedError, UsageError, unknown_name
+from planner.schema import DeviceInfo, FactoryModel, SwinConfig, TrainSetting
+from planner.schema.setting import COMPILE_MODES, PRECISIONS
+
+Model = SwinConfig | FactoryModel
+
+AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")
+MAX_BATCH = {"cuda": 4096, "cpu": 256}  # a Swin's step is long saturated at either
+MAX_DIVISORS = 24  # of a global batch: more are thinned out, and say nothing new
+
+CHECKPOINTING: dict[tuple[str, int], tuple[str, ...]] = {
+    # What each library does by itself, and torchvision's blocks, which the planner wraps.
+    ("native", 1): ("none", "stages:0", "stages:0,1", "stages", "blocks"),
+    ("native", 2): ("none", "stages:0", "stages:0,1", "stages", "blocks"),
+    ("timm", 1): ("none", "blocks"),
+    ("timm", 2): ("none", "blocks"),
+    ("torchvision", 1): ("none", "blocks"),
+    ("torchvision", 2): ("none", "blocks"),
+    ("transformers", 1): ("none", "nested"),
+    ("transformers", 2): ("none", "stages"),
+    ("microsoft", 1): ("none", "blocks"),
+    ("microsoft", 2): ("none", "blocks"),
+}
+ATTENTION: dict[tuple[str, int], tuple[str, ...]] = {
+    # Who has a fused attention for this version; every other library and version is eager alone.
+    ("native", 1): ("eager", "sdpa"),
+    ("native", 2): ("eager", "sdpa"),
+    ("timm", 1): ("eager", "sdpa"),
+    ("transformers", 1): ("eager", "sdpa"),
+}
+FUSED_FAMILIES = ("adamw", "adam", "sgd")  # torch 2.9–2.13: those with a fused implementation
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting of the space. `arm` is everything but the batch: settings of one arm differ in
+    micro-batch (and, under a global batch, in accumulation) alone."""
+
+    id: str
+    setting: TrainSetting
+    arm: str
+
+    @property
+    def images(self) -> int:
+        """Images of one optimizer step on one device."""
+        return self.setting.batch_size * self.setting.accumulate
+
+
+@dataclass(frozen=True)
+class Space:
+    """The candidates, by arm and then by batch. `rungs` are the micro-batches, smallest first;
+    `choices` the values of each axis."""
+
+    candidates: tuple[Candidate, ...]
+    rungs: tuple[int, ...]
+    choices: Mapping[str, tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_index", {c.id: i for i, c in enumerate(self.candidates)})
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def index(self, setting: TrainSetting) -> int | None:
+        """The position of a setting among the candidates, or None where it is not one."""
+        index: dict[str, int] = self._index  # type: ignore[attr-defined]
+        return index.get(setting_id(setting))
+
+    def find(self, setting: TrainSetting) -> Candidate | None:
+        position = self.index(setting)
+        return None if position is None else self.candidates[position]
+
+
+def candidate(setting: TrainSetting) -> Candidate:
+    arm = setting.model_copy(update={"batch_size": 1, "accumulate": 1})
+    return Candidate(setting_id(setting), setting, setting_id(arm))
+
+
+def setting_id(setting: TrainSetting) -> str:
+    """A stable name for a setting: twelve hex digits of what in it is not a default."""
+    said = json.dumps(setting.model_dump(exclude_defaults=True), sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:12]
+
+
+def make_space(
+    model: Model,
+    device: DeviceInfo,
+    base: TrainSetting | None = None,
+    *,
+    restrict: Mapping[str, Sequence[str]] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    global_batch: int | None = None,
+) -> Space:
+    """Every setting to consider. Fields of `base` that are no axis hold for all of them.
+
+    `restrict` names the values an axis may take; `batch_sizes` the micro-batches. With
+    `global_batch`, micro-batch × accumulate × world is exactly that.
+    Raises UsageError for a value nobody knows, UnsupportedError for one this device or model lacks.
+    """
+    base = base or TrainSetting()
+    choices = axis_choices(model, device, base, restrict or {})
+    batches = _batches(device, base, batch_sizes, global_batch)
+    settings = [
+        parse_setting(base, {**dict(zip(AXES, arm, strict=True)), **batch})
+        for arm in product(*(choices[axis] for axis in AXES))
+        for batch in batches
+    ]
+    return space_of(settings)
+
+
+def space_of(settings: Iterable[TrainSetting]) -> Space:
+    """A space of just these settings (a recorded table), ordered by arm and batch."""
+    unique = {setting_id(s): s for s in settings}
+    found = sorted(
+        (candidate(s) for s in unique.values()),
+        key=lambda c: (*simplicity(c.setting)[:-2], c.arm, c.setting.batch_size),
+    )
+    return Space(
+        candidates=tuple(found),
+        rungs=tuple(sorted({c.setting.batch_size for c in found})),
+        choices={a: _in_order(getattr(c.setting, a) for c in found) for a in AXES},
+    )
+
+
+def parse_setting(base: TrainSetting, update: Mapping[str, object]) -> TrainSetting:
+    """`base` with some fields changed, validated."""
+    return TrainSetting.model_validate({**base.model_dump(), **update})
+
+
+def axis_choices(
+    model: Model, device: DeviceInfo, base: TrainSetting, restrict: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
+    """The values of each axis that this model has on this device, narrowed to those asked for."""
+    offered = {
+        "precision": device_precisions(device),
+        "checkpointing": _of_library(CHECKPOINTING, model, ("none",)),
+        "compile": device_compile_modes(device),
+        "attention": _of_library(ATTENTION, model, ("eager",)),
+        "optimizer": _optimizers(base.optimizer),
+    }
+    if isinstance(model, FactoryModel):
+        offered["attention"] = ("library",)
+    return {axis: _narrow(axis, offered[axis], restrict.get(axis), device) for axis in AXES}
+
+
+def device_precisions(device: DeviceInfo) -> tuple[str, ...]:
+    """What the device computes in at speed: matrix units for fp16 came with capability 7.0, for
+    tf32 and bf16 with 8.0 (NVIDIA, CUDA C++ Programming Guide, table of tensor core types)."""
+    if device.kind == "cpu":
+        return ("fp32", "bf16")
+    capability = device.capability or (0, 0)
+    if capability >= (8, 0):
+        return ("fp32", "tf32", "bf16", "fp16")
+    return ("fp32", "fp16") if capability >= (7, 0) else ("fp32",)
+
+
+def device_compile_modes(device: DeviceInfo) -> tuple[str, ...]:
+    """CUDA graphs (reduce-overhead) and Triton autotuning (max-autotune) are for GPUs; Triton
+    wants capability 7.0."""
+    if device.kind == "cpu":
+        return ("off", "default")
+    if device.capability is not None and device.capability < (7, 0):
+        return ("off",)
+    return ("off", "default", "reduce-overhead", "max-autotune")
+
+
+def _optimizers(optimizer: str) -> tuple[str, ...]:
+    family, implementation = optimizer.partition("-")[::2]
+    if implementation or family not in FUSED_FAMILIES:
+        return (optimizer,)
+    return (family, f"{family}-fused")
+
+
+def _of_library(
+    table: Mapping[tuple[str, int], tuple[str, ...]], model: Model, default: tuple[str, ...]
+) -> tuple[str, ...]:
+    if isinstance(model, FactoryModel):
+        return default
+    stages = range(model.num_stages - 1)  # the whole of them is "stages"
+    named = {"stages:" + ",".join(map(str, range(n + 1))) for n in stages}
+    offered = table.get((model.library, model.version), default)
+    return tuple(v for v in offered if ":" not in v or v in named)
+
+
+def _narrow(
+    axis: str, offered: tuple[str, ...], wanted: Sequence[str] | None, device: DeviceInfo
+) -> tuple[str, ...]:
+    if not wanted:
+        return offered
+    _check_known(axis, wanted)
+    lacking = (
+        [] if axis in ("checkpointing", "optimizer") else [w for w in wanted if w not in offered]
+    )
+    lacking = [w for w in lacking if not _only_on_request(axis, w)]
+    if lacking:
+        raise UnsupportedError(
+            f"{axis} {', '.join(lacking)} cannot be had here: this model on {device.name} "
+            f"has {', '.join(offered)}.",
+            f"Choose among them with --{axis}.",
+        )
+    return _in_order(wanted)
+
+
+def _only_on_request(axis: str, value: str) -> bool:
+    """Values that are not searched by default but may be asked for anywhere."""
+    on_request = {
+        "precision": {"pure-bf16"},
+        "attention": {"library"},
+        "compile": {"reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"},
+    }
+    return value in on_request.get(axis, set())
+
+
+def _check_known(axis: str, wanted: Sequence[str]) -> None:
+    known = {"precision": PRECISIONS, "compile": COMPILE_MODES}.get(
+        axis, ("library", "eager", "sdpa") if axis == "attention" else None
+    )
+    for value in wanted:
+        if known and value not in known:
+            raise unknown_name(axis, value, known, f"One or more of {', '.join(known)}.")
+        try:
+            parse_setting(TrainSetting(), {axis: value})
+        except ValueError as error:
+            raise UsageError(f"{axis} {value!r} cannot be read.", _first_message(error)) from None
+
+
+def _first_message(error: ValueError) -> str:
+    entries = error.errors() if hasattr(error, "errors") else []
+    return str(entries[0]["msg"]).removeprefix("Value error, ") if entries else str(error)
+
+
+def batch_ladder(largest: int) -> tuple[int, ...]:
+    """Powers of two and 3·2^k up to `largest`: from 16 on, all are multiples of 8."""
+    powers = [2**k for k in range(largest.bit_length())]
+    return tuple(sorted(b for p in powers for b in {p, 3 * p} if b <= largest))
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """The divisors of `number`, smallest first."""
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+def _batches(
+    device: DeviceInfo,
+    base: TrainSetting,
+    batch_sizes: Sequence[int] | None,
+    global_batch: int | None,
+) -> list[dict[str, int]]:
+    largest = MAX_BATCH[device.kind]
+    if global_batch is None:
+        wanted = batch_sizes or batch_ladder(largest)
+        return [{"batch_size": b, "accumulate": base.accumulate} for b in sorted(set(wanted))]
+    if global_batch < 1 or global_batch % base.world_size:
+        raise UsageError(
+            f"a global batch of {global_batch} cannot be split over {base.world_size} devices.",
+            f"Choose a multiple of {base.world_size}.",
+        )
+    share = global_batch // base.world_size
+    fitting = [b for b in batch_sizes or _spread(divisors(share), largest) if share % b == 0]
+    if not fitting:
+        raise UsageError(
+            f"no micro-batch asked for divides {share} (the global batch {global_batch} over "
+            f"{base.world_size} devices).",
+            f"Choose among {', '.join(map(str, divisors(share)))}.",
+        )
+    return [{"batch_size": b, "accumulate": share // b} for b in sorted(set(fitting))]
+
+
+def _spread(values: tuple[int, ...], largest: int) -> list[int]:
+    """At most MAX_DIVISORS of `values`, evenly over their order, the multiples of 8 first."""
+    usable = [v for v in values if v <= largest]
+    while len(usable) > MAX_DIVISORS:
+        ratios = {b: b / a for a, b in pairwise(usable[:-1])}
+        usable.remove(min(ratios, key=lambda b: (b % 8 == 0, ratios[b])))
+    return usable
+
+
+def _in_order(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+_PLAIN = {
+    "compile": COMPILE_MODES,
+    "checkpointing": ("none", "blocks", "stages", "nested"),
+    "precision": PRECISIONS,
+    "attention": ("library", "eager", "sdpa"),
+}
+
+
+def simplicity(setting: TrainSetting) -> tuple[int, ...]:
+    """What orders settings from plain to involved; within noise of each other the least wins.
+
+    First what can break (compilation), then what is added to the model (checkpointing), then the
+    arithmetic (fp32 before bf16 before fp16, which needs a GradScaler), the attention, the
+    optimizer's implementation, accumulation, and last the batch (a smaller one leaves memory).
+    """
+    checkpointing = setting.checkpointing.partition(":")[0]
+    return (
+        _PLAIN["compile"].index(setting.compile),
+        _PLAIN["checkpointing"].index(checkpointing),
+        _PLAIN["precision"].index(setting.precision),
+        _PLAIN["attention"].index(setting.attention),
+        int(setting.optimizer_implementation != "foreach"),
+        setting.accumulate,
+        setting.batch_size,
+    )

@@ -1,0 +1,193 @@
+"""What to probe next. A strategy is asked for a candidate and told what its probe found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.schema import MeasurementRecord
+from search.belief import Belief, Outlook, expected_gain
+from search.noise import rate_interval
+from search.prior import Array, Prior
+from search.space import Candidate, Space, simplicity
+
+Mask = NDArray[np.bool_]
+Phase = Literal["calibrate", "search", "finalists", "baseline"]
+
+TOLERANCE = 0.005  # stop when another probe is expected to gain less than half a percent
+SAFE = 0.95  # the first probe must fit with this probability
+MAX_FINALISTS = 3
+COST_POWER = 0.5  # gain per second^½: measured by tests/benchmarks/strategies.py, a flat optimum
+LOST = 0.7  # a probe that surely stays under this share of the best rate cannot win
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate to probe, in which phase, and the rate below which it cannot win."""
+
+    candidate: Candidate
+    phase: Phase = "search"
+    expected_rate: float | None = None
+    give_up_images_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a strategy may count on: seconds left (None: no limit) and what others are probing."""
+
+    seconds_left: float | None = None
+    busy: Collection[str] = ()
+
+
+class Strategy(Protocol):
+    """Asked for the next probe until it has none; told of every probe, its own and others'."""
+
+    stopped_because: str
+
+    def ask(self, situation: Situation) -> Choice | None:
+        """The next probe, or None (then `stopped_because` says why)."""
+
+    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
+        """What the probe of a candidate found. May come for candidates that were never asked."""
+
+
+class PlannerStrategy:
+    """The default: a prior, corrected by each probe, and the expected gain of one more.
+
+    The first probe is the fastest setting that is sure to fit, without compilation: it calibrates
+    memory and time. Then each probe is the one with the most expected gain, weighed by its chance
+    to fit and by what it costs; so the boundary of memory is approached and not guessed. It ends
+    when no probe is expected to gain more than `tolerance`, and tells apart what noise confounds.
+    With `images` (of a whole training on one device) rates count compilation.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        prior: Prior,
+        budget_bytes: int | None,
+        *,
+        tolerance: float = TOLERANCE,
+        cost_power: float = COST_POWER,
+        finalists: bool = True,
+        images: float | None = None,
+    ) -> None:
+        self.space = space
+        self.belief = Belief(space, prior, budget_bytes, images)
+        self.tolerance = tolerance
+        self.cost_power = cost_power
+        self.finalists = finalists
+        self.stopped_because = ""
+
+    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
+        index = self.space.index(candidate.setting)
+        if index is not None:
+            self.belief.tell(index, record)
+
+    def ask(self, situation: Situation) -> Choice | None:
+        outlook = self.belief.outlook()
+        open_now = self._open(outlook, situation)
+        affordable = self._affordable(outlook, open_now, situation)
+        best = self.belief.best()
+        if not open_now.any():
+            return self._finish("every candidate is probed or ruled out", situation)
+        if not affordable.any():
+            return self._finish("the budget ends before another probe could", situation)
+        if best is None:
+            return self._first(outlook, affordable)
+        return self._next(outlook, affordable, best[1], situation)
+
+    def _open(self, outlook: Outlook, situation: Situation) -> Mask:
+        busy = np.array([c.id in situation.busy for c in self.space.candidates])
+        return np.asarray(~outlook.closed & ~busy & (outlook.fits > 1e-3))
+
+    def _affordable(self, outlook: Outlook, open_now: Mask, situation: Situation) -> Mask:
+        if situation.seconds_left is None:
+            return open_now
+        within = self.belief.probe_seconds(outlook) <= situation.seconds_left
+        return np.asarray(open_now & within)
+
+    def _first(self, outlook: Outlook, allowed: Mask) -> Choice:
+        """The fastest that is safe; where none is, the likeliest to fit (the smallest of those)."""
+        eager = np.array([c.setting.compile == "off" for c in self.space.candidates])
+        if (allowed & eager).any():
+            allowed = allowed & eager
+        safe = allowed & (outlook.fits >= SAFE)
+        if safe.any():
+            return self._choice(_argmax(outlook.log_rate, safe), outlook, "calibrate")
+        likely = np.round(outlook.fits, 6) - 1e-9 * self.belief.prior_bytes
+        return self._choice(_argmax(likely, allowed), outlook, "calibrate")
+
+    def _next(
+        self, outlook: Outlook, allowed: Mask, best_rate: float, situation: Situation
+    ) -> Choice | None:
+        gain = expected_gain(outlook, best_rate) * outlook.fits
+        gain = np.where(allowed, gain, 0.0)
+        if gain.max() < self.tolerance:
+            return self._finish(
+                f"another probe is expected to gain less than {self.tolerance:.1%}", situation
+            )
+        worth = np.where(gain >= self.tolerance, gain, 0.0)
+        worth = worth / self.belief.probe_seconds(outlook) ** self.cost_power
+        index = _argmax(worth, allowed)
+        return self._choice(index, outlook, "search", best_rate)
+
+    def _choice(
+        self, index: int, outlook: Outlook, phase: Phase, best_rate: float | None = None
+    ) -> Choice:
+        candidate = self.space.candidates[index]
+        give_up = best_rate * LOST if best_rate else None
+        return Choice(candidate, phase, float(np.exp(outlook.log_rate[index])), give_up)
+
+    def _finish(self, why: str, situation: Situation) -> Choice | None:
+        """One more round over the finalists where noise confounds them; then nothing."""
+        again = self._confounded(situation) if self.finalists else None
+        self.stopped_because = why if again is None else ""
+        return again
+
+    def _confounded(self, situation: Situation) -> Choice | None:
+        """The finalist with the fewest probes, while a simpler one could be as fast as the best.
+
+        Two probes each, taken in turns (best, second, third), so that drift falls on all alike.
+        """
+        finalists = self._finalists()
+        rounds = {i: len(self.belief.records[i]) for i in finalists}
+        if len(finalists) < 2 or min(rounds.values()) >= 2:
+            return None
+        index = min((i for i in finalists if rounds[i] < 2), key=lambda i: rounds[i])
+        candidate = self.space.candidates[index]
+        seconds = sum(r.probe_seconds for r in self.belief.records[index][:1])
+        if candidate.id in situation.busy:
+            return None
+        if situation.seconds_left is not None and seconds > situation.seconds_left:
+            return None
+        return Choice(candidate, "finalists", self.belief.rate(index))
+
+    def _finalists(self) -> list[int]:
+        """The best and whatever overlaps it and is simpler: what the second could change."""
+        rated = [(i, r) for i in self.belief.records if (r := self.belief.rate(i)) is not None]
+        if not rated:
+            return []
+        rated.sort(key=lambda pair: -pair[1])
+        best = rated[0][0]
+        floor = self._interval(best)[0]
+        plain = simplicity(self.space.candidates[best].setting)
+        others = [
+            i
+            for i, _ in rated[1:]
+            if self._interval(i)[1] >= floor
+            and simplicity(self.space.candidates[i].setting) < plain
+        ]
+        return [best, *others][:MAX_FINALISTS]
+
+    def _interval(self, index: int) -> tuple[float, float]:
+        samples = [s for r in self.belief.records[index] for s in r.step_seconds]
+        return rate_interval(self.space.candidates[index].images, samples)
+
+
+def _argmax(values: Array, allowed: Mask) -> int:
+    return int(np.argmax(np.where(allowed, values, -np.inf)))

@@ -1,0 +1,485 @@
+"""All probes for one model on one device: an Optuna study that survives anything.
+
+A probe goes through four states, each on disk before the next: *claimed* (a running trial with a
+lease), *recorded* (its line in probes.jsonl), *told* (the record in the trial's attributes), and
+*finished*. A tuner killed at any instant leaves one of these, and `reconcile` completes it: what
+was recorded is told, what was only claimed is free again once its owner is dead or its lease over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from planner.errors import PlannerError, UsageError
+from planner.schema import DeviceInfo, MeasurementRecord
+from planner.schema.record import RECORD_FORMAT
+from search.records import (
+    RecordsNotWrittenError,
+    append_records,
+    format_record,
+    parse_record,
+    read_records,
+)
+from search.sampler import constraint, distributions, to_params
+from search.space import Candidate, Model, Space
+
+STUDY_NAME = "planner"
+IDENTITY = "planner:identity"
+LEASE_MARGIN_SECONDS = 60.0
+MAX_SAMPLES = 1000  # of step times in the study's copy: a MySQL text column ends at 64 KiB
+
+
+class StudyError(PlannerError):
+    """The study cannot be opened, read or written, or it is another's."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a study's probes have in common; any difference makes them another study's."""
+
+    model: Model
+    device: DeviceInfo
+    versions: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": RECORD_FORMAT,
+            "model": self.model.model_dump(mode="json"),
+            "device": self.device.model_dump(mode="json"),
+            "versions": dict(sorted(self.versions.items())),
+        }
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to probe a candidate until the lease ends."""
+
+    candidate: Candidate
+    probe_id: str
+    trial_number: int
+
+
+def hidden_password(storage: str) -> str:
+    """A storage URL that can be printed: `postgresql://user:***@host/db`."""
+    scheme, separator, rest = storage.partition("://")
+    account, at, host = rest.rpartition("@")
+    user, colon, _ = account.partition(":")
+    safe_account = f"{user}:***" if colon else account
+    safe_host, question, _ = host.partition("?")  # a password may hide among the options too
+    shown = f"{safe_host}?…" if question and at else host
+    return f"{scheme}{separator}{safe_account}{at}{shown}" if separator else storage
+
+
+class Study:
+    """The shared memory of one or several tuners. All methods may raise StudyError."""
+
+    def __init__(
+        self, storage: BaseStorage, name: str, space: Space, records_path: Path | None,
+        budget_bytes: int | None, source: str,
+    ) -> None:  # fmt: skip
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.space, self.records_path, self.budget_bytes = space, records_path, budget_bytes
+        self.source = source
+        self.named = distributions(space)
+        self.owner = _owner()
+        self.unwritten: list[MeasurementRecord] = []
+        with self._faults():
+            self.study = optuna.create_study(
+                study_name=name, storage=storage, direction="maximize", load_if_exists=True
+            )
+
+    def adopt(self, identity: Identity, accept_different: bool = False) -> tuple[str, ...]:
+        """Makes the study ours, or checks that it is. Returns what differs where that was accepted.
+
+        Raises StudyError where model, device or a version is another and that was not accepted.
+        """
+        with self._faults():
+            known = self.study.user_attrs.get(IDENTITY)
+            if known is None:
+                self.study.set_user_attr(IDENTITY, identity.to_json())
+                return ()
+        differences = tuple(_differences(known, identity.to_json()))
+        if differences and not accept_different:
+            listed = "\n".join(f"  {d}" for d in differences)
+            raise StudyError(
+                f"{self.source} belongs to another model, device or software:\n{listed}",
+                "Choose another --output (or --study-name), or go on with --accept-different.",
+            )
+        return differences
+
+    def records(self) -> tuple[MeasurementRecord, ...]:
+        """Every probe that ended, by whichever tuner, in the order they were claimed."""
+        found = []
+        with self._faults():
+            trials = self._trials()
+        for trial in trials:
+            text = trial.user_attrs.get("record")
+            if trial.state == TrialState.COMPLETE and text:
+                found.append(parse_record(text))
+        return tuple(found)
+
+    def busy(self) -> set[str]:
+        """Ids of settings that other tuners are probing now."""
+        with self._faults():
+            return {
+                str(t.user_attrs.get("setting_id"))
+                for t in self._trials()
+                if t.state == TrialState.RUNNING and self._alive(t)
+            }
+
+    def claim(self, candidate: Candidate, lease_seconds: float, repeat: int = 0) -> Claim | None:
+        """Claims a candidate for a probe; None where another tuner was first.
+
+        `repeat` counts earlier probes of the same setting: only the same repeat is a conflict.
+        """
+        probe_id = uuid.uuid4().hex
+        attributes = {
+            "probe_id": probe_id,
+            "setting_id": candidate.id,
+            "setting": candidate.setting.model_dump_json(exclude_defaults=True),
+            "repeat": repeat,
+            "owner": self.owner,
+            "lease_until": time.time() + lease_seconds + LEASE_MARGIN_SECONDS,
+        }
+        with self._faults():
+            self.study.add_trial(self._trial(candidate, attributes, TrialState.RUNNING))
+            rivals = [t for t in self._trials() if self._contends(t, candidate.id, repeat)]
+            mine = next(t for t in rivals if t.user_attrs["probe_id"] == probe_id)
+            if rivals[0].number < mine.number:  # trial numbers are given out one at a time
+                self._release(mine, "another tuner claimed it first")
+                return None
+        return Claim(candidate, probe_id, mine.number)
+
+    def _contends(self, trial: FrozenTrial, wanted: str, repeat: int) -> bool:
+        if trial.user_attrs.get("setting_id") != wanted:
+            return False
+        if trial.user_attrs.get("repeat", 0) != repeat:
+            return False
+        return trial.state == TrialState.COMPLETE or (
+            trial.state == TrialState.RUNNING and self._alive(trial)
+        )
+
+    def finish(self, claim: Claim, record: MeasurementRecord) -> MeasurementRecord:
+        """Puts the record of a claimed probe on disk, then tells the study. Returns it with its id.
+
+        Raises RecordsNotWrittenError when it could not be put on disk here; then it was written to
+        the temporary directory, or lies in `unwritten`, and the message says which.
+        """
+        record = record.model_copy(update={"probe_id": claim.probe_id})
+        self._write(record)
+        with self._faults():
+            self._tell(self._find(claim.trial_number), record)
+        return record
+
+    def release(self, claim: Claim, why: str) -> None:
+        """Gives a claim back: its probe did not end."""
+        with self._faults():
+            trial = self._find(claim.trial_number)
+            if trial.state == TrialState.RUNNING:
+                self._release(trial, why)
+
+    def reconcile(self) -> str:
+        """Completes what a killed tuner left, from the file to the study and back.
+
+        Returns the fault of the records file, "" if it has none.
+        """
+        with self._faults():
+            told = self.records()
+        file = read_records(self.records_path) if self.records_path else None
+        by_id = {r.probe_id: r for r in file.records if r.probe_id} if file else {}
+        with self._faults():
+            for trial in self._trials():
+                if trial.state == TrialState.RUNNING:
+                    self._settle(trial, by_id)
+            known = {t.user_attrs.get("probe_id") for t in self._trials()}
+            for record in by_id.values():
+                if record.probe_id not in known:
+                    self._adopt_record(record)
+        if self.records_path:
+            append_records(self.records_path, list(told))
+        return file.fault if file else ""
+
+    def _settle(self, trial: FrozenTrial, by_id: dict[str, MeasurementRecord]) -> None:
+        """A running trial: tell what was recorded for it, or free it when its owner is gone."""
+        record = by_id.get(str(trial.user_attrs.get("probe_id")))
+        text = trial.user_attrs.get("record")
+        if record is None and text:
+            record = parse_record(text)
+        alive = self._alive(trial)
+        if record is not None and not (alive and trial.user_attrs.get("owner") != self.owner):
+            self._tell(trial, record)
+        elif not alive:
+            self._release(trial, "its tuner stopped before the probe ended")
+
+    def _adopt_record(self, record: MeasurementRecord) -> None:
+        """A record the study never heard of: its database was lost, or another study's."""
+        candidate = self.space.find(record.setting)
+        if candidate is None:
+            return
+        attributes = {
+            "probe_id": record.probe_id,
+            "setting_id": candidate.id,
+            "record": _study_copy(record),
+        }
+        self.study.add_trial(self._trial(candidate, attributes, TrialState.COMPLETE, record))
+
+    def _trial(
+        self, candidate: Candidate, attributes: dict[str, Any], state: TrialState,
+        record: MeasurementRecord | None = None,
+    ) -> FrozenTrial:  # fmt: skip
+        return optuna.create_trial(
+            state=state,
+            value=self._value(record) if record else None,
+            params=to_params(self.space, candidate),
+            distributions=self.named,
+            user_attrs=attributes,
+            constraints={"memory": constraint(record, self.budget_bytes)} if record else None,
+        )
+
+    def _tell(self, trial: FrozenTrial, record: MeasurementRecord) -> None:
+        """From running to finished. Each write may be the last: all can be repeated."""
+        storage, trial_id = self.study._storage, trial._trial_id
+        storage.set_trial_user_attr(trial_id, "status", record.status)
+        storage.set_trial_user_attr(trial_id, "record", _study_copy(record))
+        handle = optuna.trial.Trial(self.study, trial_id)
+        if not handle.constraints:
+            handle.set_constraint("memory", constraint(record, self.budget_bytes))
+        self.study.tell(trial.number, self._value(record), skip_if_finished=True)
+
+    def _value(self, record: MeasurementRecord) -> float:
+        """Images/s; the slowest measured for a probe that has none (its constraint is violated)."""
+        if record.images_per_second is not None:
+            return record.images_per_second
+        values = [t.value for t in self._trials() if t.state == TrialState.COMPLETE]
+        return min((v for v in values if v is not None), default=1.0)
+
+    def _release(self, trial: FrozenTrial, why: str) -> None:
+        self.study._storage.set_trial_user_attr(trial._trial_id, "released", why)
+        self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+    def _write(self, record: MeasurementRecord) -> None:
+        if self.records_path is None:
+            return
+        try:
+            append_records(self.records_path, [record])
+        except RecordsNotWrittenError as error:
+            raise self._spilled(record, error) from error
+
+    def _spilled(
+        self, record: MeasurementRecord, error: RecordsNotWrittenError
+    ) -> RecordsNotWrittenError:
+        """The record in the temporary directory, where the output's disk is full."""
+        spill = Path(tempfile.gettempdir()) / f"planner-probes-{self.study.study_name}.jsonl"
+        self.unwritten.append(record)
+        try:
+            append_records(spill, [record])
+        except RecordsNotWrittenError:
+            line = format_record(record).decode().strip()
+            return RecordsNotWrittenError(error.message, f"The record that was not kept:\n{line}")
+        return RecordsNotWrittenError(
+            error.message,
+            f"The last record is in {spill}: free space, append that line to "
+            f"{self.records_path}, and run the same command to go on.",
+        )
+
+    def _alive(self, trial: FrozenTrial) -> bool:
+        """Whether a running trial's tuner can still be at it."""
+        until = trial.user_attrs.get("lease_until")
+        if until is None or time.time() > float(until):
+            return False
+        return not _is_dead(str(trial.user_attrs.get("owner", "")))
+
+    def _trials(self) -> Sequence[FrozenTrial]:
+        found: Sequence[FrozenTrial] = self.study.get_trials(deepcopy=False)
+        return sorted(found, key=lambda t: t.number)
+
+    def _find(self, number: int) -> FrozenTrial:
+        return next(t for t in self._trials() if t.number == number)
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        with storage_faults(self.source):
+            yield
+
+
+@contextmanager
+def storage_faults(source: str) -> Iterator[None]:
+    """Turns what Optuna and its databases raise into a StudyError that says what to do."""
+    import sqlalchemy.exc
+
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
+        raise _storage_error(source, _root_text(error)) from error
+    except (optuna.exceptions.OptunaError, OSError, json.JSONDecodeError) as error:
+        raise _storage_error(source, str(error)) from error
+
+
+def _root_text(error: BaseException) -> str:
+    """The database driver's own words, without SQL and its parameters (and so no passwords)."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    original = getattr(error, "orig", None)
+    return str(original or error).splitlines()[0]
+
+
+def _storage_error(source: str, text: str) -> StudyError:
+    lowered = text.lower()
+    if "readonly" in lowered or "read-only" in lowered:
+        return StudyError(
+            f"{source} is read-only.", "Make it writable, or choose another --output."
+        )
+    if "malformed" in lowered or "not a database" in lowered or "disk image" in lowered:
+        return _damaged(source)
+    if "full" in lowered or "i/o error" in lowered or "no space" in lowered:
+        return StudyError(
+            f"{source} cannot be written: {text}.",
+            "Free space and run the same command: it goes on from probes.jsonl.",
+        )
+    return StudyError(f"{source} cannot be used: {text}", "Check --storage.")
+
+
+def _damaged(source: str) -> StudyError:
+    return StudyError(
+        f"{source} is damaged or truncated.",
+        "Move it away and run the same command: the measurements are in probes.jsonl, and a new "
+        "study is made from them.",
+    )
+
+
+def open_storage(storage: str, source: str) -> BaseStorage:
+    """Any Optuna storage: a database URL, or the path of a journal file (`.journal`, `.log`).
+
+    Raises StudyError where it cannot be reached or is not an Optuna study.
+    """
+    if "://" not in storage:
+        return _journal(Path(storage))
+    if storage.startswith("sqlite:///"):
+        _check_sqlite(storage.removeprefix("sqlite:///"), source)
+    with storage_faults(source):
+        try:
+            return RDBStorage(storage, engine_kwargs=_engine_options(storage))
+        except (ImportError, ValueError, RuntimeError) as error:
+            raise StudyError(f"{source} cannot be opened: {_first_line(error)}") from error
+
+
+def _engine_options(storage: str) -> dict[str, Any]:
+    """Tuners that share an SQLite file wait for each other instead of failing at once."""
+    return {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _journal(path: Path) -> BaseStorage:
+    if path.suffix not in (".journal", ".log"):
+        raise UsageError(
+            f"--storage is a database URL or a journal file, and {str(path)!r} is neither.",
+            "Write sqlite:///study.db, postgresql://…, or a path that ends in .journal.",
+        )
+    with storage_faults(str(path)):
+        return JournalStorage(JournalFileBackend(str(path)))
+
+
+def _check_sqlite(name: str, source: str) -> None:
+    """A file that is no Optuna study is left alone: Optuna would add its tables to it."""
+    path = Path(name.removeprefix("file:").partition("?")[0])
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+            rows = connection.execute("select name from sqlite_master where type='table'")
+            tables = {row[0] for row in rows}
+            verdict = connection.execute("pragma quick_check(1)").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        raise _damaged(source) from error
+    if verdict != "ok":
+        raise _damaged(source)
+    if tables and "studies" not in tables:
+        raise StudyError(
+            f"{source} is a database of something else (it has {', '.join(sorted(tables)[:3])}).",
+            "Choose another --output or --storage.",
+        )
+
+
+def _study_copy(record: MeasurementRecord) -> str:
+    """The record as the study keeps it: step times thinned evenly where there are very many."""
+    samples = record.step_seconds
+    if len(samples) > MAX_SAMPLES:
+        stride = len(samples) / MAX_SAMPLES
+        thinned = tuple(samples[int(i * stride)] for i in range(MAX_SAMPLES))
+        record = record.model_copy(update={"step_seconds": thinned})
+    return format_record(record).decode().strip()
+
+
+def _differences(known: dict[str, Any], ours: dict[str, Any], path: str = "") -> Iterator[str]:
+    for key in sorted({*known, *ours}):
+        theirs, mine = known.get(key), ours.get(key)
+        name = f"{path}{key}"
+        if isinstance(theirs, dict) and isinstance(mine, dict):
+            yield from _differences(theirs, mine, f"{name}.")
+        elif theirs != mine:
+            yield f"{name}: {theirs} there, {mine} here"
+
+
+def _owner() -> str:
+    """This process, told apart from any other before or after it: host, boot, pid and its start."""
+    return json.dumps([socket.gethostname(), _boot_id(), os.getpid(), _started(os.getpid())])
+
+
+def _is_dead(owner: str) -> bool:
+    """Whether an owner is surely gone. One on another machine may live: its lease decides."""
+    try:
+        host, boot, pid, started = json.loads(owner)
+    except (ValueError, TypeError):
+        return False
+    if host != socket.gethostname():
+        return False
+    return bool(boot != _boot_id() or _started(int(pid)) != started)
+
+
+def _boot_id() -> str:
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else ""
+
+
+def _started(pid: int) -> str | None:
+    """When a process began, in clock ticks since boot; None where there is none of that id."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else fields[19]
+
+
+def make_study(
+    storage: str | None, output: Path | None, space: Space, budget_bytes: int | None,
+    name: str = STUDY_NAME,
+) -> Study:  # fmt: skip
+    """The study of `storage`, or of study.db in `output`. Raises StudyError."""
+    records_path = output / "probes.jsonl" if output else None
+    if storage is None and output is not None:
+        storage, source = f"sqlite:///{output / 'study.db'}", str(output / "study.db")
+    else:
+        assert storage, "a study needs a place"
+        source = hidden_password(storage)
+    opened = open_storage(storage, source)
+    return Study(opened, name, space, records_path, budget_bytes, source)
