@@ -1,0 +1,331 @@
+"""Python source that several trainers' files share: the model, its checkpointing, its optimizer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from planner.emit.plan import ADAMW_WEIGHT_DECAY, Model, Plan
+from planner.schema import FactoryModel, SwinConfig, TrainSetting
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """`build_model()` as source, with the imports that it needs, one line each."""
+
+    imports: tuple[str, ...]
+    body: str
+
+
+def model_source(model: Model, setting: TrainSetting) -> ModelSource:
+    """The source of `build_model() -> nn.Module`, checkpointing and attention as in `setting`."""
+    if isinstance(model, FactoryModel):
+        return _factory(model)
+    writers = {
+        "native": _native,
+        "timm": _timm,
+        "torchvision": _torchvision,
+        "transformers": _transformers,
+        "microsoft": _microsoft,
+    }
+    return writers[model.library](model, setting)
+
+
+def literal(value: Any) -> str:
+    """`value` as Python source, strings in double quotes."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(literal(v) for v in value) + "]"
+    if isinstance(value, tuple):
+        inner = ", ".join(literal(v) for v in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return repr(value)
+
+
+def call(name: str, arguments: dict[str, Any], positional: tuple[str, ...] = ()) -> str:
+    """`name(positional, key=value, …)`, one argument a line, to stand inside a function."""
+    lines = [f"        {p},\n" for p in positional]
+    lines += [f"        {k}={literal(v)},\n" for k, v in arguments.items()]
+    return f"{name}(\n{''.join(lines)}    )" if lines else f"{name}()"
+
+
+def mapping(name: str, values: dict[str, Any]) -> str:
+    """`name = {…}` at the top of a file, one key a line."""
+    lines = "".join(f"    {literal(k)}: {literal(v)},\n" for k, v in values.items())
+    return f"{name} = {{\n{lines}}}\n"
+
+
+def optimizer_source(setting: TrainSetting) -> tuple[tuple[str, ...], str]:
+    """(imports, the source of `build_optimizer(model, lr)`): the optimizer that was probed."""
+    family, implementation = setting.optimizer_family, setting.optimizer_implementation
+    arguments: dict[str, Any] = {}
+    if family == "adamw":
+        arguments["weight_decay"] = ADAMW_WEIGHT_DECAY
+    if family == "sgd":
+        arguments["momentum"] = 0.9
+    if setting.amsgrad:
+        arguments["amsgrad"] = True
+    arguments["foreach"] = implementation == "foreach"
+    if implementation == "fused":
+        arguments["fused"] = True
+    names = {
+        "adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adafactor": "Adafactor",
+        "rmsprop": "RMSprop", "nadam": "NAdam", "radam": "RAdam",
+    }  # fmt: skip
+    lion = family == "lion"
+    kind = "Lion" if lion else f"torch.optim.{names[family]}"
+    keywords = "".join(f", {k}={literal(v)}" for k, v in arguments.items())
+    body = (
+        "def build_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:\n"
+        "    parameters = [p for p in model.parameters() if p.requires_grad]\n"
+        f"    return {kind}(parameters, lr=lr{keywords})\n"
+    )
+    return (("from timm.optim import Lion",) if lion else ()), body
+
+
+def _function(lines: str) -> str:
+    return f"def build_model() -> nn.Module:\n{lines}"
+
+
+def _factory(model: FactoryModel) -> ModelSource:
+    module, _, name = model.factory.partition(":")
+    return ModelSource(
+        imports=("import sys",),
+        body=_function(
+            '    sys.path.insert(0, "")  # your module is found where you stand\n'
+            f"    from {module} import {name}\n\n"
+            f"    model: nn.Module = {name}()\n    return model\n"
+        ),
+    )
+
+
+def _native(model: SwinConfig, setting: TrainSetting) -> ModelSource:
+    fields = model.model_dump(exclude_defaults=True, exclude={"name"})
+    attention = "eager" if setting.attention == "eager" else "sdpa"
+    return ModelSource(
+        imports=(
+            "from planner import SwinConfig",
+            "from planner.libraries.native.module import build_swin",
+        ),
+        body=_function(
+            f"    config = {call('SwinConfig', fields)}\n"
+            f"    model = build_swin(config, {literal(attention)}, {literal(setting.checkpointing)})\n"
+            "    return model\n"
+        ),
+    )
+
+
+def _timm(model: SwinConfig, setting: TrainSetting) -> ModelSource:
+    from planner.emit.timm import create_model_arguments
+
+    name, arguments = create_model_arguments(model)
+    imports = ["import timm"]
+    attention = ""
+    if setting.attention != "library":
+        imports.append("from timm.layers import set_fused_attn")
+        fused = "True, experimental=True" if setting.attention == "sdpa" else "False"
+        attention = f"    set_fused_attn({fused})  # looked at while the model is built\n"
+    checkpointing = (
+        "    model.set_grad_checkpointing(True)\n" if setting.checkpointing == "blocks" else ""
+    )
+    created = call("timm.create_model", arguments, (literal(name),))
+    built = f"{attention}    model: nn.Module = {created}\n{checkpointing}    return model\n"
+    return ModelSource(tuple(imports), _function(built))
+
+
+def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
+    arguments: dict[str, Any] = {
+        "patch_size": [model.patch_size] * 2,
+        "embed_dim": model.embed_dim,
+        "depths": list(model.depths),
+        "num_heads": list(model.num_heads),
+        "window_size": [model.windows[0]] * 2,
+        "mlp_ratio": model.mlp_ratio,
+        "dropout": model.drop_rate,
+        "attention_dropout": model.attn_drop_rate,
+        "stochastic_depth_prob": model.drop_path_rate,
+        "num_classes": model.num_classes,
+    }
+    block = "SwinTransformerBlock" if model.version == 1 else "SwinTransformerBlockV2"
+    merging = "PatchMerging" if model.version == 1 else "PatchMergingV2"
+    created = call("SwinTransformer", arguments).removesuffix("    )")
+    created += f"        block={block},\n        downsample_layer={merging},\n    )"
+    names = sorted({"SwinTransformer", block, merging})
+    imports = [
+        "from torchvision.models.swin_transformer import (\n"
+        + "".join(f"    {name},\n" for name in names)
+        + ")"
+    ]
+    lines = f"    model = {created}\n"
+    wrapper = ""
+    if setting.checkpointing == "blocks":
+        imports.append("from torch.utils.checkpoint import checkpoint")
+        wrapper = _TORCHVISION_WRAPPER
+        lines += (
+            "    for stage in model.features:\n"
+            "        for index, child in enumerate(stage):\n"
+            f"            if isinstance(child, {block}):\n"
+            "                stage[index] = CheckpointedBlock(child)\n"
+        )
+    return ModelSource(tuple(imports), wrapper + _function(lines + "    return model\n"))
+
+
+_TORCHVISION_WRAPPER = '''class CheckpointedBlock(nn.Module):
+    """torchvision does not checkpoint: this computes a block again in backward, keeping its input.
+
+    It adds `.block` to the names in the state dict.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and torch.is_grad_enabled():
+            return checkpoint(self.block, x, use_reentrant=False)
+        return self.block(x)
+
+
+'''
+
+
+def transformers_config(model: SwinConfig) -> tuple[str, dict[str, Any]]:
+    """(the config class, its arguments) of transformers for `model`; names as in 5.23."""
+    height, width = model.image_size
+    arguments: dict[str, Any] = {
+        "image_size": height if height == width else [height, width],
+        "patch_size": model.patch_size,
+        "num_channels": model.in_channels,
+        "embed_dim": model.embed_dim,
+        "depths": list(model.depths),
+        "num_heads": list(model.num_heads),
+        "window_size": model.windows[0],
+        "mlp_ratio": model.mlp_ratio,
+        "qkv_bias": model.qkv_bias,
+        "hidden_dropout_prob": model.drop_rate,
+        "attention_probs_dropout_prob": model.attn_drop_rate,
+        "drop_path_rate": model.drop_path_rate,
+        "use_absolute_embeddings": model.absolute_position_embedding,
+        "num_labels": model.num_classes,
+    }
+    if model.version == 2:
+        arguments["pretrained_window_sizes"] = list(model.pretrained_windows)
+    return ("SwinConfig" if model.version == 1 else "Swinv2Config"), arguments
+
+
+def _transformers(model: SwinConfig, setting: TrainSetting) -> ModelSource:
+    kind, arguments = transformers_config(model)
+    attention = (
+        ""
+        if setting.attention == "library"
+        else f", attn_implementation={literal(setting.attention)}"
+    )
+    lines = f"    config = {call(kind, arguments)}\n"
+    build = f"AutoModelForImageClassification.from_config(config{attention})"
+    lines += f"    model: nn.Module = {build}\n"
+    if setting.checkpointing != "none":
+        lines += "    model.gradient_checkpointing_enable()\n"
+    return ModelSource(
+        imports=(f"from transformers import AutoModelForImageClassification, {kind}",),
+        body=_function(lines + "    return model\n"),
+    )
+
+
+def _microsoft(model: SwinConfig, setting: TrainSetting) -> ModelSource:
+    height, width = model.image_size
+    arguments: dict[str, Any] = {
+        "img_size": height if height == width else (height, width),
+        "patch_size": model.patch_size,
+        "in_chans": model.in_channels,
+        "num_classes": model.num_classes,
+        "embed_dim": model.embed_dim,
+        "depths": list(model.depths),
+        "num_heads": list(model.num_heads),
+        "window_size": model.windows[0],
+        "mlp_ratio": model.mlp_ratio,
+        "qkv_bias": model.qkv_bias,
+        "drop_rate": model.drop_rate,
+        "attn_drop_rate": model.attn_drop_rate,
+        "drop_path_rate": model.drop_path_rate,
+        "ape": model.absolute_position_embedding,
+        "patch_norm": model.patch_norm,
+        "use_checkpoint": setting.checkpointing == "blocks",
+    }
+    suffix = "" if model.version == 1 else "_v2"
+    kind = "SwinTransformer" if model.version == 1 else "SwinTransformerV2"
+    if model.version == 2:
+        arguments["pretrained_window_sizes"] = list(model.pretrained_windows)
+    return ModelSource(
+        imports=("import os", "import sys"),
+        body=_function(
+            "    # There is no package: say where a checkout of microsoft/Swin-Transformer lies.\n"
+            '    sys.path.insert(0, os.environ.get("SWIN_TRANSFORMER_HOME", "Swin-Transformer"))\n'
+            f"    from models.swin_transformer{suffix} import {kind}\n\n"
+            f"    model: nn.Module = {call(kind, arguments)}\n"
+            "    return model\n"
+        ),
+    )
+
+
+def building_source(plan: Plan) -> str:
+    """A module with `build_model()` and `build_optimizer()`, for a script of the user's own."""
+    setting = plan.setting
+    model = model_source(plan.model, setting)
+    imports, optimizer = optimizer_source(setting)
+    return "".join(
+        (
+            plan.comment(),
+            import_block((*model.imports, *imports)),
+            "\n" + precision_source(setting),
+            "\n\n" + placed(model.body, setting),
+            "\n\n" + optimizer,
+        )
+    )
+
+
+def import_block(imports: tuple[str, ...], standard: tuple[str, ...] = ()) -> str:
+    """The imports of a file, in isort's order: the standard library's, then all others."""
+    lines = {*imports, *(f"import {name}" for name in standard), "import torch", _NN}
+    first = sorted((line for line in lines if _module(line) in _STANDARD), key=_isort_key)
+    second = sorted((line for line in lines if _module(line) not in _STANDARD), key=_isort_key)
+    blocks = ["from __future__ import annotations", "\n".join(first), "\n".join(second)]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+_NN = "from torch import nn"
+_STANDARD = frozenset(
+    {"argparse", "collections", "contextlib", "math", "os", "pathlib", "sys", "time", "typing"}
+)
+
+
+def _module(line: str) -> str:
+    return line.split()[1].partition(".")[0]
+
+
+def _isort_key(line: str) -> tuple[bool, str]:
+    return line.startswith("from"), line.split()[1]
+
+
+def precision_source(setting: TrainSetting) -> str:
+    """What is set once in a process for the setting's precision; "" where nothing is."""
+    if setting.precision not in ("fp32", "tf32"):
+        return ""
+    tf32 = setting.precision == "tf32"
+    return (
+        f'torch.set_float32_matmul_precision("{"high" if tf32 else "highest"}")\n'
+        f"torch.backends.cudnn.allow_tf32 = {tf32}\n"
+    )
+
+
+def placed(body: str, setting: TrainSetting) -> str:
+    """`body` with the model brought into the setting's dtype and memory format at its end."""
+    lines = ""
+    if setting.precision == "pure-bf16":
+        lines += "    model.to(torch.bfloat16)\n"
+    if setting.memory_format == "channels_last":
+        lines += "    model.to(memory_format=torch.channels_last)\n"
+    return body.replace("    return model\n", f"{lines}    return model\n")
