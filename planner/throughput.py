@@ -84,10 +84,10 @@ class DeviceRates:
     basis: str
     matmul_flops: Mapping[str, float]
     bandwidth: float
-    kind_share: Mapping[OperationKind, float] = field(default_factory=lambda: _KIND_SHARE)
+    kind_share: Mapping[OperationKind, float] = field(default_factory=lambda: dict(_KIND_SHARE))
     kernel_seconds: float = _KERNEL_SECONDS
     graph_kernel_seconds: float = _GRAPH_KERNEL_SECONDS
-    host_seconds: Mapping[str, float] = field(default_factory=lambda: _HOST_SECONDS)
+    host_seconds: Mapping[str, float] = field(default_factory=lambda: dict(_HOST_SECONDS))
     launch_seconds: float = _LAUNCH_SECONDS
     compiled_launch_seconds: float = _COMPILED_LAUNCH_SECONDS
     graph_seconds: float = _GRAPH_SECONDS
