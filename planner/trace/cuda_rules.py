@@ -54,8 +54,8 @@ _PROMOTE = (
 )  # fmt: skip
 _BANNED = ("binary_cross_entropy",)
 
-# nn.functional pads SDPA's mask so that rows start on 16-byte boundaries: 8 elements of 2 bytes
-# (aten/src/ATen/native/transformers/attention.cpp, pad_bias).
+# The alignment of the memory-efficient kernel's mask
+# (aten/src/ATen/native/transformers/attention.cpp, preprocess_mask).
 _MASK_ROW_ELEMENTS = 8
 _FLASH_MAX_HEAD_CHANNELS = 256  # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
 
@@ -239,10 +239,8 @@ def _attention(
         return _flash(query, key, value, dropout_p, is_causal, scale)
     bias = _float_mask(attn_mask, query.dtype)
     if bias is not None:
-        bias = _padded_rows(bias).expand(*query.shape[:3], key.shape[2])
-    training = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (query, key, value, bias)
-    )
+        bias = _aligned(bias).expand(*query.shape[:3], key.shape[2])
+    training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     return aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, training, dropout_p, is_causal, scale=scale
     )[0]  # type: ignore[no-any-return]
@@ -275,13 +273,14 @@ def _float_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A boolean mask becomes 0 where it is true and -inf elsewhere."""
     if mask is None or mask.dtype != torch.bool:
         return mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    return torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=dtype))
 
 
-def _padded_rows(bias: Tensor) -> Tensor:
-    """A slice of the mask with rows padded to a multiple of 8; the mask itself where they are."""
-    row = bias.shape[-1]
-    if row % _MASK_ROW_ELEMENTS == 0:
+def _aligned(bias: Tensor) -> Tensor:
+    """`bias` if each of its rows starts on a multiple of 8 elements, else such a copy of it."""
+    *outer, last = bias.stride()
+    if last == 1 and all(stride % _MASK_ROW_ELEMENTS == 0 for stride in outer):
         return bias
-    padded = torch.nn.functional.pad(bias, (0, -row % _MASK_ROW_ELEMENTS))
+    row = bias.shape[-1]
+    padded = torch.nn.functional.pad(bias, (0, _MASK_ROW_ELEMENTS - row % _MASK_ROW_ELEMENTS))
     return padded[..., :row]

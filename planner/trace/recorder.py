@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from planner.step.ledger import Allocated, Event, Freed, Marked
+from planner.trace.kernels import host_results, run_as_on_cuda
 from planner.trace.sums import GradientSums, InPlaceSums
 
 
@@ -41,18 +42,10 @@ class Recorder(TorchDispatchMode):
         self.note((args, kwargs), "unseen")
         if self._sums is not None:
             func = self._sums.choose(func, args)
-        result = self.run(func, args, kwargs or {})
+        result = run_as_on_cuda(func, args, kwargs or {})
+        self.note_host(host_results(func, result))
         self.note(result, str(func))
         return result
-
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return 1.0
-        if func is torch.ops.aten._amp_update_scale_.default:
-            return args[0]
-        if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
-            return None
-        return func(*args, **kwargs)
 
     def note(self, tree: Any, label: str) -> None:
         """Counts the storages of all tensors in `tree` that are not yet known."""
@@ -63,14 +56,21 @@ class Recorder(TorchDispatchMode):
     def add(self, tensor: Tensor, label: str) -> None:
         storage = tensor.untyped_storage()
         address = storage._cdata
-        if address in self._alive or address in self._host:
+        if address in self._alive or address in self._host or storage.nbytes() == 0:
             return
         if self.host_storages and tensor.dim() == 0:
-            self._host[address] = weakref.ref(storage, lambda _: self._host.pop(address))
+            self.note_host([tensor])
             return
         number, self._next = self._next, self._next + 1
-        self._alive[address] = (number, weakref.ref(storage, lambda _: self._free(address)))
+        self._alive[address] = (number, weakref.ref(storage, partial(self._free, address)))
         self.events.append(Allocated(number, storage.nbytes(), label))
+
+    def note_host(self, tensors: Iterable[Tensor]) -> None:
+        """These live on the host in a GPU run: they are never counted."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            address = storage._cdata
+            self._host[address] = weakref.ref(storage, partial(self._forget, address))
 
     def number_of(self, tensor: Tensor) -> int | None:
         known = self._alive.get(tensor.untyped_storage()._cdata)
@@ -82,6 +82,9 @@ class Recorder(TorchDispatchMode):
     def alive(self) -> Iterable[int]:
         return [number for number, _ in self._alive.values()]
 
-    def _free(self, address: int) -> None:
+    def _forget(self, address: int, _: Any) -> None:
+        del self._host[address]
+
+    def _free(self, address: int, _: Any) -> None:
         number, _ = self._alive.pop(address)
         self.events.append(Freed(number))

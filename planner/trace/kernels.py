@@ -1,0 +1,47 @@
+"""Operations whose fake kernel is not what a CUDA kernel does, or cannot be had without values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def run_as_on_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`func` on fake tensors, with the results of CUDA's kernel where they differ.
+
+    A value that is read (`.item()`) is 1.
+    """
+    if func in _REPLACED:
+        return _REPLACED[func](*args, **kwargs)
+    result = func(*args, **kwargs)
+    if func is aten.native_layer_norm_backward.default:
+        return (_like_input(result[0], args[1]), *result[1:])
+    return result
+
+
+def host_results(func: Any, result: Any) -> Sequence[Tensor]:
+    """Those tensors of `result` that CUDA's kernel makes on the host."""
+    if func is aten._scaled_dot_product_efficient_attention.default:
+        # Seed and offset of the random numbers, but for graph capture
+        # (aten/src/ATen/native/transformers/cuda/attention.cu, Note [Seed and Offset Device]).
+        return result[2:4]  # type: ignore[no-any-return]
+    return ()
+
+
+def _like_input(gradient: Tensor | None, input_: Tensor) -> Tensor | None:
+    """The fake kernel lets the strides of the incoming gradient through; real ones do not."""
+    if gradient is None or gradient.is_contiguous():
+        return gradient
+    return torch.empty_like(input_, memory_format=torch.contiguous_format)
+
+
+_REPLACED: dict[Any, Any] = {
+    aten._local_scalar_dense.default: lambda tensor: 1.0,
+    aten._amp_update_scale_.default: lambda scale, *_: scale,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: lambda *_: None,
+}
