@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from planner.schema import MeasurementRecord, TrainSetting
-from search.belief import is_feasible
 from search.baselines import arm_candidates
+from search.belief import is_feasible
 from search.prior import Prior
 from search.space import Candidate, Space
 from search.strategy import Choice, PlannerStrategy, Situation
@@ -61,7 +61,7 @@ class BaselineHunt:
         return Choice(wanted, "baseline")
 
     def _wanted(self) -> Candidate | None:
-        """The unprobed rung to try: above what fits while it is likely, else below what does not."""
+        """The unprobed rung to try: above what fits where that is likely, else below what fails."""
         good = max((i for i, c in enumerate(self.ladder) if self.fits.get(c.id)), default=-1)
         bad = [i for i, c in enumerate(self.ladder) if i > good and self.fits.get(c.id) is False]
         end = min(bad, default=len(self.ladder))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,9 +135,9 @@ def estimated_prior(
     estimates = _estimates(space, model, estimator, device, budget_bytes)
     if not any(estimates):
         return generic
+    scaled = _scaled(generic.guesses, estimates, device)
     guesses = [
-        _estimated_guess(c, e, guess, device)
-        for c, e, guess in zip(space.candidates, estimates, generic.guesses, strict=True)
+        _estimated_guess(e, guess, device) for e, guess in zip(estimates, scaled, strict=True)
     ]
     timed = all(e is None or e.throughput is not None for e in estimates)
     first = next(e for e in estimates if e is not None)
@@ -184,9 +185,18 @@ def record_bytes(record: MeasurementRecord) -> int | None:
     return next((n for n in known if n is not None), None)
 
 
-def _estimated_guess(
-    c: Candidate, estimate: Estimate | None, guess: Guess, device: DeviceInfo
-) -> Guess:
+def _scaled(
+    generic: Sequence[Guess], estimates: Sequence[Estimate | None], device: DeviceInfo
+) -> list[Guess]:
+    """The generic guesses on the estimates' scale, for arms that nothing could be estimated of."""
+    pairs = [(g, e) for g, e in zip(generic, estimates, strict=True) if e is not None]
+    bytes_ratio = median(estimate_bytes(e, device) / g.num_bytes for g, e in pairs)
+    timed = [e.throughput.step_seconds / g.seconds for g, e in pairs if e.throughput]
+    seconds_ratio = median(timed) if timed else 1.0
+    return [Guess(g.seconds * seconds_ratio, g.num_bytes * bytes_ratio) for g in generic]
+
+
+def _estimated_guess(estimate: Estimate | None, guess: Guess, device: DeviceInfo) -> Guess:
     if estimate is None:
         return guess
     seconds = estimate.throughput.step_seconds if estimate.throughput else guess.seconds

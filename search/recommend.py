@@ -132,8 +132,8 @@ def break_even_steps(compiled: Contender, eager: Contender) -> int | None:
 @dataclass(frozen=True)
 class Search:
     """What a search did, for its recommendation. `images` is a whole training's, on one device,
-    where a length was asked for; `asked` the setting the person would have used, `plain_arm` the arm
-    of the plain default."""
+    where a length was asked for; `asked` the setting the person would have used, `plain_arm` the
+    arm of the plain default."""
 
     model: Model
     device: DeviceInfo

@@ -20,6 +20,7 @@ Phase = Literal["calibrate", "search", "finalists", "baseline"]
 
 TOLERANCE = 0.005  # stop when another probe is expected to gain less than half a percent
 SAFE = 0.95  # the first probe must fit with this probability
+HOPELESS = 1e-3  # a setting that fits with less than this probability is ruled out
 MAX_FINALISTS = 3
 COST_POWER = 0.5  # gain per second^½: measured by tests/benchmarks/strategies.py, a flat optimum
 LOST = 0.7  # a probe that surely stays under this share of the best rate cannot win
@@ -103,7 +104,7 @@ class PlannerStrategy:
 
     def _open(self, outlook: Outlook, situation: Situation) -> Mask:
         busy = np.array([c.id in situation.busy for c in self.space.candidates])
-        return np.asarray(~outlook.closed & ~busy & (outlook.fits > 1e-3))
+        return np.asarray(~outlook.closed & ~busy & (outlook.fits > HOPELESS))
 
     def _affordable(self, outlook: Outlook, open_now: Mask, situation: Situation) -> Mask:
         if situation.seconds_left is None:

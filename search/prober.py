@@ -1,0 +1,44 @@
+"""Probes on a device, as a session asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from planner.schema import DeviceInfo, MeasurementRecord
+from search.probe.protocol import ProbeRequest
+from search.probe.runner import ProbeEvent, run_probe
+from search.space import Model
+from search.strategy import Choice
+
+
+class DeviceProber:
+    """Runs probes on a device, each in a worker process of its own.
+
+    `described` is the device as the study knows it: its `memory_cap_bytes` is an emulation that was
+    asked for, whereas `cap_bytes` also keeps a probe on the CPU within the memory that is free.
+    """
+
+    def __init__(
+        self, model: Model, device: str, described: DeviceInfo, cap_bytes: int | None,
+        on_event: Callable[[ProbeEvent], None] | None = None,
+        worker_command: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.device, self.described = model, device, described
+        self.cap_bytes, self.on_event, self.worker_command = cap_bytes, on_event, worker_command
+
+    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        request = ProbeRequest(
+            probe_id=probe_id,
+            model=self.model,
+            setting=choice.candidate.setting,
+            device=self.device,
+            memory_cap_bytes=self.cap_bytes,
+            give_up_images_per_second=choice.give_up_images_per_second,
+        )
+        record = run_probe(
+            request,
+            deadline_seconds=deadline_seconds,
+            on_event=self.on_event,
+            worker_command=self.worker_command,
+        )
+        return record.model_copy(update={"device": self.described})

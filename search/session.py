@@ -1,0 +1,202 @@
+"""One tuner at work on a study: asks a strategy, claims, probes, records, until it is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from planner.schema import MeasurementRecord
+from search.belief import is_feasible
+from search.replay import Replay
+from search.space import Candidate, Space
+from search.strategy import Choice, Situation, Strategy
+from search.study import Claim
+
+MAX_LOST_CLAIMS = 20  # in a row, to other tuners: then their study is left to them
+
+
+class Prober(Protocol):
+    """Runs one probe to its end, whatever that is, within `deadline_seconds`."""
+
+    def __call__(
+        self, choice: Choice, probe_id: str, deadline_seconds: float
+    ) -> MeasurementRecord: ...
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a person sees. `kind` is note, start, step or end; `record` is there at an end.
+    Rates in images/s, times in seconds; `probe` counts from 1, `num_probes` None is no limit."""
+
+    kind: str
+    text: str = ""
+    phase: str = ""
+    candidate: Candidate | None = None
+    probe: int = 0
+    num_probes: int | None = None
+    best_rate: float | None = None
+    seconds_left: float | None = None
+    step_seconds: float | None = None
+    record: MeasurementRecord | None = None
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass
+class Limits:
+    """What a search may use: probes in the whole study, and seconds. `spent_seconds` is what the
+    study had taken before this tuner began."""
+
+    trials: int | None = None
+    budget_seconds: float | None = None
+    spent_seconds: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+    def seconds_left(self) -> float | None:
+        if self.budget_seconds is None:
+            return None
+        used = time.monotonic() - self.started + self.spent_seconds
+        return max(self.budget_seconds - used, 0.0)
+
+
+class Book(Protocol):
+    """Where probes are claimed and kept: a study on disk, or a replay's in memory."""
+
+    def records(self) -> tuple[MeasurementRecord, ...]: ...
+
+    def busy(self) -> set[str]: ...
+
+    def claim(
+        self, candidate: Candidate, lease_seconds: float, repeat: int = 0
+    ) -> Claim | None: ...
+
+    def finish(self, claim: Claim, record: MeasurementRecord) -> MeasurementRecord: ...
+
+    def release(self, claim: Claim, why: str) -> None: ...
+
+
+class ReplayBook:
+    """The book of a replay: nobody else is there and nothing need survive."""
+
+    def __init__(self) -> None:
+        self.kept: list[MeasurementRecord] = []
+
+    def records(self) -> tuple[MeasurementRecord, ...]:
+        return tuple(self.kept)
+
+    def busy(self) -> set[str]:
+        return set()
+
+    def claim(self, candidate: Candidate, lease_seconds: float, repeat: int = 0) -> Claim | None:
+        return Claim(candidate, f"replay-{len(self.kept)}", len(self.kept))
+
+    def finish(self, claim: Claim, record: MeasurementRecord) -> MeasurementRecord:
+        record = record.model_copy(update={"probe_id": claim.probe_id})
+        self.kept.append(record)
+        return record
+
+    def release(self, claim: Claim, why: str) -> None:
+        return None
+
+
+class ReplayProber:
+    """A prober over a recorded table that charges recorded seconds to the limits."""
+
+    def __init__(self, replay: Replay, limits: Limits) -> None:
+        self.replay = replay
+        self.limits = limits
+
+    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        record = self.replay.probe(choice.candidate)
+        self.limits.spent_seconds += record.probe_seconds
+        return record
+
+
+class Session:
+    """The loop. `records` is all that is known, by any tuner, in the order it was learned."""
+
+    def __init__(
+        self, space: Space, book: Book, prober: Prober, limits: Limits,
+        deadline: Callable[[Choice], float], budget_bytes: int | None,
+        on_progress: OnProgress = lambda progress: None,
+    ) -> None:  # fmt: skip
+        self.space, self.book, self.prober, self.limits = space, book, prober, limits
+        self.deadline, self.budget_bytes, self.on_progress = deadline, budget_bytes, on_progress
+        self.records: list[MeasurementRecord] = []
+        self.seen: set[str] = set()
+        self.told: dict[int, set[str]] = {}
+
+    def run(self, strategy: Strategy) -> str:
+        """Probes until the strategy or a limit ends it. Returns why it ended."""
+        lost = 0
+        while True:
+            self._catch_up(strategy)
+            if self.limits.trials is not None and len(self.records) >= self.limits.trials:
+                return f"{self.limits.trials} probes were made"
+            busy = self.book.busy()
+            choice = strategy.ask(Situation(self.limits.seconds_left(), busy))
+            if choice is None:
+                return strategy.stopped_because
+            if self.limits.seconds_left() == 0:
+                return "the budget has ended"
+            lost = 0 if self._probe(choice) else lost + 1
+            if lost > MAX_LOST_CLAIMS:
+                return "other tuners took every probe that was worth making"
+
+    def _catch_up(self, strategy: Strategy) -> None:
+        """Tells the strategy what it has not heard: of resumed studies and of other tuners."""
+        for record in self.book.records():
+            if record.probe_id not in self.seen:
+                self.seen.add(record.probe_id)
+                self.records.append(record)
+        heard = self.told.setdefault(id(strategy), set())
+        for record in self.records:
+            candidate = self.space.find(record.setting)
+            if record.probe_id not in heard and candidate is not None:
+                heard.add(record.probe_id)
+                strategy.tell(candidate, record)
+
+    def _probe(self, choice: Choice) -> bool:
+        """One probe, from claim to record; False where another tuner had claimed it."""
+        deadline = self.deadline(choice)
+        repeat = sum(r.setting == choice.candidate.setting for r in self.records)
+        claim = self.book.claim(choice.candidate, deadline, repeat)
+        if claim is None:
+            return False
+        self._report("start", choice)
+        try:
+            record = self.prober(choice, claim.probe_id, deadline)
+        except BaseException as error:
+            self.book.release(claim, f"stopped by {type(error).__name__}")
+            raise
+        self._keep(claim, record)
+        self._report("end", choice, record)
+        return True
+
+    def _keep(self, claim: Claim, record: MeasurementRecord) -> None:
+        """In memory first: what was measured counts even where the disk refuses it."""
+        record = record.model_copy(update={"probe_id": claim.probe_id})
+        self.seen.add(record.probe_id)
+        self.records.append(record)
+        self.book.finish(claim, record)
+
+    def best_rate(self) -> float | None:
+        rates = [r.images_per_second for r in self.records if is_feasible(r, self.budget_bytes)]
+        return max((r for r in rates if r is not None), default=None)
+
+    def _report(self, kind: str, choice: Choice, record: MeasurementRecord | None = None) -> None:
+        self.on_progress(
+            Progress(
+                kind=kind,
+                phase=choice.phase,
+                candidate=choice.candidate,
+                probe=len(self.records) + (kind == "start"),
+                num_probes=self.limits.trials,
+                best_rate=self.best_rate(),
+                seconds_left=self.limits.seconds_left(),
+                record=record,
+            )
+        )
