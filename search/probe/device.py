@@ -1,0 +1,285 @@
+"""The device at hand, asked without touching it: no CUDA context, no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from planner import __version__
+from planner.errors import UsageError
+from planner.hardware.detect import DetectedGpu, visible_gpus
+from planner.schema import DeviceInfo
+from search.probe import nvml
+
+KIB = 1024
+# Packages whose versions decide what a probe measures.
+_PACKAGES = ("torch", "triton", "timm", "torchvision", "transformers")
+# Longer than any import of torch and creation of a context that was seen.
+_ASK_SECONDS = 120
+_ASK_TORCH = """
+import json, sys, torch
+index = int(sys.argv[1])
+known = torch.cuda.is_available() and index < torch.cuda.device_count()
+p = torch.cuda.get_device_properties(index) if known else None
+print(json.dumps(p and {"name": p.name, "total_bytes": p.total_memory,
+                        "capability": [p.major, p.minor]}))
+"""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds memory on the device; `used_bytes` is None where nobody tells."""
+
+    pid: int
+    used_bytes: int | None
+
+
+@dataclass(frozen=True)
+class MemoryInUse:
+    """What is taken of a device and what is left of it, in bytes.
+
+    Asked by a process without a context, all that is used is others'. On the CPU, `free_bytes` is
+    what can be had without swapping, within the limit of the control group.
+    """
+
+    total_bytes: int
+    used_bytes: int
+    free_bytes: int
+    holders: tuple[Holder, ...] = ()
+
+
+def choose_device(wanted: str = "auto") -> str:
+    """`auto` to "cuda:0" where torch could use a GPU here, else to "cpu"; `cuda` to "cuda:0".
+
+    Raises UsageError for anything but auto, cpu, cuda and cuda:N.
+    """
+    if wanted == "auto":
+        return "cuda:0" if why_no_gpu() is None else "cpu"
+    if wanted == "cuda":
+        return "cuda:0"
+    if wanted == "cpu" or re.fullmatch(r"cuda:\d+", wanted):
+        return wanted
+    raise UsageError(f"unknown device {wanted!r}.", "Devices are auto, cpu, cuda:0, cuda:1 …")
+
+
+def why_no_gpu(index: int = 0) -> str | None:
+    """Why `cuda:index` cannot be probed here, in a sentence; None where it can."""
+    build = torch_build()
+    if build is None:
+        return "torch is not installed"
+    if build == "cpu":
+        return "this torch is built for the CPU alone"
+    if _nvml_device(index) is not None or _ask_torch(index) is not None:
+        return None
+    return f"no GPU with index {index} answers"
+
+
+def describe_device(wanted: str = "auto") -> DeviceInfo:
+    """The device as records name it. Raises UsageError where it cannot be used here."""
+    device = choose_device(wanted)
+    return _describe_cpu() if device == "cpu" else _describe_cuda(int(device[5:]))
+
+
+@lru_cache(maxsize=8)
+def _describe_cuda(index: int) -> DeviceInfo:
+    why = why_no_gpu(index)
+    if why is not None:
+        raise UsageError(f"cuda:{index} cannot be used: {why}.", "Pass --device cpu.")
+    device = _nvml_device(index)
+    memory = device.memory if device is not None else None
+    if device is None or memory is None:
+        asked = _ask_torch(index)
+        assert asked is not None, "why_no_gpu has asked already"
+        return DeviceInfo(kind="cuda", driver=nvml.driver_version(), **asked)
+    return DeviceInfo(
+        kind="cuda",
+        name=device.name,
+        total_bytes=memory.total,
+        capability=device.capability,
+        driver=nvml.driver_version(),
+    )
+
+
+@lru_cache(maxsize=1)
+def _describe_cpu() -> DeviceInfo:
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    count = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
+    name = f"{_cpu_model()}, {count} thread{'' if count == 1 else 's'}"
+    return DeviceInfo(kind="cpu", name=name, total_bytes=_host_memory().total_bytes)
+
+
+def memory_in_use(device: str) -> MemoryInUse | None:
+    """What the processes on `device` ("cpu", "cuda:N") hold; None where the driver does not say."""
+    if device == "cpu":
+        return _host_memory()
+    found = _nvml_device(int(device[5:]))
+    memory = found.memory if found is not None else None
+    if found is None or memory is None:
+        return None
+    holders = tuple(Holder(p.pid, p.used_bytes) for p in found.processes or ())
+    return MemoryInUse(memory.total, memory.used, memory.free, holders)
+
+
+def nvml_device(device: str) -> nvml.NvmlDevice | None:
+    """The driver's handle of "cuda:N", as the worker's environment numbers it."""
+    return _nvml_device(int(device[5:]))
+
+
+def worker_environment() -> dict[str, str]:
+    """This process's environment for a worker, which imports what this process would.
+
+    GPUs are numbered in PCI order, as nvidia-smi does and as `describe_device` reads them, unless
+    the environment says otherwise already.
+    """
+    environment = dict(os.environ)
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    paths = [path or str(Path.cwd()) for path in sys.path]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    return environment
+
+
+@lru_cache(maxsize=1)
+def _versions() -> tuple[tuple[str, str], ...]:
+    found = {"python": platform.python_version(), "planner": __version__}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if torch_build() not in (None, "cpu"):
+        found["cuda"] = str(torch_build())
+    return tuple(found.items())
+
+
+def versions() -> dict[str, str]:
+    """What software a probe runs on: its versions, and the allocator's configuration where set."""
+    found = dict(_versions())
+    configured = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    if configured:
+        found["allocator_config"] = configured
+    return found
+
+
+@lru_cache(maxsize=1)
+def torch_build() -> str | None:
+    """What the installed torch was built for: "12.8" (CUDA), "rocm6.4", "cpu"; None without torch.
+
+    Read from the file torch/version.py, because importing torch takes seconds.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = (Path(spec.origin).parent / "version.py").read_text()
+    for name, prefix in (("cuda", ""), ("hip", "rocm")):
+        match = re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+        if match:
+            return prefix + match.group(1)
+    return "cpu"
+
+
+def _nvml_device(index: int) -> nvml.NvmlDevice | None:
+    """The device torch would call cuda:index: CUDA_VISIBLE_DEVICES renumbers them."""
+    visible = visible_gpus(_nvml_gpus())
+    return nvml.device_at(visible[index].index) if index < len(visible) else None
+
+
+@lru_cache(maxsize=1)
+def _nvml_gpus() -> tuple[DetectedGpu, ...]:
+    driver = nvml.driver_version() or ""
+    found = ((index, nvml.device_at(index)) for index in range(nvml.count_devices()))
+    return tuple(
+        DetectedGpu(index, gpu.name, gpu.uuid or "", None, None, driver, None)
+        for index, gpu in found
+        if gpu is not None
+    )
+
+
+@lru_cache(maxsize=8)
+def _ask_torch(index: int) -> dict[str, object] | None:
+    """The device's properties from torch, in a process that ends: where NVML is not to be had."""
+    command = [sys.executable, "-c", _ASK_TORCH, str(index)]
+    try:
+        answer = subprocess.run(
+            command,
+            env=worker_environment(),
+            capture_output=True,
+            timeout=_ASK_SECONDS,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        found = json.loads(answer.stdout)
+    except (subprocess.SubprocessError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*: *(.+)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else platform.machine() or "CPU"
+
+
+def _host_memory() -> MemoryInUse:
+    fields = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        fields[name] = int(value.split()[0]) * KIB
+    total, free = fields["MemTotal"], fields["MemAvailable"]
+    for limit, used in _group_limits():
+        total = min(total, limit)
+        free = min(free, max(0, limit - used))
+    return MemoryInUse(total, total - free, free)
+
+
+def _group_limits() -> list[tuple[int, int]]:
+    """(limit, used) of the control groups this process is in, where they limit memory.
+
+    Version 2 is one tree with `memory.max`; version 1 has a tree for memory. In a container the
+    path in /proc/self/cgroup may not exist and the tree's root is ours.
+    """
+    found = []
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root = Path("/sys/fs/cgroup/memory")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        for group in (root / path.lstrip("/"), root):
+            limit, used = (_read_count(group / name) for name in names)
+            if limit is not None and used is not None:
+                found.append((limit, used - _reclaimable(group)))
+                break
+    return found
+
+
+def _read_count(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _reclaimable(group: Path) -> int:
+    """Bytes of cached files in a control group that are given back on need."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = dict(line.split()[:2] for line in lines if line)
+    return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))

@@ -1,0 +1,211 @@
+"""The NVIDIA driver's management library, called directly: it makes no CUDA context.
+
+Only what a probe needs, from nvml.h (the API is versioned by symbol, and old symbols stay). Every
+question answers None where the library, the device or the driver has no answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure, byref, c_int, c_uint, c_ulonglong, c_void_p
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+_SUCCESS = 0
+_INSUFFICIENT_SIZE = 7
+_NOT_AVAILABLE = 2**64 - 1
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_TEMPERATURE_GPU = 0
+_UUID_BYTES, _NAME_BYTES = 96, 96
+
+# nvmlClocksEventReasons: bits of why the clocks are lower than they could be.
+THROTTLE_REASONS = {
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}  # 0x001 is idle, which is no throttling
+
+
+class _Memory(Structure):
+    _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
+
+
+class _MemoryV2(Structure):
+    _fields_ = (
+        ("version", c_uint),
+        ("total", c_ulonglong),
+        ("reserved", c_ulonglong),
+        ("free", c_ulonglong),
+        ("used", c_ulonglong),
+    )
+
+
+class _Process(Structure):
+    _fields_ = (
+        ("pid", c_uint),
+        ("used", c_ulonglong),
+        ("gpu_instance", c_uint),
+        ("compute_instance", c_uint),
+    )
+
+
+@dataclass(frozen=True)
+class NvmlMemory:
+    """Bytes. `total` is what programs can have: the driver's own reserve is left out."""
+
+    total: int
+    used: int
+    free: int
+
+
+@dataclass(frozen=True)
+class NvmlProcess:
+    """A process with a context on the device; `used_bytes` is None where the driver hides it."""
+
+    pid: int
+    used_bytes: int | None
+
+
+@dataclass(frozen=True)
+class NvmlDevice:
+    """One GPU as the driver knows it."""
+
+    handle: Any
+    library: Any
+
+    @property
+    def name(self) -> str:
+        return self._text("nvmlDeviceGetName", _NAME_BYTES) or "NVIDIA GPU"
+
+    @property
+    def uuid(self) -> str | None:
+        """`GPU-` and 32 hexadecimal digits with hyphens."""
+        return self._text("nvmlDeviceGetUUID", _UUID_BYTES)
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        major, minor = c_int(), c_int()
+        known = self._call("nvmlDeviceGetCudaComputeCapability", byref(major), byref(minor))
+        return (major.value, minor.value) if known else None
+
+    @property
+    def memory(self) -> NvmlMemory | None:
+        detailed = _MemoryV2(version=ctypes.sizeof(_MemoryV2) | (2 << 24))
+        if self._call("nvmlDeviceGetMemoryInfo_v2", byref(detailed)):
+            total = detailed.total - detailed.reserved
+            return NvmlMemory(total, detailed.used, detailed.free)
+        plain = _Memory()
+        if self._call("nvmlDeviceGetMemoryInfo", byref(plain)):
+            return NvmlMemory(plain.total, plain.used, plain.free)
+        return None
+
+    @property
+    def processes(self) -> tuple[NvmlProcess, ...] | None:
+        """All processes that compute on the device. In a container their pids are the host's."""
+        for symbol in (
+            "nvmlDeviceGetComputeRunningProcesses_v3",
+            "nvmlDeviceGetComputeRunningProcesses_v2",
+        ):
+            if getattr(self.library, symbol, None) is not None:
+                return self._processes(symbol)
+        return None
+
+    def _processes(self, symbol: str) -> tuple[NvmlProcess, ...] | None:
+        capacity = 64
+        while capacity <= 4096:
+            count = c_uint(capacity)
+            entries = (_Process * capacity)()
+            result = getattr(self.library, symbol)(self.handle, byref(count), entries)
+            if result == _SUCCESS:
+                return tuple(
+                    NvmlProcess(e.pid, None if e.used == _NOT_AVAILABLE else e.used)
+                    for e in entries[: count.value]
+                )
+            if result != _INSUFFICIENT_SIZE:
+                return None
+            capacity *= 4
+        return None
+
+    @property
+    def sm_mhz(self) -> int | None:
+        return self._number("nvmlDeviceGetClockInfo", c_int(_CLOCK_SM))
+
+    @property
+    def sm_max_mhz(self) -> int | None:
+        return self._number("nvmlDeviceGetMaxClockInfo", c_int(_CLOCK_SM))
+
+    @property
+    def memory_mhz(self) -> int | None:
+        return self._number("nvmlDeviceGetClockInfo", c_int(_CLOCK_MEMORY))
+
+    @property
+    def temperature_c(self) -> int | None:
+        return self._number("nvmlDeviceGetTemperature", c_int(_TEMPERATURE_GPU))
+
+    @property
+    def power_watts(self) -> float | None:
+        milliwatts = self._number("nvmlDeviceGetPowerUsage")
+        return None if milliwatts is None else milliwatts / 1000
+
+    @property
+    def throttle_reasons(self) -> tuple[str, ...]:
+        bits = c_ulonglong()
+        if not self._call("nvmlDeviceGetCurrentClocksThrottleReasons", byref(bits)):
+            return ()
+        return tuple(name for bit, name in THROTTLE_REASONS.items() if bits.value & bit)
+
+    def _number(self, symbol: str, *arguments: Any) -> int | None:
+        value = c_uint()
+        return value.value if self._call(symbol, *arguments, byref(value)) else None
+
+    def _text(self, symbol: str, size: int) -> str | None:
+        buffer = ctypes.create_string_buffer(size)
+        return buffer.value.decode() if self._call(symbol, buffer, c_uint(size)) else None
+
+    def _call(self, symbol: str, *arguments: Any) -> bool:
+        function = getattr(self.library, symbol, None)
+        return function is not None and function(self.handle, *arguments) == _SUCCESS
+
+
+def count_devices() -> int:
+    """How many NVIDIA GPUs the driver has; 0 where there is no driver."""
+    library = load_library()
+    count = c_uint()
+    if library is None or library.nvmlDeviceGetCount_v2(byref(count)) != _SUCCESS:
+        return 0
+    return count.value
+
+
+def device_at(index: int) -> NvmlDevice | None:
+    """The GPU with this index in PCI order, as nvidia-smi lists them."""
+    library = load_library()
+    handle = c_void_p()
+    if library is None or library.nvmlDeviceGetHandleByIndex_v2(c_uint(index), byref(handle)):
+        return None
+    return NvmlDevice(handle, library)
+
+
+def driver_version() -> str | None:
+    library = load_library()
+    buffer = ctypes.create_string_buffer(_NAME_BYTES)
+    if library is None or library.nvmlSystemGetDriverVersion(buffer, c_uint(_NAME_BYTES)):
+        return None
+    return buffer.value.decode()
+
+
+@lru_cache(maxsize=1)
+def load_library() -> Any | None:
+    """The library, initialised; None where there is none or its driver does not answer."""
+    for name in ("libnvidia-ml.so.1", "libnvidia-ml.so", "/usr/lib/wsl/lib/libnvidia-ml.so.1"):
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        return library if library.nvmlInit_v2() == _SUCCESS else None
+    return None

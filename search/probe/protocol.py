@@ -1,0 +1,157 @@
+"""What crosses between the tuner and a probe's worker: JSON lines, versioned, never trusted.
+
+The parent writes one `WorkOrder` and reads phases, progress and one outcome. Each message carries
+the format's number and the probe's id: what is malformed, too long, of another format or of
+another probe is garbage, counted and left.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from planner.schema import FactoryModel, ProbeStatus, SwinConfig, TrainSetting
+from planner.schema.record import Clocks, PhaseBytes
+
+# Longer than any message of ours (a thousand samples take about 25 kB), short enough that a flood
+# without a newline costs the parent nothing.
+MAX_MESSAGE_BYTES = 1 << 20
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ProbeRequest(_Message):
+    """What to probe and how long. Bytes are integers, times are seconds.
+
+    `device` is "cpu" or "cuda:N". `memory_cap_bytes` emulates a smaller device: on CUDA it holds
+    the caching allocator to what is left beside the context; on the CPU it is a limit on the growth
+    of the worker's own memory. Timing ends after `min_steps` optimizer steps as soon as the median
+    is known to ±`median_precision` (95%), or `max_measure_seconds` or `max_steps` are reached;
+    earlier, where even the lower bound of the median stays under `give_up_images_per_second`.
+    """
+
+    probe_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    model: SwinConfig | FactoryModel
+    setting: TrainSetting
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"
+    memory_cap_bytes: Annotated[int, Field(ge=1)] | None = None
+    warmup_steps: Annotated[int, Field(ge=1)] = 2
+    min_steps: Annotated[int, Field(ge=1)] = 3
+    max_steps: Annotated[int, Field(ge=1)] = 200
+    median_precision: Annotated[float, Field(gt=0)] = 0.01
+    max_measure_seconds: Annotated[float, Field(gt=0)] = 10.0
+    give_up_images_per_second: float | None = None
+    record_phases: bool = False
+    seed: int = 0
+
+
+class WorkOrder(_Message):
+    """The one line a worker reads. `deadline_seconds` is what is left when it is sent."""
+
+    format: Literal[1] = 1
+    request: ProbeRequest
+    deadline_seconds: float
+
+
+class _Answer(_Message):
+    format: Literal[1] = 1
+    probe_id: str
+
+
+class PhaseMessage(_Answer):
+    """The worker has entered `phase`: import, build, compile, forward, backward, measure …"""
+
+    type: Literal["phase"] = "phase"
+    phase: str
+
+
+class ProgressMessage(_Answer):
+    """`num_steps` optimizer steps were timed so far, at a median of `step_seconds`."""
+
+    type: Literal["progress"] = "progress"
+    num_steps: int
+    step_seconds: float
+
+
+class OutcomeMessage(_Answer):
+    """How the probe ended, in the fields of a `MeasurementRecord`."""
+
+    type: Literal["outcome"] = "outcome"
+    status: ProbeStatus
+    message: str = ""
+    phase: str = ""
+    step_seconds: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    device_bytes: int | None = None
+    phases: PhaseBytes | None = None
+    compile_seconds: float | None = None
+    clocks: Clocks | None = None
+    flags: tuple[str, ...] = ()
+
+
+Answer = Annotated[PhaseMessage | ProgressMessage | OutcomeMessage, Field(discriminator="type")]
+_ANSWER: TypeAdapter[PhaseMessage | ProgressMessage | OutcomeMessage] = TypeAdapter(Answer)
+
+
+def encode(message: BaseModel) -> bytes:
+    """One message as bytes. It begins a line of its own, so that foreign bytes before it on the
+    channel do not spoil it."""
+    return b"\n" + message.model_dump_json().encode() + b"\n"
+
+
+class AnswerReader:
+    """Bytes of the result channel in, answers of one probe out; what is not one is counted.
+
+    Holds at most `MAX_MESSAGE_BYTES`, however much is sent.
+    """
+
+    def __init__(self, probe_id: str) -> None:
+        self.probe_id = probe_id
+        self.num_garbage = 0
+        self._line = bytearray()
+        self._overlong = False
+
+    def feed(self, data: bytes) -> list[PhaseMessage | ProgressMessage | OutcomeMessage]:
+        """The answers that `data` completes, in order."""
+        *lines, rest = data.split(b"\n")
+        answers = []
+        for line in lines:
+            self._append(line)
+            answer = self._take_line()
+            if answer is not None:
+                answers.append(answer)
+        self._append(rest)
+        return answers
+
+    def close(self) -> None:
+        """The channel has ended: a line without its end is a truncated message, so garbage."""
+        if self._line or self._overlong:
+            self.num_garbage += 1
+        self._line.clear()
+
+    def _append(self, piece: bytes) -> None:
+        if len(self._line) + len(piece) > MAX_MESSAGE_BYTES:
+            self._overlong = True
+            self._line.clear()
+        if not self._overlong:
+            self._line += piece
+
+    def _take_line(self) -> PhaseMessage | ProgressMessage | OutcomeMessage | None:
+        line, overlong = bytes(self._line), self._overlong
+        self._line.clear()
+        self._overlong = False
+        if not line and not overlong:
+            return None
+        try:
+            answer = None if overlong else _ANSWER.validate_json(line)
+        except ValidationError:
+            answer = None
+        if answer is None or answer.probe_id != self.probe_id:
+            self.num_garbage += 1
+            return None
+        return answer

@@ -1,0 +1,285 @@
+"""Models with faults, for probes: each is a `package.module:factory` of a user's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import torch
+from torch import Tensor, nn
+
+CLASSES = 10
+SIDE = 16
+
+
+class Tiny(nn.Module):
+    """Images [B, 3, 16, 16] to logits [B, 10]; `wait` widens the memory of a step."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, width, 4, stride=4)
+        self.norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.embed(images).flatten(2).transpose(1, 2)
+        tokens = tokens + self.mlp(self.norm(tokens))
+        logits: Tensor = self.head(tokens.mean(1))
+        return logits
+
+
+def tiny() -> nn.Module:
+    return Tiny()
+
+
+def wide() -> nn.Module:
+    """Eight million parameters, 32 MB in fp32: something to be felt in memory."""
+    return Tiny(width=1024)
+
+
+class _Backward(torch.autograd.Function):
+    """The identity, whose backward does `act`."""
+
+    @staticmethod
+    def forward(ctx: object, tensor: Tensor, act: object) -> Tensor:
+        ctx.act = act  # type: ignore[attr-defined]
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.act()  # type: ignore[attr-defined]
+        return gradient, None
+
+
+class Faulty(Tiny):
+    """Does `act` in the `call`-th forward (0-based), or in its backward."""
+
+    def __init__(self, act: object, call: int = 0, in_backward: bool = False) -> None:
+        super().__init__()
+        self.act, self.call, self.in_backward, self.calls = act, call, in_backward, 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images)
+        if self.calls == self.call:
+            if self.in_backward:
+                logits = _Backward.apply(logits, self.act)  # type: ignore[no-untyped-call]
+            else:
+                self.act()  # type: ignore[operator]
+        self.calls += 1
+        return logits
+
+
+def take_all_memory() -> None:
+    """Ask for tensors until there is no more; under a cap this is soon."""
+    held = []
+    for _ in range(4096):
+        held.append(torch.ones(1 << 22))
+
+
+def out_of_memory_in_forward() -> nn.Module:
+    return Faulty(take_all_memory)
+
+
+def out_of_memory_in_backward() -> nn.Module:
+    return Faulty(take_all_memory, in_backward=True)
+
+
+def out_of_memory_in_late_forward() -> nn.Module:
+    """After the warm-up, among the timed steps."""
+    return Faulty(take_all_memory, call=4)
+
+
+class OneLargeWeight(Tiny):
+    """Fits forward and backward under a cap of 3 times the weight, but not Adam's two states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1 << 24))  # 64 MiB
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) + self.weight.sum()
+
+
+def out_of_memory_in_optimizer() -> nn.Module:
+    return OneLargeWeight()
+
+
+def segmentation_fault() -> nn.Module:
+    return Faulty(lambda: ctypes.string_at(0), in_backward=True)
+
+
+def abort() -> nn.Module:
+    return Faulty(os.abort)
+
+
+def kill_itself() -> nn.Module:
+    return Faulty(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def exit_quietly() -> nn.Module:
+    return Faulty(lambda: os._exit(0))
+
+
+def hang_in_build() -> nn.Module:
+    time.sleep(600)
+    return Tiny()
+
+
+def hang_in_forward() -> nn.Module:
+    return Faulty(lambda: time.sleep(600))
+
+
+def hang_while_timed() -> nn.Module:
+    return Faulty(lambda: time.sleep(600), call=4)
+
+
+def hang_and_ignore_sigterm() -> nn.Module:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return Faulty(lambda: time.sleep(600))
+
+
+def hang_at_the_end() -> nn.Module:
+    """A thread that is no daemon and a handler at exit, neither of which ends."""
+    import atexit
+
+    atexit.register(time.sleep, 600)
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    return Tiny()
+
+
+def flood() -> nn.Module:
+    """64 MiB on standard output and error, and a thread that goes on."""
+    line = b"x" * 1023 + b"\n"
+
+    def write_for_ever() -> None:
+        while True:
+            os.write(1, line)
+            time.sleep(0.0001)
+
+    def write_much() -> None:
+        for _ in range(1 << 15):
+            os.write(1, line)
+            os.write(2, line)
+
+    threading.Thread(target=write_for_ever, daemon=True).start()
+    return Faulty(write_much)
+
+
+def write_on_every_channel() -> nn.Module:
+    """Garbage on every file descriptor that is open for writing, among them the result channel."""
+
+    def act() -> None:
+        for name in os.listdir("/proc/self/fd"):
+            fd = int(name)
+            if fd > 2:
+                try:
+                    os.write(fd, b'{"format": 1, "type": "outcome", \xff garbage')
+                except OSError:
+                    continue
+
+    return Faulty(act)
+
+
+def leave_children() -> nn.Module:
+    """A forked child, one in a session of its own that ignores SIGTERM, and a grandchild."""
+    sleeper = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork(); time.sleep(600)"
+    subprocess.Popen([sys.executable, "-S", "-c", sleeper], start_new_session=True)
+    if os.fork() == 0:
+        time.sleep(600)
+        os._exit(0)
+    return Tiny()
+
+
+def leave_children_and_hang() -> nn.Module:
+    leave_children()
+    return Faulty(lambda: time.sleep(600))
+
+
+class NotANumber(Tiny):
+    """The loss is NaN from the `call`-th forward on."""
+
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self.call, self.calls = call, 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        logits = super().forward(images)
+        return logits * float("nan") if self.calls > self.call else logits
+
+
+def nan_at_once() -> nn.Module:
+    return NotANumber(0)
+
+
+def nan_while_timed() -> nn.Module:
+    return NotANumber(3)
+
+
+def raises() -> nn.Module:
+    raise ValueError("the checkpoint is not there")
+
+
+def prints() -> nn.Module:
+    print("hello from the factory")
+    print('{"format": 1, "type": "outcome", "status": "crashed"}')
+    return Tiny()
+
+
+def no_module() -> object:
+    return "a string"
+
+
+def exits() -> nn.Module:
+    sys.exit(3)
+
+
+def compile_fails() -> nn.Module:
+    """A compiler's backend that raises as one of its passes would."""
+    from torch._inductor import config
+
+    def failing_pass(graph: object) -> None:
+        raise RuntimeError("this pass does not know the graph")
+
+    config.post_grad_custom_post_pass = failing_pass  # type: ignore[attr-defined]
+    config.force_disable_caches = True  # type: ignore[attr-defined]
+    return Tiny()
+
+
+def compile_hangs() -> nn.Module:
+    from torch._inductor import config
+
+    config.post_grad_custom_post_pass = lambda graph: time.sleep(600)  # type: ignore[attr-defined]
+    config.force_disable_caches = True  # type: ignore[attr-defined]
+    return Tiny()
+
+
+class Recompiling(Tiny):
+    """Is another function at each call, as models with a Python counter are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mode = "0"
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images)
+        return logits + 0 * len(self.mode) if self.mode else logits
+
+
+def recompiles_over_the_limit() -> nn.Module:
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = 1
+    model = Recompiling()
+
+    def change(module: Recompiling, *_: object) -> None:
+        module.mode += "0"
+
+    model.register_forward_pre_hook(change)
+    return model
