@@ -47,7 +47,7 @@ def emit(
     """The recommended setting for `target`, one of `TARGETS`.
 
     `result` is a Recommendation, its JSON as a mapping, or the path of `recommendation.json` or of
-    the directory that holds it. `changes` are fields of TrainSetting to set otherwise than measured.
+    the directory that holds it. `changes` are fields of TrainSetting to set otherwise than probed.
     A trainer of another library than the one probed trains that library's counterpart of the
     model: it is estimated anew (`estimator`), and the file says that it was not measured.
 

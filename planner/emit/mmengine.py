@@ -1,7 +1,7 @@
 """mmengine, with mmpretrain's Swin: a config file for its tools/train.py.
 
-Keys as in mmengine 0.10 (`AmpOptimWrapper`, `OptimWrapper`, `Runner.cfg.compile`) and mmpretrain 1.2
-(`SwinTransformer`, `SwinTransformerV2`, `ImageClassifier`). mmpretrain's Swin is written after
+Keys as in mmengine 0.10 (`AmpOptimWrapper`, `OptimWrapper`, `Runner.cfg.compile`) and mmpretrain
+1.2 (`SwinTransformer`, `SwinTransformerV2`, `ImageClassifier`). mmpretrain's Swin is written after
 microsoft's; this planner has it neither on shapes nor as a probe, and estimates microsoft's.
 """
 

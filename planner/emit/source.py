@@ -106,14 +106,15 @@ def _factory(model: FactoryModel) -> ModelSource:
 def _native(model: SwinConfig, setting: TrainSetting) -> ModelSource:
     fields = model.model_dump(exclude_defaults=True, exclude={"name"})
     attention = "eager" if setting.attention == "eager" else "sdpa"
+    checkpointing = literal(setting.checkpointing)
     return ModelSource(
         imports=(
-            "from planner import SwinConfig",
+            "from planner.schema import SwinConfig",
             "from planner.libraries.native.module import build_swin",
         ),
         body=_function(
             f"    config = {call('SwinConfig', fields)}\n"
-            f"    model = build_swin(config, {literal(attention)}, {literal(setting.checkpointing)})\n"
+            f"    model: nn.Module = build_swin(config, {literal(attention)}, {checkpointing})\n"
             "    return model\n"
         ),
     )
@@ -167,9 +168,9 @@ def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
         wrapper = _TORCHVISION_WRAPPER
         lines += (
             "    for stage in model.features:\n"
-            "        for index, child in enumerate(stage):\n"
+            "        for name, child in list(stage.named_children()):\n"
             f"            if isinstance(child, {block}):\n"
-            "                stage[index] = CheckpointedBlock(child)\n"
+            "                setattr(stage, name, CheckpointedBlock(child))\n"
         )
     return ModelSource(tuple(imports), wrapper + _function(lines + "    return model\n"))
 
@@ -225,10 +226,17 @@ def _transformers(model: SwinConfig, setting: TrainSetting) -> ModelSource:
         else f", attn_implementation={literal(setting.attention)}"
     )
     lines = f"    config = {call(kind, arguments)}\n"
-    build = f"AutoModelForImageClassification.from_config(config{attention})"
-    lines += f"    model: nn.Module = {build}\n"
+    lines += (
+        "    model: nn.Module = AutoModelForImageClassification.from_config(\n"
+        f"        config{attention}\n    )\n"
+        if attention
+        else "    model: nn.Module = AutoModelForImageClassification.from_config(config)\n"
+    )
     if setting.checkpointing != "none":
-        lines += "    model.gradient_checkpointing_enable()\n"
+        lines += (
+            "    # Called gradient_checkpointing_enable in earlier versions of transformers 5.\n"
+            "    model.activation_checkpointing_enable()\n"
+        )
     return ModelSource(
         imports=(f"from transformers import AutoModelForImageClassification, {kind}",),
         body=_function(lines + "    return model\n"),
@@ -280,7 +288,7 @@ def building_source(plan: Plan) -> str:
         (
             plan.comment(),
             import_block((*model.imports, *imports)),
-            "\n" + precision_source(setting),
+            "\n" + precision_source(setting) if precision_source(setting) else "",
             "\n\n" + placed(model.body, setting),
             "\n\n" + optimizer,
         )
@@ -289,14 +297,15 @@ def building_source(plan: Plan) -> str:
 
 def import_block(imports: tuple[str, ...], standard: tuple[str, ...] = ()) -> str:
     """The imports of a file, in isort's order: the standard library's, then all others."""
-    lines = {*imports, *(f"import {name}" for name in standard), "import torch", _NN}
+    lines = {*imports, *(f"import {name}" for name in standard), "import torch"}
+    if "from torch import Tensor, nn" not in lines:
+        lines.add("from torch import nn")
     first = sorted((line for line in lines if _module(line) in _STANDARD), key=_isort_key)
     second = sorted((line for line in lines if _module(line) not in _STANDARD), key=_isort_key)
     blocks = ["from __future__ import annotations", "\n".join(first), "\n".join(second)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-_NN = "from torch import nn"
 _STANDARD = frozenset(
     {"argparse", "collections", "contextlib", "math", "os", "pathlib", "sys", "time", "typing"}
 )

@@ -279,6 +279,8 @@ def _published(name: str) -> dict[str, Any]:
     }
     if len(numbers) == 3:
         # `window12to16_192to256` was trained at window 12, and 6 in the last stage.
-        pretrained = (int(before),) * 3 + (int(before) // 2,) if before else (0,) * 4
+        pretrained = (0, 0, 0, 0)
+        if before:
+            pretrained = (int(before), int(before), int(before), int(before) // 2)
         values["pretrained_window_sizes"] = pretrained
     return values

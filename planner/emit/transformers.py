@@ -154,7 +154,8 @@ def _trainer(setting: TrainSetting, own_optimizer: bool) -> str:
     )
     loss = "        compute_loss_func=soft_target_loss,\n" if _soft(setting) else ""
     return (
-        'def build_trainer(train_dataset: Any, output_dir: str = "output", **more: Any) -> Trainer:\n'
+        "def build_trainer("
+        'train_dataset: Any, output_dir: str = "output", **more: Any) -> Trainer:\n'
         '    """`more` are further TrainingArguments."""\n'
         "    arguments = TrainingArguments(output_dir, **{**ARGUMENTS, **more})\n"
         "    model = build_model()\n"
