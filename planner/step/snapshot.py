@@ -33,6 +33,7 @@ from planner.step.allocator_config import AllocatorConfig
 from planner.units import format_bytes
 
 Entry = Mapping[str, Any]
+_NO_ADDRESS = 1 << 64
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,8 @@ def _state_before(trace: Sequence[Entry], segments: Sequence[Entry]) -> _State:
         elif action == "free_completed":
             blocks[address] = -(-entry["size"] >> UNIT_BITS) << UNIT_BITS
         elif action == "segment_alloc":
-            del sizes[address]
+            if sizes.pop(address, None) is None:
+                raise _contradiction(f"the segment taken at {address:#x} is nowhere at the end")
         elif action == "segment_free":
             sizes[address] = entry["size"]
     return _State(sizes, _with_remainders(blocks, sizes))
@@ -168,15 +170,22 @@ def _with_remainders(blocks: dict[int, int], segments: dict[int, int]) -> dict[i
     starts = sorted(segments)
     addresses = sorted(blocks)
     whole = dict(blocks)
-    for address, following in zip(addresses, [*addresses[1:], None], strict=True):
-        base = starts[bisect_right(starts, address) - 1]
-        end = base + segments[base]
-        if following is not None and following < end:
-            end = following
+    for address, following in zip(addresses, [*addresses[1:], _NO_ADDRESS], strict=False):
+        base = starts[max(bisect_right(starts, address) - 1, 0)] if starts else 0
+        if not base <= address < base + segments.get(base, 0):
+            raise _contradiction(f"the block at {address:#x} is in no segment")
+        end = min(following, base + segments[base])
         gap = end - address - blocks[address]
         if segments[base] != SMALL_SEGMENT_BYTES and gap <= SMALL_BYTES:
             whole[address] += gap
     return whole
+
+
+def _contradiction(fault: str) -> PlannerError:
+    return PlannerError(
+        f"the snapshot contradicts itself: {fault}.",
+        "Record once more, with stacks off and max_entries above the number of events.",
+    )
 
 
 class _RecordedAllocator(CachingAllocator):
