@@ -1,0 +1,104 @@
+"""The `planner` command. Each subcommand is a file of its own, imported when it is called.
+
+Exit status: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from planner import __version__
+from planner.errors import PlannerError, unknown_name
+
+INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
+
+# name -> (where its click command is, what `planner --help` says of it)
+COMMANDS = {
+    "estimate": ("planner.cli.estimate:command", "Will it fit? A step's memory and time."),
+    "tune": ("planner.cli.tune:command", "Find the fastest setting by short training runs."),
+    "emit": ("planner.cli.emit:command", "Write a result in a trainer's own words."),
+    "validate": ("planner.cli.validate:command", "Predicted against measured, on this device."),
+    "doctor": ("planner.cli.doctor:command", "Is this environment set up to be fast?"),
+    "gpus": ("planner.cli.gpus:command", "List the GPUs that --gpu knows."),
+    "models": ("planner.cli.models:command", "List the published models of each library."),
+}  # fmt: skip
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's file only to run it or to print its own help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            raise unknown_name("command", name, COMMANDS, "List commands with 'planner --help'.")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="planner", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Train a Swin Transformer as fast as the card allows without running out of memory."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line (`sys.argv` where `arguments` is None) and return its exit status.
+
+    A command may return its own status; None means 0. Errors that are for people go to standard
+    error in their own words, without a traceback.
+    """
+    try:
+        status = cli.main(args=arguments, prog_name="planner", standalone_mode=False)
+        sys.stdout.flush()
+    except PlannerError as error:
+        return _fail(str(error), error.exit_status)
+    except click.ClickException as error:
+        return _fail(_usage(error), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted.", INTERRUPTED)
+    except BrokenPipeError:
+        return _reader_gone()
+    return status if isinstance(status, int) else 0
+
+
+def _usage(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None:
+        return error.format_message()
+    return f"{error.format_message()}\nSee '{context.command_path} --help'."
+
+
+def _fail(message: str, status: int) -> int:
+    click.echo(f"Error: {message}", err=True)
+    return status
+
+
+def _reader_gone() -> int:
+    """`planner gpus | head -1`: what is still buffered must not raise again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return READER_GONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""`planner doctor`: is this environment set up to be fast? With `--rates`, how fast it is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner.cli.output import print_json, print_table
+from planner.environment.doctor import Checkup, check_environment
+from planner.errors import PlannerError, UsageError
+from planner.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from planner.throughput import DeviceRates
+
+
+@click.command()
+@click.option("--rates", is_flag=True, help="Measure what the device achieves (under 20 s).")
+@click.option("--device", default="auto", help="auto, cuda, cuda:1 or cpu: what --rates measures.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(rates: bool, device: str, as_json: bool) -> int:
+    """Say what is installed, which devices there are, and what keeps them from being fast.
+
+    Exits with status 1 where something must be mended first.
+    """
+    checkup = check_environment()
+    measured = _measure(_device(device, checkup)) if rates else None
+    if as_json:
+        print_json(_as_json(checkup, measured))
+    else:
+        _print_checkup(checkup)
+        if measured:
+            _print_rates(measured)
+    return 0 if checkup.is_healthy else 1
+
+
+def _device(name: str, checkup: Checkup) -> str:
+    available = checkup.torch.num_devices if checkup.torch.available else 0
+    if name == "auto":
+        return "cuda:0" if available else "cpu"
+    kind, _, index = name.partition(":")
+    if kind not in ("cuda", "cpu") or (index and not index.isdecimal()):
+        raise UsageError(f"a device is auto, cuda, cuda:1 or cpu, and {name!r} is not.")
+    if kind == "cuda" and int(index or 0) >= available:
+        raise PlannerError(
+            f"{name!r} is not here: torch sees {available} GPUs.", "Pass auto or cpu."
+        )
+    return name
+
+
+def _measure(device: str) -> DeviceRates:
+    from planner.environment.rates import measure_rates, save_rates
+
+    click.echo(f"Measuring {device} …", err=True)
+    measured = measure_rates(device)
+    try:
+        click.echo(f"Kept in {save_rates(measured)}", err=True)
+    except OSError as error:
+        click.echo(f"Not kept: {error}", err=True)
+    return measured
+
+
+def _print_checkup(checkup: Checkup) -> None:
+    torch = checkup.torch
+    build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "CPU only"
+    click.echo(f"Python {checkup.python} on {checkup.system}")
+    click.echo(f"torch {torch.version or 'not importable'} ({build})")
+    others = [f"{name} {v}" for name, v in checkup.versions.items() if name != "torch"]
+    click.echo(f"beside it: {', '.join(others) or 'nothing'}")
+    allocator = [f"{name}={value}" for name, value in checkup.variables.items()]
+    click.echo(
+        f"variables: {', '.join(allocator) or 'none set, so the allocator is at its defaults'}"
+    )
+    if checkup.gpus:
+        rows = [
+            (
+                f"cuda:{position}", gpu.name, _size(gpu.total_bytes), _size(gpu.used_bytes),
+                ".".join(map(str, gpu.capability)) if gpu.capability else None, gpu.driver,
+            )
+            for position, gpu in enumerate(checkup.gpus)
+        ]  # fmt: skip
+        print_table(rows, ("device", "name", "memory", "in use", "capability", "driver"))
+    for finding in checkup.findings:
+        click.echo(f"{finding.level}: {finding.message}. {finding.way_out}".rstrip())
+    if checkup.is_healthy:
+        click.echo("Nothing needs mending.")
+
+
+def _print_rates(rates: DeviceRates) -> None:
+    click.echo(f"\nRates, {rates.basis}:")
+    rows = [
+        (f"matmul {dtype}", f"{r / 1e12:.3g} TFLOP/s") for dtype, r in rates.matmul_flops.items()
+    ]
+    rows.append(("copy", f"{rates.bandwidth / 1e9:.3g} GB/s"))
+    rows += [
+        (f"{kind}, of the {'matmul' if kind in ('conv', 'attention') else 'copy'}", f"{share:.0%}")
+        for kind, share in rates.kind_share.items()
+        if kind != "matmul"
+    ]
+    rows += [
+        (f"host, one {phase} operation", format_seconds(seconds))
+        for phase, seconds in rates.host_seconds.items()
+    ]
+    print_table(rows, ("what", "rate"))
+
+
+def _as_json(checkup: Checkup, rates: DeviceRates | None) -> dict[str, Any]:
+    return {**asdict(checkup), "healthy": checkup.is_healthy, "rates": rates and asdict(rates)}
+
+
+def _size(count: int | None) -> str | None:
+    return None if count is None else format_bytes(count)

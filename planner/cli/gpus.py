@@ -1,0 +1,71 @@
+"""`planner gpus`: the catalogue, or some of it, with the source of each figure on request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from planner.cli.output import print_json, print_table
+from planner.hardware.catalogue import all_gpus, find_gpu, matching_gpus
+from planner.hardware.gpu import Gpu
+from planner.units import GIB
+
+HEADERS = ("name", "memory GiB", "GB/s", "fp32", "tf32", "bf16", "fp16", "architecture")
+
+
+@click.command()
+@click.argument("name", nargs=-1)
+@click.option("--sources", is_flag=True, help="Say where each figure comes from.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array (bytes, FLOP/s).")
+def command(name: tuple[str, ...], sources: bool, as_json: bool) -> None:
+    """List the GPUs that --gpu knows: all, or those that NAME means (`planner gpus rtx 30`)."""
+    gpus = _chosen(" ".join(name))
+    if as_json:
+        print_json([gpu_as_json(gpu) for gpu in gpus])
+        return
+    print_table([_row(gpu) for gpu in gpus], HEADERS)
+    click.echo(
+        "\nRates are dense TFLOP/s, a multiply-add counted as two; memory is what CUDA reports "
+        "where a report was found (--sources)."
+    )
+    if sources:
+        for gpu in gpus:
+            click.echo(f"\n{gpu.name}")
+            for figure, source in gpu.sources.items():
+                click.echo(f"  {figure}: {source}")
+
+
+def gpu_as_json(gpu: Gpu) -> dict[str, Any]:
+    """A catalogue entry as plain data: bytes, bytes/s and FLOP/s; null where there is no unit."""
+    return {
+        "name": gpu.name,
+        "title": gpu.title,
+        "vendor": gpu.vendor,
+        "architecture": gpu.architecture,
+        "capability": list(gpu.capability) if gpu.capability else None,
+        "memory_bytes": gpu.memory_bytes,
+        "bandwidth": gpu.bandwidth,
+        "fp32_flops": gpu.fp32_flops,
+        "tf32_flops": gpu.tf32_flops,
+        "bf16_flops": gpu.bf16_flops,
+        "fp16_flops": gpu.fp16_flops,
+        "sources": dict(gpu.sources),
+    }
+
+
+def _chosen(text: str) -> tuple[Gpu, ...]:
+    if not text:
+        return all_gpus()
+    return matching_gpus(text) or (find_gpu(text),)  # which says what is near
+
+
+def _row(gpu: Gpu) -> tuple[object, ...]:
+    rates = (gpu.fp32_flops, gpu.tf32_flops, gpu.bf16_flops, gpu.fp16_flops)
+    return (
+        gpu.name,
+        round(gpu.memory_bytes / GIB, 2),
+        round(gpu.bandwidth / 1e9),
+        *(None if rate is None else round(rate / 1e12, 1) for rate in rates),
+        gpu.architecture,
+    )

@@ -1,0 +1,21 @@
+"""How commands print: one JSON object and nothing else, or a table a person can read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+
+def print_json(data: Any) -> None:
+    """`data` as one JSON value on standard output."""
+    click.echo(json.dumps(data, indent=2))
+
+
+def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:
+    """`rows` under `headers`, numbers aligned; None is shown as `-`."""
+    from tabulate import tabulate
+
+    click.echo(tabulate(rows, headers=headers, tablefmt="simple", missingval="-"))

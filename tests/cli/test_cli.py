@@ -1,0 +1,233 @@
+"""The command line as a shell sees it: status, standard output and standard error apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from planner.cli import COMMANDS, cli, main
+from planner.cli.gpus import gpu_as_json
+from planner.environment.doctor import TorchBuild, find_faults
+from planner.errors import PlannerError, UsageError
+from planner.hardware import all_gpus
+from planner.hardware.detect import parse_gpus
+
+PLANNER = Path(sys.executable).with_name("planner")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The installed console command, in a process of its own."""
+    return subprocess.run([PLANNER, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_console_command_reports_an_error_without_a_traceback() -> None:
+    done = run("gpus", "h10")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("Error: unknown GPU 'h10'. Did you mean 'h100-sxm-80gb'")
+    assert "Traceback" not in done.stderr
+
+
+def test_help_imports_no_command() -> None:
+    code = (
+        "import sys; from planner.cli import main; main(['--help']);"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for name in COMMANDS:
+        assert name in done.stdout
+    loaded = set(done.stderr.split())
+    assert not {module.partition(":")[0] for module, _ in COMMANDS.values()} & loaded
+    assert not loaded & {"torch", "numpy", "pydantic", "optuna", "planner.schema"}
+
+
+def test_listing_gpus_imports_neither_torch_nor_pydantic() -> None:
+    code = (
+        "import sys; from planner.cli import main; main(['gpus', '--json']);"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len(json.loads(done.stdout)) == len(all_gpus())
+    assert not set(done.stderr.split()) & {"torch", "numpy", "pydantic", "optuna"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a reader that leaves is a POSIX pipe's affair")
+def test_a_reader_that_leaves_is_not_an_error() -> None:
+    """Standard output is a pipe whose reading end is closed before the command writes."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [PLANNER, "gpus", "--json"], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert done.stderr == ""
+    assert done.returncode in (1, 141)
+
+
+def test_an_unknown_command_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimat"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first, second = captured.err.strip().split("\n")
+    assert first == "Error: unknown command 'estimat'. Did you mean 'estimate'?"
+    assert second == "List commands with 'planner --help'."
+
+
+def test_an_unknown_option_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpus", "--jsn"]) == 2
+    assert "Did you mean '--json'?" in capsys.readouterr().err
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    from planner import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"planner {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "message"),
+    [
+        (PlannerError("it does not fit.", "Take less."), 1, "Error: it does not fit.\nTake less."),
+        (UsageError("a size has a unit."), 2, "Error: a size has a unit."),
+        (click.UsageError("bad value"), 2, "Error: bad value"),
+        (KeyboardInterrupt(), 130, "Error: interrupted."),
+    ],
+)
+def test_errors_become_a_line_and_a_status(
+    raised: BaseException,
+    status: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @click.command()
+    def fails() -> None:
+        raise raised
+
+    monkeypatch.setattr(cli, "get_command", lambda ctx, name: fails)
+    assert main(["gpus"]) == status
+    captured = capsys.readouterr()
+    assert captured.err.strip().startswith(message)
+    assert captured.out == ""
+
+
+def test_our_own_mistakes_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "get_command", lambda ctx, name: fails)
+    with pytest.raises(ZeroDivisionError):
+        main(["gpus"])
+
+
+def test_a_commands_own_status_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def seven() -> int:
+        return 7
+
+    monkeypatch.setattr(cli, "get_command", lambda ctx, name: seven)
+    assert main(["gpus"]) == 7
+
+
+def test_gpus_lists_all_and_some(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpus"]) == 0
+    table = capsys.readouterr().out
+    assert all(gpu.name in table for gpu in all_gpus())
+    assert main(["gpus", "h100", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [gpu["name"] for gpu in listed] == ["h100-sxm-80gb", "h100-pcie-80gb", "h100-nvl-94gb"]
+    assert listed[0]["bf16_flops"] == 989.5e12
+    assert listed[0]["sources"]["bf16_flops"]
+
+
+def test_gpus_says_its_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpus", "v100", "--sources"]) == 0
+    out = capsys.readouterr().out
+    assert "NVIDIA V100 Tensor Core GPU datasheet" in out
+    assert gpu_as_json(all_gpus()[0])["bf16_flops"] is None
+
+
+def test_models_are_arguments_of_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("planner.libraries.registry")
+    assert main(["models", "--library", "native", "--json"]) == 0
+    models = json.loads(capsys.readouterr().out)
+    assert models
+    assert all(model["model"].startswith("native:") for model in models)
+    assert main(["models", "--library", "tim"]) == 2
+    assert "Did you mean 'timm'?" in capsys.readouterr().err
+    assert main(["models", "swin_tiy", "--library", "native"]) == 2
+    assert "unknown model 'swin_tiy'. Did you mean" in capsys.readouterr().err
+
+
+GPU = "0, NVIDIA H200, GPU-1f0c, 143771, {used}, 570.124.06, 9.0"
+
+
+def faults(
+    torch: TorchBuild | None = None,
+    used: int = 0,
+    versions: dict[str, str] | None = None,
+    **variables: str,
+) -> dict[str, str]:
+    """message -> level of what the doctor finds on a machine with one H200."""
+    build = torch or TorchBuild("2.13.0+cu130", cuda="13.0", available=True, num_devices=1)
+    gpus = parse_gpus(GPU.format(used=used))
+    found = find_faults(build, gpus, versions or {"triton": "3.5"}, variables)
+    return {finding.message: finding.level for finding in found}
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_good_machine() -> None:
+    assert faults() == {}
+
+
+@pytest.mark.parametrize(
+    ("found", "text", "level"),
+    [
+        (faults(TorchBuild("2.13.0+cpu")), "built without CUDA", "fault"),
+        (faults(TorchBuild("2.13.0+cu130", cuda="13.0")), "with driver 570.124.06", "fault"),
+        (faults(TorchBuild(error="ImportError: libcudart")), "libcudart", "fault"),
+        (faults(TorchBuild("2.4.1", cuda="12.1", available=True)), "2.9 to 2.13", "note"),
+        (faults(used=70000), "held by other processes", "note"),
+        (faults(versions={"timm": "1.0"}), "triton is missing", "note"),
+        (faults(CUDA_LAUNCH_BLOCKING="1"), "every kernel wait", "fault"),
+        (faults(NVIDIA_TF32_OVERRIDE="0"), "tf32 off", "note"),
+        (faults(PYTORCH_ALLOC_CONF="a", PYTORCH_CUDA_ALLOC_CONF="b"), "differ", "fault"),
+    ],
+)
+def test_the_doctor_names_what_is_wrong(found: dict[str, str], text: str, level: str) -> None:
+    ((message, found_level),) = found.items()
+    assert text in message
+    assert found_level == level
+
+
+def test_the_doctor_answers_in_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The real command with real (tiny) measurements: standard output is one JSON object."""
+    from planner.environment import rates
+
+    tiny = rates.Workload(
+        rows=64, channels=32, copy_bytes=2**16, images=1, side=14, host_layers=2,
+        sample_seconds=1e-4,
+    )  # fmt: skip
+    monkeypatch.setattr(rates, "CPU_WORKLOAD", tiny)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    status = main(["doctor", "--rates", "--device", "cpu", "--json"])
+    checkup = json.loads(capsys.readouterr().out)
+    assert status == (0 if checkup["healthy"] else 1)
+    assert checkup["torch"]["version"] == checkup["versions"]["torch"]
+    assert checkup["rates"]["matmul_flops"]["float32"] > 0
+    assert len(list((tmp_path / "planner" / "rates").iterdir())) == 1
+
+
+def test_the_doctor_refuses_a_device_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--rates", "--device", "gpu"]) == 2
+    assert main(["doctor", "--rates", "--device", "cuda:99"]) == 1
+    assert "'cuda:99' is not here" in capsys.readouterr().err
