@@ -19,6 +19,7 @@ from planner.emit.plan import (
     Emitted,
     Plan,
     Refusal,
+    blocks_alone,
     learning_rate,
     learning_rate_warning,
     refuse,
@@ -106,7 +107,7 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
 
 
 def _refusals(setting: TrainSetting) -> list[Refusal]:
-    found = unsaid(setting, "main.py")
+    found = blocks_alone(setting, "main.py") + unsaid(setting, "main.py")
     if setting.precision == "bf16":
         found.append(Refusal("its autocast is fp16 alone, not bf16", way_out("precision=fp16")))
     if setting.compile != "off":

@@ -17,6 +17,7 @@ from planner.emit.plan import (
     Emitted,
     Plan,
     Refusal,
+    blocks_alone,
     learning_rate,
     learning_rate_warning,
     refuse,
@@ -146,7 +147,7 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
 
 
 def _refusals(setting: TrainSetting) -> list[Refusal]:
-    found = unsaid(setting, "mmengine", "ema")
+    found = blocks_alone(setting, "mmengine") + unsaid(setting, "mmengine", "ema")
     if setting.optimizer_family not in _OPTIMIZERS:
         law = f"it registers torch's optimizers, and {setting.optimizer} is not one it knows"
         found.append(Refusal(law, way_out("optimizer=adamw")))

@@ -125,6 +125,14 @@ def torchrun(script: str, setting: TrainSetting, arguments: str = "") -> str:
     return f"{command} {arguments}".rstrip()
 
 
+def blocks_alone(setting: TrainSetting, trainer: str) -> list[Refusal]:
+    """The refusal of a trainer that checkpoints every block or none."""
+    if setting.checkpointing in ("none", "blocks"):
+        return []
+    law = f"{trainer} checkpoints blocks or none, not {setting.checkpointing}"
+    return [Refusal(law, way_out("checkpointing=blocks"))]
+
+
 def unsaid(setting: TrainSetting, trainer: str, *said: str) -> list[Refusal]:
     """Refusals for the fields that most trainers have no word for, but for those in `said`."""
     found = []

@@ -130,12 +130,14 @@ def _timm(model: SwinConfig, setting: TrainSetting) -> ModelSource:
         imports.append("from timm.layers import set_fused_attn")
         fused = "True, experimental=True" if setting.attention == "sdpa" else "False"
         attention = f"    set_fused_attn({fused})  # looked at while the model is built\n"
-    checkpointing = (
-        "    model.set_grad_checkpointing(True)\n" if setting.checkpointing == "blocks" else ""
-    )
     created = call("timm.create_model", arguments, (literal(name),))
-    built = f"{attention}    model: nn.Module = {created}\n{checkpointing}    return model\n"
-    return ModelSource(tuple(imports), _function(built))
+    built = f"{attention}    model: nn.Module = {created}\n"
+    if setting.checkpointing == "blocks":
+        return ModelSource(
+            tuple(imports),
+            _function(f"{built}    model.set_grad_checkpointing(True)\n    return model\n"),
+        )
+    return _wrapped(tuple(imports), built, _loop("model.layers", setting))
 
 
 def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
@@ -156,42 +158,52 @@ def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
     created = call("SwinTransformer", arguments).removesuffix("    )")
     created += f"        block={block},\n        downsample_layer={merging},\n    )"
     names = sorted({"SwinTransformer", block, merging})
-    imports = [
+    imports = (
         "from torchvision.models.swin_transformer import (\n"
         + "".join(f"    {name},\n" for name in names)
         + ")"
-    ]
-    lines = f"    model = {created}\n"
-    wrapper = ""
-    if setting.checkpointing == "blocks":
-        imports.append("from torch.utils.checkpoint import checkpoint")
-        wrapper = _TORCHVISION_WRAPPER
-        lines += (
-            "    for stage in model.features:\n"
-            "        for name, child in list(stage.named_children()):\n"
-            f"            if isinstance(child, {block}):\n"
-            "                setattr(stage, name, CheckpointedBlock(child))\n"
-        )
-    return ModelSource(tuple(imports), wrapper + _function(lines + "    return model\n"))
+    )
+    blocks = f"[m for m in model.modules() if isinstance(m, {block})]"
+    # features: patches, then by turns a stage's blocks and a patch merging
+    where = blocks if setting.checkpointing == "blocks" else "model.features[1::2]"
+    return _wrapped((imports,), f"    model = {created}\n", _loop(where, setting))
 
 
-_TORCHVISION_WRAPPER = '''class CheckpointedBlock(nn.Module):
-    """torchvision does not checkpoint: this computes a block again in backward, keeping its input.
+_WRAPPER = '''def recompute(module: nn.Module) -> None:
+    """Computes `module` again in backward, keeping its input alone; names of weights stay."""
+    forward = module.forward
 
-    It adds `.block` to the names in the state dict.
-    """
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        if module.training and torch.is_grad_enabled():
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return forward(*args, **kwargs)
 
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and torch.is_grad_enabled():
-            return checkpoint(self.block, x, use_reentrant=False)
-        return self.block(x)
+    module.forward = recomputed  # type: ignore[method-assign]
 
 
 '''
+
+
+def _loop(where: str, setting: TrainSetting) -> str:
+    """Lines that checkpoint the modules in `where`, or those of the chosen stages; "" for none."""
+    if setting.checkpointing == "none":
+        return ""
+    chosen = setting.checkpointed_stages
+    if chosen is None:
+        return f"    for module in {where}:\n        recompute(module)\n"
+    return (
+        f"    stages = list({where})\n"
+        f"    for index in {literal(chosen)}:\n"
+        "        recompute(stages[index])\n"
+    )
+
+
+def _wrapped(imports: tuple[str, ...], built: str, loop: str) -> ModelSource:
+    """The source of a model whose library does not checkpoint this way by itself."""
+    if not loop:
+        return ModelSource(imports, _function(f"{built}    return model\n"))
+    more = ("from typing import Any", "from torch.utils.checkpoint import checkpoint")
+    return ModelSource((*imports, *more), _WRAPPER + _function(f"{built}{loop}    return model\n"))
 
 
 def transformers_config(model: SwinConfig) -> tuple[str, dict[str, Any]]:
@@ -232,15 +244,22 @@ def _transformers(model: SwinConfig, setting: TrainSetting) -> ModelSource:
         if attention
         else "    model: nn.Module = AutoModelForImageClassification.from_config(config)\n"
     )
-    if setting.checkpointing != "none":
+    imports = (f"from transformers import AutoModelForImageClassification, {kind}",)
+    if transformers_own(model, setting):
         lines += (
             "    # Called gradient_checkpointing_enable in earlier versions of transformers 5.\n"
             "    model.activation_checkpointing_enable()\n"
         )
-    return ModelSource(
-        imports=(f"from transformers import AutoModelForImageClassification, {kind}",),
-        body=_function(lines + "    return model\n"),
-    )
+        return ModelSource(imports, _function(lines + "    return model\n"))
+    stages = f"model.{'swin' if model.version == 1 else 'swinv2'}.encoder.layers"
+    blocks = f"[block for stage in {stages} for block in stage.blocks]"
+    where = blocks if setting.checkpointing == "blocks" else stages
+    return _wrapped(imports, lines, _loop(where, setting))
+
+
+def transformers_own(model: SwinConfig, setting: TrainSetting) -> bool:
+    """Whether the checkpointing asked for is what transformers does by itself."""
+    return setting.checkpointing == ("nested" if model.version == 1 else "stages")
 
 
 def _microsoft(model: SwinConfig, setting: TrainSetting) -> ModelSource:
@@ -267,15 +286,15 @@ def _microsoft(model: SwinConfig, setting: TrainSetting) -> ModelSource:
     kind = "SwinTransformer" if model.version == 1 else "SwinTransformerV2"
     if model.version == 2:
         arguments["pretrained_window_sizes"] = list(model.pretrained_windows)
-    return ModelSource(
-        imports=("import os", "import sys"),
-        body=_function(
-            "    # There is no package: say where a checkout of microsoft/Swin-Transformer lies.\n"
-            '    sys.path.insert(0, os.environ.get("SWIN_TRANSFORMER_HOME", "Swin-Transformer"))\n'
-            f"    from models.swin_transformer{suffix} import {kind}\n\n"
-            f"    model: nn.Module = {call(kind, arguments)}\n"
-            "    return model\n"
-        ),
+    built = (
+        "    # There is no package: say where a checkout of microsoft/Swin-Transformer lies.\n"
+        '    sys.path.insert(0, os.environ.get("SWIN_TRANSFORMER_HOME", "Swin-Transformer"))\n'
+        f"    from models.swin_transformer{suffix} import {kind}\n\n"
+        f"    model: nn.Module = {call(kind, arguments)}\n"
+    )
+    own = setting.checkpointing == "blocks"
+    return _wrapped(
+        ("import os", "import sys"), built, "" if own else _loop("model.layers", setting)
     )
 
 

@@ -8,7 +8,6 @@ TF32 on and cuDNN benchmark on; `create_model` does not get `img_size`; learning
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import yaml
@@ -24,6 +23,7 @@ from planner.emit.plan import (
     Emitted,
     Plan,
     Refusal,
+    blocks_alone,
     learning_rate,
     learning_rate_warning,
     refuse,
@@ -31,36 +31,19 @@ from planner.emit.plan import (
     unsaid,
     way_out,
 )
+from planner.libraries.timm.names import PUBLISHED
 from planner.schema import Library, SwinConfig, TrainSetting
 
 LIBRARY: Library = "timm"
 TITLE = "timm's train.py"
 
-_SIZES: dict[tuple[int, tuple[int, ...]], str] = {
-    (96, (2, 2, 6, 2)): "tiny",
-    (96, (2, 2, 18, 2)): "small",
-    (128, (2, 2, 18, 2)): "base",
-    (192, (2, 2, 18, 2)): "large",
-}
-_S3 = {
-    # What a `swin_s3_*` name stands for: depths and windows (timm 1.0.31, swin_transformer.py).
-    "swin_s3_tiny_224": ((2, 2, 6, 2), (7, 7, 14, 7)),
-    "swin_s3_small_224": ((2, 2, 18, 2), (14, 14, 14, 7)),
-    "swin_s3_base_224": ((2, 2, 30, 2), (7, 7, 14, 7)),
-}
-_HEADS = {96: (3, 6, 12, 24), 128: (4, 8, 16, 32), 192: (6, 12, 24, 48)}
-_V1 = re.compile(r"swin_(tiny|small|base|large)_patch4_window(\d+)_(\d+)$")
-_V2 = re.compile(r"swinv2_(tiny|small|base|large)_window(?:(\d+)to)?(\d+)_(?:\d+to)?(\d+)$")
-_V1_NAMES = (
-    "tiny_7_224",
-    "small_7_224",
-    "base_7_224",
-    "base_12_384",
-    "large_7_224",
-    "large_12_384",
-)
-_V2_NAMES = ("tiny_8_256", "tiny_16_256", "small_8_256", "small_16_256", "base_8_256",
-             "base_16_256", "base_12_192", "large_12_192")  # fmt: skip
+_ARGUMENTS = {
+    # A field of SwinConfig, and what `create_model` calls it where it differs from the name's own.
+    "image_size": "img_size", "patch_size": "patch_size", "embed_dim": "embed_dim",
+    "depths": "depths", "num_heads": "num_heads", "window_size": "window_size",
+    "mlp_ratio": "mlp_ratio", "qkv_bias": "qkv_bias", "attn_drop_rate": "attn_drop_rate",
+    "pretrained_windows": "pretrained_window_sizes",
+}  # fmt: skip
 _OPTIMIZERS = {
     # timm's names for torch's classes: its `sgd` is Nesterov's, which was not probed.
     "adamw": "adamw", "adam": "adam", "sgd": "momentum", "lion": "lion", "rmsprop": "rmsprop",
@@ -173,7 +156,7 @@ def _recipe_values(setting: TrainSetting) -> dict[str, Any]:
 
 
 def _refusals(setting: TrainSetting) -> list[Refusal]:
-    found = unsaid(setting, "train.py", "ema", "pure-bf16")
+    found = blocks_alone(setting, "train.py") + unsaid(setting, "train.py", "ema", "pure-bf16")
     if setting.optimizer_family not in _OPTIMIZERS:
         found.append(
             Refusal(
@@ -216,71 +199,21 @@ def _warnings(setting: TrainSetting) -> tuple[str, ...]:
 
 
 def _published_name(model: SwinConfig) -> str:
-    """The model's own timm name, or that of the nearest published one, to be overridden."""
+    """The model's own timm name, or that of the published one with the least to override."""
     if model.library == "timm" and model.name is not None:
         return model.name.partition(".")[0]  # a tag names weights, not a shape
-    size = _SIZES.get((model.embed_dim, model.depths), "tiny")
-    window = model.windows[0]
-    wanted = f"{size}_{window}_{max(model.image_size)}"
-    if model.version == 1:
-        size, window_text, image = (wanted if wanted in _V1_NAMES else f"{size}_7_224").split("_")
-        return f"swin_{size}_patch4_window{window_text}_{image}"
-    fallback = {"large": "large_12_192"}.get(size, f"{size}_8_256")
-    size, window_text, image = (wanted if wanted in _V2_NAMES else fallback).split("_")
-    return f"swinv2_{size}_window{window_text}_{image}"
+    same = [name for name, found in PUBLISHED.items() if found.version == model.version]
+    return min(same, key=lambda name: len(_overrides(model, name)))
 
 
 def _overrides(model: SwinConfig, name: str) -> dict[str, Any]:
     """The `create_model` arguments in which `model` is not what timm's `name` stands for."""
-    wanted: dict[str, Any] = {
-        "img_size": _square(model.image_size),
-        "patch_size": model.patch_size,
-        "embed_dim": model.embed_dim,
-        "depths": model.depths,
-        "num_heads": model.num_heads,
-        "window_size": model.window_size,
-        "mlp_ratio": model.mlp_ratio,
-        "qkv_bias": model.qkv_bias,
-        "attn_drop_rate": model.attn_drop_rate,
+    published = PUBLISHED[name]
+    found = {
+        argument: getattr(model, field)
+        for field, argument in _ARGUMENTS.items()
+        if getattr(model, field) != getattr(published, field)
     }
-    if model.version == 2:
-        wanted["pretrained_window_sizes"] = model.pretrained_windows
-    published = _published(name)
-    return {key: value for key, value in wanted.items() if value != published.get(key)}
-
-
-def _square(size: tuple[int, int]) -> int | tuple[int, int]:
-    return size[0] if size[0] == size[1] else size
-
-
-def _published(name: str) -> dict[str, Any]:
-    """What a timm name stands for, in `create_model`'s words; what it does not say is timm's
-    default. Empty for a name that is not understood: then everything is overridden."""
-    defaults: dict[str, Any] = {
-        "patch_size": 4, "mlp_ratio": 4.0, "qkv_bias": True, "attn_drop_rate": 0.0,
-    }  # fmt: skip
-    if name in _S3:
-        depths, windows = _S3[name]
-        shape = {"img_size": 224, "depths": depths, "window_size": windows}
-        return {**defaults, **shape, "embed_dim": 96, "num_heads": _HEADS[96]}
-    match = _V1.match(name) or _V2.match(name)
-    if match is None:
-        return {}
-    size, *numbers = match.groups()
-    embed_dim, depths = next(shape for shape, found in _SIZES.items() if found == size)
-    before = numbers[0] if len(numbers) == 3 else None
-    values = {
-        **defaults,
-        "img_size": int(numbers[-1]),
-        "window_size": int(numbers[-2]),
-        "embed_dim": embed_dim,
-        "depths": depths,
-        "num_heads": _HEADS[embed_dim],
-    }
-    if len(numbers) == 3:
-        # `window12to16_192to256` was trained at window 12, and 6 in the last stage.
-        pretrained = (0, 0, 0, 0)
-        if before:
-            pretrained = (int(before), int(before), int(before), int(before) // 2)
-        values["pretrained_window_sizes"] = pretrained
-    return values
+    if model.version == 1:
+        found.pop("pretrained_window_sizes", None)
+    return found

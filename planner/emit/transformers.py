@@ -22,8 +22,15 @@ from planner.emit.plan import (
     torchrun,
     unsaid,
 )
-from planner.emit.source import import_block, mapping, model_source, optimizer_source, placed
-from planner.schema import Library, TrainSetting
+from planner.emit.source import (
+    import_block,
+    mapping,
+    model_source,
+    optimizer_source,
+    placed,
+    transformers_own,
+)
+from planner.schema import Library, SwinConfig, TrainSetting
 
 LIBRARY: Library = "transformers"
 TITLE = "transformers' Trainer"
@@ -50,7 +57,7 @@ def write(plan: Plan) -> Emitted:
     )
 
 
-def training_arguments(setting: TrainSetting) -> dict[str, Any]:
+def training_arguments(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
     """The keyword arguments of `TrainingArguments` for `setting`, `output_dir` left to you."""
     values: dict[str, Any] = {
         "per_device_train_batch_size": setting.batch_size,
@@ -60,7 +67,7 @@ def training_arguments(setting: TrainSetting) -> dict[str, Any]:
     }
     if setting.precision in ("fp32", "tf32"):
         values["tf32"] = setting.precision == "tf32"
-    values["activation_checkpointing"] = setting.checkpointing != "none"
+    values["activation_checkpointing"] = transformers_own(model, setting)
     values["torch_compile"] = setting.compile != "off"
     if setting.compile != "off":
         values["torch_compile_mode"] = setting.compile
@@ -85,11 +92,14 @@ def _optimizer_name(setting: TrainSetting) -> str | None:
 
 def _text(plan: Plan) -> str:
     setting = plan.setting
-    model = model_source(plan.model, _without_checkpointing(setting))
+    own = transformers_own(plan.swin, setting)  # then the Trainer turns it on, from its argument
+    built = setting.model_copy(update={"checkpointing": "none"}) if own else setting
+    model = model_source(plan.model, built)
     optimizer_imports, optimizer = optimizer_source(setting)
     own_optimizer = _optimizer_name(setting) is None
     imports = [
         "from typing import Any",
+        *(line for line in model.imports if "transformers" not in line),
         *(optimizer_imports if own_optimizer else ()),
         *(["from torch.nn import functional as F"] if _soft(setting) else []),
         "from transformers import (\n    AutoModelForImageClassification,\n"
@@ -99,7 +109,7 @@ def _text(plan: Plan) -> str:
         (
             plan.comment("", "For transformers 5.23. Use: build_trainer(your_dataset).train()"),
             import_block(tuple(imports)) + "\n",
-            mapping("ARGUMENTS", training_arguments(setting)) + "\n\n",
+            mapping("ARGUMENTS", training_arguments(plan.swin, setting)) + "\n\n",
             placed(model.body, setting),
             "\n\n" + optimizer if own_optimizer else "",
             "\n\n" + _collate(setting),
@@ -115,11 +125,6 @@ def _soft(setting: TrainSetting) -> bool:
 
 def _config_class(plan: Plan) -> str:
     return "SwinConfig" if plan.swin.version == 1 else "Swinv2Config"
-
-
-def _without_checkpointing(setting: TrainSetting) -> TrainSetting:
-    """The Trainer turns checkpointing on by itself, from its argument."""
-    return setting.model_copy(update={"checkpointing": "none"})
 
 
 def _collate(setting: TrainSetting) -> str:
