@@ -83,7 +83,8 @@ class Training:
         compiled: Callable[[Tensor], object] | None = None,
     ) -> None:
         self.module = module
-        self.call = compiled or module
+        # Not `or`: a compiled module has a length, and asking this one for it raises.
+        self.call = module if compiled is None else compiled
         self.setting = setting
         self.images = images
         self.targets = targets
