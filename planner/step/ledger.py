@@ -16,11 +16,13 @@ OperationKind = Literal["matmul", "conv", "attention", "pointwise", "reduction",
 
 
 class Allocated(NamedTuple):
-    """A storage of `num_bytes` comes to life. `label` names the operation that asked for it."""
+    """A storage of `num_bytes` comes to life. `label` names the operation that asked for it and
+    `path` the module it ran in."""
 
     storage: int
     num_bytes: int
     label: str
+    path: str = ""
 
 
 class Freed(NamedTuple):

@@ -1,0 +1,98 @@
+"""`F.scaled_dot_product_attention` as CUDA runs it with a float mask: the memory-efficient kernel.
+
+From aten/src/ATen/native/transformers/attention.cpp and cuda/attention{,_backward}.cu. Flash
+rejects any mask, and a learned position bias is one (FACTS §5).
+"""
+
+from __future__ import annotations
+
+from planner.step.autocast import cast_down
+from planner.step.autograd import Gradients, Node, begin, finish
+from planner.step.pointwise import _one
+from planner.step.strides import Shape
+from planner.step.tensor import Tensor, empty
+from planner.step.views import expand, pad_last, slice_
+
+MASK_ROW_ELEMENTS = 8  # rows of the mask are padded to a multiple of this (preprocess_mask)
+MASK_GRADIENT_ROW_ELEMENTS = 16  # and rows of its gradient to a multiple of this
+LOGSUMEXP_ROW_ELEMENTS = 32  # the kernel's query block
+
+
+def scaled_dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout_rate: float = 0.0
+) -> Tensor:
+    """softmax(q @ k.T / sqrt(d) + mask) @ v: q, k, v [batch, heads, N, d], mask broadcast to
+    [batch, heads, N, N]. The result is [batch, heads, N, d] laid out as [batch, N, heads, d].
+
+    Saves q, k, v, the mask, the result and its logsumexp. Dropout happens inside the kernel;
+    its seed and offset are scalars on the host.
+    """
+    if q.storage.device.autocast is not None:
+        q, k, v, mask = cast_down(q), cast_down(k), cast_down(v), cast_down(mask)
+    mask = _aligned(mask)
+    mask = expand(mask, *q.shape[:3], k.shape[2])
+    return _efficient_attention(q, k, v, mask)
+
+
+def _aligned(mask: Tensor) -> Tensor:
+    """`pad_bias`: a view of a copy with padded rows, where the strides are not multiples of 8."""
+    if all(stride % MASK_ROW_ELEMENTS == 0 for stride in mask.strides[:-1]):
+        return mask
+    row = mask.shape[-1]
+    return slice_(pad_last(mask, -row % MASK_ROW_ELEMENTS), -1, 0, row)
+
+
+def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    device = q.storage.device
+    label = "aten._scaled_dot_product_efficient_attention"
+    batch, heads, num_queries, _ = q.shape
+    flops = 4 * q.numel * k.shape[2]
+    name = "ScaledDotProductEfficientAttentionBackward0"
+    inputs = (q, k, v, mask)
+    node = begin(name, inputs, _attention_backward, inputs, flops)
+    out = _heads_inside(q, v.shape[-1], label)
+    row = (
+        -(-num_queries // LOGSUMEXP_ROW_ELEMENTS) * LOGSUMEXP_ROW_ELEMENTS
+        if node is not None
+        else 0
+    )
+    logsumexp = empty(device, (batch, heads, row), "float32", label)
+    device.compute(label, "attention", q.dtype, flops, _moved(q, k, v, out, mask))
+    return finish(out, node, (out, logsumexp))
+
+
+def _moved(*tensors: Tensor) -> int:
+    return sum(t.num_bytes for t in tensors)
+
+
+def _heads_inside(x: Tensor, channels: int, label: str) -> Tensor:
+    """A new [batch, heads, N, channels] laid out as [batch, N, heads, channels]."""
+    batch, heads, rows, _ = x.shape
+    strides = (rows * heads * channels, channels, heads * channels, 1)
+    return empty(x.storage.device, (batch, heads, rows, channels), x.dtype, label, strides)
+
+
+def _attention_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    grad = _one(grads)
+    q, k, v, mask = (node.unpack(i) for i in range(4))
+    out, logsumexp = node.unpack(4), node.unpack(5)
+    device = grad.storage.device
+    label = "aten._scaled_dot_product_efficient_attention_backward"
+    to_q = _heads_inside(q, q.shape[-1], label)
+    to_k = _heads_inside(k, k.shape[-1], label)
+    to_v = _heads_inside(v, v.shape[-1], label)
+    to_mask = _mask_gradient(mask, label) if node.needs(3) else None
+    device.compute(
+        label, "attention", q.dtype, 5 * node.data // 2,
+        2 * _moved(q, k, v) + _moved(grad, out, mask) + (to_mask.num_bytes if to_mask else 0),
+    )  # fmt: skip
+    del logsumexp
+    return (to_q, to_k, to_v, to_mask)
+
+
+def _mask_gradient(mask: Tensor, label: str) -> Tensor:
+    """At the full expanded shape, its rows padded to a multiple of 16 and seen without the pad."""
+    row = mask.shape[-1]
+    padded: Shape = (*mask.shape[:-1], -(-row // MASK_GRADIENT_ROW_ELEMENTS) * 16)
+    whole = empty(mask.storage.device, padded, mask.dtype, label)
+    return Tensor(whole.storage, mask.shape, whole.strides, mask.dtype)

@@ -1,0 +1,338 @@
+"""Reverse-mode differentiation on shapes: what is saved, when it dies, how gradients add up.
+
+The order and the lifetimes are those of PyTorch's engine (torch/csrc/autograd/engine.cpp,
+input_buffer.cpp, functions/accumulate_grad.h): nodes run by descending sequence number, gradients
+of leaves first; a node's incoming gradients die when it returns, its saved tensors right after.
+"""
+
+from __future__ import annotations
+
+import heapq
+import weakref
+from collections.abc import Callable, Sequence
+from sys import getrefcount
+from typing import Any
+
+from planner.step.strides import Shape, is_dense
+from planner.step.tensor import Device, GradientCell, Parameter, Storage, Tensor, empty
+
+Gradients = tuple[Tensor | None, ...]
+Backward = Callable[["Node", "list[Tensor | None]"], Gradients]
+Edge = tuple["Node", int]
+LAST = 1 << 62  # the sequence number of AccumulateGrad: it runs as soon as it is ready
+
+
+class Saved:
+    """A tensor kept for backward: as it is, or as what the innermost pack hook made of it."""
+
+    __slots__ = ("packed", "storage", "unpack_hook")
+
+    def __init__(self, tensor: Tensor) -> None:
+        hooks = tensor.storage.device.saved_tensor_hooks
+        self.storage: Storage | None = None
+        self.unpack_hook: Callable[[Any], Tensor] | None = None
+        self.packed: Any = tensor.detach()
+        if hooks:
+            pack, self.unpack_hook = hooks[-1]
+            self.packed = pack(self.packed)
+        else:
+            self.storage = tensor.storage
+            tensor.storage.hold()
+
+    def unpack(self) -> Tensor:
+        if self.unpack_hook is not None:
+            return self.unpack_hook(self.packed)
+        alias: Tensor = self.packed.detach()
+        return alias
+
+    def release(self) -> None:
+        self.packed = self.unpack_hook = None
+        if self.storage is not None:
+            self.storage.let_go()
+            self.storage = None
+
+
+class Node:
+    """One step of backward: `run(node, gradients of its outputs) -> gradients of its inputs`."""
+
+    __slots__ = (
+        "__weakref__", "data", "edges", "metadata", "name", "run", "saved", "scope", "sequence",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        device: Device,
+        name: str,
+        edges: tuple[Edge | None, ...],
+        run: Backward,
+        data: Any = None,
+    ) -> None:
+        self.name = name
+        self.edges = edges
+        self.run = run
+        self.data = data
+        self.saved: list[Saved] = []
+        self.metadata: list[tuple[Shape, str]] = []
+        self.scope = device.scope
+        self.sequence = device.next_sequence
+        device.next_sequence += 1
+
+    def needs(self, index: int) -> bool:
+        """Whether input `index` wants a gradient (`should_compute_output`)."""
+        return self.edges[index] is not None
+
+    def unpack(self, index: int) -> Tensor:
+        return self.saved[index].unpack()
+
+    def release(self) -> None:
+        for saved in self.saved:
+            saved.release()
+        self.saved.clear()
+
+
+class AccumulateGrad(Node):
+    """Adds into a leaf's gradient: steals the first where it can, then adds in place."""
+
+    __slots__ = ("cell", "strides")
+
+    def __init__(self, parameter: Parameter) -> None:
+        device = parameter.device
+        sequence = device.next_sequence
+        super().__init__(device, "AccumulateGrad", (), AccumulateGrad.accumulate)
+        device.next_sequence = sequence
+        self.sequence = LAST
+        self.cell: GradientCell = parameter.cell
+        self.strides = parameter.strides
+        self.metadata.append((parameter.shape, parameter.dtype))
+
+    @staticmethod
+    def accumulate(node: Node, gradients: list[Tensor | None]) -> Gradients:
+        assert isinstance(node, AccumulateGrad)
+        new = gradients.pop()
+        assert new is not None
+        if node.cell.grad is None:
+            # getrefcount counts its own argument and the name `new`.
+            stolen = getrefcount(new) == 2 and _same_layout(new, node.strides)
+            node.cell.grad = new.detach() if stolen else _clone_as(new, node.strides)
+            node.cell.grad.storage.assign("gradients")
+        else:
+            total = node.cell.grad
+            pointwise_cost(total.device, "aten.add_", total, 2)
+        return ()
+
+
+def _same_layout(gradient: Tensor, strides: Shape) -> bool:
+    """`obeys_layout_contract`: the strides equal the leaf's, dimensions of size 1 excused."""
+    return all(
+        a == b or size == 1
+        for size, a, b in zip(gradient.shape, gradient.strides, strides, strict=True)
+    )
+
+
+def _clone_as(gradient: Tensor, strides: Shape) -> Tensor:
+    copy = empty(gradient.device, gradient.shape, gradient.dtype, "aten.clone", strides)
+    pointwise_cost(copy.device, "aten.clone", copy, 1)
+    return copy
+
+
+def pointwise_cost(device: Device, name: str, output: Tensor, num_inputs: int) -> None:
+    """One kernel that reads `num_inputs` tensors of the output's size and writes it."""
+    numel = output.numel
+    device.compute(name, "pointwise", output.dtype, numel, output.num_bytes * (num_inputs + 1))
+
+
+def accumulator(parameter: Parameter) -> AccumulateGrad:
+    """The leaf's one AccumulateGrad, alive while some graph refers to it."""
+    known = parameter.cell.accumulator() if parameter.cell.accumulator is not None else None
+    if known is None:
+        known = AccumulateGrad(parameter)
+        parameter.cell.accumulator = weakref.ref(known)
+    return known
+
+
+def edge_of(tensor: Tensor) -> Edge | None:
+    """Where the gradient of `tensor` goes; None where it wants none."""
+    if not tensor.requires_grad:
+        return None
+    if tensor.node is not None:
+        return (tensor.node, tensor.slot)
+    assert isinstance(tensor, Parameter)
+    return (accumulator(tensor), 0)
+
+
+def tracks(*inputs: Tensor | None) -> bool:
+    """Whether an operation on `inputs` is recorded: gradients are on and one of them wants one."""
+    for tensor in inputs:
+        if tensor is not None and tensor.requires_grad:
+            return tensor.storage.device.grad_enabled
+    return False
+
+
+def begin(
+    name: str,
+    inputs: Sequence[Tensor | None],
+    run: Backward,
+    saved: Sequence[Tensor] = (),
+    data: Any = None,
+) -> Node | None:
+    """The node of an operation on `inputs`, or None where none is recorded.
+
+    To be called before the operation's own allocations: inputs are saved first, which is where a
+    recomputation may stop.
+    """
+    if not tracks(*inputs):
+        return None
+    edges = tuple([edge_of(t) if t is not None else None for t in inputs])
+    device = next(t for t in inputs if t is not None).storage.device
+    node = Node(device, name, edges, run, data)
+    node.saved.extend([Saved(t) for t in saved])
+    return node
+
+
+def finish(output: Tensor, node: Node | None, saved: Sequence[Tensor] = ()) -> Tensor:
+    """Makes `output` the result of `node`; `saved` are outputs that backward needs too."""
+    if node is not None:
+        node.metadata.append((output.shape, output.dtype))
+        if saved:
+            node.saved.extend([Saved(t) for t in saved])
+        output.node = node
+        output.requires_grad = True
+    return output
+
+
+def record(
+    output: Tensor, name: str, inputs: Sequence[Tensor | None], run: Backward, data: Any = None
+) -> Tensor:
+    """`begin` and `finish` in one, for an operation that saves nothing."""
+    return finish(output, begin(name, inputs, run, (), data))
+
+
+def record_many(
+    outputs: Sequence[Tensor], name: str, source: Tensor, run: Backward, data: Any = None
+) -> None:
+    """`record` for an operation with one input, several outputs and nothing saved."""
+    node = Node(source.storage.device, name, (edge_of(source),), run, data)
+    for slot, output in enumerate(outputs):
+        node.metadata.append((output.shape, output.dtype))
+        output.node = node
+        output.slot = slot
+        output.requires_grad = True
+
+
+def backward(loss: Tensor, gradient: Tensor) -> None:
+    """`loss.backward(gradient)`: runs the graph of `loss` and frees it on the way."""
+    assert loss.node is not None
+    device = loss.storage.device
+    scope = device.scope
+    with device.no_grad():
+        _run_graph(device, loss.node, loss.slot, gradient)
+    device.scope = scope
+
+
+def _run_graph(device: Device, root: Node, slot: int, gradient: Tensor) -> None:
+    waiting = _count_dependencies(root)
+    buffers: dict[Node, list[Tensor | None]] = {root: [None] * len(root.metadata)}
+    buffers[root][slot] = gradient
+    ready = [(-root.sequence, 0, root)]
+    ticket = 1
+    while ready:
+        node = heapq.heappop(ready)[2]
+        device.scope = node.scope
+        outputs = _call(node, buffers.pop(node))
+        node.release()
+        for index, edge in enumerate(node.edges):
+            if edge is None:
+                continue
+            target, position = edge
+            buffer = buffers.get(target)
+            if buffer is None:
+                buffer = buffers[target] = [None] * len(target.metadata)
+            _add_to_buffer(device, buffer, position, outputs, index)
+            waiting[target] -= 1
+            if waiting[target] == 0:
+                heapq.heappush(ready, (-target.sequence, ticket, target))
+                ticket += 1
+            del buffer
+        del outputs, node
+
+
+def _call(node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
+    """Runs a node; its incoming gradients die as this returns (`call_function`)."""
+    outputs = list(node.run(node, gradients))
+    for index, edge in enumerate(node.edges):
+        gradient = outputs[index]
+        if edge is None or gradient is None:
+            continue
+        shape, dtype = edge[0].metadata[edge[1]]
+        if gradient.shape != shape or gradient.dtype != dtype:
+            gradient = None
+            _conform(outputs, index, shape, dtype)
+        del gradient
+    return outputs
+
+
+def _conform(outputs: list[Tensor | None], index: int, shape: Shape, dtype: str) -> None:
+    """`validate_outputs`: sums a broadcast gradient down and casts it to the input's dtype."""
+    from planner.step.pointwise import sum_to, to_dtype
+
+    gradient = outputs[index]
+    assert gradient is not None
+    outputs[index] = None
+    if gradient.shape != shape:
+        gradient = sum_to(gradient, shape)
+    if gradient.dtype != dtype:
+        gradient = to_dtype(gradient, dtype)
+    outputs[index] = gradient
+
+
+def _add_to_buffer(
+    device: Device,
+    buffer: list[Tensor | None],
+    position: int,
+    outputs: list[Tensor | None],
+    index: int,
+) -> None:
+    """`InputBuffer::add`: moves a gradient in, or adds it, in place where nobody else sees it."""
+    gradient = outputs[index]
+    if gradient is None:
+        return
+    outputs[index] = None
+    old = buffer[position]
+    if old is None:
+        buffer[position] = gradient
+        return
+    if device.in_place_sums and _is_uniquely_owned(buffer, position):
+        pointwise_cost(device, "aten.add_", old, 2)
+        return
+    from planner.step.pointwise import add
+
+    buffer[position] = add(old, gradient)
+
+
+def _is_uniquely_owned(buffer: list[Tensor | None], position: int) -> bool:
+    """`can_accumulate_inplace`: dense, one reference to the tensor and one to its storage.
+
+    getrefcount counts its own argument; the buffer's entry and the caller's name `old` are the two
+    references that are allowed.
+    """
+    old = buffer[position]
+    assert old is not None
+    return (
+        getrefcount(old) <= 4 and getrefcount(old.storage) <= 2 and is_dense(old.shape, old.strides)
+    )
+
+
+def _count_dependencies(root: Node) -> dict[Node, int]:
+    waiting: dict[Node, int] = {root: 0}
+    stack = [root]
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is None:
+                continue
+            target = edge[0]
+            if target in waiting:
+                waiting[target] += 1
+            else:
+                waiting[target] = 1
+                stack.append(target)
+    return waiting

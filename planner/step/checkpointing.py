@@ -1,0 +1,130 @@
+"""Activation checkpointing without re-entrance (torch/utils/checkpoint.py, use_reentrant=False).
+
+Forward packs each saved tensor into a holder that keeps nothing; the first unpack in backward runs
+the function again, up to the last tensor that was saved, and each recomputed tensor lives until
+its own unpack.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from planner.step.autocast import AutocastScope
+from planner.step.autograd import Saved
+from planner.step.tensor import Device, Tensor
+
+Function = Callable[..., Any]
+
+
+class _Handle:
+    """Stands for one recomputed tensor; the tensor dies with it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Holder:
+    """What a saved tensor is packed into."""
+
+    __slots__ = ("__weakref__", "handle")
+
+    def __init__(self) -> None:
+        self.handle: _Handle | None = None
+
+
+class _Stop(Exception):  # noqa: N818 (a signal, not an error)
+    """The last tensor that backward needs has been recomputed."""
+
+
+class _Frame:
+    """One checkpointed call: its function, its inputs, and what has been recomputed of it."""
+
+    def __init__(self, device: Device, function: Function, args: tuple[Any, ...]) -> None:
+        self.device = device
+        self.function = function
+        self.saved_args = [Saved(a) if isinstance(a, Tensor) else a for a in args]
+        self.autocast_dtype = device.autocast.dtype if device.autocast else None
+        self.scope = device.scope
+        self.holders: list[weakref.ref[_Holder]] = []
+        self.recomputed: weakref.WeakKeyDictionary[_Handle, Tensor] = weakref.WeakKeyDictionary()
+        self.num_recomputed = 0
+        self.is_recomputed = False
+
+    def __del__(self) -> None:
+        for arg in self.saved_args:
+            if isinstance(arg, Saved):
+                arg.release()
+
+    def pack(self, tensor: Tensor) -> _Holder:
+        holder = _Holder()
+        self.holders.append(weakref.ref(holder))
+        return holder
+
+    def unpack(self, holder: _Holder) -> Tensor:
+        if not self.is_recomputed:
+            args = [a.unpack() if isinstance(a, Saved) else a for a in self.saved_args]
+            self._recompute(args)
+            self.is_recomputed = True
+        assert holder.handle is not None, "unpacked twice"
+        tensor = self.recomputed[holder.handle]
+        holder.handle = None
+        return tensor
+
+    def _recompute(self, args: list[Any]) -> None:
+        """Runs the function again with gradients on, under the autocast of the first time."""
+        device = self.device
+        grad_enabled, device.grad_enabled = device.grad_enabled, True
+        scope, device.scope = device.scope, self.scope
+        hooks = len(device.saved_tensor_hooks)
+        device.saved_tensor_hooks.append((_Recomputation(self).pack, _unchanged))
+        try:
+            with AutocastScope(device, self.autocast_dtype):
+                _run(self.function, *args)
+        except _Stop:
+            pass
+        del device.saved_tensor_hooks[hooks:]
+        device.grad_enabled, device.scope = grad_enabled, scope
+
+
+class _Recomputation:
+    """The pack hook of a recomputation: gives each tensor to the holder of its first time."""
+
+    __slots__ = ("frame",)
+
+    def __init__(self, frame: _Frame) -> None:
+        self.frame = weakref.ref(frame)
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        frame = self.frame()
+        assert frame is not None
+        index = frame.num_recomputed
+        frame.num_recomputed += 1
+        holder = frame.holders[index]()
+        if holder is not None:
+            holder.handle = _Handle()
+            frame.recomputed[holder.handle] = tensor
+        if frame.num_recomputed == len(frame.holders):
+            raise _Stop
+        return tensor
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _run(function: Function, *args: Any) -> None:
+    function(*args)
+
+
+def checkpoint(function: Function, *args: Any) -> Any:
+    """`torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)`."""
+    device: Device = next(a for a in args if isinstance(a, Tensor)).device
+    if not device.grad_enabled:
+        return function(*args)
+    frame = _Frame(device, function, args)
+    device.saved_tensor_hooks.append((frame.pack, frame.unpack))
+    del frame
+    result = function(*args)
+    device.saved_tensor_hooks.pop()
+    return result

@@ -1,0 +1,164 @@
+"""Modules on shapes: parameters, submodules and calls with the lifetimes of `nn.Module`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from planner.step.matmul import conv2d, linear
+from planner.step.normalization import layer_norm
+from planner.step.pointwise import dropout, gelu, mul, new_empty, relu
+from planner.step.strides import Shape, contiguous_strides
+from planner.step.tensor import Device, Parameter, Storage, Tensor, num_bytes
+
+
+class Module:
+    """A module on shapes. Calling it holds its arguments until it returns, as `nn.Module` does.
+
+    `path` is its name in the model (`layers.2.blocks.0.attn`), set by `name_modules`.
+    """
+
+    path = ""
+
+    def __call__(self, *args: Any) -> Any:
+        device = _device_of(args)
+        outer, device.scope = device.scope, self.path
+        result = self.forward(*args)
+        device.scope = outer
+        return result
+
+    def forward(self, *args: Any) -> Any:
+        raise AssertionError(f"{type(self).__name__} has no forward")
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """(name, module) of the direct submodules, lists of modules flattened with their index."""
+        for name, value in vars(self).items():
+            if isinstance(value, Module):
+                yield name, value
+            elif isinstance(value, list):
+                for index, entry in enumerate(value):
+                    if isinstance(entry, Module):
+                        yield f"{name}.{index}", entry
+
+    def parameters(self) -> Iterator[Parameter]:
+        """All parameters, a module's own before its submodules', as `nn.Module.parameters`."""
+        for value in vars(self).values():
+            if isinstance(value, Parameter):
+                yield value
+        for _, child in self.children():
+            yield from child.parameters()
+
+
+def name_modules(root: Module, path: str = "") -> None:
+    """Gives every module its path."""
+    root.path = path
+    for name, child in root.children():
+        name_modules(child, f"{path}.{name}" if path else name)
+
+
+def _device_of(args: tuple[Any, ...]) -> Device:
+    device: Device = args[0].storage.device
+    return device
+
+
+class Sequential(Module):
+    """`nn.Sequential`."""
+
+    def __init__(self, *modules: Module) -> None:
+        self.modules = list(modules)
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        for index, module in enumerate(self.modules):
+            yield str(index), module
+
+    def forward(self, x: Tensor) -> Any:
+        for module in self.modules:
+            x = module(x)
+        return x
+
+
+class Identity(Module):
+    """`nn.Identity`."""
+
+    def forward(self, x: Tensor) -> Any:
+        return x
+
+
+class Linear(Module):
+    """`nn.Linear(in_features, out_features, bias)`."""
+
+    def __init__(
+        self, device: Device, in_features: int, out_features: int, bias: bool = True
+    ) -> None:
+        self.weight = Parameter(device, (out_features, in_features))
+        self.bias = Parameter(device, (out_features,)) if bias else None
+
+    def forward(self, x: Tensor) -> Any:
+        return linear(x, self.weight, self.bias)
+
+
+class LayerNorm(Module):
+    """`nn.LayerNorm(channels)`."""
+
+    def __init__(self, device: Device, channels: int) -> None:
+        self.weight = Parameter(device, (channels,))
+        self.bias = Parameter(device, (channels,))
+
+    def forward(self, x: Tensor) -> Any:
+        return layer_norm(x, self.weight, self.bias)
+
+
+class Conv2d(Module):
+    """`nn.Conv2d(in, out, kernel_size=k, stride=k)`: the patch embedding."""
+
+    def __init__(self, device: Device, in_channels: int, out_channels: int, kernel: int) -> None:
+        self.kernel = kernel
+        self.weight = Parameter(device, (out_channels, in_channels, kernel, kernel))
+        self.bias = Parameter(device, (out_channels,))
+
+    def forward(self, x: Tensor) -> Any:
+        return conv2d(x, self.weight, self.bias, self.kernel)
+
+
+class GELU(Module):
+    """`nn.GELU()`."""
+
+    def forward(self, x: Tensor) -> Any:
+        return gelu(x)
+
+
+class ReLU(Module):
+    """`nn.ReLU()`."""
+
+    def forward(self, x: Tensor) -> Any:
+        return relu(x)
+
+
+class Dropout(Module):
+    """`nn.Dropout(rate)` in training."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Any:
+        return dropout(x, self.rate)
+
+
+class DropPath(Module):
+    """Stochastic depth by image: a random [B, 1, …] of x's dtype, kept for backward."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Any:
+        if self.rate == 0.0:
+            return x
+        random = new_empty(x, (x.shape[0], *(1,) * (len(x.shape) - 1)))
+        return mul(x, random)
+
+
+def buffer(device: Device, shape: Shape, dtype: str = "float32") -> Tensor:
+    """A registered buffer: alive as long as its module, without a gradient."""
+    storage = Storage(device, num_bytes(shape, dtype), "buffer")
+    storage.assign("buffers")
+    return Tensor(storage, shape, contiguous_strides(shape), dtype)

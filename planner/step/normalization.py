@@ -1,0 +1,128 @@
+"""Layer norm, softmax and vector norms: run in fp32 under autocast."""
+
+from __future__ import annotations
+
+from planner.step.autograd import Gradients, Node, begin, finish
+from planner.step.pointwise import (
+    _one,
+    autocast_up,
+    binary,
+    clamp,
+    div,
+    like,
+    unary,
+)
+from planner.step.tensor import Tensor, empty
+from planner.step.views import expand
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`F.layer_norm` over the last dimension: saves x (its fp32 cast), mean and rstd, both fp32."""
+    bias, weight, x = autocast_up(bias), autocast_up(weight), autocast_up(x)
+    device = x.storage.device
+    node = begin(
+        "NativeLayerNormBackward0", (x, weight, bias), _layer_norm_backward, (x, weight, bias)
+    )
+    y = empty(device, x.shape, x.dtype, "aten.native_layer_norm")
+    rows = (*x.shape[:-1], 1)
+    # The statistics are fp32 on CUDA for low-precision inputs too (pure bf16).
+    mean = empty(device, rows, "float32", "aten.native_layer_norm")
+    rstd = empty(device, rows, "float32", "aten.native_layer_norm")
+    device.compute(
+        "aten.native_layer_norm", "reduction", x.dtype, 8 * x.numel, x.num_bytes + y.num_bytes
+    )
+    return finish(y, node, (mean, rstd))
+
+
+def _layer_norm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    grad = _one(grads)
+    x, weight = node.unpack(0), node.unpack(1)
+    bias, mean, rstd = node.unpack(2), node.unpack(3), node.unpack(4)
+    device = x.storage.device
+    label = "aten.native_layer_norm_backward"
+    results: list[Tensor | None] = [None, None, None]
+    if node.needs(0):
+        results[0] = empty(device, x.shape, x.dtype, label)
+    if node.needs(1):
+        results[1] = empty(device, weight.shape, weight.dtype, label)
+    if node.needs(2):
+        results[2] = empty(device, bias.shape, bias.dtype, label)
+    device.compute(label, "reduction", x.dtype, 16 * x.numel, grad.num_bytes + 2 * x.num_bytes, 2)
+    del mean, rstd
+    return tuple(results)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """`x.softmax(-1)`: fp32 under autocast; saves its result.
+
+    From fp16, CUDA computes the fp32 result without a cast copy (`half_to_float`); bf16 has one.
+    """
+    half_to_float = x.dtype == "float16" and x.storage.device.autocast is not None
+    source = x if half_to_float else autocast_up(x)
+    dtype = "float32" if half_to_float else source.dtype
+    return _softmax_of(
+        source, dtype, "aten._softmax", "SoftmaxBackward0", "aten._softmax_backward_data"
+    )
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """`torch.log_softmax(x, -1, dtype=x.dtype)`, as `cross_entropy` calls it: naming the dtype
+    keeps autocast from changing it. Saves its result."""
+    return _softmax_of(
+        x, x.dtype, "aten._log_softmax", "LogSoftmaxBackward0", "aten._log_softmax_backward_data"
+    )
+
+
+def _softmax_of(source: Tensor, dtype: str, label: str, name: str, backward_label: str) -> Tensor:
+    device = source.storage.device
+    node = begin(name, (source,), _softmax_backward, data=(backward_label, source.dtype))
+    y = like(source, label, dtype)
+    device.compute(label, "reduction", dtype, 5 * y.numel, source.num_bytes + y.num_bytes)
+    return finish(y, node, (y,))
+
+
+def _softmax_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    grad = _one(grads)
+    result = node.unpack(0)
+    label, dtype = node.data
+    y = like(result, label, dtype)
+    y.storage.device.compute(
+        label, "reduction", dtype, 4 * y.numel, 2 * result.num_bytes + y.num_bytes
+    )
+    del grad
+    return (y,)
+
+
+def normalize(x: Tensor) -> Tensor:
+    """`F.normalize(x, dim=-1)`: x / x.norm(2, -1, keepdim=True).clamp_min(eps).expand_as(x)."""
+    norm = vector_norm(x)
+    denominator = expand(clamp_min(norm), *x.shape)
+    del norm
+    return div(x, denominator)
+
+
+def clamp_min(x: Tensor) -> Tensor:
+    """`x.clamp_min(eps)`."""
+    return clamp(x, "aten.clamp_min")
+
+
+def vector_norm(x: Tensor) -> Tensor:
+    """`x.norm(2, dim=-1, keepdim=True)`: fp32 result under autocast; saves x and the norm."""
+    low = x.storage.device.autocast is not None and x.dtype in ("bfloat16", "float16")
+    dtype = "float32" if low else x.dtype
+    node = begin("LinalgVectorNormBackward0", (x,), _norm_backward, (x,))
+    y = empty(x.storage.device, (*x.shape[:-1], 1), dtype, "aten.linalg_vector_norm")
+    x.storage.device.compute(
+        "aten.linalg_vector_norm", "reduction", x.dtype, 2 * x.numel, x.num_bytes + y.num_bytes
+    )
+    return finish(y, node, (y,))
+
+
+def _norm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """`norm_backward` for p = 2: self * (grad / norm), zero where the norm is."""
+    x, norm = node.unpack(0), node.unpack(1)
+    ratio = binary(_one(grads), norm, "aten.div")
+    mask = unary(norm, "aten.eq", "bool")
+    masked = unary(ratio, "aten.masked_fill")
+    del ratio, mask
+    return (binary(x, masked, "aten.mul"),)

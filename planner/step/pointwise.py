@@ -1,0 +1,345 @@
+"""Operations that work element by element, reductions, and casts.
+
+Each function stands for the call of the same name in PyTorch; what it saves and what its backward
+allocates follow tools/autograd/derivatives.yaml and FunctionsManual.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.step.autograd import Gradients, Node, begin, finish, pointwise_cost, record, tracks
+from planner.step.strides import (
+    Shape,
+    broadcast_shapes,
+    contiguous_strides,
+    elementwise_strides,
+    preserved_strides,
+)
+from planner.step.tensor import Tensor, empty
+
+_RANK = {"bool": 0, "uint8": 1, "int32": 2, "int64": 3, "bfloat16": 4, "float16": 4,
+         "float32": 5, "float64": 6}  # fmt: skip
+
+
+def promote(a: str, b: str) -> str:
+    """The dtype of an operation on two tensors (bf16 with fp16 gives fp32)."""
+    if a == b:
+        return a
+    if {a, b} == {"bfloat16", "float16"}:
+        return "float32"
+    return a if _RANK[a] >= _RANK[b] else b
+
+
+def like(x: Tensor, label: str, dtype: str | None = None) -> Tensor:
+    """`torch.empty_like(x)`: its strides where they are dense."""
+    strides = preserved_strides(x.shape, x.strides)
+    return empty(x.storage.device, x.shape, dtype or x.dtype, label, strides)
+
+
+def unary(x: Tensor, label: str, dtype: str | None = None) -> Tensor:
+    """The new output of an elementwise kernel on one tensor."""
+    y = like(x, label, dtype)
+    pointwise_cost(y.storage.device, label, y, 1)
+    return y
+
+
+def binary(a: Tensor, b: Tensor, label: str) -> Tensor:
+    """The new output of an elementwise kernel on two tensors, broadcast and promoted.
+
+    A tensor without dimensions does not decide the dtype where the other has some.
+    """
+    if a.shape == b.shape and a.strides == b.strides and a.dtype == b.dtype:
+        y = like(a, label)
+    else:
+        shape = broadcast_shapes(a.shape, b.shape)
+        if bool(a.shape) == bool(b.shape):
+            dtype = promote(a.dtype, b.dtype)
+        else:
+            dtype = a.dtype if a.shape else b.dtype
+        strides = elementwise_strides(shape, [(a.shape, a.strides), (b.shape, b.strides)])
+        y = empty(a.storage.device, shape, dtype, label, strides)
+    device = y.storage.device
+    device.compute(label, "pointwise", y.dtype, y.numel, y.num_bytes + a.num_bytes + b.num_bytes)
+    return y
+
+
+def to_dtype(x: Tensor, dtype: str) -> Tensor:
+    """`x.to(dtype)`: itself where nothing changes."""
+    if x.dtype == dtype:
+        return x
+    y = like(x, "aten._to_copy", dtype)
+    x.storage.device.compute("aten._to_copy", "copy", dtype, 0, x.num_bytes + y.num_bytes)
+    if tracks(x):
+        record(y, "ToCopyBackward0", (x,), _to_copy_backward, data=x.dtype)
+    return y
+
+
+def _to_copy_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    grad = _one(grads)
+    return (to_dtype(grad, node.data),)
+
+
+def _one(grads: list[Tensor | None]) -> Tensor:
+    grad = grads[0]
+    assert grad is not None
+    return grad
+
+
+def clone(x: Tensor, contiguous: bool = False) -> Tensor:
+    """`x.clone()`, keeping the layout, or row-major with `contiguous`."""
+    strides = contiguous_strides(x.shape) if contiguous else preserved_strides(x.shape, x.strides)
+    y = empty(x.storage.device, x.shape, x.dtype, "aten.clone", strides)
+    x.storage.device.compute("aten.clone", "copy", x.dtype, 0, 2 * y.num_bytes)
+    if tracks(x):
+        record(y, "CloneBackward0", (x,), pass_on)
+    return y
+
+
+def pass_on(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """The gradient goes on as it is: the very same tensor."""
+    return (grads[0],)
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """`x.contiguous()`: itself, or a row-major copy."""
+    return x if x.is_contiguous else clone(x, contiguous=True)
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """`a + b`: saves nothing."""
+    y = binary(a, b, "aten.add")
+    if tracks(a, b):
+        record(y, "AddBackward0", (a, b), _add_backward)
+    return y
+
+
+def _add_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    grad = grads[0]
+    return (grad if node.needs(0) else None, grad if node.needs(1) else None)
+
+
+def sub(a: Tensor, b: Tensor) -> Tensor:
+    """`a - b`: saves nothing."""
+    y = binary(a, b, "aten.sub")
+    if tracks(a, b):
+        record(y, "SubBackward0", (a, b), _sub_backward)
+    return y
+
+
+def _sub_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    grad = _one(grads)
+    other = unary(grad, "aten.neg") if node.needs(1) else None
+    return (grad if node.needs(0) else None, other)
+
+
+def mul(a: Tensor, b: Tensor) -> Tensor:
+    """`a * b`: saves the one that the other's gradient needs."""
+    node = begin("MulBackward0", (a, b), _mul_backward, each_for_the_other(a, b))
+    return finish(binary(a, b, "aten.mul"), node)
+
+
+def each_for_the_other(a: Tensor, b: Tensor) -> list[Tensor]:
+    """What a product saves: b where a wants a gradient, and a where b does."""
+    return [b] * a.requires_grad + [a] * b.requires_grad
+
+
+def _mul_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    grad = _one(grads)
+    others = [saved.unpack() for saved in node.saved]
+    to_a = binary(grad, others[0], "aten.mul") if node.needs(0) else None
+    to_b = binary(grad, others[-1], "aten.mul") if node.needs(1) else None
+    return (to_a, to_b)
+
+
+def scale(x: Tensor, label: str = "aten.mul") -> Tensor:
+    """`x * number` (or `x / number` with that label): saves nothing."""
+    y = unary(x, label)
+    if tracks(x):
+        record(y, "MulBackward0", (x,), _scale_backward, data=label)
+    return y
+
+
+def _scale_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    return (unary(_one(grads), node.data),)
+
+
+def add_scalar(x: Tensor) -> Tensor:
+    """`x + number`: saves nothing, the gradient goes on as it is."""
+    y = unary(x, "aten.add")
+    if tracks(x):
+        record(y, "AddBackward0", (x,), pass_on)
+    return y
+
+
+def div(a: Tensor, b: Tensor) -> Tensor:
+    """`a / b`: saves b, and a too where b wants a gradient."""
+    saved = [b, a] if b.requires_grad else [b]
+    node = begin("DivBackward0", (a, b), _div_backward, saved)
+    return finish(binary(a, b, "aten.div"), node)
+
+
+def _div_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """to b: -grad * ((a / b) / b), one temporary each."""
+    grad = _one(grads)
+    b = node.unpack(0)
+    to_b = None
+    if node.needs(1):
+        a = node.unpack(1)
+        negative = unary(grad, "aten.neg")
+        quotient = binary(binary(a, b, "aten.div"), b, "aten.div")
+        to_b = binary(negative, quotient, "aten.mul")
+        del negative, quotient, a
+    to_a = binary(grad, b, "aten.div") if node.needs(0) else None
+    return (to_a, to_b)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """`F.gelu(x)`: saves x."""
+    node = begin("GeluBackward0", (x,), _gelu_backward, (x,))
+    return finish(unary(x, "aten.gelu"), node)
+
+
+def _gelu_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    x = node.unpack(0)
+    return (binary(_one(grads), x, "aten.gelu_backward"),)
+
+
+def relu(x: Tensor) -> Tensor:
+    """`F.relu(x)`: saves its result."""
+    return _saves_result(x, "aten.relu", "ReluBackward0", "aten.threshold_backward")
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """`torch.sigmoid(x)`: saves its result."""
+    return _saves_result(x, "aten.sigmoid", "SigmoidBackward0", "aten.sigmoid_backward")
+
+
+def exp(x: Tensor) -> Tensor:
+    """`torch.exp(x)`: fp32 under autocast; saves its result."""
+    return _saves_result(autocast_up(x), "aten.exp", "ExpBackward0", "aten.mul")
+
+
+def _saves_result(x: Tensor, label: str, name: str, backward_label: str) -> Tensor:
+    node = begin(name, (x,), _result_backward, data=backward_label)
+    y = unary(x, label)
+    return finish(y, node, (y,))
+
+
+def _result_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    result = node.unpack(0)
+    return (binary(_one(grads), result, node.data),)
+
+
+def sum_to(x: Tensor, shape: Shape) -> Tensor:
+    """`at::sum_to`: reduces a gradient to the shape it was broadcast from."""
+    lead = len(x.shape) - len(shape)
+    dims = list(range(lead)) + [
+        i for i in range(lead, len(x.shape)) if shape[i - lead] == 1 and x.shape[i] != 1
+    ]
+    if dims:
+        x = reduce_sum(x, dims, keepdim=True)
+    if lead:
+        x = Tensor(x.storage, shape, contiguous_strides(shape), x.dtype)
+    return x
+
+
+def reduce_sum(x: Tensor, dims: Sequence[int], keepdim: bool, label: str = "aten.sum") -> Tensor:
+    """A new tensor with `dims` summed away (or kept with size 1); nothing is recorded."""
+    where = {d % len(x.shape) for d in dims}
+    kept = tuple(1 if i in where else s for i, s in enumerate(x.shape))
+    shape = kept if keepdim else tuple(s for i, s in enumerate(x.shape) if i not in where)
+    y = empty(x.storage.device, shape, x.dtype, label)
+    x.storage.device.compute(label, "reduction", x.dtype, x.numel, x.num_bytes + y.num_bytes)
+    return y
+
+
+def mean(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    """`x.mean(dims)`: saves nothing."""
+    y = reduce_sum(x, dims, keepdim, "aten.mean")
+    if tracks(x):
+        record(y, "MeanBackward1", (x,), _mean_backward, data=(x.shape, tuple(dims), keepdim))
+    return y
+
+
+def _mean_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """`sum_backward(...) / n`: an expanded view, divided into a new tensor."""
+    return (unary(_expand_reduced(_one(grads), *node.data), "aten.div"),)
+
+
+def sum_dims(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    """`x.sum(dims)`: fp32 under autocast; saves nothing; its gradient is an expanded view."""
+    x = autocast_up(x)
+    y = reduce_sum(x, dims, keepdim)
+    if tracks(x):
+        record(y, "SumBackward1", (x,), _sum_backward, data=(x.shape, tuple(dims), keepdim))
+    return y
+
+
+def _sum_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    return (_expand_reduced(_one(grads), *node.data),)
+
+
+def _expand_reduced(grad: Tensor, shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    where = {d % len(shape) for d in dims}
+    source = iter(grad.strides)
+    strides = []
+    for i in range(len(shape)):
+        if i in where:
+            strides.append(0)
+            if keepdim:
+                next(source)
+        else:
+            strides.append(next(source))
+    return Tensor(grad.storage, shape, tuple(strides), grad.dtype)
+
+
+def dropout(x: Tensor, rate: float) -> Tensor:
+    """`F.dropout(x, rate)` in training on CUDA (`native_dropout`): saves a mask of one byte per
+    element; with rate 0 it is x itself, as `F.dropout` does it."""
+    if rate == 0.0:
+        return x
+    node = begin("NativeDropoutBackward0", (x,), _dropout_backward)
+    y = unary(x, "aten.native_dropout")
+    mask = like(x, "aten.native_dropout", "bool")
+    return finish(y, node, (mask,))
+
+
+def _dropout_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    mask = node.unpack(0)
+    grad = _one(grads)
+    y = like(grad, "aten.native_dropout_backward")
+    grad.storage.device.compute(
+        "aten.native_dropout_backward", "pointwise", y.dtype, y.numel,
+        2 * y.num_bytes + mask.num_bytes,
+    )  # fmt: skip
+    return (y,)
+
+
+def new_empty(x: Tensor, shape: Shape, dtype: str | None = None, label: str = "") -> Tensor:
+    """`x.new_empty(shape)`, also for the random and constant fills that follow in place."""
+    return empty(x.storage.device, shape, dtype or x.dtype, label or "aten.new_empty")
+
+
+def clamp(x: Tensor, label: str = "aten.clamp") -> Tensor:
+    """`x.clamp(min=…, max=…)`: saves x; backward masks the gradient through a temporary."""
+    node = begin("ClampBackward1", (x,), _clamp_backward, (x,))
+    return finish(unary(x, label), node)
+
+
+def _clamp_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """`where(self >= min, grad, 0)` (both bounds: their conjunction)."""
+    x = node.unpack(0)
+    grad = _one(grads)
+    zero = empty(x.storage.device, (), grad.dtype, "aten.scalar_tensor")
+    mask = like(x, "aten.ge", "bool")
+    y = binary(grad, grad, "aten.where")
+    del zero, mask
+    return (y,)
+
+
+def autocast_up(x: Tensor) -> Tensor:
+    """x in fp32 where autocast is on and runs this operation in fp32."""
+    if x.storage.device.autocast is not None and x.dtype in ("bfloat16", "float16"):
+        return to_dtype(x, "float32")
+    return x

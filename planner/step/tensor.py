@@ -1,0 +1,218 @@
+"""Tensors that have a shape, strides and a dtype, but no data; the device they live on.
+
+A storage lives as long as Python holds a reference to it: its birth and death are the ledger's
+events. So a module transcribed line by line from PyTorch has PyTorch's lifetimes (FACTS: CPython
+drops a name when its frame ends, and a call's arguments live as long as the call).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from planner.step.ledger import (
+    Allocated,
+    Category,
+    Computed,
+    Event,
+    Freed,
+    Marked,
+    OperationKind,
+    Tagged,
+)
+from planner.step.strides import Shape, contiguous_strides, is_contiguous
+
+if TYPE_CHECKING:
+    from weakref import ReferenceType
+
+    from planner.step.autocast import Autocast
+    from planner.step.autograd import AccumulateGrad, Node
+
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
+    "int64": 8, "int32": 4, "uint8": 1, "bool": 1,
+}  # fmt: skip
+FLOATING = frozenset({"float64", "float32", "bfloat16", "float16"})
+
+PackHook = Callable[["Tensor"], Any]
+UnpackHook = Callable[[Any], "Tensor"]
+
+
+class Device:
+    """Where tensors live: writes down every allocation, release and operation.
+
+    It also carries what PyTorch keeps per thread: whether gradients are recorded, the autocast in
+    force, the hooks for saved tensors and the module being run (`scope`).
+    `in_place_sums` is how eager PyTorch adds gradients up where it may; under fake tensors it
+    never does (FACTS §11), so a comparison with a fake trace turns it off.
+    """
+
+    def __init__(self, in_place_sums: bool = True) -> None:
+        self.events: list[Event] = []
+        self.in_place_sums = in_place_sums
+        self.grad_enabled = True
+        self.autocast: Autocast | None = None
+        self.saved_tensor_hooks: list[tuple[PackHook, UnpackHook]] = []
+        self.scope = ""
+        self.next_sequence = 0
+        self._next_storage = 0
+
+    def allocate(self, num_bytes: int, label: str) -> int:
+        self._next_storage += 1
+        self.events.append(Allocated(self._next_storage, num_bytes, label, self.scope))
+        return self._next_storage
+
+    def release(self, storage: int) -> None:
+        self.events.append(Freed(storage))
+
+    def tag(self, storage: int, category: Category) -> None:
+        self.events.append(Tagged(storage, category))
+
+    def mark(self, phase: str, step: int) -> None:
+        self.events.append(Marked(phase, step))
+
+    def compute(
+        self,
+        name: str,
+        kind: OperationKind,
+        dtype: str,
+        flops: int,
+        num_bytes: int,
+        kernels: int = 1,
+    ) -> None:
+        self.events.append(Computed(name, kind, dtype, flops, num_bytes, kernels, self.scope))
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """`torch.no_grad()`."""
+        before, self.grad_enabled = self.grad_enabled, False
+        try:
+            yield
+        finally:
+            self.grad_enabled = before
+
+
+class Storage:
+    """Bytes on a device, from the first reference to the last.
+
+    `category` is fixed for parameters, buffers, gradients and optimizer state; a storage without
+    one is an activation while something saved it for backward (`holds`), else a temporary.
+    """
+
+    __slots__ = ("category", "device", "holds", "ident", "num_bytes")
+
+    def __init__(self, device: Device, num_bytes: int, label: str) -> None:
+        self.device = device
+        self.num_bytes = num_bytes
+        self.holds = 0
+        self.category: Category | None = None
+        self.ident = device.allocate(num_bytes, label)
+
+    def __del__(self) -> None:
+        self.device.release(self.ident)
+
+    def assign(self, category: Category) -> None:
+        """From now on these bytes are parameters, gradients …"""
+        if self.category != category:
+            self.category = category
+            self.device.tag(self.ident, category)
+
+    def hold(self) -> None:
+        """Something saved this storage for backward."""
+        self.holds += 1
+        if self.holds == 1 and self.category is None:
+            self.device.tag(self.ident, "activations")
+
+    def let_go(self) -> None:
+        self.holds -= 1
+        if self.holds == 0 and self.category is None:
+            self.device.tag(self.ident, "temporaries")
+
+
+class Tensor:
+    """A view of a storage: shape, strides in elements, dtype; and where its gradient goes.
+
+    `node` is `grad_fn` (None for a leaf) and `slot` which of its outputs this is.
+    """
+
+    __slots__ = (
+        "__weakref__", "dtype", "node", "requires_grad", "shape", "slot", "storage", "strides",
+    )  # fmt: skip
+
+    def __init__(self, storage: Storage, shape: Shape, strides: Shape, dtype: str) -> None:
+        self.storage = storage
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self.requires_grad = False
+        self.node: Node | None = None
+        self.slot = 0
+
+    @property
+    def device(self) -> Device:
+        return self.storage.device
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes its elements take (an expanded view counts them once per index)."""
+        return num_bytes(self.shape, self.dtype)
+
+    @property
+    def is_contiguous(self) -> bool:
+        return is_contiguous(self.shape, self.strides)
+
+    @property
+    def is_floating(self) -> bool:
+        return self.dtype in FLOATING
+
+    def size(self, dim: int) -> int:
+        return self.shape[dim]
+
+    def detach(self) -> Tensor:
+        """The same storage without history."""
+        return Tensor(self.storage, self.shape, self.strides, self.dtype)
+
+    def __repr__(self) -> str:
+        return f"Tensor({list(self.shape)}, {self.dtype})"
+
+
+def num_bytes(shape: Shape, dtype: str) -> int:
+    """Bytes of a dense tensor."""
+    return prod(shape) * DTYPE_BYTES[dtype]
+
+
+def empty(
+    device: Device, shape: Shape, dtype: str, label: str, strides: Shape | None = None
+) -> Tensor:
+    """A new storage just large enough for a dense tensor of `shape`."""
+    storage = Storage(device, num_bytes(shape, dtype), label)
+    return Tensor(storage, shape, strides or contiguous_strides(shape), dtype)
+
+
+class GradientCell:
+    """Where a leaf's gradient is kept. Apart from the leaf, so that nothing forms a cycle."""
+
+    __slots__ = ("accumulator", "grad")
+
+    def __init__(self) -> None:
+        self.grad: Tensor | None = None
+        self.accumulator: ReferenceType[AccumulateGrad] | None = None
+
+
+class Parameter(Tensor):
+    """A leaf that requires a gradient."""
+
+    __slots__ = ("cell",)
+
+    def __init__(self, device: Device, shape: Shape, dtype: str = "float32") -> None:
+        storage = Storage(device, num_bytes(shape, dtype), "parameter")
+        super().__init__(storage, shape, contiguous_strides(shape), dtype)
+        storage.assign("parameters")
+        self.requires_grad = True
+        self.cell = GradientCell()

@@ -1,0 +1,152 @@
+"""The training step on shapes: `planner/training.py`, line by line. Change both."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.schema import SwinConfig, TrainSetting
+from planner.step.autocast import AutocastScope
+from planner.step.autograd import backward
+from planner.step.ledger import Ledger
+from planner.step.loss import cross_entropy
+from planner.step.nn import Module, name_modules
+from planner.step.optimizers import Optimizer, clip_gradients, make_optimizer
+from planner.step.pointwise import mul, scale
+from planner.step.tensor import Device, Tensor, empty
+
+BuildOnShapes = Callable[[Device], Module]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images [B, C, H, W] and labels [B] int64 on the device."""
+
+    images: Tensor
+    targets: Tensor
+
+
+def make_batch(device: Device, model: SwinConfig, setting: TrainSetting) -> Batch:
+    """What the probe trains on: it is on the device before the step begins."""
+    size = (setting.batch_size, model.in_channels, *model.image_size)
+    dtype = "bfloat16" if setting.precision == "pure-bf16" else "float32"
+    images = empty(device, size, dtype, "images")
+    targets = empty(device, (setting.batch_size,), "int64", "targets")
+    images.storage.hold()
+    targets.storage.hold()
+    return Batch(images, targets)
+
+
+class Scaler:
+    """`GradScaler`: two scalars made at the first scaling, and `found_inf` while stepping."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.scale_value: Tensor | None = None
+        self.growth_tracker: Tensor | None = None
+
+    def scale(self, loss: Tensor) -> Tensor:
+        if self.scale_value is None:
+            self.growth_tracker = empty(self.device, (), "int32", "aten.full")
+            self.scale_value = empty(self.device, (), "float32", "aten.full")
+        return mul(loss, self.scale_value)
+
+    def unscale(self, optimizer: Optimizer) -> Tensor:
+        """In place over all gradients; returns `found_inf`."""
+        as_double = empty(self.device, (), "float64", "aten._to_copy")
+        inverse = empty(self.device, (), "float64", "aten.reciprocal")
+        del as_double
+        inverse_scale = empty(self.device, (), "float32", "aten._to_copy")
+        del inverse
+        found_inf = empty(self.device, (), "float32", "aten.full")
+        optimizer.cost("aten._amp_foreach_non_finite_check_and_unscale_", 1, 1)
+        del inverse_scale
+        return found_inf
+
+
+class Training:
+    """A model, its optimizer and a batch; `step` is one whole optimizer step on shapes."""
+
+    def __init__(self, device: Device, module: Module, setting: TrainSetting, batch: Batch) -> None:
+        self.device = device
+        self.module = module
+        self.setting = setting
+        self.batch = batch
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        self.optimizer = make_optimizer(device, parameters, setting)
+        self.scaler = Scaler(device) if setting.precision == "fp16" else None
+        self.num_steps = 0
+
+    def step(self) -> None:
+        for _ in range(self.setting.accumulate):
+            self.micro_step()
+        self.optimizer_step()
+        self.end_phase("optimizer")
+        self.optimizer.zero_grad(self.setting.zero_grad_to_none)
+        self.end_phase("zero_grad")
+        self.num_steps += 1
+
+    def end_phase(self, phase: str) -> None:
+        self.device.mark(phase, self.num_steps)
+
+    def micro_step(self) -> None:
+        loss = self.forward()
+        self.end_phase("forward")
+        self.backward(loss if self.scaler is None else self.scaler.scale(loss))
+        del loss
+        self.end_phase("backward")
+
+    def forward(self) -> Tensor:
+        with AutocastScope(self.device, self.setting.autocast_dtype):
+            loss = cross_entropy(self.module(self.batch.images), self.batch.targets)
+        if self.setting.accumulate > 1:
+            loss = scale(loss, "aten.div")
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        ones = empty(self.device, (), loss.dtype, "aten.ones_like")
+        backward(loss, ones)
+        del ones
+
+    def optimizer_step(self) -> None:
+        found_inf = None
+        if self.setting.clip_grad:
+            if self.scaler is not None:
+                found_inf = self.scaler.unscale(self.optimizer)
+            clip_gradients(self.optimizer)
+        if self.scaler is not None and found_inf is None:
+            found_inf = self.scaler.unscale(self.optimizer)
+        self.optimizer.step()
+        del found_inf
+
+
+def record_training(
+    build: BuildOnShapes,
+    model: SwinConfig,
+    setting: TrainSetting,
+    num_steps: int = 2,
+    in_place_sums: bool = True,
+) -> Ledger:
+    """Builds the model on shapes and runs `num_steps` optimizer steps; returns all their events.
+
+    Lifetimes are those of reference counts, so the cyclic collector is off meanwhile: it would
+    only cost time (a test shows that it finds nothing).
+    """
+    device = Device(in_place_sums)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        module = build(device)
+        name_modules(module)
+        training = Training(device, module, setting, make_batch(device, model, setting))
+        device.mark("build", 0)
+        for _ in range(num_steps):
+            training.step()
+        num_parameters = sum(p.numel for p in module.parameters())
+        events = tuple(device.events)
+        del training, module
+    finally:
+        if collecting:
+            gc.enable()
+    return Ledger(events, setting.batch_size, num_parameters)

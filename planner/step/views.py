@@ -1,0 +1,311 @@
+"""Operations that only look at a storage differently, and those that move elements about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.step.autograd import Gradients, Node, begin, finish, record, record_many, tracks
+from planner.step.pointwise import _one, clone, contiguous, pass_on, promote, sum_to
+from planner.step.strides import (
+    Shape,
+    contiguous_strides,
+    elementwise_strides,
+    preserved_strides,
+    resolve_shape,
+    view_strides,
+)
+from planner.step.tensor import Tensor, empty
+
+__all__ = [
+    "alias", "cat", "chunk", "contiguous", "expand", "flatten", "pad", "pad_last", "permute",
+    "reshape", "roll", "select", "slice_", "squeeze", "stack", "t", "take_rows", "transpose",
+    "unbind", "unsqueeze", "view",
+]  # fmt: skip
+
+
+def _alias(x: Tensor, shape: Shape, strides: Shape) -> Tensor:
+    return Tensor(x.storage, shape, strides, x.dtype)
+
+
+def alias(x: Tensor) -> Tensor:
+    """`x[:]`: the same view of the same storage, as a new tensor."""
+    y = _alias(x, x.shape, x.strides)
+    if tracks(x):
+        record(y, "AliasBackward0", (x,), pass_on)
+    return y
+
+
+def view(x: Tensor, *shape: int, name: str = "ViewBackward0") -> Tensor:
+    """`x.view(shape)`. AssertionError where only a copy has that shape."""
+    target = resolve_shape(x.numel, shape)
+    strides = view_strides(x.shape, x.strides, target)
+    assert strides is not None, f"view of {x.shape} {x.strides} as {target} needs a copy"
+    y = _alias(x, target, strides)
+    if tracks(x):
+        record(y, name, (x,), _view_backward, data=x.shape)
+    return y
+
+
+def _view_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    return (reshape(_one(grads), *node.data),)
+
+
+def reshape(x: Tensor, *shape: int) -> Tensor:
+    """`x.reshape(shape)`: a view, or a row-major copy seen in that shape."""
+    target = resolve_shape(x.numel, shape)
+    if view_strides(x.shape, x.strides, target) is not None:
+        return view(x, *target)
+    return view(clone(x, contiguous=True), *target, name="UnsafeViewBackward0")
+
+
+def flatten(x: Tensor, start: int, end: int = -1) -> Tensor:
+    """`x.flatten(start, end)`."""
+    rank = len(x.shape)
+    start, end = start % rank, end % rank
+    if start == end:
+        return x
+    return reshape(x, *x.shape[:start], -1, *x.shape[end + 1 :])
+
+
+def permute(x: Tensor, *dims: int) -> Tensor:
+    """`x.permute(dims)`."""
+    y = _alias(x, tuple(x.shape[d] for d in dims), tuple(x.strides[d] for d in dims))
+    if tracks(x):
+        record(y, "PermuteBackward0", (x,), _permute_backward, data=dims)
+    return y
+
+
+def _permute_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    inverse = [0] * len(node.data)
+    for position, dim in enumerate(node.data):
+        inverse[dim] = position
+    return (permute(_one(grads), *inverse),)
+
+
+def transpose(x: Tensor, a: int, b: int) -> Tensor:
+    """`x.transpose(a, b)`."""
+    rank = len(x.shape)
+    a, b = a % rank, b % rank
+    dims = list(range(rank))
+    dims[a], dims[b] = b, a
+    y = _alias(x, tuple(x.shape[d] for d in dims), tuple(x.strides[d] for d in dims))
+    if tracks(x):
+        record(y, "TransposeBackward0", (x,), _transpose_backward, data=(a, b))
+    return y
+
+
+def _transpose_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    return (transpose(_one(grads), *node.data),)
+
+
+def t(x: Tensor) -> Tensor:
+    """`x.t()` of a matrix."""
+    return transpose(x, 0, 1)
+
+
+def expand(x: Tensor, *shape: int) -> Tensor:
+    """`x.expand(shape)`: -1 keeps a size."""
+    lead = len(shape) - len(x.shape)
+    target = tuple(x.shape[i - lead] if s == -1 else s for i, s in enumerate(shape))
+    strides = tuple(
+        0 if i < lead or (x.shape[i - lead] == 1 and s != 1) else x.strides[i - lead]
+        for i, s in enumerate(target)
+    )
+    y = _alias(x, target, strides)
+    if tracks(x):
+        record(y, "ExpandBackward0", (x,), _expand_backward, data=x.shape)
+    return y
+
+
+def _expand_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    return (sum_to(_one(grads), node.data),)
+
+
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
+    """`x.unsqueeze(dim)`."""
+    dim = dim % (len(x.shape) + 1)
+    stride = x.shape[dim] * x.strides[dim] if dim < len(x.shape) else 1
+    y = _alias(x, (*x.shape[:dim], 1, *x.shape[dim:]), (*x.strides[:dim], stride, *x.strides[dim:]))
+    if tracks(x):
+        record(y, "UnsqueezeBackward0", (x,), _unsqueeze_backward, data=dim)
+    return y
+
+
+def _unsqueeze_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    return (squeeze(_one(grads), node.data),)
+
+
+def squeeze(x: Tensor, dim: int) -> Tensor:
+    """`x.squeeze(dim)`."""
+    dim = dim % len(x.shape)
+    if x.shape[dim] != 1:
+        return _alias(x, x.shape, x.strides)
+    y = _alias(x, x.shape[:dim] + x.shape[dim + 1 :], x.strides[:dim] + x.strides[dim + 1 :])
+    if tracks(x):
+        record(y, "SqueezeBackward1", (x,), _squeeze_backward, data=dim)
+    return y
+
+
+def _squeeze_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    return (unsqueeze(_one(grads), node.data),)
+
+
+def select(x: Tensor, dim: int, index: int = 0) -> Tensor:
+    """`x.select(dim, index)`, `x[index]`: its gradient is a tensor of zeros, written in part."""
+    dim = dim % len(x.shape)
+    y = _alias(x, x.shape[:dim] + x.shape[dim + 1 :], x.strides[:dim] + x.strides[dim + 1 :])
+    if tracks(x):
+        record(y, "SelectBackward0", (x,), _zeros_written_backward, data=x.shape)
+    return y
+
+
+def slice_(x: Tensor, dim: int, start: int, stop: int, step: int = 1) -> Tensor:
+    """`x[..., start:stop:step, ...]` along `dim`."""
+    dim = dim % len(x.shape)
+    size = max(0, -(-(min(stop, x.shape[dim]) - start) // step))
+    y = _alias(
+        x,
+        (*x.shape[:dim], size, *x.shape[dim + 1 :]),
+        (*x.strides[:dim], x.strides[dim] * step, *x.strides[dim + 1 :]),
+    )
+    if tracks(x):
+        record(y, "SliceBackward0", (x,), _zeros_written_backward, data=x.shape)
+    return y
+
+
+def _zeros_written_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """`slice_backward`, `select_backward`: new zeros, and a copy of the gradient into a part."""
+    grad = _one(grads)
+    zeros = empty(grad.storage.device, node.data, grad.dtype, "aten.slice_backward")
+    grad.storage.device.compute(
+        "aten.slice_backward", "copy", grad.dtype, 0, zeros.num_bytes + 2 * grad.num_bytes, 2
+    )
+    return (zeros,)
+
+
+def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """`x.unbind(dim)`: its gradient is a stack."""
+    dim = dim % len(x.shape)
+    shape, strides = x.shape[:dim] + x.shape[dim + 1 :], x.strides[:dim] + x.strides[dim + 1 :]
+    parts = tuple(_alias(x, shape, strides) for _ in range(x.shape[dim]))
+    if tracks(x):
+        record_many(parts, "UnbindBackward0", x, _unbind_backward, data=dim)
+    return parts
+
+
+def _unbind_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    return (stack([g for g in grads if g is not None], node.data),)
+
+
+def chunk(x: Tensor, count: int, dim: int) -> tuple[Tensor, ...]:
+    """`x.chunk(count, dim)` where the parts are equal: its gradient is a concatenation."""
+    dim = dim % len(x.shape)
+    size = x.shape[dim] // count
+    shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
+    parts = tuple(_alias(x, shape, x.strides) for _ in range(count))
+    if tracks(x):
+        record_many(parts, "SplitBackward0", x, _split_backward, data=dim)
+    return parts
+
+
+def _split_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    return (cat([g for g in grads if g is not None], node.data),)
+
+
+def stack(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """`torch.stack(parts, dim)`, in backward alone: nothing is recorded."""
+    first = parts[0]
+    dim = dim % (len(first.shape) + 1)
+    shape = (*first.shape[:dim], len(parts), *first.shape[dim:])
+    y = empty(first.storage.device, shape, first.dtype, "aten.stack")
+    y.storage.device.compute("aten.stack", "copy", y.dtype, 0, 2 * y.num_bytes)
+    return y
+
+
+def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """`torch.cat(parts, dim)`: promotes dtypes; its gradient is cut with views."""
+    first = parts[0]
+    dim = dim % len(first.shape)
+    dtype = first.dtype
+    for part in parts[1:]:
+        dtype = promote(dtype, part.dtype)
+    size = sum(part.shape[dim] for part in parts)
+    shape = (*first.shape[:dim], size, *first.shape[dim + 1 :])
+    y = empty(first.storage.device, shape, dtype, "aten.cat")
+    y.storage.device.compute("aten.cat", "copy", y.dtype, 0, 2 * y.num_bytes)
+    if tracks(*parts):
+        sizes = tuple(part.shape[dim] for part in parts)
+        record(y, "CatBackward0", parts, _cat_backward, data=(dim, sizes))
+    return y
+
+
+def _cat_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    grad = _one(grads)
+    dim, sizes = node.data
+    return tuple(
+        _alias(grad, (*grad.shape[:dim], size, *grad.shape[dim + 1 :]), grad.strides)
+        if node.needs(index)
+        else None
+        for index, size in enumerate(sizes)
+    )
+
+
+def roll(x: Tensor, dims: int = 2) -> Tensor:
+    """`torch.roll(x, shifts, dims)` over `dims` dimensions: a row-major copy, and so back."""
+    y = empty(x.storage.device, x.shape, x.dtype, "aten.roll")
+    x.storage.device.compute("aten.roll", "copy", x.dtype, 0, 2 * y.num_bytes)
+    if tracks(x):
+        record(y, "RollBackward0", (x,), _roll_backward)
+    return y
+
+
+def _roll_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    return (roll(_one(grads)),)
+
+
+def pad(x: Tensor, bottom: int, right: int) -> Tensor:
+    """`F.pad(x, (0, 0, 0, right, 0, bottom))` of a BHWC tensor: a copy even when both are 0."""
+    batch, height, width, channels = x.shape
+    return _pad(x, (batch, height + bottom, width + right, channels))
+
+
+def pad_last(x: Tensor, right: int) -> Tensor:
+    """`F.pad(x, (0, right))`."""
+    return _pad(x, (*x.shape[:-1], x.shape[-1] + right))
+
+
+def _pad(x: Tensor, shape: Shape) -> Tensor:
+    if shape == x.shape:
+        strides = preserved_strides(x.shape, x.strides)
+    else:
+        strides = elementwise_strides(shape, [(shape, contiguous_strides(shape))])
+    y = empty(x.storage.device, shape, x.dtype, "aten.constant_pad_nd", strides)
+    x.storage.device.compute("aten.constant_pad_nd", "copy", x.dtype, 0, x.num_bytes + y.num_bytes)
+    if tracks(x):
+        record(y, "ConstantPadNdBackward0", (x,), _pad_backward, data=x.shape)
+    return y
+
+
+def _pad_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """`constant_pad_nd(grad, negated pads)`: a copy of the part inside."""
+    return (_pad(_one(grads), node.data),)
+
+
+def take_rows(table: Tensor, index: Tensor) -> Tensor:
+    """`table[index]` with a flat int64 index: [len(index), columns]; saves the index."""
+    node = begin("IndexBackward0", (table,), _index_backward, (index,), table.shape)
+    y = empty(table.storage.device, (index.numel, *table.shape[1:]), table.dtype, "aten.index")
+    table.storage.device.compute("aten.index", "copy", y.dtype, 0, 2 * y.num_bytes)
+    return finish(y, node)
+
+
+def _index_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """New zeros and `index_put` with accumulation, in place but for fake tensors."""
+    grad = _one(grads)
+    index = node.unpack(0)
+    device = grad.storage.device
+    zeros = empty(device, node.data, grad.dtype, "aten.new_zeros")
+    device.compute("aten.index_put", "copy", grad.dtype, 0, 2 * grad.num_bytes + index.num_bytes, 4)
+    if device.in_place_sums:
+        return (zeros,)
+    return (empty(device, node.data, grad.dtype, "aten.index_put"),)
