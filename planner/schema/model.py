@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from planner.schema.faults import CrossFieldError, Fault
 
 Library = Literal["native", "timm", "torchvision", "transformers", "microsoft"]
 LIBRARIES: tuple[Library, ...] = ("native", "timm", "torchvision", "transformers", "microsoft")
@@ -37,6 +40,7 @@ def _window(value: Any) -> Any:
 
 
 Side = Annotated[int, Field(ge=1)]
+ImageSize = Annotated[tuple[Side, Side], BeforeValidator(_pair)]
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -53,7 +57,7 @@ class SwinConfig(BaseModel):
     library: Library = "native"
     name: str | None = Field(default=None, description="the published name this came from, if any")
     version: Literal[1, 2] = 1
-    image_size: Annotated[tuple[Side, Side], BeforeValidator(_pair)] = (224, 224)
+    image_size: ImageSize = (224, 224)
     patch_size: Side = 4
     in_channels: Side = 3
     num_classes: Side = 1000
@@ -74,37 +78,36 @@ class SwinConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> SwinConfig:
-        faults = []
+        faults = list(self._cross_field_faults())
+        if faults:
+            raise CrossFieldError(faults)
+        return self
+
+    def _cross_field_faults(self) -> Iterator[Fault]:
         stages = len(self.depths)
-        if len(self.num_heads) != stages:
-            faults.append(
-                f"num_heads has {len(self.num_heads)} entries and depths has {stages}: "
-                "give one of each per stage"
-            )
-        if isinstance(self.window_size, tuple) and len(self.window_size) != stages:
-            faults.append(
-                f"window_size has {len(self.window_size)} entries for {stages} stages: "
-                "give one number, or one per stage"
-            )
-        if len(self.pretrained_window_size) not in (1, stages):
-            faults.append(
-                f"pretrained_window_size has {len(self.pretrained_window_size)} entries for "
-                f"{stages} stages: give one number, or one per stage"
-            )
+        for field in ("num_heads", "window_size", "pretrained_window_size"):
+            given = getattr(self, field)
+            single_will_do = field == "pretrained_window_size" and len(given) == 1
+            if isinstance(given, tuple) and len(given) != stages and not single_will_do:
+                entries = "entry" if len(given) == 1 else "entries"
+                yield Fault(
+                    (field, "depths"),
+                    f"{field} has {len(given)} {entries} and depths has {stages}: "
+                    "give one for each stage",
+                )
         for stage, heads in enumerate(self.num_heads[:stages]):
             if (self.embed_dim << stage) % heads:
-                faults.append(
+                yield Fault(
+                    ("num_heads", "embed_dim"),
                     f"num_heads[{stage}] = {heads} does not divide the stage's "
-                    f"{self.embed_dim << stage} channels (embed_dim × 2^{stage})"
+                    f"{self.embed_dim << stage} channels (embed_dim × 2^{stage})",
                 )
         if min(self.image_size) < self.patch_size:
-            faults.append(
+            yield Fault(
+                ("image_size", "patch_size"),
                 f"image_size {self.image_size[0]}x{self.image_size[1]} is smaller than one patch "
-                f"(patch_size {self.patch_size})"
+                f"(patch_size {self.patch_size})",
             )
-        if faults:
-            raise ValueError("; ".join(faults))
-        return self
 
     @property
     def num_stages(self) -> int:

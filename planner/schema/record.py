@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.schema.model import SwinConfig
+from planner.schema.model import ImageSize, Side, SwinConfig
 from planner.schema.setting import TrainSetting
 
 RECORD_FORMAT = 1
@@ -22,9 +22,9 @@ class FactoryModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     factory: str
-    image_size: tuple[int, int] = (224, 224)
-    in_channels: int = 3
-    num_classes: int = 1000
+    image_size: ImageSize = (224, 224)
+    in_channels: Side = 3
+    num_classes: Side = 1000
 
     @property
     def title(self) -> str:

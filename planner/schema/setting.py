@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from planner.schema.faults import CrossFieldError, Fault
+
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16"]
 CompileMode = Literal[
     "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
@@ -79,7 +81,8 @@ class TrainSetting(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> TrainSetting:
         if self.amsgrad and self.optimizer_family not in ("adam", "adamw"):
-            raise ValueError(f"amsgrad belongs to adam and adamw, not to {self.optimizer}")
+            message = f"amsgrad belongs to adam and adamw, not to {self.optimizer}"
+            raise CrossFieldError([Fault(("amsgrad", "optimizer"), message)])
         return self
 
     @property

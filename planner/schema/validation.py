@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from planner.errors import UsageError, nearest
+from planner.schema.faults import CrossFieldError, Fault
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+_OTHER_ARM = frozenset({"int_type", "float_type", "tuple_type", "string_type"})
 
 
 def parse(schema: type[ModelT], data: Mapping[str, Any], source: str) -> ModelT:
@@ -20,9 +22,52 @@ def parse(schema: type[ModelT], data: Mapping[str, Any], source: str) -> ModelT:
     try:
         return schema.model_validate(dict(data))
     except ValidationError as error:
-        faults = [_fault(schema, entry) for entry in error.errors()]
+        faults = list(dict.fromkeys(_faults(schema, data, error)))
     count = "one fault" if len(faults) == 1 else f"{len(faults)} faults"
     raise UsageError(f"{source} has {count}:\n" + "\n".join(f"  {fault}" for fault in faults))
+
+
+def _faults(schema: type[BaseModel], data: Mapping[str, Any], error: ValidationError) -> list[str]:
+    """One line for each fault: of single fields first, then those between fields.
+
+    pydantic looks between fields only where each is right in itself, so the faulty ones are left
+    out and it is asked again; what it then says of a field that was left out is not heard.
+    """
+    single = [entry for entry in error.errors() if _cross_field_error(entry) is None]
+    if not single:
+        return [fault.message for fault in _between(error)]
+    at_fault = {str(entry["loc"][0]) for entry in single if entry["loc"]}
+    lines = [_fault(schema, entry) for entry in _of_the_arm_meant(single)]
+    rest = {field: value for field, value in data.items() if field not in at_fault}
+    try:
+        schema.model_validate(rest)
+    except ValidationError as again:
+        lines += [
+            fault.message for fault in _between(again) if not at_fault.intersection(fault.fields)
+        ]
+    return lines
+
+
+def _between(error: ValidationError) -> Iterable[Fault]:
+    for entry in error.errors():
+        cause = _cross_field_error(entry)
+        if cause is not None:
+            yield from cause.faults
+
+
+def _cross_field_error(entry: Any) -> CrossFieldError | None:
+    cause = entry.get("ctx", {}).get("error")
+    return cause if isinstance(cause, CrossFieldError) else None
+
+
+def _of_the_arm_meant(entries: list[Any]) -> Iterable[Any]:
+    """A union complains once for each arm: "no tuple" is no news where the number is too small."""
+    by_field: dict[str, list[Any]] = {}
+    for entry in entries:
+        by_field.setdefault(str(entry["loc"][0]) if entry["loc"] else "", []).append(entry)
+    for complaints in by_field.values():
+        meant = [entry for entry in complaints if entry["type"] not in _OTHER_ARM]
+        yield from meant or complaints[:1]
 
 
 def _fault(schema: type[BaseModel], entry: Any) -> str:
@@ -38,4 +83,6 @@ def _fault(schema: type[BaseModel], entry: Any) -> str:
 
 def _is_union_arm(part: object) -> bool:
     """pydantic puts the arm of a union ("int", "tuple[int, ...]") into the path."""
-    return isinstance(part, str) and (part in {"int", "str", "float", "bool"} or "[" in part)
+    return isinstance(part, str) and (
+        part in {"int", "str", "float", "bool", "constrained-int"} or "[" in part
+    )

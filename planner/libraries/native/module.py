@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from planner.errors import PlannerError, UnsupportedError
-from planner.schema import SwinConfig
+from planner.schema import SwinConfig, TrainSetting
 
 Side = tuple[int, int]  # (height, width), in tokens
 Attention = Literal["eager", "sdpa"]
@@ -38,6 +38,12 @@ MASKED = -100.0  # added to the score of two tokens that are no neighbours, as i
 MAX_LOGIT_SCALE = math.log(100.0)  # version 2: the temperature's ceiling, arXiv 2111.09883 §3.2
 CPB_HIDDEN = 512  # version 2: width of the position-bias MLP, the authors' configuration
 BIAS_CEILING = 16.0  # version 2: the position bias is 16 × sigmoid, the authors' configuration
+
+
+def build(config: SwinConfig, setting: TrainSetting) -> SwinTransformer:
+    """As every library's room has it; the setting's attention is resolved (eager or sdpa)."""
+    attention: Attention = "eager" if setting.attention == "eager" else "sdpa"
+    return build_swin(config, attention, setting.checkpointing)
 
 
 def build_swin(

@@ -1,0 +1,104 @@
+"""The authors' own Swin, from a checkout of github.com/microsoft/Swin-Transformer.
+
+There is no package of it: set SWIN_TRANSFORMER_CHECKOUT to the folder that `git clone` made. Needs
+torch and timm (which the authors' code imports).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from planner.errors import PlannerError
+from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.libraries.wrapping import checkpoint_in_place, chosen_stages
+from planner.schema import SwinConfig, TrainSetting
+
+CHECKOUT_VARIABLE = "SWIN_TRANSFORMER_CHECKOUT"
+FILES = {1: "models/swin_transformer.py", 2: "models/swin_transformer_v2.py"}
+CLASSES = {1: "SwinTransformer", 2: "SwinTransformerV2"}
+
+
+def build(
+    config: SwinConfig, setting: TrainSetting, checkout: str | Path | None = None
+) -> nn.Module:
+    """The authors' classifier; `checkout` is their repository's folder, or the environment says.
+
+    Checkpointing blocks is their `use_checkpoint` (PyTorch's reentrant kind); stages (with the
+    merging at their end) are wrapped. Raises PlannerError where there is no checkout.
+    """
+    folder = _find_checkout(checkout)
+    source = _load(folder / FILES[config.version])
+    model: Any = getattr(source, CLASSES[config.version])(**_arguments(config, setting))
+    if setting.checkpointing not in ("none", "blocks"):
+        checkpoint_in_place(chosen_stages(model.layers, setting.checkpointed_stages))
+    built: nn.Module = model
+    return built
+
+
+def _arguments(config: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "img_size": config.image_size,
+        "patch_size": config.patch_size,
+        "in_chans": config.in_channels,
+        "num_classes": config.num_classes,
+        "embed_dim": config.embed_dim,
+        "depths": list(config.depths),
+        "num_heads": list(config.num_heads),
+        "window_size": config.windows[0],
+        "mlp_ratio": config.mlp_ratio,
+        "qkv_bias": config.qkv_bias,
+        "drop_rate": config.drop_rate,
+        "attn_drop_rate": config.attn_drop_rate,
+        "drop_path_rate": config.drop_path_rate,
+        "ape": config.absolute_position_embedding,
+        "patch_norm": config.patch_norm,
+        "use_checkpoint": setting.checkpointing == "blocks",
+    }
+    if config.version == 2:
+        arguments["pretrained_window_sizes"] = list(config.pretrained_windows)
+    return arguments
+
+
+def _find_checkout(given: str | Path | None) -> Path:
+    folder = given or os.environ.get(CHECKOUT_VARIABLE)
+    if not folder:
+        raise PlannerError(
+            "microsoft/Swin-Transformer is not a package, so its real module needs a checkout.",
+            "git clone https://github.com/microsoft/Swin-Transformer, then set "
+            f"{CHECKOUT_VARIABLE} to that folder; or use native, whose checkpoints are the same.",
+        )
+    missing = [name for name in FILES.values() if not (Path(folder) / name).is_file()]
+    if missing:
+        raise PlannerError(
+            f"{folder} is no checkout of microsoft/Swin-Transformer: {missing[0]} is not in it.",
+            f"Set {CHECKOUT_VARIABLE} to the folder that has {missing[0]}.",
+        )
+    return Path(folder)
+
+
+def _load(file: Path) -> ModuleType:
+    """One file of the checkout alone: its package would import every model and their kernels."""
+    declare_missing_operators()
+    name = f"_swin_transformer_checkout_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise PlannerError(f"{file} cannot be imported.")
+    module = importlib.util.module_from_spec(spec)
+    path = list(sys.path)
+    try:
+        # It prints a line about its optional kernels, and standard output may be a protocol's.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore", FutureWarning)  # it imports timm.models.layers
+            spec.loader.exec_module(module)
+    finally:
+        sys.path[:] = path  # it appends the folder above the working directory
+    return module

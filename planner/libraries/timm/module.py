@@ -1,0 +1,63 @@
+"""timm's own Swin, built from a SwinConfig. Needs torch and timm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.libraries.wrapping import checkpoint_in_place, chosen_stages
+from planner.schema import SwinConfig, TrainSetting
+
+
+def build(config: SwinConfig, setting: TrainSetting) -> nn.Module:
+    """`timm.models.SwinTransformer` or `SwinTransformerV2`, as `timm.create_model` would make it.
+
+    `drop_rate` is timm's argument of that name, the dropout before the head. Another image size
+    leaves the window as it is, as `create_model(name, img_size=...)` does. Checkpointing blocks is
+    timm's `set_grad_checkpointing`; stages (with the merging at their start) are wrapped.
+    """
+    declare_missing_operators()
+    from timm.models.swin_transformer import SwinTransformer
+    from timm.models.swin_transformer_v2 import SwinTransformerV2
+
+    arguments = _arguments(config)
+    model: Any
+    if config.version == 1:
+        model = SwinTransformer(**arguments)
+        _set_attention(model, fused=setting.attention == "sdpa")
+    else:
+        model = SwinTransformerV2(**arguments, pretrained_window_sizes=config.pretrained_windows)
+    if setting.checkpointing == "blocks":
+        model.set_grad_checkpointing()
+    elif setting.checkpointing != "none":
+        checkpoint_in_place(chosen_stages(model.layers, setting.checkpointed_stages))
+    built: nn.Module = model
+    return built
+
+
+def _arguments(config: SwinConfig) -> dict[str, Any]:
+    return {
+        "img_size": config.image_size,
+        "patch_size": config.patch_size,
+        "in_chans": config.in_channels,
+        "num_classes": config.num_classes,
+        "embed_dim": config.embed_dim,
+        "depths": config.depths,
+        "num_heads": config.num_heads,
+        # One pair a stage: timm reads two bare numbers as one window's height and width.
+        "window_size": tuple((window, window) for window in config.windows),
+        "mlp_ratio": config.mlp_ratio,
+        "qkv_bias": config.qkv_bias,
+        "drop_rate": config.drop_rate,
+        "attn_drop_rate": config.attn_drop_rate,
+        "drop_path_rate": config.drop_path_rate,
+    }
+
+
+def _set_attention(model: nn.Module, fused: bool) -> None:
+    """What `timm.layers.set_fused_attn` sets for models built after it, on this model alone."""
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = fused  # type: ignore[assignment]

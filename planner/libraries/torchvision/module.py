@@ -1,0 +1,45 @@
+"""torchvision's own Swin, built from a SwinConfig. Needs torch and torchvision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.libraries.wrapping import checkpoint_in_place, chosen_stages
+from planner.schema import SwinConfig, TrainSetting
+
+
+def build(config: SwinConfig, setting: TrainSetting) -> nn.Module:
+    """`torchvision.models.SwinTransformer`; `drop_rate` is its `dropout`.
+
+    torchvision checkpoints nothing, so its blocks, or its stages (their blocks without the merging
+    after them), are wrapped.
+    """
+    declare_missing_operators()
+    from torchvision.models import swin_transformer
+
+    arguments: dict[str, Any] = {
+        "patch_size": [config.patch_size, config.patch_size],
+        "embed_dim": config.embed_dim,
+        "depths": list(config.depths),
+        "num_heads": list(config.num_heads),
+        "window_size": [config.windows[0], config.windows[0]],
+        "mlp_ratio": config.mlp_ratio,
+        "dropout": config.drop_rate,
+        "attention_dropout": config.attn_drop_rate,
+        "stochastic_depth_prob": config.drop_path_rate,
+        "num_classes": config.num_classes,
+    }
+    if config.version == 2:
+        arguments["block"] = swin_transformer.SwinTransformerBlockV2
+        arguments["downsample_layer"] = swin_transformer.PatchMergingV2
+    model: Any = swin_transformer.SwinTransformer(**arguments)
+    stages = model.features[1::2]  # patches, stage, merging, stage, merging, …
+    if setting.checkpointing == "blocks":
+        checkpoint_in_place(block for stage in stages for block in stage)
+    elif setting.checkpointing != "none":
+        checkpoint_in_place(chosen_stages(stages, setting.checkpointed_stages))
+    built: nn.Module = model
+    return built
