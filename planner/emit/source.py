@@ -170,15 +170,16 @@ def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
 
 
 _WRAPPER = '''def recompute(module: nn.Module) -> None:
-    """Computes `module` again in backward, keeping its input alone; names of weights stay."""
-    forward = module.forward
+    """From here on `module` keeps its inputs alone, and computes its inside again in backward.
 
-    def recomputed(*args: Any, **kwargs: Any) -> Any:
-        if module.training and torch.is_grad_enabled():
-            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-        return forward(*args, **kwargs)
+    Only its class changes: names in the state dict stay what they are.
+    """
+    kind = type(module)
 
-    module.forward = recomputed  # type: ignore[method-assign]
+    def forward(self: nn.Module, *args: Any) -> Any:
+        return checkpoint(kind.forward, self, *args, use_reentrant=False)
+
+    module.__class__ = type(f"Recomputed{kind.__name__}", (kind,), {"forward": forward})
 
 
 '''
@@ -287,8 +288,8 @@ def _microsoft(model: SwinConfig, setting: TrainSetting) -> ModelSource:
     if model.version == 2:
         arguments["pretrained_window_sizes"] = list(model.pretrained_windows)
     built = (
-        "    # There is no package: say where a checkout of microsoft/Swin-Transformer lies.\n"
-        '    sys.path.insert(0, os.environ.get("SWIN_TRANSFORMER_HOME", "Swin-Transformer"))\n'
+        "    # There is no package: set SWIN_TRANSFORMER_CHECKOUT to what `git clone` made.\n"
+        '    sys.path.insert(0, os.environ["SWIN_TRANSFORMER_CHECKOUT"])\n'
         f"    from models.swin_transformer{suffix} import {kind}\n\n"
         f"    model: nn.Module = {call(kind, arguments)}\n"
     )

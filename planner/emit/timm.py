@@ -82,10 +82,7 @@ def create_model_arguments(model: SwinConfig) -> tuple[str, dict[str, Any]]:
 
 def _model_values(model: SwinConfig) -> dict[str, Any]:
     name = _published_name(model)
-    overrides = {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in _overrides(model, name).items()
-    }
+    overrides = {key: _listed(value) for key, value in _overrides(model, name).items()}
     height, width = model.image_size
     values: dict[str, Any] = {"model": name, "num_classes": model.num_classes}
     if height == width and model.in_channels == 3:
@@ -99,6 +96,11 @@ def _model_values(model: SwinConfig) -> dict[str, Any]:
     if model.drop_rate:
         values["drop"] = model.drop_rate
     return {**values, "drop_path": model.drop_path_rate}
+
+
+def _listed(value: Any) -> Any:
+    """YAML has no tuples."""
+    return [_listed(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _setting_values(setting: TrainSetting) -> dict[str, Any]:
@@ -216,4 +218,7 @@ def _overrides(model: SwinConfig, name: str) -> dict[str, Any]:
     }
     if model.version == 1:
         found.pop("pretrained_window_sizes", None)
+    if isinstance(found.get("window_size"), tuple):
+        # One pair a stage: timm reads two bare numbers as one window's height and width.
+        found["window_size"] = tuple((window, window) for window in model.windows)
     return found

@@ -1,0 +1,62 @@
+"""Models and settings that many tests of emit share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.schema.result import Recommendation
+
+GIB = 1024**3
+
+
+def tiny(library: str = "native", version: int = 1, **fields: Any) -> SwinConfig:
+    """Two stages on 32 pixels: fast to build and to run."""
+    shape = {
+        "library": library, "version": version, "image_size": 32, "embed_dim": 16,
+        "depths": (2, 2), "num_heads": (1, 2), "window_size": 4, "num_classes": 10,
+        "drop_path_rate": 0.0,
+    }  # fmt: skip
+    return SwinConfig.model_validate({**shape, **fields})
+
+
+def recommendation(
+    model: SwinConfig | None = None, setting: TrainSetting | None = None, **fields: Any
+) -> Recommendation:
+    """What a tuner found for `model` with `setting` on a card of 24 GiB."""
+    model = model or SwinConfig(library="timm", name="swin_tiny_patch4_window7_224")
+    setting = setting or TrainSetting(batch_size=128)
+    device = DeviceInfo(kind="cuda", name="NVIDIA GeForce RTX 3090", total_bytes=24 * GIB)
+    evidence = MeasurementRecord(
+        model=model, setting=setting, device=device, versions={"torch": "2.13.0"},
+        date="2026-11-20T12:00:00Z", status="measured", step_seconds=(0.1,),
+        images_per_second=1280.0, peak_allocated_bytes=9 * GIB,
+    )  # fmt: skip
+    found = Recommendation(
+        status="recommended", model=model, device=device, versions={"torch": "2.13.0"},
+        date="2026-11-20T12:00:00Z", setting=setting, evidence=evidence,
+    )  # fmt: skip
+    return found.model_copy(update=fields)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What an estimator answers."""
+
+    device_total_bytes: int
+    fits: bool | None
+
+
+class FakeEstimator:
+    """Answers `fits` and remembers what it was asked."""
+
+    def __init__(self, fits: bool | None = True) -> None:
+        self.fits = fits
+        self.asked: list[tuple[SwinConfig, TrainSetting, DeviceInfo | None]] = []
+
+    def __call__(
+        self, model: SwinConfig, setting: TrainSetting, device: DeviceInfo | None
+    ) -> Judgement:
+        self.asked.append((model, setting, device))
+        return Judgement(7 * GIB, self.fits)
