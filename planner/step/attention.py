@@ -29,9 +29,9 @@ def scaled_dot_product_attention(
     """
     if q.storage.device.autocast is not None:
         q, k, v, mask = cast_down(q), cast_down(k), cast_down(v), cast_down(mask)
-    mask = _aligned(mask)
-    mask = expand(mask, *q.shape[:3], k.shape[2])
-    return _efficient_attention(q, k, v, mask)
+    # `mask` stays alive to the end: autocast's casts are temporaries of the whole call.
+    aligned = expand(_aligned(mask), *q.shape[:3], k.shape[2])
+    return _efficient_attention(q, k, v, aligned)
 
 
 def _aligned(mask: Tensor) -> Tensor:

@@ -157,8 +157,9 @@ class DropPath(Module):
         return mul(x, random)
 
 
-def buffer(device: Device, shape: Shape, dtype: str = "float32") -> Tensor:
+def buffer(device: Device, shape: Shape, dtype: str | None = None) -> Tensor:
     """A registered buffer: alive as long as its module, without a gradient."""
+    dtype = dtype or device.float_dtype
     storage = Storage(device, num_bytes(shape, dtype), "buffer")
     storage.assign("buffers")
     return Tensor(storage, shape, contiguous_strides(shape), dtype)

@@ -161,11 +161,10 @@ def clip_gradients(optimizer: Optimizer) -> None:
     stacked = empty(device, (len(norms),), "float32", "aten.stack")
     total = scalar("aten.linalg_vector_norm")
     del norms, stacked
-    padded = scalar("aten.add")
+    shifted = scalar("aten.add")
     inverse = scalar("aten.reciprocal")
-    del padded
     coefficient = scalar("aten.mul")
-    del inverse
+    del shifted, inverse
     clamped = scalar("aten.clamp")
     optimizer.cost("aten._foreach_mul_", 1, 1)
     del coefficient, clamped, total

@@ -47,9 +47,11 @@ class Device:
     force, the hooks for saved tensors and the module being run (`scope`).
     `in_place_sums` is how eager PyTorch adds gradients up where it may; under fake tensors it
     never does (FACTS §11), so a comparison with a fake trace turns it off.
+    `float_dtype` is what parameters and floating buffers are made in.
     """
 
-    def __init__(self, in_place_sums: bool = True) -> None:
+    def __init__(self, in_place_sums: bool = True, float_dtype: str = "float32") -> None:
+        self.float_dtype = float_dtype
         self.events: list[Event] = []
         self.in_place_sums = in_place_sums
         self.grad_enabled = True
@@ -210,7 +212,8 @@ class Parameter(Tensor):
 
     __slots__ = ("cell",)
 
-    def __init__(self, device: Device, shape: Shape, dtype: str = "float32") -> None:
+    def __init__(self, device: Device, shape: Shape) -> None:
+        dtype = device.float_dtype
         storage = Storage(device, num_bytes(shape, dtype), "parameter")
         super().__init__(storage, shape, contiguous_strides(shape), dtype)
         storage.assign("parameters")

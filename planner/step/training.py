@@ -60,9 +60,12 @@ class Scaler:
         inverse_scale = empty(self.device, (), "float32", "aten._to_copy")
         del inverse
         found_inf = empty(self.device, (), "float32", "aten.full")
+        # Each is copied once more for the device of the gradients.
+        found_inf_there = empty(self.device, (), "float32", "aten._to_copy")
+        inverse_scale_there = empty(self.device, (), "float32", "aten._to_copy")
         optimizer.cost("aten._amp_foreach_non_finite_check_and_unscale_", 1, 1)
-        del inverse_scale
-        return found_inf
+        del inverse_scale, found_inf, inverse_scale_there
+        return found_inf_there
 
 
 class Training:
@@ -133,7 +136,7 @@ def record_training(
     Lifetimes are those of reference counts, so the cyclic collector is off meanwhile: it would
     only cost time (a test shows that it finds nothing).
     """
-    device = Device(in_place_sums)
+    device = Device(in_place_sums, "bfloat16" if setting.precision == "pure-bf16" else "float32")
     collecting = gc.isenabled()
     gc.disable()
     try:

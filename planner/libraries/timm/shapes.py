@@ -14,8 +14,8 @@ from planner.step.checkpointing import checkpoint
 from planner.step.matmul import matmul
 from planner.step.nn import (
     Conv2d,
-    DropPath,
     Dropout,
+    DropPath,
     Identity,
     LayerNorm,
     Linear,
