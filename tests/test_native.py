@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import os
+import weakref
 from typing import Literal, NamedTuple
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import PlannerError, UnsupportedError
+from planner.libraries.microsoft.module import CHECKOUT_VARIABLE
 from planner.libraries.native.module import (
     Attention,
     SwinTransformer,
@@ -17,7 +21,7 @@ from planner.libraries.native.module import (
     load_original_checkpoint,
 )
 from planner.libraries.torchvision.import_shim import declare_missing_operators
-from planner.schema import SwinConfig
+from planner.schema import SwinConfig, TrainSetting
 
 TOLERANCE = 1e-5  # the law: equal in fp32, up to the order of sums
 
@@ -386,3 +390,46 @@ def test_runs_without_the_optional_parts() -> None:
     build_swin(config)(images_for(config)).sum().backward()
     config = small(2, 32, 4, qkv_bias=False)
     build_swin(config)(images_for(config)).sum().backward()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_compiles_without_graph_breaks(version: int) -> None:
+    config = small(version, 64, 7)
+    model = randomised(build_swin(config, checkpointing="blocks")).train()
+    images = images_for(config)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert_equal(compiled(images), model(images))
+
+
+def test_nothing_of_a_model_needs_the_cycle_collector() -> None:
+    """A cycle would keep a model's storages into the next one's life."""
+    config = small(1, 32, 4)
+    gc.collect()
+    gc.disable()
+    try:
+        model = build_swin(config, checkpointing="blocks")
+        model(images_for(config)).sum().backward()
+        alive = weakref.ref(model.layers[0].blocks[0].attn.qkv)
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(CHECKOUT_VARIABLE not in os.environ, reason="needs the authors' checkout")
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_equals_the_authors_code(version: int, attention: Attention) -> None:
+    """Reads the state dict of their real module, buffers and all."""
+    from planner.libraries.microsoft.module import build
+
+    config = small(version, 64, 4)
+    theirs = build(config, TrainSetting()).eval()
+    stored = theirs.state_dict()
+    stored.update(randomised(build_swin(config)).state_dict())
+    theirs.load_state_dict(stored)
+    ours = build_swin(config, attention).eval()
+    load_original_checkpoint(ours, {"model": theirs.state_dict()})
+    images = images_for(config)
+    assert_equal(ours(images), theirs(images))

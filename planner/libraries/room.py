@@ -59,7 +59,7 @@ class LibraryRoom:
             lines = "\n".join(f"  {fault}" for fault in faults)
             raise UnsupportedError(
                 f"{self.title} cannot build {config.title}:\n{lines}",
-                "Change these fields, or choose a library that can: native takes them all.",
+                "Change these fields, or the library: native refuses least.",
             )
 
     def resolve_setting(self, config: SwinConfig, setting: TrainSetting) -> TrainSetting:

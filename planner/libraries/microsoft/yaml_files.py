@@ -1,0 +1,82 @@
+"""The authors' own configuration files (github.com/microsoft/Swin-Transformer, configs/*.yaml)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import UnsupportedError, UsageError
+from planner.libraries.published import IMAGENET_1K, IMAGENET_22K
+
+# What their config.py sets before a file is read, where it is not what a SwinConfig has too.
+DEFAULT_DROP_PATH = 0.1
+SECTIONS = {"swin": ("SWIN", 1), "swinv2": ("SWINV2", 2)}
+CLASSES = {"imagenet": IMAGENET_1K, "imagenet22K": IMAGENET_22K}
+FIELDS = {
+    "PATCH_SIZE": "patch_size",
+    "IN_CHANS": "in_channels",
+    "EMBED_DIM": "embed_dim",
+    "DEPTHS": "depths",
+    "NUM_HEADS": "num_heads",
+    "WINDOW_SIZE": "window_size",
+    "MLP_RATIO": "mlp_ratio",
+    "QKV_BIAS": "qkv_bias",
+    "APE": "absolute_position_embedding",
+    "PATCH_NORM": "patch_norm",
+    "PRETRAINED_WINDOW_SIZES": "pretrained_window_size",
+}
+
+
+def is_authors_file(data: Mapping[str, Any]) -> bool:
+    """Whether a file's fields are the authors' and not a SwinConfig's."""
+    return isinstance(data.get("MODEL"), dict)
+
+
+def read_authors_file(data: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The fields of a SwinConfig that one of the authors' files means.
+
+    The class count follows from the data set, as it does there. Raises UsageError, or
+    UnsupportedError for a model that is no Swin version 1 or 2.
+    """
+    model, dataset = data["MODEL"], data.get("DATA") or {}
+    if any(data.get("BASE") or []):
+        raise UsageError(
+            f"{source} builds on other files (BASE), which are not read.",
+            "Write their fields into one file.",
+        )
+    kind = model.get("TYPE", "swin")
+    if kind not in SECTIONS:
+        raise UnsupportedError(
+            f"{source} describes a {kind!r} model, which is not modelled.",
+            f"Model types that are: {', '.join(SECTIONS)}.",
+        )
+    section, version = SECTIONS[kind]
+    own = model.get(section) or {}
+    unknown = sorted(set(own) - set(FIELDS) - {"QK_SCALE"})
+    if unknown or own.get("QK_SCALE") is not None:
+        faults = unknown or ["QK_SCALE"]
+        raise UnsupportedError(f"{source} sets what is not modelled: {', '.join(faults)}.")
+    return {
+        "library": "microsoft",
+        "name": model.get("NAME", Path(source).stem),
+        "version": version,
+        "image_size": dataset.get("IMG_SIZE", 224),
+        "num_classes": _num_classes(model, dataset, source),
+        "drop_rate": model.get("DROP_RATE", 0.0),
+        "drop_path_rate": model.get("DROP_PATH_RATE", DEFAULT_DROP_PATH),
+        **{FIELDS[key]: value for key, value in own.items() if key in FIELDS},
+    }
+
+
+def _num_classes(model: Mapping[str, Any], dataset: Mapping[str, Any], source: str) -> int:
+    """Their data loader overwrites NUM_CLASSES for the data sets that it knows."""
+    name = dataset.get("DATASET", "imagenet")
+    if name in CLASSES:
+        return CLASSES[name]
+    if "NUM_CLASSES" not in model:
+        raise UsageError(
+            f"{source} names the data set {name!r}, whose class count is not known.",
+            "Set MODEL.NUM_CLASSES in it.",
+        )
+    return int(model["NUM_CLASSES"])

@@ -1,0 +1,157 @@
+"""From what a person calls a model to its configuration. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import UsageError, nearest, unknown_name
+from planner.libraries.microsoft.yaml_files import is_authors_file, read_authors_file
+from planner.libraries.registry import ROOMS, find_library
+from planner.schema import FactoryModel, SwinConfig, parse
+
+CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
+LIST_MODELS = "List models with 'planner models'."
+_FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+
+
+def resolve_model(
+    text: str, overrides: Mapping[str, Any] | None = None
+) -> SwinConfig | FactoryModel:
+    """The model that `text` names, with the fields of `overrides` in place of its own.
+
+    `text` is LIBRARY:NAME, a published name that only one library has, a YAML or JSON file of a
+    SwinConfig (or one of the authors' own YAML files), or package.module:factory. Another image
+    size leaves the window as it is, in every library; where the window is larger than a feature
+    map, each library does what it does. Raises UsageError for what cannot be read, listing every
+    fault, and UnsupportedError for what the library cannot build.
+    """
+    overrides = overrides or {}
+    if text.endswith(CONFIG_SUFFIXES):
+        return _from_file(Path(text), overrides)
+    prefix, colon, name = text.partition(":")
+    if not colon:
+        return _override(_find_published(text), overrides)
+    if prefix in ROOMS:
+        return _override(_find_in_library(prefix, name), overrides)
+    if _is_mistyped_library(prefix, name):
+        raise unknown_name("library", prefix, ROOMS, f"Libraries: {', '.join(ROOMS)}.")
+    return _factory(text, overrides)
+
+
+def _find_in_library(library: str, name: str) -> SwinConfig:
+    room = find_library(library)
+    config = room.find(name)
+    if config is None:
+        known = {**room.published, **room.tagged}
+        raise unknown_name(f"model of {library}", name, known, LIST_MODELS)
+    return config
+
+
+def _find_published(name: str) -> SwinConfig:
+    found = [
+        config for room in ROOMS.values() if (config := _find_quietly(room.name, name)) is not None
+    ]
+    if not found:
+        if name in ROOMS:
+            example = next(iter(ROOMS[name].published))
+            raise UsageError(
+                f"{name!r} is a library and not a model.",
+                f"Write {name}:NAME, as {name}:{example}.",
+            )
+        for room in ROOMS.values():
+            room.find(name)  # says why, where it is a model that a library refuses
+        raise unknown_name("model", name, _all_names(), f"Write LIBRARY:NAME. {LIST_MODELS}")
+    if len(found) > 1:
+        choices = ", ".join(config.title for config in found)
+        raise UsageError(
+            f"{len(found)} libraries have a model {name!r}.", f"Choose one of: {choices}."
+        )
+    return found[0]
+
+
+def _find_quietly(library: str, name: str) -> SwinConfig | None:
+    """A bare name is refused only where nobody has it: one library's other model may be a Swin of
+    another's."""
+    room = ROOMS[library]
+    return room.published.get(name) or room.tagged.get(name)
+
+
+def _all_names() -> list[str]:
+    return [name for room in ROOMS.values() for name in room.published]
+
+
+def _override(config: SwinConfig, overrides: Mapping[str, Any]) -> SwinConfig:
+    if overrides:
+        config = parse(SwinConfig, {**config.model_dump(), **overrides}, config.title)
+    find_library(config.library).check(config)
+    return config
+
+
+def _from_file(path: Path, overrides: Mapping[str, Any]) -> SwinConfig:
+    data = _read(path)
+    source = str(path)
+    if is_authors_file(data):
+        data = read_authors_file(data, source)
+    return _override(parse(SwinConfig, {**data, **overrides}, source), {})
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """The mapping in a YAML or JSON file. Raises UsageError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise UsageError(f"{path} cannot be read: {reason}.") from error
+    data = _parse_json(path, text) if path.suffix == ".json" else _parse_yaml(path, text)
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} holds no fields.", "Write one field a line, as 'embed_dim: 96'.")
+    return data
+
+
+def _parse_json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path} is not JSON: {error}.") from error
+
+
+def _parse_yaml(path: Path, text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        reason = getattr(error, "problem", None) or "it cannot be parsed"
+        raise UsageError(f"{path} is not YAML: {reason}{where}.") from error
+
+
+def _is_mistyped_library(prefix: str, name: str) -> bool:
+    """`tim:swin_tiny_…` and not a factory: no module of that name, but a library's near it."""
+    if "." in prefix or not nearest(prefix, ROOMS):
+        return False
+    known = any(name in room.published or name in room.tagged for room in ROOMS.values())
+    return known or not (_FACTORY.match(f"{prefix}:{name}") and _is_module(prefix))
+
+
+def _is_module(name: str) -> bool:
+    """Whether a module of this name is installed, or lies in the working directory."""
+    if Path(f"{name}.py").is_file() or Path(name).is_dir():
+        return True
+    return importlib.util.find_spec(name) is not None
+
+
+def _factory(text: str, overrides: Mapping[str, Any]) -> FactoryModel:
+    if not _FACTORY.match(text):
+        raise UsageError(
+            f"{text!r} names no model.",
+            f"Write LIBRARY:NAME (libraries: {', '.join(ROOMS)}), a YAML or JSON file, or "
+            "package.module:factory.",
+        )
+    return parse(FactoryModel, {"factory": text, **overrides}, text)

@@ -1,0 +1,230 @@
+"""The real modules: each library builds, runs, attends and checkpoints as it was asked to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from planner.errors import PlannerError, UnsupportedError
+from planner.libraries.microsoft.module import CHECKOUT_VARIABLE
+from planner.libraries.registry import ROOMS, find_library
+from planner.schema import SwinConfig, TrainSetting
+
+BUILT = ("native", "timm", "torchvision", "transformers")
+
+
+def small(library: str, version: int, **fields: object) -> SwinConfig:
+    return SwinConfig.model_validate(
+        {
+            "library": library,
+            "version": version,
+            "image_size": 32,
+            "window_size": 4,
+            "embed_dim": 16,
+            "depths": (2, 2),
+            "num_heads": (2, 4),
+            "num_classes": 10,
+            "drop_path_rate": 0.2,
+            **fields,
+        }
+    )
+
+
+def setting(**fields: object) -> TrainSetting:
+    return TrainSetting.model_validate(fields)
+
+
+def run(module: nn.Module, config: SwinConfig) -> Tensor:
+    """Logits of a training forward, from one seed."""
+    torch.manual_seed(0)
+    images = torch.randn(2, config.in_channels, *config.image_size)
+    output = module(images)
+    logits = output if isinstance(output, Tensor) else output.logits
+    assert isinstance(logits, Tensor)
+    return logits
+
+
+def gradients(config: SwinConfig, how: TrainSetting) -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    module = find_library(config.library).build(config, how)
+    assert module.training
+    torch.manual_seed(2)
+    run(module, config).square().mean().backward()
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+
+
+def saved_bytes(config: SwinConfig, how: TrainSetting) -> int:
+    """Bytes of distinct storages that autograd keeps between forward and backward."""
+    module = find_library(config.library).build(config, how)
+    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = run(module, config).sum()
+    assert loss.requires_grad
+    return sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in own)
+
+
+CHECKPOINTED = [
+    (library, version, checkpointing)
+    for library in BUILT
+    for version in (1, 2)
+    for checkpointing in ("blocks", "stages", "stages:0", "nested")
+    if checkpointing != "nested" or (library, version) == ("transformers", 1)
+]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("library", BUILT)
+def test_builds_and_runs(library: str, version: int) -> None:
+    config = small(library, version)
+    logits = run(find_library(library).build(config, setting()), config)
+    assert logits.shape == (2, 10)
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize(("library", "version", "checkpointing"), CHECKPOINTED)
+def test_checkpointing_saves_less_and_changes_nothing(
+    library: str, version: int, checkpointing: str
+) -> None:
+    config = small(library, version)
+    plain = gradients(config, setting())
+    checkpointed = gradients(config, setting(checkpointing=checkpointing))
+    assert checkpointed.keys() == plain.keys()
+    assert all(torch.equal(plain[name], checkpointed[name]) for name in plain)
+    less = saved_bytes(config, setting(checkpointing=checkpointing))
+    assert less < 0.8 * saved_bytes(config, setting())
+
+
+@pytest.mark.parametrize("library", ["native", "timm", "transformers"])
+def test_attention_is_what_was_asked_for(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block calls scaled_dot_product_attention, or none does."""
+    calls = []
+    fused = nn.functional.scaled_dot_product_attention
+
+    def count(*args: object, **kwargs: object) -> Tensor:
+        calls.append(1)
+        return fused(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", count)
+    config = small(library, 1)
+    room = find_library(library)
+    for attention, expected in (("eager", 0), ("sdpa", 4)):
+        calls.clear()
+        run(room.build(config, setting(attention=attention)), config)
+        assert len(calls) == expected
+
+
+def test_the_librarys_own_attention_is_resolved() -> None:
+    """What each does by itself on CUDA (FACTS of the field, §5)."""
+    own = {
+        (name, version): room.resolve_setting(small(name, version), setting()).attention
+        for name, room in ROOMS.items()
+        for version in (1, 2)
+    }
+    fused = {key for key, attention in own.items() if attention == "sdpa"}
+    assert fused == {("native", 1), ("native", 2), ("transformers", 1)}
+
+
+@pytest.mark.parametrize(
+    ("library", "version", "fields", "message"),
+    [
+        ("timm", 2, {"attention": "sdpa"}, "timm has no sdpa attention for Swin version 2"),
+        ("torchvision", 1, {"attention": "sdpa"}, "torchvision has no sdpa attention"),
+        ("transformers", 2, {"checkpointing": "nested"}, "no checkpointing 'nested' for"),
+        ("native", 1, {"checkpointing": "stages:0,2"}, "names stage 2, and the model has 2"),
+    ],
+)
+def test_refuses_what_a_library_cannot_do(
+    library: str, version: int, fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=message) as caught:
+        find_library(library).resolve_setting(small(library, version), setting(**fields))
+    assert caught.value.way_out
+
+
+def test_refuses_what_a_library_cannot_build_with_every_fault() -> None:
+    config = small("torchvision", 1, in_channels=4, window_size=(4, 2), patch_norm=False)
+    with pytest.raises(UnsupportedError) as caught:
+        find_library("torchvision").build(config, setting())
+    for fault in ("in_channels: always 3", "patch_norm: always True", "window_size: one number"):
+        assert fault in str(caught.value)
+
+
+def test_transformers_fails_where_it_is_said_to() -> None:
+    """The refusal of a window beyond the feature map rests on this failure: drop it when mended."""
+    config = small("transformers", 1, image_size=16)
+    room = find_library("transformers")
+    with pytest.raises(UnsupportedError, match="larger than the feature map of stage 1"):
+        room.check(config)
+    from planner.libraries.transformers.module import build
+
+    with pytest.raises(RuntimeError, match="must match the size"):
+        run(build(config, room.resolve_setting(config, setting())), config)
+
+
+def test_a_library_that_is_not_installed_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from planner.libraries.timm import module
+
+    def build(config: SwinConfig, how: TrainSetting) -> nn.Module:
+        raise ModuleNotFoundError("No module named 'timm'", name="timm")
+
+    monkeypatch.setattr(module, "build", build)
+    with pytest.raises(PlannerError, match=r"pip install 'planner\[timm\]'"):
+        find_library("timm").build(small("timm", 1), setting())
+
+
+AUTHORS_MODULE = """
+from torch import nn
+
+class {name}(nn.Module):
+    def __init__(self, **arguments):
+        super().__init__()
+        self.arguments = arguments
+        self.layers = nn.ModuleList(nn.Identity() for _ in arguments["depths"])
+
+print("a line that must not reach standard output")
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for the authors' repository, which is in no package index."""
+    (tmp_path / "models").mkdir()
+    for name, file in (("SwinTransformer", ""), ("SwinTransformerV2", "_v2")):
+        source = AUTHORS_MODULE.format(name=name)
+        (tmp_path / "models" / f"swin_transformer{file}.py").write_text(source)
+    monkeypatch.setenv(CHECKOUT_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("checkout")
+@pytest.mark.parametrize("version", [1, 2])
+def test_microsoft_comes_from_a_checkout(version: int, capsys: pytest.CaptureFixture[str]) -> None:
+    config = small("microsoft", version, drop_rate=0.1)
+    how = setting(checkpointing="blocks")
+    arguments = find_library("microsoft").build(config, how).arguments
+    assert arguments["use_checkpoint"] is True  # type: ignore[index]
+    assert arguments["drop_rate"] == 0.1  # type: ignore[index]
+    assert ("pretrained_window_sizes" in arguments) == (version == 2)  # type: ignore[operator]
+    assert capsys.readouterr().out == ""
+
+
+def test_microsoft_without_a_checkout_says_how_to_get_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(CHECKOUT_VARIABLE, raising=False)
+    with pytest.raises(PlannerError, match="git clone"):
+        find_library("microsoft").build(small("microsoft", 1), setting())
+    monkeypatch.setenv(CHECKOUT_VARIABLE, str(tmp_path))
+    with pytest.raises(PlannerError, match=r"models/swin_transformer\.py is not in it"):
+        find_library("microsoft").build(small("microsoft", 1), setting())
