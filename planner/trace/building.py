@@ -42,7 +42,7 @@ def _is_in_place(func: Any) -> bool:
 
 def build_module(build: Any, setting: TrainSetting) -> nn.Module:
     """The module that `build` makes, in training mode, its large weights without values."""
-    with _Unfilled():
+    with _Unfilled():  # type: ignore[no-untyped-call]
         module: nn.Module = build()
         module.train()
         if setting.precision == "pure-bf16":

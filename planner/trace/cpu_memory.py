@@ -43,7 +43,8 @@ def measure_cpu_memory_events(
         for step in range(num_steps):
             training.step(lambda phase, step=step: _mark(phase, step))  # type: ignore[misc]
         num_parameters = sum(p.numel() for p in module.parameters())
-    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    assert profiler.profiler is not None
+    assert profiler.profiler.kineto_results is not None
     roots = profiler.profiler.kineto_results.experimental_event_tree()
     return Trace(tuple(_events(roots)), num_parameters, num_steps)
 

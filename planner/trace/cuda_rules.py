@@ -232,18 +232,20 @@ def _attention(
     """The kernel CUDA picks (sdp_utils.cpp): flash where there is no mask and the dtype is of 16
     bits, else memory-efficient; the plain formula where neither can run."""
     if query.dim() != 4 or enable_gqa or _wider_head(query, value):
-        return aten._scaled_dot_product_attention_math(
+        plain: Tensor = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]  # type: ignore[no-any-return]
+        )[0]
+        return plain
     if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
         return _flash(query, key, value, dropout_p, is_causal, scale)
     bias = _float_mask(attn_mask, query.dtype)
     if bias is not None:
         bias = _aligned(bias).expand(*query.shape[:3], key.shape[2])
     training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    return aten._scaled_dot_product_efficient_attention(
+    output: Tensor = aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, training, dropout_p, is_causal, scale=scale
-    )[0]  # type: ignore[no-any-return]
+    )[0]
+    return output
 
 
 def _wider_head(query: Tensor, value: Tensor) -> bool:

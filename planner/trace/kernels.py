@@ -12,15 +12,14 @@ aten = torch.ops.aten
 
 
 def run_as_on_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`func` on fake tensors, with the results of CUDA's kernel where they differ.
-
-    A value that is read (`.item()`) is 1.
-    """
+    """`func` on fake tensors, with the results of CUDA's kernel where they differ."""
     if func in _REPLACED:
         return _REPLACED[func](*args, **kwargs)
     result = func(*args, **kwargs)
     if func is aten.native_layer_norm_backward.default:
         return (_like_input(result[0], args[1]), *result[1:])
+    if func is aten.native_layer_norm.default:
+        return (result[0], *(_in_fp32(statistic) for statistic in result[1:]))
     return result
 
 
@@ -40,8 +39,14 @@ def _like_input(gradient: Tensor | None, input_: Tensor) -> Tensor | None:
     return torch.empty_like(input_, memory_format=torch.contiguous_format)
 
 
+def _in_fp32(statistic: Tensor) -> Tensor:
+    """Mean and reciprocal deviation: CPU kernels keep them in the input's dtype, CUDA in fp32."""
+    if statistic.dtype == torch.float32:
+        return statistic
+    return torch.empty_like(statistic, dtype=torch.float32)
+
+
 _REPLACED: dict[Any, Any] = {
-    aten._local_scalar_dense.default: lambda tensor: 1.0,
     aten._amp_update_scale_.default: lambda scale, *_: scale,
     aten._amp_foreach_non_finite_check_and_unscale_.default: lambda *_: None,
 }

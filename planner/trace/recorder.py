@@ -7,13 +7,20 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from planner.step.ledger import Allocated, Event, Freed, Marked
+from planner.errors import UnsupportedError
+from planner.step.ledger import Allocated, Category, Event, Freed, Marked, Tagged
+from planner.trace.costs import cost_of
 from planner.trace.kernels import host_results, run_as_on_cuda
+from planner.trace.paths import ModulePaths
 from planner.trace.sums import GradientSums, InPlaceSums
+
+aten = torch.ops.aten
+_ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 
 
 class Recorder(TorchDispatchMode):
@@ -21,13 +28,19 @@ class Recorder(TorchDispatchMode):
 
     A storage is known by the address of its C++ object while it lives; `events` calls it by a
     number of its own. Storages that no operation returned are met when one uses them.
+    With `paths` it also writes down what is computed, where, and which storages are gradients.
     """
 
-    def __init__(self, sums: GradientSums = "out_of_place") -> None:
-        super().__init__()
-        self._sums = InPlaceSums() if sums == "in_place" else None
+    def __init__(
+        self, sums: GradientSums = "out_of_place", paths: ModulePaths | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
-        self.host_storages = False  # set while scalars are made that a GPU run keeps on the host
+        self.running = ""  # the operation under way; it stays when that raises
+        self.optimizing = False  # the optimizer may read values, and 10 is as good as any
+        self.scalars_on_host = False  # its `step` and the like, unless fused or capturable
+        self._sums = InPlaceSums() if sums == "in_place" else None
+        self._paths = paths
         self._alive: dict[int, tuple[int, Any]] = {}
         self._host: dict[int, Any] = {}
         self._next = 0
@@ -39,48 +52,83 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        self.note((args, kwargs), "unseen")
+        self.running = str(func)
+        kwargs = kwargs or {}
+        path = self._paths.current() if self._paths is not None else ""
+        self.note((args, kwargs), "unseen", path)
         if self._sums is not None:
             func = self._sums.choose(func, args)
-        result = run_as_on_cuda(func, args, kwargs or {})
-        self.note_host(host_results(func, result))
-        self.note(result, str(func))
+        if func is aten._local_scalar_dense.default:
+            return self._read(args[0])
+        result = run_as_on_cuda(func, args, kwargs)
+        on_host = self._all_on_host((args, kwargs))
+        self.note_host(_tensors(result) if on_host else host_results(func, result))
+        self.note(result, self.running, path)
+        if self._paths is not None and not on_host:
+            self._note_work(func, args, kwargs, result, path)
+        self.running = ""
         return result
 
-    def note(self, tree: Any, label: str) -> None:
+    def note(self, tree: Any, label: str, path: str = "") -> None:
         """Counts the storages of all tensors in `tree` that are not yet known."""
-        for leaf in tree_leaves(tree):
-            if isinstance(leaf, Tensor):
-                self.add(leaf, label)
+        for tensor in _tensors(tree):
+            self.add(tensor, label, path)
 
-    def add(self, tensor: Tensor, label: str) -> None:
+    def add(self, tensor: Tensor, label: str, path: str = "") -> None:
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address in self._alive or address in self._host or storage.nbytes() == 0:
             return
-        if self.host_storages and tensor.dim() == 0:
+        if self.optimizing and self.scalars_on_host and _is_made_scalar(tensor, label):
             self.note_host([tensor])
             return
         number, self._next = self._next, self._next + 1
         self._alive[address] = (number, weakref.ref(storage, partial(self._free, address)))
-        self.events.append(Allocated(number, storage.nbytes(), label))
+        self.events.append(Allocated(number, storage.nbytes(), label, path))
 
     def note_host(self, tensors: Iterable[Tensor]) -> None:
         """These live on the host in a GPU run: they are never counted."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             address = storage._cdata
-            self._host[address] = weakref.ref(storage, partial(self._forget, address))
+            if address not in self._alive:
+                self._host[address] = weakref.ref(storage, partial(self._forget, address))
 
-    def number_of(self, tensor: Tensor) -> int | None:
-        known = self._alive.get(tensor.untyped_storage()._cdata)
-        return known[0] if known else None
+    def tag(self, tensors: Iterable[Tensor], category: Category) -> None:
+        """From here on the storages of `tensors` count as `category` (with `paths` only)."""
+        if self._paths is None:
+            return
+        for tensor in tensors:
+            known = self._alive.get(tensor.untyped_storage()._cdata)
+            if known is not None:
+                self.events.append(Tagged(known[0], category))
 
     def mark(self, phase: str, step: int) -> None:
         self.events.append(Marked(phase, step))
 
-    def alive(self) -> Iterable[int]:
-        return [number for number, _ in self._alive.values()]
+    def _all_on_host(self, tree: Any) -> bool:
+        tensors = _tensors(tree)
+        return bool(tensors) and all(t.untyped_storage()._cdata in self._host for t in tensors)
+
+    def _read(self, tensor: Tensor) -> float | int | bool:
+        """A fake tensor has no value: only the optimizer's scalars may be anything."""
+        if not self.optimizing:
+            raise UnsupportedError(
+                "the model reads a tensor's value (aten._local_scalar_dense: .item(), float(t), "
+                "'if t:'), and a trace has only shapes.",
+                "Compute that value from shapes or Python numbers, or measure with 'planner tune'.",
+            )
+        return 10.0 if tensor.is_floating_point() else 10
+
+    def _note_work(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, path: str
+    ) -> None:
+        work = cost_of(func, args, kwargs, result, path)
+        if work is not None:
+            self.events.append(work)
+        node = torch._C._current_autograd_node()
+        if node is not None and node.name() == _ACCUMULATE_GRAD:
+            self.tag(_tensors(result), "gradients")
 
     def _forget(self, address: int, _: Any) -> None:
         del self._host[address]
@@ -88,3 +136,18 @@ class Recorder(TorchDispatchMode):
     def _free(self, address: int, _: Any) -> None:
         number, _ = self._alive.pop(address)
         self.events.append(Freed(number))
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _is_made_scalar(tensor: Tensor, label: str) -> bool:
+    """A scalar made out of nothing, as `torch.zeros(())`, and not computed from other tensors."""
+    return tensor.dim() == 0 and label.startswith(_FACTORIES)
+
+
+_FACTORIES = (
+    "unseen", "aten.zeros.", "aten.ones.", "aten.full.", "aten.scalar_tensor.", "aten.lift_fresh.",
+    "aten.empty.",
+)  # fmt: skip

@@ -6,16 +6,21 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._pytree import tree_leaves
 
+from planner.errors import PlannerError
 from planner.schema import FactoryModel, SwinConfig, TrainSetting
 from planner.step.ledger import Allocated, Event, Freed, Marked
 from planner.trace.building import build_module, make_fake
 from planner.trace.cuda_rules import as_on_cuda
+from planner.trace.paths import ModulePaths
 from planner.trace.recorder import Recorder
 from planner.trace.sums import GradientSums
 from planner.training import Training, make_batch
@@ -29,6 +34,15 @@ def rounded(num_bytes: int) -> int:
     return -(-num_bytes // ROUNDING) * ROUNDING
 
 
+class BrokenTraceError(RuntimeError):
+    """The step broke on fake tensors: `operation` (an aten overload) raised `__cause__`, or Python
+    code did where it is empty."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"{operation or 'the training step'} broke on fake tensors")
+        self.operation = operation
+
+
 @dataclass(frozen=True)
 class Trace:
     """What building a model and training it for `num_steps` optimizer steps allocates and frees."""
@@ -36,6 +50,10 @@ class Trace:
     events: tuple[Event, ...]
     num_parameters: int
     num_steps: int
+
+    def storages(self) -> list[Allocated | Freed | Marked]:
+        """The events without what is computed and what storages are for."""
+        return [e for e in self.events if isinstance(e, Allocated | Freed | Marked)]
 
     def live(self) -> Iterator[tuple[Event, int]]:
         """Each event with the live bytes after it, every request rounded up to 512 B."""
@@ -88,67 +106,110 @@ def trace_training(
     setting: TrainSetting,
     num_steps: int = 2,
     gradient_sums: GradientSums = "out_of_place",
+    detailed: bool = False,
 ) -> Trace:
-    """Runs `Training.step` of the module that `build` makes on fake tensors; records storages."""
-    recorder = Recorder(gradient_sums)
-    module = build_module(build, setting)
-    with collector_off(), FakeTensorMode(allow_non_fake_inputs=True) as mode, as_on_cuda():
+    """Runs `Training.step` of the module that `build` makes on fake tensors; records storages.
+
+    `detailed` adds what is computed (`Computed`), what storages are for (`Tagged`) and the module
+    each came from; allocations and releases are the same without.
+    Raises UnsupportedError where the model reads a value, BrokenTraceError where it breaks.
+    """
+    with collector_off(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with unset_fake_temporarily():
+            module = build_module(build, setting)
         make_fake(module, mode)
         num_parameters = sum(p.numel() for p in module.parameters())
+        recorder = Recorder(gradient_sums, ModulePaths(module) if detailed else None)
         add_module(recorder, module)
-        with recorder, scaler_as_on_cuda():
-            images, targets = make_batch(model, setting, torch.device("cpu"))
-            training = Training(module, setting, images, targets)
-            watch_optimizer(recorder, training)
-            recorder.mark("build", 0)
-            for step in range(num_steps):
-                training.step(lambda phase, step=step: recorder.mark(phase, step))  # type: ignore[misc]
+        with as_on_cuda(), recorder, foreach_as_on_cuda(), scaler_as_on_cuda():
+            try:
+                _train(recorder, module, model, setting, num_steps)
+            except PlannerError:
+                raise
+            except Exception as error:
+                raise BrokenTraceError(recorder.running) from error
         events = tuple(recorder.events)
-        del module, training, images, targets, mode
+        del module
     return Trace(events, num_parameters, num_steps)
 
 
-def add_module(recorder: Recorder, module: nn.Module) -> None:
+def _train(
+    recorder: Recorder,
+    module: nn.Module,
+    model: SwinConfig | FactoryModel,
+    setting: TrainSetting,
+    num_steps: int,
+) -> None:
+    images, targets = make_batch(model, setting, torch.device("cpu"))
+    recorder.tag([images, targets], "activations")
+    training = Training(module, setting, images, targets)
+    recorder.tag(training.ema or [], "optimizer_state")
+    watch_optimizer(recorder, training)
+    recorder.mark("build", 0)
+    for step in range(num_steps):
+        training.step(partial(_end_phase, recorder, training, step))
+
+
+def _end_phase(recorder: Recorder, training: Training, step: int, phase: str) -> None:
+    if phase == "optimizer" and step == 0:
+        recorder.tag(_optimizer_state(training), "optimizer_state")
+    recorder.mark(phase, step)
+
+
+def _optimizer_state(training: Training) -> list[Tensor]:
+    kept = [*training.optimizer.state.values()]
+    if training.scaler is not None:
+        kept.append({"scale": training.scaler._scale, "growth": training.scaler._growth_tracker})
+    return [leaf for leaf in tree_leaves(kept) if isinstance(leaf, Tensor)]
+
+
+def add_module(recorder: Recorder, module: nn.Module, path: str = "") -> None:
     """Parameters and buffers in the order in which `module.to(device)` would allocate them."""
-    for child in module.children():
-        add_module(recorder, child)
+    for name, child in module.named_children():
+        add_module(recorder, child, f"{path}.{name}" if path else name)
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            recorder.add(parameter, name)
+            recorder.add(parameter, name, path)
+            recorder.tag([parameter], "parameters")
     for name, buffer in module._buffers.items():
         if buffer is not None:
-            recorder.add(buffer, name)
+            recorder.add(buffer, name, path)
+            recorder.tag([buffer], "buffers")
 
 
 def watch_optimizer(recorder: Recorder, training: Training) -> None:
     """`step` scalars stay on the host unless the implementation is fused or capturable."""
-    on_device = any(g.get("fused") or g.get("capturable") for g in training.optimizer.param_groups)
-    if on_device:
-        return
+    groups = training.optimizer.param_groups
+    recorder.scalars_on_host = not any(g.get("fused") or g.get("capturable") for g in groups)
 
     def enter(*_: Any) -> None:
-        recorder.host_storages = True
+        recorder.optimizing = True
 
     def leave(*_: Any) -> None:
-        recorder.host_storages = False
+        recorder.optimizing = False
 
     training.optimizer.register_step_pre_hook(enter)
     training.optimizer.register_step_post_hook(leave)
 
 
 @contextlib.contextmanager
+def foreach_as_on_cuda() -> Iterator[None]:
+    """Gradient clipping takes foreach by itself on CUDA, and not on the CPU."""
+    from torch.nn.utils import clip_grad
+
+    with mock.patch.object(clip_grad, "_has_foreach_support", return_value=True):
+        yield
+
+
+@contextlib.contextmanager
 def scaler_as_on_cuda() -> Iterator[None]:
     """GradScaler takes its step whatever it found: no value of a fake tensor can be read."""
-    original = torch.amp.GradScaler._maybe_opt_step
 
-    def take_step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    def take_step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
 
-    torch.amp.GradScaler._maybe_opt_step = take_step  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", take_step):
         yield
-    finally:
-        torch.amp.GradScaler._maybe_opt_step = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

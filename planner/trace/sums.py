@@ -89,7 +89,7 @@ def _owners_when_alone() -> tuple[int, int]:
                 counted.append(_owners(args[0]))
             return func(*args, **kwargs or {})
 
-    with FakeTensorMode(), Counter():
+    with FakeTensorMode(), Counter():  # type: ignore[no-untyped-call]
         product = torch.ones(2, requires_grad=True) * 1
         (product * product).sum().backward()
     (owners,) = counted

@@ -1,0 +1,110 @@
+"""`package.module:name`: a model of the user's own, found, called and checked. Imports no torch
+before the factory does."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PlannerError, UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_FORM = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+
+
+def load_factory(spec: str) -> Callable[[], nn.Module]:
+    """The function that `spec` (`package.module:name`) names, wrapped to report what goes wrong.
+
+    The current directory is searched first, as `python -m` does. Calling the result calls the
+    factory: what it prints goes to standard error, and PlannerError is raised where it raises or
+    returns no `torch.nn.Module`.
+    Raises UsageError where there is no such module or name, PlannerError where importing fails.
+    """
+    if not _FORM.match(spec):
+        raise UsageError(
+            f"a factory is written package.module:name, and {spec!r} is not.",
+            "For example my_models.swin:build, where build() returns the torch.nn.Module.",
+        )
+    module_name, _, attribute = spec.partition(":")
+    factory = _find(_import(module_name, spec), module_name, attribute)
+    return lambda: _call(factory, spec)
+
+
+def _import(module_name: str, spec: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _failure(f"importing {module_name}", spec, error) from error
+        raise UsageError(
+            f"there is no module {error.name!r} (for the factory {spec}).",
+            f"It is looked for in {here} and where Python's packages are installed.",
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise _failure(f"importing {module_name}", spec, error) from error
+
+
+def _find(module: ModuleType, module_name: str, attribute: str) -> Callable[[], Any]:
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+            raise unknown_name(f"name in {module_name}", attribute, public)
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(
+            f"{module_name}:{attribute} is {_described(found)}, and a factory is a function.",
+            "Name a function (or class) that is called without arguments and returns the model.",
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _call(factory: Callable[[], Any], spec: str) -> nn.Module:
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            module = factory()
+    except PlannerError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failure(f"{spec}()", spec, error) from error
+    from torch import nn
+
+    if not isinstance(module, nn.Module):
+        raise PlannerError(
+            f"a factory returns a torch.nn.Module, and {spec} returned {_described(module)}.",
+            "Return the model itself, not its class, its state or a tuple.",
+        )
+    return module
+
+
+def _failure(what: str, spec: str, error: BaseException) -> PlannerError:
+    """Whose fault it is, in one line: the exception and the line of the user's that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    said = " ".join(str(error).split())
+    return PlannerError(
+        f"{what} raised {type(error).__name__}{f': {said}' if said else ''}{place}.",
+        f'Try it by itself: python -c "import {spec.partition(":")[0]} as m; '
+        f'm.{spec.partition(":")[2]}()"',
+    )
+
+
+def _described(value: object) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"a {type(value).__name__}"

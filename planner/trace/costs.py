@@ -1,0 +1,146 @@
+"""What an operation on fake tensors would compute and move on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from planner.step.ledger import Computed, OperationKind
+
+aten = torch.ops.aten
+
+_MATMULS = {
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "addbmm",
+    "mv",
+    "addmv",
+    "dot",
+    "vdot",
+    "_addmm_activation",
+}
+_CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
+_REDUCTIONS = {
+    "sum", "mean", "amax", "amin", "argmax", "argmin", "max", "min", "prod", "any", "all", "var",
+    "var_mean", "std", "std_mean", "norm", "linalg_vector_norm", "logsumexp", "cumsum", "cumprod",
+    "topk", "sort", "native_layer_norm", "native_layer_norm_backward", "native_group_norm",
+    "native_group_norm_backward", "native_batch_norm", "native_batch_norm_backward",
+    "_native_batch_norm_legit", "_fused_rms_norm", "_fused_rms_norm_backward", "_softmax",
+    "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "nll_loss_forward",
+    "nll_loss_backward", "_foreach_norm", "avg_pool2d", "max_pool2d_with_indices",
+    "_adaptive_avg_pool2d", "_amp_foreach_non_finite_check_and_unscale_",
+}  # fmt: skip
+_COPIES = {
+    "_to_copy", "clone", "copy_", "constant_pad_nd", "roll", "flip", "cat", "stack", "index",
+    "index_put", "index_put_", "_index_put_impl_", "index_select", "gather", "scatter",
+    "scatter_add", "scatter_add_", "embedding", "embedding_dense_backward", "repeat",
+    "slice_scatter", "select_scatter", "slice_backward", "select_backward", "im2col", "col2im",
+}  # fmt: skip
+_WRITES_ONLY = {"copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_"}
+_NO_KERNEL = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "device", "detach",
+    "_local_scalar_dense", "lift_fresh", "set_", "resize_",
+}  # fmt: skip
+# Kernels of one call where that is not 1: index_put with accumulate sorts its indices first, the
+# gradients of LayerNorm's input and of its weight are apart, and so are those of a convolution's.
+_KERNELS = {
+    "index_put": 4, "index_put_": 4, "_index_put_impl_": 4, "native_layer_norm_backward": 2,
+    "convolution_backward": 2, "_scaled_dot_product_efficient_attention_backward": 2,
+    "_scaled_dot_product_flash_attention_backward": 3,
+}  # fmt: skip
+# aten/src/ATen/native/cuda/MultiTensorApply.cuh: tensors a launch by the number of lists, blocks a
+# launch, elements a block.
+_FOREACH_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+_FOREACH_BLOCKS = 320
+_FOREACH_CHUNK = 65536
+
+
+def cost_of(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, path: str
+) -> Computed | None:
+    """The work of `func`, or None where it starts no kernel (views, empty tensors)."""
+    name = func._overloadpacket.__name__
+    if name in _NO_KERNEL or func.is_view or name == "_unsafe_view":
+        return None
+    inputs, outputs = _tensors((args, kwargs)), _tensors(result)
+    written = [t for t in outputs if not any(t is i for i in inputs)] or _mutated(func, args)
+    if not written:
+        return None
+    read = [] if name in _WRITES_ONLY else inputs
+    if name == "copy_":
+        read = [args[1]]
+    return Computed(
+        name=f"aten.{name}",
+        kind=_kind(name),
+        dtype=_dtype(written, inputs),
+        flops=_flops(func, args, kwargs, result, written),
+        num_bytes=sum(_moved(t) for t in read) + sum(_moved(t) for t in written),
+        kernels=_kernels(name, args),
+        path=path,
+    )
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _mutated(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors that `func` writes to among its positional arguments."""
+    described = zip(func._schema.arguments, args, strict=False)
+    return _tensors([a for s, a in described if s.alias_info is not None and s.alias_info.is_write])
+
+
+def _kind(name: str) -> OperationKind:
+    if name in _MATMULS:
+        return "matmul"
+    if name in _CONVOLUTIONS:
+        return "conv"
+    if "attention" in name:
+        return "attention"
+    if name in _REDUCTIONS:
+        return "reduction"
+    return "copy" if name in _COPIES else "pointwise"
+
+
+def _dtype(written: Iterable[Tensor], inputs: Iterable[Tensor]) -> str:
+    """That of the first floating tensor written; a copy between dtypes counts as its result."""
+    tensors = [*written, *inputs]
+    floating = [t for t in tensors if t.is_floating_point()] or tensors
+    return str(floating[0].dtype).removeprefix("torch.")
+
+
+def _flops(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, written: list[Tensor]
+) -> int:
+    """By torch.utils.flop_counter where it has a formula; one for each element written elsewhere,
+    and none for a copy."""
+    packet = func._overloadpacket
+    if packet in flop_registry:
+        flops: int = flop_registry[packet](*args, **kwargs, out_val=result)
+        return flops
+    if _kind(packet.__name__) == "copy":
+        return 0
+    return sum(t.numel() for t in written)
+
+
+def _moved(tensor: Tensor) -> int:
+    """Its bytes; an expanded tensor's are those of the storage behind it."""
+    behind: int = tensor.untyped_storage().nbytes()
+    size: int = tensor.numel() * tensor.element_size()
+    return min(size, behind)
+
+
+def _kernels(name: str, args: tuple[Any, ...]) -> int:
+    lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
+    if lists and name.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
+        blocks = sum(-(-t.numel() // _FOREACH_CHUNK) for t in lists[0])
+        tensors = _FOREACH_TENSORS[min(len(lists), max(_FOREACH_TENSORS))]
+        return max(-(-len(lists[0]) // tensors), -(-blocks // _FOREACH_BLOCKS))
+    return _KERNELS.get(name, 1)
