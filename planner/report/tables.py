@@ -1,0 +1,233 @@
+"""Estimates as tables for a terminal: one in full, or one row each."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from tabulate import tabulate
+
+from planner.estimate import Estimate
+from planner.schema import TrainSetting
+from planner.units import format_bytes, format_seconds
+
+# The order people add up in: tensors first, then what PyTorch and the driver put around them.
+BREAKDOWN_ROWS = {
+    "parameters": "parameters",
+    "buffers": "buffers",
+    "gradients": "gradients",
+    "optimizer_state": "optimizer state",
+    "activations": "activations",
+    "temporaries": "temporaries",
+    "workspace": "library workspaces",
+    "allocator_overhead": "allocator overhead",
+    "cuda_context": "CUDA context",
+}
+# Fields of a setting that a row shows when not all estimates agree on them, or always.
+ALWAYS_SHOWN = ("batch_size", "precision", "checkpointing")
+WIDTH = 100
+_TEXT_FIELDS = [n for n, f in TrainSetting.model_fields.items() if f.annotation is not int]
+
+
+def breakdown_table(estimate: Estimate) -> str:
+    """One estimate in full: what is alive at the peak and where that is, the totals and what
+    separates them, the verdict, the predicted speed, and what it rests on."""
+    parts = [
+        _heading(estimate),
+        f"At the peak: {estimate.peak_at}\n" + _breakdown(estimate),
+        _totals(estimate),
+        verdict(estimate),
+        _speed(estimate),
+        _notes("Assumed", estimate.assumed),
+        _notes("Left out", estimate.left_out),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def estimate_table(estimates: Sequence[Estimate]) -> str:
+    """One row for each estimate: the settings in which they differ, the totals, the verdict and,
+    where predicted, images/s."""
+    fields = _shown_fields([e.setting for e in estimates])
+    models = len({e.model for e in estimates}) > 1
+    judged = any(e.fits is not None for e in estimates)
+    timed = any(e.throughput is not None for e in estimates)
+    headers = [
+        *(["model"] if models else []),
+        *(_header(field) for field in fields),
+        "saved for\nbackward",
+        "peak\nallocated",
+        "peak\nreserved",
+        "device\ntotal",
+        *(["fits"] if judged else []),
+        *(["images/s"] if timed else []),
+        "peak at",
+    ]
+    rows = [
+        [
+            *([e.model.title] if models else []),
+            *(_plain(getattr(e.setting, field)) for field in fields),
+            format_bytes(e.saved_activation_bytes),
+            format_bytes(e.peak_allocated_bytes),
+            format_bytes(e.peak_reserved_bytes),
+            format_bytes(e.device_total_bytes),
+            *([_fits_word(e)] if judged else []),
+            *([_images(e)] if timed else []),
+            e.peak_at.partition(",")[0],
+        ]
+        for e in estimates
+    ]
+    text = {"model", "fits", "peak at", *map(_header, _TEXT_FIELDS)}
+    return tabulate(
+        rows,
+        headers,
+        disable_numparse=True,
+        colalign=["left" if header in text else "right" for header in headers],
+    )
+
+
+def verdict(estimate: Estimate) -> str:
+    """Whether it fits, by how much, and how sure that is, in two lines."""
+    low, high = format_bytes(estimate.low_bytes), format_bytes(estimate.high_bytes)
+    between = f"The device total is expected between {low} and {high}."
+    budget = estimate.budget_bytes
+    if estimate.fits is None or budget is None:
+        return f"{between}\nWhether it fits is said for a device: --gpu or --memory."
+    spare = budget - estimate.device_total_bytes
+    if estimate.fits:
+        answer = f"Fits in {format_bytes(budget)} with {format_bytes(spare)} to spare."
+        if estimate.high_bytes > budget:
+            answer += " Not for certain: the upper bound does not."
+    elif spare < 0:
+        answer = f"Does not fit in {format_bytes(budget)}: {format_bytes(-spare)} are missing."
+        if estimate.low_bytes <= budget:
+            answer += " Not for certain: the lower bound does."
+    else:
+        answer = (
+            f"Does not fit in {format_bytes(budget)}: only {format_bytes(spare)} would be left."
+        )
+    return f"{answer}\n{between}"
+
+
+def _heading(estimate: Estimate) -> str:
+    return (
+        f"{estimate.model.title}: {estimate.num_parameters:,} parameters\n"
+        f"{describe_setting(estimate.setting)}"
+    )
+
+
+def describe_setting(setting: TrainSetting) -> str:
+    """The setting in one line: what is always worth saying, and what differs from the default."""
+    said = [f"batch {setting.batch_size}", setting.precision, setting.optimizer]
+    said.append(f"checkpointing {setting.checkpointing}")
+    default = TrainSetting()
+    for field in type(setting).model_fields:
+        value = getattr(setting, field)
+        if field not in (*ALWAYS_SHOWN, "optimizer") and value != getattr(default, field):
+            said.append(f"{field.replace('_', ' ')} {_plain(value)}")
+    return ", ".join(said)
+
+
+def _breakdown(estimate: Estimate) -> str:
+    total = estimate.device_total_bytes
+    rows = [
+        [title, format_bytes(estimate.breakdown[key]), _share(estimate.breakdown[key], total)]
+        for key, title in BREAKDOWN_ROWS.items()
+        if estimate.breakdown.get(key)
+    ]
+    unknown = [key for key in estimate.breakdown if key not in BREAKDOWN_ROWS]
+    rows += [
+        [key, format_bytes(estimate.breakdown[key]), _share(estimate.breakdown[key], total)]
+        for key in unknown
+    ]
+    rows.append(["device total", format_bytes(total), _share(total, total)])
+    return _aligned(rows)
+
+
+def _totals(estimate: Estimate) -> str:
+    """The four totals, each with what it adds to the one before."""
+    stages = [
+        ("peak live", estimate.peak_live_bytes, "tensors alive at once"),
+        (
+            "peak allocated",
+            estimate.peak_allocated_bytes,
+            "workspaces, block rounding (max_memory_allocated)",
+        ),
+        (
+            "peak reserved",
+            estimate.peak_reserved_bytes,
+            "free memory that is kept (max_memory_reserved)",
+        ),
+        (
+            "device total",
+            estimate.device_total_bytes,
+            "CUDA context (nvidia-smi)",
+        ),
+    ]
+    rows = []
+    before = 0
+    for name, num_bytes, adds in stages:
+        more = f"+ {format_bytes(num_bytes - before)}" if before else ""
+        rows.append([name, format_bytes(num_bytes), more, adds])
+        before = num_bytes
+    saved = "held from forward to backward, of one micro-batch"
+    rows.append(["saved for backward", format_bytes(estimate.saved_activation_bytes), "", saved])
+    return _aligned(rows, num_right=2)
+
+
+def _speed(estimate: Estimate) -> str:
+    predicted = estimate.throughput
+    if predicted is None:
+        return ""
+    return _wrap(
+        f"Predicted, not measured: {predicted.images_per_second:,.0f} images/s, "
+        f"{format_seconds(predicted.step_seconds)} a step ({predicted.basis})."
+    )
+
+
+def _notes(title: str, notes: Iterable[str]) -> str:
+    lines = [_wrap(f"- {note}", indent="  ") for note in notes]
+    return "\n".join([f"{title}:", *lines]) if lines else ""
+
+
+def _wrap(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _aligned(rows: list[list[str]], num_right: int = 2) -> str:
+    """Rows without a header: the first column to the left, the next `num_right` to the right."""
+    align = ["left", *["right"] * num_right, *["left"] * (len(rows[0]) - 1 - num_right)]
+    return tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=align)
+
+
+def _shown_fields(settings: Sequence[TrainSetting]) -> list[str]:
+    return [
+        field
+        for field in TrainSetting.model_fields
+        if field in ALWAYS_SHOWN or len({getattr(s, field) for s in settings}) > 1
+    ]
+
+
+def _header(field: str) -> str:
+    return "check-\npointing" if field == "checkpointing" else field.replace("_", "\n")
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def _fits_word(estimate: Estimate) -> str:
+    """Yes or no, with a question mark where the uncertainty reaches over the budget."""
+    if estimate.fits is None or estimate.budget_bytes is None:
+        return ""
+    unsure = estimate.low_bytes <= estimate.budget_bytes < estimate.high_bytes
+    return ("yes" if estimate.fits else "no") + (" ?" if unsure else "")
+
+
+def _images(estimate: Estimate) -> str:
+    return f"{estimate.throughput.images_per_second:,.0f}" if estimate.throughput else ""
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else ""
