@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from planner.errors import UnsupportedError, UsageError
+from planner.hardware import find_gpu
 from planner.hardware.gpu import Gpu
-from planner.schema import SwinConfig, TrainSetting
+from planner.hardware.overheads import (
+    CONTEXT_BYTES,
+    CONTEXT_BYTES_HIGH,
+    CONTEXT_BYTES_LOW,
+    CUBLAS_HANDLES,
+    RESERVED_ERROR,
+    cublas_workspace_bytes,
+    describe_workspace,
+)
+from planner.libraries.registry import find_library
+from planner.libraries.resolve import resolve_model
+from planner.schema import SwinConfig, TrainSetting, parse
+from planner.step.allocator import replay
+from planner.step.allocator_config import AllocatorConfig
+from planner.step.ledger import CATEGORIES, Allocated, Computed, Freed, Ledger, Marked
+from planner.step.recording import Instant, Profile, Recorder, instant, profile
+from planner.step.training import record_training
+from planner.units import format_bytes
+
+# One ledger holds at most so many micro-batches: the third repeats the second.
+RECORDED_MICRO_BATCHES = 2
 
 
 @dataclass(frozen=True)
@@ -41,9 +64,34 @@ class Estimate:
     left_out: tuple[str, ...] = ()
     throughput: Throughput | None = None
     live_bytes: dict[str, int] = field(default_factory=dict)
+    largest_at_peak: tuple[tuple[str, str, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """The object that `planner estimate --json` prints: sizes are integers in bytes."""
+        return {
+            "model": self.model.model_dump(mode="json"),
+            "setting": self.setting.model_dump(mode="json"),
+            "parameters": self.num_parameters,
+            "breakdown": dict(self.breakdown),
+            "saved_activation_bytes": self.saved_activation_bytes,
+            "peak_live_bytes": self.peak_live_bytes,
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "device_total_bytes": self.device_total_bytes,
+            "peak_at": self.peak_at,
+            "live_bytes": dict(self.live_bytes),
+            "largest_at_peak": [
+                {"path": path, "operation": label, "bytes": num_bytes}
+                for path, label, num_bytes in self.largest_at_peak
+            ],
+            "fits": self.fits,
+            "budget_bytes": self.budget_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "uncertainty": {"low_bytes": self.low_bytes, "high_bytes": self.high_bytes},
+            "assumed": list(self.assumed),
+            "left_out": list(self.left_out),
+            "throughput": asdict(self.throughput) if self.throughput else None,
+        }
 
 
 def estimate(
@@ -52,7 +100,268 @@ def estimate(
     *,
     gpu: str | Gpu | None = None,
     memory_bytes: int | None = None,
+    allocator: AllocatorConfig | None = None,
     **overrides: Any,
 ) -> Estimate:
-    """The memory and time of one training step, without running it."""
-    raise NotImplementedError
+    """The memory and time of one training step, without running it.
+
+    `model` is `LIBRARY:NAME`, a configuration file or a `SwinConfig`; `setting` defaults to batch
+    64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are fields of either. The
+    budget is `memory_bytes`, else the GPU's memory, else none and `fits` is None.
+    Raises UsageError for what is unknown, UnsupportedError for what the library cannot do.
+    """
+    device = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    config, chosen = choose(model, setting, device, overrides)
+    ledger = step_ledger(config, chosen)
+    return judge(config, chosen, ledger, device, memory_bytes, allocator)
+
+
+def choose(
+    model: str | SwinConfig,
+    setting: TrainSetting | None,
+    gpu: Gpu | None,
+    overrides: Mapping[str, Any],
+) -> tuple[SwinConfig, TrainSetting]:
+    """The architecture and the setting meant, the setting resolved for the model's library."""
+    of_setting = {k: v for k, v in overrides.items() if k in TrainSetting.model_fields}
+    of_model = {k: v for k, v in overrides.items() if k not in of_setting}
+    if setting is None:
+        of_setting = {"precision": default_precision(gpu), **of_setting}
+    base = (setting or TrainSetting()).model_dump()
+    chosen = parse(TrainSetting, {**base, **of_setting}, "the setting")
+    if isinstance(model, str):
+        config = resolve_model(model, of_model)
+    else:
+        config = parse(SwinConfig, {**model.model_dump(), **of_model}, "the model")
+    if not isinstance(config, SwinConfig):
+        raise UsageError(
+            f"{config.factory!r} is a module of your own, which only a trace can estimate.",
+            "Add --trace, which runs it on fake tensors, or probe it with 'planner tune'.",
+        )
+    room = find_library(config.library)
+    room.check(config)
+    return config, room.resolve_setting(config, chosen)
+
+
+def default_precision(gpu: Gpu | None) -> str:
+    """bf16, or fp16 where the device has no bf16."""
+    return "fp16" if gpu is not None and not gpu.has_bf16 else "bf16"
+
+
+_RECORDERS: dict[tuple[SwinConfig, TrainSetting], Recorder] = {}
+
+
+def step_ledger(config: SwinConfig, setting: TrainSetting) -> Ledger:
+    """The events of building the model and of its first two optimizer steps.
+
+    Kept per model and setting: other batch sizes are read from two recordings. At most
+    `RECORDED_MICRO_BATCHES` micro-batches are recorded, since the third repeats the second.
+    """
+    # What does not change the events shares a recording.
+    alike = setting.model_copy(
+        update={
+            "batch_size": 1,
+            "accumulate": min(setting.accumulate, RECORDED_MICRO_BATCHES),
+            "compile": "off",
+        }
+    )
+    recorder = _RECORDERS.get((config, alike))
+    if recorder is None:
+        build = find_library(config.library).on_shapes(config, setting)
+
+        def record(batch_size: int) -> Ledger:
+            at_batch = alike.model_copy(update={"batch_size": batch_size})
+            return record_training(build, config, at_batch)
+
+        recorder = _RECORDERS[config, alike] = Recorder(record)
+    return recorder.ledger(setting.batch_size)
+
+
+def judge(
+    config: SwinConfig,
+    setting: TrainSetting,
+    ledger: Ledger,
+    gpu: Gpu | None = None,
+    memory_bytes: int | None = None,
+    allocator: AllocatorConfig | None = None,
+) -> Estimate:
+    """What a ledger means on a device: totals, verdict, range, and what they rest on."""
+    live = profile(ledger)
+    peak = instant(ledger, live.peak_index)
+    workspace = CUBLAS_HANDLES * cublas_workspace_bytes(gpu)
+    requests, steady_from = device_requests(ledger, live, cublas_workspace_bytes(gpu))
+    played = replay(requests, allocator, steady_from=steady_from)
+    reserved = played.peak_reserved_bytes
+    total = reserved + CONTEXT_BYTES
+    breakdown: dict[str, int] = {c: peak.by_category.get(c, 0) for c in CATEGORIES}
+    breakdown |= {
+        "workspace": workspace,
+        "allocator_overhead": reserved - live.peak_bytes - workspace,
+        "cuda_context": CONTEXT_BYTES,
+    }
+    budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
+    low, high = _range(setting, reserved)
+    return Estimate(
+        model=config,
+        setting=setting,
+        num_parameters=ledger.num_parameters,
+        breakdown=breakdown,
+        saved_activation_bytes=live.saved_bytes,
+        peak_live_bytes=live.peak_bytes,
+        peak_allocated_bytes=played.peak_allocated_bytes,
+        peak_reserved_bytes=reserved,
+        device_total_bytes=total,
+        peak_at=describe_instant(peak, setting),
+        fits=None if budget is None else total <= budget,
+        budget_bytes=budget,
+        headroom_bytes=None if budget is None else budget - total,
+        low_bytes=low,
+        high_bytes=high,
+        assumed=tuple(_assumed(gpu)),
+        left_out=tuple(_left_out(setting)),
+        throughput=_throughput(ledger, setting, gpu),
+        live_bytes=_phase_live_bytes(live),
+        largest_at_peak=peak.largest,
+    )
+
+
+def device_requests(ledger: Ledger, live: Profile, workspace_bytes: int) -> tuple[list[int], int]:
+    """The ledger as the allocator sees it, and the entry at which the steady step begins.
+
+    A workspace is asked for at the first matrix product of forward, another at backward's first.
+    """
+    requests: list[int] = []
+    entries: dict[int, int] = {}
+    steady_from = 0
+    wanted = list(_first_matmuls(ledger))
+    for index, event in enumerate(ledger.events):
+        if wanted and index == wanted[0]:
+            requests.append(workspace_bytes)
+            wanted.pop(0)
+        if isinstance(event, Allocated):
+            entries[event.storage] = len(requests)
+            requests.append(event.num_bytes)
+        elif isinstance(event, Freed):
+            requests.append(~entries.pop(event.storage))
+        elif index == live.steady_from:
+            steady_from = len(requests)
+    return requests, steady_from
+
+
+def _first_matmuls(ledger: Ledger) -> Iterable[int]:
+    """Indices of the first matrix product in the first forward and in the first backward."""
+    phase_is_new = True
+    for index, event in enumerate(ledger.events):
+        if isinstance(event, Marked):
+            if event.phase == "backward":
+                return
+            phase_is_new = True
+        elif phase_is_new and isinstance(event, Computed) and event.kind == "matmul":
+            yield index
+            phase_is_new = False
+
+
+def _range(setting: TrainSetting, reserved: int) -> tuple[int, int]:
+    """Between these the device total is expected to lie."""
+    low_share, high_share = 1 - RESERVED_ERROR, 1 + RESERVED_ERROR
+    if setting.compile != "off":
+        low_share, high_share = COMPILED_LOW, COMPILED_HIGH
+    return (
+        int(reserved * low_share) + CONTEXT_BYTES_LOW,
+        int(reserved * high_share) + CONTEXT_BYTES_HIGH,
+    )
+
+
+# Compiled, a step saves other tensors than eager: the eager ledger is judged, and the range is
+# widened to hold the published spread (inferred; no compiled step has been measured by us).
+COMPILED_LOW, COMPILED_HIGH = 0.55, 1.25
+
+
+def _assumed(gpu: Gpu | None) -> list[str]:
+    assumed = [
+        describe_workspace(cublas_workspace_bytes(gpu)),
+        f"a CUDA context of {format_bytes(CONTEXT_BYTES)}, within the "
+        f"{format_bytes(CONTEXT_BYTES_LOW)} to {format_bytes(CONTEXT_BYTES_HIGH)} of public "
+        "reports",
+        "the caching allocator with its default settings",
+    ]
+    if gpu is None:
+        assumed.insert(0, "an NVIDIA GPU older than Hopper, since none was named")
+    return assumed
+
+
+def _left_out(setting: TrainSetting) -> list[str]:
+    left_out = ["cuDNN's workspace for the patch embedding and kernels' scratch memory"]
+    if setting.compile != "off":
+        left_out.append(
+            "what compilation changes: the step is estimated as eager and the range widened"
+        )
+    if setting.world_size > 1:
+        left_out.append("communication buffers of data parallelism (NCCL, gradient buckets)")
+    return left_out
+
+
+def _phase_live_bytes(live: Profile) -> dict[str, int]:
+    """Live bytes at the end of each phase of the steady step (of its last micro-batch)."""
+    ends = {"before_step": live.before_step}
+    for phase, num_bytes in live.ends:
+        ends[f"after_{phase}"] = num_bytes
+    return ends
+
+
+def describe_instant(peak: Instant, setting: TrainSetting) -> str:
+    """`backward of layers.0.blocks.1.mlp.fc1 (aten.mm)`, with the micro-batch where it matters."""
+    where = f"{peak.phase} of {peak.path}" if peak.path else peak.phase
+    text = f"{where} ({peak.label.removeprefix('aten.')})" if peak.label else where
+    if setting.accumulate > 1 and peak.phase in ("forward", "backward"):
+        text += f", micro-batch {peak.micro_batch}"
+    return text
+
+
+def _throughput(ledger: Ledger, setting: TrainSetting, gpu: Gpu | None) -> Throughput | None:
+    if gpu is None:
+        return None
+    from planner.throughput import predict_step, rates_for
+
+    rates = rates_for(gpu)
+    step = predict_step(
+        ledger.operations(), rates, setting, min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    )
+    return Throughput(step.step_seconds, step.images_per_second, rates.basis)
+
+
+def largest_batch(
+    model: SwinConfig,
+    setting: TrainSetting,
+    gpu: Gpu | None = None,
+    memory_bytes: int | None = None,
+    ceiling: int = 1 << 16,
+) -> Estimate | None:
+    """The estimate at the largest batch that fits, or None where batch 1 does not.
+
+    Bisection over the batch: memory rises with it. Raises UnsupportedError without a budget.
+    """
+    if gpu is None and memory_bytes is None:
+        raise UnsupportedError(
+            "the largest batch that fits needs a memory to fit into, and none was named.",
+            "Add --gpu NAME or --memory SIZE.",
+        )
+
+    def at(batch_size: int) -> Estimate:
+        chosen = setting.model_copy(update={"batch_size": batch_size})
+        return judge(model, chosen, step_ledger(model, chosen), gpu, memory_bytes)
+
+    best = at(1)
+    if not best.fits:
+        return None
+    low, high = 1, 2
+    while high <= ceiling and (found := at(high)).fits:
+        best, low, high = found, high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = at(middle)
+        if found.fits:
+            best, low = found, middle
+        else:
+            high = middle
+    return best

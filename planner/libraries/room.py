@@ -14,6 +14,11 @@ from planner.schema import Library, SwinConfig, TrainSetting
 if TYPE_CHECKING:
     from torch import nn
 
+    from planner.step.nn import Module
+    from planner.step.tensor import Device
+
+    BuildOnShapes = Callable[[Device], Module]
+
 Attention = Literal["eager", "sdpa"]
 
 
@@ -93,6 +98,21 @@ class LibraryRoom:
                 f"Install it with: pip install 'planner[{extra}]'",
             ) from error
         return built.train()
+
+    def on_shapes(self, config: SwinConfig, setting: TrainSetting) -> BuildOnShapes:
+        """How to build the library's Swin on shapes (`planner.step`). Imports no torch.
+
+        Raises UnsupportedError. `setting` is resolved here.
+        """
+        self.check(config)
+        setting = self.resolve_setting(config, setting)
+        shapes = importlib.import_module(f"planner.libraries.{self.name}.shapes")
+
+        def build(device: Device) -> Module:
+            module: Module = shapes.build_on_shapes(device, config, setting)
+            return module
+
+        return build
 
     def _attention(self, config: SwinConfig, wanted: str) -> Attention:
         if wanted == "library":
