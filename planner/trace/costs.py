@@ -123,8 +123,7 @@ def _flops(
     and none for a copy."""
     packet = func._overloadpacket
     if packet in flop_registry:
-        flops: int = flop_registry[packet](*args, **kwargs, out_val=result)
-        return flops
+        return int(flop_registry[packet](*args, **kwargs, out_val=result))
     if _kind(packet.__name__) == "copy":
         return 0
     return sum(t.numel() for t in written)
@@ -133,14 +132,14 @@ def _flops(
 def _moved(tensor: Tensor) -> int:
     """Its bytes; an expanded tensor's are those of the storage behind it."""
     behind: int = tensor.untyped_storage().nbytes()
-    size: int = tensor.numel() * tensor.element_size()
+    size = int(tensor.numel()) * int(tensor.element_size())
     return min(size, behind)
 
 
 def _kernels(name: str, args: tuple[Any, ...]) -> int:
     lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
     if lists and name.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
-        blocks = sum(-(-t.numel() // _FOREACH_CHUNK) for t in lists[0])
+        blocks = sum(-(-int(t.numel()) // _FOREACH_CHUNK) for t in lists[0])
         tensors = _FOREACH_TENSORS[min(len(lists), max(_FOREACH_TENSORS))]
         return max(-(-len(lists[0]) // tensors), -(-blocks // _FOREACH_BLOCKS))
     return _KERNELS.get(name, 1)

@@ -18,7 +18,7 @@ from planner.trace.run import Build, Trace, collector_off
 from planner.training import Training, make_batch
 
 _MARK = "planner mark "
-_SCALAR_BYTES = 8  # a step scalar and its like: host memory in a GPU run
+_SCALAR_BYTES = 8
 
 
 def measure_cpu_memory_events(
@@ -27,7 +27,8 @@ def measure_cpu_memory_events(
     """The memory events of `Training.step` run for real on the CPU, as a trace.
 
     Labels are the operators that asked. Allocations made within a kernel that are freed before it
-    returns are its scratch and are left out, and scalars made by the optimizer are the host's.
+    returns are its scratch and are left out; so are Python numbers made tensors, which are the
+    host's where the step runs on a GPU.
     """
     with (
         collector_off(),
@@ -54,52 +55,54 @@ def _mark(phase: str, step: int) -> None:
         pass
 
 
-def _in_order(roots: list[Any], operator: Any = None) -> Iterator[tuple[Any, Any]]:
-    """(event, innermost operator around it) by time of start."""
-    found: list[tuple[int, int, Any, Any]] = []
-    todo = [(root, operator) for root in roots]
+Operators = tuple[str, ...]  # the names of those around an event, outermost first
+
+
+def _in_order(roots: list[Any]) -> Iterator[tuple[Any, Operators]]:
+    """Every event with the operators around it, by time of start."""
+    found: list[tuple[int, int, Any, Operators]] = []
+    todo: list[tuple[Any, Operators]] = [(root, ()) for root in roots]
     while todo:
         event, around = todo.pop()
         found.append((event.start_time_ns, len(found), event, around))
-        inner = event if event.tag == torch._C._profiler._EventType.TorchOp else around
+        is_operator = event.tag == torch._C._profiler._EventType.TorchOp
+        inner = (*around, f"{event.name}@{event.id}") if is_operator else around
         todo.extend((child, inner) for child in event.children)
     for _, _, event, around in sorted(found, key=lambda row: row[:2]):
         yield event, around
 
 
 def _events(roots: list[Any]) -> Iterator[Event]:
-    kinds = torch._C._profiler._EventType
     rows: list[Event] = []
-    alive: dict[int, int] = {}
-    inside: dict[int, Any] = {}
-    scratch: set[int] = set()
-    phase, number = "build", 0
-    for event, operator in _in_order(roots):
-        if event.tag == kinds.Allocation:
+    alive: dict[int, tuple[int, Operators]] = {}
+    left_out: set[int] = set()
+    number = 0
+    for event, around in _in_order(roots):
+        if event.tag == torch._C._profiler._EventType.Allocation:
             fields = event.extra_fields
             if fields.alloc_size > 0:
-                alive[fields.ptr] = number
-                inside[number] = operator
-                label = operator.name if operator is not None else "unseen"
-                rows.append(Allocated(number, fields.alloc_size, label))
+                alive[fields.ptr] = (number, around)
+                rows.append(Allocated(number, fields.alloc_size, _label(around)))
+                if fields.alloc_size <= _SCALAR_BYTES and _is_of_host(around):
+                    left_out.add(number)
                 number += 1
             elif fields.ptr in alive:
-                freed = alive.pop(fields.ptr)
+                freed, made_in = alive.pop(fields.ptr)
                 rows.append(Freed(freed))
-                if operator is not None and operator is inside[freed]:
-                    scratch.add(freed)
+                if around and around == made_in:
+                    left_out.add(freed)
         elif event.name.startswith(_MARK):
             phase, step = event.name.removeprefix(_MARK).split()
             rows.append(Marked(phase, int(step)))
-    scratch |= set(_optimizer_scalars(rows))
-    return (row for row in rows if getattr(row, "storage", None) not in scratch)
+    return (row for row in rows if getattr(row, "storage", None) not in left_out)
 
 
-def _optimizer_scalars(rows: list[Event]) -> Iterator[int]:
-    """Scalars made between the end of backward and the end of the optimizer's step."""
-    stepping = False
-    for row in rows:
-        if isinstance(row, Marked):
-            stepping = row.phase == "backward"
-        elif stepping and isinstance(row, Allocated) and row.num_bytes <= _SCALAR_BYTES:
-            yield row.storage
+def _label(around: Operators) -> str:
+    return around[-1].partition("@")[0] if around else "unseen"
+
+
+def _is_of_host(around: Operators) -> bool:
+    """A Python number made a tensor (`torch.tensor(0.0)` is an `empty` at most), as the optimizer's
+    `step` is: no other operator asked."""
+    operators = [name.partition("@")[0] for name in around if not name.startswith("Optimizer.")]
+    return operators in ([], ["aten::empty"])

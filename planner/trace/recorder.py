@@ -54,6 +54,10 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         self.running = str(func)
         kwargs = kwargs or {}
+        if func is aten.lift_fresh.default and args[0].dim() == 0:
+            # A Python number that became a tensor (`mask[a:b] = 1`, `torch.tensor(1.0)`): there is
+            # no kernel that would take it to the device before one uses it.
+            self.note_host(args)
         path = self._paths.current() if self._paths is not None else ""
         self.note((args, kwargs), "unseen", path)
         if self._sums is not None:
