@@ -143,10 +143,12 @@ def _write(
     device: DeviceInfo | None,
     estimator: Estimator | None,
 ) -> Emitted:
-    """`writer` is a trainer's file: LIBRARY (None where it trains any model), TITLE and write()."""
+    """`writer` is a trainer's file: LIBRARY (None where it trains any model), TITLE, refusals() and
+    write()."""
     title: str = writer.TITLE
     trained = as_library(model, writer.LIBRARY, title) if writer.LIBRARY else model
-    refuse(title, setting_faults(trained, setting))
+    plan = Plan(trained, setting, origin)
+    refuse(title, [*setting_faults(trained, setting), *writer.refusals(plan)])
     warnings: list[str] = []
     moved = trained is not model
     if isinstance(trained, SwinConfig) and (moved or not measured):
@@ -183,14 +185,13 @@ def _judge(
 
 def _estimate(model: SwinConfig, setting: TrainSetting, device: DeviceInfo | None) -> Judged:
     from planner.estimate import estimate
+    from planner.hardware import recognise_gpu
 
     if device is None:
         return estimate(model, setting)
+    gpu = recognise_gpu(device.name) if device.kind == "cuda" else None
     budget = device.memory_cap_bytes or device.total_bytes
-    try:
-        return estimate(model, setting, gpu=device.name, memory_bytes=budget)
-    except UsageError:  # a device that the catalogue does not know, such as a CPU
-        return estimate(model, setting, memory_bytes=budget)
+    return estimate(model, setting, gpu=gpu, memory_bytes=budget)
 
 
 def _origin(found: Recommendation, setting: TrainSetting) -> tuple[str, ...]:

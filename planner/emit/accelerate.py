@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from planner.emit.plan import Emitted, Plan, Refusal, learning_rate_warning, refuse, unsaid
+from planner.emit.plan import Emitted, Plan, Refusal, learning_rate_warning, unsaid
 from planner.emit.source import building_source
 from planner.schema import TrainSetting
 
@@ -24,7 +24,6 @@ CODE_FILENAME = "building.py"
 def write(plan: Plan) -> Emitted:
     """`accelerate.yaml`, with `building.py` as code."""
     setting = plan.setting
-    refuse(TITLE, _refusals(setting))
     launch = "accelerate launch --config_file accelerate.yaml your_script.py"
     if setting.accumulate > 1:
         launch = f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={setting.accumulate} {launch}"
@@ -66,7 +65,9 @@ def _values(setting: TrainSetting) -> dict[str, Any]:
     return values
 
 
-def _refusals(setting: TrainSetting) -> list[Refusal]:
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's setting."""
+    setting = plan.setting
     # ema, pure bf16 and gradients that stay are a matter of the user's own loop.
     return unsaid(setting, "accelerate", "ema", "pure-bf16", "zero_grad_to_none")
 

@@ -19,7 +19,6 @@ from planner.emit.plan import (
     Plan,
     Refusal,
     learning_rate_warning,
-    refuse,
     unsaid,
 )
 from planner.emit.source import building_source
@@ -33,7 +32,6 @@ CODE_FILENAME = "building.py"
 def write(plan: Plan) -> Emitted:
     """`ds_config.json`, with `building.py` as code: build the optimizer and hand it over."""
     setting = plan.setting
-    refuse(TITLE, _refusals(setting))
     return Emitted(
         target="deepspeed",
         filename="ds_config.json",
@@ -58,7 +56,9 @@ def _values(setting: TrainSetting) -> dict[str, Any]:
     return values
 
 
-def _refusals(setting: TrainSetting) -> list[Refusal]:
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's setting."""
+    setting = plan.setting
     # In pure bf16 the engine would add fp32 masters of its own: another setting.
     return unsaid(setting, "its engine", "ema")
 

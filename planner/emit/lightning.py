@@ -16,7 +16,6 @@ from planner.emit.plan import (
     Refusal,
     learning_rate,
     learning_rate_warning,
-    refuse,
     torchrun,
     unsaid,
 )
@@ -43,7 +42,6 @@ PRECISIONS = {
 def write(plan: Plan) -> Emitted:
     """`training.py`: `TRAINER`, `build_model()`, `Training` (a LightningModule)."""
     setting = plan.setting
-    refuse(TITLE, _refusals(setting))
     return Emitted(
         target="lightning",
         filename="training.py",
@@ -133,7 +131,9 @@ def _module(setting: TrainSetting, rate: float | None) -> str:
     )
 
 
-def _refusals(setting: TrainSetting) -> list[Refusal]:
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's setting."""
+    setting = plan.setting
     return unsaid(setting, "the Trainer", "pure-bf16")
 
 

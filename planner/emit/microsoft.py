@@ -22,7 +22,6 @@ from planner.emit.plan import (
     blocks_alone,
     learning_rate,
     learning_rate_warning,
-    refuse,
     unsaid,
     way_out,
 )
@@ -33,9 +32,8 @@ TITLE = "microsoft's main.py"
 
 
 def write(plan: Plan) -> Emitted:
-    """`swin.yaml`. Raises UnsupportedError for what config.py has no key for."""
+    """`swin.yaml`."""
     setting = plan.setting
-    refuse(TITLE, [*_model_refusals(plan.swin), *_refusals(setting)])
     launch = (
         f"torchrun --nproc_per_node {setting.world_size} main.py --cfg swin.yaml --data-path DATA"
     )
@@ -95,6 +93,11 @@ def _train_values(setting: TrainSetting) -> dict[str, Any]:
     return values
 
 
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's model and setting."""
+    return [*_model_refusals(plan.swin), *_setting_refusals(plan.setting)]
+
+
 def _model_refusals(model: SwinConfig) -> list[Refusal]:
     found = []
     if model.image_size[0] != model.image_size[1]:
@@ -106,7 +109,7 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
     return found
 
 
-def _refusals(setting: TrainSetting) -> list[Refusal]:
+def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
     found = blocks_alone(setting, "main.py") + unsaid(setting, "main.py")
     if setting.precision == "bf16":
         found.append(Refusal("its autocast is fp16 alone, not bf16", way_out("precision=fp16")))

@@ -20,7 +20,6 @@ from planner.emit.plan import (
     blocks_alone,
     learning_rate,
     learning_rate_warning,
-    refuse,
     torchrun,
     unsaid,
     way_out,
@@ -37,7 +36,6 @@ _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "rmsprop": "RMSpr
 def write(plan: Plan) -> Emitted:
     """`swin.py`, to be inherited from: your data and schedule go beside it."""
     setting = plan.setting
-    refuse(TITLE, [*_model_refusals(plan.swin), *_refusals(setting)])
     launch = torchrun("tools/train.py", setting, "swin.py")
     if setting.world_size > 1:
         launch += " --launcher pytorch"
@@ -135,6 +133,11 @@ def _dict(value: Any, depth: int = 0) -> str:
     return f"dict(\n{lines}{'    ' * depth})"
 
 
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's model and setting."""
+    return [*_model_refusals(plan.swin), *_setting_refusals(plan.setting)]
+
+
 def _model_refusals(model: SwinConfig) -> list[Refusal]:
     script = way_out()
     found = []
@@ -146,7 +149,7 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
     return found
 
 
-def _refusals(setting: TrainSetting) -> list[Refusal]:
+def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
     found = blocks_alone(setting, "mmengine") + unsaid(setting, "mmengine", "ema")
     if setting.optimizer_family not in _OPTIMIZERS:
         law = f"it registers torch's optimizers, and {setting.optimizer} is not one it knows"

@@ -15,9 +15,9 @@ from planner.emit.plan import (
     MIXUP,
     Emitted,
     Plan,
+    Refusal,
     learning_rate,
     learning_rate_warning,
-    refuse,
     torchrun,
     unsaid,
 )
@@ -37,9 +37,8 @@ FILENAME = "train.py"
 
 
 def write(plan: Plan) -> Emitted:
-    """`train.py`, whole. Raises UnsupportedError for frozen stages alone."""
+    """`train.py`, whole."""
     setting = plan.setting
-    refuse(TITLE, unsaid(setting, "the script", "ema", "pure-bf16", "zero_grad_to_none"))
     launch = torchrun(FILENAME, setting, "DATA")
     model = model_source(plan.model, setting)
     optimizer_imports, optimizer = optimizer_source(setting)
@@ -71,6 +70,11 @@ def write(plan: Plan) -> Emitted:
         launch=launch,
         warnings=(*plan.warnings, learning_rate_warning(setting)),
     )
+
+
+def refusals(plan: Plan) -> list[Refusal]:
+    """Frozen stages alone: everything else of a setting is written out."""
+    return unsaid(plan.setting, "the script", "ema", "pure-bf16", "zero_grad_to_none")
 
 
 _IMPORTS = (

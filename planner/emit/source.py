@@ -166,7 +166,7 @@ def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
     blocks = f"[m for m in model.modules() if isinstance(m, {block})]"
     # features: patches, then by turns a stage's blocks and a patch merging
     where = blocks if setting.checkpointing == "blocks" else "model.features[1::2]"
-    return _wrapped((imports,), f"    model = {created}\n", _loop(where, setting))
+    return _wrapped((imports,), f"    model: nn.Module = {created}\n", _loop(where, setting))
 
 
 _WRAPPER = '''def recompute(module: nn.Module) -> None:
@@ -176,8 +176,8 @@ _WRAPPER = '''def recompute(module: nn.Module) -> None:
     """
     kind = type(module)
 
-    def forward(self: nn.Module, *args: Any) -> Any:
-        return checkpoint(kind.forward, self, *args, use_reentrant=False)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(kind.forward, self, *args, use_reentrant=False, **kwargs)
 
     module.__class__ = type(f"Recomputed{kind.__name__}", (kind,), {"forward": forward})
 

@@ -26,7 +26,6 @@ from planner.emit.plan import (
     blocks_alone,
     learning_rate,
     learning_rate_warning,
-    refuse,
     torchrun,
     unsaid,
     way_out,
@@ -52,9 +51,8 @@ _OPTIMIZERS = {
 
 
 def write(plan: Plan) -> Emitted:
-    """`args.yaml`. Raises UnsupportedError for what train.py has no argument for."""
+    """`args.yaml`."""
     setting = plan.setting
-    refuse(TITLE, _refusals(setting))
     values = {**_model_values(plan.swin), **_setting_values(setting)}
     environment = _environment(setting)
     launch = " ".join((*environment, torchrun("train.py", setting, "-c args.yaml --data-dir DATA")))
@@ -157,7 +155,9 @@ def _recipe_values(setting: TrainSetting) -> dict[str, Any]:
     return values
 
 
-def _refusals(setting: TrainSetting) -> list[Refusal]:
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's setting."""
+    setting = plan.setting
     found = blocks_alone(setting, "train.py") + unsaid(setting, "train.py", "ema", "pure-bf16")
     if setting.optimizer_family not in _OPTIMIZERS:
         found.append(

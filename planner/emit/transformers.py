@@ -18,7 +18,6 @@ from planner.emit.plan import (
     Refusal,
     learning_rate,
     learning_rate_warning,
-    refuse,
     torchrun,
     unsaid,
 )
@@ -46,7 +45,6 @@ _OPTIMIZERS = {
 def write(plan: Plan) -> Emitted:
     """`training.py`: `ARGUMENTS`, `build_model()`, `build_trainer(train_dataset)`."""
     setting = plan.setting
-    refuse(TITLE, _refusals(setting))
     launch = torchrun("your_script.py", setting)
     return Emitted(
         target="transformers",
@@ -176,7 +174,9 @@ def _trainer(setting: TrainSetting, own_optimizer: bool) -> str:
     )  # fmt: skip
 
 
-def _refusals(setting: TrainSetting) -> list[Refusal]:
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's setting."""
+    setting = plan.setting
     return unsaid(setting, "the Trainer", "pure-bf16")
 
 

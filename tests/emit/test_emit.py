@@ -146,6 +146,13 @@ def test_what_a_trainer_cannot_say_is_refused_with_a_way_out(
     assert "--" in caught.value.way_out or "own" in caught.value.way_out
 
 
+def test_a_refusal_needs_no_estimate() -> None:
+    estimator = FakeEstimator()
+    with pytest.raises(UnsupportedError):
+        emit(recommendation(), "microsoft", estimator=estimator)
+    assert not estimator.asked
+
+
 def test_all_refusals_come_together() -> None:
     setting = TrainSetting(batch_size=2, compile="default", optimizer="lion", ema=True)
     with pytest.raises(UnsupportedError) as caught:
