@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from random import Random
 
 import numpy as np
@@ -143,12 +143,17 @@ def random_order(space: Space, seed: int) -> Walk:
     """Every candidate once, shuffled."""
     shuffled = list(space.candidates)
     Random(seed).shuffle(shuffled)
-    yield from shuffled
+    yield from _each(shuffled)
 
 
 def exhaustive(space: Space) -> Walk:
     """Every candidate once, in order: what records a table."""
-    yield from space.candidates
+    yield from _each(space.candidates)
+
+
+def _each(candidates: Sequence[Candidate]) -> Walk:
+    for candidate in candidates:
+        yield candidate  # noqa: UP028  a tuple's iterator cannot be sent records
 
 
 WALKS: dict[str, Callable[[Space, Prior, int | None, int], Walk]] = {

@@ -30,13 +30,15 @@ class Trust:
     """How far a prior may be off: standard deviations of the log-ratio measured / prior, by term.
 
     `bias` is the whole scale, an axis's entry how much one of its values may deviate, `slope` the
-    deviation per doubling of the batch, `smooth` what bends along an arm, `cell` what nothing
-    explains. They are starting points: `spread` of all but the bias is fitted to the probes.
+    deviation per doubling of the batch, `overhead` that of what a step costs at any batch,
+    `smooth` what bends along an arm, `cell` what nothing explains. They are starting points: a
+    spread of all but the bias is fitted to the probes.
     """
 
     bias: float
     axes: dict[str, float]
     slope: float
+    overhead: float
     smooth: float
     cell: float
 
@@ -47,26 +49,30 @@ ESTIMATED_SECONDS = Trust(
     bias=0.5,
     axes={"precision": 0.1, "checkpointing": 0.05, "compile": 0.15, "attention": 0.1,
           "optimizer": 0.02},
-    slope=0.02, smooth=0.05, cell=0.02,
+    slope=0.01, overhead=0.1, smooth=0.05, cell=0.02,
 )  # fmt: skip
 GUESSED_SECONDS = Trust(
     bias=3.0,
     axes={"precision": 0.4, "checkpointing": 0.15, "compile": 0.25, "attention": 0.15,
           "optimizer": 0.03},
-    slope=0.08, smooth=0.08, cell=0.02,
+    slope=0.02, overhead=0.5, smooth=0.08, cell=0.02,
 )  # fmt: skip
 ESTIMATED_BYTES = Trust(
     bias=0.04,
     axes={"precision": 0.02, "checkpointing": 0.02, "compile": 0.15, "attention": 0.03,
           "optimizer": 0.01},
-    slope=0.005, smooth=0.01, cell=0.01,
+    slope=0.005, overhead=0.01, smooth=0.01, cell=0.01,
 )  # fmt: skip
 GUESSED_BYTES = Trust(
     bias=1.0,
     axes={"precision": 0.15, "checkpointing": 0.3, "compile": 0.2, "attention": 0.15,
           "optimizer": 0.05},
-    slope=0.1, smooth=0.1, cell=0.03,
+    slope=0.1, overhead=0.3, smooth=0.1, cell=0.03,
 )  # fmt: skip
+
+
+MIDDLE_OCTAVE = 5.0  # log2 of batch 32, the middle of the ladder: where the slope turns
+KNEE = 8.0  # the batch at which fixed and proportional cost are taken to be of one size
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,9 @@ _KEPT = {"none": 1.0, "blocks": 0.15, "nested": 0.15, "stages": 0.5}
 _RECOMPUTED = {"none": 1.0, "blocks": 4 / 3, "stages": 4 / 3, "nested": 5 / 3}
 # A guess with a wide spread: matrix units make about half of a step faster.
 _SECONDS = {"fp32": 1.0, "tf32": 0.7, "bf16": 0.5, "fp16": 0.5, "pure-bf16": 0.5}
+# What a step costs whatever its batch (launches, the optimizer), as images' worth of work: a guess
+# whose own uncertainty (Trust.overhead) is as large.
+OVERHEAD_IMAGES = {"cuda": 8.0, "cpu": 1.0}
 _STATE_BYTES = 28_288_354 * 16  # Swin-T: parameter, gradient and two moments in fp32
 
 
@@ -115,7 +124,8 @@ def _generic_guess(c: Candidate, device: DeviceInfo) -> Guess:
     kind = setting.checkpointing.partition(":")[0]
     per_image = _BYTES_PER_IMAGE[setting.precision] * 2**20 * _KEPT[kind]
     precision = 1.0 if device.kind == "cpu" else _SECONDS[setting.precision]
-    seconds = 0.01 * precision * _RECOMPUTED[kind] * c.images
+    work = setting.batch_size * precision * _RECOMPUTED[kind] + OVERHEAD_IMAGES[device.kind]
+    seconds = 0.01 * work * setting.accumulate
     return Guess(seconds, _STATE_BYTES + per_image * setting.batch_size)
 
 
@@ -230,7 +240,10 @@ class Residual:
         self.trust = trust
         self.codes = _axis_codes(space)
         self.arms = _codes(c.arm for c in space.candidates)
-        self.octaves = np.log2([c.setting.batch_size for c in space.candidates])
+        batches = np.array([float(c.setting.batch_size) for c in space.candidates])
+        self.octaves = np.log2(batches) - MIDDLE_OCTAVE
+        # How much a fixed cost weighs: 1 at batch 1, nothing at large ones.
+        self.fixed_share = np.log1p(KNEE / batches) / np.log1p(KNEE)
         self.indices: list[int] = []
         self.values: list[float] = []
         self.noises: list[float] = []
@@ -271,7 +284,8 @@ class Residual:
         total = np.zeros((len(a), len(b)))
         for axis, codes in self.codes.items():
             total += trust.axes[axis] ** 2 * (codes[a][:, None] == codes[b][None, :])
-        total += trust.slope**2 * _centred(octaves[a])[:, None] * _centred(octaves[b])[None, :]
+        total += trust.slope**2 * octaves[a][:, None] * octaves[b][None, :]
+        total += trust.overhead**2 * self.fixed_share[a][:, None] * self.fixed_share[b][None, :]
         gap = octaves[a][:, None] - octaves[b][None, :]
         same_arm = self.arms[a][:, None] == self.arms[b][None, :]
         total += trust.smooth**2 * np.exp(-0.5 * gap**2) * (0.5 + 0.5 * same_arm)
@@ -281,13 +295,9 @@ class Residual:
     def _variance(self, spread: float, at: NDArray[np.intp]) -> Array:
         trust = self.trust
         steady = sum(sd**2 for sd in trust.axes.values()) + trust.smooth**2 + trust.cell**2
-        slopes = np.square(trust.slope * _centred(self.octaves[at]))
-        return np.asarray(trust.bias**2 + spread**2 * (steady + slopes))
-
-
-def _centred(octaves: Array) -> Array:
-    """Doublings of the batch away from 32, the middle of the ladder: where the slope turns."""
-    return octaves - 5.0
+        by_batch = np.square(trust.slope * self.octaves[at])
+        by_batch += np.square(trust.overhead * self.fixed_share[at])
+        return np.asarray(trust.bias**2 + spread**2 * (steady + by_batch))
 
 
 def _axis_codes(space: Space) -> dict[str, NDArray[np.intp]]:

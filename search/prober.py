@@ -21,10 +21,11 @@ class DeviceProber:
     def __init__(
         self, model: Model, device: str, described: DeviceInfo, cap_bytes: int | None,
         on_event: Callable[[ProbeEvent], None] | None = None,
-        worker_command: Sequence[str] | None = None,
+        worker_command: Sequence[str] | None = None, measure_seconds: float | None = None,
     ) -> None:  # fmt: skip
         self.model, self.device, self.described = model, device, described
         self.cap_bytes, self.on_event, self.worker_command = cap_bytes, on_event, worker_command
+        self.timing = {} if measure_seconds is None else {"max_measure_seconds": measure_seconds}
 
     def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         request = ProbeRequest(
@@ -34,6 +35,7 @@ class DeviceProber:
             device=self.device,
             memory_cap_bytes=self.cap_bytes,
             give_up_images_per_second=choice.give_up_images_per_second,
+            **self.timing,
         )
         record = run_probe(
             request,

@@ -14,6 +14,7 @@ from search.space import Candidate, Space
 from search.strategy import Choice, Situation, Strategy
 from search.study import Claim
 
+SAME_CRASHES = 3
 MAX_LOST_CLAIMS = 20  # in a row, to other tuners: then their study is left to them
 
 
@@ -143,6 +144,8 @@ class Session:
             if self.limits.seconds_left() == 0:
                 return "the budget has ended"
             lost = 0 if self._probe(choice) else lost + 1
+            if self._all_crash_alike():
+                return f"the first {SAME_CRASHES} probes crashed alike"
             if lost > MAX_LOST_CLAIMS:
                 return "other tuners took every probe that was worth making"
 
@@ -182,6 +185,12 @@ class Session:
         self.seen.add(record.probe_id)
         self.records.append(record)
         self.book.finish(claim, record)
+
+    def _all_crash_alike(self) -> bool:
+        """Whether nothing but one and the same crash was seen: then it is not the settings."""
+        ends = {(r.status, r.message) for r in self.records}
+        only = ends.pop() if len(ends) == 1 else ("", "")
+        return only[0] == "crashed" and len(self.records) >= SAME_CRASHES
 
     def best_rate(self) -> float | None:
         rates = [r.images_per_second for r in self.records if is_feasible(r, self.budget_bytes)]
