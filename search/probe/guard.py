@@ -9,7 +9,8 @@ lifeline closes). It starts in a few milliseconds because it imports the standar
 (pathlib would double that time).
 
 Lifeline, read:  "T" asks all to end (SIGTERM), "K" or end of file ends them (SIGKILL).
-Status, written: "started PID", then "ended WAIT_STATUS NUM_LEFT_BEHIND" in the kernel's encoding.
+Status, written: "started GUARD_PID WORKER_PID", then "ended WAIT_STATUS NUM_LEFT_BEHIND", the wait
+status in the kernel's encoding.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def supervise(launch: Callable[[], object], lifeline: int, status: int) -> NoRet
     if worker == 0:
         _become_worker(launch, guard, (lifeline, status, wake_read, wake_write))
     _close_all_but(lifeline, status, wake_read, wake_write)
-    _say(status, f"started {worker}")
+    _say(status, f"started {guard} {worker}")
     ended = _wait(worker, lifeline, wake_read)
-    left_behind = len(_living(descendants(os.getpid())))
+    left_behind = len([pid for pid in _living(descendants(os.getpid())) if pid != worker])
     ended = {**end_descendants(), **ended}
     _say(status, f"ended {ended.get(worker, 0)} {left_behind}")
     os._exit(0)

@@ -85,7 +85,8 @@ def classify(error: BaseException) -> tuple[ProbeStatus, str]:
             return "unsupported", str(link)
         if _is_compile_failure(link):
             return "unsupported", f"torch.compile failed: {type(link).__name__}: {link}".strip()
-    where = traceback.extract_tb(error.__traceback__)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [frame for frame in frames if not frame.filename.startswith("<")]
     place = f" ({where[-1].filename}:{where[-1].lineno})" if where else ""
     return "crashed", f"{type(error).__name__}: {error}{place}"
 
@@ -112,7 +113,7 @@ def _first_line(error: BaseException) -> str:
 def _phase_of(error: BaseException, run: _Run) -> str:
     if any(_is_compile_failure(link) for link in _causes(error)):
         return "compile"
-    return run.phases.current if run.phases is not None else run.report.phase
+    return run.phases.current if run.in_step else run.report.phase
 
 
 class WatchedTraining(Training):
@@ -131,7 +132,7 @@ class WatchedTraining(Training):
 class StepPhases:
     """Names the phase that is running, told of each that has ended. `announce` hears each begin."""
 
-    accumulate: int
+    accumulate: int = 1
     announce: Callable[[str], None] | None = None
     current: str = "forward"
     _micro_steps: int = 0
@@ -157,7 +158,8 @@ class _Run:
     deadline: float
     report: Report
     flags: list[str] = field(default_factory=list)
-    phases: StepPhases | None = None
+    phases: StepPhases = field(default_factory=StepPhases)
+    in_step: bool = False
     meter: Meter | None = None
 
     def outcome(self) -> OutcomeMessage:
@@ -173,7 +175,8 @@ class _Run:
             meter.impose_cap(request.memory_cap_bytes)
         self.report.enter("build")
         training = build_training(request)
-        self.phases = StepPhases(request.setting.accumulate)
+        self.phases.accumulate = request.setting.accumulate
+        self.in_step = True
         warmup = self._warm_up(training, meter, self.phases)
         rule = StopRule(request, time.monotonic(), self.deadline)
         if compiling is not None:
@@ -182,6 +185,7 @@ class _Run:
         self.report.enter("measure")
         meter.reset_peak()
         samples = self._time(training, meter, self.phases, rule)
+        self.in_step = False
         use = meter.memory()
         self.flags += rule.flags(samples) + meter.flags()
         self._refuse_over_cap(use.peak_allocated)
@@ -193,7 +197,7 @@ class _Run:
         return OutcomeMessage(
             probe_id=request.probe_id,
             status="measured",
-            step_seconds=tuple(samples),
+            step_seconds=tuple(round(seconds, 9) for seconds in samples),
             peak_allocated_bytes=use.peak_allocated,
             peak_reserved_bytes=use.peak_reserved,
             device_bytes=use.device,
@@ -385,11 +389,11 @@ def build_training(request: ProbeRequest) -> WatchedTraining:
 
 
 def build_module(request: ProbeRequest) -> nn.Module:
-    """The real module, on the CPU. Raises UnsupportedError where its maker returned none."""
+    """The real module, on the CPU. Raises PlannerError where it cannot be had."""
     if isinstance(request.model, FactoryModel):
         from planner.libraries.factory import load_factory
 
-        return load_factory(request.model.factory)
+        return load_factory(request.model.factory)()
     from planner.libraries.registry import find_library
 
     return find_library(request.model.library).build(request.model, request.setting)

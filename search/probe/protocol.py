@@ -41,7 +41,7 @@ class ProbeRequest(_Message):
     memory_cap_bytes: Annotated[int, Field(ge=1)] | None = None
     warmup_steps: Annotated[int, Field(ge=1)] = 2
     min_steps: Annotated[int, Field(ge=1)] = 3
-    max_steps: Annotated[int, Field(ge=1)] = 200
+    max_steps: Annotated[int, Field(ge=1)] = 400
     median_precision: Annotated[float, Field(gt=0)] = 0.01
     max_measure_seconds: Annotated[float, Field(gt=0)] = 10.0
     give_up_images_per_second: float | None = None

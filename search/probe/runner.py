@@ -20,6 +20,7 @@ from statistics import median
 from planner.schema import MeasurementRecord
 from search.probe import failure, guard
 from search.probe.device import describe_device, versions, worker_environment
+from search.probe.nursery import Nursery, NurseryGoneError
 from search.probe.protocol import (
     AnswerReader,
     OutcomeMessage,
@@ -66,12 +67,14 @@ def run_probe(
     deadline_seconds: float,
     on_event: Callable[[ProbeEvent], None] | None = None,
     worker_command: Sequence[str] | None = None,
+    nursery: Nursery | None = None,
 ) -> MeasurementRecord:
     """One short real training run of `request`, from the start of its process to the end of it.
 
     Returns a record whatever happens to the worker: after `deadline_seconds` it and all that it
     started are ended. Raises UsageError where there is no such device, and what `on_event` raises
-    (the worker is ended then, too).
+    (the worker is ended then, too). A `nursery` spares the worker the import of torch;
+    `worker_command` runs another worker, with the two file descriptors as its last arguments.
     """
     device = describe_device(request.device)
     if request.memory_cap_bytes is not None:
@@ -80,9 +83,10 @@ def run_probe(
     started = time.monotonic()
     listener = _Listener(request.probe_id, started, on_event or (lambda event: None))
     kernel_kills = failure.count_kernel_kills()
-    with _WorkerGroup.start(worker_command or WORKER_COMMAND, listener) as group:
-        group.order(WorkOrder(request=request, deadline_seconds=deadline_seconds))
-        group.attend(started + deadline_seconds)
+    deadline = started + deadline_seconds
+    with _WorkerGroup.start(_choose_spawn(nursery, worker_command, deadline), listener) as group:
+        group.order(WorkOrder(request=request, deadline_seconds=deadline - time.monotonic()))
+        group.attend(deadline)
     outcome = listener.outcome or _judge_silence(listener, deadline_seconds, kernel_kills)
     listener.tell("end")
     step_seconds = median(outcome.step_seconds) if outcome.step_seconds else None
@@ -177,6 +181,8 @@ class _Listener:
         self.on_event = on_event
         self.phase = "start"
         self.overdue = False
+        self.guard_pid: int | None = None
+        self.guard_is_gone = False
         self.worker_pid: int | None = None
         self.wait_status: int | None = None
         self.flags: list[str] = []
@@ -216,19 +222,52 @@ class _Listener:
         for line in lines:
             word, *numbers = line.decode().split()
             if word == "started":
-                self.worker_pid = int(numbers[0])
+                self.guard_pid, self.worker_pid = int(numbers[0]), int(numbers[1])
             else:
                 self.wait_status = int(numbers[0])
                 if int(numbers[1]):
                     self.flags.append(f"left {numbers[1]} processes behind, which were ended")
 
 
+# Starts a guard and its worker on six channels: lifeline, status, request, result, output, error.
+# Returns what to call when the guard has ended.
+Spawn = Callable[[Sequence[int]], Callable[[], object]]
+
+
+def _choose_spawn(nursery: Nursery | None, command: Sequence[str] | None, deadline: float) -> Spawn:
+    """From the nursery where there is one; where it is gone, or a command is given, by itself."""
+
+    def spawn(fds: Sequence[int]) -> Callable[[], object]:
+        if nursery is not None and command is None:
+            with contextlib.suppress(NurseryGoneError):
+                return nursery.spawn(fds, deadline)
+        return _spawn_process(command or WORKER_COMMAND, fds)
+
+    return spawn
+
+
+def _spawn_process(command: Sequence[str], fds: Sequence[int]) -> Callable[[], object]:
+    """Start a guard as a process of ours, which starts `command`."""
+    lifeline, status, request, result, output, error = fds
+    arguments = [str(lifeline), str(status), *command, str(request), str(result)]
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-E", guard.__file__, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=error,
+        pass_fds=(lifeline, status, request, result),
+        start_new_session=True,
+        env=worker_environment(),
+    )
+    return process.wait
+
+
 @dataclass
 class _WorkerGroup:
     """A guard and what it watches. Leaving the context ends them all."""
 
-    process: subprocess.Popen[bytes]
     listener: _Listener
+    reap: Callable[[], object]
     lifeline: int
     request: int
     hearers: dict[int, Callable[[bytes], None]]
@@ -236,40 +275,32 @@ class _WorkerGroup:
 
     @classmethod
     @contextlib.contextmanager
-    def start(cls, command: Sequence[str], listener: _Listener) -> Iterator[_WorkerGroup]:
+    def start(cls, spawn: Spawn, listener: _Listener) -> Iterator[_WorkerGroup]:
+        listener.tell("start")
         pipes = [os.pipe() for _ in range(6)]
-        (lifeline, ours_lifeline), (request, ours_request) = pipes[:2]
-        (status, status_end), (result, result_end) = pipes[2:4]
-        (stdout, stdout_end), (stderr, stderr_end) = pipes[4:]
-        theirs = (lifeline, status_end, request, result_end)
-        arguments = [str(lifeline), str(status_end), *command, str(request), str(result_end)]
+        readers, writers = zip(*pipes, strict=True)
+        lifeline, request = writers[0], writers[2]
+        status, result, output, error = readers[1], readers[3], readers[4], readers[5]
+        theirs = (readers[0], writers[1], readers[2], writers[3], writers[4], writers[5])
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-S", "-E", guard.__file__, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=stdout_end,
-                stderr=stderr_end,
-                pass_fds=theirs,
-                start_new_session=True,
-                env=worker_environment(),
-            )
+            reap = spawn(theirs)
         except BaseException:
-            for fd in (fd for pipe in pipes for fd in pipe):
+            for fd in (lifeline, request, status, result, output, error):
                 os.close(fd)
             raise
-        for fd in (*theirs, stdout_end, stderr_end):
-            os.close(fd)
+        finally:
+            for fd in theirs:
+                os.close(fd)
         hearers: dict[int, Callable[[bytes], None]] = {
             status: listener.hear_guard,
             result: listener.hear_answers,
-            stdout: listener.stdout.feed,
-            stderr: listener.stderr.feed,
+            output: listener.stdout.feed,
+            error: listener.stderr.feed,
         }
-        group = cls(process, listener, ours_lifeline, ours_request, hearers)
+        group = cls(listener, reap, lifeline, request, hearers)
         for fd in hearers:
             os.set_blocking(fd, False)
             group.selector.register(fd, selectors.EVENT_READ)
-        listener.tell("start")
         try:
             yield group
         finally:
@@ -299,12 +330,9 @@ class _WorkerGroup:
         """End whatever still runs, hear the last of it and close all."""
         os.close(self.lifeline)
         self._listen_until(time.monotonic() + KILL_SECONDS)
-        try:
-            self.process.wait(1 if self.listener.wait_status is not None else 0)
-        except subprocess.TimeoutExpired:
-            self.listener.flags.append("its processes could not be ended")
         if self.listener.wait_status is None:
             self._end_without_guard()
+        self.reap()
         self._drain()
         self.listener.reader.close()
         self.selector.close()
@@ -313,10 +341,12 @@ class _WorkerGroup:
 
     def _end_without_guard(self) -> None:
         """The guard was ended from outside, or cannot end what hangs in the kernel."""
-        self.process.kill()
-        self.process.wait()
-        if self.listener.worker_pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+        if self.is_running():
+            self.listener.flags.append("its processes could not be ended")
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self.listener.guard_pid is not None:
+                os.kill(self.listener.guard_pid, signal.SIGKILL)
+            if self.listener.worker_pid is not None:
                 os.killpg(self.listener.worker_pid, signal.SIGKILL)
 
     def _drain(self) -> None:
@@ -328,7 +358,7 @@ class _WorkerGroup:
 
     def is_running(self) -> bool:
         """Whether the guard has more to say: it ends after all that it watched."""
-        return self.listener.wait_status is None and self.process.poll() is None
+        return self.listener.wait_status is None and not self.listener.guard_is_gone
 
     def _listen_until(self, deadline: float) -> None:
         while self.is_running() and (left := deadline - time.monotonic()) > 0:
@@ -342,5 +372,7 @@ class _WorkerGroup:
                 continue
             if data:
                 self.hearers[key.fd](data)
-            else:
-                self.selector.unregister(key.fd)
+                continue
+            self.selector.unregister(key.fd)
+            if self.hearers[key.fd] == self.listener.hear_guard:
+                self.listener.guard_is_gone = True

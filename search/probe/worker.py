@@ -17,20 +17,18 @@ from search.probe.report import Report
 
 
 def main() -> NoReturn:
-    """Ends by `os._exit`: what a library or the user's code does at exit is not the probe's."""
-    request_fd, result_fd = int(sys.argv[1]), int(sys.argv[2])
+    work(int(sys.argv[1]), int(sys.argv[2]))
+
+
+def work(request_fd: int, result_fd: int) -> NoReturn:
+    """Read the order, carry it out, answer it and end the process.
+
+    By `os._exit`: what a library or the user's code does at exit is not the probe's.
+    """
+    began = time.monotonic()
     os.set_inheritable(request_fd, False)
     os.set_inheritable(result_fd, False)
     faulthandler.enable()
-    work(request_fd, result_fd)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def work(request_fd: int, result_fd: int) -> None:
-    """Read the order, carry it out and answer it."""
-    began = time.monotonic()
     with open(request_fd, "rb") as channel:
         order = WorkOrder.model_validate_json(channel.readline())
     report = Report(result_fd, order.request.probe_id)
@@ -38,6 +36,9 @@ def work(request_fd: int, result_fd: int) -> None:
     from search.probe import measure
 
     report.outcome(measure.measure(order.request, began + order.deadline_seconds, report))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -9,22 +10,26 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 CLASSES = 10
 SIDE = 16
+Act = Callable[[], object]
 
 
 class Tiny(nn.Module):
-    """Images [B, 3, 16, 16] to logits [B, 10]; `wait` widens the memory of a step."""
+    """Images [B, 3, 16, 16] to logits [B, 10]."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.embed = nn.Conv2d(3, width, 4, stride=4)
         self.norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -36,11 +41,6 @@ class Tiny(nn.Module):
 
 def tiny() -> nn.Module:
     return Tiny()
-
-
-def wide() -> nn.Module:
-    """Eight million parameters, 32 MB in fp32: something to be felt in memory."""
-    return Tiny(width=1024)
 
 
 class _Backward(torch.autograd.Function):
@@ -60,7 +60,7 @@ class _Backward(torch.autograd.Function):
 class Faulty(Tiny):
     """Does `act` in the `call`-th forward (0-based), or in its backward."""
 
-    def __init__(self, act: object, call: int = 0, in_backward: bool = False) -> None:
+    def __init__(self, act: Act, call: int = 0, in_backward: bool = False) -> None:
         super().__init__()
         self.act, self.call, self.in_backward, self.calls = act, call, in_backward, 0
 
@@ -70,7 +70,7 @@ class Faulty(Tiny):
             if self.in_backward:
                 logits = _Backward.apply(logits, self.act)  # type: ignore[no-untyped-call]
             else:
-                self.act()  # type: ignore[operator]
+                self.act()
         self.calls += 1
         return logits
 
@@ -145,50 +145,76 @@ def hang_and_ignore_sigterm() -> nn.Module:
 
 
 def hang_at_the_end() -> nn.Module:
-    """A thread that is no daemon and a handler at exit, neither of which ends."""
-    import atexit
-
-    atexit.register(time.sleep, 600)
-    threading.Thread(target=time.sleep, args=(600,)).start()
+    """The answer is told, and the process does not end."""
+    os._exit = lambda status: time.sleep(600)  # type: ignore[assignment, misc]
     return Tiny()
 
 
-def flood() -> nn.Module:
-    """64 MiB on standard output and error, and a thread that goes on."""
+def _write_much() -> None:
+    """64 MiB on standard output and as much on standard error."""
     line = b"x" * 1023 + b"\n"
+    for _ in range(1 << 16):
+        os.write(1, line)
+        os.write(2, line)
+
+
+def flood() -> nn.Module:
+    """Much output, then a thread that goes on with it."""
 
     def write_for_ever() -> None:
         while True:
-            os.write(1, line)
+            os.write(1, b"x" * 1024)
             time.sleep(0.0001)
 
-    def write_much() -> None:
-        for _ in range(1 << 15):
-            os.write(1, line)
-            os.write(2, line)
-
     threading.Thread(target=write_for_ever, daemon=True).start()
-    return Faulty(write_much)
+    return Faulty(_write_much)
 
 
-def write_on_every_channel() -> nn.Module:
-    """Garbage on every file descriptor that is open for writing, among them the result channel."""
-
+def flood_and_abort() -> nn.Module:
     def act() -> None:
-        for name in os.listdir("/proc/self/fd"):
-            fd = int(name)
-            if fd > 2:
-                try:
-                    os.write(fd, b'{"format": 1, "type": "outcome", \xff garbage')
-                except OSError:
-                    continue
+        _write_much()
+        os.abort()
 
     return Faulty(act)
 
 
+def _write_on_every_channel() -> None:
+    """Garbage on every file descriptor that is open for writing, among them the result channel."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        fd = int(name)
+        if fd > 2:
+            with contextlib.suppress(OSError):
+                os.write(fd, b'{"format": 1, "type": "outcome", \xff garbage')
+
+
+def write_on_every_channel() -> nn.Module:
+    return Faulty(_write_on_every_channel)
+
+
+def write_on_every_channel_and_exit() -> nn.Module:
+    def act() -> None:
+        _write_on_every_channel()
+        os._exit(0)
+
+    return Faulty(act)
+
+
+class NoLogits(Tiny):
+    """Returns a dictionary, as detectors do."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return {"loss": super().forward(images)}  # type: ignore[return-value]
+
+
+def no_logits() -> nn.Module:
+    return NoLogits()
+
+
 def leave_children() -> nn.Module:
     """A forked child, one in a session of its own that ignores SIGTERM, and a grandchild."""
-    sleeper = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork(); time.sleep(600)"
+    sleeper = (
+        "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork(); time.sleep(600)"
+    )
     subprocess.Popen([sys.executable, "-S", "-c", sleeper], start_new_session=True)
     if os.fork() == 0:
         time.sleep(600)

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from search.probe.nursery import Nursery
+from tests.search.processes import marked
+
+
+@pytest.fixture(scope="session")
+def token() -> Iterator[str]:
+    with marked() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def nursery(token: str) -> Iterator[Nursery]:
+    """One for all tests: what a worker does must not reach the next."""
+    with Nursery() as found:
+        yield found

@@ -1,0 +1,299 @@
+"""Real workers that go wrong, each in its own way: what the record says, and what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from planner.schema import MeasurementRecord
+from planner.units import MIB
+from search.probe.nursery import Nursery
+from search.probe.runner import TAIL_BYTES, ProbeEvent, run_probe
+from tests.search.probes import AMPLE_SECONDS, request_of
+from tests.search.processes import carrying, remaining
+
+# Enough to come to training from a nursery, on a busy machine.
+SHORT_SECONDS = 15.0
+
+
+def probe(nursery: Nursery | None, factory: str, **setting: object) -> MeasurementRecord:
+    return run_probe(
+        request_of(factory, **setting), deadline_seconds=AMPLE_SECONDS, nursery=nursery
+    )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remains(token: str, nursery: Nursery) -> Iterator[None]:
+    yield
+    assert not remaining(token, besides={nursery.pid})
+
+
+@pytest.mark.parametrize(
+    ("factory", "phase"),
+    [
+        ("out_of_memory_in_forward", "forward"),
+        ("out_of_memory_in_backward", "backward"),
+        ("out_of_memory_in_late_forward", "forward"),
+        ("out_of_memory_in_optimizer", "optimizer"),
+    ],
+)
+def test_out_of_memory_names_its_phase(nursery: Nursery, factory: str, phase: str) -> None:
+    record = probe(nursery, factory, cap_bytes=160 * MIB)
+    assert (record.status, record.phase) == ("out_of_memory", phase)
+    assert "can't allocate memory" in record.message
+
+
+def test_the_optimizer_fits_under_a_larger_cap(nursery: Nursery) -> None:
+    """The cap and not the fault decides: weight, gradient, two states and a temporary of 64 MiB."""
+    assert probe(nursery, "out_of_memory_in_optimizer", cap_bytes=450 * MIB).status == "measured"
+
+
+def test_segmentation_fault(nursery: Nursery) -> None:
+    record = probe(nursery, "segmentation_fault")
+    assert (record.status, record.phase) == ("crashed", "backward")
+    assert "SIGSEGV" in record.message
+    assert "factories.py" in record.message, "the stack of the fault is kept"
+
+
+def test_abort(nursery: Nursery) -> None:
+    record = probe(nursery, "abort")
+    assert (record.status, record.phase) == ("crashed", "forward")
+    assert "SIGABRT" in record.message
+
+
+def test_kill_from_outside_is_no_lack_of_memory(nursery: Nursery) -> None:
+    record = probe(nursery, "kill_itself")
+    assert (record.status, record.phase) == ("crashed", "forward")
+    assert "SIGKILL" in record.message
+
+
+def test_kill_by_the_kernel_is_lack_of_memory(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = iter([7, 8])
+    monkeypatch.setattr("search.probe.failure.count_kernel_kills", lambda: next(counts))
+    assert probe(nursery, "kill_itself").status == "out_of_memory"
+
+
+def test_quiet_exit_is_no_measurement(nursery: Nursery) -> None:
+    record = probe(nursery, "exit_quietly")
+    assert record.status == "crashed"
+    assert "exit status 0 and no answer" in record.message
+
+
+def test_hang_after_the_answer_keeps_it(nursery: Nursery) -> None:
+    assert probe(nursery, "hang_at_the_end").status == "measured"
+
+
+def test_flood_of_output(nursery: Nursery) -> None:
+    assert probe(nursery, "flood").status == "measured"
+
+
+def test_flood_keeps_the_last_words_only(nursery: Nursery) -> None:
+    record = probe(nursery, "flood_and_abort")
+    assert record.status == "crashed"
+    assert len(record.message) < TAIL_BYTES
+    assert "SIGABRT" in record.message
+
+
+def test_garbage_on_the_result_channel(nursery: Nursery) -> None:
+    record = probe(nursery, "write_on_every_channel")
+    assert record.status == "measured"
+    assert any("unreadable" in flag for flag in record.flags)
+
+
+def test_garbage_and_no_answer(nursery: Nursery) -> None:
+    record = probe(nursery, "write_on_every_channel_and_exit")
+    assert record.status == "crashed"
+    assert "unreadable" in record.message
+
+
+def test_children_left_behind_are_ended(nursery: Nursery) -> None:
+    record = probe(nursery, "leave_children")
+    assert record.status == "measured"
+    assert any("left 3 processes behind" in flag for flag in record.flags)
+
+
+@pytest.mark.parametrize("factory", ["nan_at_once", "nan_while_timed"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_loss_that_is_no_number(nursery: Nursery, factory: str, precision: str) -> None:
+    assert probe(nursery, factory, precision=precision).status == "non_finite"
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("raises", "the checkpoint is not there"),
+        ("no_module", "torch.nn.Module"),
+        ("exits", "SystemExit"),
+        ("no_such_factory", "no_such_factory"),
+    ],
+)
+def test_factory_without_a_module(nursery: Nursery, factory: str, words: str) -> None:
+    record = probe(nursery, factory)
+    assert (record.status, record.phase) == ("unsupported", "build")
+    assert words in record.message
+
+
+def test_factory_that_prints(nursery: Nursery) -> None:
+    """Even what looks like an answer does not reach the channel."""
+    record = probe(nursery, "prints")
+    assert record.status == "measured"
+    assert not any("unreadable" in flag for flag in record.flags)
+
+
+def test_model_that_returns_no_logits(nursery: Nursery) -> None:
+    record = probe(nursery, "no_logits")
+    assert (record.status, record.phase) == ("crashed", "forward")
+    assert "not a tensor of logits" in record.message
+
+
+def test_compiler_that_fails(nursery: Nursery) -> None:
+    record = probe(nursery, "compile_fails", compile="default")
+    assert (record.status, record.phase) == ("unsupported", "compile")
+    assert "this pass does not know the graph" in record.message
+
+
+HANGING = {
+    "hang_in_build": "build",
+    "hang_in_forward": "forward",
+    "hang_while_timed": "measure",
+    "hang_and_ignore_sigterm": "forward",
+    "leave_children_and_hang": "forward",
+    "compile_hangs": "compile",
+}
+
+
+@pytest.fixture(scope="module")
+def hung(nursery: Nursery) -> dict[str, MeasurementRecord]:
+    """All at once: they do nothing but wait for the deadline."""
+
+    def run(factory: str) -> MeasurementRecord:
+        compile_mode = "default" if factory.startswith("compile") else "off"
+        request = request_of(factory, compile=compile_mode)
+        return run_probe(request, deadline_seconds=SHORT_SECONDS, nursery=nursery)
+
+    with ThreadPoolExecutor(len(HANGING)) as pool:
+        return dict(zip(HANGING, pool.map(run, HANGING), strict=True))
+
+
+@pytest.mark.parametrize(("factory", "phase"), HANGING.items())
+def test_hang_ends_at_the_deadline(
+    hung: dict[str, MeasurementRecord], factory: str, phase: str
+) -> None:
+    record = hung[factory]
+    assert (record.status, record.phase) == ("timed_out", phase)
+    assert f"{SHORT_SECONDS:g} s" in record.message
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "words"),
+    [
+        ("import time; time.sleep(600)", "timed_out", "in start"),
+        ("raise SystemExit(3)", "crashed", "exit status 3"),
+        ("import os; os.write(int(__import__('sys').argv[2]), b'{}' * 10)", "crashed", "1 unread"),
+        ("import os; os.write(int(__import__('sys').argv[2]), b'x' * (1 << 22))", "crashed", "unr"),
+        ("import sys; sys.stderr.write('terminate called: std::bad_alloc'); import os; os.abort()",
+         "out_of_memory", "bad_alloc"),
+    ],
+)  # fmt: skip
+def test_worker_of_another_kind(code: str, status: str, words: str) -> None:
+    record = run_probe(
+        request_of("tiny"),
+        deadline_seconds=2.0 if status == "timed_out" else AMPLE_SECONDS,
+        worker_command=[sys.executable, "-S", "-c", code],
+    )
+    assert record.status == status
+    assert words in record.message
+
+
+def test_worker_that_cannot_be_started() -> None:
+    record = run_probe(
+        request_of("tiny"), deadline_seconds=AMPLE_SECONDS, worker_command=["/no/such/program"]
+    )
+    assert record.status == "crashed"
+    assert "could not be started" in record.message
+
+
+def test_guard_killed_from_outside(nursery: Nursery, token: str) -> None:
+    """The worker goes with it, and the record says whose fault it was."""
+
+    def kill_guard(event: ProbeEvent) -> None:
+        if event.phase == "forward":
+            for pid in carrying(token) - {nursery.pid}:
+                if _parent(pid) == nursery.pid:
+                    os.kill(pid, signal.SIGKILL)
+
+    record = run_probe(
+        request_of("hang_in_forward"),
+        deadline_seconds=AMPLE_SECONDS,
+        nursery=nursery,
+        on_event=kill_guard,
+    )
+    assert record.status == "crashed"
+    assert "guard" in record.message
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+
+
+def test_interrupt_ends_the_worker(nursery: Nursery) -> None:
+    """Ctrl-C arrives while listening; the fixture looks for what remains."""
+
+    def interrupt(event: ProbeEvent) -> None:
+        if event.phase == "forward":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_probe(
+            request_of("leave_children_and_hang"),
+            deadline_seconds=AMPLE_SECONDS,
+            nursery=nursery,
+            on_event=interrupt,
+        )
+
+
+PARENT = """
+import sys
+from contextlib import nullcontext
+from search.probe.nursery import Nursery
+from search.probe.runner import run_probe
+from tests.search.probes import request_of
+with Nursery() if sys.argv[1] == "nursery" else nullcontext() as nursery:
+    run_probe(request_of("leave_children_and_hang"), deadline_seconds=300, nursery=nursery,
+              on_event=lambda event: print(event.phase, flush=True))
+"""
+
+
+@pytest.mark.parametrize("start", ["process", "nursery"])
+def test_killed_parent_leaves_no_orphan(start: str) -> None:
+    """SIGKILL to the tuner in mid-probe: guard, nursery, worker and its children go too."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, start], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    for line in parent.stdout:
+        if line.strip() == b"forward":
+            break
+    parent.kill()
+    parent.wait()
+
+
+def test_nursery_that_is_gone_is_done_without(token: str) -> None:
+    with Nursery() as gone:
+        os.kill(gone.pid, signal.SIGKILL)
+        assert probe(gone, "tiny").status == "measured"
+
+
+def test_deadline_holds_while_the_nursery_starts(token: str) -> None:
+    with Nursery() as slow:
+        os.kill(slow.pid, signal.SIGSTOP)
+        record = run_probe(request_of("tiny"), deadline_seconds=1.0, nursery=slow)
+        os.kill(slow.pid, signal.SIGKILL)
+    assert (record.status, record.phase) == ("timed_out", "start")
