@@ -37,13 +37,28 @@ class _Stop(Exception):  # noqa: N818 (a signal, not an error)
     """The last tensor that backward needs has been recomputed."""
 
 
+class _SavedArgument:
+    """An argument kept for the recomputation, which sees it with its history."""
+
+    __slots__ = ("node", "requires_grad", "saved", "slot")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.saved = Saved(tensor)
+        self.requires_grad, self.node, self.slot = tensor.requires_grad, tensor.node, tensor.slot
+
+    def unpack(self) -> Tensor:
+        tensor = self.saved.unpack().detach()
+        tensor.requires_grad, tensor.node, tensor.slot = self.requires_grad, self.node, self.slot
+        return tensor
+
+
 class _Frame:
     """One checkpointed call: its function, its inputs, and what has been recomputed of it."""
 
     def __init__(self, device: Device, function: Function, args: tuple[Any, ...]) -> None:
         self.device = device
         self.function = function
-        self.saved_args = [Saved(a) if isinstance(a, Tensor) else a for a in args]
+        self.saved_args = [_SavedArgument(a) if isinstance(a, Tensor) else a for a in args]
         self.autocast_dtype = device.autocast.dtype if device.autocast else None
         self.scope = device.scope
         self.holders: list[weakref.ref[_Holder]] = []
@@ -53,8 +68,8 @@ class _Frame:
 
     def __del__(self) -> None:
         for arg in self.saved_args:
-            if isinstance(arg, Saved):
-                arg.release()
+            if isinstance(arg, _SavedArgument):
+                arg.saved.release()
 
     def pack(self, tensor: Tensor) -> _Holder:
         holder = _Holder()
@@ -63,7 +78,7 @@ class _Frame:
 
     def unpack(self, holder: _Holder) -> Tensor:
         if not self.is_recomputed:
-            args = [a.unpack() if isinstance(a, Saved) else a for a in self.saved_args]
+            args = [a.unpack() if isinstance(a, _SavedArgument) else a for a in self.saved_args]
             self._recompute(args)
             self.is_recomputed = True
         assert holder.handle is not None, "unpacked twice"

@@ -121,8 +121,13 @@ def _bmm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` (at::matmul): folds to mm where b is a matrix, else batches to bmm."""
     if a.storage.device.autocast is not None:
-        b = cast_down(b)
-        a = cast_down(a)
+        # The operands themselves live until the call returns, as the caller's references do.
+        cast_b = cast_down(b)
+        return _matmul(cast_down(a), cast_b)
+    return _matmul(a, b)
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
     if len(a.shape) == 2 and len(b.shape) == 2:
         return mm(a, b)
     if len(a.shape) >= 3 and len(b.shape) == 2:

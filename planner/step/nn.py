@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.step.matmul import conv2d, linear
 from planner.step.normalization import layer_norm
-from planner.step.pointwise import dropout, gelu, mul, new_empty, relu
+from planner.step.pointwise import dropout, gelu, mul, new_empty, relu, relu_
 from planner.step.strides import Shape, contiguous_strides
 from planner.step.tensor import Device, Parameter, Storage, Tensor, num_bytes
 
@@ -128,10 +128,13 @@ class GELU(Module):
 
 
 class ReLU(Module):
-    """`nn.ReLU()`."""
+    """`nn.ReLU(inplace)`."""
+
+    def __init__(self, in_place: bool = False) -> None:
+        self.in_place = in_place
 
     def forward(self, x: Tensor) -> Any:
-        return relu(x)
+        return relu_(x) if self.in_place else relu(x)
 
 
 class Dropout(Module):

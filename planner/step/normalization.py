@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from planner.step.autograd import Gradients, Node, begin, finish
+from planner.step.autograd import Gradients, Node, begin, finish, pointwise_cost
 from planner.step.pointwise import (
     _one,
     autocast_up,
     binary,
-    clamp,
+    clamp_min,
     div,
     like,
     unary,
@@ -101,11 +101,6 @@ def normalize(x: Tensor) -> Tensor:
     return div(x, denominator)
 
 
-def clamp_min(x: Tensor) -> Tensor:
-    """`x.clamp_min(eps)`."""
-    return clamp(x, "aten.clamp_min")
-
-
 def vector_norm(x: Tensor) -> Tensor:
     """`x.norm(2, dim=-1, keepdim=True)`: fp32 result under autocast; saves x and the norm."""
     low = x.storage.device.autocast is not None and x.dtype in ("bfloat16", "float16")
@@ -119,10 +114,11 @@ def vector_norm(x: Tensor) -> Tensor:
 
 
 def _norm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    """`norm_backward` for p = 2: self * (grad / norm), zero where the norm is."""
+    """`norm_backward` for p = 2: grad * (self / norm).masked_fill_(norm == 0, 0)."""
     x, norm = node.unpack(0), node.unpack(1)
-    ratio = binary(_one(grads), norm, "aten.div")
+    ratio = binary(x, norm, "aten.div")
     mask = unary(norm, "aten.eq", "bool")
-    masked = unary(ratio, "aten.masked_fill")
-    del ratio, mask
-    return (binary(x, masked, "aten.mul"),)
+    pointwise_cost(ratio.storage.device, "aten.masked_fill_", ratio, 1)
+    to_x = binary(_one(grads), ratio, "aten.mul")
+    del mask
+    return (to_x,)

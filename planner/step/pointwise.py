@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.step.autograd import Gradients, Node, begin, finish, pointwise_cost, record, tracks
+from planner.step.autograd import (
+    Gradients,
+    Node,
+    Saved,
+    begin,
+    finish,
+    pointwise_cost,
+    record,
+    tracks,
+)
 from planner.step.strides import (
     Shape,
     broadcast_shapes,
@@ -180,16 +189,17 @@ def div(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _div_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    """to b: -grad * ((a / b) / b), one temporary each."""
+    """to b: -grad * ((a / b) / b), the right factor first; temporaries live to the end of it."""
     grad = _one(grads)
     b = node.unpack(0)
     to_b = None
     if node.needs(1):
         a = node.unpack(1)
+        quotient = binary(a, b, "aten.div")
+        twice = binary(quotient, b, "aten.div")
         negative = unary(grad, "aten.neg")
-        quotient = binary(binary(a, b, "aten.div"), b, "aten.div")
-        to_b = binary(negative, quotient, "aten.mul")
-        del negative, quotient, a
+        to_b = binary(negative, twice, "aten.mul")
+        del negative, twice, quotient
     to_a = binary(grad, b, "aten.div") if node.needs(0) else None
     return (to_a, to_b)
 
@@ -208,6 +218,83 @@ def _gelu_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 def relu(x: Tensor) -> Tensor:
     """`F.relu(x)`: saves its result."""
     return _saves_result(x, "aten.relu", "ReluBackward0", "aten.threshold_backward")
+
+
+def relu_(x: Tensor) -> Tensor:
+    """`F.relu(x, inplace=True)` on the result of a linear layer: saves x as it is afterwards.
+
+    That result is a view of the whole of another tensor (`linear` of more than two dimensions), so
+    the history of that other tensor is rewritten (`CopySlices`), and of x it is `as_strided` (the
+    view again for fake tensors, which have no such thing).
+    """
+    pointwise_cost(x.storage.device, "aten.relu_", x, 1)
+    if not tracks(x):
+        return x
+    assert x.node is not None and x.node.name == "ViewBackward0"
+    (base,) = x.node.edges
+    assert base is not None
+    device = x.storage.device
+    copied = Node(device, "CopySlices", (base,), _copy_slices_backward, x.shape)
+    copied.metadata.append(base[0].metadata[base[1]])
+    copied.saved.append(Saved(x))
+    shape = copied.metadata[0][0]
+    if device.in_place_sums:
+        x.node = Node(device, "AsStridedBackward0", ((copied, 0),), _as_strided_backward, shape)
+    else:
+        x.node = Node(device, "ViewBackward0", ((copied, 0),), _viewed_backward, shape)
+    x.node.metadata.append((x.shape, x.dtype))
+    return x
+
+
+def _viewed_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    grad = _one(grads)
+    return (Tensor(grad.storage, node.data, contiguous_strides(node.data), grad.dtype),)
+
+
+def _as_strided_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """New zeros of the whole tensor, and the gradient copied in."""
+    grad = _one(grads)
+    whole = empty(grad.storage.device, node.data, grad.dtype, "aten.new_zeros")
+    pointwise_cost(whole.storage.device, "aten.copy_", whole, 1)
+    return (whole,)
+
+
+def _copy_slices_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """torch/csrc/autograd/functions/tensor.cpp: a copy of the whole, a clone of the slice, the
+    function's own gradient of it, copied back."""
+    grad = _one(grads)
+    whole = empty(grad.storage.device, grad.shape, grad.dtype, "aten.new_empty_strided")
+    pointwise_cost(whole.storage.device, "aten.copy_", whole, 1)
+    part = Tensor(whole.storage, node.data, contiguous_strides(node.data), whole.dtype)
+    cloned = clone(part, contiguous=True)
+    result = node.unpack(0)
+    to_part = binary(cloned, result, "aten.threshold_backward")
+    pointwise_cost(whole.storage.device, "aten.copy_", to_part, 1)
+    return (whole,)
+
+
+def relu_in_place(x: Tensor) -> Tensor:
+    """`F.relu(x, inplace=True)`: x's own storage under a new node; saves the result."""
+    node = begin("ReluBackward0", (x,), _result_backward, data="aten.threshold_backward")
+    y = Tensor(x.storage, x.shape, x.strides, x.dtype)
+    pointwise_cost(y.storage.device, "aten.relu_", y, 1)
+    return finish(y, node, (y,))
+
+
+def reciprocal(x: Tensor) -> Tensor:
+    """`torch.reciprocal(x)`, as in `1.0 / x`: fp32 under autocast; saves its result."""
+    x = autocast_up(x)
+    node = begin("ReciprocalBackward0", (x,), _reciprocal_backward)
+    y = unary(x, "aten.reciprocal")
+    return finish(y, node, (y,))
+
+
+def _reciprocal_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """-grad * (result * result)."""
+    result = node.unpack(0)
+    negative = unary(_one(grads), "aten.neg")
+    square = binary(result, result, "aten.mul")
+    return (binary(negative, square, "aten.mul"),)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -325,6 +412,11 @@ def clamp(x: Tensor, label: str = "aten.clamp") -> Tensor:
     """`x.clamp(min=…, max=…)`: saves x; backward masks the gradient through a temporary."""
     node = begin("ClampBackward1", (x,), _clamp_backward, (x,))
     return finish(unary(x, label), node)
+
+
+def clamp_min(x: Tensor) -> Tensor:
+    """`x.clamp_min(eps)`."""
+    return clamp(x, "aten.clamp_min")
 
 
 def _clamp_backward(node: Node, grads: list[Tensor | None]) -> Gradients:

@@ -1,0 +1,29 @@
+"""Checkpointing in place on shapes: what `wrapping.py` does to real modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from planner.schema import TrainSetting
+from planner.step.checkpointing import checkpoint
+from planner.step.nn import Module
+
+
+def checkpoint_in_place(modules: Iterable[Module]) -> None:
+    """From here on each module keeps its inputs alone and computes its inside again in backward."""
+    for module in modules:
+        module.__class__ = _checkpointed(type(module))
+
+
+def chosen_stages(stages: Sequence[Module], setting: TrainSetting) -> list[Module]:
+    """The stages that `setting.checkpointing` (stages, stages:0,1) names."""
+    numbers = setting.checkpointed_stages
+    return list(stages) if numbers is None else [stages[number] for number in numbers]
+
+
+def _checkpointed(kind: type[Module]) -> type[Module]:
+    def forward(self: Module, *args: Any) -> Any:
+        return checkpoint(kind.forward, self, *args)
+
+    return type(f"Checkpointed{kind.__name__}", (kind,), {"forward": forward})
