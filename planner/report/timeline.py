@@ -135,8 +135,8 @@ def _draw_limits(axes: Axes, live: LiveBytes, budget_bytes: int | None) -> None:
         top = max(top, budget_bytes * 1.06)
         axes.axhline(budget_bytes / GIB, color="black", linewidth=1, linestyle="--")
         axes.text(
-            0.995, budget_bytes / GIB, f"budget {format_bytes(budget_bytes)}", va="bottom",
-            ha="right", transform=axes.get_yaxis_transform(), fontsize=9,
+            0.005, budget_bytes / GIB, f"budget {format_bytes(budget_bytes)}", va="bottom",
+            ha="left", transform=axes.get_yaxis_transform(), fontsize=9,
         )  # fmt: skip
     axes.set_ylim(0, top / GIB)
 

@@ -20,16 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, UnsupportedError
-from planner.step.allocator import (
-    ADDRESS_BITS,
-    ADDRESS_MASK,
+from planner.step.allocator_config import AllocatorConfig
+from planner.step.caching_allocator import (
     SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
     UNIT_BITS,
+    Block,
     CachingAllocator,
     Pool,
 )
-from planner.step.allocator_config import AllocatorConfig
 from planner.units import format_bytes
 
 Entry = Mapping[str, Any]
@@ -199,7 +198,7 @@ class _RecordedAllocator(CachingAllocator):
         super().__init__(config)
         self.pending: list[Entry] = []  # segments the device has taken and ours not yet
         self.fault = ""
-        self.live: dict[int, int] = {}  # recorded address -> our block
+        self.live: dict[int, Block] = {}  # recorded address -> our block
         self._follow = follow
         self._bases: list[int] = []
         addresses = sorted(before.blocks)
@@ -207,11 +206,10 @@ class _RecordedAllocator(CachingAllocator):
             first = bisect_left(addresses, address)
             last = bisect_left(addresses, address + num_bytes)
             self._hold(address, num_bytes, {a: before.blocks[a] for a in addresses[first:last]})
-        self._next_address = 1 << (ADDRESS_BITS - 3)
+        self._next_address = 1 << 44
 
-    def recorded_address(self, block: int) -> int:
+    def recorded_address(self, address: int) -> int:
         """The device's address of one of our blocks, in bytes."""
-        address = block & ADDRESS_MASK
         base = self._bases[bisect_right(self._bases, address) - 1]
         return (base // 2 + address - base) << UNIT_BITS
 
@@ -219,9 +217,9 @@ class _RecordedAllocator(CachingAllocator):
         """Give the segment at a recorded address back; whether it was there and wholly free."""
         base = 2 * (address >> UNIT_BITS)
         for pool in self._default_pools:
-            block = pool.starts.get(base)
-            if block is not None and pool.segments.get(base) == block >> ADDRESS_BITS:
-                self._release(pool, block)
+            size = pool.segments.get(base)
+            if size is not None and pool.starts.get(base) == size:
+                self._release(pool, base, size)
                 self._bases.remove(base)
                 return True
         return False
@@ -238,9 +236,9 @@ class _RecordedAllocator(CachingAllocator):
         for start, size in [*blocks.items(), (address + num_bytes, 0)]:
             offset = (start - address) >> UNIT_BITS
             if offset > free_from:
-                pool.add((offset - free_from) << ADDRESS_BITS | (base + free_from))
+                pool.add(base + free_from, offset - free_from)
             if size:
-                self.live[start] = (size >> UNIT_BITS) << ADDRESS_BITS | (base + offset)
+                self.live[start] = base + offset, size >> UNIT_BITS
             free_from = offset + (size >> UNIT_BITS)
 
     def _new_address(self, units: int, pool: Pool) -> int:
@@ -266,7 +264,7 @@ class _Comparison:
     def __init__(self, allocator: _RecordedAllocator, *, follow: bool) -> None:
         self._allocator = allocator
         self._follow = follow
-        self._held_before = sum(b >> ADDRESS_BITS for b in allocator.live.values())
+        self._held_before = sum(size for _, size in allocator.live.values())
         self._allocated = self._peak_allocated = self._held_before
         self._peak_reserved = allocator.reserved_units
         self._counts = {"alloc": 0, "free_completed": 0, "segment_alloc": 0}
@@ -303,7 +301,7 @@ class _Comparison:
         if action == "free_completed":
             block = self._allocator.live.pop(entry["addr"])
             self._allocator.free(block)
-            self._allocated -= block >> ADDRESS_BITS
+            self._allocated -= block[1]
         elif action == "segment_alloc":
             self._allocator.pending.append(entry)
         elif action == "segment_free" and not self._allocator.release_segment(entry["addr"]):
@@ -315,14 +313,14 @@ class _Comparison:
         allocator.fault = ""
         block = allocator.allocate(entry["size"])
         allocator.live[entry["addr"]] = block
-        self._allocated += block >> ADDRESS_BITS
+        self._allocated += block[1]
         self._peak_allocated = max(self._peak_allocated, self._allocated)
         self._peak_reserved = max(self._peak_reserved, allocator.reserved_units)
         if allocator.fault or not self._follow:
             return allocator.fault
         if allocator.pending:
             return f"the device took a segment of {allocator.pending[0]['size']} B, ours none"
-        given = allocator.recorded_address(block)
+        given = allocator.recorded_address(block[0])
         if given != entry["addr"]:
             return f"ours is at {given:#x}, the device's at {entry['addr']:#x}"
         return ""
@@ -330,7 +328,7 @@ class _Comparison:
     def _compare_ends(self, segments: Sequence[Entry]) -> str:
         """Whether the same blocks of the same size are in use at the end."""
         recorded = _active_blocks(segments)
-        ours = {a: b >> ADDRESS_BITS << UNIT_BITS for a, b in self._allocator.live.items()}
+        ours = {a: size << UNIT_BITS for a, (_, size) in self._allocator.live.items()}
         if ours == recorded:
             return ""
         differing = [a for a in recorded.keys() | ours.keys() if recorded.get(a) != ours.get(a)]
