@@ -27,6 +27,7 @@ __all__ = [
     "Replay",
     "ledger_requests",
     "parse_allocator_config",
+    "repeat_step",
     "replay",
 ]
 
@@ -269,3 +270,34 @@ def ledger_requests(ledger: Ledger) -> tuple[list[int], list[int]]:
             continue
         event_indices.append(index)
     return requests, event_indices
+
+
+def repeat_step(requests: Sequence[int], start: int, times: int = 1) -> list[int]:
+    """The requests with those of the steady step, from entry `start` on, `times` times more.
+
+    Reserved bytes can still rise after the second step, as the first left other holes than the
+    second does; a device measured after warm-up is past that. What a step releases of the step
+    before it, its repetition releases of it: the n-th such block stands for the n-th one that is
+    left over. Entry i of a repetition is entry `start + (i - start) % (len(requests) - start)`.
+
+    Raises ValueError where the step leaves more or other blocks than it takes over.
+    """
+    period = len(requests) - start
+    released = {~n for n in requests[start:] if n < 0}
+    taken_over = sorted(entry for entry in released if entry < start)
+    left = [i for i in range(start, len(requests)) if requests[i] > 0 and i not in released]
+    if [requests[i] for i in taken_over if requests[i]] != [requests[i] for i in left]:
+        raise ValueError(f"the step takes over {len(taken_over)} blocks and leaves {len(left)}")
+    stands_for = dict(zip((i for i in taken_over if requests[i]), left, strict=True))
+    repeated = list(requests)
+    for shift in range(period, (times + 1) * period, period):
+        for entry in requests[start:]:
+            if entry >= 0:
+                repeated.append(entry)
+            elif ~entry >= start:
+                repeated.append(entry - shift)
+            elif ~entry in stands_for:
+                repeated.append(~(stands_for[~entry] + shift - period))
+            else:
+                repeated.append(0)  # the release of no memory
+    return repeated

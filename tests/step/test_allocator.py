@@ -15,6 +15,7 @@ from planner.step.allocator import (
     AllocatorConfig,
     ledger_requests,
     parse_allocator_config,
+    repeat_step,
     replay,
 )
 from planner.step.caching_allocator import CachingAllocator, OutOfMemoryError
@@ -341,6 +342,22 @@ def test_what_is_accepted_is_what_torch_accepts(text: str) -> None:
     except UsageError:
         ours = False
     assert ours == accepted
+
+
+def test_a_step_is_repeated_with_what_it_hands_on() -> None:
+    # Step one (entries 0-2) leaves a; step two (3-6) leaves b and releases a: so does each further.
+    requests = [100, 7, ~1, 100, 9, ~4, ~0]
+    assert repeat_step(requests, 3) == [*requests, 100, 9, ~8, ~3]
+    assert repeat_step(requests, 3, times=2) == [*requests, 100, 9, ~8, ~3, 100, 9, ~12, ~7]
+    assert replay(repeat_step(requests, 3, times=5)).allocated_bytes == 512
+    assert repeat_step([0, 5, ~1, ~0], 1) == [0, 5, ~1, ~0, 5, ~4, 0]
+
+
+def test_a_step_that_is_not_steady_is_not_repeated() -> None:
+    with pytest.raises(ValueError, match="takes over 0 blocks and leaves 1"):
+        repeat_step([5, ~0, 6], 2)
+    with pytest.raises(ValueError, match="takes over 1 blocks and leaves 1"):
+        repeat_step([5, 6, ~0], 1)
 
 
 # -- laws ----------------------------------------------------------------------------------------
