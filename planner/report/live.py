@@ -43,9 +43,10 @@ class LiveBytes:
 
     @property
     def peak_at(self) -> str:
-        """The peak's instant in words."""
-        where = f" ({self.peak_path})" if self.peak_path else ""
-        return f"{self.peak_phase}, {self.peak_label}{where}"
+        """The peak's instant in the words of an estimate: `backward of layers.0.mlp.fc1 (mm)`."""
+        where = f"{self.peak_phase} of {self.peak_path}" if self.peak_path else self.peak_phase
+        label = self.peak_label.removeprefix("aten.")
+        return f"{where} ({label})" if label else where
 
     def thin(self, num_columns: int) -> tuple[list[int], list[int]]:
         """At most `num_columns` points that keep every column's maximum, the peak among them, and
@@ -111,7 +112,7 @@ class _Walk:
             phases=tuple(phases),
             peak=peak,
             peak_phase=next(p.name for p in phases if p.start <= peak < p.stop),
-            peak_label=source.label if source else "start",
+            peak_label=source.label if source else "",
             peak_path=source.path if source else "",
         )
 

@@ -34,7 +34,8 @@ def breakdown_table(estimate: Estimate) -> str:
     separates them, the verdict, the predicted speed, and what it rests on."""
     parts = [
         _heading(estimate),
-        f"At the peak: {estimate.peak_at}\n" + _breakdown(estimate),
+        f"At the peak, in {estimate.peak_at}\n" + _breakdown(estimate),
+        _largest(estimate),
         _totals(estimate),
         verdict(estimate),
         _speed(estimate),
@@ -72,7 +73,7 @@ def estimate_table(estimates: Sequence[Estimate]) -> str:
             format_bytes(e.device_total_bytes),
             *([_fits_word(e)] if judged else []),
             *([_images(e)] if timed else []),
-            e.peak_at.partition(",")[0],
+            e.peak_at.split()[0],
         ]
         for e in estimates
     ]
@@ -141,6 +142,19 @@ def _breakdown(estimate: Estimate) -> str:
     ]
     rows.append(["device total", format_bytes(total), _share(total, total)])
     return _aligned(rows)
+
+
+def _largest(estimate: Estimate) -> str:
+    """The largest things alive at the peak that come and go with the step."""
+    rows = [
+        [path or "-", label.removeprefix("aten."), format_bytes(num_bytes)]
+        for path, label, num_bytes in estimate.largest_at_peak
+    ]
+    if not rows:
+        return ""
+    return "Largest then\n" + tabulate(
+        rows, tablefmt="plain", disable_numparse=True, colalign=["left", "left", "right"]
+    )
 
 
 def _totals(estimate: Estimate) -> str:

@@ -27,7 +27,7 @@ def make(**changes: Any) -> Estimate:
         "peak_allocated_bytes": 740 * MIB,
         "peak_reserved_bytes": 800 * MIB,
         "device_total_bytes": 1000 * MIB,
-        "peak_at": "backward, aten.mm (layers.0.blocks.1.mlp.fc2)",
+        "peak_at": "backward of layers.0.blocks.1.mlp.fc2 (mm)",
         "fits": None,
         "budget_bytes": None,
         "headroom_bytes": None,
@@ -41,13 +41,21 @@ def test_a_breakdown_shows_each_part_and_where_the_peak_is() -> None:
     text = breakdown_table(make(assumed=("context 200 MiB",), left_out=("NCCL",)))
     lines = [line.split() for line in text.splitlines()]
     assert "native:swin_tiny: 28,288,354 parameters" in text
-    assert "At the peak: backward, aten.mm (layers.0.blocks.1.mlp.fc2)" in text
+    assert "At the peak, in backward of layers.0.blocks.1.mlp.fc2 (mm)" in text
     assert ["activations", "300.00", "MiB", "30.0%"] in lines
     assert ["device", "total", "1000.00", "MiB", "100.0%"] in lines
     assert not any(line[:1] == ["buffers"] for line in lines)  # there are none
     assert "Assumed:\n- context 200 MiB" in text
     assert "Left out:\n- NCCL" in text
     assert "Predicted" not in text
+
+
+def test_the_largest_tensors_at_the_peak_are_named() -> None:
+    largest = (("layers.0.blocks.0.attn", "aten._softmax", 18 * MIB), ("", "aten.mm", MIB))
+    lines = [line.split() for line in breakdown_table(make(largest_at_peak=largest)).splitlines()]
+    assert ["layers.0.blocks.0.attn", "_softmax", "18.00", "MiB"] in lines
+    assert ["-", "mm", "1.00", "MiB"] in lines
+    assert "Largest" not in breakdown_table(make())
 
 
 def test_totals_say_what_each_adds() -> None:
