@@ -189,7 +189,7 @@ def _estimate(model: SwinConfig, setting: TrainSetting, device: DeviceInfo | Non
 
     if device is None:
         return estimate(model, setting)
-    gpu = recognise_gpu(device.name) if device.kind == "cuda" else None
+    gpu = recognise_gpu(device.name, device.total_bytes) if device.kind == "cuda" else None
     budget = device.memory_cap_bytes or device.total_bytes
     return estimate(model, setting, gpu=gpu, memory_bytes=budget)
 
