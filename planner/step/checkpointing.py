@@ -58,7 +58,10 @@ class _Frame:
     def __init__(self, device: Device, function: Function, args: tuple[Any, ...]) -> None:
         self.device = device
         self.function = function
-        self.saved_args = [_SavedArgument(a) if isinstance(a, Tensor) else a for a in args]
+        self.saved_args: list[Any] = []
+        for arg in args:
+            # A recomputation around this one may stop right here.
+            self.saved_args.append(_SavedArgument(arg) if isinstance(arg, Tensor) else arg)
         self.autocast_dtype = device.autocast.dtype if device.autocast else None
         self.scope = device.scope
         self.holders: list[weakref.ref[_Holder]] = []

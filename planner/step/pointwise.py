@@ -230,7 +230,8 @@ def relu_(x: Tensor) -> Tensor:
     pointwise_cost(x.storage.device, "aten.relu_", x, 1)
     if not tracks(x):
         return x
-    assert x.node is not None and x.node.name == "ViewBackward0"
+    assert x.node is not None
+    assert x.node.name == "ViewBackward0"
     (base,) = x.node.edges
     assert base is not None
     device = x.storage.device

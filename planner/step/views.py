@@ -17,9 +17,9 @@ from planner.step.strides import (
 from planner.step.tensor import Tensor, empty
 
 __all__ = [
-    "alias", "cat", "chunk", "contiguous", "expand", "flatten", "pad", "pad_last", "permute",
-    "reshape", "roll", "select", "slice_", "squeeze", "stack", "t", "take_rows", "transpose",
-    "unbind", "unsqueeze", "view",
+    "alias", "cat", "chunk", "contiguous", "expand", "flatten", "pad", "pad_image", "pad_last",
+    "permute", "reshape", "roll", "select", "slice_", "squeeze", "stack", "t", "take_rows",
+    "transpose", "unbind", "unsqueeze", "view",
 ]  # fmt: skip
 
 
@@ -267,6 +267,12 @@ def pad(x: Tensor, bottom: int, right: int) -> Tensor:
     """`F.pad(x, (0, 0, 0, right, 0, bottom))` of a BHWC tensor: a copy even when both are 0."""
     batch, height, width, channels = x.shape
     return _pad(x, (batch, height + bottom, width + right, channels))
+
+
+def pad_image(x: Tensor, bottom: int, right: int) -> Tensor:
+    """`F.pad(x, (0, right, 0, bottom))` of a BCHW tensor."""
+    batch, channels, height, width = x.shape
+    return _pad(x, (batch, channels, height + bottom, width + right))
 
 
 def pad_last(x: Tensor, right: int) -> Tensor:

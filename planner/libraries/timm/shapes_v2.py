@@ -80,7 +80,8 @@ class WindowAttention(Module):
         if self.q_bias is None:
             qkv = self.qkv(x)
         else:
-            assert self.k_bias is not None and self.v_bias is not None
+            assert self.k_bias is not None
+            assert self.v_bias is not None
             qkv_bias = cat((self.q_bias, self.k_bias, self.v_bias), 0)
             qkv = linear(x, self.qkv.weight, qkv_bias)
         qkv = permute(reshape(qkv, windows, area, 3, heads, -1), 2, 0, 3, 1, 4)
@@ -194,10 +195,7 @@ class SwinTransformerV2Stage(Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x)
         for blk in self.blocks.modules:
-            if self.checkpointing:
-                x = checkpoint(blk, x)
-            else:
-                x = blk(x)
+            x = checkpoint(blk, x) if self.checkpointing else blk(x)
         return x
 
 

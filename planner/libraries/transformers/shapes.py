@@ -1,0 +1,478 @@
+"""transformers' Swin on shapes (transformers/models/swin/modeling_swin.py, 5.23).
+
+To be laid beside that file: same classes, same order of operations, same names for locals, since
+what a local keeps alive is memory. B batch, L tokens of the feature map, C channels, nW windows an
+image, N tokens a window. Version 2 is in `shapes_v2.py`.
+"""
+
+from __future__ import annotations
+
+from planner.libraries.blocks import crop, padding
+from planner.libraries.wrapping_on_shapes import checkpoint_in_place, chosen_stages
+from planner.schema import SwinConfig, TrainSetting
+from planner.step.attention import scaled_dot_product_attention
+from planner.step.masks import compare, masked_fill
+from planner.step.matmul import matmul
+from planner.step.nn import (
+    GELU,
+    Conv2d,
+    Dropout,
+    Identity,
+    LayerNorm,
+    Linear,
+    Module,
+    buffer,
+)
+from planner.step.normalization import softmax
+from planner.step.pointwise import add, binary, dropout, mul, new_empty, scale, to_dtype, unary
+from planner.step.pooling import adaptive_avg_pool1d
+from planner.step.tensor import Device, Parameter, Tensor, empty
+from planner.step.views import (
+    cat,
+    contiguous,
+    expand,
+    flatten,
+    pad,
+    pad_image,
+    permute,
+    reshape,
+    roll,
+    slice_,
+    take_rows,
+    transpose,
+    unsqueeze,
+    view,
+)
+
+Pair = tuple[int, int]
+Attended = tuple[Tensor, Tensor | None]
+
+
+def build_on_shapes(device: Device, config: SwinConfig, setting: TrainSetting) -> Module:
+    """SwinForImageClassification or Swinv2ForImageClassification, checkpointed as `module.py` does.
+
+    `nested` is what version 1 does by itself: all stages and, inside them, all layers.
+    """
+    from planner.libraries.transformers.shapes_v2 import Swinv2ForImageClassification, Swinv2Stage
+
+    model: SwinForImageClassification | Swinv2ForImageClassification
+    stages: list[SwinStage] | list[Swinv2Stage]
+    if config.version == 1:
+        model = SwinForImageClassification(device, config, setting)
+        stages = model.swin.encoder.layers
+    else:
+        model = Swinv2ForImageClassification(device, config)
+        stages = model.swinv2.encoder.layers
+    kind = setting.checkpointing.partition(":")[0]
+    if kind in ("stages", "nested"):
+        checkpoint_in_place(chosen_stages(stages, setting))
+    if kind in ("blocks", "nested"):
+        checkpoint_in_place(block for stage in stages for block in stage.blocks)
+    return model
+
+
+class SwinDropPath(Module):
+    """Stochastic depth by image: a random [B, 1, 1] of x's dtype, made in two steps, kept."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        shape = (hidden_states.shape[0], *(1,) * (len(hidden_states.shape) - 1))
+        random_tensor = new_empty(hidden_states, shape, label="aten.rand")
+        random_tensor = unary(unary(random_tensor, "aten.add"), "aten.floor")
+        return mul(scale(hidden_states, "aten.div"), random_tensor)
+
+
+def drop_path_of(rate: float) -> Module:
+    return SwinDropPath(rate) if rate > 0 else Identity()
+
+
+class SwinPatchEmbeddings(Module):
+    """[B, in, height, width] to [B, L, C]; an image that patches do not divide is padded."""
+
+    def __init__(self, device: Device, config: SwinConfig) -> None:
+        self.patch_size = config.patch_size
+        self.projection = Conv2d(device, config.in_channels, config.embed_dim, config.patch_size)
+
+    def maybe_pad(self, pixel_values: Tensor) -> Tensor:
+        _, _, height, width = pixel_values.shape
+        if width % self.patch_size:
+            pixel_values = pad_image(pixel_values, 0, padding(width, self.patch_size))
+        if height % self.patch_size:
+            pixel_values = pad_image(pixel_values, padding(height, self.patch_size), 0)
+        return pixel_values
+
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, Pair]:
+        pixel_values = self.maybe_pad(pixel_values)
+        embeddings = self.projection(pixel_values)
+        _, _, height, width = embeddings.shape
+        embeddings = transpose(flatten(embeddings, 2), 1, 2)
+        return embeddings, (height, width)
+
+
+class SwinEmbeddings(Module):
+    """Patches, their norm, and absolute positions where the configuration has them."""
+
+    def __init__(self, device: Device, config: SwinConfig) -> None:
+        self.position_embeddings: Parameter | None = None
+        if config.absolute_position_embedding:
+            height, width = (side // config.patch_size for side in config.image_size)
+            self.position_embeddings = Parameter(device, (1, height * width, config.embed_dim))
+        self.patch_embeddings = SwinPatchEmbeddings(device, config)
+        self.norm = LayerNorm(device, config.embed_dim)
+        self.dropout = Dropout(config.drop_rate)
+
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, Pair]:
+        embeddings, output_dimensions = self.patch_embeddings(pixel_values)
+        embeddings = self.norm(embeddings)
+        if self.position_embeddings is not None:
+            embeddings = add(embeddings, self.position_embeddings)
+        embeddings = self.dropout(embeddings)
+        return embeddings, output_dimensions
+
+
+class SwinPatchMerging(Module):
+    """[B, L, C] to [B, L/4, 2C]."""
+
+    def __init__(self, device: Device, dim: int) -> None:
+        self.reduction = Linear(device, 4 * dim, 2 * dim, bias=False)
+        self.norm = LayerNorm(device, 4 * dim)
+
+    def forward(self, input_feature: Tensor, input_dimensions: Pair) -> Tensor:
+        height, width = input_dimensions
+        batch_size, _, num_channels = input_feature.shape
+        input_feature = view(input_feature, batch_size, height, width, num_channels)
+        input_feature = pad_to_even(input_feature, height, width)
+        input_feature = cat(
+            [every_second(input_feature, row, col) for col in range(2) for row in range(2)], -1
+        )
+        input_feature = view(input_feature, batch_size, -1, 4 * num_channels)
+
+        input_feature = self.norm(input_feature)
+        input_feature = self.reduction(input_feature)
+        return input_feature
+
+
+def pad_to_even(input_feature: Tensor, height: int, width: int) -> Tensor:
+    """[B, H, W, C] with even sides; itself where they are."""
+    if height % 2 or width % 2:
+        input_feature = pad(input_feature, height % 2, width % 2)
+    return input_feature
+
+
+def every_second(x: Tensor, row: int, col: int) -> Tensor:
+    """`x[:, row::2, col::2, :]`."""
+    return slice_(slice_(x, 1, row, x.shape[1], 2), 2, col, x.shape[2], 2)
+
+
+class SwinRelativePositionBias(Module):
+    """The table of biases and the lookup in it: [1, heads, N, N]."""
+
+    def __init__(self, device: Device, heads: int, window: int) -> None:
+        self.window_area = window * window
+        self.relative_position_bias_table = Parameter(device, ((2 * window - 1) ** 2, heads))
+        self.relative_position_index = buffer(device, (self.window_area**2,), "int64")
+
+    def forward(self, table: Tensor) -> Tensor:
+        relative_position_bias = take_rows(table, self.relative_position_index)
+        relative_position_bias = view(
+            relative_position_bias, self.window_area, self.window_area, -1
+        )
+        return unsqueeze(contiguous(permute(relative_position_bias, 2, 0, 1)), 0)
+
+
+def eager_attention_forward(
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, rate: float
+) -> Attended:
+    attn_weights = scale(matmul(query, transpose(key, 2, 3)))
+    attn_weights = add(attn_weights, attention_mask)
+    attn_weights = to_dtype(softmax(to_dtype(attn_weights, "float32")), query.dtype)
+    attn_weights = dropout(attn_weights, rate)
+    attn_output = matmul(attn_weights, value)
+    attn_output = contiguous(transpose(attn_output, 1, 2))
+    return attn_output, attn_weights
+
+
+def sdpa_attention_forward(
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, rate: float
+) -> Attended:
+    """transformers/integrations/sdpa_attention.py."""
+    attn_output = scaled_dot_product_attention(query, key, value, attention_mask, rate)
+    attn_output = contiguous(transpose(attn_output, 1, 2))
+    return attn_output, None
+
+
+class SwinAttention(Module):
+    """Three projections, position bias and mask combined, then either kind of attention."""
+
+    def __init__(
+        self, device: Device, config: SwinConfig, dim: int, heads: int, window: int, fused: bool
+    ) -> None:
+        self.head_dim = dim // heads
+        self.attention_dropout = config.attn_drop_rate
+        self.attend = sdpa_attention_forward if fused else eager_attention_forward
+        self.q_proj = Linear(device, dim, dim, bias=config.qkv_bias)
+        self.k_proj = Linear(device, dim, dim, bias=config.qkv_bias)
+        self.v_proj = Linear(device, dim, dim, bias=config.qkv_bias)
+        self.o_proj = Linear(device, dim, dim)
+        self.relative_position_bias = SwinRelativePositionBias(device, heads, window)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None) -> Attended:
+        windows, seq_len = input_shape = hidden_states.shape[:-1]
+        hidden_shape = (*input_shape, -1, self.head_dim)
+        query_states = transpose(view(self.q_proj(hidden_states), *hidden_shape), 1, 2)
+        key_states = transpose(view(self.k_proj(hidden_states), *hidden_shape), 1, 2)
+        value_states = transpose(view(self.v_proj(hidden_states), *hidden_shape), 1, 2)
+
+        bias = self.relative_position_bias
+        relative_position_bias = bias(bias.relative_position_bias_table)
+        if attention_mask is not None:
+            num_windows = attention_mask.shape[0]
+            batch_size = windows // num_windows
+            attention_mask = reshape(
+                expand(unsqueeze(unsqueeze(attention_mask, 1), 0), batch_size, -1, -1, -1, -1),
+                -1, 1, seq_len, seq_len,
+            )  # fmt: skip
+            combined_mask = add(relative_position_bias, attention_mask)
+        else:
+            combined_mask = relative_position_bias
+
+        attn_output, attn_weights = self.attend(
+            query_states, key_states, value_states, combined_mask, self.attention_dropout
+        )
+        attn_output = contiguous(reshape(attn_output, *input_shape, -1))
+        attn_output = self.o_proj(attn_output)
+        return attn_output, attn_weights
+
+
+class SwinMLP(Module):
+    def __init__(self, device: Device, config: SwinConfig, dim: int) -> None:
+        self.activation_fn = GELU()
+        self.fc1 = Linear(device, dim, int(config.mlp_ratio * dim))
+        self.fc2 = Linear(device, int(config.mlp_ratio * dim), dim)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        hidden_states = self.fc1(hidden_states)
+        hidden_states = self.activation_fn(hidden_states)
+        hidden_states = self.fc2(hidden_states)
+        return hidden_states
+
+
+def window_partition(input_feature: Tensor, window: int) -> Tensor:
+    """[B, H, W, C] to [B*nW, window, window, C]."""
+    batch_size, height, width, num_channels = input_feature.shape
+    input_feature = view(
+        input_feature, batch_size, height // window, window, width // window, window, num_channels
+    )
+    return view(contiguous(transpose(input_feature, 2, 3)), -1, window, window, num_channels)
+
+
+def window_reverse(windows: Tensor, window: int, height: int, width: int) -> Tensor:
+    """[B*nW, window, window, C] to [B, H, W, C]."""
+    num_channels = windows.shape[-1]
+    windows = view(windows, -1, height // window, width // window, window, window, num_channels)
+    windows = view(contiguous(transpose(windows, 2, 3)), -1, height, width, num_channels)
+    return windows
+
+
+def shift_mask(device: Device, height: int, width: int, dtype: str, window: int) -> Tensor:
+    """`get_attn_mask`: [nW, N, N], made anew in every forward of a shifted layer."""
+    h_idx = empty(device, (height,), "int64", "aten.arange")
+    w_idx = empty(device, (width,), "int64", "aten.arange")
+    h_region = binary(_past(h_idx), _past(h_idx), "aten.add")
+    w_region = binary(_past(w_idx), _past(w_idx), "aten.add")
+    img_mask = to_dtype(
+        binary(
+            unary(view(h_region, 1, height, 1, 1), "aten.mul"),
+            view(w_region, 1, 1, width, 1),
+            "aten.add",
+        ),
+        dtype,
+    )
+    mask_windows = window_partition(img_mask, window)
+    mask_windows = view(mask_windows, -1, window * window)
+    attn_mask = binary(unsqueeze(mask_windows, 1), unsqueeze(mask_windows, 2), "aten.sub")
+    attn_mask = masked_fill(
+        masked_fill(attn_mask, compare(attn_mask, "aten.ne")), compare(attn_mask, "aten.eq")
+    )
+    return attn_mask
+
+
+def _past(index: Tensor) -> Tensor:
+    """`(index >= number).long()`."""
+    return to_dtype(unary(index, "aten.ge", "bool"), "int64")
+
+
+class SwinLayer(Module):
+    """transformers' SwinLayer. A window that covers one side of the map leaves no shift at all."""
+
+    def __init__(
+        self,
+        device: Device,
+        config: SwinConfig,
+        dim: int,
+        heads: int,
+        drop_path: float,
+        shifted: bool,
+        fused: bool,
+    ) -> None:
+        self.window_size = config.windows[0]
+        self.shift_size = self.window_size // 2 if shifted else 0
+        self.attention = SwinAttention(device, config, dim, heads, self.window_size, fused)
+        self.layernorm_before = LayerNorm(device, dim)
+        self.layernorm_after = LayerNorm(device, dim)
+        self.mlp = SwinMLP(device, config, dim)
+        self.dropout = Dropout(config.drop_rate)
+        self.drop_path = drop_path_of(drop_path)
+
+    def forward(self, hidden_states: Tensor, input_dimensions: Pair) -> Attended:
+        height, width = input_dimensions
+        if min(input_dimensions) <= self.window_size:
+            self.shift_size = 0
+        batch_size, _, channels = hidden_states.shape
+        shortcut = hidden_states
+
+        hidden_states = self.layernorm_before(hidden_states)
+        hidden_states = view(hidden_states, batch_size, height, width, channels)
+        hidden_states = pad(
+            hidden_states, padding(height, self.window_size), padding(width, self.window_size)
+        )
+        _, height_pad, width_pad, _ = hidden_states.shape
+
+        hidden_states_windows = window_partition(self.cyclic_shift(hidden_states), self.window_size)
+        hidden_states_windows = view(hidden_states_windows, -1, self.window_size**2, channels)
+        attn_mask = self.get_attn_mask(hidden_states)
+
+        attention_output, attn_weights = self.attention(hidden_states_windows, attn_mask)
+        attention_output = self.dropout(attention_output)
+
+        attention_windows = view(attention_output, -1, self.window_size, self.window_size, channels)
+        attention_windows = self.cyclic_shift(
+            window_reverse(attention_windows, self.window_size, height_pad, width_pad)
+        )
+        if (height, width) != (height_pad, width_pad):
+            attention_windows = contiguous(crop(attention_windows, height, width))
+
+        attention_windows = view(attention_windows, batch_size, height * width, channels)
+        hidden_states = add(shortcut, self.drop_path(attention_windows))
+
+        residual = hidden_states
+        hidden_states = self.layernorm_after(hidden_states)
+        hidden_states = self.mlp(hidden_states)
+        hidden_states = add(self.dropout(hidden_states), residual)
+        return hidden_states, attn_weights
+
+    def get_attn_mask(self, hidden_states: Tensor) -> Tensor | None:
+        if self.shift_size <= 0:
+            return None
+        _, height, width, _ = hidden_states.shape
+        return shift_mask(
+            hidden_states.device, height, width, hidden_states.dtype, self.window_size
+        )
+
+    def cyclic_shift(self, hidden_states: Tensor) -> Tensor:
+        if self.shift_size > 0:
+            hidden_states = roll(hidden_states)
+        return hidden_states
+
+
+class SwinStage(Module):
+    """transformers' SwinStage: its output is copied once more as a feature map, used or not."""
+
+    def __init__(
+        self,
+        device: Device,
+        config: SwinConfig,
+        stage: int,
+        fused: bool,
+    ) -> None:
+        dim = config.stage_channels(stage)
+        rates = config.drop_path_rates()[stage]
+        self.blocks = [
+                SwinLayer(
+                    device, config, dim, config.num_heads[stage], rates[index], index % 2 == 1,
+                    fused,
+                )
+                for index in range(config.depths[stage])
+        ]  # fmt: skip
+        last = stage == config.num_stages - 1
+        self.downsample = None if last else SwinPatchMerging(device, dim)
+
+    def get_reshaped_hidden_states(self, hidden_states: Tensor, height: int, width: int) -> Tensor:
+        if self.downsample is not None:
+            spatial_state, h, w = hidden_states, (height + 1) // 2, (width + 1) // 2
+        else:
+            spatial_state, h, w = hidden_states, height, width
+        batch_size, _, hidden_size = spatial_state.shape
+        return contiguous(permute(view(spatial_state, batch_size, h, w, hidden_size), 0, 3, 1, 2))
+
+    def forward(
+        self, hidden_states: Tensor, input_dimensions: Pair
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        height, width = input_dimensions
+        last_attn_weights = None
+        for layer_module in self.blocks:
+            hidden_states, last_attn_weights = layer_module(hidden_states, input_dimensions)
+
+        hidden_states_before_downsampling = hidden_states
+        if self.downsample is not None:
+            hidden_states = self.downsample(hidden_states_before_downsampling, input_dimensions)
+
+        reshaped_hidden_states = self.get_reshaped_hidden_states(hidden_states, height, width)
+        return hidden_states, reshaped_hidden_states, last_attn_weights
+
+
+class SwinEncoder(Module):
+    """transformers' SwinEncoder. The last feature map and attention stay alive to the next."""
+
+    def __init__(self, device: Device, config: SwinConfig, fused: bool) -> None:
+        self.layers = [
+            SwinStage(device, config, stage, fused) for stage in range(config.num_stages)
+        ]
+
+    def forward(self, hidden_states: Tensor, input_dimensions: Pair) -> Tensor:
+        for layer_module in self.layers:
+            hidden_states, _reshaped, _ = layer_module(hidden_states, input_dimensions)
+            if layer_module.downsample is not None:
+                height, width = input_dimensions
+                input_dimensions = ((height + 1) // 2, (width + 1) // 2)
+        return hidden_states
+
+
+class SwinModel(Module):
+    """transformers' SwinModel: (last hidden state, pooled output)."""
+
+    def __init__(self, device: Device, config: SwinConfig, fused: bool) -> None:
+        self.embeddings = SwinEmbeddings(device, config)
+        self.encoder = SwinEncoder(device, config, fused)
+        self.layernorm = LayerNorm(device, config.stage_channels(config.num_stages - 1))
+
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
+        embedding_output, input_dimensions = self.embeddings(pixel_values)
+        encoder_outputs = self.encoder(embedding_output, input_dimensions)
+        sequence_output = encoder_outputs
+        sequence_output = self.layernorm(sequence_output)
+        return sequence_output, pooled(sequence_output)
+
+
+def pooled(sequence_output: Tensor) -> Tensor:
+    """[B, L, C] to [B, C]: `AdaptiveAvgPool1d(1)` of the transpose, flattened."""
+    pooled_output = adaptive_avg_pool1d(transpose(sequence_output, 1, 2))
+    pooled_output = flatten(pooled_output, 1)
+    return pooled_output
+
+
+class SwinForImageClassification(Module):
+    """transformers' SwinForImageClassification: images [B, in, height, width] to logits."""
+
+    def __init__(self, device: Device, config: SwinConfig, setting: TrainSetting) -> None:
+        self.swin = SwinModel(device, config, setting.attention == "sdpa")
+        channels = config.stage_channels(config.num_stages - 1)
+        self.classifier = Linear(device, channels, config.num_classes)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        outputs = self.swin(pixel_values)
+        pooled_output = outputs[1]
+        logits = self.classifier(pooled_output)
+        return logits  # type: ignore[no-any-return]
