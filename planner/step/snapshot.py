@@ -85,6 +85,11 @@ def replay_snapshot(
     """
     trace = [e for e in snapshot["device_traces"][device] if e["action"] in _ACTIONS]
     segments = [s for s in snapshot["segments"] if s["device"] == device]
+    if not any(entry["action"] == "alloc" for entry in trace):
+        raise PlannerError(
+            f"the snapshot holds no request on device {device}.",
+            "Call torch.cuda.memory._record_memory_history() before the step, and dump after it.",
+        )
     _check_supported(trace, segments)
     config = _recorded_config(snapshot.get("allocator_settings") or {})
     before = _state_before(trace, segments)
@@ -137,18 +142,37 @@ class _State:
 def _state_before(trace: Sequence[Entry], segments: Sequence[Entry]) -> _State:
     sizes = {s["address"]: s["total_size"] for s in segments}
     blocks = _active_blocks(segments)
+    requested: dict[int, int] = {}  # of the blocks whose own size is not recorded
     for entry in reversed(trace):
         action, address = entry["action"], entry["addr"]
         if action == "alloc":
             blocks.pop(address, None)
+            requested.pop(address, None)
         elif action == "free_completed":
-            blocks[address] = -(-entry["size"] >> UNIT_BITS) << UNIT_BITS
+            requested[address] = -(-entry["size"] >> UNIT_BITS) << UNIT_BITS
         elif action == "segment_alloc":
             if sizes.pop(address, None) is None:
                 raise _contradiction(f"the segment taken at {address:#x} is nowhere at the end")
         elif action == "segment_free":
             sizes[address] = entry["size"]
-    return _State(sizes, _with_remainders(blocks, sizes))
+    seen = _followed_by(trace, requested)
+    return _State(sizes, _with_remainders(blocks | requested, sizes, seen))
+
+
+def _followed_by(trace: Sequence[Entry], requested: Mapping[int, int]) -> dict[int, int]:
+    """Block held from before -> the nearest address behind it that was given out beside it, which
+    is where the block ends if it is no further than an unsplit remainder."""
+    held = sorted(requested)
+    seen: dict[int, int] = {}
+    for entry in trace:
+        address = entry["addr"]
+        index = bisect_left(held, address)
+        if entry["action"] == "alloc" and index:
+            block = held[index - 1]
+            seen[block] = min(seen.get(block, _NO_ADDRESS), address)
+        elif entry["action"] == "free_completed" and held[index : index + 1] == [address]:
+            del held[index]
+    return seen
 
 
 def _active_blocks(segments: Sequence[Entry]) -> dict[int, int]:
@@ -163,9 +187,12 @@ def _active_blocks(segments: Sequence[Entry]) -> dict[int, int]:
     return blocks
 
 
-def _with_remainders(blocks: dict[int, int], segments: dict[int, int]) -> dict[int, int]:
-    """Give blocks of the large pool the 1 MiB or less behind them that was never split off: a
-    free block of that pool is always larger."""
+def _with_remainders(
+    blocks: dict[int, int], segments: dict[int, int], seen: Mapping[int, int]
+) -> dict[int, int]:
+    """Give blocks of the large pool the 1 MiB or less behind them that was never split off: no
+    free block of that pool is as small, so where less lies between a block and what follows it, it
+    is the block's own."""
     starts = sorted(segments)
     addresses = sorted(blocks)
     whole = dict(blocks)
@@ -173,7 +200,7 @@ def _with_remainders(blocks: dict[int, int], segments: dict[int, int]) -> dict[i
         base = starts[max(bisect_right(starts, address) - 1, 0)] if starts else 0
         if not base <= address < base + segments.get(base, 0):
             raise _contradiction(f"the block at {address:#x} is in no segment")
-        end = min(following, base + segments[base])
+        end = min(following, base + segments[base], seen.get(address, _NO_ADDRESS))
         gap = end - address - blocks[address]
         if segments[base] != SMALL_SEGMENT_BYTES and gap <= SMALL_BYTES:
             whole[address] += gap
