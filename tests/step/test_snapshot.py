@@ -103,13 +103,12 @@ def test_segments_given_back_on_the_way_are_followed() -> None:
 
 
 def test_a_remainder_that_was_never_split_off_is_found_again() -> None:
-    # Before recording, 4 MiB lie in a hole of 4.9 MiB, whole, with 9 MiB free behind. That the
-    # block is 4.9 MiB large shows only when the next request is put behind it.
+    # Before recording, 4 MiB lie in a hole of 4.9 MiB, whole, with the rest of 20 MiB free behind
+    # it. That the block ends at 4.9 shows only when 6 MiB are put there; at the end it is gone.
     hole = 4 * MIB + 900 * 1024
-    requests = [hole, 2 * MIB, 9 * MIB, ~0, 4 * MIB, ~1, 2 * MIB - 512, ~4, ~2, hole]
-    blocks_before = [hole, 2 * MIB, 9 * MIB]
-    assert sum(blocks_before) <= 20 * MIB
-    assert replay_snapshot(record(requests, start=6)).difference == ""
+    snapshot = record([hole, 5 * MIB, ~0, 4 * MIB, ~1, 6 * MIB, ~3], start=5)
+    assert replay_snapshot(snapshot).difference == ""
+    assert replay_snapshot(snapshot).held_before_bytes == hole
 
 
 def test_what_the_device_did_otherwise_is_named() -> None:
