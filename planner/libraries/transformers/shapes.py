@@ -380,22 +380,14 @@ class SwinLayer(Module):
 class SwinStage(Module):
     """transformers' SwinStage: its output is copied once more as a feature map, used or not."""
 
-    def __init__(
-        self,
-        device: Device,
-        config: SwinConfig,
-        stage: int,
-        fused: bool,
-    ) -> None:
+    def __init__(self, device: Device, config: SwinConfig, stage: int, fused: bool) -> None:
         dim = config.stage_channels(stage)
         rates = config.drop_path_rates()[stage]
+        heads = config.num_heads[stage]
         self.blocks = [
-                SwinLayer(
-                    device, config, dim, config.num_heads[stage], rates[index], index % 2 == 1,
-                    fused,
-                )
-                for index in range(config.depths[stage])
-        ]  # fmt: skip
+            SwinLayer(device, config, dim, heads, rates[index], index % 2 == 1, fused)
+            for index in range(config.depths[stage])
+        ]
         last = stage == config.num_stages - 1
         self.downsample = None if last else SwinPatchMerging(device, dim)
 

@@ -259,13 +259,11 @@ class Swinv2Stage(Module):
         dim = config.stage_channels(stage)
         height = (config.image_size[0] // config.patch_size) // 2**stage
         rates = config.drop_path_rates()[stage]
+        heads = config.num_heads[stage]
         self.blocks = [
-                Swinv2Layer(
-                    device, config, dim, config.num_heads[stage], height, rates[index],
-                    index % 2 == 1,
-                )
-                for index in range(config.depths[stage])
-        ]  # fmt: skip
+            Swinv2Layer(device, config, dim, heads, height, rates[index], index % 2 == 1)
+            for index in range(config.depths[stage])
+        ]
         last = stage == config.num_stages - 1
         self.downsample = None if last else Swinv2PatchMerging(device, dim)
 
