@@ -9,7 +9,8 @@ from typing import Any
 
 # huggingface/pytorch-image-models train.py at aa4b585 (timm 1.0.29.dev0): the `dest` of arguments,
 # which `-c args.yaml` overrides through `parser.set_defaults`: those that concern the model, data,
-# device, optimizer, loss and averaging.
+# device, optimizer, loss and averaging. That train.py itself trained for an epoch with an emitted
+# file, by hand (tiny model, CPU, 2026-11-20).
 _TIMM = """
 data data_dir dataset train_split val_split class_map model pretrained initial_checkpoint
 resume num_classes gp img_size in_chans input_size crop_pct batch_size validation_batch_size
@@ -65,7 +66,8 @@ DEEPSPEED_KEYS: dict[str, frozenset[str]] = {
 
 MMENGINE_KEYS: dict[str, frozenset[str]] = {
     # mmengine 0.10.7: AmpOptimWrapper and OptimWrapper's parameters, Runner's, `Runner.cfg.compile`
-    # (torch.compile's); mmpretrain 1.2 at ee7f2e8: SwinTransformer's and SwinTransformerV2's.
+    # (torch.compile's), loaded by its Config and its registries by hand (2026-11-20); mmpretrain
+    # 1.2 at ee7f2e8: SwinTransformer's and SwinTransformerV2's.
     "": frozenset({"model", "optim_wrapper", "train_dataloader", "val_dataloader", "compile",
                    "custom_hooks"}),
     "optim_wrapper": frozenset({"type", "loss_scale", "dtype", "optimizer", "accumulative_counts",

@@ -1,0 +1,50 @@
+"""Each example runs, as a person would run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run_example(name: str, folder: Path, *arguments: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True, text=True, timeout=240, cwd=folder, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_estimate_before_launch(tmp_path: Path) -> None:
+    lines = run_example("estimate_before_launch.py", tmp_path).splitlines()
+    assert len(lines) == 9
+    assert lines[1].endswith(" fits"), "batch 64 of a Swin-T in 24 GiB"
+    assert lines[-1].startswith("batch  512  checkpointing blocks")
+
+
+def test_tune_and_emit(tmp_path: Path) -> None:
+    out = run_example("tune_and_emit.py", tmp_path, str(tmp_path / "tuned"))
+    assert "fastest of" in out
+    script = tmp_path / "tuned" / "train.py"
+    ended = subprocess.run(
+        [sys.executable, str(script), "--device", "cpu", "--synthetic", "--steps", "1"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_own_model(tmp_path: Path) -> None:
+    out = run_example("own_model.py", tmp_path, str(tmp_path / "tuned"))
+    assert "images/s at batch" in out
+    assert (tmp_path / "tuned" / "recommendation.json").is_file()
+
+
+def test_every_example_is_run_here() -> None:
+    source = Path(__file__).read_text(encoding="utf-8")
+    missing = [file.name for file in EXAMPLES.glob("*.py") if f'"{file.name}"' not in source]
+    assert not missing
