@@ -132,3 +132,129 @@ class SlowAllocator:
         self.log.append(("segment_free", self.address(block), block.size))
         self.blocks.remove(block)
         del self.sizes[block.segment]
+
+
+class SlowExpandable:
+    """The same under expandable_segments:True: each pool is one row of ranges, free, used or
+    unmapped, and every step rebuilds the row. Raises MemoryError when nothing is left."""
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity = capacity
+        self.rows: dict[bool, list[Range]] = {
+            s: [Range(1 << 50, "unmapped")] for s in (True, False)
+        }
+        self.retries = 0
+
+    def reserved(self) -> int:
+        return sum(r.size for row in self.rows.values() for r in row if r.state != "unmapped")
+
+    def allocated(self) -> int:
+        return sum(r.size for row in self.rows.values() for r in row if r.state == "used")
+
+    def allocate(self, num_bytes: int) -> Range:
+        size = (num_bytes + 511) // 512 * 512
+        small = size <= MIB
+        found = self._best_fit(small, size)
+        if found is None and not self._extend(small, size):
+            for each in self.rows:
+                self._unmap(each)
+            self.retries += 1
+            if not self._extend(small, size):
+                raise MemoryError
+        if found is None:
+            found = next(r for r in self.rows[small] if r.state == "free" and r.size >= size)
+        row = self.rows[small]
+        index = next(i for i, r in enumerate(row) if r is found)
+        block = Range(size, "used")
+        row[index : index + 1] = [block, Range(found.size - size, "free")]
+        self._tidy(small)
+        return block
+
+    def free(self, block: Range, num_bytes: int) -> None:
+        block.state = "free"
+        self._tidy((num_bytes + 511) // 512 * 512 <= MIB)
+
+    def _best_fit(self, small: bool, size: int) -> Range | None:
+        row = self.rows[small]
+
+        def with_room(number: int) -> int:
+            after = row[number + 1] if number + 1 < len(row) else None
+            return row[number].size + (after.size if after and after.state == "unmapped" else 0)
+
+        fits = [i for i, r in enumerate(row) if r.state == "free" and r.size >= size]
+        fits.sort(key=lambda i: (row[i].size, i))
+        while len(fits) > 1 and with_room(fits[1]) < with_room(fits[0]):
+            fits.pop(0)
+        return row[fits[0]] if fits else None
+
+    def _extend(self, small: bool, size: int) -> bool:
+        """Map pages in the lowest run of free and unmapped ranges that has room."""
+        page = 2 * MIB if small else 20 * MIB
+        row = self.rows[small]
+        start = next(
+            i for i in range(len(row))
+            if row[i].state != "used"
+            and "unmapped" in (row[i].state, row[min(i + 1, len(row) - 1)].state)
+            and (row[i].state == "free" or i == 0 or row[i - 1].state == "used")
+            and self._run(row, i) >= size
+        )  # fmt: skip
+        have = 0
+        while have < size:
+            part = row[start]
+            if part.state == "unmapped":
+                pages = -(-min(size - have, part.size) // page) * page
+                if self.capacity is not None and self.reserved() + pages > self.capacity:
+                    self._tidy(small)
+                    return False
+                row[start : start + 1] = [
+                    Range(pages, "free"),
+                    Range(part.size - pages, "unmapped"),
+                ]
+                part = row[start]
+            have += part.size
+            start += 1
+        self._tidy(small)
+        return True
+
+    def _run(self, row: list[Range], start: int) -> int:
+        total = 0
+        for part in row[start:]:
+            if part.state == "used":
+                break
+            total += part.size
+        return total
+
+    def _unmap(self, small: bool) -> None:
+        page = 2 * MIB if small else 20 * MIB
+        parts: list[Range] = []
+        position = 0
+        for part in self.rows[small]:
+            first = -(-position // page) * page
+            last = (position + part.size) // page * page
+            if part.state == "free" and first < last:
+                parts += [
+                    Range(first - position, "free"),
+                    Range(last - first, "unmapped"),
+                    Range(position + part.size - last, "free"),
+                ]
+            else:
+                parts.append(part)
+            position += part.size
+        self.rows[small] = parts
+        self._tidy(small)
+
+    def _tidy(self, small: bool) -> None:
+        """Join neighbours that are both free or both unmapped; drop empty ranges."""
+        row: list[Range] = []
+        for part in self.rows[small]:
+            if row and part.state != "used" and row[-1].state == part.state:
+                row[-1] = Range(row[-1].size + part.size, part.state)
+            elif part.size:
+                row.append(part)
+        self.rows[small] = row
+
+
+@dataclass(eq=False)
+class Range:
+    size: int
+    state: str

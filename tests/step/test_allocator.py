@@ -20,7 +20,7 @@ from planner.step.allocator import (
 )
 from planner.step.caching_allocator import CachingAllocator, OutOfMemoryError
 from planner.step.ledger import Allocated, Freed, Ledger, Marked, Tagged
-from tests.step.slow_allocator import SlowAllocator
+from tests.step.slow_allocator import SlowAllocator, SlowExpandable
 
 KIB, MIB = 1024, 1024**2
 EXPANDABLE = AllocatorConfig(expandable_segments=True)
@@ -498,6 +498,21 @@ def test_equal_to_a_slow_allocator(seed: int, max_split: int | None, share: floa
     assert share is None or result.running_reserved_bytes() != unbound.running_reserved_bytes()
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("share", [None, 0.97, 0.9, 0.8])
+def test_expandable_segments_are_equal_to_slow_ones(seed: int, share: float | None) -> None:
+    requests = random_requests(random.Random(seed), 300)
+    unbound = replay(requests, EXPANDABLE)
+    capacity = None if share is None else int(share * unbound.peak_reserved_bytes)
+    result = replay(requests, EXPANDABLE, capacity_bytes=capacity)
+    slow = SlowExpandable(capacity)
+    allocated, reserved, stopped = play_slowly(slow, requests)
+    assert result.out_of_memory_at == stopped
+    assert result.running_allocated_bytes() == allocated
+    assert result.running_reserved_bytes() == reserved
+    assert result.num_alloc_retries == slow.retries
+
+
 def random_requests(source: random.Random, count: int) -> list[int]:
     """Requests of a few recurring sizes in every range, most of them released again."""
     sizes = [source.randint(1, 2 * MIB) for _ in range(6)]
@@ -515,7 +530,7 @@ def random_requests(source: random.Random, count: int) -> list[int]:
 
 
 def play_slowly(
-    slow: SlowAllocator, requests: list[int]
+    slow: SlowAllocator | SlowExpandable, requests: list[int]
 ) -> tuple[list[int], list[int], int | None]:
     blocks = {}
     allocated, reserved = [], []
