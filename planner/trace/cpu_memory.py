@@ -74,31 +74,39 @@ def _in_order(roots: list[Any]) -> Iterator[tuple[Any, Operators]]:
 
 def _events(roots: list[Any]) -> Iterator[Event]:
     rows: list[Event] = []
-    alive: dict[int, tuple[int, Operators]] = {}
+    alive: dict[int, tuple[int, int, Operators]] = {}
     left_out: set[int] = set()
-    number = 0
+    number, built = 0, False
     for event, around in _in_order(roots):
         if event.tag == torch._C._profiler._EventType.Allocation:
             fields = event.extra_fields
             if fields.alloc_size > 0:
-                alive[fields.ptr] = (number, around)
+                alive[fields.ptr] = (number, fields.alloc_size, around)
                 rows.append(Allocated(number, fields.alloc_size, _label(around)))
-                if fields.alloc_size <= _SCALAR_BYTES and _is_of_host(around):
+                if fields.alloc_size <= _SCALAR_BYTES and built and _is_of_host(around):
                     left_out.add(number)
                 number += 1
             elif fields.ptr in alive:
-                freed, made_in = alive.pop(fields.ptr)
+                freed, freed_size, made_in = alive.pop(fields.ptr)
                 rows.append(Freed(freed))
-                if around and around == made_in:
+                if _is_scratch(freed_size, around, made_in):
                     left_out.add(freed)
         elif event.name.startswith(_MARK):
             phase, step = event.name.removeprefix(_MARK).split()
+            built = True
             rows.append(Marked(phase, int(step)))
     return (row for row in rows if getattr(row, "storage", None) not in left_out)
 
 
 def _label(around: Operators) -> str:
     return around[-1].partition("@")[0] if around else "unseen"
+
+
+def _is_scratch(num_bytes: int, around: Operators, made_in: Operators) -> bool:
+    """Freed by the very call that asked; for a scalar, by any call around that one."""
+    if num_bytes <= _SCALAR_BYTES:
+        return bool(around) and around[0] == next(iter(made_in), None)
+    return bool(around) and around == made_in
 
 
 def _is_of_host(around: Operators) -> bool:

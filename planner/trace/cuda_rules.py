@@ -149,7 +149,7 @@ def _with_fp32_argument(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = args[place] if len(args) > place else kwargs.get("dtype")
         with _without_autocast():
-            if given is None and _eligible(args[0]):
+            if given is None and _eligible(args[0]):  # a dtype that was asked for stays
                 args, kwargs = args[:place], {**kwargs, "dtype": torch.float32}
             return op(*args, **kwargs)
 

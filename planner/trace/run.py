@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo  # else the first step imports it, and leaves frames and their tensors alive
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
@@ -114,9 +115,9 @@ def trace_training(
     each came from; allocations and releases are the same without.
     Raises UnsupportedError where the model reads a value, BrokenTraceError where it breaks.
     """
+    with unset_fake_temporarily():
+        module = build_module(build, setting)
     with collector_off(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        with unset_fake_temporarily():
-            module = build_module(build, setting)
         make_fake(module, mode)
         num_parameters = sum(p.numel() for p in module.parameters())
         recorder = Recorder(gradient_sums, ModulePaths(module) if detailed else None)
@@ -197,7 +198,10 @@ def foreach_as_on_cuda() -> Iterator[None]:
     """Gradient clipping takes foreach by itself on CUDA, and not on the CPU."""
     from torch.nn.utils import clip_grad
 
-    with mock.patch.object(clip_grad, "_has_foreach_support", return_value=True):
+    def always(tensors: Any, device: Any) -> bool:  # a Mock would keep the gradients it is given
+        return True
+
+    with mock.patch.object(clip_grad, "_has_foreach_support", always):
         yield
 
 
@@ -214,7 +218,10 @@ def scaler_as_on_cuda() -> Iterator[None]:
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """Lifetimes must be those of reference counts: the cyclic collector would hide a leak."""
+    """Lifetimes must be those of reference counts: the cyclic collector would hide a leak.
+
+    What building left in cycles goes first: imports leave frames there, and frames their callers.
+    """
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
