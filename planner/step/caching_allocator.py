@@ -100,7 +100,8 @@ class Pool:
 
     def blocks_from(self, size: int) -> Iterator[Block]:
         """Free blocks of `size` and more, in the allocator's order."""
-        for fitting in self.sizes[bisect_left(self.sizes, size) :]:
+        for index in range(bisect_left(self.sizes, size), len(self.sizes)):
+            fitting = self.sizes[index]
             for address in self.by_size[fitting]:
                 yield address, fitting
 
