@@ -92,7 +92,7 @@ def _call(factory: Callable[[], Any], spec: str) -> nn.Module:
 
 def _failure(what: str, spec: str, error: BaseException) -> PlannerError:
     """Whose fault it is, in one line: the exception and the line of the user's that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_of_user(f.filename)]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     said = " ".join(str(error).split())
     return PlannerError(
@@ -102,9 +102,13 @@ def _failure(what: str, spec: str, error: BaseException) -> PlannerError:
     )
 
 
+def _is_of_user(filename: str) -> bool:
+    return filename != __file__ and not filename.startswith("<frozen ")
+
+
 def _described(value: object) -> str:
     if value is None:
         return "None"
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    return f"a {type(value).__name__}"
+    return f"a value of type {type(value).__name__}"
