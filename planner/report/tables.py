@@ -5,8 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from tabulate import tabulate
-
 from planner.estimate import Estimate
 from planner.schema import TrainSetting
 from planner.units import format_bytes, format_seconds
@@ -78,10 +76,9 @@ def estimate_table(estimates: Sequence[Estimate]) -> str:
         for e in estimates
     ]
     text = {"model", "fits", "peak at", *map(_header, _TEXT_FIELDS)}
-    return tabulate(
+    return _tabulate(
         rows,
-        headers,
-        disable_numparse=True,
+        headers=headers,
         colalign=["left" if header in text else "right" for header in headers],
     )
 
@@ -152,9 +149,7 @@ def _largest(estimate: Estimate) -> str:
     ]
     if not rows:
         return ""
-    return "Largest then\n" + tabulate(
-        rows, tablefmt="plain", disable_numparse=True, colalign=["left", "left", "right"]
-    )
+    return "Largest then\n" + _tabulate(rows, colalign=["left", "left", "right"])
 
 
 def _totals(estimate: Estimate) -> str:
@@ -210,7 +205,15 @@ def _wrap(text: str, indent: str = "") -> str:
 def _aligned(rows: list[list[str]], num_right: int = 2) -> str:
     """Rows without a header: the first column to the left, the next `num_right` to the right."""
     align = ["left", *["right"] * num_right, *["left"] * (len(rows[0]) - 1 - num_right)]
-    return tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=align)
+    return _tabulate(rows, colalign=align)
+
+
+def _tabulate(rows: list[list[str]], colalign: list[str], headers: Sequence[str] = ()) -> str:
+    # Imported here, since `planner estimate --json` has no use for it and is timed.
+    from tabulate import tabulate
+
+    tablefmt = "simple" if headers else "plain"
+    return tabulate(rows, headers, tablefmt, disable_numparse=True, colalign=colalign)
 
 
 def _shown_fields(settings: Sequence[TrainSetting]) -> list[str]:
