@@ -114,7 +114,8 @@ class AccumulateGrad(Node):
             # getrefcount counts its own argument and the name `new`.
             stolen = getrefcount(new) == 2 and _same_layout(new, node.strides)
             node.cell.grad = new.detach() if stolen else _clone_as(new, node.strides)
-            node.cell.grad.storage.assign("gradients")
+            if node.cell.is_of_parameter:
+                node.cell.grad.storage.assign("gradients")
         else:
             total = node.cell.grad
             pointwise_cost(total.device, "aten.add_", total, 2)

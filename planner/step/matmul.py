@@ -10,7 +10,7 @@ from math import prod
 
 from planner.step.autocast import cast_down
 from planner.step.autograd import Gradients, Node, begin, finish, record
-from planner.step.pointwise import _one, each_for_the_other
+from planner.step.pointwise import _one, add, each_for_the_other
 from planner.step.strides import Shape, is_contiguous
 from planner.step.tensor import Device, Tensor, empty
 from planner.step.views import expand, reshape, t, transpose, view
@@ -34,7 +34,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = addmm(bias, flat, t(weight))
         return view(y, *x.shape[:-1], weight.shape[0])
     y = matmul(x, t(weight))
-    return y if bias is None else _add_in_place(y, bias)
+    if bias is None:
+        return y
+    # In place, but for tensor subclasses, which fake tensors are (aten/src/ATen/native/Linear.cpp).
+    return _add_in_place(y, bias) if x.storage.device.in_place_sums else add(y, bias)
 
 
 def _add_in_place(y: Tensor, bias: Tensor) -> Tensor:

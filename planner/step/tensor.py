@@ -198,11 +198,16 @@ def empty(
 
 
 class GradientCell:
-    """Where a leaf's gradient is kept. Apart from the leaf, so that nothing forms a cycle."""
+    """Where a leaf's gradient is kept. Apart from the leaf, so that nothing forms a cycle.
 
-    __slots__ = ("accumulator", "grad")
+    Only a parameter's gradient counts as one: the leaf that stands for a checkpoint's input has a
+    cell too.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("accumulator", "grad", "is_of_parameter")
+
+    def __init__(self, is_of_parameter: bool = True) -> None:
+        self.is_of_parameter = is_of_parameter
         self.grad: Tensor | None = None
         self.accumulator: ReferenceType[AccumulateGrad] | None = None
 
