@@ -152,8 +152,8 @@ def exhaustive(space: Space) -> Walk:
 
 
 def _each(candidates: Sequence[Candidate]) -> Walk:
-    for candidate in candidates:
-        yield candidate  # noqa: UP028  a tuple's iterator cannot be sent records
+    for i in range(len(candidates)):  # not `yield from`: a tuple's iterator cannot be sent records
+        yield candidates[i]
 
 
 WALKS: dict[str, Callable[[Space, Prior, int | None, int], Walk]] = {

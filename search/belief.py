@@ -18,6 +18,8 @@ from search.space import Space
 # than that. An assumption until repeats say otherwise (tests/truth holds shuffled repeats).
 REPEAT_SD = 0.01
 MEMORY_SD = 0.005
+NUM_RIVALS = 64  # those that matter for what is left to gain
+NUM_DRAWS = 512
 STARTUP_SECONDS = 5.0  # before the first probe says better: python, torch, building the model
 TIMED_SECONDS = 5.0
 COMPILE_SECONDS = {
@@ -153,6 +155,21 @@ class Belief:
             return np.where(self.closed & ~self.proven, 0.0, 1.0)
         within = normal_cdf((log(self.budget_bytes) - log_bytes) / sd)
         return np.where(self.proven, 1.0, within)
+
+    def left_to_gain(self, outlook: Outlook, allowed: NDArray[np.bool_], best_rate: float) -> float:
+        """Expected gain of probing everything that is allowed: the mean of max(best of them / best
+        so far − 1, 0), as a share, over draws from the joint posterior."""
+        gains = np.where(allowed, expected_gain(outlook, best_rate) * outlook.fits, 0.0)
+        top = np.argsort(-gains)[:NUM_RIVALS]
+        top = top[gains[top] > 0]
+        if not len(top):
+            return 0.0
+        random = np.random.default_rng(0)  # the same draws each time: no strategy needs luck
+        spread = np.linalg.cholesky(self.seconds.covariance(top) + 1e-9 * np.eye(len(top)))
+        drawn = outlook.log_rate[top] + random.standard_normal((NUM_DRAWS, len(top))) @ spread.T
+        fitting = random.random((NUM_DRAWS, len(top))) < outlook.fits[top]
+        gain = np.where(fitting, np.exp(drawn - log(best_rate)) - 1, 0.0).max(axis=1)
+        return float(np.maximum(gain, 0.0).mean())
 
     def best(self) -> tuple[int, float] | None:
         """(index, images/s) of the fastest measured candidate that stays in the budget."""

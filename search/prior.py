@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import log2
 from statistics import median
 
 import numpy as np
@@ -31,14 +32,15 @@ class Trust:
 
     `bias` is the whole scale, an axis's entry how much one of its values may deviate, `slope` the
     deviation per doubling of the batch, `overhead` that of what a step costs at any batch,
-    `smooth` what bends along an arm, `cell` what nothing explains. They are starting points: a
-    spread of all but the bias is fitted to the probes.
+    `arm` a whole arm's own, `smooth` what bends along it, `cell` what nothing explains.
+    They are starting points: a spread of all but the bias is fitted to the probes.
     """
 
     bias: float
     axes: dict[str, float]
     slope: float
     overhead: float
+    arm: float
     smooth: float
     cell: float
 
@@ -47,27 +49,27 @@ class Trust:
 # overrules them (the benchmark injects errors of 0 to 20% to see), and refitted as probes come.
 ESTIMATED_SECONDS = Trust(
     bias=0.5,
-    axes={"precision": 0.1, "checkpointing": 0.05, "compile": 0.15, "attention": 0.1,
+    axes={"precision": 0.1, "checkpointing": 0.1, "compile": 0.15, "attention": 0.1,
           "optimizer": 0.02},
-    slope=0.01, overhead=0.1, smooth=0.05, cell=0.02,
+    slope=0.01, overhead=0.1, arm=0.08, smooth=0.05, cell=0.05,
 )  # fmt: skip
 GUESSED_SECONDS = Trust(
     bias=3.0,
     axes={"precision": 0.4, "checkpointing": 0.15, "compile": 0.25, "attention": 0.15,
           "optimizer": 0.03},
-    slope=0.02, overhead=0.5, smooth=0.08, cell=0.02,
+    slope=0.02, overhead=0.5, arm=0.1, smooth=0.08, cell=0.05,
 )  # fmt: skip
 ESTIMATED_BYTES = Trust(
-    bias=0.04,
-    axes={"precision": 0.02, "checkpointing": 0.02, "compile": 0.15, "attention": 0.03,
-          "optimizer": 0.01},
-    slope=0.005, overhead=0.01, smooth=0.01, cell=0.01,
+    bias=0.1,
+    axes={"precision": 0.05, "checkpointing": 0.05, "compile": 0.15, "attention": 0.05,
+          "optimizer": 0.02},
+    slope=0.01, overhead=0.02, arm=0.05, smooth=0.03, cell=0.02,
 )  # fmt: skip
 GUESSED_BYTES = Trust(
     bias=1.0,
     axes={"precision": 0.15, "checkpointing": 0.3, "compile": 0.2, "attention": 0.15,
           "optimizer": 0.05},
-    slope=0.1, overhead=0.3, smooth=0.1, cell=0.03,
+    slope=0.1, overhead=0.3, arm=0.1, smooth=0.1, cell=0.03,
 )  # fmt: skip
 
 
@@ -267,17 +269,33 @@ class Residual:
         reduction = np.einsum("ij,jk,ik->i", cross, solved, cross)
         return mean, np.sqrt(np.maximum(self._variance(spread, at) - reduction, 1e-10))
 
+    def covariance(self, at: NDArray[np.intp]) -> Array:
+        """The joint posterior covariance of the log-ratios of the candidates in `at`."""
+        if not self.indices:
+            return self._kernel(at, at, 1.0)
+        spread = max(self.SPREADS, key=self._evidence)
+        cross = self._kernel(at, np.array(self.indices), spread)
+        solved = np.linalg.solve(self._gram(spread), cross.T)
+        return np.asarray(self._kernel(at, at, spread) - cross @ solved)
+
     def _gram(self, spread: float) -> Array:
         seen = np.array(self.indices)
         return self._kernel(seen, seen, spread) + np.diag(np.square(self.noises) + 1e-8)
 
     def _evidence(self, spread: float) -> float:
-        """Log marginal likelihood of the probes, with a prior that keeps the spread near 1."""
+        """Log marginal likelihood of the probes, with a prior that keeps the spread near 1: few
+        probes that agree by luck must not make it sure of what was never probed."""
         gram = self._gram(spread)
         values = np.array(self.values)
         _, log_det = np.linalg.slogdet(gram)
         fit = float(values @ np.linalg.solve(gram, values))
-        return -0.5 * (fit + float(log_det)) - 0.5 * float(np.log(spread) / np.log(2)) ** 2
+        return -0.5 * (fit + float(log_det)) - self._unlikely(spread)
+
+    @staticmethod
+    def _unlikely(spread: float) -> float:
+        """Minus the log prior of a spread: normal in doublings, a sd of 1 upwards, ½ downwards."""
+        doublings = log2(spread)
+        return (2.0 if spread < 1 else 0.5) * doublings**2
 
     def _kernel(self, a: NDArray[np.intp], b: NDArray[np.intp], spread: float) -> Array:
         trust, octaves = self.trust, self.octaves
@@ -288,13 +306,15 @@ class Residual:
         total += trust.overhead**2 * self.fixed_share[a][:, None] * self.fixed_share[b][None, :]
         gap = octaves[a][:, None] - octaves[b][None, :]
         same_arm = self.arms[a][:, None] == self.arms[b][None, :]
+        total += trust.arm**2 * same_arm
         total += trust.smooth**2 * np.exp(-0.5 * gap**2) * (0.5 + 0.5 * same_arm)
         total += trust.cell**2 * (a[:, None] == b[None, :])
         return trust.bias**2 + spread**2 * total
 
     def _variance(self, spread: float, at: NDArray[np.intp]) -> Array:
         trust = self.trust
-        steady = sum(sd**2 for sd in trust.axes.values()) + trust.smooth**2 + trust.cell**2
+        steady = sum(sd**2 for sd in trust.axes.values())
+        steady += trust.arm**2 + trust.smooth**2 + trust.cell**2
         by_batch = np.square(trust.slope * self.octaves[at])
         by_batch += np.square(trust.overhead * self.fixed_share[at])
         return np.asarray(trust.bias**2 + spread**2 * (steady + by_batch))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 from planner.errors import UnsupportedError, UsageError, unknown_name
+from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, FactoryModel, SwinConfig, TrainSetting
 from planner.schema.setting import COMPILE_MODES, PRECISIONS
 
@@ -16,28 +17,9 @@ Model = SwinConfig | FactoryModel
 
 AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")
 MAX_BATCH = {"cuda": 4096, "cpu": 256}  # a Swin's step is long saturated at either
+MAX_CHOSEN_STAGES = 2
 MAX_DIVISORS = 24  # of a global batch: more are thinned out, and say nothing new
 
-CHECKPOINTING: dict[tuple[str, int], tuple[str, ...]] = {
-    # What each library does by itself, and torchvision's blocks, which the planner wraps.
-    ("native", 1): ("none", "stages:0", "stages:0,1", "stages", "blocks"),
-    ("native", 2): ("none", "stages:0", "stages:0,1", "stages", "blocks"),
-    ("timm", 1): ("none", "blocks"),
-    ("timm", 2): ("none", "blocks"),
-    ("torchvision", 1): ("none", "blocks"),
-    ("torchvision", 2): ("none", "blocks"),
-    ("transformers", 1): ("none", "nested"),
-    ("transformers", 2): ("none", "stages"),
-    ("microsoft", 1): ("none", "blocks"),
-    ("microsoft", 2): ("none", "blocks"),
-}
-ATTENTION: dict[tuple[str, int], tuple[str, ...]] = {
-    # Who has a fused attention for this version; every other library and version is eager alone.
-    ("native", 1): ("eager", "sdpa"),
-    ("native", 2): ("eager", "sdpa"),
-    ("timm", 1): ("eager", "sdpa"),
-    ("transformers", 1): ("eager", "sdpa"),
-}
 FUSED_FAMILIES = ("adamw", "adam", "sgd")  # torch 2.9–2.13: those with a fused implementation
 
 
@@ -143,14 +125,29 @@ def axis_choices(
     """The values of each axis that this model has on this device, narrowed to those asked for."""
     offered = {
         "precision": device_precisions(device),
-        "checkpointing": _of_library(CHECKPOINTING, model, ("none",)),
+        "checkpointing": _checkpointings(model),
         "compile": device_compile_modes(device),
-        "attention": _of_library(ATTENTION, model, ("eager",)),
+        "attention": _attentions(model),
         "optimizer": _optimizers(base.optimizer),
     }
-    if isinstance(model, FactoryModel):
-        offered["attention"] = ("library",)
-    return {axis: _narrow(axis, offered[axis], restrict.get(axis), device) for axis in AXES}
+    chosen = {axis: _narrow(axis, offered[axis], restrict.get(axis), device) for axis in AXES}
+    for axis in ("checkpointing", "attention"):
+        for value in restrict.get(axis) or ():
+            _check_library(model, axis, value)
+    return chosen
+
+
+def _check_library(model: Model, axis: str, value: str) -> None:
+    """Raises UnsupportedError for what the model's library does not have."""
+    if not isinstance(model, FactoryModel):
+        find_library(model.library).resolve_setting(
+            model, parse_setting(TrainSetting(), {axis: value})
+        )
+    elif value not in ("none", "library"):
+        raise UnsupportedError(
+            f"{axis} {value} cannot be set in a model of your own ({model.factory}).",
+            "Build it in the factory, and leave the option away.",
+        )
 
 
 def device_precisions(device: DeviceInfo) -> tuple[str, ...]:
@@ -181,15 +178,21 @@ def _optimizers(optimizer: str) -> tuple[str, ...]:
     return (family, f"{family}-fused")
 
 
-def _of_library(
-    table: Mapping[tuple[str, int], tuple[str, ...]], model: Model, default: tuple[str, ...]
-) -> tuple[str, ...]:
+def _checkpointings(model: Model) -> tuple[str, ...]:
+    """What the library offers; of chosen stages the first ones, where the activations are."""
     if isinstance(model, FactoryModel):
-        return default
-    stages = range(model.num_stages - 1)  # the whole of them is "stages"
-    named = {"stages:" + ",".join(map(str, range(n + 1))) for n in stages}
-    offered = table.get((model.library, model.version), default)
-    return tuple(v for v in offered if ":" not in v or v in named)
+        return ("none",)
+    offered = find_library(model.library).checkpointings(model)
+    if "stages" not in offered:
+        return offered
+    first = ["stages:" + ",".join(map(str, range(n))) for n in range(1, model.num_stages)]
+    return (*offered, *first[:MAX_CHOSEN_STAGES])
+
+
+def _attentions(model: Model) -> tuple[str, ...]:
+    if isinstance(model, FactoryModel):
+        return ("library",)
+    return tuple(find_library(model.library).attentions(model))
 
 
 def _narrow(
@@ -198,13 +201,12 @@ def _narrow(
     if not wanted:
         return offered
     _check_known(axis, wanted)
-    lacking = (
-        [] if axis in ("checkpointing", "optimizer") else [w for w in wanted if w not in offered]
-    )
+    by_device = axis in ("precision", "compile")
+    lacking = [w for w in wanted if w not in offered] if by_device else []
     lacking = [w for w in lacking if not _only_on_request(axis, w)]
     if lacking:
         raise UnsupportedError(
-            f"{axis} {', '.join(lacking)} cannot be had here: this model on {device.name} "
+            f"{axis} {', '.join(lacking)} cannot be had here: {device.name} "
             f"has {', '.join(offered)}.",
             f"Choose among them with --{axis}.",
         )
@@ -215,7 +217,6 @@ def _only_on_request(axis: str, value: str) -> bool:
     """Values that are not searched by default but may be asked for anywhere."""
     on_request = {
         "precision": {"pure-bf16"},
-        "attention": {"library"},
         "compile": {"reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"},
     }
     return value in on_request.get(axis, set())

@@ -18,7 +18,7 @@ from search.space import Candidate, Space, simplicity
 Mask = NDArray[np.bool_]
 Phase = Literal["calibrate", "search", "finalists", "baseline"]
 
-TOLERANCE = 0.005  # stop when another probe is expected to gain less than half a percent
+TOLERANCE = 0.003  # stop when all further probes are expected to gain less than that share
 SAFE = 0.95  # the first probe must fit with this probability
 HOPELESS = 1e-3  # a setting that fits with less than this probability is ruled out
 MAX_FINALISTS = 3
@@ -128,12 +128,13 @@ class PlannerStrategy:
     ) -> Choice | None:
         gain = expected_gain(outlook, best_rate) * outlook.fits
         gain = np.where(allowed, gain, 0.0)
-        if gain.max() < self.tolerance:
+        left = self.belief.left_to_gain(outlook, allowed, best_rate)
+        if left < self.tolerance or gain.max() <= 0:
             return self._finish(
-                f"another probe is expected to gain less than {self.tolerance:.1%}", situation
+                f"all further probes together are expected to gain less than {self.tolerance:.1%}",
+                situation,
             )
-        worth = np.where(gain >= self.tolerance, gain, 0.0)
-        worth = worth / self.belief.probe_seconds(outlook) ** self.cost_power
+        worth = gain / self.belief.probe_seconds(outlook) ** self.cost_power
         index = _argmax(worth, allowed)
         return self._choice(index, outlook, "search", best_rate)
 

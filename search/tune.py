@@ -11,6 +11,7 @@ from typing import Literal
 
 from planner.errors import PlannerError, UnsupportedError, UsageError, unknown_name
 from planner.estimate import Estimate
+from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.schema.result import Recommendation
 from planner.units import format_bytes
@@ -395,7 +396,7 @@ def library_attention(model: Model) -> str | None:
     """The attention a library has by itself on CUDA, for the plain default; None for a factory."""
     if not isinstance(model, SwinConfig):
         return None
-    return "sdpa" if (model.library, model.version) == ("transformers", 1) else "eager"
+    return find_library(model.library).default_attention(model)
 
 
 def _spent(records: Sequence[MeasurementRecord]) -> float:

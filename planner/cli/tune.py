@@ -1,0 +1,391 @@
+"""`planner tune`: the fastest setting, found by short training runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner.errors import UsageError, unknown_name
+from planner.schema import SwinConfig, TrainSetting
+from planner.schema.record import FactoryModel, MeasurementRecord
+from planner.schema.result import Recommendation
+from planner.units import format_bytes, format_seconds, parse_bytes, parse_percent, parse_seconds
+
+if TYPE_CHECKING:
+    from search.session import Progress
+
+AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")
+NOTHING_FITS = 1
+INTERRUPTED = 130
+MAX_RULED_OUT = 12  # lines; recommendation.json has them all
+
+_OPTIONS: list[Callable[[Any], Any]] = [
+    click.argument("model", required=False),
+    click.option("--batch-size", metavar="N[,N…]", help="Only these micro-batches."),
+    click.option("--global-batch", type=int, metavar="N",
+                 help="Hold micro-batch × accumulation × world at N exactly."),
+    click.option("--accumulate", type=int, metavar="N", help="Micro-batches per step (1)."),
+    click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 …"),
+    click.option("--memory", metavar="SIZE", help="Emulate a smaller device: 24GiB, 24GB."),
+    click.option("--headroom", default="5%", show_default=True, help="Memory to keep free."),
+    click.option("--precision", metavar="P[,P…]", help="Of fp32, tf32, bf16, fp16."),
+    click.option("--checkpointing", metavar="C", multiple=True,
+                 help="Of none, blocks, stages, stages:0,1, nested; repeat it for several."),
+    click.option("--compile", "compile_", metavar="C[,C…]",
+                 help="Of off, default, reduce-overhead, max-autotune."),
+    click.option("--attention", metavar="A[,A…]", help="Of eager, sdpa."),
+    click.option("--optimizer", metavar="O[,O…]", help="As adamw, adamw-fused, sgd."),
+    click.option("--image-size", metavar="PX", help="As 384 or 256,192."),
+    click.option("--num-classes", type=int, metavar="N"),
+    click.option("--drop-path", type=float, metavar="RATE"),
+    click.option("--set", "fields", multiple=True, metavar="FIELD=VALUE",
+                 help="Any field of the model or of the setting."),
+    click.option("--trials", type=int, metavar="N", help="At most N probes in the study."),
+    click.option("--budget", default="10m", show_default=True, metavar="TIME",
+                 help="Time for probes (90s, 10m, 1h30m), or none."),
+    click.option("--tolerance", default="0.3%", show_default=True,
+                 help="Stop when all further probes are expected to gain less."),
+    click.option("--strategy", default="planner", show_default=True,
+                 help="planner, tpe, gp, random, or a baseline."),
+    click.option("--steps", type=int, metavar="N",
+                 help="Rank by the total time of N optimizer steps, compilation included."),
+    click.option("--epochs", type=float, metavar="N", help="The same for N epochs."),
+    click.option("--images-per-epoch", type=int, metavar="N", help="ImageNet-1k's unless given."),
+    click.option("--replay", metavar="FILE", help="Search recorded probes, not a device."),
+    click.option("--storage", metavar="URL", help="Any Optuna storage, or a .journal file."),
+    click.option("--study-name", default="planner", show_default=True),
+    click.option("--output", metavar="DIR", help="Default: tune-LIBRARY-NAME."),
+    click.option("--accept-different", is_flag=True,
+                 help="Go on with a study of another device or software."),
+    click.option("--no-baseline", is_flag=True, help="Do not measure the plain default."),
+    click.option("--seed", type=int, default=0, show_default=True),
+    click.option("--json", "as_json", is_flag=True, help="Print recommendation.json."),
+]  # fmt: skip
+
+
+def _with_options(function: Callable[..., int]) -> Callable[..., int]:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command()
+@_with_options
+def command(**given: Any) -> int:
+    """Find the fastest way to train MODEL on a device, by short real training runs.
+
+    MODEL is LIBRARY:NAME, a YAML or JSON file, or package.module:factory; with --replay it may be
+    left away. The same command goes on where it was stopped. Ctrl-C ends with the best so far.
+    """
+    from search.tune import tune
+
+    show = _shower(given["as_json"])
+    try:
+        found = tune(**_arguments(given), on_progress=show)
+    finally:
+        show.close()
+    if given["as_json"]:
+        click.echo(found.model_dump_json(indent=2))
+    else:
+        print_recommendation(found)
+    if found.stopped_because == "it was interrupted":
+        return INTERRUPTED
+    return 0 if found.status == "recommended" else NOTHING_FITS
+
+
+def _arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """What was typed, as the parameters of `tune`. Raises UsageError."""
+    model_fields, setting_fields = _split_fields(given["fields"])
+    for option, field in (
+        ("image_size", "image_size"), ("num_classes", "num_classes"),
+        ("drop_path", "drop_path_rate"),
+    ):  # fmt: skip
+        if given[option] is not None:
+            model_fields[field] = given[option]
+    if given["accumulate"] is not None:
+        setting_fields["accumulate"] = given["accumulate"]
+    restrict = _restrictions(given, setting_fields)
+    sizes = _sizes(given["batch_size"] or setting_fields.pop("batch_size", None))
+    arguments = {
+        "model": _model(given["model"], model_fields, replay=given["replay"] is not None),
+        "device": given["device"],
+        "memory_bytes": parse_bytes(given["memory"]) if given["memory"] else None,
+        "headroom": parse_percent(given["headroom"]),
+        "batch_size": sizes,
+        "base": _base(setting_fields),
+        "restrict": restrict,
+        "budget_seconds": None if given["budget"] == "none" else parse_seconds(given["budget"]),
+        "tolerance": parse_percent(given["tolerance"]),
+        "baseline": not given["no_baseline"],
+    }
+    same = (
+        "global_batch", "trials", "strategy", "storage", "study_name", "output", "replay",
+        "steps", "epochs", "accept_different", "seed",
+    )  # fmt: skip
+    arguments.update({name: given[name] for name in same})
+    if given["images_per_epoch"]:
+        arguments["images_per_epoch"] = given["images_per_epoch"]
+    return arguments
+
+
+def _model(
+    text: str | None, overrides: dict[str, Any], replay: bool
+) -> SwinConfig | FactoryModel | None:
+    from planner.libraries.resolve import resolve_model
+
+    if text is not None:
+        return resolve_model(text, overrides)
+    if replay:
+        return None
+    raise UsageError(
+        "there is no MODEL.", "Write planner tune native:swin_tiny, or list them: planner models."
+    )
+
+
+def _split_fields(fields: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`--set FIELD=VALUE` for the model and for the setting, by whose field it is."""
+    model: dict[str, Any] = {}
+    setting: dict[str, Any] = {}
+    known = [*SwinConfig.model_fields, *TrainSetting.model_fields]
+    for text in fields:
+        field, equals, value = text.partition("=")
+        field = field.strip()
+        if not equals:
+            raise UsageError(f"--set takes FIELD=VALUE, and {text!r} is not.", "Write depths=2,2.")
+        if field not in known:
+            raise unknown_name("field", field, known, "Fields are those of `planner estimate`.")
+        (setting if field in TrainSetting.model_fields else model)[field] = value.strip()
+    return model, setting
+
+
+def _restrictions(given: dict[str, Any], setting: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The values each axis is held to, from its option or from --set."""
+    found = {}
+    for axis in AXES:
+        value = given["compile_" if axis == "compile" else axis] or setting.pop(axis, None)
+        if axis == "checkpointing":
+            chosen = [value] if isinstance(value, str) else [*(value or ())]
+            found[axis] = tuple(v for text in chosen for v in _split_checkpointing(text))
+        elif value:
+            found[axis] = tuple(v.strip() for v in value.split(",") if v.strip())
+    return {axis: values for axis, values in found.items() if values}
+
+
+def _split_checkpointing(text: str) -> list[str]:
+    """`none,stages:0,1,blocks` is none, stages:0,1 and blocks: a number goes on with its stages."""
+    values: list[str] = []
+    for part in (p.strip() for p in text.split(",")):
+        if part.isdigit() and values and ":" in values[-1]:
+            values[-1] += f",{part}"
+        elif part:
+            values.append(part)
+    return values
+
+
+def _sizes(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"--batch-size takes numbers, and {text!r} is not.", "Write 64 or 32,64,128."
+        ) from None
+
+
+def _base(fields: dict[str, Any]) -> TrainSetting:
+    from planner.schema import parse
+
+    return parse(TrainSetting, fields, "--set")
+
+
+class PlainLines:
+    """Progress where nobody watches: a line when a probe begins or ends."""
+
+    def __call__(self, progress: Progress) -> None:
+        line = describe_progress(progress)
+        if line:
+            click.echo(line, err=True)
+
+    def close(self) -> None:
+        return None
+
+
+class LiveLine:
+    """Progress on a terminal: ended probes as lines, and one line that lives."""
+
+    def __init__(self) -> None:
+        self.current: Progress | None = None
+        self.width = 0
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.kind == "start":
+            self.current = progress
+        elif progress.kind == "end":
+            self._erase()
+            click.echo(describe_progress(progress), err=True)
+            self.current = None
+        elif progress.kind == "note":
+            self._erase()
+            click.echo(progress.text, err=True)
+        if self.current is not None:
+            self._draw(self.current, progress)
+
+    def _draw(self, current: Progress, progress: Progress) -> None:
+        doing = progress.text if progress.kind == "step" else "start"
+        if progress.step_seconds:
+            doing += f" {format_seconds(progress.step_seconds)} a step"
+        line = f"{describe_progress(current)} · {doing}"[: _columns() - 1]
+        click.echo("\r" + line.ljust(self.width), nl=False, err=True)
+        self.width = len(line)
+
+    def _erase(self) -> None:
+        if self.width:
+            click.echo("\r" + " " * self.width + "\r", nl=False, err=True)
+        self.width = 0
+
+    def close(self) -> None:
+        self._erase()
+
+
+def _columns() -> int:
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+def _shower(as_json: bool) -> LiveLine | PlainLines:
+    return LiveLine() if sys.stderr.isatty() else PlainLines()
+
+
+def describe_progress(progress: Progress) -> str:
+    """One line: phase, probe n of N, the setting, what it found, the best so far, time left."""
+    if progress.kind == "note":
+        return progress.text
+    if progress.kind not in ("start", "end") or progress.candidate is None:
+        return ""
+    of = f" of {progress.num_probes}" if progress.num_probes else ""
+    parts = [f"[{progress.phase}] probe {progress.probe}{of}: {short(progress.candidate.setting)}"]
+    if progress.record is not None:
+        parts.append(found_text(progress.record))
+    if progress.best_rate:
+        parts.append(f"best {progress.best_rate:.4g} images/s")
+    if progress.seconds_left is not None:
+        parts.append(f"{format_seconds(progress.seconds_left)} left")
+    return " · ".join(parts)
+
+
+def found_text(record: MeasurementRecord) -> str:
+    """`123 images/s, 4.5 GiB`, or how the probe ended instead."""
+    if record.status != "measured" or record.images_per_second is None:
+        reason = record.message.splitlines()[0][:100] if record.message else ""
+        return record.status.replace("_", " ") + (f" ({reason})" if reason else "")
+    return f"{record.images_per_second:.4g} images/s, {_memory(record)}"
+
+
+def short(setting: TrainSetting) -> str:
+    """`batch 64 bf16 compile default sdpa`: what a person tells settings apart by."""
+    words = [f"batch {setting.batch_size}"]
+    if setting.accumulate > 1:
+        words.append(f"× {setting.accumulate}")
+    words.append(setting.precision)
+    if setting.checkpointing != "none":
+        words.append(f"checkpoint {setting.checkpointing}")
+    if setting.compile != "off":
+        words.append(f"compile {setting.compile}")
+    if setting.attention != "library":
+        words.append(setting.attention)
+    words.append(setting.optimizer)
+    return " ".join(words)
+
+
+def print_recommendation(found: Recommendation) -> None:
+    """The recommendation as a person reads it: measured figures, evidence, the others, the rest."""
+    click.echo()
+    if found.setting is None or found.evidence is None:
+        click.echo(
+            f"Nothing to recommend after {found.num_probes} probes: {found.stopped_because}."
+        )
+        click.echo(found.advice)
+    else:
+        click.echo(f"Recommended for {found.model.title} on {found.device.name} (measured):")
+        click.echo(f"  {short(found.setting)}")
+        click.echo(f"  {_evidence(found.evidence)}")
+        click.echo(f"  {_gain(found)}")
+        click.echo()
+        _table([found.evidence, *found.runners_up], found.baseline)
+    click.echo()
+    for note in found.notes:
+        click.echo(f"- {note}")
+    click.echo(
+        f"- {found.num_probes} probes of {found.num_candidates} settings; ended because "
+        f"{found.stopped_because}."
+    )
+    _print_ruled_out(found)
+
+
+def _evidence(record: MeasurementRecord) -> str:
+    from search.noise import rate_interval
+
+    images = record.setting.batch_size * record.setting.accumulate
+    low, high = rate_interval(images, record.step_seconds)
+    return (
+        f"{record.images_per_second or 0:.4g} images/s ({low:.4g} to {high:.4g}, "
+        f"{len(record.step_seconds)} steps), {_memory(record)}, probe {record.probe_id[:8]} of "
+        f"{record.date[:16].replace('T', ' ')}"
+    )
+
+
+def _gain(found: Recommendation) -> str:
+    if found.baseline is None or found.gain is None:
+        return "The plain default was not measured: no gain is said."
+    return (
+        f"{found.gain:.2f} × the plain default ({short(found.baseline.setting)}: "
+        f"{found.baseline.images_per_second or 0:.4g} images/s)"
+    )
+
+
+def _table(records: Sequence[MeasurementRecord], baseline: MeasurementRecord | None) -> None:
+    from planner.cli.output import print_table
+
+    headers = ["", "setting", "images/s", "step", "memory", "compile"]
+    rows = []
+    for i, record in enumerate(records):
+        rows.append([str(i + 1), *_cells(record)])
+    if baseline is not None and baseline not in records:
+        rows.append(["plain", *_cells(baseline)])
+    print_table(rows, headers)
+
+
+def _cells(record: MeasurementRecord) -> list[str]:
+    compiling = record.compile_seconds
+    rate = record.images_per_second or 0.0
+    images = record.setting.batch_size * record.setting.accumulate
+    return [
+        short(record.setting),
+        f"{rate:.4g}",
+        format_seconds(images / rate) if rate else "-",
+        _memory(record),
+        format_seconds(compiling) if compiling else "-",
+    ]
+
+
+def _memory(record: MeasurementRecord) -> str:
+    from search.prior import record_bytes
+
+    num_bytes = record_bytes(record)
+    return "memory unknown" if num_bytes is None else format_bytes(num_bytes)
+
+
+def _print_ruled_out(found: Recommendation) -> None:
+    if not found.ruled_out:
+        return
+    click.echo("- Not probed (these batches and larger ones):")
+    for ruled in found.ruled_out[:MAX_RULED_OUT]:
+        click.echo(f"    {short(ruled.setting)}: {ruled.reason}")
+    more = len(found.ruled_out) - MAX_RULED_OUT
+    if more > 0:
+        click.echo(f"    and {more} more, in recommendation.json")

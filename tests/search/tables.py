@@ -1,0 +1,75 @@
+"""Invented tables for tests: not measurements, but with the shape of them."""
+
+from __future__ import annotations
+
+from random import Random
+
+from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.units import GIB, MIB
+from search.space import make_space
+
+MODEL = SwinConfig(name="invented")
+GPU = DeviceInfo(kind="cuda", name="Test GPU", total_bytes=16 * GIB, capability=(8, 0))
+SPEED = {"fp32": 1.0, "tf32": 0.62, "bf16": 0.42, "fp16": 0.44}
+SAVED = {"fp32": 1.0, "tf32": 1.0, "bf16": 0.66, "fp16": 0.66}
+WORK = {"none": 1.0, "blocks": 1.32, "stages": 1.33, "stages:0": 1.12, "stages:0,1": 1.2}
+KEPT = {"none": 1.0, "blocks": 0.15, "stages": 0.5, "stages:0": 0.7, "stages:0,1": 0.6}
+FUSED = {"off": 1.0, "default": 0.8, "reduce-overhead": 0.78, "max-autotune": 0.77}
+COMPILE = {"off": None, "default": 45.0, "reduce-overhead": 55.0, "max-autotune": 260.0}
+
+
+def true_seconds(setting: TrainSetting) -> float:
+    """Seconds of a step: a fixed part, and per image the product of what each axis changes."""
+    factor = SPEED[setting.precision] * WORK[setting.checkpointing] * FUSED[setting.compile]
+    attention = 0.9 if setting.attention == "sdpa" else 1.0
+    fixed = 0.012 if setting.optimizer == "adamw" else 0.010
+    saturation = 1 + 2 / setting.batch_size
+    return setting.accumulate * (setting.batch_size * factor * attention * saturation / 400 + fixed)
+
+
+def true_bytes(setting: TrainSetting) -> int:
+    attention = 0.85 if setting.attention == "sdpa" else 1.0
+    per_image = 101 * MIB * SAVED[setting.precision] * KEPT[setting.checkpointing] * attention
+    return int(1.1 * GIB + setting.batch_size * per_image)
+
+
+def make_record(
+    setting: TrainSetting, total_bytes: int = 16 * GIB, wobble: float = 0.0, seed: int = 0,
+    probe_id: str = "", device: DeviceInfo = GPU, model: SwinConfig = MODEL,
+) -> MeasurementRecord:  # fmt: skip
+    """What a probe of this setting would have found; `wobble` is a log-normal disturbance."""
+    random = Random(f"{setting}/{seed}")
+    compile_seconds = COMPILE[setting.compile]
+    common = {
+        "probe_id": probe_id, "model": model, "setting": setting, "device": device,
+        "versions": {"torch": "test"}, "date": "2026-01-01T00:00:00+00:00",
+    }  # fmt: skip
+    if true_bytes(setting) > total_bytes:
+        return MeasurementRecord(
+            status="out_of_memory", message="CUDA out of memory", probe_seconds=6.0, **common
+        )
+    seconds = true_seconds(setting) * 2.718 ** random.gauss(0, wobble)
+    samples = tuple(seconds * (1 + 0.002 * random.uniform(-1, 1)) for _ in range(11))
+    return MeasurementRecord(
+        status="measured", step_seconds=samples,
+        images_per_second=setting.batch_size * setting.accumulate / sorted(samples)[5],
+        peak_allocated_bytes=true_bytes(setting), device_bytes=true_bytes(setting),
+        compile_seconds=compile_seconds,
+        probe_seconds=6.0 + (compile_seconds or 0.0) + sum(samples), **common,
+    )  # fmt: skip
+
+
+SMALL = {
+    "precision": ("fp32", "bf16"),
+    "checkpointing": ("none", "blocks"),
+    "compile": ("off", "default"),
+    "attention": ("sdpa",),
+    "optimizer": ("adamw",),
+}
+
+
+def invented_table(wobble: float = 0.01, restrict: dict | None = None) -> list[MeasurementRecord]:
+    """An exhaustive table over batch × precision × checkpointing × compile."""
+    batches = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+    space = make_space(MODEL, GPU, restrict=restrict or SMALL, batch_sizes=batches)
+    return [make_record(c.setting, wobble=wobble) for c in space.candidates]
