@@ -1,0 +1,56 @@
+"""A library's Swin on shapes laid beside its real module: one step for each of two oracles."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from planner.libraries.registry import find_library
+from planner.schema import SwinConfig, TrainSetting
+from planner.step.training import record_training
+from tests.equality import assert_equal_steps, phase_ends
+
+Changes = dict[str, Any]
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    """Skips where one of `packages` is not installed."""
+    missing = [package for package in packages if find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+def assert_equal_to_trace(config: SwinConfig, setting: TrainSetting) -> None:
+    """Event by event with the real module on fake tensors, under CUDA's rules."""
+    room = find_library(config.library)
+    setting = room.resolve_setting(config, setting)
+    on_shapes = room.on_shapes(config, setting)
+    assert_equal_steps(on_shapes, lambda: room.build(config, setting), config, setting)
+
+
+def assert_equal_to_cpu(config: SwinConfig, setting: TrainSetting) -> None:
+    """Ends of phases, and the peak within each, with the real module on real CPU tensors, which
+    shows what fake ones hide: gradients summed in place, `as_strided` after an in-place operation.
+
+    For fp32 and eager attention without dropout, which CUDA and the CPU run alike.
+    """
+    from planner.trace import measure_cpu_memory_events
+
+    room = find_library(config.library)
+    setting = room.resolve_setting(config, setting)
+    ledger = record_training(room.on_shapes(config, setting), config, setting)
+    real = measure_cpu_memory_events(lambda: room.build(config, setting), config, setting)
+    assert phase_ends(ledger.events) == phase_ends(real.events)
+
+
+def setting_of(changes: Changes) -> TrainSetting:
+    """A small batch in bf16, changed."""
+    return TrainSetting(**{"batch_size": 2, "precision": "bf16", **changes})
+
+
+def name_of(value: object) -> str:
+    """A test's name from what it changes."""
+    if isinstance(value, dict):
+        return " ".join(f"{key}={value[key]}" for key in value).replace(" ", "-") or "plain"
+    return str(value)

@@ -1,0 +1,114 @@
+"""timm's Swin v1 and v2 on shapes are the real modules, event by event.
+
+Shown with torch 2.13.0 and timm 1.0.31.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from planner.libraries.timm.names import PUBLISHED
+from planner.schema import SwinConfig
+from tests.libraries.steps import (
+    Changes,
+    assert_equal_to_cpu,
+    assert_equal_to_trace,
+    name_of,
+    needs,
+    setting_of,
+)
+
+pytestmark = needs("torch", "timm")
+
+# 14x14 tokens in windows of 7, shifted, then 7x7, where the window covers the map.
+SMALL = SwinConfig(
+    library="timm", image_size=56, depths=(2, 2), num_heads=(3, 6), embed_dim=48, num_classes=10
+)
+KINDS: tuple[tuple[int, str], ...] = ((1, "eager"), (1, "sdpa"), (2, "eager"))
+PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16")
+CHECKPOINTINGS = ("blocks", "stages", "stages:1")
+MODELS: tuple[Changes, ...] = (
+    {"image_size": (60, 76)},  # 15x19 tokens: padded windows, odd sides to merge
+    {"image_size": (56, 112)},  # 7x14 tokens in the second stage: shifted along one side
+    {"image_size": 48, "window_size": 5},
+    {"image_size": 112, "window_size": (7, 14)},  # a window for each stage, as swin_s3_*
+    {"image_size": 58, "in_channels": 1},  # patches do not divide the image
+    {"image_size": 28, "patch_size": 2, "depths": (1, 2), "mlp_ratio": 2.0},
+    {"depths": (1, 1, 1), "num_heads": (3, 6, 12), "qkv_bias": False},
+    {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.0},
+    {"drop_path_rate": 0.3, "num_classes": 21841},
+)
+SETTINGS: tuple[Changes, ...] = (
+    {"batch_size": 1},
+    {"batch_size": 1, "precision": "fp32"},
+    {"batch_size": 5},
+    {"batch_size": 1, "checkpointing": "blocks"},
+    {"accumulate": 2, "optimizer": "sgd"},
+    {"precision": "fp16", "clip_grad": True},
+)
+
+
+def small(version: int, changes: Changes) -> SwinConfig:
+    return SwinConfig.model_validate({**SMALL.model_dump(), "version": version, **changes})
+
+
+@pytest.mark.parametrize(("version", "attention"), KINDS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_precisions(version: int, attention: str, precision: str) -> None:
+    setting = setting_of({"attention": attention, "precision": precision})
+    assert_equal_to_trace(small(version, {}), setting)
+
+
+@pytest.mark.parametrize(("version", "attention"), KINDS)
+@pytest.mark.parametrize("checkpointing", CHECKPOINTINGS)
+def test_checkpointing(version: int, attention: str, checkpointing: str) -> None:
+    setting = setting_of({"attention": attention, "checkpointing": checkpointing})
+    assert_equal_to_trace(small(version, {}), setting)
+
+
+@pytest.mark.parametrize(("version", "attention"), KINDS)
+@pytest.mark.parametrize("changes", MODELS, ids=name_of)
+def test_models(version: int, attention: str, changes: Changes) -> None:
+    assert_equal_to_trace(small(version, changes), setting_of({"attention": attention}))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("changes", SETTINGS, ids=name_of)
+def test_settings(version: int, changes: Changes) -> None:
+    assert_equal_to_trace(small(version, {}), setting_of(changes))
+
+
+def test_window_of_pretraining_changes_no_bytes() -> None:
+    assert_equal_to_trace(small(2, {"pretrained_window_size": (4, 2)}), setting_of({}))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    "changes", [{}, {"batch_size": 1}, {"accumulate": 2, "optimizer": "sgd"}], ids=name_of
+)
+def test_real_tensors(version: int, changes: Changes) -> None:
+    assert_equal_to_cpu(small(version, {}), setting_of({"precision": "fp32", **changes}))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models(name: str) -> None:
+    assert_equal_to_trace(PUBLISHED[name], setting_of({}))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "precision", "checkpointing"),
+    list(
+        itertools.product(
+            ("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"),
+            PRECISIONS,
+            ("none", *CHECKPOINTINGS),
+        )
+    ),
+)
+def test_tiny_in_every_way(name: str, precision: str, checkpointing: str) -> None:
+    setting = setting_of({"precision": precision, "checkpointing": checkpointing})
+    assert_equal_to_trace(PUBLISHED[name], setting)
