@@ -24,6 +24,12 @@ TARGETS = (
 RESULT_FILE = "recommendation.json"
 
 
+_SEVERAL_DEVICES = (
+    "several devices: DDP may keep one more copy of the gradients, in its buckets, than one "
+    "device's probe or estimate holds."
+)
+
+
 class Judged(Protocol):
     """What is asked of an estimate: bytes on the device, and whether they fit its budget."""
 
@@ -153,6 +159,8 @@ def _write(
     moved = trained is not model
     if isinstance(trained, SwinConfig) and (moved or not measured):
         warnings.append(_judge(trained, setting, device, model if moved else None, estimator))
+    if setting.world_size > 1:
+        warnings.append(_SEVERAL_DEVICES)
     emitted = writer.write(Plan(trained, setting, (*origin, *warnings), tuple(warnings)))
     assert isinstance(emitted, Emitted)
     assert emitted.target == target
@@ -168,7 +176,7 @@ def _judge(
 ) -> str:
     """Says what was not measured and what it is estimated to take. Raises where it cannot fit."""
     why = (
-        f"the setting is {probed.title}'s, and this is {model.library}'s Swin"
+        f"the setting is {probed.title}'s, and this is the Swin of {model.library}"
         if probed is not None
         else "the setting was changed after it was probed"
     )
@@ -176,11 +184,11 @@ def _judge(
     total = format_bytes(estimate.device_total_bytes)
     if estimate.fits is False:
         raise UnsupportedError(
-            f"{why}: it is estimated to take {total} on the device, which does not fit.",
+            f"{why}: it is estimated to take {total} on a CUDA device, which does not fit.",
             "Emit with a smaller --set batch_size=N (and a larger accumulate), "
             f"or tune {model.library}'s own model.",
         )
-    return f"not measured: {why}; it is estimated to take {total} on the device."
+    return f"not measured: {why}; it is estimated to take {total} on a CUDA device."
 
 
 def _estimate(model: SwinConfig, setting: TrainSetting, device: DeviceInfo | None) -> Judged:

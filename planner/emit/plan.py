@@ -111,7 +111,7 @@ def learning_rate_warning(setting: TrainSetting) -> str:
         f"the learning rate is {rate:g}: Swin's own {BASE_LR:g} for {BASE_LR_IMAGES} images, "
         f"scaled to the global batch of {setting.global_batch} "
         f"({setting.batch_size} × {setting.accumulate} accumulated × {setting.world_size} "
-        "devices). If you had tuned yours at another global batch, scale that one instead."
+        f"{'device' if setting.world_size == 1 else 'devices'}). If you had tuned yours at another global batch, scale that one instead."
     )
 
 

@@ -287,7 +287,8 @@ _LOOP = Template(
     """def train(options: argparse.Namespace, device: torch.device, rank: int) -> None:
     model = build_model().to(device).train()
 $compiled    if dist.is_initialized():
-        call = DistributedDataParallel(call, device_ids=[device] if device.type == "cuda" else None)
+        ids = [device] if device.type == "cuda" else None
+        call = DistributedDataParallel(call, device_ids=ids, gradient_as_bucket_view=True)
     optimizer = build_optimizer(model, options.lr)
     scaler: torch.amp.GradScaler | None = $scaler
 $ema_made    if options.synthetic:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,26 @@ def test_what_a_trainer_cannot_say_is_refused_with_a_way_out(
         emit_setting(model, setting, target, estimator=FakeEstimator())
     assert caught.value.way_out
     assert "--" in caught.value.way_out or "own" in caught.value.way_out
+
+
+def test_several_devices_are_warned_of() -> None:
+    emitted = emit_setting(tiny("timm"), FP16, "timm")
+    assert any("copy of the gradients" in warning for warning in emitted.warnings)
+    alone = emit_setting(tiny("timm"), FP16.model_copy(update={"world_size": 1}), "timm")
+    assert not any("copy of the gradients" in warning for warning in alone.warnings)
+
+
+def test_emitting_imports_no_torch() -> None:
+    code = (
+        "import sys; from planner.emit import emit_setting, TARGETS; "
+        "from planner.schema import SwinConfig, TrainSetting as T; "
+        "from types import SimpleNamespace as N; judge = lambda *a: N(device_total_bytes=1, "
+        "fits=True); "
+        "[emit_setting(SwinConfig(), T(precision='fp16'), t, estimator=judge) for t in TARGETS]; "
+        "print(sorted({'torch', 'timm', 'transformers', 'optuna', 'numpy'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
 
 
 def test_a_refusal_needs_no_estimate() -> None:
