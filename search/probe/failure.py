@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -14,6 +15,9 @@ _ALLOCATION_TEXTS = (
     "CUBLAS_STATUS_ALLOC_FAILED",  # cuBLAS handle or workspace
     "CUDNN_STATUS_ALLOC_FAILED",
 )
+# oneDNN has one text for a primitive whose code or scratchpad found no memory; one that does not
+# exist is "could not create a primitive descriptor …".
+_ONEDNN_TEXT = re.compile(r"could not create a primitive\s*$", re.MULTILINE)
 # Frames of a fatal signal that are worth keeping: the innermost ones come first.
 _FATAL_LINES = 6
 _LAST_LINES = 5
@@ -22,7 +26,7 @@ _MESSAGE_CHARACTERS = 1500
 
 def is_allocation_failure(text: str) -> bool:
     """Whether an error's text says that memory could not be had."""
-    return any(known in text for known in _ALLOCATION_TEXTS)
+    return any(known in text for known in _ALLOCATION_TEXTS) or bool(_ONEDNN_TEXT.search(text))
 
 
 def last_words(stderr: str) -> str:

@@ -176,19 +176,19 @@ class _Run:
         self.report.enter("build")
         training = build_training(request)
         self.phases.accumulate = request.setting.accumulate
-        self.in_step = True
         warmup = self._warm_up(training, meter, self.phases)
-        rule = StopRule(request, time.monotonic(), self.deadline)
-        if compiling is not None:
-            compiling.begin_timing()
-        scale = training.scaler.get_scale() if training.scaler is not None else None
         self.report.enter("measure")
+        if compiling is None:
+            self._refuse_over_cap(meter)
+        else:
+            compiling.begin_timing()
+        rule = StopRule(request, time.monotonic(), self.deadline)
+        scale = training.scaler.get_scale() if training.scaler is not None else None
         meter.reset_peak()
         samples = self._time(training, meter, self.phases, rule)
-        self.in_step = False
         use = meter.memory()
         self.flags += rule.flags(samples) + meter.flags()
-        self._refuse_over_cap(use.peak_allocated)
+        self._refuse_over_cap(meter)
         self.flags += compiling.flags() if compiling is not None else []
         self.flags += _scale_flags(training, scale)
         self.report.enter("check")
@@ -218,6 +218,7 @@ class _Run:
         compiled = setting.compile != "off"
         graphs = setting.compile in ("reduce-overhead", "max-autotune")
         wanted = self.request.warmup_steps + (_GRAPH_WARMUP_STEPS if graphs else 0)
+        self.in_step = True
         phases.announce = self.report.enter
         training.watching = True
         seconds: list[float] = []
@@ -240,6 +241,7 @@ class _Run:
             meter.impose_cap(self.request.memory_cap_bytes)
         training.watching = False
         phases.announce = None
+        self.in_step = False
         return seconds
 
     def _time(
@@ -250,6 +252,7 @@ class _Run:
         Steps are marked on the device, and at most `meter.in_flight` are queued ahead of the one
         that is waited for: the device is never idle for our sake, and the host never far ahead.
         """
+        self.in_step = True
         samples: list[float] = []
         marks: deque[Mark] = deque([meter.mark()])
         told = time.monotonic()
@@ -264,6 +267,7 @@ class _Run:
                 self.report.progress(len(samples), median(samples))
         while len(marks) > 1:
             samples.append(meter.seconds(marks.popleft(), marks[0]))
+        self.in_step = False
         return samples
 
     def _check(
@@ -303,12 +307,13 @@ class _Run:
             }
         )
 
-    def _refuse_over_cap(self, peak_bytes: int) -> None:
-        """Out of memory where the measured peak is over the cap that could not bind in time."""
-        cap = self.request.memory_cap_bytes
-        if cap is not None and peak_bytes > cap:
+    def _refuse_over_cap(self, meter: Meter) -> None:
+        """Out of memory where the measured peak is over a cap that did not bind by itself: the
+        CPU's stands a little behind, and is lifted for compilers."""
+        cap, peak = self.request.memory_cap_bytes, meter.memory().peak_allocated
+        if cap is not None and peak > cap:
             raise MemoryError(
-                f"the peak of {format_bytes(peak_bytes)} is over the cap of {format_bytes(cap)}"
+                f"the peak of {format_bytes(peak)} is over the cap of {format_bytes(cap)}"
             )
 
     def let_go_of_cap(self) -> None:
