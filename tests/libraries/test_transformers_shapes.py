@@ -1,0 +1,146 @@
+"""transformers' Swin v1 and v2 on shapes are the real modules, event by event.
+
+Shown with torch 2.13.0 and transformers 5.23.0.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from planner.libraries.transformers.names import PUBLISHED
+from planner.schema import SwinConfig
+from tests.libraries.steps import (
+    Changes,
+    assert_equal_to_cpu,
+    assert_equal_to_trace,
+    name_of,
+    needs,
+    setting_of,
+)
+
+pytestmark = needs("torch", "transformers")
+
+# 14x14 tokens in windows of 7, shifted, then 7x7, where the window covers the map.
+SMALL = SwinConfig(
+    library="transformers",
+    image_size=56,
+    depths=(2, 2),
+    num_heads=(3, 6),
+    embed_dim=48,
+    num_classes=10,
+)
+KINDS: tuple[tuple[int, str], ...] = ((1, "eager"), (1, "sdpa"), (2, "eager"))
+PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16")
+CHECKPOINTINGS = ("blocks", "stages", "stages:1", "nested")
+MODELS: tuple[Changes, ...] = (
+    {"image_size": (60, 76)},  # 15x19 tokens: padded windows, odd sides to merge
+    {"image_size": (56, 112)},  # 7x14 tokens in the second stage: no shift on either side
+    {"image_size": (112, 60)},  # 28x15 tokens, then 14x8
+    {"image_size": 58, "in_channels": 1},  # patches do not divide the image: it is padded
+    {"image_size": (57, 64), "window_size": 5},
+    {"image_size": 28, "patch_size": 2, "depths": (1, 2), "mlp_ratio": 2.0},
+    {"image_size": 64, "depths": (1, 1, 1), "num_heads": (3, 6, 12), "window_size": 4,
+     "qkv_bias": False},
+    {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.0},
+    {"drop_path_rate": 0.3, "num_classes": 21841},
+)  # fmt: skip
+SETTINGS: tuple[Changes, ...] = (
+    {"batch_size": 1},
+    {"batch_size": 1, "precision": "fp32"},
+    {"batch_size": 5},
+    {"batch_size": 1, "checkpointing": "stages"},
+    {"accumulate": 2, "optimizer": "sgd"},
+    {"precision": "fp16", "clip_grad": True},
+)
+
+
+def small(version: int, changes: Changes) -> SwinConfig:
+    return SwinConfig.model_validate({**SMALL.model_dump(), "version": version, **changes})
+
+
+@pytest.mark.parametrize(("version", "attention"), KINDS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_precisions(version: int, attention: str, precision: str) -> None:
+    setting = setting_of({"attention": attention, "precision": precision})
+    assert_equal_to_trace(small(version, {}), setting)
+
+
+@pytest.mark.parametrize(
+    ("version", "attention", "checkpointing"),
+    [
+        (version, attention, checkpointing)
+        for (version, attention), checkpointing in itertools.product(KINDS, CHECKPOINTINGS)
+        if version == 1 or checkpointing != "nested"
+    ],
+)
+def test_checkpointing(version: int, attention: str, checkpointing: str) -> None:
+    setting = setting_of({"attention": attention, "checkpointing": checkpointing})
+    assert_equal_to_trace(small(version, {}), setting)
+
+
+@pytest.mark.parametrize(("version", "attention"), KINDS)
+@pytest.mark.parametrize("changes", MODELS, ids=name_of)
+def test_models(version: int, attention: str, changes: Changes) -> None:
+    assert_equal_to_trace(small(version, changes), setting_of({"attention": attention}))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("changes", SETTINGS, ids=name_of)
+def test_settings(version: int, changes: Changes) -> None:
+    assert_equal_to_trace(small(version, {}), setting_of(changes))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_dropout_inside_nested_checkpoints(attention: str) -> None:
+    config = small(1, {"image_size": (60, 76), "drop_rate": 0.1, "attn_drop_rate": 0.1})
+    setting = setting_of({"attention": attention, "checkpointing": "nested", "precision": "fp32"})
+    assert_equal_to_trace(config, setting)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_absolute_positions(batch_size: int) -> None:
+    """Version 1 alone has them that work."""
+    config = small(1, {"absolute_position_embedding": True, "drop_rate": 0.1})
+    assert_equal_to_trace(config, setting_of({"batch_size": batch_size}))
+
+
+@pytest.mark.parametrize("window", [16, 7])
+def test_windows_beyond_the_map(window: int) -> None:
+    """Version 2 clamps them, by the height alone."""
+    config = small(2, {"image_size": (48, 96), "window_size": window})
+    assert_equal_to_trace(config, setting_of({}))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    "changes", [{}, {"batch_size": 1}, {"accumulate": 2, "optimizer": "sgd"}], ids=name_of
+)
+def test_real_tensors(version: int, changes: Changes) -> None:
+    setting = setting_of({"precision": "fp32", "attention": "eager", **changes})
+    assert_equal_to_cpu(small(version, {}), setting)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models(name: str) -> None:
+    assert_equal_to_trace(PUBLISHED[name], setting_of({}))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("checkpointing", ["none", *CHECKPOINTINGS])
+@pytest.mark.parametrize(("version", "attention"), KINDS)
+def test_tiny_in_every_way(
+    version: int, attention: str, checkpointing: str, precision: str
+) -> None:
+    if version == 2 and checkpointing == "nested":
+        pytest.skip("version 2 checkpoints its stages alone")
+    name = (
+        "microsoft/swin-tiny-patch4-window7-224"
+        if version == 1
+        else "microsoft/swinv2-tiny-patch4-window8-256"
+    )
+    changes = {"attention": attention, "checkpointing": checkpointing, "precision": precision}
+    assert_equal_to_trace(PUBLISHED[name], setting_of(changes))
