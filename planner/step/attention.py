@@ -28,7 +28,8 @@ def scaled_dot_product_attention(
     its seed and offset are scalars on the host.
     """
     if q.storage.device.autocast is not None:
-        q, k, v, mask = cast_down(q), cast_down(k), cast_down(v), cast_down(mask)
+        # The arguments of the C++ call are evaluated from the last to the first.
+        mask, v, k, q = cast_down(mask), cast_down(v), cast_down(k), cast_down(q)
     # `mask` stays alive to the end: autocast's casts are temporaries of the whole call.
     aligned = expand(_aligned(mask), *q.shape[:3], k.shape[2])
     return _efficient_attention(q, k, v, aligned)

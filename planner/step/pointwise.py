@@ -223,15 +223,17 @@ def relu(x: Tensor) -> Tensor:
 def relu_(x: Tensor) -> Tensor:
     """`F.relu(x, inplace=True)` on the result of a linear layer: saves x as it is afterwards.
 
-    That result is a view of the whole of another tensor (`linear` of more than two dimensions), so
-    the history of that other tensor is rewritten (`CopySlices`), and of x it is `as_strided` (the
+    Where that result is a matrix, it is rewritten itself. Otherwise it is a view of the whole of
+    another tensor (`linear` of more than two dimensions), so the history of that other tensor is rewritten (`CopySlices`), and of x it is `as_strided` (the
     view again for fake tensors, which have no such thing).
     """
     pointwise_cost(x.storage.device, "aten.relu_", x, 1)
     if not tracks(x):
         return x
     assert x.node is not None
-    assert x.node.name == "ViewBackward0"
+    if x.node.name != "ViewBackward0":
+        node = begin("ReluBackward0", (x,), _result_backward, data="aten.threshold_backward")
+        return finish(x, node, (x,))
     (base,) = x.node.edges
     assert base is not None
     device = x.storage.device
@@ -274,20 +276,17 @@ def _copy_slices_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     return (whole,)
 
 
-def relu_in_place(x: Tensor) -> Tensor:
-    """`F.relu(x, inplace=True)`: x's own storage under a new node; saves the result."""
-    node = begin("ReluBackward0", (x,), _result_backward, data="aten.threshold_backward")
-    y = Tensor(x.storage, x.shape, x.strides, x.dtype)
-    pointwise_cost(y.storage.device, "aten.relu_", y, 1)
-    return finish(y, node, (y,))
-
-
 def reciprocal(x: Tensor) -> Tensor:
     """`torch.reciprocal(x)`, as in `1.0 / x`: fp32 under autocast; saves its result."""
     x = autocast_up(x)
     node = begin("ReciprocalBackward0", (x,), _reciprocal_backward)
     y = unary(x, "aten.reciprocal")
     return finish(y, node, (y,))
+
+
+def divide_number(x: Tensor) -> Tensor:
+    """`number / x` (`Tensor.__rtruediv__`): x lives until the product of its reciprocal is made."""
+    return scale(reciprocal(x))
 
 
 def _reciprocal_backward(node: Node, grads: list[Tensor | None]) -> Gradients:

@@ -1,0 +1,427 @@
+"""Our own Swin Transformer on shapes: `module.py` beside this file, line by line.
+
+Legend as there: B batch, H W feature map in tokens, C channels, nW windows of one image, N tokens
+of one window, h heads, d channels of one head; G groups of S windows side by side = B * nW.
+"""
+
+from __future__ import annotations
+
+from planner.libraries.blocks import crop
+from planner.schema import SwinConfig, TrainSetting
+from planner.step.attention import scaled_dot_product_attention
+from planner.step.checkpointing import checkpoint
+from planner.step.matmul import linear, matmul
+from planner.step.nn import (
+    GELU,
+    Conv2d,
+    Dropout,
+    DropPath,
+    Identity,
+    LayerNorm,
+    Linear,
+    Module,
+    ReLU,
+    Sequential,
+    buffer,
+)
+from planner.step.normalization import softmax, vector_norm
+from planner.step.pointwise import (
+    add,
+    clamp,
+    clamp_min,
+    divide_number,
+    dropout,
+    exp,
+    mean,
+    mul,
+    scale,
+    sigmoid,
+)
+from planner.step.tensor import Device, Parameter, Tensor
+from planner.step.views import (
+    cat,
+    contiguous,
+    flatten,
+    pad,
+    permute,
+    reshape,
+    roll,
+    take_rows,
+    transpose,
+    unbind,
+    unsqueeze,
+    view,
+)
+
+Pair = tuple[int, int]
+CPB_HIDDEN = 512  # version 2: width of the position-bias MLP, as in module.py
+
+
+def build_on_shapes(device: Device, config: SwinConfig, setting: TrainSetting) -> Module:
+    """The model of `config` with the attention and checkpointing of a resolved `setting`."""
+    return SwinTransformer(device, config, setting)
+
+
+class SwinTransformer(Module):
+    """Images [B, in_channels, height, width] to logits [B, num_classes]."""
+
+    def __init__(self, device: Device, config: SwinConfig, setting: TrainSetting) -> None:
+        self.checkpoint_blocks = setting.checkpointing == "blocks"
+        self.checkpointed_stages: tuple[int, ...] = setting.checkpointed_stages or ()
+        if setting.checkpointing == "stages":
+            self.checkpointed_stages = tuple(range(config.num_stages))
+        rows, columns = (side // config.patch_size for side in config.image_size)
+        self.absolute_pos_embed = (
+            Parameter(device, (1, rows * columns, config.embed_dim))
+            if config.absolute_position_embedding
+            else None
+        )
+        self.patch_embed = PatchEmbedding(device, config)
+        self.pos_drop = Dropout(config.drop_rate)
+        self.layers: list[Stage] = []
+        feature_map = (rows, columns)
+        for stage in range(config.num_stages):
+            fused = setting.attention == "sdpa"
+            self.layers.append(Stage(device, config, stage, feature_map, fused))
+            feature_map = ((feature_map[0] + 1) // 2, (feature_map[1] + 1) // 2)
+        channels = config.stage_channels(config.num_stages - 1)
+        self.norm = LayerNorm(device, channels)
+        self.head = Linear(device, channels, config.num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patch_embed(images)
+        if self.absolute_pos_embed is not None:
+            x = add(x, view(self.absolute_pos_embed, 1, *x.shape[1:]))
+        x = self.pos_drop(x)
+        for number, stage in enumerate(self.layers):
+            if number in self.checkpointed_stages:
+                x = checkpoint(stage, x)
+            else:
+                x = stage(x, self.checkpoint_blocks)
+        x = mean(self.norm(x), (1, 2))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class PatchEmbedding(Module):
+    """Images [B, in_channels, height, width] to patches [B, H, W, C]."""
+
+    def __init__(self, device: Device, config: SwinConfig) -> None:
+        self.proj = Conv2d(device, config.in_channels, config.embed_dim, config.patch_size)
+        self.norm = LayerNorm(device, config.embed_dim) if config.patch_norm else Identity()
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.proj(images)
+        patches: Tensor = self.norm(permute(x, 0, 2, 3, 1))
+        return patches
+
+
+class Stage(Module):
+    """Blocks at one resolution, then (but in the last stage) a patch merging."""
+
+    def __init__(
+        self, device: Device, config: SwinConfig, stage: int, feature_map: Pair, fused: bool
+    ) -> None:
+        block = BlockV1 if config.version == 1 else BlockV2
+        self.grid = WindowGrid(device, config, stage, feature_map)
+        self.blocks = [
+            block(device, config, stage, rate, self.grid, bool(depth % 2), fused)
+            for depth, rate in enumerate(config.drop_path_rates()[stage])
+        ]
+        last = stage == config.num_stages - 1
+        channels = config.stage_channels(stage)
+        self.downsample = None if last else PatchMerging(device, channels, config.version)
+
+    def forward(self, x: Tensor, checkpoint_blocks: bool = False) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, self.grid) if checkpoint_blocks else block(x, self.grid)
+        if self.downsample is not None:
+            x = self.downsample(x)
+        return x
+
+
+class WindowGrid(Module):
+    """How a stage's feature map is cut into windows, and the buffers all its blocks share."""
+
+    def __init__(self, device: Device, config: SwinConfig, stage: int, feature_map: Pair) -> None:
+        side = config.windows[stage]
+        rows, columns = feature_map
+        self.feature_map = feature_map
+        self.window = (min(side, rows), min(side, columns))
+        self.has_shift = rows > side or columns > side
+        self.counts = (-(-rows // self.window[0]), -(-columns // self.window[1]))
+        self.padding = (
+            self.counts[0] * self.window[0] - rows,
+            self.counts[1] * self.window[1] - columns,
+        )
+        self.has_padding = any(self.padding)
+        self.num_windows = self.counts[0] * self.counts[1]
+        tokens = self.num_tokens = self.window[0] * self.window[1]
+        self.relative_position_index = buffer(device, (tokens * tokens,), "int64")
+        self.shift_mask = (
+            buffer(device, (self.num_windows, 1, tokens, tokens)) if self.has_shift else None
+        )
+        self.num_positions = (2 * self.window[0] - 1) * (2 * self.window[1] - 1)
+        self.relative_coordinates = (
+            buffer(device, (self.num_positions, 2)) if config.version == 2 else None
+        )
+
+    def partition(self, x: Tensor, shifted: bool) -> Tensor:
+        """[B, H, W, C] to windows [B * nW, N, 1, C], or, shifted, side by side: [B, N, nW, C]."""
+        x = self.pad(x)
+        if shifted:
+            x = roll(x)
+        batch, _, _, channels = x.shape
+        (rows, columns), (height, width) = self.counts, self.window
+        x = view(x, batch, rows, height, columns, width, channels)
+        if shifted:
+            x = permute(x, 0, 2, 4, 1, 3, 5)
+            return reshape(x, batch, self.num_tokens, self.num_windows, channels)
+        x = permute(x, 0, 1, 3, 2, 4, 5)
+        return reshape(x, batch * self.num_windows, self.num_tokens, 1, channels)
+
+    def merge(self, x: Tensor, shifted: bool) -> Tensor:
+        """The way back from `partition`: [B, H, W, C]."""
+        channels = x.shape[-1]
+        (rows, columns), (height, width) = self.counts, self.window
+        if shifted:
+            x = view(x, -1, height, width, rows, columns, channels)
+            x = permute(x, 0, 3, 1, 4, 2, 5)
+        else:
+            x = view(x, -1, rows, columns, height, width, channels)
+            x = permute(x, 0, 1, 3, 2, 4, 5)
+        x = reshape(x, -1, rows * height, columns * width, channels)
+        if shifted:
+            x = roll(x)
+        return self.crop(x)
+
+    def pad(self, x: Tensor) -> Tensor:
+        if self.has_padding:
+            x = pad(x, *self.padding)
+        return x
+
+    def crop(self, x: Tensor) -> Tensor:
+        if self.has_padding:
+            x = contiguous(crop(x, *self.feature_map))
+        return x
+
+
+class Block(Module):
+    """Window attention and an MLP, each with a residual connection."""
+
+    attn: Module
+
+    def __init__(
+        self,
+        device: Device,
+        config: SwinConfig,
+        stage: int,
+        drop_path: float,
+        grid: WindowGrid,
+        shifted: bool,
+    ) -> None:
+        channels = config.stage_channels(stage)
+        self.shifted = shifted and grid.has_shift
+        self.norm1 = LayerNorm(device, channels)
+        self.drop_path = DropPath(drop_path)
+        self.norm2 = LayerNorm(device, channels)
+        self.mlp = Mlp(device, channels, int(channels * config.mlp_ratio), config.drop_rate)
+
+    def attend(self, x: Tensor, grid: WindowGrid) -> Tensor:
+        x = grid.partition(x, self.shifted)
+        x = self.attn(x, grid, grid.shift_mask if self.shifted else None)
+        return grid.merge(x, self.shifted)
+
+
+class BlockV1(Block):
+    """Norms before attention and MLP."""
+
+    def __init__(
+        self,
+        device: Device,
+        config: SwinConfig,
+        stage: int,
+        drop_path: float,
+        grid: WindowGrid,
+        shifted: bool,
+        fused: bool,
+    ) -> None:
+        super().__init__(device, config, stage, drop_path, grid, shifted)
+        self.attn = WindowAttentionV1(device, config, stage, grid, fused)
+
+    def forward(self, x: Tensor, grid: WindowGrid) -> Tensor:
+        x = add(x, self.drop_path(self.attend(self.norm1(x), grid)))
+        x = add(x, self.drop_path(self.mlp(self.norm2(x))))
+        return x
+
+
+class BlockV2(Block):
+    """Norms after attention and MLP."""
+
+    def __init__(
+        self,
+        device: Device,
+        config: SwinConfig,
+        stage: int,
+        drop_path: float,
+        grid: WindowGrid,
+        shifted: bool,
+        fused: bool,
+    ) -> None:
+        super().__init__(device, config, stage, drop_path, grid, shifted)
+        self.attn = WindowAttentionV2(device, config, stage, fused)
+
+    def forward(self, x: Tensor, grid: WindowGrid) -> Tensor:
+        x = add(x, self.drop_path(self.norm1(self.attend(x, grid))))
+        x = add(x, self.drop_path(self.norm2(self.mlp(x))))
+        return x
+
+
+class WindowAttentionV1(Module):
+    """Scaled dot-product attention in windows, with a learned bias for each relative position."""
+
+    def __init__(
+        self, device: Device, config: SwinConfig, stage: int, grid: WindowGrid, fused: bool
+    ) -> None:
+        channels = config.stage_channels(stage)
+        self.num_heads = config.num_heads[stage]
+        self.dropout = config.attn_drop_rate
+        self.attend = attend_fused if fused else attend_eager
+        self.relative_position_bias_table = Parameter(device, (grid.num_positions, self.num_heads))
+        self.qkv = Linear(device, channels, 3 * channels, bias=config.qkv_bias)
+        self.proj = Linear(device, channels, channels)
+        self.proj_drop = Dropout(config.drop_rate)
+
+    def forward(self, x: Tensor, grid: WindowGrid, mask: Tensor | None) -> Tensor:
+        q, k, v = split_heads(self.qkv(x), self.num_heads)
+        bias = spread_bias(self.relative_position_bias_table, grid)
+        if mask is not None:
+            bias = add(bias, mask)
+        x = self.attend(q, k, v, bias, True, self.dropout)
+        out: Tensor = self.proj_drop(self.proj(x))
+        return out
+
+
+class WindowAttentionV2(Module):
+    """Cosine attention in windows with a learned temperature and a continuous position bias."""
+
+    def __init__(self, device: Device, config: SwinConfig, stage: int, fused: bool) -> None:
+        channels = config.stage_channels(stage)
+        self.num_heads = config.num_heads[stage]
+        self.dropout = config.attn_drop_rate
+        self.attend = attend_fused if fused else attend_eager
+        has_bias = config.qkv_bias
+        self.logit_scale = Parameter(device, (self.num_heads, 1, 1))
+        self.q_bias = Parameter(device, (channels,)) if has_bias else None
+        self.v_bias = Parameter(device, (channels,)) if has_bias else None
+        self.k_bias = buffer(device, (channels,)) if has_bias else None
+        self.cpb_mlp = Sequential(
+            Linear(device, 2, CPB_HIDDEN),
+            ReLU(in_place=True),
+            Linear(device, CPB_HIDDEN, self.num_heads, bias=False),
+        )
+        self.qkv = Linear(device, channels, 3 * channels, bias=False)
+        self.proj = Linear(device, channels, channels)
+        self.proj_drop = Dropout(config.drop_rate)
+
+    def forward(self, x: Tensor, grid: WindowGrid, mask: Tensor | None) -> Tensor:
+        qkv_bias = None
+        if self.q_bias is not None and self.k_bias is not None and self.v_bias is not None:
+            qkv_bias = cat((self.q_bias, self.k_bias, self.v_bias), 0)
+        q, k, v = split_heads(linear(x, self.qkv.weight, qkv_bias), self.num_heads)
+        q = mul(q, mul(exp(clamp(self.logit_scale)), inverse_norm(q)))
+        k = mul(k, inverse_norm(k))
+        table = scale(sigmoid(self.cpb_mlp(grid.relative_coordinates)))
+        bias = spread_bias(table, grid)
+        if mask is not None:
+            bias = add(bias, mask)
+        x = self.attend(q, k, v, bias, False, self.dropout)
+        out: Tensor = self.proj_drop(self.proj(x))
+        return out
+
+
+def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[G, N, S, 3C] to q, k and v, each a view [G, S, h, N, d]."""
+    groups, tokens, side_by_side, wide = qkv.shape
+    q, k, v = unbind(
+        view(qkv, groups, tokens, side_by_side, 3, num_heads, wide // 3 // num_heads), 3
+    )
+    return permute(q, 0, 2, 3, 1, 4), permute(k, 0, 2, 3, 1, 4), permute(v, 0, 2, 3, 1, 4)
+
+
+def spread_bias(table: Tensor, grid: WindowGrid) -> Tensor:
+    """A bias for each relative position and head to one for each pair: [1, h, N, N]."""
+    bias = take_rows(table, grid.relative_position_index)
+    bias = view(bias, grid.num_tokens, grid.num_tokens, -1)
+    return unsqueeze(contiguous(permute(bias, 2, 0, 1)), 0)
+
+
+def inverse_norm(x: Tensor) -> Tensor:
+    """1 / norm over the last axis, [.., 1]."""
+    norm = vector_norm(x)
+    return divide_number(clamp_min(norm))
+
+
+def attend_eager(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scaled: bool, rate: float
+) -> Tensor:
+    """softmax(q k^T + bias) v, written out, to [G, N, S, C]."""
+    if scaled:
+        q = scale(q)
+    scores = matmul(q, transpose(k, -2, -1))
+    scores = add(scores, bias)
+    weights = softmax(scores)
+    if rate > 0.0:
+        weights = dropout(weights, rate)
+    x = matmul(weights, v)
+    return flatten(permute(x, 0, 3, 1, 2, 4), 3)
+
+
+def attend_fused(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scaled: bool, rate: float
+) -> Tensor:
+    """The same in one kernel: windows side by side become heads, [G, S * h, N, d]."""
+    groups, side_by_side, _, tokens, _ = q.shape
+    q, k, v = flatten(q, 1, 2), flatten(k, 1, 2), flatten(v, 1, 2)
+    bias = unsqueeze(flatten(bias, 0, 1), 0)
+    x = scaled_dot_product_attention(q, k, v, bias, rate)
+    return reshape(transpose(x, 1, 2), groups, tokens, side_by_side, -1)
+
+
+class Mlp(Module):
+    """fc1, GELU, dropout, fc2, dropout."""
+
+    def __init__(self, device: Device, channels: int, hidden: int, rate: float) -> None:
+        self.fc1 = Linear(device, channels, hidden)
+        self.act = GELU()
+        self.fc2 = Linear(device, hidden, channels)
+        self.drop = Dropout(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc1(x)
+        x = self.act(x)
+        x = self.drop(x)
+        x = self.fc2(x)
+        out: Tensor = self.drop(x)
+        return out
+
+
+class PatchMerging(Module):
+    """[B, H, W, C] to [B, H/2, W/2, 2C], rounded up; version 2 norms after the reduction."""
+
+    def __init__(self, device: Device, channels: int, version: int) -> None:
+        self.version = version
+        self.reduction = Linear(device, 4 * channels, 2 * channels, bias=False)
+        self.norm = LayerNorm(device, 4 * channels if version == 1 else 2 * channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, height, width, _ = x.shape
+        if height % 2 or width % 2:
+            x = pad(x, height % 2, width % 2)
+        batch, height, width, channels = x.shape
+        x = view(x, batch, height // 2, 2, width // 2, 2, channels)
+        x = flatten(permute(x, 0, 1, 3, 4, 2, 5), 3)
+        norm, reduction = self.norm, self.reduction
+        first, second = (norm, reduction) if self.version == 1 else (reduction, norm)
+        merged: Tensor = second(first(x))
+        return merged
