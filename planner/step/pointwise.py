@@ -224,8 +224,9 @@ def relu_(x: Tensor) -> Tensor:
     """`F.relu(x, inplace=True)` on the result of a linear layer: saves x as it is afterwards.
 
     Where that result is a matrix, it is rewritten itself. Otherwise it is a view of the whole of
-    another tensor (`linear` of more than two dimensions), so the history of that other tensor is rewritten (`CopySlices`), and of x it is `as_strided` (the
-    view again for fake tensors, which have no such thing).
+    another tensor (`linear` of more than two dimensions), so the history of that other tensor is
+    rewritten (`CopySlices`), and of x it is `as_strided` (the view again for fake tensors, which
+    have no such thing).
     """
     pointwise_cost(x.storage.device, "aten.relu_", x, 1)
     if not tracks(x):
