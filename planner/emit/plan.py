@@ -107,11 +107,12 @@ def learning_rate_warning(setting: TrainSetting) -> str:
             f"no published Swin learning rate for {setting.optimizer_family}: set yours for a "
             f"global batch of {setting.global_batch}."
         )
+    devices = "device" if setting.world_size == 1 else "devices"
     return (
         f"the learning rate is {rate:g}: Swin's own {BASE_LR:g} for {BASE_LR_IMAGES} images, "
-        f"scaled to the global batch of {setting.global_batch} "
-        f"({setting.batch_size} × {setting.accumulate} accumulated × {setting.world_size} "
-        f"{'device' if setting.world_size == 1 else 'devices'}). If you had tuned yours at another global batch, scale that one instead."
+        f"scaled to the global batch of {setting.global_batch} ({setting.batch_size} × "
+        f"{setting.accumulate} accumulated × {setting.world_size} {devices}). If you had tuned "
+        "yours at another global batch, scale that one instead."
     )
 
 
