@@ -501,6 +501,44 @@ def test_ledger_counts_work_and_names_modules(timm_ledger) -> None:  # type: ign
     assert "aten.gelu" in {o.name for _, o in work if o.kind == "pointwise"}
 
 
+def test_recomputed_activations_are_activations() -> None:
+    """At the peak under checkpointing, what the recomputed block saved is alive once more."""
+
+    def build() -> nn.Module:
+        module = swin_timm(1)
+        module.set_grad_checkpointing()
+        return module
+
+    ledger = trace_estimate(SMALL, TrainSetting(batch_size=8, precision="fp32"), build)
+    category: dict[int, str] = {}
+    sizes: dict[int, int] = {}
+    kinds: list[Counter[str]] = []
+    for event in ledger.events:
+        if isinstance(event, Allocated):
+            sizes[event.storage] = event.num_bytes
+            category[event.storage] = "temporaries"
+        elif isinstance(event, Tagged):
+            category[event.storage] = event.category
+        elif isinstance(event, Freed):
+            del sizes[event.storage]
+        found: Counter[str] = Counter()
+        for storage, num_bytes in sizes.items():
+            found[category[storage]] += num_bytes
+        kinds.append(found)
+    forward, backward = (
+        next(i for i, e in enumerate(ledger.events) if e == Marked(phase, 1))
+        for phase in ("forward", "backward")
+    )
+    at_end = kinds[forward]["activations"]
+    highest = max(kinds[i]["activations"] for i in range(forward, backward))
+    # fp32 saves 4C(16 + N/32) + 16 bytes a token and block (FACTS: C 32, N 16, 256 tokens an image)
+    # and keeps of it one block's input, 4C, for each.
+    saved = 8 * 256 * (4 * 32 * (16 + 16 / 32) + 16)
+    assert highest - at_end == pytest.approx(saved, rel=0.25)
+    assert kinds[backward]["buffers"] == kinds[forward]["buffers"] > 0
+    assert kinds[backward]["parameters"] == 4 * ledger.num_parameters
+
+
 def test_a_model_that_reads_values_is_told_so() -> None:
     class Reads(Classifier):
         def forward(self, images: Tensor) -> Tensor:

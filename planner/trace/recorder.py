@@ -44,6 +44,8 @@ class Recorder(TorchDispatchMode):
         self._alive: dict[int, tuple[int, Any]] = {}
         self._host: dict[int, Any] = {}
         self._next = 0
+        self._tagged: set[int] = set()
+        self._recomputed: list[weakref.ref[Any]] = []
 
     def __torch_dispatch__(
         self,
@@ -103,9 +105,7 @@ class Recorder(TorchDispatchMode):
         if self._paths is None:
             return
         for tensor in tensors:
-            known = self._alive.get(tensor.untyped_storage()._cdata)
-            if known is not None:
-                self.events.append(Tagged(known[0], category))
+            self._tag(tensor.untyped_storage()._cdata, category)
 
     def mark(self, phase: str, step: int) -> None:
         self.events.append(Marked(phase, step))
@@ -127,12 +127,32 @@ class Recorder(TorchDispatchMode):
     def _note_work(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, path: str
     ) -> None:
+        self._note_recomputation(result)
         work = cost_of(func, args, kwargs, result, path)
         if work is not None:
             self.events.append(work)
         node = torch._C._current_autograd_node()
         if node is not None and node.name() == _ACCUMULATE_GRAD:
             self.tag(_tensors(result), "gradients")
+
+    def _note_recomputation(self, result: Any) -> None:
+        """Checkpointing runs a forward within the backward: what that leaves alive is saved."""
+        if torch._C._current_graph_task_id() == -1:
+            return
+        if torch.is_grad_enabled():
+            self._recomputed += [weakref.ref(t.untyped_storage()) for t in _tensors(result)]
+            return
+        alive = [storage() for storage in self._recomputed]
+        self._recomputed.clear()
+        for address in {storage._cdata for storage in alive if storage is not None}:
+            if address in self._alive and self._alive[address][0] not in self._tagged:
+                self._tag(address, "activations")
+
+    def _tag(self, address: int, category: Category) -> None:
+        known = self._alive.get(address)
+        if known is not None:
+            self._tagged.add(known[0])
+            self.events.append(Tagged(known[0], category))
 
     def _forget(self, address: int, _: Any) -> None:
         del self._host[address]
