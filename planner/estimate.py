@@ -20,8 +20,8 @@ from planner.hardware.overheads import (
 )
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
-from planner.schema import SwinConfig, TrainSetting, parse
-from planner.step.allocator import replay
+from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
+from planner.step.allocator import repeat_step, replay
 from planner.step.allocator_config import AllocatorConfig
 from planner.step.ledger import CATEGORIES, Allocated, Computed, Freed, Ledger, Marked
 from planner.step.recording import Instant, Profile, Recorder, instant, profile
@@ -45,7 +45,7 @@ class Throughput:
 class Estimate:
     """A ledger judged. All sizes in bytes; `breakdown` is what is live at the peak instant."""
 
-    model: SwinConfig
+    model: SwinConfig | FactoryModel
     setting: TrainSetting
     num_parameters: int
     breakdown: dict[str, int]
@@ -133,14 +133,28 @@ def choose(
         config = resolve_model(model, of_model)
     else:
         config = parse(SwinConfig, {**model.model_dump(), **of_model}, "the model")
-    if not isinstance(config, SwinConfig):
+    resolved, chosen = resolve(config, chosen)
+    assert isinstance(resolved, SwinConfig)
+    return resolved, chosen
+
+
+def resolve(
+    model: SwinConfig | FactoryModel, setting: TrainSetting, traced: bool = False
+) -> tuple[SwinConfig | FactoryModel, TrainSetting]:
+    """The setting as the model's library will run it; a module of one's own only for a trace.
+
+    Raises UsageError and UnsupportedError.
+    """
+    if isinstance(model, FactoryModel):
+        if traced:
+            return model, setting
         raise UsageError(
-            f"{config.factory!r} is a module of your own, which only a trace can estimate.",
+            f"{model.factory!r} is a module of your own, which only a trace can estimate.",
             "Add --trace, which runs it on fake tensors, or probe it with 'planner tune'.",
         )
-    room = find_library(config.library)
-    room.check(config)
-    return config, room.resolve_setting(config, chosen)
+    room = find_library(model.library)
+    room.check(model)
+    return model, room.resolve_setting(model, setting)
 
 
 def default_precision(gpu: Gpu | None) -> str:
@@ -178,7 +192,7 @@ def step_ledger(config: SwinConfig, setting: TrainSetting) -> Ledger:
 
 
 def judge(
-    config: SwinConfig,
+    config: SwinConfig | FactoryModel,
     setting: TrainSetting,
     ledger: Ledger,
     gpu: Gpu | None = None,
@@ -190,7 +204,7 @@ def judge(
     peak = instant(ledger, live.peak_index)
     workspace = CUBLAS_HANDLES * cublas_workspace_bytes(gpu)
     requests, steady_from = device_requests(ledger, live, cublas_workspace_bytes(gpu))
-    played = replay(requests, allocator, steady_from=steady_from)
+    played = replay(_repeated(requests, steady_from), allocator, steady_from=steady_from)
     reserved = played.peak_reserved_bytes
     total = reserved + CONTEXT_BYTES
     breakdown: dict[str, int] = {c: peak.by_category.get(c, 0) for c in CATEGORIES}
@@ -217,12 +231,21 @@ def judge(
         headroom_bytes=None if budget is None else budget - total,
         low_bytes=low,
         high_bytes=high,
-        assumed=tuple(_assumed(gpu)),
+        assumed=(*_assumed(gpu), *ledger.notes),
         left_out=tuple(_left_out(setting)),
         throughput=_throughput(ledger, setting, gpu),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
     )
+
+
+def _repeated(requests: list[int], steady_from: int) -> list[int]:
+    """With the steady step once more: reserved bytes can still rise in the third step, as the
+    first leaves other holes than the second. A trace's step may not repeat: then as it is."""
+    try:
+        return repeat_step(requests, steady_from)
+    except ValueError:
+        return requests
 
 
 def device_requests(ledger: Ledger, live: Profile, workspace_bytes: int) -> tuple[list[int], int]:

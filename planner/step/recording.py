@@ -177,7 +177,7 @@ def instant(ledger: Ledger, event_index: int, num_largest: int = 8) -> Instant:
     """What is alive right after event `event_index`."""
     alive: dict[int, Allocated] = {}
     categories: dict[int, Category] = {}
-    for event in ledger.events[: event_index + 1]:
+    for event in ledger.events[: _with_tags(ledger.events, event_index)]:
         if isinstance(event, Allocated):
             alive[event.storage] = event
         elif isinstance(event, Freed):
@@ -207,6 +207,14 @@ def instant(ledger: Ledger, event_index: int, num_largest: int = 8) -> Instant:
         by_category,
         tuple((e.path, e.label, e.num_bytes) for e in transient[:num_largest]),
     )
+
+
+def _with_tags(events: Sequence[Event], index: int) -> int:
+    """One past `index` and the tags right behind it: they say what was just allocated."""
+    end = index + 1
+    while end < len(events) and isinstance(events[end], Tagged):
+        end += 1
+    return end
 
 
 def _phase_at(events: Sequence[Event], index: int) -> tuple[str, int]:

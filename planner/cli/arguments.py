@@ -1,0 +1,114 @@
+"""How a model, its settings and a memory are written on a command line."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import click
+
+from planner.errors import UsageError, nearest
+from planner.schema import SwinConfig, TrainSetting, parse
+from planner.schema.record import FactoryModel
+
+# command-line option -> field, of the model and of the setting
+MODEL_OPTIONS = {
+    "image_size": "image_size", "num_classes": "num_classes", "drop_path": "drop_path_rate",
+}  # fmt: skip
+GRID_FIELDS = (
+    "batch_size", "accumulate", "precision", "checkpointing", "compile", "attention", "optimizer",
+)  # fmt: skip
+
+_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option("--batch-size", metavar="N[,N…]", help="Images of one device at a time (64)."),
+    click.option("--accumulate", metavar="N[,N…]", help="Micro-batches per optimizer step (1)."),
+    click.option("--precision", metavar="P[,P…]",
+                 help="fp32, tf32, bf16, fp16 or pure-bf16 (bf16; fp16 on a GPU without it)."),
+    click.option("--checkpointing", metavar="C[,C…]",
+                 help="none, blocks, stages, stages:0,1 or nested (none)."),
+    click.option("--compile", metavar="C[,C…]",
+                 help="off, default, reduce-overhead, max-autotune, … (off)."),
+    click.option("--attention", metavar="A[,A…]", help="eager or sdpa (the library's own)."),
+    click.option("--optimizer", metavar="O[,O…]",
+                 help="adamw, adam, sgd, … and -foreach, -fused, -forloop (adamw)."),
+    click.option("--image-size", metavar="PX", help="As 384 or 256,192 (height, width)."),
+    click.option("--num-classes", metavar="N"),
+    click.option("--drop-path", metavar="RATE"),
+    click.option("--set", "fields", multiple=True, metavar="FIELD=VALUE",
+                 help="Any field of the model or of the setting; may be repeated."),
+]  # fmt: skip
+
+
+def with_model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A click command that also takes what describes a model and its settings."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def model_and_settings(
+    text: str, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> tuple[SwinConfig | FactoryModel, list[TrainSetting]]:
+    """The model that `text` and the options mean, and every combination of the settings' values.
+
+    Raises UsageError with all faults, in the words that were typed.
+    """
+    from planner.libraries.resolve import resolve_model
+
+    of_model, of_setting = split_fields(given.get("fields") or ())
+    for option, field in MODEL_OPTIONS.items():
+        if given.get(option) is not None:
+            of_model[field] = given[option]
+    axes: dict[str, list[str]] = {}
+    for field in GRID_FIELDS:
+        written = given.get(field)
+        if written is None:
+            written = of_setting.pop(field, None)
+        if written is not None:
+            axes[field] = split_values(written)
+    base = {**(defaults or {}), **of_setting}
+    settings = [
+        parse(TrainSetting, {**base, **dict(zip(axes, values, strict=True))}, "the setting")
+        for values in itertools.product(*axes.values())
+    ]
+    return resolve_model(text, of_model), settings
+
+
+def split_fields(fields: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """`FIELD=VALUE`s as those of the model and those of the setting. Raises UsageError."""
+    of_model: dict[str, str] = {}
+    of_setting: dict[str, str] = {}
+    known = [*SwinConfig.model_fields, *TrainSetting.model_fields]
+    for entry in fields:
+        field, equals, value = entry.partition("=")
+        field = field.strip().replace("-", "_")
+        if not equals:
+            raise UsageError(
+                f"--set takes FIELD=VALUE, and {entry!r} has no '='.",
+                "For example --set embed_dim=64.",
+            )
+        if field in TrainSetting.model_fields:
+            of_setting[field] = value.strip()
+        elif field in SwinConfig.model_fields or field in FactoryModel.model_fields:
+            of_model[field] = value.strip()
+        else:
+            near = nearest(field, known)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise UsageError(
+                f"--set {field}: no such field of a model or a setting.{hint}",
+                f"Fields: {', '.join(known)}.",
+            )
+    return of_model, of_setting
+
+
+def split_values(text: str) -> list[str]:
+    """`none,blocks,stages:0,1` as its three values: a number after a chosen stage is one more."""
+    values: list[str] = []
+    for part in (p.strip() for p in text.split(",")):
+        if values and re.match(r"stages:\d", values[-1]) and part.isdigit():
+            values[-1] += f",{part}"
+        elif part:
+            values.append(part)
+    return values or [text]

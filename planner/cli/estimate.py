@@ -1,0 +1,222 @@
+"""`planner estimate`: will it fit, and how fast is it, before anything is launched."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from planner.cli.arguments import model_and_settings, with_model_options
+from planner.cli.output import print_json
+from planner.errors import UnsupportedError, UsageError
+from planner.estimate import (
+    Estimate,
+    default_precision,
+    judge,
+    largest_batch,
+    resolve,
+    step_ledger,
+)
+from planner.hardware import Gpu, all_gpus, find_gpu
+from planner.schema import SwinConfig, TrainSetting
+from planner.schema.record import FactoryModel
+from planner.step.allocator_config import parse_allocator_config
+from planner.step.ledger import Ledger
+from planner.units import format_bytes, parse_bytes
+
+Rows = list[tuple[SwinConfig | FactoryModel, TrainSetting]]
+
+
+@click.command()
+@click.argument("model")
+@with_model_options
+@click.option("--gpu", metavar="NAME", help="A GPU of 'planner gpus', or all: rank the catalogue.")
+@click.option("--memory", metavar="SIZE", help="What it must fit into: 24GiB, 24GB.")
+@click.option(
+    "--allocator", metavar="OPTIONS", help="As PYTORCH_ALLOC_CONF: expandable_segments:True,…"
+)
+@click.option("--max-batch", is_flag=True, help="The largest batch that fits, per row.")
+@click.option(
+    "--trace",
+    "traced",
+    is_flag=True,
+    help="Run the real module on fake tensors instead (needs torch): any model.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One object, or an array for several.")
+@click.option("--plot", metavar="FILE", help="Draw live bytes over the step (png, svg, pdf).")
+@click.option("--timeline", is_flag=True, help="The same in the terminal, coarser.")
+def command(model: str, **given: Any) -> None:  # fmt: skip
+    """The memory and time of training MODEL, before it is launched.
+
+    MODEL is LIBRARY:NAME (see 'planner models'), a YAML or JSON file, or, with --trace,
+    package.module:factory. Several values for an option make one row per combination.
+    """
+    gpu = None if given["gpu"] in (None, "all") else find_gpu(given["gpu"])
+    memory = parse_bytes(given["memory"]) if given["memory"] else None
+    if memory is not None and not given["as_json"]:
+        click.echo(f"--memory {given['memory']} is {format_bytes(memory)} ({memory:,} bytes).\n")
+    if given["max_batch"]:
+        _several_precisions(given, gpu)
+    chosen, settings = model_and_settings(model, given, {"precision": default_precision(gpu)})
+    rows: Rows = [resolve(chosen, setting, given["traced"]) for setting in settings]
+    if given["max_batch"]:
+        _print_largest(rows, gpu, memory, given["as_json"])
+    elif given["gpu"] == "all":
+        _print_ranking(rows, given["as_json"])
+    else:
+        _print_estimates(rows, gpu, memory, given)
+
+
+def _print_estimates(
+    rows: Rows, gpu: Gpu | None, memory: int | None, given: dict[str, Any]
+) -> None:
+    config = parse_allocator_config(given["allocator"]) if given["allocator"] else None
+    ledgers = [_ledger(model, setting, given["traced"]) for model, setting in rows]
+    found = [
+        judge(model, setting, ledger, gpu, memory, config)
+        for (model, setting), ledger in zip(rows, ledgers, strict=True)
+    ]
+    if given["as_json"]:
+        shown = [estimate.to_json() for estimate in found]
+        print_json(shown[0] if len(shown) == 1 else shown)
+    else:
+        click.echo(_table(found))
+    _draw(ledgers, found, given)
+
+
+def _ledger(model: SwinConfig | FactoryModel, setting: TrainSetting, traced: bool) -> Ledger:
+    if not traced:
+        assert isinstance(model, SwinConfig)
+        return step_ledger(model, setting)
+    try:
+        from planner.trace import trace_estimate
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"--trace runs the real module, and {error.name} is not installed.",
+            "Install it, or estimate without --trace.",
+        ) from error
+    return trace_estimate(model, setting)
+
+
+def _table(found: Sequence[Estimate]) -> str:
+    from planner.report.tables import breakdown_table, estimate_table
+
+    return breakdown_table(found[0]) if len(found) == 1 else estimate_table(found)
+
+
+def _draw(ledgers: Sequence[Ledger], found: Sequence[Estimate], given: dict[str, Any]) -> None:
+    if not (given["plot"] or given["timeline"]):
+        return
+    if len(found) > 1:
+        raise UsageError(
+            f"a picture shows one setting, and {len(found)} were asked for.",
+            "Give one value to each option.",
+        )
+    from planner.report.tables import describe_setting
+    from planner.report.timeline import draw_timeline, timeline_text
+
+    if given["timeline"]:
+        click.echo("\n" + timeline_text(ledgers[0]), err=given["as_json"])
+    if given["plot"]:
+        title = f"{found[0].model.title}\n{describe_setting(found[0].setting)}"
+        draw_timeline(
+            ledgers[0], Path(given["plot"]), title=title, budget_bytes=found[0].budget_bytes
+        )
+        click.echo(f"\nDrew {given['plot']}.", err=given["as_json"])
+
+
+def _several_precisions(given: dict[str, Any], gpu: Gpu | None) -> None:
+    """--max-batch answers per precision and checkpointing unless they were named."""
+    given["batch_size"] = "1"
+    if given["precision"] is None:
+        given["precision"] = f"fp32,{default_precision(gpu)}"
+    if given["checkpointing"] is None:
+        given["checkpointing"] = "none,blocks"
+
+
+def _print_largest(rows: Rows, gpu: Gpu | None, memory: int | None, as_json: bool) -> None:
+    found = []
+    for model, setting in rows:
+        if not isinstance(model, SwinConfig):
+            raise UnsupportedError(
+                "--max-batch estimates many batches, which a trace is too slow for.",
+                "Trace single batches with --batch-size.",
+            )
+        found.append((setting, largest_batch(model, setting, gpu, memory)))
+    if as_json:
+        print_json(
+            [
+                {
+                    "precision": setting.precision,
+                    "checkpointing": setting.checkpointing,
+                    "largest_batch_size": best.setting.batch_size if best else 0,
+                    "estimate": best.to_json() if best else None,
+                }
+                for setting, best in found
+            ]
+        )
+        return
+    fitting = [best for _, best in found if best is not None]
+    if fitting:
+        click.echo("The largest batch that fits, by setting:\n")
+        click.echo(_table(fitting) if len(fitting) > 1 else _table([fitting[0], fitting[0]]))
+    for setting, best in found:
+        if best is None:
+            click.echo(_nothing_fits(setting))
+
+
+def _nothing_fits(setting: TrainSetting) -> str:
+    ways = ["a smaller image or model"]
+    if setting.checkpointing == "none":
+        ways.insert(0, "--checkpointing blocks")
+    if setting.precision in ("fp32", "tf32"):
+        ways.insert(0, "--precision bf16")
+    if setting.optimizer_family != "sgd":
+        ways.append("--optimizer sgd")
+    return (
+        f"Not even batch 1 fits with {setting.precision}, checkpointing {setting.checkpointing}. "
+        f"Try {', '.join(ways)}."
+    )
+
+
+def _print_ranking(rows: Rows, as_json: bool) -> None:
+    """Every GPU of the catalogue, the fastest that fits first."""
+    found = []
+    for (model, setting), gpu in itertools.product(rows, all_gpus()):
+        if not isinstance(model, SwinConfig):
+            raise UnsupportedError("--gpu all ranks by the analytic estimate.", "Name one GPU.")
+        if setting.precision in ("bf16", "pure-bf16") and not gpu.has_bf16:
+            setting = setting.model_copy(update={"precision": "fp16"})
+        found.append((gpu, judge(model, setting, step_ledger(model, setting), gpu)))
+    found.sort(key=lambda pair: (not pair[1].fits, -_images(pair[1])))
+    if as_json:
+        print_json([{"gpu": gpu.name, **estimate.to_json()} for gpu, estimate in found])
+        return
+    from planner.cli.output import print_table
+
+    print_table(
+        [
+            (
+                gpu.name,
+                estimate.setting.batch_size,
+                estimate.setting.precision,
+                estimate.setting.checkpointing,
+                round(_images(estimate)),
+                format_bytes(estimate.device_total_bytes),
+                format_bytes(gpu.memory_bytes),
+                "yes" if estimate.fits else "no",
+            )
+            for gpu, estimate in found
+        ],
+        (
+            "gpu", "batch", "precision", "checkpointing", "images/s (predicted)", "needs", "has",
+            "fits",
+        ),
+    )  # fmt: skip
+
+
+def _images(estimate: Estimate) -> float:
+    return estimate.throughput.images_per_second if estimate.throughput else 0.0
