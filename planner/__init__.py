@@ -1,3 +1,56 @@
-"""How to train a Swin Transformer as fast as the card allows without running out of memory."""
+"""How to train a Swin Transformer as fast as the card allows without running out of memory.
+
+    planner.estimate("timm:swin_tiny_patch4_window7_224", gpu="RTX 3090", batch_size=64)
+    search.tune("native:swin_tiny", output="tuned")
+    planner.emit("tuned", "timm")
+
+Names are imported when they are first used: `import planner` is quick, and estimating imports
+neither torch nor optuna.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from planner.emit import emit, emit_setting
+    from planner.errors import PlannerError, UnsupportedError, UsageError
+    from planner.estimate import Estimate, estimate, largest_batch
+    from planner.hardware import Gpu, all_gpus, find_gpu
+    from planner.libraries.resolve import resolve_model
+    from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
+    from planner.schema.result import Recommendation
+
+_HOMES = {
+    "emit": "planner.emit", "emit_setting": "planner.emit",
+    "PlannerError": "planner.errors", "UnsupportedError": "planner.errors",
+    "UsageError": "planner.errors",
+    "Estimate": "planner.estimate", "estimate": "planner.estimate",
+    "largest_batch": "planner.estimate",
+    "Gpu": "planner.hardware", "all_gpus": "planner.hardware", "find_gpu": "planner.hardware",
+    "resolve_model": "planner.libraries.resolve",
+    "MeasurementRecord": "planner.schema", "SwinConfig": "planner.schema",
+    "TrainSetting": "planner.schema",
+    "Recommendation": "planner.schema.result",
+}  # fmt: skip
+
+__all__ = [
+    "Estimate", "Gpu", "MeasurementRecord", "PlannerError", "Recommendation", "SwinConfig",
+    "TrainSetting", "UnsupportedError", "UsageError", "__version__", "all_gpus", "emit",
+    "emit_setting", "estimate", "find_gpu", "largest_batch", "resolve_model",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'planner' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

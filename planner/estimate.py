@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from planner.callable_module import make_callable
 from planner.errors import UnsupportedError, UsageError
 from planner.hardware import find_gpu
 from planner.hardware.gpu import Gpu
@@ -388,3 +389,6 @@ def largest_batch(
         else:
             high = middle
     return best
+
+
+make_callable(__name__, estimate)

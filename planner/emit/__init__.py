@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from planner.callable_module import make_callable
 from planner.emit.counterpart import as_library, setting_faults
 from planner.emit.plan import Emitted, Model, Plan, refuse
 from planner.errors import UnsupportedError, UsageError, unknown_name
@@ -223,3 +224,6 @@ def _origin(found: Recommendation, setting: TrainSetting) -> tuple[str, ...]:
         said = ", ".join(f"{field}={value}" for field, value in changed.items())
         lines.append(f"Changed since, and so not what was measured: {said}.")
     return tuple(lines)
+
+
+make_callable(__name__, emit)
