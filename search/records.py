@@ -128,10 +128,12 @@ def _whole_records(data: bytes) -> Iterator[MeasurementRecord]:
 
 
 def _read_all(descriptor: int) -> bytes:
-    chunks = []
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    while chunk := os.read(descriptor, 1 << 20):
+    """The file's bytes, and no more than its size says: a device may have no end."""
+    size = os.fstat(descriptor).st_size
+    chunks, at = [], 0
+    while at < size and (chunk := os.pread(descriptor, size - at, at)):
         chunks.append(chunk)
+        at += len(chunk)
     return b"".join(chunks)
 
 

@@ -159,9 +159,11 @@ class Study:
         }
         with self._faults():
             self.study.add_trial(self._trial(candidate, attributes, TrialState.RUNNING))
-            rivals = [t for t in self._trials() if self._contends(t, candidate.id, repeat)]
-            mine = next(t for t in rivals if t.user_attrs["probe_id"] == probe_id)
-            if rivals[0].number < mine.number:  # trial numbers are given out one at a time
+            trials = self._trials()
+            mine = next(t for t in trials if t.user_attrs.get("probe_id") == probe_id)
+            # Trial numbers are given out one at a time: the lowest is the first to have claimed.
+            earlier = [t for t in trials if t.number < mine.number]
+            if any(self._contends(t, candidate.id, repeat) for t in earlier):
                 self._release(mine, "another tuner claimed it first")
                 return None
         return Claim(candidate, probe_id, mine.number)

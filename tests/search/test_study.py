@@ -1,0 +1,231 @@
+"""The study: claims, leases, what a killed tuner leaves, and files that are not ours."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import optuna
+import pytest
+
+from planner.errors import PlannerError
+from planner.schema import SwinConfig, TrainSetting
+from search import study as study_file
+from search.records import append_records, read_records
+from search.space import Space, make_space
+from search.study import Identity, Study, StudyError, hidden_password, make_study
+from tests.search.tables import GPU, MODEL, SMALL, make_record
+
+SPACE: Space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16, 32, 512))
+IDENTITY = Identity(MODEL, GPU, {"torch": "test"})
+NOBODY = json.dumps(["elsewhere", "", 1, "1"])  # another machine: only its lease can end
+
+
+def open_study(tmp_path: Path, storage: str | None = None) -> Study:
+    tmp_path.mkdir(exist_ok=True)
+    return make_study(storage, tmp_path, SPACE, GPU.total_bytes)
+
+
+def probe_one(study: Study, position: int) -> str:
+    claim = study.claim(SPACE.candidates[position], 60)
+    assert claim is not None
+    return study.finish(claim, make_record(claim.candidate.setting)).probe_id
+
+
+@pytest.mark.parametrize("storage", [None, "{}/study.journal"])
+def test_records_come_back_in_order(tmp_path: Path, storage: str | None) -> None:
+    url = storage and storage.format(tmp_path)
+    study = open_study(tmp_path, url)
+    ids = [probe_one(study, i) for i in (0, 3, 1)]
+    again = open_study(tmp_path, url)
+    assert again.reconcile() == ""
+    assert [r.probe_id for r in again.records()] == ids
+    assert [r.probe_id for r in read_records(tmp_path / "probes.jsonl").records] == ids
+
+
+def test_an_out_of_memory_probe_is_complete_with_a_violated_constraint(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    fits = probe_one(study, 0)
+    probe_one(study, 3)  # batch 512 does not fit
+    trials = study.study.get_trials()
+    assert [t.state for t in trials] == [optuna.trial.TrialState.COMPLETE] * 2
+    assert trials[0].constraints["memory"] <= 0 < trials[1].constraints["memory"]
+    assert trials[1].value == pytest.approx(trials[0].value)  # imputed, never 0
+    assert study.study.best_trial.user_attrs["probe_id"] == fits
+
+
+def test_two_tuners_do_not_claim_one_setting(tmp_path: Path) -> None:
+    first, second = open_study(tmp_path), open_study(tmp_path)
+    second.owner = NOBODY
+    claim = first.claim(SPACE.candidates[0], 60)
+    assert claim is not None
+    assert second.claim(SPACE.candidates[0], 60) is None
+    assert SPACE.candidates[0].id in second.busy()
+    assert second.claim(SPACE.candidates[1], 60) is not None
+    first.release(claim, "test")
+    assert second.claim(SPACE.candidates[0], 60) is not None
+
+
+def test_a_finished_setting_is_not_claimed_again_but_a_repeat_is(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    probe_one(study, 0)
+    assert study.claim(SPACE.candidates[0], 60) is None
+    assert study.claim(SPACE.candidates[0], 60, repeat=1) is not None
+
+
+def test_a_lease_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone, here = open_study(tmp_path), open_study(tmp_path)
+    gone.owner = NOBODY
+    assert gone.claim(SPACE.candidates[0], 10) is not None
+    assert here.claim(SPACE.candidates[0], 10) is None
+    now = study_file.time.time()
+    monkeypatch.setattr(study_file.time, "time", lambda: now + 10 + 61)
+    here.reconcile()
+    assert here.claim(SPACE.candidates[0], 10) is not None
+
+
+def test_the_claim_of_a_dead_process_is_free_at_once(tmp_path: Path) -> None:
+    dead, here = open_study(tmp_path), open_study(tmp_path)
+    host, boot, pid, _ = json.loads(dead.owner)
+    dead.owner = json.dumps([host, boot, pid, "0"])  # the pid lives, but began at another time
+    assert dead.claim(SPACE.candidates[0], 3600) is not None
+    assert here.busy() == set()
+    here.reconcile()
+    assert here.claim(SPACE.candidates[0], 60) is not None
+
+
+def test_recorded_but_not_told_is_told_on_resume(tmp_path: Path) -> None:
+    """Killed between the line in probes.jsonl and the study."""
+    dead = open_study(tmp_path)
+    dead.owner = json.dumps([*json.loads(dead.owner)[:3], "0"])
+    claim = dead.claim(SPACE.candidates[0], 60)
+    assert claim is not None
+    record = make_record(claim.candidate.setting, probe_id=claim.probe_id)
+    append_records(tmp_path / "probes.jsonl", [record])
+    for _ in range(2):  # and again: nothing is counted twice
+        here = open_study(tmp_path)
+        here.reconcile()
+        assert [r.probe_id for r in here.records()] == [claim.probe_id]
+        assert len(here.study.get_trials()) == 1
+    assert len(read_records(tmp_path / "probes.jsonl").records) == 1
+
+
+def test_a_lost_database_is_made_again_from_the_records(tmp_path: Path) -> None:
+    ids = {probe_one(open_study(tmp_path), i) for i in (0, 1)}
+    (tmp_path / "study.db").unlink()
+    again = open_study(tmp_path)
+    again.reconcile()
+    assert {r.probe_id for r in again.records()} == ids
+    assert again.claim(SPACE.candidates[0], 60) is None
+
+
+def test_a_lost_records_file_is_made_again_from_the_study(tmp_path: Path) -> None:
+    ids = [probe_one(open_study(tmp_path), i) for i in (0, 1)]
+    (tmp_path / "probes.jsonl").unlink()
+    open_study(tmp_path).reconcile()
+    assert [r.probe_id for r in read_records(tmp_path / "probes.jsonl").records] == ids
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (Identity(SwinConfig(embed_dim=48), GPU, IDENTITY.versions), "embed_dim: 96 there, 48"),
+        (Identity(MODEL, GPU.model_copy(update={"name": "H200"}), IDENTITY.versions), "H200"),
+        (Identity(MODEL, GPU, {"torch": "2.99"}), "versions.torch: test there, 2.99 here"),
+    ],
+)
+def test_anothers_study_is_refused_unless_told(tmp_path: Path, other: Identity, said: str) -> None:
+    open_study(tmp_path).adopt(IDENTITY)
+    with pytest.raises(StudyError) as caught:
+        open_study(tmp_path).adopt(other)
+    assert said in str(caught.value)
+    assert "--accept-different" in str(caught.value)
+    assert said in "\n".join(open_study(tmp_path).adopt(other, accept_different=True))
+
+
+def test_a_truncated_study_is_said_and_left_alone(tmp_path: Path) -> None:
+    probe_one(open_study(tmp_path), 0)
+    path = tmp_path / "study.db"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    before = path.read_bytes()
+    with pytest.raises(StudyError, match="damaged or truncated"):
+        open_study(tmp_path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"not a database at all" * 100, b"{}"])
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "study.db").write_bytes(content)
+    with pytest.raises(StudyError):
+        open_study(tmp_path)
+    assert (tmp_path / "study.db").read_bytes() == content
+
+
+def test_a_foreign_database_gets_no_tables_of_ours(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "study.db") as connection:
+        connection.execute("create table recipes (name text)")
+    with pytest.raises(StudyError, match="something else"):
+        open_study(tmp_path)
+    with sqlite3.connect(tmp_path / "study.db") as connection:
+        tables = connection.execute("select name from sqlite_master").fetchall()
+    assert tables == [("recipes",)]
+
+
+def test_a_read_only_study_is_said(tmp_path: Path) -> None:
+    """SQLite's own read-only mode: the tests may run as root, whom file modes do not stop."""
+    open_study(tmp_path)
+    url = f"sqlite:///file:{tmp_path / 'study.db'}?mode=ro&uri=true"
+    with pytest.raises(StudyError, match="read-only"):
+        probe_one(open_study(tmp_path, url), 0)
+
+
+def test_a_disk_that_fills_up_keeps_the_record_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    monkeypatch.setattr(study_file.tempfile, "gettempdir", lambda: str(spill))
+    study = open_study(tmp_path)
+    study.records_path = Path("/dev/full")
+    with pytest.raises(PlannerError, match="No space left") as caught:
+        probe_one(study, 0)
+    kept = next(spill.iterdir())
+    assert str(kept) in str(caught.value)
+    assert len(read_records(kept).records) == 1
+
+
+def test_passwords_are_not_shown() -> None:
+    for url in (
+        "postgresql://me:hunter2@db:5432/tuning",
+        "mysql+pymysql://me:hun@ter2@db/x?password=hunter2",
+        "postgresql://:hunter2@db/x",
+    ):
+        assert "hunter2" not in hidden_password(url), url
+        assert "ter2" not in hidden_password(url), url
+    assert hidden_password("sqlite:///study.db") == "sqlite:///study.db"
+
+
+def test_an_unreachable_storage_shows_no_password(tmp_path: Path) -> None:
+    url = "postgresql://me:hunter2@localhost:1/none"
+    with pytest.raises(StudyError) as caught:
+        open_study(tmp_path, url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_storage_that_is_neither_url_nor_journal(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match="neither"):
+        open_study(tmp_path, "study")
+
+
+def test_settings_of_a_narrower_search_stay_in_the_study(tmp_path: Path) -> None:
+    """A resumed search over fewer settings ignores the others and does not lose them."""
+    probe_one(open_study(tmp_path), 0)
+    narrow = make_space(MODEL, GPU, TrainSetting(), restrict={**SMALL, "precision": ("bf16",)},
+                        batch_sizes=(64,))  # fmt: skip
+    study = make_study(None, tmp_path, narrow, GPU.total_bytes)
+    study.reconcile()
+    claim = study.claim(narrow.candidates[0], 60)
+    assert claim is not None
+    study.finish(claim, make_record(claim.candidate.setting))
+    assert len(study.records()) == 2
