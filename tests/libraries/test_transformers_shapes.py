@@ -26,7 +26,7 @@ pytestmark = needs("torch", "transformers")
 SMALL = SwinConfig(
     library="transformers",
     image_size=56,
-    depths=(2, 2),
+    depths=(2, 1),
     num_heads=(3, 6),
     embed_dim=48,
     num_classes=10,
@@ -36,12 +36,12 @@ PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16")
 CHECKPOINTINGS = ("blocks", "stages", "stages:1", "nested")
 MODELS: tuple[Changes, ...] = (
     {"image_size": (60, 76)},  # 15x19 tokens: padded windows, odd sides to merge
-    {"image_size": (56, 112)},  # 7x14 tokens in the second stage: no shift on either side
+    {"image_size": (56, 112), "depths": (1, 2)},  # then 7x14 tokens, with no shift at all
     {"image_size": (112, 60)},  # 28x15 tokens, then 14x8
     {"image_size": 58, "in_channels": 1},  # patches do not divide the image: it is padded
     {"image_size": (57, 64), "window_size": 5},
     {"image_size": 28, "patch_size": 2, "depths": (1, 2), "mlp_ratio": 2.0},
-    {"image_size": 64, "depths": (1, 1, 1), "num_heads": (3, 6, 12), "window_size": 4,
+    {"image_size": 64, "depths": (1, 2, 1), "num_heads": (3, 6, 12), "window_size": 4,
      "qkv_bias": False},
     {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.0},
     {"drop_path_rate": 0.3, "num_classes": 21841},
