@@ -292,7 +292,6 @@ class Swinv2Encoder(Module):
         for layer_module in self.layers:
             layer_outputs = layer_module(hidden_states, input_dimensions)
             hidden_states = layer_outputs[0]
-            hidden_states_before_downsampling = layer_outputs[1]  # noqa: F841 (it keeps it alive)
             output_dimensions = layer_outputs[2]
             input_dimensions = (output_dimensions[-2], output_dimensions[-1])
         return (hidden_states,)
