@@ -95,7 +95,6 @@ class CpuMeter:
     in_flight = 0
 
     def __init__(self) -> None:
-        resident.volunteer_for_the_kernel()
         resident.settle()
         self.base = resident.read_resident()
         self.cap: resident.GrowthCap | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import resource
@@ -78,12 +77,3 @@ class GrowthCap:
     def lift(self) -> None:
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-
-def volunteer_for_the_kernel() -> None:
-    """Where memory runs out, the kernel should end this process before any other.
-
-    Raising one's own score is allowed to everyone; where /proc is read-only it does not matter.
-    """
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
