@@ -229,6 +229,34 @@ def test_shared_gradients_are_not_summed_in_place() -> None:
     assert traced.peak_live_bytes() == real.peak_live_bytes()
 
 
+def test_a_rewritten_view_gets_a_gradient_of_its_own() -> None:
+    """An in-place ReLU on `linear`'s result, which is a view: in eager, not in a dispatch mode, its
+    gradient is copied into new zeros."""
+
+    class Rewritten(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Linear(4, 64)
+
+        def forward(self, images: Tensor) -> Tensor:
+            x = F.relu(self.wide(images), inplace=True)  # [B, 3, 4, 64]
+            return self.head(x.mean(3).repeat(1, 1, 4).flatten(1))
+
+    setting = TrainSetting(batch_size=512, precision="fp32", optimizer="sgd")
+    real = measure_cpu_memory_events(Rewritten, TINY_IMAGES, setting)
+    out, inside = (
+        trace_training(Rewritten, TINY_IMAGES, setting, gradient_sums=sums)
+        for sums in ("out_of_place", "in_place")
+    )
+    wide = 512 * 3 * 4 * 64 * 4
+
+    def copies(trace: Trace) -> int:
+        return sum(e.num_bytes == wide for e in trace.events if isinstance(e, Allocated))
+
+    assert copies(inside) == copies(real) == copies(out) + 2  # one a step
+    assert inside.peak_live_bytes() == real.peak_live_bytes()
+
+
 def test_policies_are_those_of_the_header() -> None:
     header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
     text = header.read_text()

@@ -64,6 +64,7 @@ class Recorder(TorchDispatchMode):
         self.note((args, kwargs), "unseen", path)
         if self._sums is not None:
             func = self._sums.choose(func, args)
+            self.note(self._sums.scratch(func, args), "aten.new_zeros.default")
         if func is aten._local_scalar_dense.default:
             return self._read(args[0])
         result = run_as_on_cuda(func, args, kwargs)

@@ -29,6 +29,8 @@ _IN_PLACE_FORMULAS: dict[tuple[str, Any], Any] = {
     ("BinaryCrossEntropyWithLogitsBackward0", aten.mul.Tensor): aten.mul_.Tensor,
 }
 
+_COPY_SLICES = "torch::autograd::CopySlices"
+
 
 class InPlaceSums:
     """Tells the engine's sums from others, and turns those that eager does in place.
@@ -56,8 +58,28 @@ class InPlaceSums:
         node = torch._C._current_autograd_node()
         return _IN_PLACE_FORMULAS.get((node.name(), func), func) if node is not None else func
 
+    def scratch(self, func: Any, args: tuple[Any, ...]) -> Tensor | None:
+        """What eager would allocate besides: the copy of a gradient whose view is replayed here.
+
+        The gradient dies as its copy is made; here it lives on, and the copy goes instead.
+        """
+        node = torch._C._current_autograd_node()
+        if node is None or not func.is_view or not _leads_to_copied_slices(node):
+            return None
+        return torch.empty_like(args[0], memory_format=torch.contiguous_format)
+
     def _only_buffered(self, tensor: Tensor) -> bool:
         return _is_dense(tensor) and _owners(tensor) == self._owners_when_alone
+
+
+def _leads_to_copied_slices(node: Any) -> bool:
+    """Whether the node stands for a view of a tensor whose history an in-place operation rewrote.
+
+    Eager knows that view by its strides alone: its gradient is new zeros of the whole, and a copy
+    (`AsStridedBackward`). A dispatch mode has the view itself replayed, and its gradient is a view.
+    """
+    following = [function for function, _ in node.next_functions if function is not None]
+    return [f.name() for f in following] == [_COPY_SLICES] and node.name() != _COPY_SLICES
 
 
 def _is_dense(tensor: Tensor) -> bool:
