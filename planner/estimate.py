@@ -10,15 +10,7 @@ from planner.callable_module import make_callable
 from planner.errors import UnsupportedError, UsageError
 from planner.hardware import find_gpu
 from planner.hardware.gpu import Gpu
-from planner.hardware.overheads import (
-    CONTEXT_BYTES,
-    CONTEXT_BYTES_HIGH,
-    CONTEXT_BYTES_LOW,
-    CUBLAS_HANDLES,
-    RESERVED_ERROR,
-    cublas_workspace_bytes,
-    describe_workspace,
-)
+from planner.hardware.overheads import Overheads, overheads_for
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
@@ -203,19 +195,20 @@ def judge(
     """What a ledger means on a device: totals, verdict, range, and what they rest on."""
     live = profile(ledger)
     peak = instant(ledger, live.peak_index)
-    workspace = CUBLAS_HANDLES * cublas_workspace_bytes(gpu)
-    requests, steady_from = device_requests(ledger, live, cublas_workspace_bytes(gpu))
+    outside = overheads_for(gpu)
+    workspace = outside.num_workspaces * outside.workspace_bytes
+    requests, steady_from = device_requests(ledger, live, outside.workspace_bytes)
     played = replay(_repeated(requests, steady_from), allocator, steady_from=steady_from)
     reserved = played.peak_reserved_bytes
-    total = reserved + CONTEXT_BYTES
+    total = reserved + outside.context_bytes
     breakdown: dict[str, int] = {c: peak.by_category.get(c, 0) for c in CATEGORIES}
     breakdown |= {
         "workspace": workspace,
         "allocator_overhead": reserved - live.peak_bytes - workspace,
-        "cuda_context": CONTEXT_BYTES,
+        "cuda_context": outside.context_bytes,
     }
     budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
-    low, high = _range(setting, reserved)
+    low, high = _range(setting, reserved, outside)
     return Estimate(
         model=config,
         setting=setting,
@@ -232,7 +225,7 @@ def judge(
         headroom_bytes=None if budget is None else budget - total,
         low_bytes=low,
         high_bytes=high,
-        assumed=(*_assumed(gpu), *ledger.notes),
+        assumed=(*outside.basis, _allocator_basis(allocator), *ledger.notes),
         left_out=tuple(_left_out(setting)),
         throughput=_throughput(ledger, setting, gpu),
         live_bytes=_phase_live_bytes(live),
@@ -285,14 +278,14 @@ def _first_matmuls(ledger: Ledger) -> Iterable[int]:
             phase_is_new = False
 
 
-def _range(setting: TrainSetting, reserved: int) -> tuple[int, int]:
+def _range(setting: TrainSetting, reserved: int, outside: Overheads) -> tuple[int, int]:
     """Between these the device total is expected to lie."""
-    low_share, high_share = 1 - RESERVED_ERROR, 1 + RESERVED_ERROR
+    low_share, high_share = 1 - outside.reserved_error, 1 + outside.reserved_error
     if setting.compile != "off":
         low_share, high_share = COMPILED_LOW, COMPILED_HIGH
     return (
-        int(reserved * low_share) + CONTEXT_BYTES_LOW,
-        int(reserved * high_share) + CONTEXT_BYTES_HIGH,
+        int(reserved * low_share) + outside.context_low_bytes,
+        int(reserved * high_share) + outside.context_high_bytes,
     )
 
 
@@ -301,17 +294,8 @@ def _range(setting: TrainSetting, reserved: int) -> tuple[int, int]:
 COMPILED_LOW, COMPILED_HIGH = 0.55, 1.25
 
 
-def _assumed(gpu: Gpu | None) -> list[str]:
-    assumed = [
-        describe_workspace(cublas_workspace_bytes(gpu)),
-        f"a CUDA context of {format_bytes(CONTEXT_BYTES)}, within the "
-        f"{format_bytes(CONTEXT_BYTES_LOW)} to {format_bytes(CONTEXT_BYTES_HIGH)} of public "
-        "reports",
-        "the caching allocator with its default settings",
-    ]
-    if gpu is None:
-        assumed.insert(0, "an NVIDIA GPU older than Hopper, since none was named")
-    return assumed
+def _allocator_basis(config: AllocatorConfig | None) -> str:
+    return "the caching allocator with " + ("its default settings" if config is None else "yours")
 
 
 def _left_out(setting: TrainSetting) -> list[str]:

@@ -1,13 +1,22 @@
-"""What sits outside the tensors: library workspaces and the CUDA context.
+"""What sits outside the tensors: library workspaces, the CUDA context, and how sure a replay is.
 
-None of these was measured on a device by us yet; each says where it comes from, and the estimate
-lists them under `assumed` and widens its range by them.
+Figures fitted from measurement records stand in `overheads.json`, per architecture, with their
+date and versions (`planner validate --replay FILE --fit` prints them). Where an architecture has
+none, the quoted ones below are assumed; the estimate says so and widens its range.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 from planner.hardware.gpu import Gpu
-from planner.units import MIB
+from planner.units import format_bytes
+
+MEASURED_FILE = Path(__file__).with_name("overheads.json")
 
 # cuBLAS asks the caching allocator for a workspace per handle and stream, kept for good (quoted:
 # getChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp, torch up to 2.14).
@@ -23,21 +32,75 @@ CONTEXT_BYTES_LOW = 287_000_000
 CONTEXT_BYTES_HIGH = 667_000_000
 
 # The share of reserved bytes by which a replay may be off. Published errors of trackers that replay
-# an allocator are 1.6 to 3% (and 10% for PyTorch's own tracker's tests); until a device has been
-# measured by us, 5% either way is assumed.
+# an allocator are 1.6 to 3%; until a device has been measured by us, 5% either way is assumed.
 RESERVED_ERROR = 0.05
 
 
-def cublas_workspace_bytes(gpu: Gpu | None) -> int:
-    """One workspace, in bytes; ROCm's and unknown devices are taken as the smaller."""
+@dataclass(frozen=True)
+class Overheads:
+    """One device's, in bytes. `workspace_bytes` is one cuBLAS workspace, of which `num_workspaces`
+    are held; `reserved_error` the share by which reserved bytes may be off; `basis` says what all
+    of it rests on, one line each."""
+
+    workspace_bytes: int
+    num_workspaces: int
+    context_bytes: int
+    context_low_bytes: int
+    context_high_bytes: int
+    reserved_error: float
+    basis: tuple[str, ...]
+
+
+def overheads_for(gpu: Gpu | None) -> Overheads:
+    """Those measured on the architecture of `gpu`, else those assumed for it."""
+    workspace = _workspace_bytes(gpu)
+    measured = measured_overheads().get(gpu.architecture) if gpu is not None else None
+    if measured is not None:
+        return Overheads(
+            workspace,
+            CUBLAS_HANDLES,
+            measured["context_bytes"],
+            measured["context_low_bytes"],
+            measured["context_high_bytes"],
+            measured["reserved_error"],
+            (_workspace_basis(workspace), measured["basis"]),
+        )
+    basis = [
+        _workspace_basis(workspace),
+        f"a CUDA context of {format_bytes(CONTEXT_BYTES)}, within the "
+        f"{format_bytes(CONTEXT_BYTES_LOW)} to {format_bytes(CONTEXT_BYTES_HIGH)} of public "
+        "reports",
+        f"reserved memory within {RESERVED_ERROR:.0%}: not measured on this architecture yet",
+    ]
+    if gpu is None:
+        basis.insert(0, "an NVIDIA GPU older than Hopper, since none was named")
+    return Overheads(
+        workspace,
+        CUBLAS_HANDLES,
+        CONTEXT_BYTES,
+        CONTEXT_BYTES_LOW,
+        CONTEXT_BYTES_HIGH,
+        RESERVED_ERROR,
+        tuple(basis),
+    )
+
+
+@cache
+def measured_overheads() -> dict[str, dict[str, Any]]:
+    """architecture -> what was fitted from its records."""
+    measured: dict[str, dict[str, Any]] = json.loads(MEASURED_FILE.read_text())
+    return measured
+
+
+def _workspace_bytes(gpu: Gpu | None) -> int:
+    """ROCm's and unknown devices are taken as the smaller."""
     if gpu is not None and gpu.vendor == "NVIDIA" and gpu.capability and gpu.capability[0] >= 9:
         return CUBLAS_WORKSPACE_BYTES_HOPPER_AND_LATER
     return CUBLAS_WORKSPACE_BYTES
 
 
-def describe_workspace(num_bytes: int) -> str:
-    """For an estimate's list of assumptions."""
+def _workspace_basis(num_bytes: int) -> str:
     return (
-        f"cuBLAS workspace of {num_bytes / MIB:.3f} MiB for each of {CUBLAS_HANDLES} handles "
+        f"cuBLAS workspace of {format_bytes(num_bytes)} for each of {CUBLAS_HANDLES} handles "
         "(forward and backward threads)"
     )
