@@ -19,7 +19,6 @@ from planner.step.allocator_config import AllocatorConfig
 from planner.step.ledger import CATEGORIES, Allocated, Computed, Freed, Ledger, Marked
 from planner.step.recording import Instant, Profile, Recorder, instant, profile
 from planner.step.training import record_training
-from planner.units import format_bytes
 
 # One ledger holds at most so many micro-batches: the third repeats the second.
 RECORDED_MICRO_BATCHES = 2
