@@ -67,14 +67,34 @@ class Recorder(TorchDispatchMode):
             self.note(self._sums.scratch(func, args), "aten.new_zeros.default")
         if func is aten._local_scalar_dense.default:
             return self._read(args[0])
+        scratch = self._note_scratch(func, args, path)
         result = run_as_on_cuda(func, args, kwargs)
         on_host = self._all_on_host((args, kwargs))
         self.note_host(_tensors(result) if on_host else host_results(func, result))
         self.note(result, self.running, path)
         if self._paths is not None and not on_host:
             self._note_work(func, args, kwargs, result, path)
+        del scratch
         self.running = ""
         return result
+
+    def _note_scratch(self, func: Any, args: tuple[Any, ...], path: str) -> Tensor | None:
+        """Counts what CUDA's kernel allocates and a fake one does not; returns what lives until the
+        result exists: `roll` goes one dimension at a time
+        (aten/src/ATen/native/cuda/TensorTransformations.cu)."""
+        if func is not aten.roll.default or len(args) < 3 or len(args[2]) < 2:
+            return None
+        rolled = None
+        source: Tensor = args[0]
+        if not source.is_contiguous():
+            source = torch.empty_like(source, memory_format=torch.contiguous_format)
+            self.note(source, "aten.clone.default", path)
+        for _ in args[2][1:]:
+            step = torch.empty_like(source, memory_format=torch.contiguous_format)
+            self.note(step, self.running, path)
+            source = rolled = step
+            del step
+        return rolled
 
     def note(self, tree: Any, label: str, path: str = "") -> None:
         """Counts the storages of all tensors in `tree` that are not yet known."""
