@@ -8,6 +8,7 @@ an arm, one per cell. A probe of one setting so corrects all that share a factor
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import log2
@@ -21,6 +22,7 @@ from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetti
 from search.space import AXES, Candidate, Space
 
 Estimator = Callable[[SwinConfig, TrainSetting], "Estimate | None"]
+Knot = tuple[Candidate, Estimate]  # an estimate and the candidate it is of
 Array = NDArray[np.float64]
 
 SURE = 1.645  # standard deviations: one side of 90%, which is how estimates state their range
@@ -73,6 +75,7 @@ GUESSED_BYTES = Trust(
 )  # fmt: skip
 
 
+MIDDLE_BATCH = 16  # the second of an arm to be estimated
 MIDDLE_OCTAVE = 5.0  # log2 of batch 32, the middle of the ladder: where the slope turns
 KNEE = 8.0  # the batch at which fixed and proportional cost are taken to be of one size
 
@@ -140,22 +143,25 @@ def estimated_prior(
 ) -> Prior:
     """A prior from the estimate: its memory, and its step time where it predicts one.
 
-    Within an arm memory rises with the batch, so what lies beyond twice `budget_bytes` is not
-    estimated setting by setting but scaled from the last that was: it cannot fit.
+    A step is affine in its batch, and its peak the largest of such: three batches of each arm are
+    estimated (a small, a middle one, and the largest about to fit) and the others lie on the lines
+    between, which are never below the estimate.
     """
     generic = generic_prior(space, device)
-    estimates = _estimates(space, model, estimator, device, budget_bytes)
-    if not any(estimates):
+    knots = _estimate_knots(space, model, estimator, device, budget_bytes)
+    estimates = [e for found in knots.values() for _, e in found]
+    if not estimates:
         return generic
-    scaled = _scaled(generic.guesses, estimates, device)
+    scaled = _scaled(space, generic.guesses, knots, device)
     guesses = [
-        _estimated_guess(e, guess, device) for e, guess in zip(estimates, scaled, strict=True)
+        _between(c, knots[c.arm], guess, device) if knots[c.arm] else guess
+        for c, guess in zip(space.candidates, scaled, strict=True)
     ]
-    timed = all(e is None or e.throughput is not None for e in estimates)
-    first = next(e for e in estimates if e is not None)
-    basis = first.throughput.basis if timed and first.throughput else "no rates for this device"
+    timed = all(e.throughput is not None for e in estimates)
+    throughput = estimates[0].throughput
+    basis = throughput.basis if timed and throughput else "no rates for this device"
     return Prior(
-        guesses=tuple(_extended(space, estimates, guesses)),
+        guesses=tuple(guesses),
         seconds_trust=ESTIMATED_SECONDS if timed else GUESSED_SECONDS,
         # The estimate is of a CUDA device: on a CPU its bytes are only roughly what RSS grows by.
         bytes_trust=ESTIMATED_BYTES if device.kind == "cuda" else replace(GUESSED_BYTES, bias=0.5),
@@ -163,23 +169,85 @@ def estimated_prior(
     )
 
 
-def _estimates(
+def _estimate_knots(
     space: Space,
     model: SwinConfig,
     estimator: Estimator,
     device: DeviceInfo,
     budget_bytes: int | None,
-) -> list[Estimate | None]:
-    found: list[Estimate | None] = []
-    beyond: set[str] = set()
-    ordered = sorted(space.candidates, key=lambda c: (c.arm, c.setting.batch_size))
-    for c in ordered:
-        found.append(None if c.arm in beyond else estimator(model, c.setting))
-        last = found[-1]
-        if last and budget_bytes and estimate_bytes(last, device) > 2 * budget_bytes:
-            beyond.add(c.arm)
-    by_id = {c.id: e for c, e in zip(ordered, found, strict=True)}
-    return [by_id[c.id] for c in space.candidates]
+) -> dict[str, list[Knot]]:
+    """Per arm up to three batches with their estimates, smallest first; none where it has none."""
+    arms: dict[str, list[Candidate]] = {}
+    for c in sorted(space.candidates, key=lambda c: c.setting.batch_size):
+        arms.setdefault(c.arm, []).append(c)
+    return {
+        arm: _arm_knots(ladder, lambda c: estimator(model, c.setting), device, budget_bytes)
+        for arm, ladder in arms.items()
+    }
+
+
+def _arm_knots(
+    ladder: Sequence[Candidate],
+    estimate: Callable[[Candidate], Estimate | None],
+    device: DeviceInfo,
+    budget_bytes: int | None,
+) -> list[Knot]:
+    first = estimate(ladder[0])
+    if first is None:
+        return []
+    knots = [(ladder[0], first)]
+    middle = next((c for c in ladder if c.setting.batch_size >= MIDDLE_BATCH), ladder[-1])
+    wanted = [middle]
+    if middle is not ladder[0] and (second := estimate(middle)) is not None:
+        knots.append((middle, second))
+        wanted = [_largest_to_fit(ladder, knots, device, budget_bytes)]
+    for c in wanted:
+        if all(c is not known for known, _ in knots) and (last := estimate(c)) is not None:
+            knots.append((c, last))
+    return sorted(knots, key=lambda knot: knot[0].setting.batch_size)
+
+
+def _largest_to_fit(
+    ladder: Sequence[Candidate],
+    knots: Sequence[Knot],
+    device: DeviceInfo,
+    budget_bytes: int | None,
+) -> Candidate:
+    """The largest batch that the line through two estimates puts into the budget."""
+    if budget_bytes is None:
+        return ladder[-1]
+    fitting = [c for c in ladder if _line(c, knots, device)[0] <= budget_bytes]
+    return fitting[-1] if fitting else ladder[0]
+
+
+def _between(c: Candidate, knots: Sequence[Knot], guess: Guess, device: DeviceInfo) -> Guess:
+    """The bytes and seconds of a candidate on the lines between its arm's estimates."""
+    num_bytes, seconds = _line(c, knots, device)
+    return Guess(guess.seconds if seconds is None else seconds, num_bytes)
+
+
+def _line(c: Candidate, knots: Sequence[Knot], device: DeviceInfo) -> tuple[float, float | None]:
+    """(bytes, step seconds) by linear interpolation over the batch; beyond the last knot on the
+    line of the last two. Seconds per micro-batch are what is affine."""
+    batches = [float(known.setting.batch_size) for known, _ in knots]
+    sizes = [float(estimate_bytes(e, device)) for _, e in knots]
+    at = float(c.setting.batch_size)
+    timed = [
+        e.throughput.step_seconds / known.setting.accumulate for known, e in knots if e.throughput
+    ]
+    num_bytes = _interpolate(at, batches, sizes)
+    if len(timed) < len(knots):
+        return num_bytes, None
+    return num_bytes, _interpolate(at, batches, timed) * c.setting.accumulate
+
+
+def _interpolate(at: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Piecewise linear, on with the last slope; proportional where there is one point alone."""
+    if len(xs) == 1:
+        return ys[0] * at / xs[0]
+    i = min(max(bisect(xs, at) - 1, 0), len(xs) - 2)
+    slope = (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i])
+    return max(ys[i] + slope * (at - xs[i]), 0.1 * min(ys))
 
 
 def estimate_bytes(estimate: Estimate, device: DeviceInfo) -> int:
@@ -198,39 +266,15 @@ def record_bytes(record: MeasurementRecord) -> int | None:
 
 
 def _scaled(
-    generic: Sequence[Guess], estimates: Sequence[Estimate | None], device: DeviceInfo
+    space: Space, generic: Sequence[Guess], knots: dict[str, list[Knot]], device: DeviceInfo
 ) -> list[Guess]:
     """The generic guesses on the estimates' scale, for arms that nothing could be estimated of."""
-    pairs = [(g, e) for g, e in zip(generic, estimates, strict=True) if e is not None]
+    by_id = {c.id: g for c, g in zip(space.candidates, generic, strict=True)}
+    pairs = [(by_id[c.id], e) for found in knots.values() for c, e in found]
     bytes_ratio = median(estimate_bytes(e, device) / g.num_bytes for g, e in pairs)
     timed = [e.throughput.step_seconds / g.seconds for g, e in pairs if e.throughput]
     seconds_ratio = median(timed) if timed else 1.0
     return [Guess(g.seconds * seconds_ratio, g.num_bytes * bytes_ratio) for g in generic]
-
-
-def _estimated_guess(estimate: Estimate | None, guess: Guess, device: DeviceInfo) -> Guess:
-    if estimate is None:
-        return guess
-    seconds = estimate.throughput.step_seconds if estimate.throughput else guess.seconds
-    return Guess(seconds, float(estimate_bytes(estimate, device)))
-
-
-def _extended(
-    space: Space, estimates: Sequence[Estimate | None], guesses: Sequence[Guess]
-) -> list[Guess]:
-    """Guesses without an estimate, scaled from the largest batch of their arm that has one."""
-    anchor: dict[str, tuple[Candidate, Guess]] = {}
-    for c, e, guess in zip(space.candidates, estimates, guesses, strict=True):
-        if e is not None and (c.arm not in anchor or c.images > anchor[c.arm][0].images):
-            anchor[c.arm] = (c, guess)
-    extended = []
-    for c, e, guess in zip(space.candidates, estimates, guesses, strict=True):
-        if e is None and c.arm in anchor:
-            base, known = anchor[c.arm]
-            ratio = c.setting.batch_size / base.setting.batch_size
-            guess = Guess(known.seconds * c.images / base.images, known.num_bytes * ratio)
-        extended.append(guess)
-    return extended
 
 
 class Residual:

@@ -35,7 +35,8 @@ def read_records(path: Path | str) -> RecordFile:
     """
     path = Path(path)
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = _read_all(file.fileno())
     except FileNotFoundError:
         return RecordFile(())
     except OSError as error:
@@ -89,7 +90,8 @@ def append_records(path: Path | str, records: list[MeasurementRecord]) -> int:
         with _locked(path) as descriptor:
             known = _mend(descriptor, path)
             fresh = [r for r in records if not r.probe_id or r.probe_id not in known]
-            _append(descriptor, b"".join(format_record(r) for r in fresh))
+            if fresh:
+                _append(descriptor, b"".join(format_record(r) for r in fresh))
     except OSError as error:
         raise RecordsNotWrittenError(
             f"{path} cannot be written: {error.strerror}.", "Free space or choose another --output."

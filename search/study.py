@@ -16,7 +16,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from search.space import Candidate, Model, Space
 
 STUDY_NAME = "planner"
 IDENTITY = "planner:identity"
+CREATION_ATTEMPTS = 5
 LEASE_MARGIN_SECONDS = 60.0
 MAX_SAMPLES = 1000  # of step times in the study's copy: a MySQL text column ends at 64 KiB
 
@@ -376,9 +377,25 @@ def open_storage(storage: str, source: str) -> BaseStorage:
         _check_sqlite(storage.removeprefix("sqlite:///"), source)
     with storage_faults(source):
         try:
-            return RDBStorage(storage, engine_kwargs=_engine_options(storage))
+            return _open_database(storage)
         except (ImportError, ValueError, RuntimeError) as error:
             raise StudyError(f"{source} cannot be opened: {_first_line(error)}") from error
+
+
+def _open_database(storage: str) -> BaseStorage:
+    """The database; tried again where two tuners create its tables at the same instant, which
+    Optuna does not guard against."""
+    import sqlalchemy.exc
+
+    for attempt in range(CREATION_ATTEMPTS):
+        try:
+            return RDBStorage(storage, engine_kwargs=_engine_options(storage))
+        except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.OperationalError) as error:
+            lost_race = "UNIQUE" in str(error).upper() or "already exists" in str(error)
+            if not lost_race or attempt == CREATION_ATTEMPTS - 1:
+                raise
+            time.sleep(0.2 * (attempt + 1))
+    raise AssertionError("every attempt returns or raises")
 
 
 def _engine_options(storage: str) -> dict[str, Any]:
@@ -405,13 +422,15 @@ def _check_sqlite(name: str, source: str) -> None:
     path = Path(name.removeprefix("file:").partition("?")[0])
     if not path.exists() or path.stat().st_size == 0:
         return
+    # A killed writer leaves a journal, which has to be rolled back before anything can be read.
+    mode = "rw" if path.with_name(f"{path.name}-journal").exists() else "ro"
     try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+        with closing(sqlite3.connect(f"file:{path}?mode={mode}", uri=True)) as connection:
             rows = connection.execute("select name from sqlite_master where type='table'")
             tables = {row[0] for row in rows}
             verdict = connection.execute("pragma quick_check(1)").fetchone()[0]
     except sqlite3.DatabaseError as error:
-        raise _damaged(source) from error
+        raise _storage_error(source, str(error)) from error
     if verdict != "ok":
         raise _damaged(source)
     if tables and "studies" not in tables:

@@ -1,0 +1,117 @@
+"""What is recommended: measured, within the budget, the plainest among equals."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.schema import MeasurementRecord, TrainSetting
+from planner.units import GIB
+from search.recommend import Search, break_even_steps, choose, contenders, front, recommend
+from search.space import candidate
+from tests.search.tables import GPU, MODEL, make_record
+
+PLAIN = TrainSetting(precision="fp32", batch_size=16, attention="eager")
+
+
+def at(rate: float, setting: TrainSetting = PLAIN, num_bytes: int = GIB, **update: object
+       ) -> MeasurementRecord:  # fmt: skip
+    """A measured record with samples within ±0.1% of a rate."""
+    seconds = setting.batch_size * setting.accumulate / rate
+    samples = tuple(seconds * (1 + k / 5000) for k in range(-5, 6))
+    fields = {"step_seconds": samples, "images_per_second": rate, "device_bytes": num_bytes,
+              "compile_seconds": 60.0 if setting.compile != "off" else None}  # fmt: skip
+    return make_record(setting).model_copy(update={**fields, **update})
+
+
+def search(**update: object) -> Search:
+    fields: dict[str, object] = {
+        "model": MODEL, "device": GPU, "versions": {}, "budget_bytes": 16 * GIB,
+        "asked": PLAIN, "plain_arm": candidate(PLAIN).arm,
+    }  # fmt: skip
+    return Search(**{**fields, **update})  # type: ignore[arg-type]
+
+
+def change(**update: object) -> TrainSetting:
+    return PLAIN.model_copy(update=update)
+
+
+def test_the_fastest_wins_and_says_how_much() -> None:
+    found = recommend([at(100), at(250, change(precision="bf16"))], search())
+    assert found.setting == change(precision="bf16")
+    assert found.gain == pytest.approx(2.5)
+    assert found.baseline is not None
+    assert found.baseline.setting == PLAIN
+    assert [r.setting for r in found.runners_up] == [PLAIN]
+
+
+def test_within_noise_the_simpler_setting_wins() -> None:
+    compiled = change(compile="default")
+    assert choose(contenders([at(100), at(100.5, compiled)], None)).setting == PLAIN
+    assert choose(contenders([at(100), at(105, compiled)], None)).setting == compiled
+
+
+def test_a_note_says_what_the_simpler_setting_costs() -> None:
+    found = recommend([at(100), at(100.5, change(compile="default"))], search())
+    assert any("within the noise" in note for note in found.notes)
+
+
+def test_what_exceeds_the_budget_is_not_recommended() -> None:
+    big = at(900, change(batch_size=512), num_bytes=17 * GIB)
+    assert recommend([at(100), big], search()).setting == PLAIN
+
+
+def test_a_setting_that_failed_once_is_not_recommended() -> None:
+    failed = at(1).model_copy(update={"status": "out_of_memory", "step_seconds": ()})
+    assert recommend([at(100), failed], search()).status == "nothing_fits"
+
+
+def test_nothing_fits_says_what_would() -> None:
+    records = [make_record(change(batch_size=512))]
+    found = recommend(records, search())
+    assert found.status == "nothing_fits"
+    assert found.setting is None
+    assert "16.00 GiB" in found.advice
+    assert "checkpointing" in found.advice
+
+
+def test_no_probe_ended_well_says_the_last_reason() -> None:
+    crashed = at(1).model_copy(
+        update={"status": "crashed", "step_seconds": (), "message": "ImportError: no module x"}
+    )
+    assert "ImportError: no module x" in recommend([crashed], search()).advice
+
+
+def test_total_time_counts_compilation() -> None:
+    """60 s of compiling pay after 60 / (1/100 − 1/120) = 36,000 images."""
+    records = [at(100), at(120, change(compile="default"))]
+    assert recommend(records, search(images=20_000)).setting == PLAIN
+    assert recommend(records, search(images=100_000)).setting == change(compile="default")
+
+
+def test_break_even_is_derived() -> None:
+    eager, compiled = contenders([at(100)], None)[0], contenders(
+        [at(120, change(compile="default"))], None)[0]  # fmt: skip
+    assert break_even_steps(compiled, eager) == pytest.approx(36_000 / 16, rel=0.01)
+    assert break_even_steps(eager, eager) is None
+
+
+def test_the_front_has_nothing_that_is_slower_and_larger() -> None:
+    records = [at(100, num_bytes=GIB), at(90, change(batch_size=8), num_bytes=2 * GIB),
+               at(150, change(batch_size=32), num_bytes=3 * GIB)]  # fmt: skip
+    kept = front(contenders(records, None))
+    assert [c.setting.batch_size for c in kept] == [16, 32]
+
+
+def test_a_changed_global_batch_says_what_it_means() -> None:
+    found = recommend([at(100, change(batch_size=64))], search(asked=PLAIN))
+    note = next(n for n in found.notes if "learning rate" in n)
+    assert "64, not 16" in note
+    assert "4 (linear" in note
+    assert not any("learning rate" in n for n in recommend([at(100)], search()).notes)
+
+
+def test_repeats_are_one_contender_with_all_samples() -> None:
+    found = contenders([at(100), at(102)], None)
+    assert len(found) == 1
+    assert len(found[0].samples) == 22
+    assert "2 probes together" in found[0].evidence.flags

@@ -1,0 +1,264 @@
+"""Strategies over invented tables: they find the best, in few probes, and repeat nothing."""
+
+from __future__ import annotations
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.schema import TrainSetting
+from planner.units import GIB
+from search.baselines import WALKS, WalkStrategy
+from search.belief import Belief, expected_gain
+from search.prior import (
+    ESTIMATED_BYTES,
+    ESTIMATED_SECONDS,
+    Guess,
+    Prior,
+    generic_prior,
+)
+from search.replay import Replay, probes_to_within, run_strategy
+from search.sampler import (
+    BYTES_ATTR,
+    PlannerSampler,
+    SamplerStrategy,
+    from_params,
+    make_sampler,
+    suggest,
+    to_params,
+)
+from search.space import make_space
+from search.strategy import PlannerStrategy, Situation
+from tests.search.tables import (
+    GPU,
+    MODEL,
+    SMALL,
+    invented_table,
+    make_record,
+    true_bytes,
+    true_seconds,
+)
+
+TABLE = invented_table()
+BUDGET = 16 * GIB
+
+
+def true_prior(replay: Replay, seconds: float = 1.0, num_bytes: float = 1.0) -> Prior:
+    """The truth, off by constant factors."""
+    guesses = [
+        Guess(seconds * true_seconds(c.setting), num_bytes * true_bytes(c.setting))
+        for c in replay.space.candidates
+    ]
+    return Prior(tuple(guesses), ESTIMATED_SECONDS, ESTIMATED_BYTES, "the truth")
+
+
+def planner(replay: Replay, prior: Prior, **options: object) -> PlannerStrategy:
+    return PlannerStrategy(replay.space, prior, BUDGET, finalists=False, **options)
+
+
+def best_rate(replay: Replay) -> float:
+    return max(replay.rates(BUDGET).values())
+
+
+@pytest.mark.parametrize(("seconds", "num_bytes"), [(1.0, 1.0), (3.0, 1.0), (0.4, 1.08)])
+def test_a_prior_of_the_right_shape_needs_few_probes(seconds: float, num_bytes: float) -> None:
+    replay = Replay(TABLE)
+    steps = run_strategy(planner(replay, true_prior(replay, seconds, num_bytes)), replay, BUDGET)
+    arrived = probes_to_within(steps, best_rate(replay), 0.01)
+    assert arrived is not None
+    assert arrived.probes <= 5
+
+
+def test_without_an_estimate_it_still_arrives_before_random() -> None:
+    replay = Replay(TABLE)
+    steps = run_strategy(planner(replay, generic_prior(replay.space, GPU)), replay, BUDGET)
+    arrived = probes_to_within(steps, best_rate(replay), 0.02)
+    assert arrived is not None
+    assert arrived.probes < len(replay.space) / 4
+
+
+def test_the_first_probe_is_safe_and_eager() -> None:
+    replay = Replay(TABLE)
+    choice = planner(replay, true_prior(replay)).ask(Situation())
+    assert choice is not None
+    assert choice.phase == "calibrate"
+    assert choice.candidate.setting.compile == "off"
+    assert true_bytes(choice.candidate.setting) < BUDGET
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.5, 2.0), st.floats(0.7, 1.4))
+def test_no_setting_is_probed_twice_and_all_laws_hold(
+    seed: int, seconds: float, num_bytes: float
+) -> None:
+    """Whatever the table says: it ends, repeats nothing, and after an out-of-memory tries nothing
+    as large in the same arm."""
+    replay = Replay(invented_table(wobble=0.05 * (seed % 5)))
+    strategy = planner(replay, true_prior(replay, seconds, num_bytes))
+    seen: set[str] = set()
+    limits: dict[str, int] = {}
+    for _ in range(len(replay.space) + 1):
+        choice = strategy.ask(Situation())
+        if choice is None:
+            break
+        c = choice.candidate
+        assert c.id not in seen
+        assert c.setting.batch_size < limits.get(c.arm, 10**9)
+        seen.add(c.id)
+        record = replay.probe(c)
+        if record.status == "out_of_memory":
+            limits[c.arm] = min(limits.get(c.arm, 10**9), c.setting.batch_size)
+        strategy.tell(c, record)
+    assert strategy.stopped_because
+
+
+def test_what_others_probe_is_left_to_them() -> None:
+    replay = Replay(TABLE)
+    strategy = planner(replay, true_prior(replay))
+    first = strategy.ask(Situation())
+    assert first is not None
+    second = strategy.ask(Situation(busy={first.candidate.id}))
+    assert second is not None
+    assert second.candidate != first.candidate
+
+
+def test_no_probe_is_begun_that_the_budget_would_cut() -> None:
+    replay = Replay(TABLE)
+    strategy = planner(replay, true_prior(replay))
+    assert strategy.ask(Situation(seconds_left=1.0)) is None
+    assert "budget" in strategy.stopped_because
+
+
+def test_an_unsupported_setting_closes_its_arm() -> None:
+    replay = Replay(TABLE)
+    belief = Belief(replay.space, true_prior(replay), BUDGET)
+    c = replay.space.candidates[0]
+    failed = make_record(c.setting).model_copy(update={"status": "unsupported"})
+    belief.tell(0, failed)
+    assert all(belief.closed[i] == (o.arm == c.arm) for i, o in enumerate(replay.space.candidates))
+
+
+def test_one_probe_corrects_those_that_share_a_factor() -> None:
+    """A bf16 setting that is slower than predicted lowers bf16 and leaves fp32 alone."""
+    replay = Replay(TABLE)
+    prior = true_prior(replay)
+    belief = Belief(replay.space, prior, BUDGET)
+    find = {
+        (c.setting.precision, c.setting.checkpointing): i
+        for i, c in enumerate(replay.space.candidates)
+        if c.setting.compile == "off" and c.setting.batch_size == 32
+    }
+    fp32, bf16 = find["fp32", "none"], find["bf16", "none"]
+    for index, factor in ((fp32, 1.0), (bf16, 1.3)):
+        record = make_record(replay.space.candidates[index].setting)
+        slower = tuple(s * factor for s in record.step_seconds)
+        belief.tell(index, record.model_copy(update={"step_seconds": slower}))
+    after = belief.outlook().log_seconds - belief.prior_seconds
+    assert after[find["bf16", "blocks"]] > 0.1
+    assert after[find["bf16", "blocks"]] > 2 * abs(after[find["fp32", "blocks"]])
+
+
+def test_expected_gain_grows_with_hope_and_doubt() -> None:
+    replay = Replay(TABLE)
+    belief = Belief(replay.space, true_prior(replay), BUDGET)
+    outlook = belief.outlook()
+    low, high = expected_gain(outlook, 2000.0), expected_gain(outlook, 500.0)
+    assert (high > low).all()
+    assert (low >= 0).all()
+
+
+def test_finalists_within_noise_are_probed_in_turns() -> None:
+    """Two settings as fast as each other: each gets a second probe, alternating, and no third."""
+    settings_ = [TrainSetting(batch_size=b, precision="fp32") for b in (16, 32)]
+    records = [
+        make_record(s, probe_id=str(i)).model_copy(
+            update={"step_seconds": tuple(s.batch_size / 100 * (1 + 0.001 * k) for k in range(9)),
+                    "images_per_second": 100.0}
+        )
+        for i, s in enumerate(settings_)
+    ]  # fmt: skip
+    replay = Replay(records)
+    strategy = PlannerStrategy(replay.space, true_prior(replay), BUDGET)
+    asked = []
+    while (choice := strategy.ask(Situation())) is not None:
+        asked.append((choice.candidate.setting.batch_size, choice.phase))
+        strategy.tell(choice.candidate, replay.probe(choice.candidate))
+    again = [batch for batch, phase in asked if phase == "finalists"]
+    if len({b for b, _ in asked}) == 2:
+        assert sorted(again) in ([], [16, 32])
+    assert len(asked) <= 4
+
+
+@pytest.mark.parametrize("name", sorted(WALKS))
+def test_walks_end_and_repeat_nothing(name: str) -> None:
+    replay = Replay(TABLE)
+    walk = WalkStrategy(WALKS[name](replay.space, true_prior(replay), BUDGET, 1))
+    steps = run_strategy(walk, replay, BUDGET, 10 * len(TABLE))
+    assert 0 < len(steps) <= len(TABLE)
+    assert walk.stopped_because
+
+
+def test_the_largest_batch_finder_finds_it() -> None:
+    replay = Replay(TABLE)
+    walk = WalkStrategy(WALKS["largest-batch"](replay.space, true_prior(replay), BUDGET, 0))
+    run_strategy(walk, replay, BUDGET)
+    arm = [c for c in replay.space.candidates if c.arm == replay.space.candidates[0].arm]
+    largest = max(c.setting.batch_size for c in arm if true_bytes(c.setting) <= BUDGET)
+    assert largest in {c.setting.batch_size for c in arm if c.id in walk.known}
+
+
+@pytest.mark.parametrize("name", ["tpe", "random"])
+def test_optunas_samplers_serve_as_strategies(name: str) -> None:
+    replay = Replay(TABLE)
+    strategy = SamplerStrategy(replay.space, make_sampler(name, 0), BUDGET)
+    seen = set()
+    for _ in range(30):
+        choice = strategy.ask(Situation())
+        assert choice is not None
+        assert choice.candidate.id not in seen
+        seen.add(choice.candidate.id)
+        strategy.tell(choice.candidate, replay.probe(choice.candidate))
+
+
+@pytest.mark.long
+def test_the_gaussian_process_sampler_serves_too() -> None:
+    replay = Replay(TABLE)
+    strategy = SamplerStrategy(replay.space, make_sampler("gp", 0), BUDGET)
+    steps = run_strategy(strategy, replay, BUDGET, 20)
+    assert len(steps) == 20
+
+
+def test_parameters_and_candidates_are_one_to_one() -> None:
+    space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
+    for c in space.candidates:
+        assert from_params(space, to_params(space, c)) == c
+
+
+def test_the_strategy_is_a_sampler_for_any_study() -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    replay = Replay(TABLE)
+    space = replay.space
+    sampler = PlannerSampler(space, true_prior(replay, 1.4, 1.02), MODEL, GPU, BUDGET)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+
+    def objective(trial: optuna.Trial) -> float:
+        c = suggest(trial, space)
+        assert c is not None
+        record = replay.probe(c)
+        trial.set_constraint("memory", 1.0 if record.status != "measured" else -1.0)
+        trial.set_user_attr(BYTES_ATTR, record.device_bytes)
+        return record.images_per_second or 1.0
+
+    study.optimize(objective, n_trials=6)
+    assert study.best_value >= 0.99 * best_rate(replay)
+    keys = [tuple(t.params.items()) for t in study.trials]
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_sampler_refuses_to_minimise() -> None:
+    replay = Replay(TABLE)
+    sampler = PlannerSampler(replay.space, true_prior(replay), MODEL, GPU)
+    study = optuna.create_study(direction="minimize", sampler=sampler)
+    with pytest.raises(ValueError, match="maximises"):
+        study.optimize(lambda trial: float(suggest(trial, replay.space) is None), n_trials=1)

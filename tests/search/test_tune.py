@@ -1,0 +1,189 @@
+"""tune() over an invented device, over a replay, interrupted, and with nothing that fits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.errors import PlannerError, UsageError
+from planner.schema import MeasurementRecord
+from planner.schema.result import Recommendation
+from planner.units import GIB
+from search import tune as tune_file
+from search.probe.device import MemoryInUse
+from search.records import format_record, read_records
+from search.strategy import Choice
+from search.tune import tune
+from tests.search.tables import GPU, MODEL, SMALL, invented_table, make_record
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
+    monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
+    monkeypatch.setattr(tune_file, "versions", lambda: {"torch": "test"})
+    monkeypatch.setattr(
+        tune_file, "memory_in_use", lambda wanted: MemoryInUse(16 * GIB, 2 * GIB, 14 * GIB)
+    )
+
+
+def probe(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    return make_record(choice.candidate.setting, total_bytes=14 * GIB)
+
+
+def run(tmp_path: Path, **options: object) -> Recommendation:
+    given: dict[str, object] = {"output": tmp_path, "restrict": SMALL, "estimator": None,
+                                "prober": probe, "batch_size": (8, 16, 32, 64, 128)}  # fmt: skip
+    return tune(MODEL, **{**given, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_it_recommends_what_it_ran(tmp_path: Path) -> None:
+    found = run(tmp_path)
+    records = read_records(tmp_path / "probes.jsonl").records
+    assert found.setting in {r.setting for r in records}
+    assert found.num_probes == len(records)
+    assert found.gain is not None
+    assert found.gain > 1.5
+    assert json.loads((tmp_path / "recommendation.json").read_text())["status"] == "recommended"
+    assert any("Other processes hold 2.00 GiB" in note for note in found.notes)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_headroom_and_others_memory_are_left(tmp_path: Path) -> None:
+    found = run(tmp_path, headroom=0.3)
+    assert found.evidence is not None
+    assert (found.evidence.device_bytes or 0) <= 14 * GIB * 0.7
+
+
+@pytest.mark.usefixtures("gpu")
+def test_an_emulation_says_so(tmp_path: Path) -> None:
+    found = run(tmp_path, memory_bytes=6 * GIB)
+    assert any("emulates a smaller device" in note for note in found.notes)
+    assert ((found.evidence and found.evidence.device_bytes) or 0) <= 6 * GIB * 0.95
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_global_batch_is_held(tmp_path: Path) -> None:
+    found = run(tmp_path, global_batch=64, batch_size=None)
+    assert {r.setting.global_batch for r in read_records(tmp_path / "probes.jsonl").records} == {64}
+    assert not any("learning rate" in note for note in found.notes)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_trials_count_over_resumption(tmp_path: Path) -> None:
+    for _ in range(2):
+        found = run(tmp_path, trials=3, baseline=False, strategy="tpe")
+        assert found.num_probes == 3
+
+
+@pytest.mark.usefixtures("gpu")
+def test_an_interrupt_ends_with_the_best_so_far(tmp_path: Path) -> None:
+    calls = []
+
+    def interrupted(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        calls.append(choice)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return probe(choice, probe_id, deadline_seconds)
+
+    found = run(tmp_path, prober=interrupted)
+    assert found.status == "recommended"
+    assert found.stopped_because == "it was interrupted"
+    assert found.num_probes == 2
+    again = run(tmp_path)  # the interrupted setting is free again
+    assert (
+        calls[2].candidate.setting
+        in {r.setting for r in read_records(tmp_path / "probes.jsonl").records}
+        or again.num_probes > 2
+    )
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_same_crash_three_times_ends_it(tmp_path: Path) -> None:
+    def crashing(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        return probe(choice, probe_id, deadline_seconds).model_copy(
+            update={"status": "crashed", "step_seconds": (), "images_per_second": None,
+                    "message": "RuntimeError: the factory raised"}
+        )  # fmt: skip
+
+    found = run(tmp_path, prober=crashing)
+    assert found.num_probes == 3
+    assert "RuntimeError: the factory raised" in found.advice
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_disk_that_is_full_does_not_lose_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "probes.jsonl").symlink_to("/dev/full")
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    monkeypatch.setattr("search.study.tempfile.gettempdir", lambda: str(spill))
+    found = run(tmp_path)
+    assert found.num_probes == 1
+    assert found.status == "recommended"
+    assert any("No space left" in note for note in found.notes)
+    assert len(read_records(next(spill.iterdir())).records) == 1
+
+
+@pytest.mark.usefixtures("gpu")
+def test_every_arm_that_was_ruled_out_has_its_reason(tmp_path: Path) -> None:
+    found = run(tmp_path, batch_size=(8, 16, 2048))
+    arms = {r.setting.model_copy(update={"batch_size": 1}) for r in found.ruled_out}
+    assert all(r.setting.batch_size == 2048 for r in found.ruled_out if "about" in r.reason)
+    assert len(arms) == len(found.ruled_out)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.jsonl"
+    path.write_bytes(b"".join(format_record(r) for r in invented_table()))
+    return path
+
+
+@pytest.mark.parametrize("strategy", ["planner", "random", "boundary-walk"])
+def test_a_replay_needs_no_device_and_no_model(table: Path, strategy: str) -> None:
+    found = tune(None, replay=table, strategy=strategy, budget_seconds=600)
+    assert found.status == "recommended"
+    assert any("nothing was run" in note for note in found.notes)
+
+
+def test_a_replay_is_charged_the_recorded_seconds(table: Path) -> None:
+    found = tune(None, replay=table, strategy="exhaustive", budget_seconds=100, baseline=False)
+    assert sum(r.probe_seconds for r in invented_table()) > 200
+    assert 1 < found.num_probes < len(invented_table())
+
+
+def test_a_replay_of_another_model_is_refused(table: Path) -> None:
+    with pytest.raises(UsageError, match="not of"):
+        tune(MODEL.model_copy(update={"name": "other"}), replay=table)
+
+
+def test_a_replay_with_a_bad_line_is_read_up_to_it(table: Path) -> None:
+    lines = table.read_bytes().splitlines(keepends=True)
+    table.write_bytes(b"".join(lines[:20]) + b"garbage\n" + b"".join(lines[20:]))
+    found = tune(None, replay=table)
+    assert any("line 21" in note for note in found.notes)
+    assert found.num_candidates == 20
+
+
+def test_an_unknown_strategy_says_the_nearest() -> None:
+    with pytest.raises(PlannerError, match="planner"):
+        tune(MODEL, strategy="planer")
+
+
+def test_the_tuner_imports_no_torch(table: Path) -> None:
+    script = (
+        "import sys; from search.tune import tune;"
+        f"tune(None, replay={str(table)!r}); tune(None, replay={str(table)!r}, strategy='tpe');"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,50 @@
+"""A tuner over an invented device, as a process of its own that tests may kill.
+
+    python -m tests.search.tuner DIRECTORY [STORAGE]
+
+Its probes are real child processes that sleep; the records are those of the invented table.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+from planner.schema import MeasurementRecord
+from planner.units import GIB
+from search import tune as tune_file
+from search.probe.device import MemoryInUse
+from search.strategy import Choice
+from tests.search.tables import GPU, MODEL, SMALL, make_record
+
+BATCHES = (8, 16, 512)
+RESTRICT = {**SMALL, "compile": ("off",)}
+
+
+def probe(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    """A probe that takes 10 to 40 ms in a process of its own."""
+    subprocess.run(["sleep", str(0.01 + 0.03 * Random(probe_id).random())], check=True)
+    return make_record(choice.candidate.setting)
+
+
+def pretend_gpu() -> None:
+    """The device functions that `tune` asks, answered for a GPU that is not there."""
+    tune_file.choose_device = lambda wanted: "cuda:0"
+    tune_file.describe_device = lambda wanted: GPU
+    tune_file.memory_in_use = lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB)
+    tune_file.versions = lambda: {"torch": "test"}
+
+
+def main(directory: Path, storage: str | None) -> None:
+    pretend_gpu()
+    found = tune_file.tune(
+        MODEL, output=directory, storage=storage, restrict=RESTRICT, batch_size=BATCHES,
+        strategy="exhaustive", baseline=False, estimator=None, prober=probe, budget_seconds=None,
+    )  # fmt: skip
+    print(found.status, found.num_probes)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
