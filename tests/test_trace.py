@@ -30,6 +30,7 @@ from planner.trace import (  # noqa: E402
     trace_estimate,
     trace_training,
 )
+from planner.trace.__main__ import main as print_trace  # noqa: E402
 from planner.trace.cuda_rules import as_on_cuda  # noqa: E402
 from planner.trace.run import rounded  # noqa: E402
 
@@ -599,6 +600,39 @@ def test_what_a_trace_does_not_follow_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="eager") as refused:
         trace_estimate(TINY_IMAGES, setting, Classifier)
     assert "checkpointing" in str(refused.value)
+
+
+class Pooled(Classifier):
+    """For images of any size: the mean over 4 x 4 cells."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(F.adaptive_avg_pool2d(images, 4))
+
+
+def test_printed_events(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = f"{__name__}:Pooled"
+    monkeypatch.setattr("sys.argv", ["trace", spec, "--batch-size", "2", "precision=fp32"])
+    print_trace()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["+", "1920", "2048", "#0", "weight"]
+    data = rounded(2 * 3 * 224 * 224 * 4) + rounded(2 * 8)
+    assert f"= build 0: live {data + 2048 + 512}" in lines
+    assert lines[-1].startswith("-")  # the batch and the model go last
+    allocated = sum(line.startswith("+") for line in lines)
+    freed = sum(line.startswith("-") for line in lines)
+    assert allocated - freed == 2  # the weights outlive the recording
+
+
+def test_printing_an_unknown_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["trace", "native:swin_tinny"])
+    with pytest.raises(SystemExit) as stopped:
+        print_trace()
+    assert stopped.value.code == 2
+    assert "Did you mean 'swin_tiny'" in capsys.readouterr().err
 
 
 def test_building_leaves_large_weights_unwritten() -> None:

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--in-place", action="store_true", help="sum gradients as eager does")
     parser.add_argument("setting", nargs="*", help="FIELD=VALUE of the training setting")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     fields = dict(entry.split("=", 1) for entry in given.setting)
     try:
         setting = parse(TrainSetting, {"batch_size": given.batch_size, **fields}, "the setting")
