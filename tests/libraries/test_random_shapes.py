@@ -11,7 +11,7 @@ from planner.libraries.registry import find_library
 from planner.schema import SwinConfig
 from tests.libraries.steps import assert_equal_to_trace, needs, setting_of
 
-LIBRARIES = ("timm", "transformers")
+LIBRARIES = ("timm", "torchvision", "transformers")
 RATES = st.sampled_from([0.0, 0.1])
 
 
