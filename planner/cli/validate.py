@@ -1,0 +1,239 @@
+"""`planner validate`: predicted against measured on this device, or from records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner.cli.arguments import model_and_settings, with_model_options
+from planner.cli.output import print_json, print_table
+from planner.errors import PlannerError, UsageError
+from planner.schema import MeasurementRecord
+from planner.units import format_bytes, format_seconds, parse_seconds
+
+if TYPE_CHECKING:
+    from search.validation.compare import Comparison
+    from search.validation.matrix import Row
+    from search.validation.run import Progress
+
+DEFAULT_GRID = {
+    "batch_size": "8,32", "precision": "fp32,bf16", "checkpointing": "none,blocks",
+}  # fmt: skip
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL]…")
+@with_model_options
+@click.option("--matrix", metavar="FILE", help="Rows to measure, as tests/truth/matrix.yaml.")
+@click.option(
+    "--record",
+    metavar="FILE",
+    default="validation.jsonl",
+    show_default=True,
+    help="Append records here; rows that it holds are not measured again.",
+)
+@click.option(
+    "--replay",
+    multiple=True,
+    metavar="FILE",
+    help="Measure nothing: compare the records of FILE; may be repeated.",
+)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 …")
+@click.option("--budget", metavar="TIME", help="Stop before it is over: 90s, 10m.")
+@click.option("--held-out", is_flag=True, help="Only the rows that judge the fit.")
+@click.option("--fit", is_flag=True, help="Print what the records say of the device's constants.")
+@click.option("--list", "only_list", is_flag=True, help="Print the rows and measure nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
+    """Run a matrix of settings for real and print predicted against measured.
+
+    With MODELs, every combination of the options' values (batch 8 and 32, fp32 and bf16, with and
+    without checkpointing unless given); with --matrix, the rows of a file; with --replay, records
+    that exist. Interrupted, the same command goes on where it stopped.
+    """
+    from search.validation.compare import compare
+
+    records = _replayed(given["replay"]) if given["replay"] else _measured(models, given)
+    if given["only_list"]:
+        return
+    comparisons = compare(records)
+    if given["held_out"]:
+        comparisons = [c for c in comparisons if c.held_out]
+    if given["fit"]:
+        from search.validation.compare import fit_overheads
+
+        print_json(fit_overheads(comparisons))
+    elif given["as_json"]:
+        print_json([_as_json(c) for c in comparisons])
+    else:
+        _print_comparison(comparisons, records)
+
+
+def _replayed(files: Sequence[str]) -> list[MeasurementRecord]:
+    from search.records import read_records
+
+    records: list[MeasurementRecord] = []
+    for file in files:
+        if not Path(file).exists():
+            raise PlannerError(f"there is no file {file}.")
+        read = read_records(file)
+        records += read.records
+        if read.fault:
+            click.echo(f"{read.fault}; {len(read.records)} records before it were read.", err=True)
+    return records
+
+
+def _measured(models: tuple[str, ...], given: dict[str, Any]) -> list[MeasurementRecord]:
+    from search.probe.device import choose_device, why_no_gpu
+    from search.records import read_records
+    from search.validation.run import measure, remaining_rows
+
+    rows = _rows(models, given)
+    file = Path(given["record"])
+    left = remaining_rows(rows, read_records(file).records)
+    if given["only_list"]:
+        for row in rows:
+            click.echo(f"{'  ' if row in left else 'ok'} {_describe(row)}")
+        click.echo(f"{len(rows)} rows, {len(rows) - len(left)} of them in {file}.")
+        return []
+    device = choose_device(given["device"])
+    if device == "cpu":
+        reason = why_no_gpu() or "the CPU was asked for"
+        click.echo(f"Measuring on the CPU ({reason}): the estimate is of a CUDA device, so its "
+                   "figures are not held against these.", err=True)  # fmt: skip
+    click.echo(f"{len(left)} of {len(rows)} rows to measure on {device}; records in {file}.",
+               err=True)  # fmt: skip
+    try:
+        measure(rows, device, file, _print_progress,
+                parse_seconds(given["budget"]) if given["budget"] else None)  # fmt: skip
+    except KeyboardInterrupt:
+        click.echo("Stopped. The same command goes on from here.", err=True)
+    return list(read_records(file).records)
+
+
+def _rows(models: tuple[str, ...], given: dict[str, Any]) -> list[Row]:
+    from search.validation.matrix import Row, read_matrix
+
+    if given["matrix"] and models:
+        raise UsageError("a MODEL and a --matrix were both given.", "Name one of them.")
+    if given["matrix"]:
+        return read_matrix(Path(given["matrix"]))
+    if not models:
+        raise UsageError(
+            "there is nothing to measure.", "Name a MODEL, --matrix FILE or --replay FILE."
+        )
+    from planner.estimate import resolve
+
+    options = {**given, **{k: given[k] or v for k, v in DEFAULT_GRID.items()}}
+    rows = []
+    for text in models:
+        model, settings = model_and_settings(text, options)
+        for setting in settings:
+            chosen = resolve(model, setting, traced=True)
+            rows.append(Row("command line", *chosen, repeat=0, measure_seconds=2.0))
+    return rows
+
+
+def _describe(row: Row) -> str:
+    from planner.report.tables import describe_setting
+
+    return f"{row.model.title}, {describe_setting(row.setting)}"
+
+
+def _print_progress(progress: Progress) -> None:
+    record = progress.record
+    found: str = record.status
+    if record.status == "measured":
+        found = f"{record.images_per_second:.1f} images/s"
+        if record.peak_allocated_bytes is not None:
+            found += f", {format_bytes(record.peak_allocated_bytes)} allocated"
+    click.echo(
+        f"{progress.number}/{progress.total} {_describe(progress.row)}: {found} "
+        f"({format_seconds(progress.seconds)})",
+        err=True,
+    )
+
+
+def _print_comparison(
+    comparisons: Sequence[Comparison], records: Sequence[MeasurementRecord]
+) -> None:
+    from planner.report.tables import describe_setting
+    from search.validation.compare import QUANTITIES, accuracy, rank_correlation
+
+    if not comparisons:
+        click.echo(f"None of {len(records)} records was measured on a GPU: nothing to compare.")
+        return
+    rows = [
+        (
+            c.record.model.title,
+            describe_setting(c.record.setting),
+            *(_pair(c, quantity) for quantity in QUANTITIES),
+        )
+        for c in comparisons
+    ]
+    print_table(rows, ("model", "setting", *QUANTITIES))
+    click.echo("\nEach figure: measured, and how far the prediction is off.\n")
+    summary = []
+    for kind, chosen in (
+        ("eager", [c for c in comparisons if c.record.setting.compile == "off"]),
+        ("compiled", [c for c in comparisons if c.record.setting.compile != "off"]),
+    ):
+        for quantity in QUANTITIES:
+            found = accuracy(chosen, quantity)
+            if found is not None:
+                summary.append(
+                    (kind, quantity, found.count, f"{found.median:.1%}", f"{found.worst:.1%}")
+                )
+    print_table(summary, ("", "", "rows", "median error", "worst error"))
+    correlation = rank_correlation(comparisons)
+    if correlation is not None:
+        click.echo(f"\nRank correlation of predicted and measured step time: {correlation:.3f}")
+    _print_phases(comparisons)
+
+
+def _print_phases(comparisons: Sequence[Comparison]) -> None:
+    from statistics import median
+
+    from search.validation.compare import PHASES
+
+    rows = []
+    for phase in PHASES:
+        errors = [abs(p / m - 1) for c in comparisons if phase in c.phases
+                  for p, m in [c.phases[phase]] if m]  # fmt: skip
+        if errors:
+            rows.append((phase.replace("_", " "), len(errors), f"{median(errors):.2%}",
+                         f"{max(errors):.2%}"))  # fmt: skip
+    if rows:
+        click.echo("")
+        print_table(rows, ("live bytes", "rows", "median error", "worst error"))
+
+
+def _pair(comparison: Comparison, quantity: str) -> str | None:
+    pair = comparison.figures.get(quantity)
+    error = comparison.error(quantity)
+    if pair is None or error is None:
+        return None
+    measured = pair[1]
+    text = format_seconds(measured) if quantity == "step time" else format_bytes(int(measured))
+    return f"{text} {error:+.1%}"
+
+
+def _as_json(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "model": comparison.record.model.model_dump(mode="json"),
+        "setting": comparison.record.setting.model_dump(mode="json"),
+        "device": json.loads(comparison.record.device.model_dump_json()),
+        "held_out": comparison.held_out,
+        "figures": {
+            quantity: {"predicted": predicted, "measured": measured}
+            for quantity, (predicted, measured) in comparison.figures.items()
+        },
+        "phases": {
+            phase: {"predicted": predicted, "measured": measured}
+            for phase, (predicted, measured) in comparison.phases.items()
+        },
+    }

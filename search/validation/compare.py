@@ -1,0 +1,172 @@
+"""Records held against the estimate: errors, their median and worst, and what is fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from planner.estimate import Estimate, judge, step_ledger
+from planner.hardware import Gpu, recognise_gpu
+from planner.schema import MeasurementRecord, SwinConfig
+from search.validation.matrix import is_held_out
+
+QUANTITIES = ("allocated", "reserved", "device", "step time")
+PHASES = ("before_step", "after_forward", "after_backward", "after_optimizer")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One measured record and its estimate. Figures by quantity: (predicted, measured), bytes or
+    seconds; live bytes by phase where they were recorded."""
+
+    record: MeasurementRecord
+    estimate: Estimate
+    figures: dict[str, tuple[float, float]]
+    phases: dict[str, tuple[int, int]]
+    held_out: bool
+
+    def error(self, quantity: str) -> float | None:
+        """(predicted - measured) / measured, or None where it was not measured."""
+        pair = self.figures.get(quantity)
+        return None if pair is None else pair[0] / pair[1] - 1
+
+
+def compare(records: Iterable[MeasurementRecord]) -> list[Comparison]:
+    """Every measured record on a GPU that an analytic estimate exists for, in order."""
+    return [
+        _compare(record)
+        for record in records
+        if record.status == "measured"
+        and record.device.kind == "cuda"
+        and isinstance(record.model, SwinConfig)
+    ]
+
+
+def _compare(record: MeasurementRecord) -> Comparison:
+    assert isinstance(record.model, SwinConfig)
+    estimate = estimate_of(record)
+    figures: dict[str, tuple[float, float]] = {}
+    pairs = (
+        ("allocated", estimate.peak_allocated_bytes, record.peak_allocated_bytes),
+        ("reserved", estimate.peak_reserved_bytes, record.peak_reserved_bytes),
+        ("device", estimate.device_total_bytes, record.device_bytes),
+    )
+    for quantity, predicted, measured in pairs:
+        if measured:
+            figures[quantity] = (float(predicted), float(measured))
+    if estimate.throughput and record.step_seconds:
+        figures["step time"] = (estimate.throughput.step_seconds, median(record.step_seconds))
+    phases = {}
+    if record.phases is not None:
+        live = estimate.live_bytes
+        measured_phases = {
+            "before_step": record.phases.before_step,
+            "after_forward": record.phases.after_forward,
+            "after_backward": record.phases.after_backward,
+            "after_optimizer": record.phases.after_step,
+        }
+        workspace = estimate.breakdown["workspace"]
+        phases = {
+            phase: (live[phase] + workspace, measured)
+            for phase, measured in measured_phases.items()
+            if phase in live
+        }
+    return Comparison(record, estimate, figures, phases, is_held_out(record))
+
+
+def estimate_of(record: MeasurementRecord) -> Estimate:
+    """What the planner says of a record's model and setting on the record's device."""
+    assert isinstance(record.model, SwinConfig)
+    return judge(
+        record.model, record.setting, step_ledger(record.model, record.setting), gpu_of(record)
+    )
+
+
+def gpu_of(record: MeasurementRecord) -> Gpu | None:
+    """The catalogue's entry for the device a record names, if it has one."""
+    return recognise_gpu(record.device.name, record.device.total_bytes)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Absolute errors of one quantity over `count` rows, as shares."""
+
+    count: int
+    median: float
+    worst: float
+
+
+def accuracy(comparisons: Sequence[Comparison], quantity: str) -> Accuracy | None:
+    """How far predictions of `quantity` are off, or None where none was measured."""
+    errors = [abs(e) for c in comparisons if (e := c.error(quantity)) is not None]
+    return Accuracy(len(errors), median(errors), max(errors)) if errors else None
+
+
+def rank_correlation(
+    comparisons: Sequence[Comparison], quantity: str = "step time"
+) -> float | None:
+    """Spearman's, between predicted and measured, or None for fewer than three rows."""
+    pairs = [c.figures[quantity] for c in comparisons if quantity in c.figures]
+    if len(pairs) < 3:
+        return None
+    predicted, measured = (_ranks([p[i] for p in pairs]) for i in (0, 1))
+    mean = (len(pairs) - 1) / 2
+    above = sum((a - mean) * (b - mean) for a, b in zip(predicted, measured, strict=True))
+    below = (
+        sum((a - mean) ** 2 for a in predicted) * sum((b - mean) ** 2 for b in measured)
+    ) ** 0.5
+    return above / below if below else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 0, ties sharing their mean."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        stop = start
+        while stop < len(order) and values[order[stop]] == values[order[start]]:
+            stop += 1
+        for index in order[start:stop]:
+            ranks[index] = (start + stop - 1) / 2
+        start = stop
+    return ranks
+
+
+def fit_overheads(comparisons: Sequence[Comparison]) -> dict[str, dict[str, Any]]:
+    """architecture -> the entry of `planner/hardware/overheads.json`, from the rows not held out.
+
+    The context is the median of device bytes less reserved bytes; the error of reserved bytes is
+    the worst seen, and never under 1%. Only eager rows count.
+    """
+    fitted: dict[str, dict[str, Any]] = {}
+    groups: dict[str, list[Comparison]] = {}
+    for c in comparisons:
+        gpu = gpu_of(c.record)
+        if gpu is not None and not c.held_out and c.record.setting.compile == "off":
+            groups.setdefault(gpu.architecture, []).append(c)
+    for architecture, rows in groups.items():
+        contexts = sorted(
+            c.record.device_bytes - c.record.peak_reserved_bytes
+            for c in rows
+            if c.record.device_bytes and c.record.peak_reserved_bytes
+        )
+        reserved = accuracy(rows, "reserved")
+        if not contexts or reserved is None:
+            continue
+        names = sorted({c.record.device.name for c in rows})
+        torch = sorted({c.record.versions.get("torch", "?") for c in rows})
+        dates = sorted(c.record.date[:10] for c in rows)
+        fitted[architecture] = {
+            "context_bytes": int(median(contexts)),
+            "context_low_bytes": contexts[0],
+            "context_high_bytes": contexts[-1],
+            "reserved_error": max(0.01, round(reserved.worst, 4)),
+            "basis": (
+                f"context and range measured on {', '.join(names)}, torch {', '.join(torch)}, "
+                f"{dates[0]} to {dates[-1]}, {len(rows)} rows"
+            ),
+        }
+    return fitted

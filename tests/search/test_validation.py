@@ -1,0 +1,182 @@
+"""`planner validate`: rows, resumption, and what records say of the estimate."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.errors import PlannerError, UsageError
+from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.schema.record import PhaseBytes
+from search.records import append_records, read_records
+from search.validation.compare import (
+    accuracy,
+    compare,
+    estimate_of,
+    fit_overheads,
+    rank_correlation,
+)
+from search.validation.matrix import Group, expand, is_held_out, read_matrix, row_key
+from search.validation.run import measure, remaining_rows
+
+TRUTH = Path(__file__).parent.parent / "truth"
+TINY = SwinConfig(image_size=(28, 28), depths=(1, 1), num_heads=(1, 2), embed_dim=16, num_classes=4)
+H200 = DeviceInfo(kind="cuda", name="NVIDIA H200", total_bytes=150_121_545_728)
+
+
+def record_of(setting: TrainSetting, **found: object) -> MeasurementRecord:
+    return MeasurementRecord.model_validate(
+        {
+            "model": TINY, "setting": setting, "device": H200, "versions": {"torch": "2.11.0"},
+            "date": "2026-11-20T00:00:00+00:00", "status": "measured", **found,
+        }
+    )  # fmt: skip
+
+
+def test_a_group_is_every_combination_that_its_library_can_do() -> None:
+    group = Group(
+        name="g",
+        models=["native:swin_tiny", "torchvision:swin_t"],
+        grid={"attention": ["eager", "sdpa"], "batch_size": [1, 2]},
+    )
+    rows = expand([group, group])
+    # torchvision has no fused attention; naming a row twice does not measure it twice
+    assert [(r.model.title, r.setting.attention, r.setting.batch_size) for r in rows] == [
+        ("native:swin_tiny", "eager", 1), ("native:swin_tiny", "eager", 2),
+        ("native:swin_tiny", "sdpa", 1), ("native:swin_tiny", "sdpa", 2),
+        ("torchvision:swin_t", "eager", 1), ("torchvision:swin_t", "eager", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("file", sorted(TRUTH.glob("*.yaml")), ids=lambda p: p.name)
+def test_the_kept_matrices_can_be_read(file: Path) -> None:
+    assert len(read_matrix(file)) >= 15
+
+
+def test_the_memory_matrix_is_what_was_promised() -> None:
+    rows = read_matrix(TRUTH / "memory.yaml")
+    assert len(rows) >= 80
+    assert {r.model.library for r in rows if isinstance(r.model, SwinConfig)} >= {
+        "native", "timm", "torchvision", "transformers",
+    }  # fmt: skip
+    assert {r.setting.precision for r in rows} == {"fp32", "bf16", "fp16"}
+
+
+def test_a_matrix_with_faults_names_them(tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text("groups:\n  - {name: a, model: [x], repeats: 0}\n")
+    with pytest.raises(UsageError, match=r"3 faults") as caught:
+        read_matrix(file)
+    assert "models" in str(caught.value)
+    assert "repeats" in str(caught.value)
+
+
+def test_rows_that_are_recorded_are_not_measured_again() -> None:
+    rows = expand([Group(name="g", models=["native:swin_tiny"], repeats=2,
+                         grid={"batch_size": [1, 2]})])  # fmt: skip
+    once = MeasurementRecord.model_validate(
+        {**record_of(rows[0].setting).model_dump(), "model": rows[0].model}
+    )
+    assert [r.repeat for r in remaining_rows(rows, [once])] == [0, 1, 1]
+    assert len(remaining_rows(rows, [once, once])) == 2
+
+
+def test_a_quarter_is_held_out_whatever_was_measured() -> None:
+    settings = [TrainSetting(batch_size=n) for n in range(1, 401)]
+    held = [is_held_out(record_of(s)) for s in settings]
+    assert 60 < sum(held) < 140
+    assert held == [is_held_out(record_of(s, peak_allocated_bytes=5)) for s in settings]
+
+
+def exact_record(batch_size: int, context: int = 500_000_000) -> MeasurementRecord:
+    """A device that does just what the estimate says, with another context."""
+    setting = TrainSetting(batch_size=batch_size, attention="sdpa")
+    estimate = estimate_of(record_of(setting))
+    assert estimate.throughput is not None
+    workspace = estimate.breakdown["workspace"]
+    live = estimate.live_bytes
+    return record_of(
+        setting,
+        peak_allocated_bytes=estimate.peak_allocated_bytes,
+        peak_reserved_bytes=estimate.peak_reserved_bytes,
+        device_bytes=estimate.peak_reserved_bytes + context,
+        step_seconds=(estimate.throughput.step_seconds * 2,),
+        phases=PhaseBytes(
+            before_step=live["before_step"] + workspace,
+            after_forward=live["after_forward"] + workspace,
+            after_backward=live["after_backward"] + workspace,
+            after_step=live["after_optimizer"] + workspace,
+        ),
+    )
+
+
+def test_errors_are_shares_of_what_was_measured() -> None:
+    comparisons = compare([exact_record(n) for n in (2, 8, 32, 64)])
+    allocated, seconds = accuracy(comparisons, "allocated"), accuracy(comparisons, "step time")
+    assert allocated is not None
+    assert seconds is not None
+    assert (allocated.count, allocated.median, allocated.worst) == (4, 0.0, 0.0)
+    assert seconds.median == pytest.approx(0.5)
+    assert rank_correlation(comparisons) == pytest.approx(1.0)
+    assert all(p == m for c in comparisons for p, m in c.phases.values())
+
+
+def test_constants_are_fitted_from_the_rows_that_are_not_held_out() -> None:
+    records = [exact_record(n, 500_000_000 + n) for n in range(2, 40)]
+    comparisons = compare(records)
+    fitted = fit_overheads(comparisons)
+    used = sorted(500_000_000 + c.record.setting.batch_size for c in comparisons if not c.held_out)
+    assert set(fitted) == {"Hopper"}
+    assert fitted["Hopper"]["context_low_bytes"] == used[0]
+    assert fitted["Hopper"]["context_high_bytes"] == used[-1]
+    assert fitted["Hopper"]["reserved_error"] == 0.01
+    assert "torch 2.11.0, 2026-11-20" in fitted["Hopper"]["basis"]
+
+
+def test_only_measured_records_of_a_gpu_are_compared() -> None:
+    cpu = record_of(TrainSetting()).model_copy(
+        update={"device": DeviceInfo(kind="cpu", name="a CPU", total_bytes=1)}
+    )
+    failed = record_of(TrainSetting()).model_copy(update={"status": "out_of_memory"})
+    assert compare([cpu, failed]) == []
+
+
+def test_rows_are_measured_for_real_and_a_run_resumes(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    config = tmp_path / "tiny.json"
+    config.write_text(TINY.model_dump_json())
+    rows = expand([Group(name="g", models=[str(config)], measure_seconds=0.2,
+                         grid={"batch_size": [1, 2]}, setting={"precision": "fp32"})])  # fmt: skip
+    first = measure(rows[:1], "cpu", file)
+    assert [r.status for r in first] == ["measured"]
+    rest = measure(rows, "cpu", file)
+    assert [r.setting.batch_size for r in rest] == [2]
+    assert len(read_records(file).records) == 2
+    assert measure(rows, "cpu", file) == []
+
+
+def test_a_damaged_file_is_reported_and_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    append_records(file, [exact_record(2)])
+    file.write_bytes(file.read_bytes() + b"{nonsense}\n" + file.read_bytes())
+    before = file.read_bytes()
+    with pytest.raises(PlannerError, match="line 2"):
+        measure([], "cpu", file)
+    assert file.read_bytes() == before
+    done = subprocess.run(
+        [sys.executable, "-m", "planner", "validate", "--replay", str(file), "--json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "line 2" in done.stderr
+    assert len(json.loads(done.stdout)) == 1
+
+
+def test_a_row_is_named_the_same_as_its_record() -> None:
+    setting = TrainSetting(batch_size=3)
+    record = record_of(setting)
+    assert row_key(TINY, setting) == row_key(record.model, record.setting)

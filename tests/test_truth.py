@@ -1,0 +1,73 @@
+"""Every estimate is held to every record of a device in tests/truth/.
+
+The bounds are what this project promises of rows that were held out of any fit. Without records of
+a GPU there is nothing to hold, and the tests that need some are skipped, saying so.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from search.records import read_records
+from search.validation.compare import Comparison, accuracy, compare, rank_correlation
+
+TRUTH = Path(__file__).parent / "truth"
+NO_RECORDS = "no record of a GPU in tests/truth/ yet: planner validate --matrix makes them"
+
+# quantity, median and worst error of held-out eager rows, as shares
+PROMISED = [
+    ("allocated", 0.01, 0.03), ("reserved", 0.03, 0.08), ("device", 0.08, 0.08),
+]  # fmt: skip
+
+
+@cache
+def comparisons() -> tuple[Comparison, ...]:
+    records = [r for file in sorted(TRUTH.glob("*.jsonl")) for r in read_records(file).records]
+    found = tuple(compare(records))
+    if not found:
+        pytest.skip(NO_RECORDS)
+    return found
+
+
+@pytest.mark.parametrize("file", sorted(TRUTH.glob("*.jsonl")), ids=lambda p: p.name)
+def test_kept_records_are_whole(file: Path) -> None:
+    found = read_records(file)
+    assert not found.fault
+    assert found.records
+
+
+@pytest.mark.parametrize(("quantity", "median", "worst"), PROMISED)
+def test_held_out_eager_rows_are_within_the_promise(
+    quantity: str, median: float, worst: float
+) -> None:
+    rows = [c for c in comparisons() if c.held_out and c.record.setting.compile == "off"]
+    found = accuracy(rows, quantity)
+    assert found is not None
+    assert found.median <= median
+    assert found.worst <= worst
+
+
+def test_held_out_compiled_rows_are_within_the_promise() -> None:
+    rows = [c for c in comparisons() if c.held_out and c.record.setting.compile != "off"]
+    found = accuracy(rows, "allocated")
+    if found is None:
+        pytest.skip("no compiled row among them")
+    assert found.median <= 0.05
+
+
+def test_the_verdict_is_never_wrong_by_more_than_the_stated_range() -> None:
+    for c in comparisons():
+        if c.record.device_bytes is not None:
+            assert c.estimate.low_bytes <= c.record.device_bytes <= c.estimate.high_bytes, c.record
+
+
+def test_predicted_step_times_rank_as_the_measured_ones() -> None:
+    correlation = rank_correlation(comparisons())
+    found = accuracy(comparisons(), "step time")
+    if correlation is None or found is None:
+        pytest.skip("no step times among them")
+    assert correlation >= 0.95
+    assert found.median <= 0.15
