@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from planner.errors import PlannerError
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.record import FactoryModel
 
@@ -42,7 +43,11 @@ def make_batch(
 
 
 def make_optimizer(setting: TrainSetting, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of `setting`: torch's own, but for lion, which is timm's."""
+    """The optimizer of `setting`: torch's own, but for lion, which is timm's.
+
+    Raises UnsupportedError for an implementation that there is not.
+    """
+    setting.check_optimizer()
     implementation = setting.optimizer_implementation
     flags: dict[str, bool] = {"foreach": implementation == "foreach"}
     family = setting.optimizer_family
@@ -54,10 +59,7 @@ def make_optimizer(setting: TrainSetting, parameters: list[nn.Parameter]) -> tor
         kind = torch.optim.AdamW if family == "adamw" else torch.optim.Adam
         return kind(parameters, lr=1e-4, amsgrad=setting.amsgrad, **flags)  # type: ignore[arg-type]
     if family == "lion":
-        from timm.optim import Lion
-
-        lion: torch.optim.Optimizer = Lion(parameters, lr=1e-5, **flags)
-        return lion
+        return import_lion()(parameters, lr=1e-5, **flags)
     others: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adafactor": torch.optim.Adafactor,
         "rmsprop": torch.optim.RMSprop,
@@ -65,6 +67,24 @@ def make_optimizer(setting: TrainSetting, parameters: list[nn.Parameter]) -> tor
         "radam": torch.optim.RAdam,
     }
     return others[family](parameters, lr=1e-4, **flags)
+
+
+def import_lion() -> Callable[..., torch.optim.Optimizer]:
+    """timm's Lion. Raises PlannerError where timm is not installed."""
+    from planner.libraries.torchvision.import_shim import declare_missing_operators
+
+    declare_missing_operators()
+    try:
+        from timm.optim import Lion
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "timm":
+            raise
+        raise PlannerError(
+            "the optimizer lion is timm's, which is not installed.",
+            "Install it with: pip install 'planner[timm]'",
+        ) from error
+    found: Callable[..., torch.optim.Optimizer] = Lion
+    return found
 
 
 class Training:

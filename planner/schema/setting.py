@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from planner.errors import UnsupportedError
 from planner.schema.faults import CrossFieldError, Fault
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16"]
@@ -21,6 +22,7 @@ COMPILE_MODES: tuple[CompileMode, ...] = (
     "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs",
 )  # fmt: skip
 OPTIMIZER_FAMILIES = ("adamw", "adam", "sgd", "adafactor", "lion", "rmsprop", "nadam", "radam")
+FUSED_FAMILIES = ("adamw", "adam", "sgd")  # of those above, as torch 2.13 has them
 _OPTIMIZER = re.compile(rf"^({'|'.join(OPTIMIZER_FAMILIES)})(-foreach|-fused|-forloop)?$")
 _CHECKPOINTING = re.compile(r"^(none|blocks|stages|nested|stages:\d+(,\d+)*)$")
 Count = Annotated[int, Field(ge=1)]
@@ -35,8 +37,9 @@ class TrainSetting(BaseModel):
     `planner.libraries` turns it into "eager" or "sdpa".
     `checkpointing` is none, blocks, stages, stages:0,1 (chosen stages, 0-based) or nested
     (transformers version 1: stages and, inside them, blocks).
-    `optimizer` is a family, for which torch's default implementation on CUDA (foreach) is meant, or
-    a family with -foreach, -fused or -forloop. sgd has momentum 0.9.
+    `optimizer` is a family, for which torch's default implementation on CUDA is meant (foreach, but
+    forloop for adafactor), or a family with -foreach, -fused or -forloop. sgd has momentum 0.9;
+    lion is timm's, all others are torch's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -96,9 +99,21 @@ class TrainSetting(BaseModel):
 
     @property
     def optimizer_implementation(self) -> Literal["foreach", "fused", "forloop"]:
-        """torch's default on CUDA is foreach (for adafactor too, where it has it)."""
+        """torch's default on CUDA is foreach, but for adafactor, which goes one by one."""
         suffix = self.optimizer.partition("-")[2]
-        return suffix if suffix in ("fused", "forloop") else "foreach"  # type: ignore[return-value]
+        if suffix in ("foreach", "fused", "forloop"):
+            return suffix  # type: ignore[return-value]
+        return "forloop" if self.optimizer_family == "adafactor" else "foreach"
+
+    def check_optimizer(self) -> None:
+        """Raises UnsupportedError for an implementation that torch or timm does not have."""
+        if self.optimizer_implementation == "fused" and self.optimizer_family not in FUSED_FAMILIES:
+            family = self.optimizer_family
+            raise UnsupportedError(
+                f"{family} has no fused implementation.",
+                f"Choose {family}-foreach or {family}-forloop, or one of "
+                f"{', '.join(f'{name}-fused' for name in FUSED_FAMILIES)}.",
+            )
 
     @property
     def autocast_dtype(self) -> Literal["bfloat16", "float16"] | None:

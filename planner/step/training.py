@@ -13,7 +13,7 @@ from planner.step.ledger import Ledger
 from planner.step.loss import cross_entropy
 from planner.step.nn import Module, name_modules
 from planner.step.optimizers import Optimizer, clip_gradients, make_optimizer
-from planner.step.pointwise import mul, scale
+from planner.step.pointwise import like, mul, scale
 from planner.step.tensor import Device, Tensor, empty
 
 BuildOnShapes = Callable[[Device], Module]
@@ -39,12 +39,13 @@ def make_batch(device: Device, model: SwinConfig, setting: TrainSetting) -> Batc
 
 
 class Scaler:
-    """`GradScaler`: two scalars made at the first scaling, and `found_inf` while stepping."""
+    """`GradScaler`: two scalars made at the first scaling, and those of a step until `update`."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.scale_value: Tensor | None = None
         self.growth_tracker: Tensor | None = None
+        self.found_inf: Tensor | None = None
 
     def scale(self, loss: Tensor) -> Tensor:
         if self.scale_value is None:
@@ -52,20 +53,47 @@ class Scaler:
             self.scale_value = empty(self.device, (), "float32", "aten.full")
         return mul(loss, self.scale_value)
 
-    def unscale(self, optimizer: Optimizer) -> Tensor:
-        """In place over all gradients; returns `found_inf`."""
+    def unscale(self, optimizer: Optimizer) -> None:
+        """`unscale_`: in place over all gradients; `found_inf` is kept."""
         as_double = empty(self.device, (), "float64", "aten._to_copy")
         inverse = empty(self.device, (), "float64", "aten.reciprocal")
         del as_double
         inverse_scale = empty(self.device, (), "float32", "aten._to_copy")
         del inverse
+        self._unscale_gradients(optimizer, inverse_scale)
+
+    def _unscale_gradients(self, optimizer: Optimizer, inverse_scale: Tensor) -> None:
+        """`_unscale_grads_`: each scalar is copied once more for the device of the gradients."""
         found_inf = empty(self.device, (), "float32", "aten.full")
-        # Each is copied once more for the device of the gradients.
         found_inf_there = empty(self.device, (), "float32", "aten._to_copy")
         inverse_scale_there = empty(self.device, (), "float32", "aten._to_copy")
         optimizer.cost("aten._amp_foreach_non_finite_check_and_unscale_", 1, 1)
-        del inverse_scale, found_inf, inverse_scale_there
-        return found_inf_there
+        self.found_inf = found_inf_there
+        del found_inf, inverse_scale_there
+
+    def step(self, optimizer: Optimizer) -> None:
+        """`GradScaler.step`, as if no gradient was infinite."""
+        if optimizer.is_fused:
+            self._step_fused(optimizer)
+            return
+        if self.found_inf is None:
+            self.unscale(optimizer)
+        optimizer.step()
+
+    def _step_fused(self, optimizer: Optimizer) -> None:
+        """The kernel unscales by itself: it is given both scalars, copies that live that long."""
+        is_unscaled = self.found_inf is not None
+        if not is_unscaled:
+            ones = empty(self.device, (), "float32", "aten.full")
+            self._unscale_gradients(optimizer, ones)
+            del ones
+        found_inf = empty(self.device, (), "float32", "aten.add")
+        grad_scale = None if is_unscaled else empty(self.device, (), "float32", "aten.mul")
+        optimizer.step()
+        del found_inf, grad_scale
+
+    def update(self) -> None:
+        self.found_inf = None
 
 
 class Training:
@@ -79,7 +107,15 @@ class Training:
         parameters = [p for p in module.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(device, parameters, setting)
         self.scaler = Scaler(device) if setting.precision == "fp16" else None
+        self.ema = self.copy_weights() if setting.ema else None
         self.num_steps = 0
+
+    def copy_weights(self) -> list[Tensor]:
+        """`p.detach().clone()` of all parameters, frozen ones too."""
+        copies = [like(p, "aten.clone") for p in self.module.parameters()]
+        for copy in copies:
+            copy.storage.assign("optimizer_state")
+        return copies
 
     def step(self) -> None:
         for _ in range(self.setting.accumulate):
@@ -113,15 +149,17 @@ class Training:
         del ones
 
     def optimizer_step(self) -> None:
-        found_inf = None
         if self.setting.clip_grad:
             if self.scaler is not None:
-                found_inf = self.scaler.unscale(self.optimizer)
+                self.scaler.unscale(self.optimizer)
             clip_gradients(self.optimizer)
-        if self.scaler is not None and found_inf is None:
-            found_inf = self.scaler.unscale(self.optimizer)
-        self.optimizer.step()
-        del found_inf
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        if self.ema is not None:
+            self.optimizer.cost("aten._foreach_lerp_", 1, 2)
 
 
 def record_training(

@@ -24,7 +24,7 @@ from planner.trace.cuda_rules import as_on_cuda
 from planner.trace.paths import ModulePaths
 from planner.trace.recorder import Recorder
 from planner.trace.sums import GradientSums
-from planner.training import Training, make_batch
+from planner.training import Training, import_lion, make_batch
 
 Build = Callable[[], nn.Module]
 ROUNDING = 512  # bytes: what the CUDA caching allocator rounds a request up to
@@ -115,6 +115,8 @@ def trace_training(
     each came from; allocations and releases are the same without.
     Raises UnsupportedError where the model reads a value, BrokenTraceError where it breaks.
     """
+    if setting.optimizer_family == "lion":
+        import_lion()  # else it would be imported amid fake tensors
     with unset_fake_temporarily():
         module = build_module(build, setting)
     with collector_off(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
