@@ -156,6 +156,23 @@ def test_cap_leaves_room_for_the_context(gpu: FakeGpu, monkeypatch: pytest.Monke
         cuda.impose_cap(400 * MIB)
 
 
+@pytest.mark.parametrize(
+    ("precision", "matmul", "cudnn"),
+    [("fp32", "highest", False), ("tf32", "high", True), ("bf16", "highest", True)],
+)
+def test_precision_is_set_both_ways(
+    monkeypatch: pytest.MonkeyPatch, precision: str, matmul: str, cudnn: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not cudnn)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if matmul == "highest" else "highest")
+    setting = TrainSetting.model_validate({"precision": precision})
+    measure.set_precision(ProbeRequest(model=FactoryModel(factory="a:b"), setting=setting))
+    assert torch.get_float32_matmul_precision() == matmul
+    assert torch.backends.cudnn.allow_tf32 == cudnn
+    torch.set_float32_matmul_precision(before)
+
+
 class CountingMeter(meter.CpuMeter):
     """A device that is two steps behind; `seconds` waits for its second mark."""
 

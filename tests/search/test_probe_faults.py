@@ -20,7 +20,7 @@ from tests.search.probes import AMPLE_SECONDS, request_of
 from tests.search.processes import carrying, remaining
 
 # Enough to come to training from a nursery, on a busy machine.
-SHORT_SECONDS = 12.0
+SHORT_SECONDS = 20.0
 
 
 def probe(nursery: Nursery | None, factory: str, **setting: object) -> MeasurementRecord:
