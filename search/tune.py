@@ -171,7 +171,6 @@ def _probed(
         model, device, options.base, restrict=options.restrict,
         batch_sizes=options.batch_sizes, global_batch=options.global_batch,
     )  # fmt: skip
-    prior = _prior(space, model, device, estimator, room.budget_bytes)
     output = options.output or Path(_slug(model))
     output.mkdir(parents=True, exist_ok=True)
     study = make_study(options.storage, output, space, room.budget_bytes, options.study_name)
@@ -182,6 +181,7 @@ def _probed(
     fault = study.reconcile()
     if fault:
         notes.append(f"{fault}: read up to there, and the study has the rest.")
+    prior = _prior(space, model, device, estimator, room.budget_bytes)
     limits = Limits(options.trials, options.budget_seconds, _spent(study.records()))
     if prober is None:
         prober = DeviceProber(model, wanted, device, room.cap_bytes, _hear(on_progress))

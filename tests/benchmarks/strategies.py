@@ -130,6 +130,10 @@ def _walk(name: str) -> Make:
 
 STRATEGIES: dict[str, Make] = {
     "planner": lambda space, prior, budget, seed: PlannerStrategy(space, prior, budget),
+    # The same order of probes, without the rule that ends it: comparable to walks that never end.
+    "planner-unended": lambda space, prior, budget, seed: PlannerStrategy(
+        space, prior, budget, tolerance=0.0
+    ),
     "boundary-walk": _walk("boundary-walk"),
     "random": _walk("random-walk"),
     "tpe": _sampler("tpe"),
@@ -138,7 +142,7 @@ STRATEGIES: dict[str, Make] = {
     "largest-batch": _walk("largest-batch"),
     "bounded-grid": _walk("bounded-grid"),
 }
-USE_PRIOR = {"planner", "boundary-walk", "gp-seeded"}
+USE_PRIOR = {"planner", "planner-unended", "boundary-walk", "gp-seeded"}
 
 
 def run_once(

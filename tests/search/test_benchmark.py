@@ -1,0 +1,55 @@
+"""The comparison of strategies: its prior has the error it says, and its figures add up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from search.replay import Replay
+from tests.benchmarks.strategies import (
+    injected_prior,
+    quantile,
+    run_once,
+    summarise,
+    table_budget,
+)
+from tests.search.tables import invented_table, true_seconds
+
+REPLAY = Replay(invented_table(wobble=0.0))
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_the_injected_error_has_its_size(independent: bool) -> None:
+    errors = []
+    for seed in range(40):
+        prior = injected_prior(REPLAY, 0.1, seed, independent)
+        errors += [
+            float(np.log(g.seconds / true_seconds(c.setting)))
+            for c, g in zip(REPLAY.space.candidates, prior.guesses, strict=True)
+            if REPLAY.records[c.id][0].status == "measured"
+        ]
+    assert np.std(errors) == pytest.approx(0.1, rel=0.15)
+
+
+def test_without_an_error_it_arrives_at_once() -> None:
+    run = run_once(REPLAY, "table", "planner", 0.0, 0)
+    assert run.probes is not None
+    assert run.probes <= 5
+    row = summarise([run])[0]
+    assert row["median_probes"] == run.probes
+    assert row["arrived"] == 1
+
+
+def test_a_strategy_that_never_arrives_is_not_counted_as_fast() -> None:
+    assert quantile([1.0, None, None], 0.5) is None
+    assert quantile([1.0, 2.0, None], 0.5) == 2.0
+
+
+def test_a_quarter_of_the_settings_does_not_fit() -> None:
+    budget = table_budget(REPLAY)
+    assert (
+        0.6
+        < len(REPLAY.rates(budget))
+        / sum(r[0].status == "measured" for r in REPLAY.records.values())
+        < 0.8
+    )

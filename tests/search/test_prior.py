@@ -1,0 +1,130 @@
+"""The prior from an estimate, the generic one, and what probes do to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.estimate import Estimate, Throughput
+from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.units import GIB
+from search.belief import Belief
+from search.prior import GUESSED_SECONDS, Residual, estimated_prior, generic_prior
+from search.space import make_space
+from tests.search.tables import GPU, MODEL, SMALL, make_record, true_bytes, true_seconds
+
+SPACE = make_space(MODEL, GPU, restrict=SMALL)
+CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=16 * GIB)
+
+
+def estimate(setting: TrainSetting, seconds: float | None) -> Estimate:
+    rate = None if seconds is None else Throughput(seconds, setting.batch_size / seconds, "rates")
+    size = true_bytes(setting)
+    return Estimate(
+        model=MODEL, setting=setting, num_parameters=1, breakdown={}, saved_activation_bytes=0,
+        peak_live_bytes=size, peak_allocated_bytes=size, peak_reserved_bytes=size,
+        device_total_bytes=size, peak_at="", fits=None, budget_bytes=None, headroom_bytes=None,
+        low_bytes=size, high_bytes=size, throughput=rate,
+    )  # fmt: skip
+
+
+def test_three_estimates_an_arm_give_all_batches() -> None:
+    """Memory is affine in the batch, so every candidate's equals its own estimate."""
+    asked = []
+
+    def estimator(model: SwinConfig, setting: TrainSetting) -> Estimate:
+        asked.append(setting)
+        return estimate(setting, 0.01 + 0.002 * setting.batch_size)
+
+    prior = estimated_prior(SPACE, MODEL, GPU, estimator, 16 * GIB)
+    arms = len({c.arm for c in SPACE.candidates})
+    assert len(asked) <= 3 * arms
+    for c, guess in zip(SPACE.candidates, prior.guesses, strict=True):
+        assert guess.num_bytes == pytest.approx(true_bytes(c.setting), rel=1e-3)
+        assert guess.seconds == pytest.approx(0.01 + 0.002 * c.setting.batch_size, rel=1e-6)
+
+
+def test_without_rates_the_time_is_a_guess_and_says_so() -> None:
+    prior = estimated_prior(SPACE, MODEL, GPU, lambda m, s: estimate(s, None), 16 * GIB)
+    assert "no rates" in prior.basis
+    assert prior.seconds_trust == GUESSED_SECONDS
+
+
+def test_an_arm_without_an_estimate_is_on_the_others_scale() -> None:
+    def only_eager(model: SwinConfig, setting: TrainSetting) -> Estimate | None:
+        return None if setting.compile != "off" else estimate(setting, true_seconds(setting))
+
+    prior = estimated_prior(SPACE, MODEL, GPU, only_eager, 16 * GIB)
+    for c, guess in zip(SPACE.candidates, prior.guesses, strict=True):
+        if c.setting.batch_size == 64:
+            assert 0.3 < guess.num_bytes / true_bytes(c.setting) < 3
+            assert 0.2 < guess.seconds / true_seconds(c.setting) < 5
+
+
+def test_no_estimate_at_all_is_the_generic_prior() -> None:
+    assert estimated_prior(SPACE, MODEL, GPU, lambda m, s: None) == generic_prior(SPACE, GPU)
+
+
+@pytest.mark.parametrize("device", [GPU, CPU])
+def test_the_generic_prior_has_the_shape_of_the_trade_off(device: DeviceInfo) -> None:
+    prior = generic_prior(SPACE, device)
+    guess = {c.id: g for c, g in zip(SPACE.candidates, prior.guesses, strict=True)}
+    for c in SPACE.candidates:
+        blocks = c.setting.model_copy(update={"checkpointing": "blocks"})
+        other = SPACE.find(blocks)
+        assert other is not None
+        if c.setting.checkpointing == "none":
+            assert guess[other.id].num_bytes < guess[c.id].num_bytes
+            assert guess[other.id].seconds > guess[c.id].seconds
+
+
+def test_a_probe_makes_its_own_setting_known_and_the_scale_too() -> None:
+    belief = Belief(SPACE, generic_prior(SPACE, GPU), 16 * GIB)
+    before = belief.outlook()
+    index = next(i for i, c in enumerate(SPACE.candidates) if c.setting.batch_size == 32)
+    record = make_record(SPACE.candidates[index].setting)
+    assert record.status == "measured"
+    belief.tell(index, record)
+    after = belief.outlook()
+    rate = record.images_per_second or 0
+    assert np.exp(after.log_rate[index]) == pytest.approx(rate, rel=0.02)
+    assert (after.log_seconds_sd <= before.log_seconds_sd + 1e-9).all()
+
+
+def test_an_out_of_memory_closes_what_is_as_large_and_raises_the_rest() -> None:
+    belief = Belief(SPACE, generic_prior(SPACE, GPU), 16 * GIB)
+    index = next(i for i, c in enumerate(SPACE.candidates) if c.setting.batch_size == 512)
+    arm = SPACE.candidates[index].arm
+    before = belief.outlook()
+    belief.tell(index, make_record(SPACE.candidates[index].setting))
+    after = belief.outlook()
+    for i, c in enumerate(SPACE.candidates):
+        if c.arm == arm:
+            assert belief.closed[i] == (c.setting.batch_size >= 512)
+    assert after.log_bytes[index] > np.log(16 * GIB)
+    assert after.log_bytes[index] >= before.log_bytes[index]
+
+
+def test_what_fits_says_that_smaller_batches_do() -> None:
+    belief = Belief(SPACE, generic_prior(SPACE, GPU), 16 * GIB)
+    index = next(i for i, c in enumerate(SPACE.candidates) if c.setting.batch_size == 64)
+    belief.tell(index, make_record(SPACE.candidates[index].setting))
+    fits = belief.outlook().fits
+    for i, c in enumerate(SPACE.candidates):
+        if c.arm == SPACE.candidates[index].arm and c.setting.batch_size <= 64:
+            assert fits[i] == 1.0
+
+
+@given(st.lists(st.tuples(st.integers(0, len(SPACE) - 1), st.floats(-1, 1)), max_size=8))
+def test_the_posterior_is_always_a_distribution(observed: list[tuple[int, float]]) -> None:
+    residual = Residual(SPACE, GUESSED_SECONDS)
+    for index, value in observed:
+        residual.observe(index, value, 0.01)
+    mean, sd = residual.posterior()
+    assert np.isfinite(mean).all()
+    assert (sd > 0).all()
+    few = np.arange(0, len(SPACE), 17)
+    values = np.linalg.eigvalsh(residual.covariance(few))
+    assert values.min() > -1e-6

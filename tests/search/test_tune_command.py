@@ -1,0 +1,113 @@
+"""`planner tune` through the real command: real probes of a tiny Swin on the CPU, and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from search.records import format_record, read_records
+from tests.search.tables import invented_table
+
+TINY = [
+    "native:swin_tiny", "--set", "embed_dim=16", "--set", "depths=1,1", "--set", "num_heads=1,2",
+    "--image-size", "32", "--set", "window_size=4", "--num-classes", "10", "--device", "cpu",
+    "--compile", "off", "--attention", "eager", "--optimizer", "adamw", "--precision", "fp32,bf16",
+    "--checkpointing", "none,blocks", "--batch-size", "2,4,8",
+]  # fmt: skip
+
+
+def planner(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=timeout, env=environment()
+    )
+
+
+def command(*arguments: str) -> list[str]:
+    return [
+        sys.executable,
+        "-c",
+        "from planner.cli import main; raise SystemExit(main())",
+        *arguments,
+    ]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def test_it_tunes_with_real_probes_and_goes_on_from_there(tmp_path: Path) -> None:
+    arguments = ["tune", *TINY, "--trials", "3", "--output", str(tmp_path)]
+    done = planner(*arguments)
+    assert done.returncode == 0, done.stderr
+    records = read_records(tmp_path / "probes.jsonl").records
+    assert len(records) == 3
+    result = json.loads((tmp_path / "recommendation.json").read_text())
+    assert result["setting"] in [json.loads(format_record(r))["setting"] for r in records]
+    assert result["evidence"]["status"] == "measured"
+    assert "Recommended for native:swin_tiny" in done.stdout
+    assert "probe 1 of 3" in done.stderr
+    again = planner(*arguments, "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["setting"] == result["setting"]
+    assert len(read_records(tmp_path / "probes.jsonl").records) == 3
+
+
+def test_an_interrupt_leaves_the_best_so_far_and_no_process(tmp_path: Path) -> None:
+    tuner = subprocess.Popen(
+        command("tune", *TINY, "--strategy", "exhaustive", "--output", str(tmp_path)),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        start_new_session=True,
+    )  # fmt: skip
+    patience = time.monotonic() + 240
+    while not read_records(tmp_path / "probes.jsonl").records and time.monotonic() < patience:
+        time.sleep(0.1)
+    tuner.send_signal(signal.SIGINT)
+    out, err = tuner.communicate(timeout=60)
+    assert tuner.returncode == 130, err
+    assert "Recommended" in out
+    assert "it was interrupted" in out
+    assert "Traceback" not in err
+    left = subprocess.run(
+        ["ps", "-o", "pid=", "-s", str(tuner.pid)], capture_output=True, text=True
+    )
+    assert left.stdout.strip() == ""
+
+
+def test_a_replay_through_the_command(tmp_path: Path) -> None:
+    table = tmp_path / "table.jsonl"
+    table.write_bytes(b"".join(format_record(r) for r in invented_table()))
+    done = planner("tune", "--replay", str(table), "--strategy", "boundary-walk")
+    assert done.returncode == 0, done.stderr
+    assert "nothing was run" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["native:swin_tiny", "--precision", "bf17"], 2, "bf16"),
+        (["native:swin_tny"], 2, "swin_tiny"),
+        (["native:swin_tiny", "--strategy", "planer"], 2, "planner"),
+        (["native:swin_tiny", "--memory", "24"], 2, "24GiB"),
+        (["native:swin_tiny", "--set", "embed_dims=3"], 2, "embed_dim"),
+        (["native:swin_tiny", "--batch-size", "many"], 2, "many"),
+        (["native:swin_tiny", "--device", "tpu"], 2, "tpu"),
+        (["native:swin_tiny", "--device", "cpu", "--precision", "fp16"], 1, "fp32, bf16"),
+        (["native:swin_tiny", "--device", "cpu", "--storage", "study"], 2, "neither"),
+        ([], 2, "MODEL"),
+        (["--replay", "nowhere.jsonl"], 2, "does not exist"),
+    ],
+)
+def test_bad_input_is_one_clear_error(
+    tmp_path: Path, arguments: list[str], status: int, said: str
+) -> None:
+    done = planner("tune", *arguments, "--output", str(tmp_path))
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
