@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,7 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     MODEL is LIBRARY:NAME (see 'planner models'), a YAML or JSON file, or, with --trace,
     package.module:factory. Several values for an option make one row per combination.
     """
+    gc.disable()  # a process that ends with its answer: the collector would only cost time
     gpu = None if given["gpu"] in (None, "all") else find_gpu(given["gpu"])
     memory = parse_bytes(given["memory"]) if given["memory"] else None
     if memory is not None and not given["as_json"]:
@@ -74,6 +76,11 @@ def _print_estimates(
     rows: Rows, gpu: Gpu | None, memory: int | None, given: dict[str, Any]
 ) -> None:
     config = parse_allocator_config(given["allocator"]) if given["allocator"] else None
+    if len(rows) > 1 and (given["plot"] or given["timeline"]):
+        raise UsageError(
+            f"a picture shows one setting, and {len(rows)} were asked for.",
+            "Give one value to each option.",
+        )
     ledgers = [_ledger(model, setting, given["traced"]) for model, setting in rows]
     found = [
         judge(model, setting, ledger, gpu, memory, config)
@@ -110,11 +117,6 @@ def _table(found: Sequence[Estimate]) -> str:
 def _draw(ledgers: Sequence[Ledger], found: Sequence[Estimate], given: dict[str, Any]) -> None:
     if not (given["plot"] or given["timeline"]):
         return
-    if len(found) > 1:
-        raise UsageError(
-            f"a picture shows one setting, and {len(found)} were asked for.",
-            "Give one value to each option.",
-        )
     from planner.report.tables import describe_setting
     from planner.report.timeline import draw_timeline, timeline_text
 

@@ -11,6 +11,9 @@ from planner.schema.setting import TrainSetting
 
 RECORD_FORMAT = 1
 
+# Every model here builds its validator when it is first used: reading a record is not on the way of
+# an estimate, which must answer at once.
+
 ProbeStatus = Literal[
     "measured", "out_of_memory", "timed_out", "crashed", "unsupported", "non_finite"
 ]
@@ -19,7 +22,7 @@ ProbeStatus = Literal[
 class FactoryModel(BaseModel):
     """A model of the user's own: `package.module:factory`, called without arguments."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     factory: str
     image_size: ImageSize = (224, 224)
@@ -34,7 +37,7 @@ class FactoryModel(BaseModel):
 class DeviceInfo(BaseModel):
     """The device a probe ran on. `memory_cap_bytes` is set where a smaller card was emulated."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     kind: Literal["cuda", "cpu"]
     name: str
@@ -47,7 +50,7 @@ class DeviceInfo(BaseModel):
 class PhaseBytes(BaseModel):
     """Live bytes (`torch.cuda.memory_allocated`) at the end of each phase of a steady step."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     before_step: int
     after_forward: int
@@ -58,7 +61,7 @@ class PhaseBytes(BaseModel):
 class Clocks(BaseModel):
     """Device clocks in MHz while the steps were timed, and what held them back."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     sm_mhz: int | None = None
     sm_max_mhz: int | None = None
@@ -76,7 +79,7 @@ class MeasurementRecord(BaseModel):
     On the CPU `peak_allocated_bytes` is the growth of the worker's peak resident set.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     format: int = RECORD_FORMAT
     probe_id: str = Field(default="", description="unique; one probe is counted once by it")

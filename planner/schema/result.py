@@ -16,7 +16,7 @@ RESULT_FORMAT = 1
 class Ruled(BaseModel):
     """A setting that was not probed, and why: an estimate or another probe ruled it out."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     setting: TrainSetting
     reason: str
@@ -32,7 +32,7 @@ class Recommendation(BaseModel):
     it was measured; `gain` is images/s of the recommendation over the baseline's.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     format: int = RESULT_FORMAT
     status: Literal["recommended", "nothing_fits"]

@@ -1,0 +1,160 @@
+"""`planner estimate` as it is typed: what it prints, and what it says of a mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from planner.cli import main
+from planner.cli.arguments import split_values
+
+TINY = {
+    "image_size": 56, "depths": [2, 2], "num_heads": [1, 2], "embed_dim": 32, "num_classes": 10,
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    file = tmp_path / "tiny.json"
+    file.write_text(json.dumps(TINY))
+    return str(file)
+
+
+def run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["planner", *arguments])
+    try:
+        status: Any = main()
+    except SystemExit as leaving:
+        status = leaving.code
+    out, err = capsys.readouterr()
+    return int(status or 0), out, err
+
+
+def invoke(*arguments: str) -> Result:
+    from planner.cli.estimate import command
+
+    return CliRunner().invoke(command, list(arguments))
+
+
+def test_one_setting_is_one_object_and_nothing_else(tiny: str) -> None:
+    found = json.loads(invoke(tiny, "--batch-size", "3", "--json").stdout)
+    assert found["setting"]["batch_size"] == 3
+    assert found["model"]["embed_dim"] == 32
+
+
+def test_several_values_are_one_row_per_combination(tiny: str) -> None:
+    arguments = (tiny, "--batch-size", "2,4", "--checkpointing", "none,blocks,stages:0,1")
+    found = json.loads(invoke(*arguments, "--json").stdout)
+    assert [(f["setting"]["batch_size"], f["setting"]["checkpointing"]) for f in found] == [
+        (2, "none"), (2, "blocks"), (2, "stages:0,1"),
+        (4, "none"), (4, "blocks"), (4, "stages:0,1"),
+    ]  # fmt: skip
+    table = invoke(*arguments).stdout
+    assert table.count("stages:0,1") == 2
+
+
+def test_the_table_says_what_a_person_asks(tiny: str) -> None:
+    text = invoke(tiny, "--gpu", "rtx 3090").stdout
+    for word in ("activations", "CUDA context", "peak reserved", "Fits in", "Assumed", "Left out",
+                 "images/s", "Predicted, not measured"):  # fmt: skip
+        assert word in text
+
+
+def test_set_reaches_fields_of_model_and_setting(tiny: str) -> None:
+    found = json.loads(
+        invoke(tiny, "--set", "embed_dim=48", "--set", "accumulate=3", "--set",
+               "depths=1,1", "--json").stdout
+    )  # fmt: skip
+    assert found["model"]["embed_dim"] == 48
+    assert found["model"]["depths"] == [1, 1]
+    assert found["setting"]["accumulate"] == 3
+
+
+def test_the_largest_batch_is_per_precision_and_checkpointing(tiny: str) -> None:
+    found = json.loads(invoke(tiny, "--max-batch", "--memory", "2GiB", "--json").stdout)
+    by_kind = {(f["precision"], f["checkpointing"]): f["largest_batch_size"] for f in found}
+    assert set(by_kind) == {(p, c) for p in ("fp32", "bf16") for c in ("none", "blocks")}
+    assert by_kind["fp32", "none"] < by_kind["bf16", "none"] < by_kind["bf16", "blocks"]
+
+
+def test_a_model_that_never_fits_is_told_what_would_help(tiny: str) -> None:
+    text = invoke(tiny, "--max-batch", "--memory", "10MiB").stdout
+    assert "Not even batch 1 fits" in text
+    assert "--checkpointing blocks" in text
+
+
+def test_decimal_and_binary_sizes_are_said_back(tiny: str) -> None:
+    assert "24GB is 22.35 GiB (24,000,000,000 bytes)" in invoke(tiny, "--memory", "24GB").stdout
+    assert "24GiB is 24.00 GiB" in invoke(tiny, "--memory", "24GiB").stdout
+
+
+def test_the_catalogue_is_ranked(tiny: str) -> None:
+    rows = json.loads(invoke(tiny, "--gpu", "all", "--json").stdout)
+    speeds = [r["throughput"]["images_per_second"] for r in rows if r["fits"]]
+    assert len(rows) >= 35
+    assert speeds == sorted(speeds, reverse=True)
+
+
+def test_a_picture_is_drawn(tiny: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "step.png"
+    assert invoke(tiny, "--plot", str(file), "--timeline").exit_code == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["native:swin_tinny"], 2, "Did you mean 'swin_tiny'"),
+        (["nativ:swin_tiny"], 2, "native"),
+        (["native:swin_tiny", "--gpu", "h10"], 2, "unknown GPU 'h10'"),
+        (["native:swin_tiny", "--precision", "bf61"], 2, "precision"),
+        (["native:swin_tiny", "--checkpointing", "block"], 2, "checkpointing"),
+        (["native:swin_tiny", "--memory", "24"], 2, "24GiB"),
+        (["native:swin_tiny", "--set", "embed_dims=3"], 2, "embed_dim"),
+        (["native:swin_tiny", "--set", "embed_dim"], 2, "FIELD=VALUE"),
+        (["native:swin_tiny", "--batch-size", "0"], 2, "batch_size"),
+        (["native:swin_tiny", "--batch-size", "1,2", "--timeline"], 2, "one setting"),
+        (["torchvision:swin_t", "--attention", "sdpa"], 1, "torchvision"),
+        (["native:swin_tiny", "--set", "checkpointing=stages:7"], 1, "4 stages"),
+        (["my.models:build"], 2, "--trace"),
+        (["nothing.yaml"], 2, "nothing.yaml"),
+        (["native:swin_tiny", "--max-batch"], 1, "--memory"),
+        (["timm:swinv2_cr_tiny_224"], 1, "--trace"),
+        (["native:swin_tiny", "--allocator", "nonsense:1"], 2, "nonsense"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else None,
+)
+def test_a_mistake_is_answered_in_a_few_lines_without_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    status: int,
+    said: str,
+) -> None:
+    found, out, err = run(capsys, monkeypatch, "estimate", *arguments)
+    assert said in err
+    assert "Traceback" not in err
+    assert (found, out) == (status, "")
+
+
+def test_three_faults_of_a_file_are_one_message(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text("embed_dims: 96\ndrop_rate: 2\nnum_heads: [3, 6]\n")
+    status, _, err = run(capsys, monkeypatch, "estimate", str(file))
+    assert status == 2
+    for said in ("3 faults", "embed_dims", "drop_rate", "num_heads"):
+        assert said in err
+
+
+def test_chosen_stages_may_hold_a_comma() -> None:
+    assert split_values("none,stages:0,1,blocks") == ["none", "stages:0,1", "blocks"]
+    assert split_values("32, 64") == ["32", "64"]

@@ -1,0 +1,107 @@
+"""Our own Swin on shapes, event by event as its module: torch 2.13 on fake and on CPU tensors."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from planner.libraries.native.names import PUBLISHED
+from planner.schema import SwinConfig, TrainSetting
+from tests.libraries.steps import (
+    Changes,
+    assert_equal_to_cpu,
+    assert_equal_to_trace,
+    name_of,
+    setting_of,
+)
+
+SMALL = SwinConfig(
+    library="native", image_size=(56, 56), depths=(2, 2), num_heads=(3, 6), num_classes=10
+)
+PADDED = SMALL.model_copy(update={"image_size": (60, 76)})  # 15 x 19 tokens, windows of 7
+
+
+def config_of(version: int, padded: bool, **changes: object) -> SwinConfig:
+    base = PADDED if padded else SMALL
+    return base.model_copy(update={"version": version, **changes})
+
+
+MATRIX = list(
+    itertools.product(
+        (1, 2), ("fp32", "bf16", "fp16"), ("eager", "sdpa"), ("none", "blocks", "stages"),
+        (False, True),
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("version", "precision", "attention", "checkpointing", "padded"),
+    MATRIX[::2],
+    ids=lambda v: str(v),
+)
+def test_a_step_equals_the_module_traced(
+    version: int, precision: str, attention: str, checkpointing: str, padded: bool
+) -> None:
+    setting = setting_of(
+        {"precision": precision, "attention": attention, "checkpointing": checkpointing}
+    )
+    assert_equal_to_trace(config_of(version, padded), setting)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("version", "precision", "attention", "checkpointing", "padded"),
+    MATRIX[1::2],
+    ids=lambda v: str(v),
+)
+def test_a_step_equals_the_module_traced_in_the_rest_of_the_matrix(
+    version: int, precision: str, attention: str, checkpointing: str, padded: bool
+) -> None:
+    test_a_step_equals_the_module_traced(version, precision, attention, checkpointing, padded)
+
+
+OTHERS: list[tuple[Changes, Changes]] = [
+    ({}, {"batch_size": 1}),
+    ({}, {"batch_size": 5, "accumulate": 3}),
+    ({}, {"precision": "pure-bf16"}),
+    ({}, {"checkpointing": "stages:0"}),
+    ({"drop_rate": 0.1, "attn_drop_rate": 0.1}, {"attention": "eager"}),
+    ({"drop_rate": 0.1, "attn_drop_rate": 0.1}, {"attention": "sdpa", "checkpointing": "blocks"}),
+    ({"drop_path_rate": 0.0}, {}),
+    ({"qkv_bias": False}, {}),
+    ({"patch_norm": False}, {}),
+    ({"absolute_position_embedding": True}, {}),
+    ({"image_size": (28, 28)}, {}),  # the window is the feature map
+    ({"image_size": (40, 104), "window_size": (5, 4)}, {}),
+    ({"depths": (1, 2, 1), "num_heads": (1, 2, 4), "embed_dim": 32}, {}),
+    ({"mlp_ratio": 2.0, "in_channels": 1}, {}),
+    ({}, {"zero_grad_to_none": False}),
+]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("model", "setting"), OTHERS, ids=name_of)
+def test_whatever_else_a_config_says_is_equal(
+    version: int, model: Changes, setting: Changes
+) -> None:
+    assert_equal_to_trace(config_of(version, padded=False, **model), setting_of(setting))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("checkpointing", ["none", "blocks", "stages"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_phases_equal_the_module_on_real_cpu_tensors(
+    version: int, checkpointing: str, padded: bool
+) -> None:
+    setting = TrainSetting(
+        batch_size=2, precision="fp32", attention="eager", checkpointing=checkpointing
+    )
+    assert_equal_to_cpu(config_of(version, padded), setting)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(PUBLISHED))
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_published_models_equal_the_module_traced(name: str, precision: str) -> None:
+    assert_equal_to_trace(PUBLISHED[name], TrainSetting(batch_size=2, precision=precision))
