@@ -8,7 +8,7 @@ from typing import Any
 from planner.step.matmul import conv2d, linear
 from planner.step.normalization import layer_norm
 from planner.step.pointwise import dropout, gelu, mul, new_empty, relu, relu_
-from planner.step.strides import Shape, contiguous_strides
+from planner.step.strides import Shape
 from planner.step.tensor import Device, Parameter, Storage, Tensor, num_bytes
 
 
@@ -165,4 +165,4 @@ def buffer(device: Device, shape: Shape, dtype: str | None = None) -> Tensor:
     dtype = dtype or device.float_dtype
     storage = Storage(device, num_bytes(shape, dtype), "buffer")
     storage.assign("buffers")
-    return Tensor(storage, shape, contiguous_strides(shape), dtype)
+    return Tensor(storage, shape, device.dense_strides(shape), dtype)

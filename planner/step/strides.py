@@ -18,6 +18,14 @@ def contiguous_strides(shape: Shape) -> Shape:
     return tuple(reversed(strides))
 
 
+def channels_last_strides(shape: Shape) -> Shape:
+    """Strides of [B, C, H, W] laid out as [B, H, W, C]; row-major for any other rank."""
+    if len(shape) != 4:
+        return contiguous_strides(shape)
+    _, channels, height, width = shape
+    return (channels * height * width, 1, width * channels, channels)
+
+
 def is_contiguous(shape: Shape, strides: Shape) -> bool:
     """`tensor.is_contiguous()`: row-major, dimensions of size 1 excused."""
     expected = 1

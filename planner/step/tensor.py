@@ -22,7 +22,7 @@ from planner.step.ledger import (
     OperationKind,
     Tagged,
 )
-from planner.step.strides import Shape, contiguous_strides, is_contiguous
+from planner.step.strides import Shape, channels_last_strides, contiguous_strides, is_contiguous
 
 if TYPE_CHECKING:
     from weakref import ReferenceType
@@ -47,8 +47,11 @@ class Device:
     force, the hooks for saved tensors and the module being run (`scope`).
     `in_place_sums` is how eager PyTorch adds gradients up where it may; under fake tensors it
     never does (FACTS §11), so a comparison with a fake trace turns it off.
-    `float_dtype` is what parameters and floating buffers are made in.
+    `float_dtype` is what parameters and floating buffers are made in; `channels_last` whether
+    images, parameters and buffers of four dimensions are laid out that way.
     """
+
+    channels_last = False
 
     def __init__(self, in_place_sums: bool = True, float_dtype: str = "float32") -> None:
         self.float_dtype = float_dtype
@@ -60,6 +63,10 @@ class Device:
         self.scope = ""
         self.next_sequence = 0
         self._next_storage = 0
+
+    def dense_strides(self, shape: Shape) -> Shape:
+        """Of a module's parameter or buffer, and of images, once moved to the device."""
+        return channels_last_strides(shape) if self.channels_last else contiguous_strides(shape)
 
     def allocate(self, num_bytes: int, label: str) -> int:
         self._next_storage += 1
@@ -220,7 +227,7 @@ class Parameter(Tensor):
     def __init__(self, device: Device, shape: Shape) -> None:
         dtype = device.float_dtype
         storage = Storage(device, num_bytes(shape, dtype), "parameter")
-        super().__init__(storage, shape, contiguous_strides(shape), dtype)
+        super().__init__(storage, shape, device.dense_strides(shape), dtype)
         storage.assign("parameters")
         self.requires_grad = True
         self.cell = GradientCell()

@@ -77,6 +77,7 @@ OTHERS: list[tuple[Changes, Changes]] = [
     ({"depths": (1, 2, 1), "num_heads": (1, 2, 4), "embed_dim": 32}, {}),
     ({"mlp_ratio": 2.0, "in_channels": 1}, {}),
     ({}, {"zero_grad_to_none": False}),
+    ({}, {"memory_format": "channels_last"}),
 ]
 
 
