@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from planner.schema import TrainSetting
@@ -22,6 +23,7 @@ def chosen_stages(stages: Sequence[Module], setting: TrainSetting) -> list[Modul
     return list(stages) if numbers is None else [stages[number] for number in numbers]
 
 
+@cache  # a class is a cycle, which only the collector would free
 def _checkpointed(kind: type[Module]) -> type[Module]:
     def forward(self: Module, *args: Any) -> Any:
         return checkpoint(kind.forward, self, *args)
