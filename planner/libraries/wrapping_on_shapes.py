@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any
 
 from planner.schema import TrainSetting
@@ -11,10 +10,17 @@ from planner.step.checkpointing import checkpoint
 from planner.step.nn import Module
 
 
+# Kept, since a class is a cycle, which only the collector would free.
+_CHECKPOINTED: dict[type[Module], type[Module]] = {}
+
+
 def checkpoint_in_place(modules: Iterable[Module]) -> None:
     """From here on each module keeps its inputs alone and computes its inside again in backward."""
     for module in modules:
-        module.__class__ = _checkpointed(type(module))
+        kind = type(module)
+        if kind not in _CHECKPOINTED:
+            _CHECKPOINTED[kind] = _checkpointed(kind)
+        module.__class__ = _CHECKPOINTED[kind]
 
 
 def chosen_stages(stages: Sequence[Module], setting: TrainSetting) -> list[Module]:
@@ -23,7 +29,6 @@ def chosen_stages(stages: Sequence[Module], setting: TrainSetting) -> list[Modul
     return list(stages) if numbers is None else [stages[number] for number in numbers]
 
 
-@cache  # a class is a cycle, which only the collector would free
 def _checkpointed(kind: type[Module]) -> type[Module]:
     def forward(self: Module, *args: Any) -> Any:
         return checkpoint(kind.forward, self, *args)
