@@ -9,7 +9,6 @@ from planner.schema import TrainSetting
 from planner.step.checkpointing import checkpoint
 from planner.step.nn import Module
 
-
 # Kept, since a class is a cycle, which only the collector would free.
 _CHECKPOINTED: dict[type[Module], type[Module]] = {}
 
