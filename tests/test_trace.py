@@ -392,11 +392,12 @@ def test_statistics_of_layer_norm_are_fp32_on_cuda() -> None:
 
 def test_step_scalars_are_on_the_device_only_when_fused() -> None:
     ends = {}
-    for optimizer in ("adamw", "adamw-forloop", "adamw-fused"):
+    for optimizer in ("adamw", "adamw-forloop", "nadam", "rmsprop", "adamw-fused"):
         setting = TrainSetting(batch_size=4, precision="fp32", optimizer=optimizer)
         trace = trace_training(Classifier, TINY_IMAGES, setting)
         ends[optimizer] = dict(trace.phase_ends())["zero_grad"]
-    assert ends["adamw"] == ends["adamw-forloop"]
+    assert ends["adamw"] == ends["adamw-forloop"] == ends["nadam"]  # two moments each
+    assert ends["adamw"] - ends["rmsprop"] == rounded(48 * 10 * 4) + rounded(10 * 4)  # one
     assert ends["adamw-fused"] - ends["adamw"] == 2 * 512  # weight and bias
 
 
