@@ -189,6 +189,7 @@ def _notes(best: Contender, found: Sequence[Contender], search: Search) -> list[
         _simpler_note(best, found, search),
         _compile_note(best, found),
         _length_note(best, search),
+        _front_note(found),
         _learning_rate_note(best.setting, search.asked),
         _flags_note(best),
     )
@@ -217,6 +218,15 @@ def _compile_note(best: Contender, found: Sequence[Contender]) -> str:
         f"Compiling takes {spent} and pays after {steps} optimizer steps, against the fastest "
         "eager setting."
     )
+
+
+def _front_note(found: Sequence[Contender]) -> str:
+    """What less memory costs: the front of throughput against memory."""
+    kept = [c for c in front(found) if c.num_bytes is not None]
+    if len(kept) < 2:
+        return ""
+    points = [f"{c.rate:.4g} images/s in {format_bytes(c.num_bytes or 0)}" for c in kept]
+    return f"Throughput against memory: {', '.join(points)}."
 
 
 def _length_note(best: Contender, search: Search) -> str:

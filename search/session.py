@@ -49,17 +49,18 @@ OnProgress = Callable[[Progress], None]
 @dataclass
 class Limits:
     """What a search may use: probes in the whole study, and seconds. `spent_seconds` is what the
-    study had taken before this tuner began."""
+    study had taken before this tuner began, `reserved_seconds` what is kept for the baseline."""
 
     trials: int | None = None
     budget_seconds: float | None = None
     spent_seconds: float = 0.0
+    reserved_seconds: float = 0.0
     started: float = field(default_factory=time.monotonic)
 
     def seconds_left(self) -> float | None:
         if self.budget_seconds is None:
             return None
-        used = time.monotonic() - self.started + self.spent_seconds
+        used = time.monotonic() - self.started + self.spent_seconds + self.reserved_seconds
         return max(self.budget_seconds - used, 0.0)
 
 

@@ -42,6 +42,7 @@ from search.study import STUDY_NAME, Identity, Study, make_study
 
 STRATEGIES = ("planner", "tpe", "gp", "random", *WALKS)
 BUDGET_SECONDS = 600.0
+BASELINE_SHARE = 0.15  # of the budget, kept to measure what the gain is over
 IMAGENET_IMAGES = 1_281_167  # ImageNet-1k's training split, what an epoch means unless said
 # A probe that takes longer than all of this is hung: imports and building took under a minute on
 # the slowest machine seen, compiling five times its guess.
@@ -254,9 +255,13 @@ class Job:
         for note in (*self.notes, f"{len(self.space)} settings; {self.prior.basis}."):
             on_progress(Progress("note", note))
         arm = plain_arm(self.space, library_attention(self.model))
+        wants_baseline = arm is not None and self.options.baseline
         try:
+            if wants_baseline and self.options.budget_seconds:
+                limits.reserved_seconds = BASELINE_SHARE * self.options.budget_seconds
             stopped = session.run(self._strategy())
-            if arm and self.options.baseline and session.best_rate():
+            limits.reserved_seconds = 0.0
+            if arm and wants_baseline and session.best_rate():
                 session.run(BaselineHunt(self.space, self.prior, self.budget_bytes, arm))
         except KeyboardInterrupt:
             stopped = "it was interrupted"

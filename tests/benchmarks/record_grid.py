@@ -1,24 +1,26 @@
 """Records an exhaustive table of probes on the CPU, for strategies to be compared over.
 
-    python -m tests.benchmarks.record_grid DIRECTORY tests/truth/cpu_grid_DATE.jsonl
+    python -m tests.benchmarks.record_grid DIRECTORY TABLE [--rounds 2] [--compile off,default]
 
-Every combination of batch × checkpointing × precision × compile of a small Swin, probed one after
-the other. It can be stopped at any time and goes on from DIRECTORY; the table is written when
-all are done. Load of the machine is in the numbers: records say how well they are known.
+Every combination of batch × checkpointing × precision × compile of a small Swin. It can be stopped
+at any time and goes on from DIRECTORY; TABLE is written when all are done. In each round the order
+is shuffled anew, so that the drift of a machine in use falls on all alike: run it on an idle one,
+since what strategies are compared by is a table's truth.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
+from random import Random
 
-from planner.schema import SwinConfig, TrainSetting
-from search.baselines import WalkStrategy, exhaustive
+from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
 from search.probe.device import describe_device, versions
 from search.prober import DeviceProber
-from search.records import read_records
+from search.records import append_records, read_records
 from search.session import Limits, Progress, Session
-from search.space import make_space
+from search.space import Candidate, Space, make_space
+from search.strategy import Choice, Situation
 from search.study import Identity, make_study
 
 MODEL = SwinConfig(
@@ -29,36 +31,70 @@ BATCHES = (4, 8, 16, 32, 64)
 AXES = {
     "precision": ("fp32", "bf16"),
     "checkpointing": ("none", "blocks"),
-    "compile": ("off", "default"),
     "attention": ("eager",),
     "optimizer": ("adamw",),
 }
 MEASURE_SECONDS = 2.0
+DEADLINE_SECONDS = 600.0
 
 
-def main(directory: Path, table: Path) -> None:
+class ShuffledRounds:
+    """Every candidate once a round, in another order each time; resumable, since it counts."""
+
+    def __init__(self, space: Space, rounds: int) -> None:
+        self.order = [c for n in range(rounds) for c in _shuffled(space, n)]
+        self.done: dict[str, int] = {}
+        self.stopped_because = ""
+
+    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
+        self.done[candidate.id] = self.done.get(candidate.id, 0) + 1
+
+    def ask(self, situation: Situation) -> Choice | None:
+        left = dict(self.done)
+        for c in self.order:
+            if left.get(c.id, 0) == 0:
+                return Choice(c)
+            left[c.id] -= 1
+        self.stopped_because = "all rounds are done"
+        return None
+
+
+def _shuffled(space: Space, seed: int) -> list[Candidate]:
+    found = list(space.candidates)
+    Random(seed).shuffle(found)
+    return found
+
+
+def record_grid(directory: Path, table: Path, rounds: int, compile_modes: tuple[str, ...]) -> None:
     device = describe_device("cpu")
-    space = make_space(MODEL, device, TrainSetting(), restrict=AXES, batch_sizes=BATCHES)
+    axes = {**AXES, "compile": compile_modes}
+    space = make_space(MODEL, device, TrainSetting(), restrict=axes, batch_sizes=BATCHES)
     directory.mkdir(parents=True, exist_ok=True)
     study = make_study(None, directory, space, None)
     study.adopt(Identity(MODEL, device, versions()))
     study.reconcile()
     prober = DeviceProber(MODEL, "cpu", device, None, measure_seconds=MEASURE_SECONDS)
-    session = Session(space, study, prober, Limits(), lambda choice: 600.0, None, say)
-    session.run(WalkStrategy(exhaustive(space)))
-    lines = [
-        r.model_dump_json(exclude_none=True)
-        for r in read_records(directory / "probes.jsonl").records
-    ]
-    table.write_text("\n".join(lines) + "\n")
+    session = Session(space, study, prober, Limits(), lambda choice: DEADLINE_SECONDS, None, say)
+    session.run(ShuffledRounds(space, rounds))
+    append_records(table, list(read_records(directory / "probes.jsonl").records))
 
 
 def say(progress: Progress) -> None:
     if progress.record and progress.candidate:
-        record = progress.record
-        print(progress.probe, progress.candidate.setting.differences(TrainSetting()), record.status,
+        record, setting = progress.record, progress.candidate.setting
+        print(progress.probe, setting.differences(TrainSetting()), record.status,
               record.images_per_second, record.probe_seconds, record.flags, flush=True)  # fmt: skip
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Records a table of probes on the CPU.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--compile", default="off,default")
+    args = parser.parse_args()
+    record_grid(args.directory, args.table, args.rounds, tuple(args.compile.split(",")))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main()

@@ -100,6 +100,8 @@ def test_the_front_has_nothing_that_is_slower_and_larger() -> None:
                at(150, change(batch_size=32), num_bytes=3 * GIB)]  # fmt: skip
     kept = front(contenders(records, None))
     assert [c.setting.batch_size for c in kept] == [16, 32]
+    notes = recommend(records, search()).notes
+    assert any("100 images/s in 1.00 GiB, 150 images/s in 3.00 GiB" in note for note in notes)
 
 
 def test_a_changed_global_batch_says_what_it_means() -> None:

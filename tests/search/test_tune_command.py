@@ -59,6 +59,27 @@ def test_it_tunes_with_real_probes_and_goes_on_from_there(tmp_path: Path) -> Non
     assert len(read_records(tmp_path / "probes.jsonl").records) == 3
 
 
+@pytest.mark.parametrize(
+    "model",
+    ["timm:swin_tiny_patch4_window7_224", "transformers:microsoft/swin-tiny-patch4-window7-224"],
+)
+def test_real_models_of_other_libraries(tmp_path: Path, model: str) -> None:
+    pytest.importorskip(model.partition(":")[0])
+    small = [
+        model,
+        *TINY[1:-6],
+        "--precision",
+        "fp32",
+        "--checkpointing",
+        "none",
+        "--batch-size",
+        "2",
+    ]
+    done = planner("tune", *small, "--output", str(tmp_path), "--no-baseline")
+    assert done.returncode == 0, done.stderr
+    assert "Recommended for" in done.stdout
+
+
 def test_an_interrupt_leaves_the_best_so_far_and_no_process(tmp_path: Path) -> None:
     tuner = subprocess.Popen(
         command("tune", *TINY, "--strategy", "exhaustive", "--output", str(tmp_path)),
