@@ -36,11 +36,14 @@ def scaled_dot_product_attention(
 
 
 def _aligned(mask: Tensor) -> Tensor:
-    """`pad_bias`: a view of a copy with padded rows, where the strides are not multiples of 8."""
+    """`pad_bias`: a view of a copy with padded rows, where the strides are not multiples of 8.
+
+    Strides of dimensions of size 1 count too, so rows of 64 may get 8 more elements.
+    """
     if all(stride % MASK_ROW_ELEMENTS == 0 for stride in mask.strides[:-1]):
         return mask
     row = mask.shape[-1]
-    return slice_(pad_last(mask, -row % MASK_ROW_ELEMENTS), -1, 0, row)
+    return slice_(pad_last(mask, MASK_ROW_ELEMENTS - row % MASK_ROW_ELEMENTS), -1, 0, row)
 
 
 def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

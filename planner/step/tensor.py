@@ -61,6 +61,8 @@ class Device:
         self.autocast: Autocast | None = None
         self.saved_tensor_hooks: list[tuple[PackHook, UnpackHook]] = []
         self.scope = ""
+        # Runs a checkpointed function in place of `checkpoint`, where a graph is recorded.
+        self.checkpoint_region: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
         self.next_sequence = 0
         self._next_storage = 0
 
@@ -143,11 +145,12 @@ class Storage:
 class Tensor:
     """A view of a storage: shape, strides in elements, dtype; and where its gradient goes.
 
-    `node` is `grad_fn` (None for a leaf) and `slot` which of its outputs this is.
+    `node` is `grad_fn` (None for a leaf) and `slot` which of its outputs this is; `base` the tensor
+    that this one is a view of.
     """
 
     __slots__ = (
-        "__weakref__", "dtype", "node", "requires_grad", "shape", "slot", "storage", "strides",
+        "__weakref__", "base", "dtype", "node", "requires_grad", "shape", "slot", "storage", "strides",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, shape: Shape, strides: Shape, dtype: str) -> None:
@@ -156,6 +159,7 @@ class Tensor:
         self.strides = strides
         self.dtype = dtype
         self.requires_grad = False
+        self.base: Tensor | None = None
         self.node: Node | None = None
         self.slot = 0
 

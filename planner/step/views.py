@@ -24,7 +24,11 @@ __all__ = [
 
 
 def _alias(x: Tensor, shape: Shape, strides: Shape) -> Tensor:
-    return Tensor(x.storage, shape, strides, x.dtype)
+    """A view keeps its base alive (`_base`), also where no gradient is recorded: a gradient that is
+    a view is never added to in place."""
+    y = Tensor(x.storage, shape, strides, x.dtype)
+    y.base = x.base or x
+    return y
 
 
 def alias(x: Tensor) -> Tensor:
