@@ -150,7 +150,8 @@ class Tensor:
     """
 
     __slots__ = (
-        "__weakref__", "base", "dtype", "node", "requires_grad", "shape", "slot", "storage", "strides",
+        "__weakref__", "base", "dtype", "node", "requires_grad", "shape", "slot", "storage",
+        "strides",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, shape: Shape, strides: Shape, dtype: str) -> None:
