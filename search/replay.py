@@ -64,6 +64,25 @@ def _only(values: set[T], kind: str, source: str) -> T:
     return values.pop()
 
 
+def pooled(records: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:
+    """One record per setting: of repeats that all ran, their samples together; else the first that
+    did not. For comparing strategies, which should not differ by which repeat they were given."""
+    grouped: dict[str, list[MeasurementRecord]] = {}
+    for record in records:
+        grouped.setdefault(setting_id(record.setting), []).append(record)
+    return [_pool(group) for group in grouped.values()]
+
+
+def _pool(group: list[MeasurementRecord]) -> MeasurementRecord:
+    failed = [r for r in group if r.status != "measured"]
+    if failed or len(group) == 1:
+        return (failed or group)[0]
+    samples = tuple(s for r in group for s in r.step_seconds)
+    setting = group[0].setting
+    rate = setting.batch_size * setting.accumulate / median(samples)
+    return group[0].model_copy(update={"step_seconds": samples, "images_per_second": rate})
+
+
 @dataclass(frozen=True)
 class Step:
     """After one probe: how many were made, recorded seconds spent, the best rate so far in

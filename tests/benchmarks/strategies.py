@@ -29,7 +29,7 @@ import numpy as np
 from search.baselines import WALKS, WalkStrategy
 from search.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior, record_bytes
 from search.records import read_records
-from search.replay import Replay, Step, probes_to_within, run_strategy
+from search.replay import Replay, Step, pooled, probes_to_within, run_strategy
 from search.space import AXES, Candidate, Space
 from search.strategy import PlannerStrategy, Strategy
 
@@ -242,7 +242,7 @@ def main() -> None:
     runs: list[Run] = []
     started = time.monotonic()
     for table in args.tables:
-        replay = Replay(read_records(table).records, str(table))
+        replay = Replay(pooled(read_records(table).records), str(table))
         runs += run_all(
             replay, table.stem, args.seeds, args.strategies.split(","), args.independent
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from search.replay import Replay
+from search.records import read_records
+from search.replay import Replay, pooled
 from tests.benchmarks.strategies import (
     injected_prior,
     quantile,
@@ -53,3 +56,20 @@ def test_a_quarter_of_the_settings_does_not_fit() -> None:
         / sum(r[0].status == "measured" for r in REPLAY.records.values())
         < 0.8
     )
+
+
+TABLES = sorted((Path(__file__).parents[1] / "truth").glob("*grid*.jsonl"))
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("error", [0.0, 0.05, 0.1])
+def test_few_probes_over_every_recorded_table(table: Path, error: float) -> None:
+    """Median ≤ 5 and 90th percentile ≤ 8 probes to within 1% of the table's best."""
+    replay = Replay(pooled(read_records(table).records), str(table))
+    runs = [run_once(replay, table.stem, "planner", error, seed) for seed in range(20)]
+    median_probes = quantile([r.probes for r in runs], 0.5)
+    most_probes = quantile([r.probes for r in runs], 0.9)
+    assert median_probes is not None
+    assert median_probes <= 5
+    assert most_probes is not None
+    assert most_probes <= 8
