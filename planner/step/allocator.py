@@ -7,26 +7,29 @@ a segment goes back to the driver only when memory runs out. So the sequence is 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from planner.step.allocator_config import AllocatorConfig, parse_allocator_config
 from planner.step.caching_allocator import (
+    MIN_LARGE,
+    ROUND_LARGE,
     SMALL,
+    SMALL_SEGMENT,
     UNIT_BITS,
     CachingAllocator,
     OutOfMemoryError,
-    Pool,
 )
 from planner.step.ledger import Allocated, Freed, Ledger
+from planner.step.pool_replay import PoolRules, replay_pool
 
 __all__ = [
     "AllocatorConfig",
     "Replay",
     "ledger_requests",
     "parse_allocator_config",
+    "plain_pools",
     "repeat_step",
     "replay",
 ]
@@ -92,18 +95,23 @@ def replay(
     `capacity_bytes` and `allowed_bytes` are those of CachingAllocator.
     """
     allocator = CachingAllocator(config, capacity_bytes=capacity_bytes, allowed_bytes=allowed_bytes)
+    unlimited = capacity_bytes is None and allowed_bytes is None
+    if allocator.is_plain and unlimited and captured is None:
+        return _replay_plain(requests, config or AllocatorConfig(), steady_from)
     played = _Played([0] * len(requests), [0] * len(requests), [])
-    play = _play_plain if allocator.is_plain and captured is None else _play
     for start, stop, capturing in _stretches(len(requests), captured):
         if capturing:
             allocator.begin_capture()
         else:
             allocator.end_capture()
-        played.out_of_memory_at = play(requests, start, stop, allocator, played)
+        played.out_of_memory_at = _play(requests, start, stop, allocator, played)
         if played.out_of_memory_at is not None:
             del played.units[played.out_of_memory_at :]
             break
-    return _summarize(played, steady_from, allocator)
+    played.reserved_units = allocator.reserved_units
+    played.num_segments = allocator.num_segments
+    played.num_alloc_retries = allocator.num_alloc_retries
+    return _summarize(played, steady_from)
 
 
 def _stretches(num_requests: int, captured: tuple[int, int] | None) -> list[tuple[int, int, bool]]:
@@ -116,12 +124,15 @@ def _stretches(num_requests: int, captured: tuple[int, int] | None) -> list[tupl
 @dataclass
 class _Played:
     """What became of each entry so far: where its block is, and by how many units it changed what
-    is allocated; and each change of what is reserved, as (entry, bytes)."""
+    is allocated; each change of what is reserved, as (entry, bytes); and how it ended."""
 
     addresses: list[int]
     units: list[int]
     reservations: list[tuple[int, int]]
     out_of_memory_at: int | None = None
+    reserved_units: int = 0
+    num_segments: int = 0
+    num_alloc_retries: int = 0
 
 
 def _play(
@@ -146,90 +157,50 @@ def _play(
     return None
 
 
-def _play_plain(
-    requests: Sequence[int], start: int, stop: int, allocator: CachingAllocator, played: _Played
-) -> int | None:
-    """`_play` for the default options, with `allocate`, `free` and what they call written out: a
-    replay is most of an estimate's time, and calls are most of a replay's. A test holds it equal to
-    `_play`."""
-    addresses, all_units, reservations = played.addresses, played.units, played.reservations
-    small = _plain_parts(allocator.small)
-    large = _plain_parts(allocator.large)
-    for index in range(start, stop):
-        request = requests[index]
-        if request > 0:
-            units = (request + 511) >> UNIT_BITS
-            pool, sizes, by_size, starts, ends, min_rest = small if units <= SMALL else large
-            fit = bisect_left(sizes, units)
-            if fit < len(sizes):
-                size = sizes[fit]
-                listed = by_size[size]
-                address = listed.pop(0)
-                if not listed:
-                    del by_size[size], sizes[fit]
-                del starts[address]
+def _replay_plain(requests: Sequence[int], config: AllocatorConfig, steady_from: int) -> Replay:
+    """The default options while memory does not run out: each pool by itself, as it is for `_play`
+    too; a test holds the two equal."""
+    asked = [(n + 511) >> UNIT_BITS if n > 0 else 0 for n in requests]
+    asked = [n if n else -asked[~r] if r < 0 else 0 for n, r in zip(asked, requests, strict=True)]
+    changes: list[tuple[int, int]] = []
+    for rules, low, high in plain_pools(config):
+        entries = [i for i, units in enumerate(asked) if low < abs(units) <= high]
+        ordinals: dict[int, int] = {}
+        events = []
+        for entry in entries:
+            if asked[entry] > 0:
+                ordinals[entry] = len(ordinals)
+                events.append(asked[entry])
             else:
-                try:
-                    address, size = allocator.obtain(pool, units)
-                except OutOfMemoryError:
-                    return index
-                reservations.append((index, allocator.reserved_bytes))
-                ends[address + size] = size
-            rest = size - units
-            if rest >= min_rest:
-                ends[address + size] = rest
-                starts[address + units] = rest
-                if rest in by_size:
-                    insort(by_size[rest], address + units)
-                else:
-                    by_size[rest] = [address + units]
-                    insort(sizes, rest)
-                size = units
-            else:
-                del ends[address + size]
-            addresses[index] = address
-            all_units[index] = size
-        elif request and all_units[~request]:
-            address = addresses[~request]
-            size = all_units[~request]
-            all_units[index] = -size
-            _, sizes, by_size, starts, ends, _ = small if size <= SMALL else large
-            end = address + size
-            if end in starts:
-                after = starts.pop(end)
-                listed = by_size[after]
-                if len(listed) == 1:
-                    del by_size[after], sizes[bisect_left(sizes, after)]
-                else:
-                    listed.remove(end)
-                end += after
-                size += after
-            if address in ends:
-                before = ends.pop(address)
-                address -= before
-                listed = by_size[before]
-                if len(listed) == 1:
-                    del by_size[before], sizes[bisect_left(sizes, before)]
-                else:
-                    listed.remove(address)
-                size += before
-            starts[address] = ends[end] = size
-            if size in by_size:
-                insort(by_size[size], address)
-            else:
-                by_size[size] = [address]
-                insort(sizes, size)
-    return None
+                events.append(~ordinals[~requests[entry]])
+        played = replay_pool(events, rules)
+        allocated = list(ordinals)
+        changes += [(allocated[k], units) for k, units in played.grown]
+        larger = {allocated[k]: units for k, units in played.slack}
+        for entry in entries if larger else ():
+            asked[entry] += larger.get(entry, 0) - larger.get(~requests[entry], 0)
+    changes.sort()
+    totals = accumulate(units for _, units in changes)
+    reservations = [
+        (entry, units << UNIT_BITS) for (entry, _), units in zip(changes, totals, strict=True)
+    ]
+    played = _Played([], asked, reservations)
+    played.reserved_units = sum(units for _, units in changes)
+    played.num_segments = len(changes)
+    return _summarize(played, steady_from)
 
 
-_PlainParts = tuple[Pool, list[int], dict[int, list[int]], dict[int, int], dict[int, int], int]
+def plain_pools(config: AllocatorConfig) -> list[tuple[PoolRules, int, int]]:
+    """Both pools under plain options, each with the requests it serves: above the first number of
+    units, up to the second."""
+    segment = config.large_segment_bytes >> UNIT_BITS
+    return [
+        (PoolRules(1, SMALL_SEGMENT, SMALL + 1, 1), 0, SMALL),
+        (PoolRules(SMALL + 1, segment, MIN_LARGE, ROUND_LARGE), SMALL, 1 << 60),
+    ]
 
 
-def _plain_parts(pool: Pool) -> _PlainParts:
-    return pool, pool.sizes, pool.by_size, pool.starts, pool.ends, pool.min_rest
-
-
-def _summarize(played: _Played, steady_from: int, allocator: CachingAllocator) -> Replay:
+def _summarize(played: _Played, steady_from: int) -> Replay:
     reservations = played.reservations
     running = list(accumulate(played.units)) or [0]
     first = min(max(steady_from - 1, 0), len(running) - 1)
@@ -245,9 +216,9 @@ def _summarize(played: _Played, steady_from: int, allocator: CachingAllocator) -
             [size for index, size in reservations if index <= peak_index][-1:], default=0
         ),
         allocated_bytes=running[-1] << UNIT_BITS,
-        reserved_bytes=allocator.reserved_bytes,
-        num_segments=allocator.num_segments,
-        num_alloc_retries=allocator.num_alloc_retries,
+        reserved_bytes=played.reserved_units << UNIT_BITS,
+        num_segments=played.num_segments,
+        num_alloc_retries=played.num_alloc_retries,
         out_of_memory_at=played.out_of_memory_at,
         block_units=tuple(played.units),
         reservations=tuple(reservations),

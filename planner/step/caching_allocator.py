@@ -25,9 +25,9 @@ MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: from here on a request gets a segm
 ROUND_LARGE_BYTES = 2 * MIB  # … rounded up to kRoundLarge
 
 SMALL = SMALL_BYTES >> UNIT_BITS
-_SMALL_SEGMENT = SMALL_SEGMENT_BYTES >> UNIT_BITS
-_MIN_LARGE = MIN_LARGE_BYTES >> UNIT_BITS
-_ROUND_LARGE = ROUND_LARGE_BYTES >> UNIT_BITS
+SMALL_SEGMENT = SMALL_SEGMENT_BYTES >> UNIT_BITS
+MIN_LARGE = MIN_LARGE_BYTES >> UNIT_BITS
+ROUND_LARGE = ROUND_LARGE_BYTES >> UNIT_BITS
 # Blocks of the private pool lie from this address on, which is how a release finds its pool.
 _PRIVATE_BASE = 1 << 48
 # Address space of one expandable segment. The allocator takes 9/8 of the device's memory; here it
@@ -239,7 +239,7 @@ class CachingAllocator:
 
     def _new_pools(self) -> tuple[Pool, Pool]:
         exact = self._expandable
-        small = Pool(page=_SMALL_SEGMENT, min_rest=1, max_split=_NO_LIMIT)
+        small = Pool(page=SMALL_SEGMENT, min_rest=1, max_split=_NO_LIMIT)
         large = Pool(
             page=self._large_segment,
             min_rest=1 if exact else SMALL + 1,
@@ -289,10 +289,10 @@ class CachingAllocator:
     def _segment_units(self, units: int) -> int:
         """`get_allocation_size`."""
         if units <= SMALL:
-            return _SMALL_SEGMENT
-        if units < _MIN_LARGE:
+            return SMALL_SEGMENT
+        if units < MIN_LARGE:
             return self._large_segment
-        return -(-units // _ROUND_LARGE) * _ROUND_LARGE
+        return -(-units // ROUND_LARGE) * ROUND_LARGE
 
     def _new_address(self, units: int, pool: Pool) -> int:
         """Where a segment begins. A gap keeps blocks of two segments from being neighbours."""

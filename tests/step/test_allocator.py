@@ -458,6 +458,14 @@ def test_the_short_way_is_the_long_one(requests: list[int], capacity: int) -> No
     )
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_short_way_is_the_long_one_over_many_blocks_of_few_sizes(seed: int) -> None:
+    """Which of equally large blocks is taken matters here."""
+    requests = random_requests(random.Random(seed), 2500)
+    end = len(requests)
+    assert replay(requests, captured=(end, end)) == replay(requests)
+
+
 @settings(max_examples=100, deadline=None)
 @given(request_lists(), st.integers(2, 300), st.integers(0, 300))
 def test_a_larger_device_never_runs_out_where_a_smaller_one_did_not(
