@@ -138,6 +138,8 @@ def _run(function: Function, *args: Any) -> None:
 def checkpoint(function: Function, *args: Any) -> Any:
     """`torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)`."""
     device: Device = next(a for a in args if isinstance(a, Tensor)).device
+    if device.checkpoint_region is not None:
+        return device.checkpoint_region(function, args)
     if not device.grad_enabled:
         return function(*args)
     frame = _Frame(device, function, args)

@@ -29,6 +29,9 @@ class _Leaf(Parameter):
 def checkpoint_reentrantly(function: Callable[..., Any], x: Tensor) -> Tensor:
     """`torch.utils.checkpoint.checkpoint(function, x, use_reentrant=True)`: saves x."""
     device = x.storage.device
+    if device.checkpoint_region is not None:
+        region: Tensor = device.checkpoint_region(function, (x,))
+        return region
     dtype = device.autocast.dtype if device.autocast else None
     node = begin("CheckpointFunctionBackward", (x,), _checkpoint_backward, (x,), (function, dtype))
     with device.no_grad():

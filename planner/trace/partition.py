@@ -91,11 +91,14 @@ def partition_compiled(
 
 def _backend(found: list[TorchPartition]) -> Callable[..., Any]:
     from torch._dynamo.backends.common import aot_autograd
+    from torch._guards import detect_fake_mode
     from torch._inductor.compile_fx import partition_fn
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.virtualized import V
 
     def partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
-        forward, backward = partition_fn(joint, inputs, **kwargs)
+        with V.set_fake_mode(detect_fake_mode(inputs)):
+            forward, backward = partition_fn(joint, inputs, **kwargs)
         static = frozenset(kwargs.get("static_lifetime_input_indices") or ())
         found.append(TorchPartition(joint, forward, backward, kwargs["num_fwd_outputs"], static))
         raise _Captured
