@@ -173,6 +173,11 @@ def _scale_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     return (unary(_one(grads), node.data),)
 
 
+def neg(x: Tensor) -> Tensor:
+    """`-x`: saves nothing."""
+    return scale(x, "aten.neg")
+
+
 def add_scalar(x: Tensor) -> Tensor:
     """`x + number`: saves nothing, the gradient goes on as it is."""
     y = unary(x, "aten.add")
@@ -332,12 +337,18 @@ def sum_to(x: Tensor, shape: Shape) -> Tensor:
     return x
 
 
-def reduce_sum(x: Tensor, dims: Sequence[int], keepdim: bool, label: str = "aten.sum") -> Tensor:
+def reduce_sum(
+    x: Tensor,
+    dims: Sequence[int],
+    keepdim: bool,
+    label: str = "aten.sum",
+    dtype: str | None = None,
+) -> Tensor:
     """A new tensor with `dims` summed away (or kept with size 1); nothing is recorded."""
     where = {d % len(x.shape) for d in dims}
     kept = tuple(1 if i in where else s for i, s in enumerate(x.shape))
     shape = kept if keepdim else tuple(s for i, s in enumerate(x.shape) if i not in where)
-    y = empty(x.storage.device, shape, x.dtype, label)
+    y = empty(x.storage.device, shape, dtype or x.dtype, label)
     x.storage.device.compute(label, "reduction", x.dtype, x.numel, x.num_bytes + y.num_bytes)
     return y
 
@@ -355,10 +366,14 @@ def _mean_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     return (unary(_expand_reduced(_one(grads), *node.data), "aten.div"),)
 
 
-def sum_dims(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
-    """`x.sum(dims)`: fp32 under autocast; saves nothing; its gradient is an expanded view."""
-    x = autocast_up(x)
-    y = reduce_sum(x, dims, keepdim)
+def sum_dims(x: Tensor, dims: Sequence[int] = (), keepdim: bool = False) -> Tensor:
+    """`x.sum(dims)`, of everything without dims: saves nothing; its gradient is an expanded view.
+
+    Under autocast the result is fp32: the kernel reads x as it is (`fp32_set_opt_dtype`).
+    """
+    dims = dims or range(len(x.shape))
+    low = x.storage.device.autocast is not None and x.dtype in ("bfloat16", "float16")
+    y = reduce_sum(x, dims, keepdim, dtype="float32" if low else x.dtype)
     if tracks(x):
         record(y, "SumBackward1", (x,), _sum_backward, data=(x.shape, tuple(dims), keepdim))
     return y

@@ -21,7 +21,7 @@ BuildOnShapes = Callable[[Device], Module]
 
 @dataclass(frozen=True)
 class Batch:
-    """Images [B, C, H, W] and labels [B] int64 on the device."""
+    """Images [B, C, H, W] and targets ([B] int64, or soft [B, classes] fp32) on the device."""
 
     images: Tensor
     targets: Tensor
@@ -31,8 +31,11 @@ def make_batch(device: Device, model: SwinConfig, setting: TrainSetting) -> Batc
     """What the probe trains on: it is on the device before the step begins."""
     size = (setting.batch_size, model.in_channels, *model.image_size)
     dtype = "bfloat16" if setting.precision == "pure-bf16" else "float32"
-    images = empty(device, size, dtype, "images")
-    targets = empty(device, (setting.batch_size,), "int64", "targets")
+    images = empty(device, size, dtype, "images", device.dense_strides(size))
+    if setting.loss == "soft-target":
+        targets = empty(device, (setting.batch_size, model.num_classes), "float32", "targets")
+    else:
+        targets = empty(device, (setting.batch_size,), "int64", "targets")
     images.storage.hold()
     targets.storage.hold()
     return Batch(images, targets)
@@ -138,10 +141,14 @@ class Training:
 
     def forward(self) -> Tensor:
         with AutocastScope(self.device, self.setting.autocast_dtype):
-            loss = cross_entropy(self.module(self.batch.images), self.batch.targets)
+            loss = self.loss(self.module(self.batch.images))
         if self.setting.accumulate > 1:
             loss = scale(loss, "aten.div")
         return loss
+
+    def loss(self, logits: Tensor) -> Tensor:
+        smoothed = self.setting.loss == "label-smoothing"
+        return cross_entropy(logits, self.batch.targets, smoothed)
 
     def backward(self, loss: Tensor) -> None:
         ones = empty(self.device, (), loss.dtype, "aten.ones_like")
@@ -175,6 +182,7 @@ def record_training(
     only cost time (a test shows that it finds nothing).
     """
     device = Device(in_place_sums, "bfloat16" if setting.precision == "pure-bf16" else "float32")
+    device.channels_last = setting.memory_format == "channels_last"
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -11,7 +11,14 @@ import pytest
 
 from planner.errors import UnsupportedError
 from planner.schema import SwinConfig, TrainSetting
-from tests.libraries.steps import Changes, assert_equal_to_trace, name_of, needs, setting_of
+from tests.libraries.steps import (
+    Changes,
+    assert_equal_to_cpu,
+    assert_equal_to_trace,
+    name_of,
+    needs,
+    setting_of,
+)
 
 pytestmark = needs("torch", "timm")
 
@@ -97,3 +104,20 @@ def test_fused_is_refused_where_there_is_none(family: str) -> None:
     with pytest.raises(UnsupportedError, match=f"{family} has no fused") as refused:
         estimate(small(), setting)
     assert f"{family}-foreach" in refused.value.way_out
+
+
+LOSSES = ("label-smoothing", "soft-target")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_losses(loss: str, precision: str) -> None:
+    setting = setting_of({"loss": loss, "precision": precision, "batch_size": 3})
+    # 1000 classes, or the loss's tensors would all round to the same 512 B.
+    assert_equal_to_trace(small(num_classes=1000), setting)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_of_real_tensors(loss: str) -> None:
+    setting = setting_of({"loss": loss, "precision": "fp32"})
+    assert_equal_to_cpu(small(num_classes=1000, drop_path_rate=0.0), setting)
