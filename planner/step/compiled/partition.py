@@ -9,6 +9,7 @@ recomputation to what fuses into backward's kernels for nothing.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Container
 from dataclasses import dataclass
 
 from planner.step.compiled.flow import INFINITE, Network
@@ -25,12 +26,33 @@ _REDUCTION = 4  # an output so many times smaller than its inputs is a reduction
 @dataclass(frozen=True)
 class Partition:
     """`saved` are the values forward keeps, inputs of forward among them, in the graph's order;
-    `forward` and `backward` the nodes each half computes, in order (of backward: recomputed ones
-    included)."""
+    `forward` what it computes from its inputs, those included."""
 
     graph: Graph
     saved: tuple[Value, ...]
     forward: frozenset[Value]
+
+    def forward_nodes(self) -> list[Value]:
+        """What forward computes, in order."""
+        return [n for n in self.graph.nodes if n in self.forward and n.op != "primal"]
+
+    def backward_nodes(self) -> list[Value]:
+        """What backward computes, recomputed values where they are first needed: the order of
+        `reordering_to_mimic_autograd_engine`."""
+        gradients = [g for g in self.graph.gradients if g is not None]
+        needed = _ancestors(gradients, until=frozenset(self.saved))
+        done = {*self.saved, *(n for n in self.graph.nodes if n.op in ("primal", "tangent"))}
+        ordered: list[Value] = []
+        started = False
+        for node in self.graph.nodes:
+            if node not in needed or node in done:
+                continue
+            started = started or any(source.op == "tangent" for source in node.inputs)
+            if started:
+                missing = _ancestors([node], until=done) - done
+                done |= missing
+                ordered += sorted(missing, key=lambda n: n.index)
+        return ordered
 
     def saved_intermediates(self) -> list[Value]:
         """What is kept besides inputs."""
@@ -116,19 +138,8 @@ class _Partitioner:
 
     def _halves(self, saved: list[Value]) -> Partition:
         """What each half computes; a saved value that backward turns out not to use is dropped."""
-        kept = set(saved)
-        used = set()
-        seen: set[Value] = set()
-        stack = [g for g in self.graph.gradients if g is not None]
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if node in kept:
-                used.add(node)
-            else:
-                stack.extend(node.inputs)
+        gradients = [g for g in self.graph.gradients if g is not None]
+        used = _ancestors(gradients, until=frozenset(saved))
         saved = [node for node in saved if node in used]
         return Partition(
             self.graph,
@@ -251,12 +262,13 @@ def _closure(start: list[Value]) -> set[Value]:
     return found
 
 
-def _ancestors(start: list[Value]) -> set[Value]:
-    """`start` and what it depends on."""
+def _ancestors(start: list[Value], until: Container[Value] = ()) -> set[Value]:
+    """`start` and what it depends on, without going on behind `until`."""
     found = set(start)
     stack = list(start)
     while stack:
-        for source in stack.pop().inputs:
+        node = stack.pop()
+        for source in () if node in until else node.inputs:
             if source not in found:
                 found.add(source)
                 stack.append(source)
