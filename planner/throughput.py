@@ -24,6 +24,8 @@ WAITING = "waiting for the host"  # the entry of `kind_seconds` in which the dev
 
 _MATRIX_KINDS = frozenset(("matmul", "conv", "attention"))
 _FUSIBLE_KINDS = frozenset(("pointwise", "reduction", "copy"))
+# Kernels of a compiled step's own ledger are named so, as Inductor names them: they are fused.
+FUSED_PREFIX = "triton_"
 _COMPILED_PHASES = frozenset(("forward", "backward"))  # the optimizer's step is not compiled
 _GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
 
@@ -168,6 +170,7 @@ def fuse_operations(operations: Sequence[Operation]) -> list[Operation]:
     chain_phase = ""
     for phase, operation in operations:
         fusible = operation.kind in _FUSIBLE_KINDS and phase in _COMPILED_PHASES
+        fusible = fusible and not operation.name.startswith(FUSED_PREFIX)
         if chain and (not fusible or phase != chain_phase):
             fused.append((chain_phase, _fuse(chain)))
             chain = []

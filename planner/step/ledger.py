@@ -72,6 +72,8 @@ class Ledger:
     batch_size: int
     num_parameters: int
     notes: tuple[str, ...] = field(default=())
+    # What forward saves in a pool that is never given back, so that no growth shows it.
+    pooled_saved_bytes: int = 0
 
     def operations(self, step: int = 1) -> Iterator[tuple[str, Computed]]:
         """(phase, operation) of optimizer step `step`, in order; phase is forward, backward,

@@ -59,7 +59,7 @@ class Kernel:
         """`aten.mm`; of a fused kernel `triton_` and its operations, as Inductor names them."""
         if self.is_extern:
             return f"aten.{self.values[0].op}"
-        operations = dict.fromkeys(value.op for value in self.values)
+        operations = dict.fromkeys(v.op for v in self.values if v.op != "getitem")
         return "triton_" + "_".join(list(operations)[:4])
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -107,3 +107,29 @@ def link(nodes: Iterable[Value]) -> None:
     for node in nodes:
         for source in dict.fromkeys(node.inputs):
             source.users.append(node)
+
+
+def between(
+    first: Graph, second: Graph, steps: int, marked: Sequence[Value | None]
+) -> tuple[Graph, list[Value | None]]:
+    """`first` with every size moved `steps` times by what `second` differs from it, and the nodes
+    there that `marked` are in `first`. AssertionError where the two are not alike."""
+    assert len(first.nodes) == len(second.nodes), "a graph depends on the batch"
+    made: dict[Value, Value] = {}
+    for a, b in zip(first.nodes, second.nodes, strict=True):
+        assert a.op == b.op, "a graph depends on the batch"
+        shape = a.shape
+        if shape is not None and shape != b.shape:
+            assert b.shape is not None
+            shape = tuple([x + steps * (y - x) for x, y in zip(shape, b.shape, strict=True)])
+        inputs = tuple([made[source] for source in a.inputs])
+        made[a] = Value(
+            a.op, inputs, shape, a.dtype, a.constant, None, a.region, a.is_static, a.path
+        )
+    graph = Graph(
+        list(made.values()),
+        [made[node] for node in first.outputs],
+        [None if g is None else made[g] for g in first.gradients],
+    )
+    link(graph.nodes)
+    return graph, [None if m is None else made[m] for m in marked]

@@ -6,18 +6,21 @@ accumulation, the optimizer and all else stay eager, as they do when only the mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.step.autograd import Gradients, Node, begin, finish
 from planner.step.compiled.buffers import Kernel, buffer_of, plan
 from planner.step.compiled.graph import Graph, Value, is_input
 from planner.step.compiled.partition import partition
+from planner.step.ledger import Allocated, Freed
 from planner.step.nn import Module
+from planner.step.pointwise import clone
 from planner.step.strides import contiguous_strides
 from planner.step.tensor import Device, Parameter, Storage, Tensor
 
-POOL_LABEL = "cuda graph pool"
+POOL_LABEL = "CUDA graph pool"
+_ROUNDING = 512  # bytes: what the caching allocator rounds a request up to
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,21 @@ def compile_graph(graph: Graph, primals: Sequence[Value | None]) -> CompiledGrap
 
 
 class CompiledModule(Module):
-    """Runs the kernels of `graph` in place of the code of `module`, whose parameters it has."""
+    """Runs the kernels of `graph` in place of the code of `module`, whose parameters it has.
 
-    def __init__(self, module: Module, graph: CompiledGraph) -> None:
+    With CUDA graphs (`is_graphed`) all memory of both halves is a pool, taken whole at the first
+    call and never given back.
+    """
+
+    def __init__(
+        self, module: Module, graph: CompiledGraph, is_graphed: bool = False, accumulate: int = 1
+    ) -> None:
         self.module = module
         self.graph = graph
+        self.is_graphed = is_graphed
+        self.accumulates = accumulate > 1
         self.leaves = list(module.parameters())
+        self.pool: Pool | None = None
 
     def children(self) -> Iterator[tuple[str, Module]]:
         yield from self.module.children()
@@ -80,27 +92,115 @@ class CompiledModule(Module):
         yield from self.module.parameters()
 
     def forward(self, images: Tensor) -> Tensor:
+        """Without gradients the module itself: that would be another graph, of another batch."""
+        if not images.device.grad_enabled:
+            logits: Tensor = self.module(images)
+            return logits
+        return self._replay(images) if self.is_graphed else self._launch(images)
+
+    def _launch(self, images: Tensor) -> Tensor:
         graph = self.graph
-        device = images.device
         memory: dict[Value, Storage] = {graph.images: images.storage}
         kept = {buffer_of(value) for value in (*graph.saved, graph.output)}
-        _run(device, graph.forward, memory, kept)
-        saved = [memory[b] for b in _saved_buffers(graph) if b in memory]
-        node = begin(
-            "CompiledFunctionBackward", self.leaves, _backward,
-            [_view(storage) for storage in saved], graph,
-        )  # fmt: skip
-        output = graph.output
-        shape = output.shape or ()
-        y = Tensor(memory[buffer_of(output)], shape, contiguous_strides(shape), output.dtype)
-        return finish(y, node)
+        _run(images.device, graph.forward, memory, kept)
+        saved = [_bytes_of(memory[b]) for b in _saved_buffers(graph) if b in memory]
+        node = begin("CompiledFunctionBackward", self.leaves, _backward, saved, graph)
+        return finish(_tensor(graph.output, memory[buffer_of(graph.output)]), node)
+
+    def _replay(self, images: Tensor) -> Tensor:
+        device = images.device
+        if self.pool is None:
+            self.pool = Pool(device, self.graph)
+        _compute(device, self.graph.forward)
+        data = (self.graph, self.pool, self.accumulates)
+        node = begin("CompiledFunctionBackward", self.leaves, _replay_backward, (), data)
+        return finish(_tensor(self.graph.output, self.pool.scratch), node)
+
+
+class Pool:
+    """A private pool at its high-water mark, as three storages: what forward saves, the gradients,
+    and the rest. Gradients are made while saved tensors die, so these get what is left for them.
+    """
+
+    def __init__(self, device: Device, graph: CompiledGraph) -> None:
+        size = high_water_bytes(graph)
+        gradients = min(size, sum(g.num_bytes for g in graph.gradients if g is not None))
+        saved = min(size - gradients, graph.saved_bytes())
+        self.saved = Storage(device, saved, f"{POOL_LABEL} (saved)")
+        self.saved.assign("activations")
+        self.gradients = Storage(device, gradients, f"{POOL_LABEL} (gradients)")
+        self.gradients.assign("gradients")
+        self.scratch = Storage(device, size - gradients - saved, f"{POOL_LABEL} (rest)")
+
+
+def high_water_bytes(graph: CompiledGraph) -> int:
+    """Most bytes that both halves hold at once, parameters and other static inputs left out.
+
+    Inputs that are not static are copied into the pool before a replay.
+    """
+    device = Device()
+    images = _allocate(device, graph.images)
+    memory = {graph.images: images}
+    del images
+    kept = {buffer_of(value) for value in (*graph.saved, graph.output)}
+    _run(device, graph.forward, memory, kept)
+    memory[graph.tangent] = _allocate(device, graph.tangent)
+    _run(device, graph.backward, memory, set())
+    live = most = 0
+    sizes: dict[int, int] = {}
+    for event in device.events:
+        if isinstance(event, Allocated):
+            sizes[event.storage] = -(-event.num_bytes // _ROUNDING) * _ROUNDING
+            live += sizes[event.storage]
+            most = max(most, live)
+        elif isinstance(event, Freed):
+            live -= sizes.pop(event.storage)
+    return most
+
+
+def _allocate(device: Device, value: Value) -> Storage:
+    return Storage(device, value.num_bytes, value.op)
+
+
+def _tensor(value: Value, storage: Storage) -> Tensor:
+    shape = value.shape or ()
+    return Tensor(storage, shape, contiguous_strides(shape), value.dtype)
+
+
+def _replay_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """Gradients stay in the pool, unless further ones are to be added to them."""
+    graph, pool, accumulates = node.data
+    _compute(pool.scratch.device, graph.backward)
+    gradients = []
+    for value in graph.gradients:
+        gradient = None
+        if value is not None:
+            gradient = _tensor(value, pool.gradients)
+            if accumulates:
+                gradient = clone(gradient)
+        gradients.append(gradient)
+        del gradient
+    return tuple(gradients)
+
+
+def _compute(device: Device, kernels: Iterable[Kernel]) -> None:
+    scope = device.scope
+    for kernel in kernels:
+        device.scope = kernel.path
+        _cost(device, kernel)
+    device.scope = scope
+
+
+def _cost(device: Device, kernel: Kernel) -> None:
+    device.compute(kernel.name, kernel.kind, kernel.dtype, kernel.flops, kernel.num_bytes)
 
 
 def _saved_buffers(graph: CompiledGraph) -> list[Value]:
     return list(dict.fromkeys(buffer_of(value) for value in graph.saved))
 
 
-def _view(storage: Storage) -> Tensor:
+def _bytes_of(storage: Storage) -> Tensor:
+    """All of a storage, whatever is in it."""
     return Tensor(storage, (storage.num_bytes,), (1,), "uint8")
 
 
@@ -117,8 +217,7 @@ def _run(
                 memory[value] = memory.pop(dying)
             else:
                 memory[value] = Storage(device, value.num_bytes, kernel.name)
-        if kernel.kind in ("pointwise", "reduction") or kernel.flops or kernel.num_bytes:
-            device.compute(kernel.name, kernel.kind, kernel.dtype, kernel.flops, kernel.num_bytes)
+        _cost(device, kernel)
         for value in kernel.frees:
             if value not in kept:
                 memory.pop(value, None)
@@ -142,22 +241,4 @@ def _backward(node: Node, grads: list[Tensor | None]) -> Gradients:
         memory[value].hold()  # it stays an activation until it dies
     node.release()
     _run(device, graph.backward, memory, set())
-    return tuple([_gradient(value, memory) for value in graph.gradients])
-
-
-def _gradient(value: Value | None, memory: dict[Value, Storage]) -> Tensor | None:
-    if value is None:
-        return None
-    shape = value.shape or ()
-    return Tensor(memory[buffer_of(value)], shape, contiguous_strides(shape), value.dtype)
-
-
-def compiled_builder(
-    build: Callable[[Device], Module], graph: CompiledGraph, pool: bool
-) -> Callable[[Device], Module]:
-    """Builds the module and stands the compiled one in its place."""
-
-    def build_compiled(device: Device) -> Module:
-        return CompiledModule(build(device), graph)
-
-    return build_compiled
+    return tuple([None if g is None else _tensor(g, memory[buffer_of(g)]) for g in graph.gradients])

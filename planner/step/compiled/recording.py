@@ -17,7 +17,7 @@ from planner.step.autograd import backward
 from planner.step.compiled.graph import Graph, Value
 from planner.step.compiled.passes import simplify
 from planner.step.ledger import Category, OperationKind
-from planner.step.nn import Module
+from planner.step.nn import Module, name_modules
 from planner.step.strides import Shape
 from planner.step.tensor import Device, Tensor, empty
 
@@ -176,6 +176,7 @@ def record_graph(
     device = SilentDevice(tracer, float_dtype)
     tracer.device = device
     module = build(device)
+    name_modules(module)
     parameters = list(module.parameters())
     x = empty(device, *images, "images")
     tracer.bind(x, tracer._primal(x, is_static=False))

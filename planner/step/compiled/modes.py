@@ -1,0 +1,49 @@
+"""What a compile mode means for a step, and how far its ledger is to be trusted."""
+
+from __future__ import annotations
+
+from planner.schema import FactoryModel, SwinConfig, TrainSetting
+
+# The modes that replay CUDA graphs (torch/_inductor/__init__.py, list_mode_options).
+GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
+
+# Relative to reserved bytes. Inferred, no compiled step has been measured by us: saved tensors are
+# those of torch's own partition, but the order of kernels, what fuses and padded strides are
+# Inductor's to choose, which moves what is alive besides them.
+COMPILED_RANGE = (0.85, 1.2)
+# Where the model breaks into several graphs, the step is taken for eager, and the range is widened
+# to hold the published spread (inferred).
+BROKEN_RANGE = (0.55, 1.25)
+
+
+def is_one_graph(model: SwinConfig | FactoryModel, setting: TrainSetting) -> bool:
+    """Whether `torch.compile` takes the model whole. Of ours, transformers' version 1 breaks into
+    several graphs where it is checkpointed (FACTS: 5 graph breaks)."""
+    if isinstance(model, FactoryModel) or setting.checkpointing == "none":
+        return True
+    return not (model.library == "transformers" and model.version == 1)
+
+
+def shares_a_ledger(mode: str) -> str:
+    """The mode whose ledger is that of `mode`: tuning kernels changes no buffer."""
+    if mode == "off":
+        return "off"
+    return "reduce-overhead" if mode in GRAPH_MODES else "default"
+
+
+def left_out_of(model: SwinConfig | FactoryModel, setting: TrainSetting) -> list[str]:
+    """What a compiled step's ledger does not know."""
+    if not is_one_graph(model, setting):
+        return [
+            "what compilation changes: the model breaks into several graphs, so the step is "
+            "estimated as eager and the range widened"
+        ]
+    left_out = [
+        "what Inductor does to its kernels' order, padded strides and scratch of tuned kernels",
+        "compilation itself, which takes memory of the host, and the first steps' warm-up",
+    ]
+    if setting.compile in GRAPH_MODES and setting.accumulate > 1:
+        left_out.append(
+            "how CUDA graphs keep gradients between micro-batches: a copy outside the pool is taken"
+        )
+    return left_out
