@@ -144,20 +144,11 @@ def predict_step(
     ordered = list(operations)
     if setting.compile != "off":
         ordered = fuse_operations(ordered)
-    priced = [
-        _Priced(
-            phase,
-            operation.kind,
-            host_seconds(phase, operation, rates, setting.compile),
-            device_seconds(operation, rates, setting),
-        )
-        for phase, operation in ordered
-    ]
+    priced = _price(ordered, rates, setting)
     timeline = _Timeline(rates, setting)
-    timeline.run(priced)
     if rates.asynchronous:
-        timeline.restart()  # the second step starts with the host as far ahead as it got
-        timeline.run(priced)
+        timeline.advance(priced)  # the step counted starts with the host as far ahead as it got
+    timeline.run(priced)
     return timeline.result(setting.accumulate / recorded)
 
 
@@ -234,39 +225,70 @@ class _Priced(NamedTuple):
     """What one operation costs the host to issue and the device to do, in seconds."""
 
     phase: str
-    kind: OperationKind
+    phase_kind: tuple[str, str]
     issue: float
     busy: float
 
 
+def _price(
+    operations: Sequence[Operation], rates: DeviceRates, setting: TrainSetting
+) -> list[_Priced]:
+    """The cost of each. Operations alike may be one object: then they are priced once."""
+    known: dict[tuple[str, int], _Priced] = {}
+    priced = []
+    for phase, operation in operations:
+        key = phase, id(operation)
+        cost = known.get(key)
+        if cost is None:
+            cost = known[key] = _Priced(
+                phase,
+                (phase, operation.kind),
+                host_seconds(phase, operation, rates, setting.compile),
+                device_seconds(operation, rates, setting),
+            )
+        priced.append(cost)
+    return priced
+
+
 class _Timeline:
-    """Host and device clocks in seconds, and where the device's time went since `restart`."""
+    """Host and device clocks in seconds, and where the device's time went in what was `run`."""
 
     def __init__(self, rates: DeviceRates, setting: TrainSetting) -> None:
         self.rates = rates
         self.setting = setting
         self.host = 0.0
         self.device = 0.0
-        self.restart()
-
-    def restart(self) -> None:
         self.phase_kind: dict[tuple[str, str], float] = defaultdict(float)
         self.issuing: dict[str, float] = defaultdict(float)
 
-    def run(self, operations: Sequence[_Priced]) -> None:
+    def advance(self, operations: Sequence[_Priced]) -> None:
+        """`run` without account of it, where the host runs ahead."""
         previous = ""
-        for phase, kind, issue, busy in operations:
+        for phase, _, issue, busy in operations:
             if phase != previous:
                 self._enter(phase)
                 previous = phase
             self.host += issue
-            self.issuing[phase] += issue
             if self.host > self.device:
-                self.phase_kind[phase, WAITING] += self.host - self.device
                 self.device = self.host
             self.device += busy
-            self.phase_kind[phase, kind] += busy
-            if not self.rates.asynchronous:
+        self.issuing.clear()
+
+    def run(self, operations: Sequence[_Priced]) -> None:
+        phase_kind, issuing, asynchronous = self.phase_kind, self.issuing, self.rates.asynchronous
+        previous = ""
+        for phase, key, issue, busy in operations:
+            if phase != previous:
+                self._enter(phase)
+                previous = phase
+            self.host += issue
+            issuing[phase] += issue
+            if self.host > self.device:
+                phase_kind[phase, WAITING] += self.host - self.device
+                self.device = self.host
+            self.device += busy
+            phase_kind[key] += busy
+            if not asynchronous:
                 self.host = self.device
 
     def _enter(self, phase: str) -> None:

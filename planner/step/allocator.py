@@ -173,10 +173,10 @@ def _replay_plain(requests: Sequence[int], config: AllocatorConfig, steady_from:
                 events.append(asked[entry])
             else:
                 events.append(~ordinals[~requests[entry]])
-        played = replay_pool(events, rules)
+        found = replay_pool(events, rules)
         allocated = list(ordinals)
-        changes += [(allocated[k], units) for k, units in played.grown]
-        larger = {allocated[k]: units for k, units in played.slack}
+        changes += [(allocated[k], units) for k, units in found.grown]
+        larger = {allocated[k]: units for k, units in found.slack}
         for entry in entries if larger else ():
             asked[entry] += larger.get(entry, 0) - larger.get(~requests[entry], 0)
     changes.sort()
@@ -184,9 +184,8 @@ def _replay_plain(requests: Sequence[int], config: AllocatorConfig, steady_from:
     reservations = [
         (entry, units << UNIT_BITS) for (entry, _), units in zip(changes, totals, strict=True)
     ]
-    played = _Played([], asked, reservations)
-    played.reserved_units = sum(units for _, units in changes)
-    played.num_segments = len(changes)
+    reserved = sum(units for _, units in changes)
+    played = _Played([], asked, reservations, None, reserved, num_segments=len(changes))
     return _summarize(played, steady_from)
 
 

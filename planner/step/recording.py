@@ -6,19 +6,13 @@ batch 1 dimensions of size 1 change which copies happen (FACTS §11), so it is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import overload
 
-from planner.step.ledger import (
-    Allocated,
-    Category,
-    Computed,
-    Event,
-    Freed,
-    Ledger,
-    Marked,
-    Tagged,
-)
+from planner.step.course import Course
+from planner.step.ledger import Allocated, Computed, Event, Ledger
 
 Record = Callable[[int], Ledger]  # the ledger at a batch size
 
@@ -37,14 +31,14 @@ class Recorder:
 
     def ledger(self, batch_size: int) -> Ledger:
         """All events at `batch_size`."""
+        if batch_size > 1 and self.line is not None:
+            return self.line.ledger(batch_size)
         if batch_size in self.known:
             return self.known[batch_size]
-        if batch_size > 1 and self.line is None:
-            others = [b for b in self.known if b > 1]
-            if others:
-                second = self.record(2 if others[0] != 2 else 3)
-                self.line = Line.through(self.known[others[0]], second)
-        if batch_size > 1 and self.line is not None:
+        others = [b for b in self.known if b > 1]
+        if batch_size > 1 and others:
+            second = self.record(2 if others[0] != 2 else 3)
+            self.line = Line.through(self.known[others[0]], second)
             return self.line.ledger(batch_size)
         self.known[batch_size] = self.record(batch_size)
         return self.known[batch_size]
@@ -52,180 +46,94 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Line:
-    """Each allocation and operation as (fixed, per image): bytes, and FLOPs for operations."""
+    """The ledger at one batch, and `slopes`: by event, the bytes and FLOPs an image more adds."""
 
-    events: tuple[Event, ...]
-    slopes: tuple[tuple[int, int, int], ...]
-    batch_size: int
-    num_parameters: int
+    at: Ledger
+    slopes: dict[int, tuple[int, int]]
 
     @classmethod
     def through(cls, first: Ledger, second: Ledger) -> Line:
         """The line through two recordings. AssertionError where their events differ in kind."""
         assert len(first.events) == len(second.events), "a step's events depend on the batch"
         span = second.batch_size - first.batch_size
-        slopes = []
+        slopes = {}
         for index, (a, b) in enumerate(zip(first.events, second.events, strict=True)):
+            slope = (0, 0)
             if isinstance(a, Allocated) and isinstance(b, Allocated):
-                slopes.append((index, _slope(a.num_bytes, b.num_bytes, span), 0))
+                slope = _slope(a.num_bytes, b.num_bytes, span), 0
             elif isinstance(a, Computed) and isinstance(b, Computed):
-                per_image = _slope(a.num_bytes, b.num_bytes, span)
-                slopes.append((index, per_image, _slope(a.flops, b.flops, span)))
+                slope = _slope(a.num_bytes, b.num_bytes, span), _slope(a.flops, b.flops, span)
             else:
                 assert type(a) is type(b), "a step's events depend on the batch"
-        changing = tuple(entry for entry in slopes if entry[1] or entry[2])
-        return cls(first.events, changing, first.batch_size, first.num_parameters)
+            if any(slope):
+                slopes[index] = slope
+        return cls(first, slopes)
 
     def ledger(self, batch_size: int) -> Ledger:
-        """The ledger at another batch of 2 or more."""
-        more = batch_size - self.batch_size
-        events = list(self.events)
-        for index, num_bytes, flops in self.slopes:
+        """The ledger at another batch of 2 or more. Its events are made when they are looked at."""
+        events = LineEvents(self, batch_size)
+        return replace(self.at, events=events, batch_size=batch_size)
+
+    def events(self, batch_size: int) -> tuple[Event, ...]:
+        """All events at a batch of 2 or more."""
+        more = batch_size - self.at.batch_size
+        events = list(self.at.events)
+        for index, (num_bytes, flops) in self.slopes.items():
             event = events[index]
             if isinstance(event, Allocated):
-                events[index] = Allocated(
-                    event.storage, event.num_bytes + more * num_bytes, event.label, event.path
-                )
+                events[index] = event._replace(num_bytes=event.num_bytes + more * num_bytes)
             elif isinstance(event, Computed):
                 events[index] = event._replace(
                     num_bytes=event.num_bytes + more * num_bytes, flops=event.flops + more * flops
                 )
-        return Ledger(tuple(events), batch_size, self.num_parameters)
+        return tuple(events)
+
+    @cached_property
+    def course(self) -> Course | None:
+        """What of the step no batch changes, or None where the step does not repeat."""
+        try:
+            return Course(self.at.events, self.slopes, self.at.batch_size)
+        except ValueError:
+            return None
+
+
+class LineEvents(Sequence[Event]):
+    """The events of a line at a batch: a sequence, which most readers need not look through since
+    `course` knows the answer."""
+
+    def __init__(self, line: Line, batch_size: int) -> None:
+        self.line = line
+        self.batch_size = batch_size
+
+    @property
+    def course(self) -> Course | None:
+        return self.line.course
+
+    @cached_property
+    def _made(self) -> tuple[Event, ...]:
+        return self.line.events(self.batch_size)
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Event, ...]: ...
+    def __getitem__(self, index: int | slice) -> Event | tuple[Event, ...]:
+        return self._made[index]
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self.line.at.events)
+
+    def __eq__(self, other: object) -> bool:
+        return self._made == (other._made if isinstance(other, LineEvents) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._made)
 
 
 def _slope(a: int, b: int, span: int) -> int:
     slope, rest = divmod(b - a, span)
     assert rest == 0, "a size is not affine in the batch"
     return slope
-
-
-@dataclass(frozen=True)
-class Instant:
-    """What is alive at one event: bytes by category, and the largest storages.
-
-    `phase` and `micro_batch` (counted from 1) say when; `label` and `path` name the request that
-    was served last.
-    """
-
-    event_index: int
-    phase: str
-    micro_batch: int
-    label: str
-    path: str
-    live_bytes: int
-    by_category: dict[Category, int]
-    largest: tuple[tuple[str, str, int], ...]
-
-
-def rounded(num_bytes: int) -> int:
-    """A request as the caching allocator rounds it: up to 512 B."""
-    return (num_bytes + 511) & ~511
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Live bytes of the steady step, each request rounded to 512 B.
-
-    `ends` are (phase, live bytes at its end) in order, of the last step recorded; `before_step` is
-    alive as it begins; `peak_index` the event at which the most was alive.
-    """
-
-    before_step: int
-    ends: tuple[tuple[str, int], ...]
-    peak_bytes: int
-    peak_index: int
-    steady_from: int
-
-    @property
-    def saved_bytes(self) -> int:
-        """Held between the first forward's end and its backward: growth since the step began."""
-        return self.ends[0][1] - self.before_step
-
-
-def profile(ledger: Ledger) -> Profile:
-    """One walk over the ledger."""
-    sizes: dict[int, int] = {}
-    live = before = peak = peak_index = start = 0
-    last = max(e.step for e in ledger.events if isinstance(e, Marked))
-    ends: list[tuple[str, int]] = []
-    steady = False
-    for index, event in enumerate(ledger.events):
-        kind = type(event)
-        if kind is Allocated:
-            size = sizes[event.storage] = (event.num_bytes + 511) & ~511  # type: ignore[union-attr]
-            live += size
-            if steady and live > peak:
-                peak, peak_index = live, index
-        elif kind is Freed:
-            live -= sizes.pop(event.storage)  # type: ignore[union-attr]
-        elif kind is Marked:
-            if steady:
-                ends.append((event.phase, live))  # type: ignore[union-attr]
-            elif _begins(event, last):  # type: ignore[arg-type]
-                steady, before, peak, peak_index, start = True, live, live, index, index
-    return Profile(before, tuple(ends), peak, peak_index, start)
-
-
-def _begins(mark: Marked, step: int) -> bool:
-    """Whether `mark` is where optimizer step `step` begins."""
-    if step == 0:
-        return mark.phase == "build"
-    return mark.phase == "zero_grad" and mark.step == step - 1
-
-
-def instant(ledger: Ledger, event_index: int, num_largest: int = 8) -> Instant:
-    """What is alive right after event `event_index`."""
-    alive: dict[int, Allocated] = {}
-    categories: dict[int, Category] = {}
-    for event in ledger.events[: _with_tags(ledger.events, event_index)]:
-        if isinstance(event, Allocated):
-            alive[event.storage] = event
-        elif isinstance(event, Freed):
-            alive.pop(event.storage)
-            categories.pop(event.storage, None)
-        elif isinstance(event, Tagged):
-            categories[event.storage] = event.category
-    by_category: dict[Category, int] = {}
-    for storage, event in alive.items():
-        category = categories.get(storage, "temporaries")
-        by_category[category] = by_category.get(category, 0) + rounded(event.num_bytes)
-    transient = [
-        e for s, e in alive.items() if categories.get(s) in (None, "temporaries", "activations")
-    ]
-    transient.sort(key=lambda e: -e.num_bytes)
-    phase, micro_batch = _phase_at(ledger.events, event_index)
-    last = next(
-        (e for e in reversed(ledger.events[: event_index + 1]) if isinstance(e, Allocated)), None
-    )
-    return Instant(
-        event_index,
-        phase,
-        micro_batch,
-        last.label if last else "",
-        last.path if last else "",
-        sum(by_category.values()),
-        by_category,
-        tuple((e.path, e.label, e.num_bytes) for e in transient[:num_largest]),
-    )
-
-
-def _with_tags(events: Sequence[Event], index: int) -> int:
-    """One past `index` and the tags right behind it: they say what was just allocated."""
-    end = index + 1
-    while end < len(events) and isinstance(events[end], Tagged):
-        end += 1
-    return end
-
-
-def _phase_at(events: Sequence[Event], index: int) -> tuple[str, int]:
-    """The phase that event `index` belongs to, and which micro-batch of its step it is in."""
-    micro_batch = 1
-    for event in events[:index]:
-        if isinstance(event, Marked):
-            if event.phase == "zero_grad":
-                micro_batch = 1
-            elif event.phase == "backward":
-                micro_batch += 1
-    mark = next((e for e in events[index:] if isinstance(e, Marked)), None)
-    phase = mark.phase if mark else ""
-    return phase, micro_batch
