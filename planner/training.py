@@ -17,7 +17,8 @@ from planner.errors import PlannerError
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.record import FactoryModel
 
-Phase = str  # "forward", "backward", "optimizer" or "zero_grad": the phase that has just ended
+# "forward", "backward", "optimizer", "zero_grad" or "validation": the phase that has just ended
+Phase = str
 OnPhase = Callable[[Phase], None]
 
 LABEL_SMOOTHING = 0.1
@@ -142,13 +143,13 @@ class Training:
     def forward(self) -> Tensor:
         """The scalar loss of one micro-batch, divided by the number of them."""
         with self.autocast():
-            loss = self.loss(self.logits())
+            loss = self.loss(self.logits(self.images))
         if self.setting.accumulate > 1:
             loss = loss / self.setting.accumulate
         return loss
 
-    def logits(self) -> Tensor:
-        output = self.call(self.images)
+    def logits(self, images: Tensor) -> Tensor:
+        output = self.call(images)
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         if not isinstance(logits, Tensor):
             raise TypeError(f"the model returned {type(output).__name__}, not a tensor of logits")
@@ -171,6 +172,32 @@ class Training:
         if self.ema is not None:
             with torch.no_grad():
                 torch._foreach_lerp_(self.ema, list(self.module.parameters()), 1 - EMA_DECAY)
+
+    def validate(self, on_phase: OnPhase = lambda phase: None) -> None:
+        """A forward as between epochs: evaluation mode, no gradients, hard labels.
+
+        `validation_batch_size` images come to the device and go again; the training batch stays.
+        """
+        images, labels = self.validation_batch()
+        self.module.eval()
+        with torch.no_grad(), self.autocast():
+            loss = F.cross_entropy(self.logits(images), labels)
+        self.module.train()
+        del images, labels, loss
+        on_phase("validation")
+
+    def validation_batch(self) -> tuple[Tensor, Tensor]:
+        """Random images like the training's, and labels of the first class."""
+        like, count = self.images, self.setting.validation_batch_size
+        images = torch.empty(
+            (count, *like.shape[1:]),
+            dtype=like.dtype,
+            device=like.device,
+            memory_format=torch.channels_last
+            if self.setting.memory_format == "channels_last"
+            else torch.contiguous_format,
+        ).normal_()
+        return images, torch.zeros(count, dtype=torch.int64, device=like.device)
 
     def autocast(self) -> AbstractContextManager[object]:
         name = self.setting.autocast_dtype

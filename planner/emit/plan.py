@@ -149,6 +149,14 @@ def unsaid(setting: TrainSetting, trainer: str, *said: str) -> list[Refusal]:
                 "and emit with --set frozen_stages=0.",
             )
         )
+    if setting.lora_rank and "lora_rank" not in said:
+        found.append(
+            Refusal(
+                f"{trainer} has no adapters (lora_rank={setting.lora_rank})",
+                "Put them in with your own code (requires_grad_(False) on the rest), "
+                "and emit with --set lora_rank=0.",
+            )
+        )
     if not setting.zero_grad_to_none and "zero_grad_to_none" not in said:
         found.append(
             Refusal(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from planner.errors import PlannerError, UnsupportedError
+from planner.libraries.trainable import FrozenNames, Trainable, stem_and_layers
 from planner.schema import Library, SwinConfig, TrainSetting
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ def _no_faults(config: SwinConfig) -> list[str]:
     return []
 
 
+def calls_its_linears(config: SwinConfig) -> bool:
+    """Version 2 has the projection to queries, keys and values computed by a function in most
+    libraries, beside the layer that holds its weight: an adapter around it would not run."""
+    return config.version == 1
+
+
 @dataclass(frozen=True)
 class LibraryRoom:
     """What is known of one library without importing it.
@@ -34,6 +41,8 @@ class LibraryRoom:
     `checkpointings` what can be checkpointed, by the library or by wrapping its modules;
     `faults` what keeps this library from building a configuration, one line each. `tagged` are
     names that are understood but not listed; `refused` maps a pattern of names to why not.
+    `frozen_names` gives what freezing so many stages freezes; `takes_adapters` whether attention
+    calls its linear layers; `reentrant` are the checkpointings of PyTorch's reentrant kind.
     """
 
     name: Library
@@ -44,6 +53,9 @@ class LibraryRoom:
     faults: Callable[[SwinConfig], list[str]] = _no_faults
     tagged: Mapping[str, SwinConfig] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    frozen_names: FrozenNames = stem_and_layers
+    takes_adapters: Callable[[SwinConfig], bool] = calls_its_linears
+    reentrant: tuple[str, ...] = ()
 
     def default_attention(self, config: SwinConfig) -> Attention:
         """What the library does by itself on CUDA."""
@@ -69,6 +81,8 @@ class LibraryRoom:
 
     def resolve_setting(self, config: SwinConfig, setting: TrainSetting) -> TrainSetting:
         """`setting` with the attention that will run. Raises UnsupportedError."""
+        setting.check_optimizer()
+        self._check_trainable(config, setting)
         return setting.model_copy(
             update={
                 "attention": self._attention(config, setting.attention),
@@ -97,6 +111,10 @@ class LibraryRoom:
                 else f"{self.title} is not installed.",
                 f"Install it with: pip install 'planner[{extra}]'",
             ) from error
+        if setting.frozen_stages or setting.lora_rank:
+            from planner.libraries.adapters import choose_trainable
+
+            choose_trainable(built, Trainable.of(setting, self.frozen_names))
         return built.train()
 
     def on_shapes(self, config: SwinConfig, setting: TrainSetting) -> BuildOnShapes:
@@ -110,9 +128,34 @@ class LibraryRoom:
 
         def build(device: Device) -> Module:
             module: Module = shapes.build_on_shapes(device, config, setting)
+            if setting.frozen_stages or setting.lora_rank:
+                from planner.libraries.adapters_on_shapes import choose_trainable
+
+                choose_trainable(device, module, Trainable.of(setting, self.frozen_names))
             return module
 
         return build
+
+    def _check_trainable(self, config: SwinConfig, setting: TrainSetting) -> None:
+        if setting.frozen_stages > config.num_stages:
+            raise UnsupportedError(
+                f"frozen_stages is {setting.frozen_stages}, and the model has "
+                f"{config.num_stages} stages.",
+                f"Freeze at most {config.num_stages}, which leaves the classifier to train.",
+            )
+        if setting.lora_rank and not self.takes_adapters(config):
+            raise UnsupportedError(
+                f"{self.title}'s attention does not call its linear layers in Swin version "
+                f"{config.version}, so adapters (lora_rank={setting.lora_rank}) would not run.",
+                "Use transformers, or version 1 of native, timm or microsoft.",
+            )
+        partly = "frozen_stages" if setting.frozen_stages else "lora_rank"
+        if setting.checkpointing in self.reentrant and (setting.frozen_stages or setting.lora_rank):
+            raise UnsupportedError(
+                f"{self.title} checkpoints {setting.checkpointing} with PyTorch's reentrant kind, "
+                f"which gives no gradients where its input wants none ({partly}).",
+                "Choose checkpointing none or stages.",
+            )
 
     def _attention(self, config: SwinConfig, wanted: str) -> Attention:
         if wanted == "library":

@@ -40,6 +40,10 @@ class TrainSetting(BaseModel):
     `optimizer` is a family, for which torch's default implementation on CUDA is meant (foreach, but
     forloop for adafactor), or a family with -foreach, -fused or -forloop. sgd has momentum 0.9;
     lion is timm's, all others are torch's.
+    `frozen_stages` is how many of the first stages, and the patch embedding with them, are not
+    trained. With a `lora_rank` of 1 or more only adapters of that rank are, on the linear layers of
+    attention, and the classifier. `validation_batch_size` images go forward between epochs (0: no
+    validation).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,6 +64,7 @@ class TrainSetting(BaseModel):
     ema: bool = False
     zero_grad_to_none: bool = True
     frozen_stages: Annotated[int, Field(ge=0)] = 0
+    lora_rank: Annotated[int, Field(ge=0)] = 0
     validation_batch_size: Annotated[int, Field(ge=0)] = 0
 
     @field_validator("checkpointing")

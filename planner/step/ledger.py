@@ -72,14 +72,16 @@ class Ledger:
     batch_size: int
     num_parameters: int
     notes: tuple[str, ...] = field(default=())
+    # What forward saves in a pool that is never given back, so that no growth shows it.
+    pooled_saved_bytes: int = 0
 
     def operations(self, step: int = 1) -> Iterator[tuple[str, Computed]]:
         """(phase, operation) of optimizer step `step`, in order; phase is forward, backward,
-        optimizer or zero_grad."""
+        optimizer or zero_grad. A validation after it is no part of it."""
         phase_ends = [(i, e) for i, e in enumerate(self.events) if isinstance(e, Marked)]
         start = 0
         for end, mark in phase_ends:
-            if mark.step == step:
+            if mark.step == step and mark.phase != "validation":
                 for event in self.events[start:end]:
                     if isinstance(event, Computed):
                         yield mark.phase, event

@@ -154,7 +154,7 @@ class DropPath(Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Any:
-        if self.rate == 0.0:
+        if self.rate == 0.0 or not x.storage.device.training:
             return x
         random = new_empty(x, (x.shape[0], *(1,) * (len(x.shape) - 1)))
         return mul(x, random)

@@ -399,8 +399,8 @@ def _expand_reduced(grad: Tensor, shape: Shape, dims: tuple[int, ...], keepdim: 
 
 def dropout(x: Tensor, rate: float) -> Tensor:
     """`F.dropout(x, rate)` in training on CUDA (`native_dropout`): saves a mask of one byte per
-    element; with rate 0 it is x itself, as `F.dropout` does it."""
-    if rate == 0.0:
+    element; with rate 0, or in evaluation, it is x itself, as `F.dropout` does it."""
+    if rate == 0.0 or not x.storage.device.training:
         return x
     node = begin("NativeDropoutBackward0", (x,), _dropout_backward)
     y = unary(x, "aten.native_dropout")

@@ -43,8 +43,9 @@ UnpackHook = Callable[[Any], "Tensor"]
 class Device:
     """Where tensors live: writes down every allocation, release and operation.
 
-    It also carries what PyTorch keeps per thread: whether gradients are recorded, the autocast in
-    force, the hooks for saved tensors and the module being run (`scope`).
+    It also carries what PyTorch keeps per thread or module: whether gradients are recorded and
+    modules are training, the autocast in force, the hooks for saved tensors and the module being
+    run (`scope`).
     `in_place_sums` is how eager PyTorch adds gradients up where it may; under fake tensors it
     never does (FACTS §11), so a comparison with a fake trace turns it off.
     `float_dtype` is what parameters and floating buffers are made in; `channels_last` whether
@@ -58,6 +59,7 @@ class Device:
         self.events: list[Event] = []
         self.in_place_sums = in_place_sums
         self.grad_enabled = True
+        self.training = True
         self.autocast: Autocast | None = None
         self.saved_tensor_hooks: list[tuple[PackHook, UnpackHook]] = []
         self.scope = ""

@@ -150,6 +150,22 @@ class Training:
         smoothed = self.setting.loss == "label-smoothing"
         return cross_entropy(logits, self.batch.targets, smoothed)
 
+    def validate(self) -> None:
+        images, labels = self.validation_batch()
+        self.device.training = False
+        with self.device.no_grad(), AutocastScope(self.device, self.setting.autocast_dtype):
+            loss = cross_entropy(self.module(images), labels)
+        self.device.training = True
+        del images, labels, loss
+        self.device.mark("validation", self.num_steps - 1)
+
+    def validation_batch(self) -> tuple[Tensor, Tensor]:
+        like, count = self.batch.images, self.setting.validation_batch_size
+        shape = (count, *like.shape[1:])
+        strides = self.device.dense_strides(shape)
+        images = empty(self.device, shape, like.dtype, "images", strides)
+        return images, empty(self.device, (count,), "int64", "labels")
+
     def backward(self, loss: Tensor) -> None:
         ones = empty(self.device, (), loss.dtype, "aten.ones_like")
         backward(loss, ones)
@@ -176,7 +192,8 @@ def record_training(
     num_steps: int = 2,
     in_place_sums: bool = True,
 ) -> Ledger:
-    """Builds the model on shapes and runs `num_steps` optimizer steps; returns all their events.
+    """Builds the model on shapes and runs `num_steps` optimizer steps, then the validation that the
+    setting asks for; returns all their events.
 
     Lifetimes are those of reference counts, so the cyclic collector is off meanwhile: it would
     only cost time (a test shows that it finds nothing).
@@ -192,6 +209,8 @@ def record_training(
         device.mark("build", 0)
         for _ in range(num_steps):
             training.step()
+        if setting.validation_batch_size:
+            training.validate()
         num_parameters = sum(p.numel for p in module.parameters())
         events = tuple(device.events)
         del training, module

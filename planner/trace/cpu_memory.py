@@ -43,6 +43,8 @@ def measure_cpu_memory_events(
         _mark("build", 0)
         for step in range(num_steps):
             training.step(lambda phase, step=step: _mark(phase, step))  # type: ignore[misc]
+        if setting.validation_batch_size:
+            training.validate(lambda phase: _mark(phase, num_steps - 1))
         num_parameters = sum(p.numel() for p in module.parameters())
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None

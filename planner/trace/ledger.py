@@ -59,10 +59,13 @@ def _check(model: SwinConfig | FactoryModel, setting: TrainSetting) -> None:
         faults.append(
             f"checkpointing {setting.checkpointing!r} is a matter of the factory {model.factory}."
         )
+    if isinstance(model, FactoryModel) and (setting.frozen_stages or setting.lora_rank):
+        faults.append(f"what is trained is a matter of the factory {model.factory}.")
     if faults:
         raise UnsupportedError(
             "\n".join(faults),
-            "Leave these options out; checkpoint inside the factory where it is your own model.",
+            "Leave these options out; where the model is your own, checkpoint and freeze inside "
+            "its factory.",
         )
 
 

@@ -78,17 +78,20 @@ class Trace:
         ]
 
     def peak_live_bytes(self, step: int | None = None) -> int:
-        """Most bytes alive at once in optimizer step `step` (the last when None)."""
+        """Most bytes alive at once in optimizer step `step` (the last when None), and in the
+        validation right after it."""
         step = self.num_steps - 1 if step is None else step
-        peak = start = 0
+        peak, found = 0, None
         for event, total in self.live():
             peak = max(peak, total)
             if isinstance(event, Marked):
-                if event.step == step and event.phase == "zero_grad":
-                    return max(peak, start)
+                if event.step == step and event.phase in ("zero_grad", "validation"):
+                    found = max(peak, found or 0)
                 if event.phase in ("build", "zero_grad"):
-                    peak = start = total
-        raise ValueError(f"the trace has no step {step}")
+                    peak = total
+        if found is None:
+            raise ValueError(f"the trace has no step {step}")
+        return found
 
     def saved_bytes(self) -> int:
         """Live at the end of the first forward of the steady step, less live before it."""
@@ -151,6 +154,8 @@ def _train(
     recorder.mark("build", 0)
     for step in range(num_steps):
         training.step(partial(_end_phase, recorder, training, step))
+    if setting.validation_batch_size:
+        training.validate(partial(_end_phase, recorder, training, num_steps - 1))
 
 
 def _end_phase(recorder: Recorder, training: Training, step: int, phase: str) -> None:

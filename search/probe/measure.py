@@ -335,6 +335,11 @@ def refuse_unsupported(request: ProbeRequest) -> None:
             f"{setting.validation_batch_size}.",
             "Probe with validation_batch_size 0.",
         )
+    if isinstance(request.model, FactoryModel) and (setting.frozen_stages or setting.lora_rank):
+        raise UnsupportedError(
+            f"what is trained is a matter of the factory {request.model.factory}.",
+            "Freeze inside the factory, and probe with frozen_stages 0 and lora_rank 0.",
+        )
     if setting.precision == "tf32" and not _has_tf32(request.device):
         raise UnsupportedError(
             f"tf32 needs an NVIDIA GPU of compute capability 8.0 or more, and {request.device} "

@@ -10,7 +10,14 @@ import itertools
 import pytest
 
 from planner.errors import UnsupportedError
+from planner.estimate import Estimate, estimate
+from planner.libraries.adapters_on_shapes import named_parameters
+from planner.libraries.registry import find_library
 from planner.schema import SwinConfig, TrainSetting
+from planner.step.autocast import AutocastScope
+from planner.step.ledger import Computed
+from planner.step.nn import Linear
+from planner.step.tensor import Device, empty
 from tests.libraries.steps import (
     Changes,
     assert_equal_to_cpu,
@@ -30,6 +37,19 @@ IMPLEMENTATIONS = ("foreach", "fused", "forloop")
 FAMILIES_WITHOUT_FUSED = ("adafactor", "lion", "rmsprop", "nadam", "radam")
 PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16")
 LIBRARIES = ("native", "timm")
+# Names of the weights in every library's own words, and adapters where attention calls its layers.
+KINDS = tuple(
+    (library, version)
+    for library in ("native", "timm", "torchvision", "transformers")
+    for version in (1, 2)
+)
+WITH_ADAPTERS = [("native", 1), ("timm", 1), ("transformers", 1), ("transformers", 2)]
+
+
+def needs_library(library: str) -> None:
+    """Skips where `library` is not installed."""
+    if library != "native":
+        pytest.importorskip("timm" if library == "torchvision" else library)
 
 
 def small(library: str = "native", **changes: object) -> SwinConfig:
@@ -98,8 +118,6 @@ def test_every_optimizer(
 
 @pytest.mark.parametrize("family", FAMILIES_WITHOUT_FUSED)
 def test_fused_is_refused_where_there_is_none(family: str) -> None:
-    from planner import estimate
-
     setting = TrainSetting(optimizer=f"{family}-fused")
     with pytest.raises(UnsupportedError, match=f"{family} has no fused") as refused:
         estimate(small(), setting)
@@ -110,7 +128,14 @@ LOSSES = ("label-smoothing", "soft-target")
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "precision",
+    [
+        "fp32",
+        "bf16",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("fp16", "pure-bf16")),
+    ],
+)
 def test_losses(loss: str, precision: str) -> None:
     setting = setting_of({"loss": loss, "precision": precision, "batch_size": 3})
     # 1000 classes, or the loss's tensors would all round to the same 512 B.
@@ -119,5 +144,202 @@ def test_losses(loss: str, precision: str) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_losses_of_real_tensors(loss: str) -> None:
-    setting = setting_of({"loss": loss, "precision": "fp32"})
+    setting = setting_of({"loss": loss, "precision": "fp32", "attention": "eager"})
     assert_equal_to_cpu(small(num_classes=1000, drop_path_rate=0.0), setting)
+
+
+@pytest.mark.parametrize(
+    ("precision", "accumulate"), [("fp32", 1), ("bf16", 4), ("fp16", 2), ("pure-bf16", 2)]
+)
+def test_average_clipping_and_zeroing(precision: str, accumulate: int) -> None:
+    setting = setting_of(
+        {
+            "precision": precision,
+            "accumulate": accumulate,
+            "ema": True,
+            "clip_grad": accumulate != 2,
+            "zero_grad_to_none": accumulate == 1,
+            "optimizer": "sgd" if accumulate == 4 else "adamw",
+        }
+    )
+    assert_equal_to_trace(small(depths=(1, 1)), setting)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("ema", "clip_grad", "to_none"), itertools.product((False, True), repeat=3)
+)
+def test_every_way_to_step(
+    library: str, precision: str, accumulate: int, ema: bool, clip_grad: bool, to_none: bool
+) -> None:
+    setting = setting_of(
+        {
+            "precision": precision,
+            "accumulate": accumulate,
+            "ema": ema,
+            "clip_grad": clip_grad,
+            "zero_grad_to_none": to_none,
+        }
+    )
+    assert_equal_to_trace(small(library), setting)
+
+
+DROPPING: Changes = {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.2}
+VALIDATIONS: tuple[tuple[str, int, Changes], ...] = (
+    ("native", 1, {"precision": "bf16"}),
+    ("native", 2, {"precision": "fp16", "checkpointing": "stages"}),
+    ("timm", 1, {"precision": "fp32", "checkpointing": "blocks"}),
+    ("timm", 2, {"precision": "pure-bf16", "validation_batch_size": 1}),
+    ("torchvision", 1, {"precision": "bf16", "checkpointing": "blocks"}),
+    ("transformers", 1, {"precision": "bf16", "checkpointing": "nested"}),
+    ("transformers", 2, {"precision": "bf16"}),
+)
+
+
+@pytest.mark.parametrize(("library", "version", "changes"), VALIDATIONS, ids=name_of)
+def test_validation(library: str, version: int, changes: Changes) -> None:
+    """Nothing is dropped or saved, and a batch of its own comes and goes."""
+    needs_library(library)
+    setting = setting_of({"validation_batch_size": 5, **changes})
+    assert_equal_to_trace(small(library, version=version, **DROPPING), setting)
+
+
+def test_validation_of_real_tensors() -> None:
+    setting = setting_of({"precision": "fp32", "attention": "eager", "validation_batch_size": 5})
+    assert_equal_to_cpu(small(drop_path_rate=0.0), setting)
+
+
+@pytest.mark.parametrize(("library", "version"), KINDS)
+@pytest.mark.parametrize("frozen_stages", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_frozen_stages(library: str, version: int, frozen_stages: int) -> None:
+    needs_library(library)
+    setting = setting_of({"frozen_stages": frozen_stages, "precision": "bf16"})
+    assert_equal_to_trace(small(library, version=version, depths=(1, 1)), setting)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "fp16", "checkpointing": "blocks", "clip_grad": True},
+        {"precision": "pure-bf16", "checkpointing": "stages", "ema": True},
+        {"precision": "fp32", "attention": "eager", "zero_grad_to_none": False},
+        {"lora_rank": 4, "checkpointing": "blocks"},
+        {"lora_rank": 4, "validation_batch_size": 3, "optimizer": "adafactor"},
+    ],
+    ids=name_of,
+)
+@pytest.mark.parametrize("library", ["native", pytest.param("timm", marks=pytest.mark.long)])
+def test_frozen_stages_in_other_settings(library: str, changes: Changes) -> None:
+    assert_equal_to_trace(small(library), setting_of({"frozen_stages": 1, **changes}))
+
+
+@pytest.mark.parametrize(("library", "version"), WITH_ADAPTERS)
+@pytest.mark.parametrize(
+    "precision",
+    ["bf16", *(pytest.param(name, marks=pytest.mark.long) for name in ("fp32", "pure-bf16"))],
+)
+def test_adapters(library: str, version: int, precision: str) -> None:
+    needs_library(library)
+    setting = setting_of({"lora_rank": 4, "precision": precision})
+    assert_equal_to_trace(small(library, version=version, depths=(1, 1)), setting)
+
+
+@pytest.mark.parametrize(("library", "version"), KINDS)
+def test_the_same_weights_are_trained(library: str, version: int) -> None:
+    """By name: a frozen weight too many or too few, or an adapter elsewhere, would show here."""
+    needs_library(library)
+    config = small(library, version=version)
+    settings = [TrainSetting(frozen_stages=stages) for stages in (0, 1, 2)]
+    if (library, version) in WITH_ADAPTERS:
+        settings.append(TrainSetting(frozen_stages=1, lora_rank=2))
+    for setting in settings:
+        room = find_library(library)
+        real = room.build(config, setting).named_parameters()
+        ours = named_parameters(room.on_shapes(config, setting)(Device()))
+        assert [(name, tuple(p.shape), p.requires_grad) for name, p in real] == [
+            (name, p.shape, p.requires_grad) for name, p in ours
+        ]
+
+
+def trained(setting: TrainSetting, library: str = "native") -> list[str]:
+    module = find_library(library).on_shapes(small(library), setting)(Device())
+    return [name for name, p in named_parameters(module) if p.requires_grad]
+
+
+def test_what_is_trained() -> None:
+    """Frozen: the embedding and so many stages. Adapters: two matrices a layer, and the head."""
+    assert not any(
+        name.startswith(("patch_embed", "layers.0"))
+        for name in trained(TrainSetting(frozen_stages=1))
+    )
+    assert trained(TrainSetting(frozen_stages=2)) == [
+        "norm.weight", "norm.bias", "head.weight", "head.bias",
+    ]  # fmt: skip
+    assert trained(TrainSetting(frozen_stages=1, lora_rank=2)) == [
+        *(
+            f"layers.1.blocks.0.attn.{layer}.lora_{matrix}"
+            for layer in ("qkv", "proj")
+            for matrix in "ab"
+        ),
+        "head.weight", "head.bias",
+    ]  # fmt: skip
+
+
+def test_a_frozen_weight_is_cast_each_time() -> None:
+    """Autocast keeps casts of leaves that want a gradient alone (aten/src/ATen/autocast_mode.cpp):
+    two calls of a frozen layer are four casts of its weights, of a trained one two."""
+    for requires_grad, num_casts in ((True, 2), (False, 4)):
+        device = Device()
+        layer = Linear(device, 4, 4)
+        for parameter in layer.parameters():
+            parameter.requires_grad = requires_grad
+        x = empty(device, (2, 4), "bfloat16", "x")
+        with AutocastScope(device, "bfloat16"):
+            layer(x)
+            layer(x)
+        casts = [e for e in device.events if isinstance(e, Computed) and e.kind == "copy"]
+        assert len(casts) == num_casts
+
+
+REFUSED: tuple[tuple[SwinConfig, Changes, str, str], ...] = (
+    (small(), {"frozen_stages": 3}, "2 stages", "Freeze at most 2"),
+    (small("timm", version=2), {"lora_rank": 4}, "version 2", "Use transformers"),
+    (small("torchvision"), {"lora_rank": 4}, "version 1", "Use transformers"),
+    (small("microsoft"), {"lora_rank": 4, "checkpointing": "blocks"}, "reentrant", "stages"),
+    (small("microsoft"), {"frozen_stages": 1, "checkpointing": "blocks"}, "reentrant", "stages"),
+)
+
+
+@pytest.mark.parametrize(("config", "changes", "law", "way_out"), REFUSED, ids=name_of)
+def test_refused(config: SwinConfig, changes: Changes, law: str, way_out: str) -> None:
+    with pytest.raises(UnsupportedError, match=law) as refused:
+        estimate(config, setting_of(changes))
+    assert way_out in refused.value.way_out
+
+
+def test_estimates_of_the_whole_step() -> None:
+    """Every field moves the estimate the way it must, and the peak may be the validation's."""
+    config = small(num_classes=1000)
+    base = estimate(config, setting_of({"batch_size": 8}))
+
+    def changed(**changes: object) -> Estimate:
+        return estimate(config, setting_of({"batch_size": 8, **changes}))
+
+    weights = base.breakdown["parameters"]
+    assert changed(ema=True).live_bytes["before_step"] - base.live_bytes["before_step"] == weights
+    adafactor, lion = changed(optimizer="adafactor"), changed(optimizer="lion")
+    assert lion.breakdown["optimizer_state"] <= base.breakdown["optimizer_state"] // 2
+    assert adafactor.breakdown["optimizer_state"] < lion.breakdown["optimizer_state"]
+    frozen, adapted = changed(frozen_stages=1), changed(lora_rank=4)
+    assert frozen.saved_activation_bytes < adapted.saved_activation_bytes
+    assert adapted.saved_activation_bytes < base.saved_activation_bytes
+    validated = changed(validation_batch_size=400)
+    assert validated.peak_at.startswith("validation of ")
+    assert validated.peak_live_bytes > base.peak_live_bytes
+    assert validated.live_bytes["after_validation"] == validated.live_bytes["after_zero_grad"]
+    little = changed(validation_batch_size=1)
+    assert little.peak_live_bytes == base.peak_live_bytes
+    assert little.peak_at == base.peak_at

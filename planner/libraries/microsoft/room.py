@@ -57,5 +57,6 @@ ROOM = LibraryRoom(
     attentions=_attentions,
     checkpointings=at_least_blocks,
     faults=_faults,
+    reentrant=("blocks",),
     refused={"simmim|_moe_|swin_mlp": "is another kind of model and is not modelled."},
 )

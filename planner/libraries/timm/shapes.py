@@ -201,6 +201,13 @@ class PatchMerging(Module):
         return x
 
 
+def checkpoint_seq(blocks: Sequential, x: Tensor) -> Tensor:
+    """timm's `checkpoint_seq`: its caller keeps the first block's input all the while."""
+    for block in blocks.modules:
+        x = checkpoint(block, x)
+    return x
+
+
 class SwinTransformerStage(Module):
     """timm's SwinTransformerStage: the downsampling comes first."""
 
@@ -211,11 +218,7 @@ class SwinTransformerStage(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x)
-        if self.checkpointing:
-            for block in self.blocks.modules:
-                x = checkpoint(block, x)
-        else:
-            x = self.blocks(x)
+        x = checkpoint_seq(self.blocks, x) if self.checkpointing else self.blocks(x)
         return x
 
 

@@ -37,6 +37,12 @@ def _faults(config: SwinConfig) -> list[str]:
     return faults
 
 
+def _frozen_names(num_stages: int) -> tuple[str, ...]:
+    """`features` is the embedding, then a stage and a merging in turn; a merging belongs to the
+    stage that it leads to, as in timm."""
+    return tuple(f"features.{index}" for index in range(2 * num_stages if num_stages else 0))
+
+
 ROOM = LibraryRoom(
     name="torchvision",
     title="torchvision",
@@ -44,4 +50,6 @@ ROOM = LibraryRoom(
     attentions=_attentions,
     checkpointings=at_least_blocks,
     faults=_faults,
+    frozen_names=_frozen_names,
+    takes_adapters=lambda config: False,  # all of its attention is one function over weights
 )

@@ -50,6 +50,13 @@ def _absolute_positions(config: SwinConfig) -> list[str]:
     return [*required(config, absolute_position_embedding=False)]
 
 
+def _frozen_names(num_stages: int) -> tuple[str, ...]:
+    if num_stages == 0:
+        return ()
+    parts = ("embeddings", *(f"encoder.layers.{stage}" for stage in range(num_stages)))
+    return tuple(f"{model}.{part}" for model in ("swin", "swinv2") for part in parts)
+
+
 ROOM = LibraryRoom(
     name="transformers",
     title="transformers",
@@ -57,5 +64,7 @@ ROOM = LibraryRoom(
     attentions=_attentions,
     checkpointings=_checkpointings,
     faults=_faults,
+    frozen_names=_frozen_names,
+    takes_adapters=lambda config: True,
     refused={"simmim": "is a masked-image model, not a classifier."},
 )

@@ -78,6 +78,8 @@ class SwinDropPath(Module):
         self.rate = rate
 
     def forward(self, hidden_states: Tensor) -> Tensor:
+        if not hidden_states.device.training:
+            return hidden_states
         shape = (hidden_states.shape[0], *(1,) * (len(hidden_states.shape) - 1))
         random_tensor = new_empty(hidden_states, shape, label="aten.rand")
         random_tensor = unary(unary(random_tensor, "aten.add"), "aten.floor")
