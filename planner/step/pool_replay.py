@@ -55,7 +55,8 @@ def replay_pool(events: Iterable[int], rules: PoolRules) -> PoolReplay:
     part of a block.
     """
     min_rest = rules.min_rest
-    sizes = [_NONE]  # of the free blocks, ascending
+    nothing = _NONE
+    sizes = [nothing]  # of the free blocks, ascending
     by_size: dict[int, list[int]] = {}  # size -> ascending addresses
     starts: dict[int, int] = {}  # address of a free block -> its size
     ends: dict[int, int] = {}  # address just past it -> its address
@@ -68,7 +69,8 @@ def replay_pool(events: Iterable[int], rules: PoolRules) -> PoolReplay:
     slack: list[tuple[int, int]] = []
     for event in events:
         if event > 0:
-            size = sizes[bisect_left(sizes, event)]
+            fit = bisect_left(sizes, event)
+            size = sizes[fit]
             if event <= hot_size and (
                 hot_size < size or (hot_size == size and hot > by_size[size][-1])
             ):
@@ -86,29 +88,27 @@ def replay_pool(events: Iterable[int], rules: PoolRules) -> PoolReplay:
                     hot = hot_end = _NONE
                     hot_size = 0
                 continue
-            if hot_size:
-                starts[hot] = hot_size
-                ends[hot_end] = hot
-                if hot_size in by_size:
-                    insort(by_size[hot_size], hot)
-                else:
-                    by_size[hot_size] = [hot]
-                    insort(sizes, hot_size)
-            if size == _NONE:
+            if size == nothing:
                 size = rules.segment_for(event)
                 grown.append((len(addresses), size))
                 next_segment -= size + 1  # a gap: blocks of two segments are no neighbours
                 address = next_segment
             else:
                 listed = by_size[size]
-                if len(listed) == 1:
-                    address = listed[0]
-                    del by_size[size], sizes[bisect_left(sizes, size)]
-                else:
-                    address = listed.pop()
+                address = listed.pop()
+                if not listed:
+                    del by_size[size], sizes[fit]
                 del starts[address], ends[address + size]
             rest = size - event
             if rest >= min_rest:
+                if hot_size:
+                    starts[hot] = hot_size
+                    ends[hot_end] = hot
+                    if hot_size in by_size:
+                        insort(by_size[hot_size], hot)
+                    else:
+                        by_size[hot_size] = [hot]
+                        insort(sizes, hot_size)
                 hot = address
                 hot_end = address + rest
                 hot_size = rest
@@ -119,8 +119,6 @@ def replay_pool(events: Iterable[int], rules: PoolRules) -> PoolReplay:
                     slack.append((len(addresses), rest))
                 addresses.append(address)
                 lengths.append(size)
-                hot = hot_end = _NONE
-                hot_size = 0
             continue
         address = addresses[~event]
         size = lengths[~event]
