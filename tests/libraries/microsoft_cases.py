@@ -1,0 +1,160 @@
+"""The models and settings on which the authors' Swin is compared, and their recorded facts.
+
+There is no package of the authors' code, so its real module needs a checkout. With one,
+`SWIN_TRANSFORMER_CHECKOUT=FOLDER python -m tests.libraries.microsoft_cases` traces the module in
+every case below and writes what came of it to `data/microsoft.json`; the tests hold the step on
+shapes to that file where there is no checkout. Do so again when a rule of the trace is mended.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from planner.libraries.microsoft.module import CHECKOUT_VARIABLE
+from planner.libraries.microsoft.names import PUBLISHED
+from planner.libraries.registry import find_library
+from planner.schema import SwinConfig, TrainSetting
+from planner.step.ledger import Allocated, Event, Marked
+from tests.equality import phase_ends
+from tests.libraries.steps import Changes, setting_of
+
+FACTS = Path(__file__).parent / "data" / "microsoft.json"
+
+# 14x14 tokens in windows of 7, shifted, then 7x7, where the window covers the map.
+SMALL: Changes = {
+    "library": "microsoft", "image_size": 56, "depths": (2, 2), "num_heads": (1, 2),
+    "embed_dim": 32, "num_classes": 10,
+}  # fmt: skip
+PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16")
+CHECKPOINTINGS = ("none", "blocks", "stages", "stages:1")
+MODELS: tuple[Changes, ...] = (
+    {"image_size": (56, 112)},  # 7x14 tokens in the second stage: two windows, not shifted
+    {"image_size": (112, 168)},
+    {"image_size": 24},  # 6x6 and 3x3 tokens: the windows shrink
+    {"image_size": 64, "window_size": 4, "depths": (1, 2, 1), "num_heads": (1, 2, 4)},
+    {"absolute_position_embedding": True, "qkv_bias": False},
+    {"patch_norm": False},  # the patches' transposed layout goes on into the first block
+    {"patch_norm": False, "image_size": 24, "mlp_ratio": 2.0},
+    {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.0},
+    {"drop_path_rate": 0.3, "num_classes": 21841, "in_channels": 1},
+)
+SETTINGS: tuple[Changes, ...] = (
+    {"batch_size": 1},
+    {"batch_size": 1, "precision": "fp32"},
+    {"batch_size": 5},
+    {"batch_size": 1, "checkpointing": "blocks"},
+    {"accumulate": 2, "optimizer": "sgd"},
+    {"accumulate": 2, "checkpointing": "blocks"},
+    {"precision": "fp16", "clip_grad": True},
+)
+DROPPED: Changes = {"image_size": 112, "drop_rate": 0.1, "attn_drop_rate": 0.1}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step of one model: what differs from SMALL and from `setting_of({})`, or a name."""
+
+    model: Changes
+    setting: Changes
+
+    @property
+    def config(self) -> SwinConfig:
+        if "name" in self.model:
+            return PUBLISHED[self.model["name"]]
+        return SwinConfig.model_validate({**SMALL, **self.model})
+
+    @property
+    def train_setting(self) -> TrainSetting:
+        room = find_library("microsoft")
+        return room.resolve_setting(self.config, setting_of(self.setting))
+
+    @property
+    def title(self) -> str:
+        changes = {**self.model, **self.setting}
+        return "-".join(f"{key}={value}".replace(" ", "") for key, value in changes.items())
+
+
+SMALL_CASES: tuple[Case, ...] = tuple(
+    Case({"version": swin, **model}, setting)
+    for swin in (1, 2)
+    for model, setting in (
+        *(
+            ({}, {"precision": precision, "checkpointing": checkpointing})
+            for precision in PRECISIONS
+            for checkpointing in CHECKPOINTINGS
+        ),
+        *((model, {}) for model in MODELS),
+        *(({}, setting) for setting in SETTINGS),
+        *(
+            (DROPPED, {"precision": precision, "checkpointing": checkpointing})
+            for precision, checkpointing in (("bf16", "blocks"), ("fp16", "stages"))
+        ),
+    )
+)
+PUBLISHED_CASES: tuple[Case, ...] = tuple(Case({"name": name}, {}) for name in PUBLISHED) + tuple(
+    Case({"name": f"swin{suffix}"}, {"precision": precision, "checkpointing": checkpointing})
+    for suffix in ("_tiny_patch4_window7_224", "v2_tiny_patch4_window8_256")
+    for precision in PRECISIONS
+    for checkpointing in CHECKPOINTINGS
+    if (precision, checkpointing) != ("bf16", "none")
+)
+
+
+def facts_of(events: tuple[Event, ...], num_parameters: int) -> dict[str, Any]:
+    """What is kept of two steps: (phase, step, live bytes at its end, peak live bytes in it)."""
+    built = next(i for i, e in enumerate(events) if isinstance(e, Marked) and e.phase == "build")
+    return {
+        "num_parameters": num_parameters,
+        "num_allocations": sum(isinstance(event, Allocated) for event in events[built:]),
+        "phase_ends": [list(end) for end in phase_ends(events)],
+    }
+
+
+def read_facts() -> dict[str, Any]:
+    """Case title to `facts_of` the real module."""
+    facts: dict[str, Any] = json.loads(FACTS.read_text())["facts"]
+    return facts
+
+
+def _trace(case: Case) -> dict[str, Any]:
+    from planner.trace import trace_training
+
+    config, setting = case.config, case.train_setting
+    build = find_library("microsoft").build
+    trace = trace_training(lambda: build(config, setting), config, setting)
+    return facts_of(trace.events, trace.num_parameters)
+
+
+def main() -> None:
+    checkout = os.environ[CHECKOUT_VARIABLE]
+    commit = subprocess.run(
+        ["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    facts = {}
+    for case in (*SMALL_CASES, *PUBLISHED_CASES):
+        facts[case.title] = _trace(case)
+        print(case.title, flush=True)
+    lines = [f"  {json.dumps(title)}: {json.dumps(fact)}" for title, fact in facts.items()]
+    about = {
+        "what": "the authors' real module, two steps traced on fake tensors under CUDA's rules",
+        "source": "github.com/microsoft/Swin-Transformer",
+        "commit": commit,
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "torch": version("torch"),
+        "timm": version("timm"),
+    }
+    FACTS.parent.mkdir(exist_ok=True)
+    FACTS.write_text(
+        f'{{"about": {json.dumps(about, indent=1)},\n"facts": {{\n' + ",\n".join(lines) + "\n}}\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
