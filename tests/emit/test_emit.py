@@ -133,6 +133,7 @@ REFUSALS: list[tuple[str, SwinConfig, dict[str, Any], str]] = [
     ("mmengine", tiny("native"), {"optimizer": "lion"}, "lion is not one"),
     ("mmengine", tiny("native", mlp_ratio=3.0), {}, "mlp_ratio 4"),
     ("pytorch", tiny("native"), {"frozen_stages": 1}, "cannot freeze stages"),
+    ("pytorch", tiny("native"), {"lora_rank": 4}, "has no adapters"),
     ("pytorch", tiny("native"), {"checkpointing": "stages:5"}, "no stage 5"),
 ]
 
