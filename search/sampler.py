@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Mapping
+from random import Random
 from typing import Any
 
 import optuna
@@ -12,7 +14,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from planner.errors import unknown_name
+from planner.errors import PlannerError, unknown_name
 from planner.schema import DeviceInfo, MeasurementRecord
 from search.belief import is_feasible
 from search.prior import Prior, record_bytes
@@ -22,7 +24,7 @@ from search.strategy import Choice, PlannerStrategy, Situation
 RUNG = "batch_rung"  # the position of the micro-batch in the ladder: its order is what matters
 BYTES_ATTR = "planner:bytes"
 SAMPLERS = ("tpe", "gp", "random")
-MAX_REPEATS = 64  # Optuna's samplers repeat points; after so many in a row another is taken
+MAX_REPEATS = 8  # Optuna's samplers repeat points; after so many in a row one is drawn
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
@@ -141,7 +143,8 @@ class PlannerSampler(BaseSampler):  # type: ignore[misc]
 
 
 def make_sampler(name: str, seed: int) -> BaseSampler:
-    """An Optuna sampler by its name here. `gp` imports torch and scipy. Raises UsageError."""
+    """An Optuna sampler by its name here. `gp` imports torch and scipy. Raises UsageError,
+    PlannerError where scipy is missing."""
     kinds = {
         "tpe": lambda: optuna.samplers.TPESampler(seed=seed, n_startup_trials=5),
         "gp": lambda: optuna.samplers.GPSampler(seed=seed, n_startup_trials=5),
@@ -149,6 +152,11 @@ def make_sampler(name: str, seed: int) -> BaseSampler:
     }
     if name not in kinds:
         raise unknown_name("strategy", name, SAMPLERS)
+    if name == "gp" and importlib.util.find_spec("scipy") is None:
+        raise PlannerError(
+            "the gp strategy (Optuna's GPSampler) needs scipy, which is not installed.",
+            "Install it with: pip install scipy",
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         sampler: BaseSampler = kinds[name]()
@@ -174,6 +182,7 @@ class SamplerStrategy:
         self.open: dict[str, Trial] = {}
         self.told: dict[str, MeasurementRecord] = {}
         self.stopped_because = ""
+        self.random = Random(0)
         if first is not None:
             self.study.enqueue_trial(to_params(space, first), skip_if_exists=True)
 
@@ -189,7 +198,7 @@ class SamplerStrategy:
                 self.open[found.id] = trial
                 return Choice(found)
             self._tell_again(trial, found)
-        return Choice(next(c for c in self.space.candidates if c.id not in taken))
+        return Choice(self.random.choice([c for c in self.space.candidates if c.id not in taken]))
 
     def _tell_again(self, trial: Trial, found: Candidate | None) -> None:
         if found is not None and found.id in self.told:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.errors import PlannerError
 from planner.schema import TrainSetting
 from planner.units import GIB
 from search.baselines import WALKS, WalkStrategy
@@ -221,12 +222,19 @@ def test_optunas_samplers_serve_as_strategies(name: str) -> None:
         strategy.tell(choice.candidate, replay.probe(choice.candidate))
 
 
+def test_the_gaussian_process_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(PlannerError, match="needs scipy"):
+        make_sampler("gp", 0)
+
+
 @pytest.mark.long
 def test_the_gaussian_process_sampler_serves_too() -> None:
+    pytest.importorskip("scipy")
     replay = Replay(TABLE)
     strategy = SamplerStrategy(replay.space, make_sampler("gp", 0), BUDGET)
-    steps = run_strategy(strategy, replay, BUDGET, 20)
-    assert len(steps) == 20
+    steps = run_strategy(strategy, replay, BUDGET, 7)  # five at random, then two fits
+    assert len(steps) == 7
 
 
 def test_parameters_and_candidates_are_one_to_one() -> None:
