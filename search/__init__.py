@@ -1,0 +1,22 @@
+"""The search: short real training probes on the target device, and what they recommend.
+
+    best = search.tune("native:swin_tiny", output="tuned")
+
+Imported when it is first used, like everything in `planner`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from search.tune import tune
+
+__all__ = ["tune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'search' has no attribute {name!r}")
+    return importlib.import_module("search.tune")  # which can be called, as its function

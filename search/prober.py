@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from planner.schema import DeviceInfo, MeasurementRecord
+from search.probe.nursery import Nursery
 from search.probe.protocol import ProbeRequest
 from search.probe.runner import ProbeEvent, run_probe
 from search.space import Model
@@ -16,6 +17,9 @@ class DeviceProber:
 
     `described` is the device as the study knows it: its `memory_cap_bytes` is an emulation that was
     asked for, whereas `cap_bytes` also keeps a probe on the CPU within the memory that is free.
+
+    Workers are forked from one process that has imported torch and the model's library, which
+    starts with the first probe; `close` ends it.
     """
 
     def __init__(
@@ -26,6 +30,18 @@ class DeviceProber:
         self.model, self.device, self.described = model, device, described
         self.cap_bytes, self.on_event, self.worker_command = cap_bytes, on_event, worker_command
         self.timing = {} if measure_seconds is None else {"max_measure_seconds": measure_seconds}
+        self.nursery: Nursery | None = None
+
+    def __enter__(self) -> DeviceProber:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.nursery is not None:
+            self.nursery.close()
+            self.nursery = None
 
     def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         request = ProbeRequest(
@@ -37,10 +53,13 @@ class DeviceProber:
             give_up_images_per_second=choice.give_up_images_per_second,
             **self.timing,
         )
+        if self.nursery is None and self.worker_command is None:
+            self.nursery = Nursery(self.model)
         record = run_probe(
             request,
             deadline_seconds=deadline_seconds,
             on_event=self.on_event,
             worker_command=self.worker_command,
+            nursery=self.nursery,
         )
         return record.model_copy(update={"device": self.described})

@@ -155,7 +155,7 @@ def make_sampler(name: str, seed: int) -> BaseSampler:
     if name == "gp" and importlib.util.find_spec("scipy") is None:
         raise PlannerError(
             "the gp strategy (Optuna's GPSampler) needs scipy, which is not installed.",
-            "Install it with: pip install scipy",
+            "Install it with: pip install 'planner[gp]'",
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from planner.callable_module import make_callable
 from planner.errors import PlannerError, UnsupportedError, UsageError, unknown_name
 from planner.estimate import Estimate
 from planner.libraries.registry import find_library
+from planner.libraries.resolve import resolve_model
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.schema.result import Recommendation
 from planner.units import format_bytes
@@ -79,7 +81,7 @@ class Options:
 
 
 def tune(
-    model: Model | None,
+    model: Model | str | None,
     *,
     device: str = "auto",
     memory_bytes: int | None = None,
@@ -109,6 +111,9 @@ def tune(
     """Probes settings of `model` on a device until the fastest is known; what it ran is what it
     recommends.
 
+    `model` is a SwinConfig, a FactoryModel or what the command takes: LIBRARY:NAME, a file,
+    package.module:factory.
+
     `memory_bytes` emulates a smaller device, `headroom` is the share of memory left free.
     `batch_size` fixes the micro-batch (or lists those to try); `global_batch` holds micro-batch ×
     accumulation × world. `restrict` names the values an axis (precision, checkpointing, compile,
@@ -131,6 +136,8 @@ def tune(
     )  # fmt: skip
     if strategy not in STRATEGIES:
         raise unknown_name("strategy", strategy, STRATEGIES, f"One of {', '.join(STRATEGIES)}.")
+    if isinstance(model, str):
+        model = resolve_model(model)
     if options.replay:
         return _replayed(model, options, estimator, on_progress)
     if model is None:
@@ -184,10 +191,12 @@ def _probed(
         notes.append(f"{fault}: read up to there, and the study has the rest.")
     prior = _prior(space, model, device, estimator, room.budget_bytes)
     limits = Limits(options.trials, options.budget_seconds, _spent(study.records()))
-    if prober is None:
-        prober = DeviceProber(model, wanted, device, room.cap_bytes, _hear(on_progress))
     job = Job(model, device, identity.versions, space, prior, room.budget_bytes, options, notes)
-    recommendation = job.run(study, prober, limits, on_progress)
+    if prober is not None:
+        recommendation = job.run(study, prober, limits, on_progress)
+    else:
+        with DeviceProber(model, wanted, device, room.cap_bytes, _hear(on_progress)) as own:
+            recommendation = job.run(study, own, limits, on_progress)
     _write(output / "recommendation.json", recommendation)
     return recommendation
 
@@ -427,3 +436,6 @@ def _write(path: Path, recommendation: Recommendation) -> None:
             f"{path} cannot be written: {error.strerror}.",
             "The probes are kept in probes.jsonl: free space and run the same command.",
         ) from error
+
+
+make_callable(__name__, tune)
