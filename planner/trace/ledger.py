@@ -27,6 +27,10 @@ def trace_estimate(
     """
     _check(model, setting)
     build = build or build_for(model, setting)
+    if setting.compile != "off":
+        from planner.trace.compiled import trace_compiled
+
+        return trace_compiled(model, setting, build)
     try:
         trace = trace_training(build, model, setting, gradient_sums="in_place", detailed=True)
     except PlannerError:
@@ -51,8 +55,6 @@ def build_for(model: SwinConfig | FactoryModel, setting: TrainSetting) -> Build:
 
 def _check(model: SwinConfig | FactoryModel, setting: TrainSetting) -> None:
     faults = []
-    if setting.compile != "off":
-        faults.append(f"--trace follows eager execution, not compile {setting.compile!r}.")
     if setting.parallelism != "none":
         faults.append(f"--trace follows one device, not parallelism {setting.parallelism!r}.")
     if isinstance(model, FactoryModel) and setting.checkpointing != "none":

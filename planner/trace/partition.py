@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class TorchPartition:
     backward: fx.GraphModule
     num_outputs: int
     static_inputs: frozenset[int]
+    num_parameters: int = 0
 
     def graph(self) -> Graph:
         """The joint graph as the step on shapes has it."""
@@ -78,7 +79,7 @@ def partition_compiled(
     found: list[TorchPartition] = []
     torch._dynamo.reset()
     with as_on_cuda():
-        compiled = torch.compile(module, backend=_backend(found), dynamic=False)
+        compiled = torch.compile(module, backend=_backend(found), dynamic=False, fullgraph=True)
         with contextlib.suppress(_Captured), _autocast(setting):
             compiled(images)
     torch._dynamo.reset()
@@ -86,7 +87,7 @@ def partition_compiled(
         raise UnsupportedError(
             f"{model.title} has no graph that needs a backward.", "Estimate it uncompiled."
         )
-    return found[0]
+    return replace(found[0], num_parameters=sum(p.numel() for p in module.parameters()))
 
 
 def _backend(found: list[TorchPartition]) -> Callable[..., Any]:

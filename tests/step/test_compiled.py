@@ -336,3 +336,35 @@ def test_needs_neither_torch_nor_networkx_and_leaves_the_profiler_as_it_was() ->
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_traced_compiled_step_is_the_one_on_shapes(mode: str) -> None:
+    """`--trace` takes the graph from torch, and everything behind it is the same."""
+    from planner.trace import trace_estimate
+
+    config = tiny("native", **ONE_STAGE)
+    setting = setting_for(config, precision="bf16", compile=mode)
+    traced, on_shapes = trace_estimate(config, setting), ledger_of(config, setting)
+    assert traced.num_parameters == on_shapes.num_parameters
+    assert peak_of(traced) == peak_of(on_shapes)
+    assert live_at_ends(traced) == live_at_ends(on_shapes)
+
+
+def test_a_module_of_ones_own_is_traced_compiled() -> None:
+    from torch import nn
+
+    from planner.schema import FactoryModel
+    from planner.trace import trace_estimate
+
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)
+        )
+
+    model = FactoryModel(factory="own:build", image_size=(8, 8), num_classes=10)
+    settings = [TrainSetting(batch_size=4, precision="fp32", compile=c) for c in ("off", "default")]  # type: ignore[arg-type]
+    eager, compiled = (trace_estimate(model, setting, build) for setting in settings)
+    assert compiled.num_parameters == eager.num_parameters
+    assert live_at_ends(compiled)["backward"] == live_at_ends(eager)["backward"]
+    assert any("traced with torch" in note for note in compiled.notes)

@@ -51,7 +51,7 @@ def compile_graph(graph: Graph, primals: Sequence[Value | None]) -> CompiledGrap
     tangents = [n for n in graph.nodes if n.op == "tangent"]
     inputs = graph.primals()
     return CompiledGraph(
-        graph.outputs[0],
+        next(output for output in graph.outputs if output.shape == tangents[0].shape),
         next(n for n in inputs if not n.is_static),
         tangents[0],
         tuple(primals),
