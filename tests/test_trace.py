@@ -603,6 +603,31 @@ def test_what_a_trace_does_not_follow_is_refused() -> None:
     assert "checkpointing" in str(refused.value)
 
 
+DRAWS = """
+import torch
+from torch import nn
+from planner.schema import TrainSetting
+
+WIDTH = 384  # 576 KiB: memory that has just been freed is given out again as it is
+
+def build():
+    layer = nn.Linear(WIDTH, WIDTH)
+    nn.init.trunc_normal_(layer.weight, std=0.02)
+    return layer
+
+for _ in range(5):
+    junk = [torch.full((WIDTH, WIDTH), 9.0) for _ in range(40)]
+    kept = junk[::2]
+    del junk
+    build_module(build, TrainSetting())
+"""
+
+
+def test_initialisers_that_draw_until_values_fit_come_to_an_end() -> None:
+    """`trunc_normal_` looks at values, and large weights have whatever was in memory."""
+    subprocess.run([sys.executable, "-c", DRAWS], check=True, timeout=120)
+
+
 class Pooled(Classifier):
     """For images of any size: the mean over 4 x 4 cells."""
 
