@@ -267,21 +267,36 @@ def test_the_same_weights_are_trained(library: str, version: int) -> None:
         ]
 
 
-def trained(setting: TrainSetting, library: str = "native") -> list[str]:
-    module = find_library(library).on_shapes(small(library), setting)(Device())
+def trained(config: SwinConfig, setting: TrainSetting) -> list[str]:
+    module = find_library(config.library).on_shapes(config, setting)(Device())
     return [name for name, p in named_parameters(module) if p.requires_grad]
 
 
-def test_what_is_trained() -> None:
-    """Frozen: the embedding and so many stages. Adapters: two matrices a layer, and the head."""
-    assert not any(
-        name.startswith(("patch_embed", "layers.0"))
-        for name in trained(TrainSetting(frozen_stages=1))
-    )
-    assert trained(TrainSetting(frozen_stages=2)) == [
-        "norm.weight", "norm.bias", "head.weight", "head.bias",
-    ]  # fmt: skip
-    assert trained(TrainSetting(frozen_stages=1, lora_rank=2)) == [
+SECOND_STAGE = {
+    "native": ("layers.1.",),
+    "timm": ("layers.1.",),  # its merging comes first
+    "microsoft": ("layers.1.",),
+    "torchvision": ("features.2.", "features.3."),  # a merging, and the stage it leads to
+    "transformers": ("swin.encoder.layers.1.", "swinv2.encoder.layers.1."),
+}
+
+
+@pytest.mark.parametrize(("library", "version"), [*KINDS, ("microsoft", 1), ("microsoft", 2)])
+def test_frozen_stages_leave_the_rest(library: str, version: int) -> None:
+    """With both stages frozen the last norm and the classifier are left; with one, the second."""
+    config = small(library, version=version)
+    both = trained(config, TrainSetting(frozen_stages=2))
+    assert len(both) == 4
+    assert all("norm." in name or "head." in name or "classifier." in name for name in both)
+    second = set(trained(config, TrainSetting(frozen_stages=1))) - set(both)
+    assert second == {
+        name for name in trained(config, TrainSetting()) if name.startswith(SECOND_STAGE[library])
+    }
+    assert second
+
+
+def test_adapters_and_the_classifier_are_trained() -> None:
+    assert trained(small(), TrainSetting(frozen_stages=1, lora_rank=2)) == [
         *(
             f"layers.1.blocks.0.attn.{layer}.lora_{matrix}"
             for layer in ("qkv", "proj")
