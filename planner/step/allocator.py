@@ -173,7 +173,7 @@ def _replay_plain(requests: Sequence[int], config: AllocatorConfig, steady_from:
                 events.append(asked[entry])
             else:
                 events.append(~ordinals[~requests[entry]])
-        found = replay_pool(events, rules)
+        found = replay_pool([(events, None)], rules)
         allocated = list(ordinals)
         changes += [(allocated[k], units) for k, units in found.grown]
         larger = {allocated[k]: units for k, units in found.slack}

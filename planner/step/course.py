@@ -9,7 +9,7 @@ that batch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -19,7 +19,7 @@ from planner.step.allocator import plain_pools, repeat_step, replay
 from planner.step.allocator_config import AllocatorConfig
 from planner.step.caching_allocator import UNIT_BITS, CachingAllocator
 from planner.step.ledger import Allocated, Category, Computed, Event, Ledger, Marked
-from planner.step.pool_replay import PoolRules, replay_pool
+from planner.step.pool_replay import PoolRules, Recurrence, Stretch, replay_pool
 from planner.step.reading import (
     NUM_LARGEST,
     TRANSIENT,
@@ -136,7 +136,8 @@ class Course:
         kinds = bytes(0 if not n else 1 if n <= rules[0][2] else 2 for n in units)
         pools = self._pools.get(kinds)
         if pools is None:
-            pools = [_PoolCourse.of(self._entries, kinds, kind) for kind in (1, 2)]
+            steady = range(self._start, self._stop)
+            pools = [_PoolCourse.of(self._entries, kinds, kind, steady) for kind in (1, 2)]
             self._pools[kinds] = pools
         reserved = 0
         for pool, (rule, _, _) in zip(pools, rules, strict=True):
@@ -168,42 +169,76 @@ class _Operations:
     steps: list[tuple[str, int]] = field(default_factory=list)
 
 
+# Where in its repetition the steady step is looked at for a recurrence, in eighths: it is found in
+# the first half or not at all.
+_LOOKED_AT = (0, 1, 2, 3, 4)
+
+
 @dataclass(frozen=True)
 class _PoolCourse:
-    """What one pool sees. `events` picks from sizes in units followed by `releases`; `born` and
-    `dead` are the entries of each allocation and of its release (-1 where there is none)."""
+    """What one pool sees, in stretches: each picks from sizes in units followed by `releases`.
+    `born` and `dead` are the entries of each allocation and of its release (-1 where there is
+    none)."""
 
-    events: _Getter
+    stretches: list[tuple[_Getter, Recurrence | None]]
     releases: list[int]
     born: list[int]
     dead: list[int]
 
     @classmethod
-    def of(cls, entries: Sequence[int], kinds: bytes, kind: int) -> _PoolCourse:
+    def of(cls, entries: Sequence[int], kinds: bytes, kind: int, steady: range) -> _PoolCourse:
+        """The pool of the sizes of `kind`; `steady` are the entries that are then repeated."""
+        looked_at = [len(steady) * eighths // 8 for eighths in _LOOKED_AT] if kind == 1 else []
+        earlier = {steady.start + offset: offset for offset in looked_at}
+        later = {steady.stop + offset: offset for offset in looked_at}
+        alive_earlier: dict[int, list[int]] = {}
+        stretches: list[tuple[list[int], Recurrence | None]] = [([], None)]
         ordinals: dict[int, int] = {}
-        picked: list[int] = []
+        alive: dict[int, None] = {}  # in order of birth
         dead: list[int] = []
         for entry, number in enumerate(entries):
+            if entry in earlier:
+                alive_earlier[earlier[entry]] = [len(dead), *alive]
+            elif entry in later:
+                since, *then = alive_earlier[later[entry]]
+                stretches.append(([], _recurrence(since, then, list(alive))))
             if kinds[number if number >= 0 else entries[~number]] != kind:
                 continue
             if number >= 0:
                 ordinals[entry] = len(ordinals)
-                picked.append(number)
+                alive[ordinals[entry]] = None
+                stretches[-1][0].append(number)
                 dead.append(-1)
             else:
                 dead[ordinals[~number]] = entry
-                picked.append(len(kinds) + ordinals[~number])
-        return cls(_Getter(picked), [~n for n in range(len(dead))], list(ordinals), dead)
+                del alive[ordinals[~number]]
+                stretches[-1][0].append(len(kinds) + ordinals[~number])
+        return cls(
+            [(_Getter(picked), recurrence) for picked, recurrence in stretches],
+            [~n for n in range(len(dead))],
+            list(ordinals),
+            dead,
+        )
 
     def play(self, changes: list[int], units: list[int], rules: PoolRules) -> int:
         """Units reserved; `changes` of entries grow by what their blocks have too much."""
-        played = replay_pool(self.events(units + self.releases), rules)
+        items = units + self.releases
+        stretches: Iterable[Stretch] = ((getter(items), r) for getter, r in self.stretches)
+        played = replay_pool(stretches, rules)
         born, dead = self.born, self.dead
         for ordinal, rest in played.slack:
             changes[born[ordinal]] += rest
             if dead[ordinal] >= 0:
                 changes[dead[ordinal]] -= rest
         return played.reserved_units
+
+
+def _recurrence(since: int, then: list[int], now: list[int]) -> Recurrence | None:
+    """Of the blocks alive at both places, oldest first; None where there are others."""
+    if len(then) != len(now):
+        return None
+    differing = [(a, b) for a, b in zip(then, now, strict=True) if a != b]
+    return Recurrence(since, _Getter([a for a, _ in differing]), _Getter([b for _, b in differing]))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ in one loop, without calls. A test holds it equal to them.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 _NONE = 1 << 60  # above every size and every address
@@ -45,8 +45,33 @@ class PoolReplay:
         return sum(units for _, units in self.grown)
 
 
-def replay_pool(events: Iterable[int], rules: PoolRules) -> PoolReplay:
-    """Play `events`: n > 0 asks for n units, ~k releases what allocation k got.
+@dataclass(frozen=True)
+class Recurrence:
+    """A place in a repeated step and the same place one step earlier, when allocation `since` was
+    next: `earlier` and `now` pick the blocks then and now alive that correspond.
+
+    Where those lie at the same addresses and no segment came in between, the step goes on as the
+    earlier one did, since which blocks are free follows from which are not. Only for a pool whose
+    blocks are as large as their requests, the small one.
+    """
+
+    since: int
+    earlier: Callable[[list[int]], object]
+    now: Callable[[list[int]], object]
+
+    def holds(self, addresses: list[int], grown: list[tuple[int, int]]) -> bool:
+        """Whether all that follows was seen before."""
+        if grown and grown[-1][0] >= self.since:
+            return False
+        return self.earlier(addresses) == self.now(addresses)
+
+
+Stretch = tuple[Iterable[int], Recurrence | None]
+
+
+def replay_pool(stretches: Iterable[Stretch], rules: PoolRules) -> PoolReplay:
+    """Play each stretch's events, unless its recurrence shows that nothing new will come: n > 0
+    asks for n units, ~k releases what allocation k got.
 
     The block freed or split last is held apart from the others (`hot`, `hot_end`, `hot_size`),
     since the next request often takes it or the next release joins it; it is put back among them
@@ -62,122 +87,135 @@ def replay_pool(events: Iterable[int], rules: PoolRules) -> PoolReplay:
     ends: dict[int, int] = {}  # address just past it -> its address
     hot = hot_end = _NONE
     hot_size = 0
+    floor = nothing  # no other block of this size or more is smaller than the hot one
     next_segment = 0
     addresses: list[int] = []
     lengths: list[int] = []
     grown: list[tuple[int, int]] = []
     slack: list[tuple[int, int]] = []
-    for event in events:
-        if event > 0:
-            fit = bisect_left(sizes, event)
-            size = sizes[fit]
-            if event <= hot_size and (
-                hot_size < size or (hot_size == size and hot > by_size[size][-1])
-            ):
-                rest = hot_size - event
+    for events, recurrence in stretches:
+        if recurrence and recurrence.holds(addresses, grown):
+            break
+        for event in events:
+            if event > 0:
+                if floor <= event <= hot_size and hot_size - event >= min_rest:
+                    hot_size -= event
+                    hot_end -= event
+                    addresses.append(hot_end)
+                    lengths.append(event)
+                    continue
+                fit = bisect_left(sizes, event)
+                size = sizes[fit]
+                if event <= hot_size and (
+                    hot_size < size or (hot_size == size and hot > by_size[size][-1])
+                ):
+                    rest = hot_size - event
+                    if rest >= min_rest:
+                        hot_size = rest
+                        hot_end = hot + rest
+                        floor = event
+                        addresses.append(hot_end)
+                        lengths.append(event)
+                    else:
+                        if rest:
+                            slack.append((len(addresses), rest))
+                        addresses.append(hot)
+                        lengths.append(hot_size)
+                        hot = hot_end = _NONE
+                        hot_size = 0
+                    continue
+                if size == nothing:
+                    size = rules.segment_for(event)
+                    grown.append((len(addresses), size))
+                    next_segment -= size + 1  # a gap: blocks of two segments are no neighbours
+                    address = next_segment
+                else:
+                    listed = by_size[size]
+                    address = listed.pop()
+                    if not listed:
+                        del by_size[size], sizes[fit]
+                    del starts[address], ends[address + size]
+                rest = size - event
                 if rest >= min_rest:
+                    if hot_size:
+                        starts[hot] = hot_size
+                        ends[hot_end] = hot
+                        if hot_size in by_size:
+                            insort(by_size[hot_size], hot)
+                        else:
+                            by_size[hot_size] = [hot]
+                            insort(sizes, hot_size)
+                    hot = address
+                    hot_end = address + rest
                     hot_size = rest
-                    hot_end = hot + rest
+                    floor = event
                     addresses.append(hot_end)
                     lengths.append(event)
                 else:
                     if rest:
                         slack.append((len(addresses), rest))
-                    addresses.append(hot)
-                    lengths.append(hot_size)
-                    hot = hot_end = _NONE
-                    hot_size = 0
+                    addresses.append(address)
+                    lengths.append(size)
                 continue
-            if size == nothing:
-                size = rules.segment_for(event)
-                grown.append((len(addresses), size))
-                next_segment -= size + 1  # a gap: blocks of two segments are no neighbours
-                address = next_segment
-            else:
-                listed = by_size[size]
-                address = listed.pop()
-                if not listed:
-                    del by_size[size], sizes[fit]
-                del starts[address], ends[address + size]
-            rest = size - event
-            if rest >= min_rest:
-                if hot_size:
-                    starts[hot] = hot_size
-                    ends[hot_end] = hot
-                    if hot_size in by_size:
-                        insort(by_size[hot_size], hot)
+            floor = nothing
+            address = addresses[~event]
+            size = lengths[~event]
+            end = address + size
+            if address == hot_end:
+                hot_size += size
+                hot_end = end
+                if end in starts:
+                    after = starts.pop(end)
+                    hot_size += after
+                    hot_end += after
+                    del ends[hot_end]
+                    listed = by_size[after]
+                    if len(listed) == 1:
+                        del by_size[after], sizes[bisect_left(sizes, after)]
                     else:
-                        by_size[hot_size] = [hot]
-                        insort(sizes, hot_size)
+                        listed.remove(end)
+                continue
+            if end == hot:
                 hot = address
-                hot_end = address + rest
-                hot_size = rest
-                addresses.append(hot_end)
-                lengths.append(event)
-            else:
-                if rest:
-                    slack.append((len(addresses), rest))
-                addresses.append(address)
-                lengths.append(size)
-            continue
-        address = addresses[~event]
-        size = lengths[~event]
-        end = address + size
-        if address == hot_end:
-            hot_size += size
-            hot_end = end
+                hot_size += size
+                if address in ends:
+                    hot = ends.pop(address)
+                    before = starts.pop(hot)
+                    hot_size += before
+                    listed = by_size[before]
+                    if len(listed) == 1:
+                        del by_size[before], sizes[bisect_left(sizes, before)]
+                    else:
+                        listed.remove(hot)
+                continue
+            if hot_size:
+                starts[hot] = hot_size
+                ends[hot_end] = hot
+                if hot_size in by_size:
+                    insort(by_size[hot_size], hot)
+                else:
+                    by_size[hot_size] = [hot]
+                    insort(sizes, hot_size)
             if end in starts:
                 after = starts.pop(end)
-                hot_size += after
-                hot_end += after
-                del ends[hot_end]
                 listed = by_size[after]
                 if len(listed) == 1:
                     del by_size[after], sizes[bisect_left(sizes, after)]
                 else:
                     listed.remove(end)
-            continue
-        if end == hot:
-            hot = address
-            hot_size += size
+                size += after
+                end += after
+                del ends[end]
             if address in ends:
-                hot = ends.pop(address)
-                before = starts.pop(hot)
-                hot_size += before
+                address = ends.pop(address)
+                before = starts.pop(address)
                 listed = by_size[before]
                 if len(listed) == 1:
                     del by_size[before], sizes[bisect_left(sizes, before)]
                 else:
-                    listed.remove(hot)
-            continue
-        if hot_size:
-            starts[hot] = hot_size
-            ends[hot_end] = hot
-            if hot_size in by_size:
-                insort(by_size[hot_size], hot)
-            else:
-                by_size[hot_size] = [hot]
-                insort(sizes, hot_size)
-        if end in starts:
-            after = starts.pop(end)
-            listed = by_size[after]
-            if len(listed) == 1:
-                del by_size[after], sizes[bisect_left(sizes, after)]
-            else:
-                listed.remove(end)
-            size += after
-            end += after
-            del ends[end]
-        if address in ends:
-            address = ends.pop(address)
-            before = starts.pop(address)
-            listed = by_size[before]
-            if len(listed) == 1:
-                del by_size[before], sizes[bisect_left(sizes, before)]
-            else:
-                listed.remove(address)
-            size += before
-        hot = address
-        hot_end = end
-        hot_size = size
+                    listed.remove(address)
+                size += before
+            hot = address
+            hot_end = end
+            hot_size = size
     return PoolReplay(grown, slack)

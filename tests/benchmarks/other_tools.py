@@ -224,6 +224,7 @@ def answer(name: str) -> dict[str, Any]:
         except ModuleNotFoundError as error:
             peak, fault = None, f"{error.name} is not installed"
         seconds = round(time.process_time() - before, 3)
+        print(name, peak, seconds, fault, file=sys.stderr, flush=True)
         answers.append({"peak_bytes": peak, "cpu_seconds": seconds, "fault": fault})
     return {"start_seconds": round(start, 3), "answers": answers}
 
@@ -236,7 +237,6 @@ def measure() -> None:
         found = json.loads(done.stdout.splitlines()[-1])  # others print to standard output too
         said = {k: v for k, v in asdict(tool).items() if k != "ask"}
         tools[name] = said | found
-        print(name, [a["peak_bytes"] for a in found["answers"]], flush=True)
     steps = [
         {"name": n, "model": m.model_dump(mode="json"), "setting": s.model_dump(mode="json")}
         for n, m, s in chosen_steps()

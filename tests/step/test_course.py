@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from planner.estimate import choose, judge
 from planner.libraries.registry import find_library
 from planner.step.allocator_config import AllocatorConfig
 from planner.step.ledger import Allocated, Computed, Event, Freed, Ledger, Marked
+from planner.step.pool_replay import Recurrence
 from planner.step.reading import read_ledger
 from planner.step.recording import Line, LineEvents, Recorder
 from planner.step.training import record_training
@@ -154,3 +156,58 @@ def step_of(size: Callable[[int], int]) -> tuple[Event, ...]:
         events += [Marked("backward", step), Marked("optimizer", step)]
         events += [Freed(10 * step), Freed(10 * step + 6), Marked("zero_grad", step)]
     return tuple(events)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_pool_may_still_grow_in_the_repeated_step(seed: int) -> None:
+    """It does in one of thirty: what a step hands on may be in the next one's way."""
+
+    def record(batch_size: int) -> Ledger:
+        return Ledger(random_steps(random.Random(seed), batch_size), batch_size, 0)
+
+    line = Line.through(record(2), record(3))
+    assert line.course is not None
+    for batch_size in (2, 3):
+        expected = read_ledger(record(batch_size), WORKSPACE, None)
+        assert line.course.read(batch_size, WORKSPACE, None) == expected
+
+
+def random_steps(source: random.Random, batch_size: int) -> tuple[Event, ...]:
+    """Two steps that ask and release alike: the first keeps some of its own besides, and each hands
+    on storages that the next releases."""
+    asked: list[tuple[int, int]] = []  # (storage, units per image), or (storage, 0) to release it
+    held: list[int] = []
+    for storage in range(20):
+        asked.append((storage, source.randint(1, 1000)))
+        held.append(storage)
+        while held and source.random() < 0.4:
+            asked.append((held.pop(source.randrange(len(held))), 0))
+    handed_on = {k: source.randrange(len(asked)) for k in held if source.random() < 0.4}
+    asked += [(k, 0) for k in held if k not in handed_on]
+    kept = {k: source.randint(1, 2000) for k in range(len(asked)) if source.random() < 0.1}
+    events: list[Event] = [Allocated(9999, 4096, "weight"), Marked("build", 0)]
+    for step in (0, 1):
+        for place, (storage, units) in enumerate(asked):
+            if units:
+                events.append(Allocated(100 * step + storage, 512 * units * batch_size, "asked"))
+            else:
+                events.append(Freed(100 * step + storage))
+            if step == 0 and place in kept:
+                events.append(Allocated(1000 + place, 512 * kept[place], "kept"))
+            if step == 1:
+                events += [Freed(k) for k, when in handed_on.items() if when == place]
+        events += [Marked(phase, step) for phase in ("forward", "backward", "optimizer")]
+        events.append(Marked("zero_grad", step))
+    return tuple(events)
+
+
+def test_a_place_recurs_where_nothing_moved_and_nothing_was_added() -> None:
+    def place(addresses: list[int]) -> list[int]:
+        return addresses[:1]
+
+    def moved(addresses: list[int]) -> list[int]:
+        return addresses[1:2]
+
+    assert Recurrence(3, place, place).holds([10, 20], [(2, 4096)])
+    assert not Recurrence(3, place, moved).holds([10, 20], [(2, 4096)])
+    assert not Recurrence(3, place, place).holds([10, 20], [(3, 4096)])

@@ -1,0 +1,181 @@
+"""How long an estimate of Swin-L takes in process, once its step is recorded.
+
+    python -m tests.benchmarks.estimate_speed          measure (two minutes)
+    python -m tests.benchmarks.estimate_speed --show   the newest results
+
+Processor seconds, so that other work on the machine counts little; each estimate is of another
+batch, so that nothing is answered from a memory of the same question. Beside it: the estimate read
+event by event (`read_ledger`), a thousand settings ranked from nothing, and the same step of the
+real module under FakeTensorMode.
+
+What took the time from 28 ms to about 10 (native, batch 32, beside other work): one evaluation of
+the 83 different sizes of Swin-L's 16,000 requests in place of four walks over its 18,600 events
+(28 to 15); each pool of the allocator replayed by itself, the block touched last held apart from
+the others (15 to 9.5). Tried: one sorted list of (size, address) integers per pool was slower where
+many blocks are free (5.4 against 4.6 ms) and no faster where few are. Left: nearly all of it is the
+replay, half a microsecond a request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from tabulate import tabulate
+
+from planner.estimate import choose, estimate, judge, step_ledger
+from planner.hardware import find_gpu
+from planner.schema import SwinConfig, TrainSetting
+from planner.step.ledger import Ledger
+from tests.benchmarks.dated import latest_results, write_results
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "native Swin-L, bf16, SDPA": ("native:swin_large", {}),
+    "timm Swin-L, bf16, eager attention": ("timm:swin_large_patch4_window7_224", {}),
+    "timm Swin-L, bf16, blocks checkpointed": (
+        "timm:swin_large_patch4_window7_224", {"checkpointing": "blocks"},
+    ),
+}  # fmt: skip
+BATCHES = range(8, 248, 8)
+GPU = "h100-sxm-80gb"
+# 1000 settings of one model: 10 arms of 100 batches.
+RANKED: dict[str, tuple[Any, ...]] = {
+    "precision": ("fp32", "tf32", "bf16", "fp16", "pure-bf16"),
+    "checkpointing": ("none", "blocks"),
+    "batch_size": tuple(range(4, 404, 4)),
+}
+PACKAGES = ("torch", "timm")
+
+
+def measure() -> dict[str, Any]:
+    cases = {}
+    for name, (model, of_setting) in CASES.items():
+        config, setting = choose(model, TrainSetting(**of_setting), None, {})
+        cases[name] = {
+            "model": config.model_dump(mode="json"),
+            "setting": setting.model_dump(mode="json"),
+            "batch_sizes": list(BATCHES),
+            **_time_estimates(config, setting),
+        }
+        print(name, cases[name], flush=True)
+    ranking = _time_ranking()
+    print(ranking, flush=True)
+    # Last, since it imports torch.
+    traced = {name: _time_trace(model, of_setting) for name, (model, of_setting) in CASES.items()}
+    return {"gpu": GPU, "cases": cases, "ranking": ranking, "trace_cpu_seconds": traced}
+
+
+def _time_estimates(config: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
+    """Milliseconds: recording (once for all batches), then the median and the least estimate."""
+    gpu = find_gpu(GPU)
+    at = [setting.model_copy(update={"batch_size": b}) for b in BATCHES]
+
+    def record() -> None:
+        step_ledger(config, at[0])
+        estimate(config, at[1])
+
+    recording = _milliseconds(record)
+    alone = [_milliseconds(lambda s=s: estimate(config, s)) for s in at]
+    timed = [_milliseconds(lambda s=s: estimate(config, s, gpu=gpu)) for s in at]
+    walked = [_milliseconds(lambda s=s: judge(config, s, _plain(config, s))) for s in at[::5]]
+    events = step_ledger(config, setting).events
+    return {
+        "num_events": len(events),
+        "recording_ms": round(recording, 1),
+        "estimate_ms": {"median": round(median(alone), 2), "least": round(min(alone), 2)},
+        "with_seconds_on_a_gpu_ms": {
+            "median": round(median(timed), 2), "least": round(min(timed), 2),
+        },
+        "event_by_event_ms": {"median": round(median(walked), 2), "least": round(min(walked), 2)},
+    }  # fmt: skip
+
+
+def _plain(config: SwinConfig, setting: TrainSetting) -> Ledger:
+    """The ledger with its events made, which is read event by event."""
+    ledger = step_ledger(config, setting)
+    return Ledger(tuple(ledger.events), ledger.batch_size, ledger.num_parameters)
+
+
+def _time_ranking() -> dict[str, Any]:
+    """1000 settings of native Swin-L by predicted images/s, recordings included."""
+    found = []
+
+    def rank() -> None:
+        gpu = find_gpu(GPU)
+        for values in itertools.product(*RANKED.values()):
+            setting = TrainSetting(**dict(zip(RANKED, values, strict=True)))
+            found.append(estimate("native:swin_large", setting, gpu=gpu))
+        found.sort(key=lambda e: (not e.fits, -e.throughput.images_per_second))  # type: ignore[union-attr]
+
+    seconds = _milliseconds(rank) / 1e3
+    best = found[0].setting
+    return {
+        "num_settings": len(found),
+        "cpu_seconds": round(seconds, 2),
+        "settings": {k: list(v) for k, v in RANKED.items()},
+        "best": best.model_dump(mode="json", include=set(RANKED)),
+    }
+
+
+def _time_trace(model: str, of_setting: dict[str, Any]) -> float:
+    """CPU seconds of the same step of the real module on fake tensors, imports left out."""
+    from planner.trace import trace_estimate
+    from planner.trace.ledger import build_for
+
+    config, setting = choose(model, TrainSetting(**of_setting), None, {})
+    build_for(config, setting)()  # the library's import
+    seconds = _milliseconds(lambda: trace_estimate(config, setting)) / 1e3
+    print(model, f"traced in {seconds:.1f} s", flush=True)
+    return round(seconds, 1)
+
+
+def _milliseconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return (time.process_time() - start) * 1e3
+
+
+def table(found: dict[str, Any]) -> str:
+    rows = [
+        (
+            name,
+            case["recording_ms"],
+            case["estimate_ms"]["median"],
+            case["with_seconds_on_a_gpu_ms"]["median"],
+            case["event_by_event_ms"]["median"],
+            found["trace_cpu_seconds"][name] * 1e3,
+        )
+        for name, case in found["cases"].items()
+    ]
+    headers = (
+        "CPU ms", "recording, once", "an estimate", "with images/s", "event by event",
+        "FakeTensorMode",
+    )  # fmt: skip
+    device, ranking = found["device"], found["ranking"]
+    return "\n".join([
+        tabulate(rows, headers=headers, tablefmt="github", floatfmt=".1f"),
+        "",
+        f"{ranking['num_settings']} settings of native Swin-L ranked by images/s, recordings "
+        f"included: {ranking['cpu_seconds']} CPU seconds.",
+        f"{found['date']}; {device['processor']}, {device['cores']} cores, load average "
+        f"{device['load_average']}; "
+        + ", ".join(f"{k} {v}" for k, v in device["versions"].items() if v)
+        + ".",
+    ])  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--show", action="store_true", help="print the newest results")
+    options = parser.parse_args()
+    if not options.show:
+        print(write_results("estimate_speed", PACKAGES, measure()))
+    print(table(latest_results("estimate_speed")))
+
+
+if __name__ == "__main__":
+    main()
