@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
