@@ -609,6 +609,7 @@ DRAWS = """
 import torch
 from torch import nn
 from planner.schema import TrainSetting
+from planner.trace.building import build_module
 
 WIDTH = 384  # 576 KiB: memory that has just been freed is given out again as it is
 
