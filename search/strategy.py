@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from planner.schema import MeasurementRecord
 from search.belief import Belief, Outlook, expected_gain
 from search.noise import rate_interval
-from search.prior import Array, Prior
+from search.prior import GUESSED_SECONDS, Array, Prior
 from search.space import Candidate, Space, simplicity
 
 Mask = NDArray[np.bool_]
@@ -20,6 +20,7 @@ Phase = Literal["calibrate", "search", "finalists", "baseline"]
 
 TOLERANCE = 0.003  # stop when all further probes are expected to gain less than that share
 SAFE = 0.95  # the first probe must fit with this probability
+CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of the device are known
 HOPELESS = 1e-3  # a setting that fits with less than this probability is ruled out
 MAX_FINALISTS = 3
 COST_POWER = 0.5  # gain per second^½: measured by tests/benchmarks/strategies.py, a flat optimum
@@ -79,6 +80,7 @@ class PlannerStrategy:
     ) -> None:
         self.space = space
         self.belief = Belief(space, prior, budget_bytes, images)
+        self.time_is_guessed = prior.seconds_trust == GUESSED_SECONDS
         self.tolerance = tolerance
         self.cost_power = cost_power
         self.finalists = finalists
@@ -118,6 +120,11 @@ class PlannerStrategy:
         if (allowed & eager).any():
             allowed = allowed & eager
         safe = allowed & (outlook.fits >= SAFE)
+        if self.time_is_guessed:
+            # Nobody knows what a step takes here: a small batch says it soonest.
+            small = [c.setting.batch_size <= CALIBRATION_BATCH for c in self.space.candidates]
+            if (safe & np.array(small)).any():
+                safe &= np.array(small)
         if safe.any():
             return self._choice(_argmax(outlook.log_rate, safe), outlook, "calibrate")
         likely = np.round(outlook.fits, 6) - 1e-9 * self.belief.prior_bytes

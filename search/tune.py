@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from planner.callable_module import make_callable
-from planner.errors import PlannerError, UnsupportedError, UsageError, unknown_name
-from planner.estimate import Estimate
+from planner.errors import PlannerError, UsageError, unknown_name
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
@@ -390,20 +389,10 @@ def _prior(
 
 
 def device_estimator(device: DeviceInfo) -> Estimator:
-    """The planner's estimate with the rates of this device where the catalogue has it; None for a
-    setting that it does not model (which can still be probed)."""
-    from planner.estimate import estimate
-    from planner.hardware import recognise_gpu
+    """The planner's estimate for `device`, quick enough for a whole space."""
+    from search.estimator import DeviceEstimator
 
-    gpu = recognise_gpu(device.name, device.total_bytes) if device.kind == "cuda" else None
-
-    def estimated(model: SwinConfig, setting: TrainSetting) -> Estimate | None:
-        try:
-            return estimate(model, setting, gpu=gpu)
-        except UnsupportedError:
-            return None
-
-    return estimated
+    return DeviceEstimator(device)
 
 
 def library_attention(model: Model) -> str | None:
