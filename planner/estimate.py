@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.callable_module import make_callable
 from planner.errors import UnsupportedError, UsageError
@@ -15,10 +15,20 @@ from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
 from planner.step.allocator_config import AllocatorConfig
+from planner.step.compiled.modes import (
+    BROKEN_RANGE,
+    COMPILED_RANGE,
+    is_one_graph,
+    left_out_of,
+    shares_a_ledger,
+)
 from planner.step.ledger import CATEGORIES, Ledger
 from planner.step.reading import Instant, Profile, Reading, read_ledger
 from planner.step.recording import LineEvents, Recorder
-from planner.step.training import record_training
+from planner.step.training import BuildOnShapes, record_training
+
+if TYPE_CHECKING:
+    from planner.step.compiled.ledger import CompiledRecorder
 
 # One ledger holds at most so many micro-batches: the third repeats the second.
 RECORDED_MICRO_BATCHES = 2
@@ -154,7 +164,7 @@ def default_precision(gpu: Gpu | None) -> str:
     return "fp16" if gpu is not None and not gpu.has_bf16 else "bf16"
 
 
-_RECORDERS: dict[tuple[SwinConfig, TrainSetting], Recorder] = {}
+_RECORDERS: dict[tuple[SwinConfig, TrainSetting], Recorder | CompiledRecorder] = {}
 
 
 def step_ledger(config: SwinConfig, setting: TrainSetting) -> Ledger:
@@ -163,12 +173,13 @@ def step_ledger(config: SwinConfig, setting: TrainSetting) -> Ledger:
     Kept per model and setting: other batch sizes are read from two recordings. At most
     `RECORDED_MICRO_BATCHES` micro-batches are recorded, since the third repeats the second.
     """
+    mode = shares_a_ledger(setting.compile) if is_one_graph(config, setting) else "off"
     # What does not change the events shares a recording.
     alike = setting.model_copy(
         update={
             "batch_size": 1,
             "accumulate": min(setting.accumulate, RECORDED_MICRO_BATCHES),
-            "compile": "off",
+            "compile": mode,
         }
     )
     recorder = _RECORDERS.get((config, alike))
@@ -179,8 +190,15 @@ def step_ledger(config: SwinConfig, setting: TrainSetting) -> Ledger:
             at_batch = alike.model_copy(update={"batch_size": batch_size})
             return record_training(build, config, at_batch)
 
-        recorder = _RECORDERS[config, alike] = Recorder(record)
+        recorder = Recorder(record) if mode == "off" else _compiled(build, config, alike)
+        _RECORDERS[config, alike] = recorder
     return recorder.ledger(setting.batch_size)
+
+
+def _compiled(build: BuildOnShapes, config: SwinConfig, setting: TrainSetting) -> CompiledRecorder:
+    from planner.step.compiled.ledger import CompiledRecorder
+
+    return CompiledRecorder(build, config, setting)
 
 
 def judge(
@@ -204,13 +222,13 @@ def judge(
         "cuda_context": outside.context_bytes,
     }
     budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
-    low, high = _range(setting, reserved, outside)
+    low, high = _range(config, setting, reserved, outside)
     return Estimate(
         model=config,
         setting=setting,
         num_parameters=ledger.num_parameters,
         breakdown=breakdown,
-        saved_activation_bytes=live.saved_bytes,
+        saved_activation_bytes=live.saved_bytes + ledger.pooled_saved_bytes,
         peak_live_bytes=live.peak_bytes,
         peak_allocated_bytes=reading.peak_allocated_bytes,
         peak_reserved_bytes=reserved,
@@ -222,7 +240,7 @@ def judge(
         low_bytes=low,
         high_bytes=high,
         assumed=(*outside.basis, _allocator_basis(allocator), *ledger.notes),
-        left_out=tuple(_left_out(setting)),
+        left_out=tuple(_left_out(config, setting)),
         throughput=_throughput(ledger, setting, gpu),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
@@ -237,32 +255,28 @@ def _read(ledger: Ledger, workspace_bytes: int, allocator: AllocatorConfig | Non
     return course.read(ledger.batch_size, workspace_bytes, allocator)
 
 
-def _range(setting: TrainSetting, reserved: int, outside: Overheads) -> tuple[int, int]:
+def _range(
+    config: SwinConfig | FactoryModel, setting: TrainSetting, reserved: int, outside: Overheads
+) -> tuple[int, int]:
     """Between these the device total is expected to lie."""
     low_share, high_share = 1 - outside.reserved_error, 1 + outside.reserved_error
     if setting.compile != "off":
-        low_share, high_share = COMPILED_LOW, COMPILED_HIGH
+        one_graph = is_one_graph(config, setting)
+        low_share, high_share = COMPILED_RANGE if one_graph else BROKEN_RANGE
     return (
         int(reserved * low_share) + outside.context_low_bytes,
         int(reserved * high_share) + outside.context_high_bytes,
     )
 
 
-# Compiled, a step saves other tensors than eager: the eager ledger is judged, and the range is
-# widened to hold the published spread (inferred; no compiled step has been measured by us).
-COMPILED_LOW, COMPILED_HIGH = 0.55, 1.25
-
-
 def _allocator_basis(config: AllocatorConfig | None) -> str:
     return "the caching allocator with " + ("its default settings" if config is None else "yours")
 
 
-def _left_out(setting: TrainSetting) -> list[str]:
+def _left_out(config: SwinConfig | FactoryModel, setting: TrainSetting) -> list[str]:
     left_out = ["cuDNN's workspace for the patch embedding and kernels' scratch memory"]
     if setting.compile != "off":
-        left_out.append(
-            "what compilation changes: the step is estimated as eager and the range widened"
-        )
+        left_out += left_out_of(config, setting)
     if setting.world_size > 1:
         left_out.append("communication buffers of data parallelism (NCCL, gradient buckets)")
     return left_out
