@@ -166,9 +166,14 @@ def _shape(value: object) -> tuple[tuple[int, ...] | None, str]:
 
 
 def _region(node: fx.Node) -> int:
+    """Also of what the partitioner has meanwhile marked to be saved, at a region's boundary."""
     from torch.utils.checkpoint import CheckpointPolicy
 
-    recomputed = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-    if node.meta.get("recompute") not in recomputed:
+    marks = (
+        CheckpointPolicy.MUST_RECOMPUTE,
+        CheckpointPolicy.PREFER_RECOMPUTE,
+        CheckpointPolicy.MUST_SAVE,
+    )
+    if node.meta.get("recompute") not in marks or "ac_graph_id" not in node.meta:
         return 0
-    return int(node.meta.get("ac_graph_id", 0)) + 1
+    return int(node.meta["ac_graph_id"]) + 1

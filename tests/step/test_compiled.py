@@ -23,10 +23,12 @@ from planner.schema import SwinConfig, TrainSetting
 from planner.step.compiled.flow import Network
 from planner.step.compiled.graph import Graph
 from planner.step.compiled.ledger import CompiledRecorder
+from planner.step.compiled.module import peak_bytes
 from planner.step.compiled.operators import RANDOM, RECOMPUTABLE, VIEWS
 from planner.step.compiled.partition import Partition, partition
 from planner.step.compiled.recording import record_graph
 from planner.step.ledger import Allocated, Computed, Freed, Ledger, Marked, Tagged
+from planner.step.strides import Shape
 from planner.step.training import record_training
 from tests.libraries.steps import Changes, name_of, needs
 
@@ -64,9 +66,11 @@ def eager_ledger_of(config: SwinConfig, setting: TrainSetting) -> Ledger:
     return record_training(find_library(config.library).on_shapes(config, setting), config, setting)
 
 
-def saved_tensors(parts: Partition) -> Counter[tuple[object, str]]:
-    """(shape, dtype) of each intermediate that is saved."""
-    return Counter((node.shape, node.dtype) for node in parts.saved_intermediates())
+def saved_tensors(parts: Partition) -> Counter[tuple[Shape, str]]:
+    """(shape, dtype) of each intermediate that is saved. Not of the positions that a roll indexes
+    by, some hundred bytes: a shift by 0 along one side makes one row of them less."""
+    saved = ((node.shape or (), node.dtype) for node in parts.saved_intermediates())
+    return Counter((shape, dtype) for shape, dtype in saved if (len(shape), dtype) != (1, "int64"))
 
 
 def assert_saves_as_torch(config: SwinConfig, setting: TrainSetting) -> None:
@@ -82,7 +86,9 @@ def assert_saves_as_torch(config: SwinConfig, setting: TrainSetting) -> None:
     assert chosen == {node.name for node in real.saved()}
     mine = partition(graph_of(config, setting))
     assert saved_tensors(mine) == saved_tensors(on_real_graph)
-    assert mine.saved_bytes() == real.saved_bytes()
+    assert abs(mine.saved_bytes() - real.saved_bytes()) < 1024
+    if config.image_size[0] == config.image_size[1]:
+        assert mine.saved_bytes() == real.saved_bytes()
 
 
 QUICK: list[tuple[str, Changes, Changes]] = [
@@ -103,7 +109,6 @@ MORE: list[tuple[str, Changes, Changes]] = [
     if not (library == "transformers" and checkpointing == "blocks")
 ] + [
     ("timm", {}, {"precision": "fp16"}),
-    ("timm", {}, {"precision": "pure-bf16"}),
     ("timm", {}, {**BF16, "attention": "sdpa"}),
     ("timm", {"drop_rate": 0.1, "attn_drop_rate": 0.1}, BF16),
     ("timm", {"image_size": (64, 48)}, BF16),
@@ -143,11 +148,62 @@ def _assert_case(library: str, model: Changes, changes: Changes) -> None:
 
 
 @pytest.mark.long
+@needs("timm")
+def test_pure_bf16_saves_wider_statistics_than_on_a_cpu() -> None:
+    """Lowered for a CPU, layer norm's mean and rstd are rounded to bf16 (`native_layer_norm` in
+    torch/_refs); on CUDA they stay fp32. They are all that differs."""
+    from planner.trace.partition import partition_compiled
+
+    config = tiny("timm")
+    setting = setting_for(config, precision="pure-bf16")
+    room = find_library("timm")
+    real = partition_compiled(lambda: room.build(config, setting), config, setting).saved_bytes()
+    mine = partition(graph_of(config, setting))
+    statistics = sum(
+        node.num_bytes
+        for node in mine.saved_intermediates()
+        if node.op in ("getitem", "rsqrt") and node.dtype == "float32"
+    )
+    assert real < mine.saved_bytes() <= real + statistics // 2
+
+
+@pytest.mark.long
 @needs("timm", "torchvision", "transformers")
 @pytest.mark.parametrize(("name", "changes"), PUBLISHED, ids=name_of)
 def test_saves_what_published_models_save(name: str, changes: Changes) -> None:
     config = resolve_model(name, {})
     assert_saves_as_torch(config, setting_for(config, **changes))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("library", "model", "changes"),
+    [
+        ("timm", {}, BF16),
+        ("timm", {}, {"precision": "fp32"}),
+        ("timm", {"version": 2}, BF16),
+        ("native", {}, {**BF16, "attention": "eager"}),
+        ("torchvision", {}, BF16),
+        ("transformers", {}, {**BF16, "attention": "eager"}),
+        ("timm", {}, {**BF16, "checkpointing": "blocks"}),
+    ],
+    ids=name_of,
+)
+def test_peaks_are_near_inductors_own_estimate(
+    library: str, model: Changes, changes: Changes
+) -> None:
+    """Of the half that has the peak, which is what a step needs. Not equal: see `inductor.py`."""
+    if library != "native" and find_spec(library) is None:
+        pytest.skip(f"not installed: {library}")
+    from tests.step.inductor import inductor_peaks
+
+    config = tiny(library, **{**ONE_STAGE, **model})
+    setting = setting_for(config, batch_size=16, **changes)
+    build = find_library(library).on_shapes(config, setting)
+    mine = peak_bytes(CompiledRecorder(build, config, setting).compiled(16))
+    real = inductor_peaks(config, setting)
+    print(name_of(model), {half: mine[half] / real[half] for half in mine})
+    assert max(mine.values()) == pytest.approx(max(real.values()), rel=0.06)
 
 
 def test_operators_are_torchs() -> None:

@@ -138,24 +138,30 @@ def high_water_bytes(graph: CompiledGraph) -> int:
 
     Inputs that are not static are copied into the pool before a replay.
     """
+    return max(peak_bytes(graph).values())
+
+
+def peak_bytes(graph: CompiledGraph) -> dict[str, int]:
+    """Most bytes alive in "forward" and in "backward", the images and what is saved included."""
     device = Device()
-    images = _allocate(device, graph.images)
-    memory = {graph.images: images}
-    del images
+    memory = {graph.images: _allocate(device, graph.images)}
     kept = {buffer_of(value) for value in (*graph.saved, graph.output)}
     _run(device, graph.forward, memory, kept)
+    num_forward = len(device.events)
     memory[graph.tangent] = _allocate(device, graph.tangent)
     _run(device, graph.backward, memory, set())
-    live = most = 0
+    live = 0
+    peaks = {"forward": 0, "backward": 0}
     sizes: dict[int, int] = {}
-    for event in device.events:
+    for index, event in enumerate(device.events):
         if isinstance(event, Allocated):
             sizes[event.storage] = -(-event.num_bytes // _ROUNDING) * _ROUNDING
             live += sizes[event.storage]
-            most = max(most, live)
+            phase = "forward" if index < num_forward else "backward"
+            peaks[phase] = max(peaks[phase], live)
         elif isinstance(event, Freed):
             live -= sizes.pop(event.storage)
-    return most
+    return peaks
 
 
 def _allocate(device: Device, value: Value) -> Storage:
