@@ -50,7 +50,7 @@ class BaselineHunt:
             self.fits[candidate.id] = is_feasible(record, self.budget_bytes)
 
     def ask(self, situation: Situation) -> Choice | None:
-        wanted = self._wanted()
+        wanted = self._wanted(situation.seconds_left)
         if wanted is None or wanted.id in situation.busy or self.asked >= MAX_PROBES:
             self.stopped_because = "the plain default is known"
             return None
@@ -60,15 +60,22 @@ class BaselineHunt:
         self.asked += 1
         return Choice(wanted, "baseline")
 
-    def _wanted(self) -> Candidate | None:
-        """The unprobed rung to try: above what fits where that is likely, else below what fails."""
+    def _wanted(self, seconds_left: float | None) -> Candidate | None:
+        """The unprobed rung to try: above what fits where that is likely and there is time for it,
+        else below what fails."""
         good = max((i for i, c in enumerate(self.ladder) if self.fits.get(c.id)), default=-1)
         bad = [i for i, c in enumerate(self.ladder) if i > good and self.fits.get(c.id) is False]
         end = min(bad, default=len(self.ladder))
-        chance = self.beliefs.belief.outlook().fits
-        likely = [i for i in range(good + 1, end) if chance[self.positions[i]] >= LIKELY]
+        outlook = self.beliefs.belief.outlook()
+        chance, seconds = outlook.fits, self.beliefs.belief.probe_seconds(outlook)
+        likely = [
+            i
+            for i in range(good + 1, end)
+            if chance[self.positions[i]] >= LIKELY
+            and (seconds_left is None or seconds[self.positions[i]] <= seconds_left)
+        ]
         if likely:
             return self.ladder[likely[-1]]
-        if good < 0 and end > 0:
+        if good < 0 and end > 0 and seconds_left is None:
             return self.ladder[end - 1] if bad else self.ladder[0]
         return None

@@ -89,6 +89,11 @@ def contenders(records: Iterable[MeasurementRecord], budget_bytes: int | None) -
     return sorted(found, key=lambda c: -c.rate)
 
 
+# Noise lets a plainer setting win, but only where its median is slower by no more than this: with
+# few or disturbed samples an interval can be so wide that everything would be level.
+SIMPLER_COSTS = 0.03
+
+
 def choose(found: Sequence[Contender], images: float | None = None) -> Contender:
     """The fastest, or where others cannot be told from it the plainest of them.
 
@@ -97,11 +102,17 @@ def choose(found: Sequence[Contender], images: float | None = None) -> Contender
     """
     if images is None:
         best = max(found, key=lambda c: c.rate)
-        level = [c for c in found if c.interval[1] >= best.interval[0]]
+        floor = best.rate * (1 - SIMPLER_COSTS)
+        level = [c for c in found if c.interval[1] >= best.interval[0] and c.rate >= floor]
     else:
         best = min(found, key=lambda c: c.total_seconds(images))
         latest = best.compile_seconds + images / best.interval[0]
-        level = [c for c in found if c.compile_seconds + images / c.interval[1] <= latest]
+        level = [
+            c
+            for c in found
+            if c.compile_seconds + images / c.interval[1] <= latest
+            and c.total_seconds(images) <= best.total_seconds(images) / (1 - SIMPLER_COSTS)
+        ]
     return min(level, key=lambda c: simplicity(c.setting))
 
 
