@@ -1,0 +1,29 @@
+"""Which cases of the large matrices the default run takes, and which the long one.
+
+The default run takes every second case of the three largest; `pytest -m long` takes the others and
+everything marked long. PLANNER_LONG_SHARE=N takes every N-th of those, which is how `.ci/run` stays
+within its time.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+HALVED = ("test_timm_shapes.py", "test_torchvision_shapes.py", "test_transformers_shapes.py")
+
+
+# Before pytest's own hook, which deselects by mark.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seen = 0
+    for item in items:
+        if item.path.name in HALVED and item.get_closest_marker("long") is None:
+            seen += 1
+            if seen % 2 == 0:
+                item.add_marker(pytest.mark.long)
+    share = int(os.environ.get("PLANNER_LONG_SHARE", "1"))
+    long = [item for item in items if item.get_closest_marker("long") is not None]
+    left_out = {id(item) for index, item in enumerate(long) if index % share}
+    items[:] = [item for item in items if id(item) not in left_out]
