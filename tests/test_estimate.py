@@ -123,7 +123,7 @@ def test_every_storage_that_is_born_dies_once() -> None:
             alive.remove(event.storage)  # type: ignore[union-attr]
 
 
-# Saved for backward per image, in MiB, drop rates 0 (FACTS §4: saved_tensors_hooks on the real
+# Saved for backward per image, in MiB, drop rates 0 (saved_tensors_hooks on the real
 # modules, which counts a saved view's storage once a model). Casts of the weights are per model, so
 # two batches are subtracted.
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_estimate_is_a_function_whatever_was_imported_before(before: str) -> Non
         f"{before}\nimport planner\n"
         "print(planner.estimate('native:swin_tiny', batch_size=2).num_parameters)"
     )
-    assert printed == "28288354"  # Swin-T with 1000 classes, FACTS
+    assert printed == "28288354"  # Swin-T with 1000 classes, as in timm
 
 
 @pytest.mark.parametrize("before", ["", "import planner.emit", "import search"])

@@ -563,7 +563,7 @@ def test_recomputed_activations_are_activations() -> None:
     )
     at_end = kinds[forward]["activations"]
     highest = max(kinds[i]["activations"] for i in range(forward, backward))
-    # fp32 saves 4C(16 + N/32) + 16 bytes a token and block (FACTS: C 32, N 16, 256 tokens an image)
+    # fp32 saves 4C(16 + N/32) + 16 bytes a token and block (C 32, N 16, 256 tokens an image)
     # and keeps of it one block's input, 4C, for each.
     saved = 8 * 256 * (4 * 32 * (16 + 16 / 32) + 16)
     assert highest - at_end == pytest.approx(saved, rel=0.25)

@@ -25,7 +25,7 @@ CUBLAS_WORKSPACE_BYTES_HOPPER_AND_LATER = 33_554_432
 # Handles belong to threads: forward runs in the caller's, backward in autograd's (inferred).
 CUBLAS_HANDLES = 2
 
-# Public reports of an otherwise idle process name 287 to 667 MB (quoted, FACTS §2); it grows with
+# Public reports of an otherwise idle process name 287 to 667 MB (quoted, none ours); it grows with
 # the kernels that are loaded. The middle is assumed, and both ends bound the range.
 CONTEXT_BYTES = 477_000_000
 CONTEXT_BYTES_LOW = 287_000_000

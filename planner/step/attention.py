@@ -1,7 +1,7 @@
 """`F.scaled_dot_product_attention` as CUDA runs it with a float mask: the memory-efficient kernel.
 
 From aten/src/ATen/native/transformers/attention.cpp and cuda/attention{,_backward}.cu. Flash
-rejects any mask, and a learned position bias is one (FACTS §5).
+rejects any mask, and a learned position bias is one (sdp_utils.cpp).
 """
 
 from __future__ import annotations

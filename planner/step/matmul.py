@@ -1,7 +1,7 @@
 """Matrix products and convolution: linear, matmul, bmm, conv2d.
 
 FLOPs count a multiply-add as two. Under autocast the operands are cast down first, bias before
-weight before input, as the arguments of the C++ call are evaluated (FACTS §11).
+weight before input, as the arguments of the C++ call are evaluated.
 """
 
 from __future__ import annotations

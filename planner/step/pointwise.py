@@ -178,14 +178,6 @@ def neg(x: Tensor) -> Tensor:
     return scale(x, "aten.neg")
 
 
-def add_scalar(x: Tensor) -> Tensor:
-    """`x + number`: saves nothing, the gradient goes on as it is."""
-    y = unary(x, "aten.add")
-    if tracks(x):
-        record(y, "AddBackward0", (x,), pass_on)
-    return y
-
-
 def div(a: Tensor, b: Tensor) -> Tensor:
     """`a / b`: saves b, and a too where b wants a gradient."""
     saved = [b, a] if b.requires_grad else [b]

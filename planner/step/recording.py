@@ -1,7 +1,7 @@
 """A recorded step at any batch size: its events are the same, its sizes affine in the batch.
 
 Two recordings at different batches (2 or more) give every size as fixed + batch * per image. At
-batch 1 dimensions of size 1 change which copies happen (FACTS §11), so it is recorded by itself.
+batch 1 dimensions of size 1 change which copies happen (strides), so it is recorded by itself.
 """
 
 from __future__ import annotations

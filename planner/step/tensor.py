@@ -1,7 +1,7 @@
 """Tensors that have a shape, strides and a dtype, but no data; the device they live on.
 
 A storage lives as long as Python holds a reference to it: its birth and death are the ledger's
-events. So a module transcribed line by line from PyTorch has PyTorch's lifetimes (FACTS: CPython
+events. So a module transcribed line by line from PyTorch has PyTorch's lifetimes (CPython
 drops a name when its frame ends, and a call's arguments live as long as the call).
 """
 
@@ -47,7 +47,7 @@ class Device:
     modules are training, the autocast in force, the hooks for saved tensors and the module being
     run (`scope`).
     `in_place_sums` is how eager PyTorch adds gradients up where it may; under fake tensors it
-    never does (FACTS §11), so a comparison with a fake trace turns it off.
+    never does, so a comparison with a fake trace turns it off.
     `float_dtype` is what parameters and floating buffers are made in; `channels_last` whether
     images, parameters and buffers of four dimensions are laid out that way.
     """

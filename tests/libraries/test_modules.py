@@ -123,7 +123,7 @@ def test_attention_is_what_was_asked_for(library: str, monkeypatch: pytest.Monke
 
 
 def test_the_librarys_own_attention_is_resolved() -> None:
-    """What each does by itself on CUDA (FACTS of the field, §5)."""
+    """What each does by itself on CUDA."""
     own = {
         (name, version): room.resolve_setting(small(name, version), setting()).attention
         for name, room in ROOMS.items()

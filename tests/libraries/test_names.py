@@ -20,7 +20,7 @@ from planner.libraries.torchvision.import_shim import declare_missing_operators
 from planner.libraries.torchvision.names import PUBLISHED as TORCHVISION
 from planner.schema import SwinConfig, TrainSetting
 
-# FACTS of the field: parameters by version and size, 1000 classes.
+# Counted in the libraries' own models: parameters by version and size, 1000 classes.
 PARAMETERS = {
     (1, "tiny"): 28_288_354,
     (1, "small"): 49_606_258,
