@@ -29,6 +29,7 @@ from planner.step.training import BuildOnShapes, record_training
 
 if TYPE_CHECKING:
     from planner.step.compiled.ledger import CompiledRecorder
+    from planner.throughput import DeviceRates
 
 # One ledger holds at most so many micro-batches: the third repeats the second.
 RECORDED_MICRO_BATCHES = 2
@@ -208,8 +209,12 @@ def judge(
     gpu: Gpu | None = None,
     memory_bytes: int | None = None,
     allocator: AllocatorConfig | None = None,
+    rates: DeviceRates | None = None,
 ) -> Estimate:
-    """What a ledger means on a device: totals, verdict, range, and what they rest on."""
+    """What a ledger means on a device: totals, verdict, range, and what they rest on.
+
+    Time is predicted by `rates`, or by those of the catalogue's `gpu`.
+    """
     outside = overheads_for(gpu)
     workspace = outside.num_workspaces * outside.workspace_bytes
     reading = _read(ledger, outside.workspace_bytes, allocator)
@@ -241,7 +246,7 @@ def judge(
         high_bytes=high,
         assumed=(*outside.basis, _allocator_basis(allocator), *ledger.notes),
         left_out=tuple(_left_out(config, setting)),
-        throughput=_throughput(ledger, setting, gpu),
+        throughput=_throughput(ledger, setting, gpu, rates),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
     )
@@ -299,14 +304,18 @@ def describe_instant(peak: Instant, setting: TrainSetting) -> str:
     return text
 
 
-def _throughput(ledger: Ledger, setting: TrainSetting, gpu: Gpu | None) -> Throughput | None:
-    if gpu is None:
+def _throughput(
+    ledger: Ledger, setting: TrainSetting, gpu: Gpu | None, rates: DeviceRates | None
+) -> Throughput | None:
+    if gpu is None and rates is None:
         return None
     from planner.throughput import predict_step, rates_for
 
+    if rates is None:
+        assert gpu is not None
+        rates = rates_for(gpu)
     course = ledger.events.course if isinstance(ledger.events, LineEvents) else None
     operations = course.operations(ledger.batch_size) if course else ledger.operations()
-    rates = rates_for(gpu)
     step = predict_step(operations, rates, setting, min(setting.accumulate, RECORDED_MICRO_BATCHES))
     return Throughput(step.step_seconds, step.images_per_second, rates.basis)
 

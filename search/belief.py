@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.schema import MeasurementRecord
+from planner.schema.record import BUDGET_ENDED
+from search.cost import ProbeCosts
 from search.prior import Array, Prior, Residual, record_bytes
 from search.probe.interval import median_interval
 from search.space import Space
@@ -20,16 +22,6 @@ REPEAT_SD = 0.01
 MEMORY_SD = 0.005
 NUM_RIVALS = 64  # those that matter for what is left to gain
 NUM_DRAWS = 512
-STARTUP_SECONDS = 5.0  # before the first probe says better: python, torch, building the model
-TIMED_SECONDS = 5.0
-COMPILE_SECONDS = {
-    # Before a probe says better: the order of magnitude in which Swin models compile.
-    "off": 0.0,
-    "default": 40.0,
-    "reduce-overhead": 45.0,
-    "max-autotune": 240.0,
-    "max-autotune-no-cudagraphs": 240.0,
-}
 
 
 @dataclass(frozen=True)
@@ -69,6 +61,7 @@ class Belief:
         self.prior_bytes = np.log([max(g.num_bytes, 1.0) for g in prior.guesses])
         self.seconds = Residual(space, prior.seconds_trust)
         self.bytes = Residual(space, prior.bytes_trust)
+        self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
         self.closed = np.zeros(len(space), dtype=bool)
@@ -79,6 +72,9 @@ class Belief:
     def tell(self, index: int, record: MeasurementRecord) -> None:
         """Learns from one probe of candidate `index`, whatever its end."""
         self.records.setdefault(index, []).append(record)
+        self.costs.tell(record)
+        if BUDGET_ENDED in record.flags:
+            return  # which says what it costs at least, and nothing else of the setting
         self.closed[index] = True
         num_bytes = record_bytes(record)
         if record.status == "measured":
@@ -148,7 +144,7 @@ class Belief:
         if self.images is None:
             return np.zeros(len(self.space))
         training = self.images * np.exp(log_seconds - self.log_images)
-        return np.asarray(np.log1p(self._compile_costs() / training))
+        return np.asarray(np.log1p(self.costs.compiling() / training))
 
     def _fits(self, log_bytes: Array, sd: Array) -> Array:
         if self.budget_bytes is None:
@@ -190,23 +186,7 @@ class Belief:
 
     def probe_seconds(self, outlook: Outlook) -> Array:
         """Expected seconds of probing each candidate: start, compilation, then timed steps."""
-        flat = [r for records in self.records.values() for r in records]
-        measured = [r for r in flat if r.status == "measured"]
-        startup = [_startup_seconds(r) for r in measured]
-        timed = [sum(r.step_seconds) for r in measured]
-        start = median(startup) if startup else STARTUP_SECONDS
-        timing = median(timed) if timed else TIMED_SECONDS
-        steps = np.exp(outlook.log_seconds)
-        return np.asarray(start + self._compile_costs() + np.maximum(timing, 5 * steps))
-
-    def _compile_costs(self) -> Array:
-        """Expected seconds of compiling each candidate: its mode's median so far, or the guess."""
-        known: dict[str, list[float]] = {}
-        for record in (r for records in self.records.values() for r in records):
-            if record.compile_seconds is not None:
-                known.setdefault(record.setting.compile, []).append(record.compile_seconds)
-        cost = {m: median(known[m]) if m in known else s for m, s in COMPILE_SECONDS.items()}
-        return np.array([cost[c.setting.compile] for c in self.space.candidates])
+        return self.costs.probing(outlook.log_seconds)
 
 
 def is_feasible(record: MeasurementRecord, budget_bytes: int | None) -> bool:
@@ -215,11 +195,6 @@ def is_feasible(record: MeasurementRecord, budget_bytes: int | None) -> bool:
         return False
     num_bytes = record_bytes(record)
     return budget_bytes is None or num_bytes is None or num_bytes <= budget_bytes
-
-
-def _startup_seconds(record: MeasurementRecord) -> float:
-    spent = sum(record.step_seconds) + (record.compile_seconds or 0.0)
-    return max(record.probe_seconds - spent, 0.0)
 
 
 def normal_cdf(z: Array) -> Array:

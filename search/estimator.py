@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.errors import UnsupportedError
-from planner.estimate import Estimate, Throughput, estimate, step_ledger
+from planner.estimate import Estimate, Throughput, choose, judge, step_ledger
 from planner.hardware import Gpu, recognise_gpu
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
-from planner.throughput import predict_step, rates_for
+from planner.throughput import DeviceRates, predict_step, rates_for
 
 
 class DeviceEstimator:
-    """Estimates settings for `device`, with its rates where the catalogue has them.
+    """Estimates settings for `device`, by the `rates` measured on it or those of the catalogue.
 
     A compiled setting is given the memory of its eager one, which is what it may need at most, and
     tf32 that of fp32; their times are the shared step's, times a factor predicted once an arm. On a
@@ -21,10 +21,11 @@ class DeviceEstimator:
     None for a setting that is not modelled (which can still be probed).
     """
 
-    def __init__(self, device: DeviceInfo) -> None:
+    def __init__(self, device: DeviceInfo, rates: DeviceRates | None = None) -> None:
         self.device = device
         cuda = device.kind == "cuda"
         self.gpu: Gpu | None = recognise_gpu(device.name, device.total_bytes) if cuda else None
+        self.rates = rates_for(self.gpu) if rates is None and self.gpu else rates
         self._shared: dict[TrainSetting, Estimate | None] = {}
         self._factors: dict[TrainSetting, float] = {}
 
@@ -50,21 +51,22 @@ class DeviceEstimator:
 
     def _estimate(self, model: SwinConfig, setting: TrainSetting) -> Estimate | None:
         try:
-            return estimate(model, setting, gpu=self.gpu)
+            config, chosen = choose(model, setting, self.gpu, {})
+            ledger = step_ledger(config, chosen)
+            return judge(config, chosen, ledger, self.gpu, rates=self.rates)
         except UnsupportedError:
             return None
 
     def _scaled(
         self, model: SwinConfig, shared: TrainSetting, setting: TrainSetting, found: Estimate
     ) -> Throughput | None:
-        if self.gpu is None or found.throughput is None:
+        if self.rates is None or found.throughput is None:
             return None
         arm = setting.model_copy(update={"batch_size": 1})
         if arm not in self._factors:
             operations = list(step_ledger(model, shared).operations())
-            rates = rates_for(self.gpu)
-            step = predict_step(operations, rates, setting)
-            plain = predict_step(operations, rates, shared)
+            step = predict_step(operations, self.rates, setting)
+            plain = predict_step(operations, self.rates, shared)
             self._factors[arm] = step.step_seconds / plain.step_seconds
         factor = self._factors[arm]
         return Throughput(

@@ -9,8 +9,8 @@ an arm, one per cell. A probe of one setting so corrects all that share a factor
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import log2
 from statistics import median
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from planner.estimate import Estimate
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from search.cost import NUM_BLOCKS, guess_compile_seconds
 from search.space import AXES, Candidate, Space
 
 Estimator = Callable[[SwinConfig, TrainSetting], "Estimate | None"]
@@ -90,12 +91,16 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prior:
-    """A guess per candidate, how far each kind may be off, and what they rest on."""
+    """A guess per candidate, how far each kind may be off, and what they rest on.
+
+    `compile_seconds` is what compiling a step is guessed to take, by mode.
+    """
 
     guesses: tuple[Guess, ...]
     seconds_trust: Trust
     bytes_trust: Trust
     basis: str
+    compile_seconds: Mapping[str, float] = field(default_factory=guess_compile_seconds)
 
 
 # Parts of a generic guess where nothing better is known; relative, so only their ratios matter.
@@ -114,13 +119,17 @@ OVERHEAD_IMAGES = {"cuda": 8.0, "cpu": 1.0}
 _STATE_BYTES = 28_288_354 * 16  # Swin-T: parameter, gradient and two moments in fp32
 
 
-def generic_prior(space: Space, device: DeviceInfo) -> Prior:
-    """A prior for a model nobody can estimate: the trade-off's shape, its scale unknown."""
+def generic_prior(space: Space, device: DeviceInfo, num_blocks: int = NUM_BLOCKS) -> Prior:
+    """A prior for a model nobody can estimate: the trade-off's shape, its scale unknown.
+
+    `num_blocks` are the model's, for what compiling it takes.
+    """
     return Prior(
         guesses=tuple(_generic_guess(c, device) for c in space.candidates),
         seconds_trust=GUESSED_SECONDS,
         bytes_trust=GUESSED_BYTES,
         basis="no estimate for this model: a generic guess, corrected by the probes",
+        compile_seconds=guess_compile_seconds(device.kind, num_blocks),
     )
 
 
@@ -147,7 +156,7 @@ def estimated_prior(
     estimated (a small, a middle one, and the largest about to fit) and the others lie on the lines
     between, which are never below the estimate.
     """
-    generic = generic_prior(space, device)
+    generic = generic_prior(space, device, sum(model.depths))
     knots = _estimate_knots(space, model, estimator, device, budget_bytes)
     estimates = [e for found in knots.values() for _, e in found]
     if not estimates:
@@ -166,6 +175,7 @@ def estimated_prior(
         # The estimate is of a CUDA device: on a CPU its bytes are only roughly what RSS grows by.
         bytes_trust=ESTIMATED_BYTES if device.kind == "cuda" else replace(GUESSED_BYTES, bias=0.5),
         basis=f"memory: the estimate; time: {basis}",
+        compile_seconds=generic.compile_seconds,
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from planner.schema import MeasurementRecord
+from planner.schema.record import BUDGET_ENDED
 from search.belief import is_feasible
 from search.replay import Replay
 from search.space import Candidate, Space
@@ -15,6 +16,7 @@ from search.strategy import Choice, Situation, Strategy
 from search.study import Claim
 
 SAME_CRASHES = 3
+LEAST_SECONDS = 1.0  # of a deadline: what has just begun can at least be ended in order
 MAX_LOST_CLAIMS = 20  # in a row, to other tuners: then their study is left to them
 
 
@@ -48,19 +50,29 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass
 class Limits:
-    """What a search may use: probes in the whole study, and seconds. `spent_seconds` is what the
-    study had taken before this tuner began, `reserved_seconds` what is kept for the baseline."""
+    """What a search may use: probes in the whole study, and seconds by `clock`. `spent_seconds` is
+    what the study had taken before this tuner began, `reserved_seconds` what is kept for the
+    baseline."""
 
     trials: int | None = None
     budget_seconds: float | None = None
     spent_seconds: float = 0.0
     reserved_seconds: float = 0.0
-    started: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
 
     def seconds_left(self) -> float | None:
+        """Seconds in which probes may be begun; None is no limit."""
+        left = self.seconds_to_end()
+        return None if left is None else max(left - self.reserved_seconds, 0.0)
+
+    def seconds_to_end(self) -> float | None:
+        """Seconds until all has to be over; None is never."""
         if self.budget_seconds is None:
             return None
-        used = time.monotonic() - self.started + self.spent_seconds + self.reserved_seconds
+        used = self.clock() - self.started + self.spent_seconds
         return max(self.budget_seconds - used, 0.0)
 
 
@@ -165,7 +177,7 @@ class Session:
 
     def _probe(self, choice: Choice) -> bool:
         """One probe, from claim to record; False where another tuner had claimed it."""
-        deadline = self.deadline(choice)
+        deadline, cut = self._deadline(choice)
         repeat = sum(r.setting == choice.candidate.setting for r in self.records)
         claim = self.book.claim(choice.candidate, deadline, repeat)
         if claim is None:
@@ -176,9 +188,18 @@ class Session:
         except BaseException as error:
             self.book.release(claim, f"stopped by {type(error).__name__}")
             raise
+        if cut and record.status == "timed_out":
+            record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
         self._keep(claim, record)
         self._report("end", choice, record)
         return True
+
+    def _deadline(self, choice: Choice) -> tuple[float, bool]:
+        """Seconds a probe may take, and whether it is the budget that sets them."""
+        hung, end = self.deadline(choice), self.limits.seconds_to_end()
+        if end is None or end >= hung:
+            return hung, False
+        return max(end, LEAST_SECONDS), True
 
     def _keep(self, claim: Claim, record: MeasurementRecord) -> None:
         """In memory first: what was measured counts even where the disk refuses it."""

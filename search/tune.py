@@ -15,14 +15,15 @@ from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.schema.result import Recommendation
+from planner.throughput import DeviceRates
 from planner.units import format_bytes
 from search.baseline import BaselineHunt, plain_arm
 from search.baselines import WALKS, WalkStrategy
-from search.belief import COMPILE_SECONDS
 from search.prior import Estimator, Prior, estimated_prior, generic_prior
 from search.probe.device import choose_device, describe_device, memory_in_use, versions, why_no_gpu
 from search.probe.runner import ProbeEvent
 from search.prober import DeviceProber
+from search.rates import device_rates
 from search.recommend import Search, recommend
 from search.records import append_records, read_records
 from search.replay import Replay
@@ -167,6 +168,7 @@ def _probed(
     model: Model, options: Options, estimator: Estimator | Literal["auto"] | None,
     prober: Prober | None, on_progress: OnProgress,
 ) -> Recommendation:  # fmt: skip
+    limits = Limits(options.trials, options.budget_seconds)
     wanted = choose_device(options.device)
     device = describe_device(wanted)
     room = _room(wanted, device, options)
@@ -188,8 +190,11 @@ def _probed(
     fault = study.reconcile()
     if fault:
         notes.append(f"{fault}: read up to there, and the study has the rest.")
+    limits.spent_seconds = _spent(study.records())
+    if estimator == "auto" and isinstance(model, SwinConfig):
+        rates = device_rates(wanted, device, limits.seconds_left(), _note(on_progress))
+        estimator = device_estimator(device, rates)
     prior = _prior(space, model, device, estimator, room.budget_bytes)
-    limits = Limits(options.trials, options.budget_seconds, _spent(study.records()))
     job = Job(model, device, identity.versions, space, prior, room.budget_bytes, options, notes)
     if prober is not None:
         recommendation = job.run(study, prober, limits, on_progress)
@@ -198,6 +203,10 @@ def _probed(
             recommendation = job.run(study, own, limits, on_progress)
     _write(output / "recommendation.json", recommendation)
     return recommendation
+
+
+def _note(on_progress: OnProgress) -> Callable[[str], None]:
+    return lambda text: on_progress(Progress("note", text))
 
 
 def _hear(on_progress: OnProgress) -> Callable[[ProbeEvent], None]:
@@ -228,7 +237,8 @@ def _replayed(
     total = options.memory_bytes or replay.device.memory_cap_bytes or replay.device.total_bytes
     budget = int(total * (1 - options.headroom))
     prior = _prior(replay.space, replay.model, replay.device, estimator, budget)
-    limits = Limits(options.trials, options.budget_seconds)
+    # Nothing but recorded seconds is charged: the clock stands still.
+    limits = Limits(options.trials, options.budget_seconds, clock=lambda: 0.0)
     job = Job(
         replay.model, replay.device, replay.versions, replay.space, prior, budget, options, notes
     )
@@ -343,7 +353,7 @@ class Job:
 
     def _deadline(self, choice: Choice) -> float:
         """Seconds after which a probe is hung and not slow."""
-        compiling = 5 * COMPILE_SECONDS[choice.candidate.setting.compile]
+        compiling = 5 * self.prior.compile_seconds[choice.candidate.setting.compile]
         rate = choice.expected_rate
         stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0
         return START_SECONDS + TIMING_SECONDS + compiling + 2 * min(stepping, 3600.0)
@@ -388,11 +398,12 @@ def _prior(
     return estimated_prior(space, model, device, estimator, budget_bytes)
 
 
-def device_estimator(device: DeviceInfo) -> Estimator:
-    """The planner's estimate for `device`, quick enough for a whole space."""
+def device_estimator(device: DeviceInfo, rates: DeviceRates | None = None) -> Estimator:
+    """The planner's estimate for `device`, quick enough for a whole space; its time by `rates`, or
+    by the catalogue's."""
     from search.estimator import DeviceEstimator
 
-    return DeviceEstimator(device)
+    return DeviceEstimator(device, rates)
 
 
 def library_attention(model: Model) -> str | None:

@@ -14,6 +14,11 @@ import pytest
 HALVED = ("test_timm_shapes.py", "test_torchvision_shapes.py", "test_transformers_shapes.py")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Rates that a tuner measures first are kept among pytest's own files, not the user's."""
+    os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache" / "rates")
+
+
 # Before pytest's own hook, which deselects by mark.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

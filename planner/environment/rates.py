@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.hardware.detect import cpu_name
 from planner.step.ledger import OperationKind
 from planner.throughput import MEASURED_UNCERTAINTY, DeviceRates
 
@@ -146,13 +147,13 @@ def cache_directory() -> Path:
 
 
 def device_name(device: str | torch.device) -> str:
-    """What the driver calls a GPU; for the CPU its model and the threads torch uses."""
+    """What the driver calls a GPU; for the CPU its model and the threads it computes on."""
     import torch
 
     where = torch.device(device)
     if where.type == "cuda":
         return torch.cuda.get_device_name(where)
-    return f"{_processor()} ({torch.get_num_threads()} threads)"
+    return cpu_name()
 
 
 class _Bench:
@@ -357,15 +358,3 @@ def _torch() -> str:
         return version("torch")
     except PackageNotFoundError:
         return "none"
-
-
-def _processor() -> str:
-    """The CPU's model where the system says it, else its architecture."""
-    import platform
-
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return match.group(1).strip() if match else platform.processor() or platform.machine()

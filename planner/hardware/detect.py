@@ -1,10 +1,13 @@
-"""The GPUs of this machine, asked of the driver: no torch, and no CUDA context on the device."""
+"""The devices of this machine, GPUs asked of the driver: no torch, and no CUDA context on any."""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from planner.units import MIB
 
@@ -102,3 +105,25 @@ def _mebibytes(cell: str) -> int | None:
 def _capability(cell: str) -> tuple[int, int] | None:
     major, _, minor = cell.partition(".")
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
+
+
+def cpu_name() -> str:
+    """The processor and the threads that computing on it takes: "AMD EPYC, 2 threads"."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    count = int(threads) if threads.isdigit() else _usable_cores()
+    return f"{_cpu_model()}, {count} thread{'' if count == 1 else 's'}"
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*: *(.+)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else platform.machine() or "CPU"

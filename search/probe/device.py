@@ -16,7 +16,7 @@ from pathlib import Path
 
 from planner import __version__
 from planner.errors import UsageError
-from planner.hardware.detect import DetectedGpu, visible_gpus
+from planner.hardware.detect import DetectedGpu, cpu_name, visible_gpus
 from planner.schema import DeviceInfo
 from search.probe import nvml
 
@@ -111,10 +111,7 @@ def _describe_cuda(index: int) -> DeviceInfo:
 
 @lru_cache(maxsize=1)
 def _describe_cpu() -> DeviceInfo:
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    count = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
-    name = f"{_cpu_model()}, {count} thread{'' if count == 1 else 's'}"
-    return DeviceInfo(kind="cpu", name=name, total_bytes=_host_memory().total_bytes)
+    return DeviceInfo(kind="cpu", name=cpu_name(), total_bytes=_host_memory().total_bytes)
 
 
 def memory_in_use(device: str) -> MemoryInUse | None:
@@ -220,15 +217,6 @@ def _ask_torch(index: int) -> dict[str, object] | None:
     except (subprocess.SubprocessError, ValueError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
-    match = re.search(r"^model name\s*: *(.+)$", text, re.MULTILINE)
-    return match.group(1).strip() if match else platform.machine() or "CPU"
 
 
 def _host_memory() -> MemoryInUse:

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from planner.errors import PlannerError
 from planner.schema import TrainSetting
+from planner.schema.record import BUDGET_ENDED
 from planner.units import GIB
 from search.baselines import WALKS, WalkStrategy
 from search.belief import Belief, expected_gain
+from search.cost import ProbeCosts, guess_compile_seconds
 from search.prior import (
     ESTIMATED_BYTES,
     ESTIMATED_SECONDS,
@@ -129,6 +131,33 @@ def test_no_probe_is_begun_that_the_budget_would_cut() -> None:
     strategy = planner(replay, true_prior(replay))
     assert strategy.ask(Situation(seconds_left=1.0)) is None
     assert "budget" in strategy.stopped_because
+
+
+def test_what_the_budget_cut_short_is_open_and_known_to_be_long() -> None:
+    replay = Replay(TABLE)
+    belief = Belief(replay.space, true_prior(replay), BUDGET)
+    index, c = next(
+        (i, c) for i, c in enumerate(replay.space.candidates) if c.setting.compile == "default"
+    )
+    before = belief.probe_seconds(belief.outlook())[index]
+    ended = {"status": "timed_out", "flags": (BUDGET_ENDED,), "probe_seconds": 2 * before}
+    belief.tell(index, make_record(c.setting).model_copy(update=ended))
+    assert not belief.closed.any()
+    assert belief.probe_seconds(belief.outlook())[index] > 2 * before
+    hung = {"status": "timed_out", "flags": ()}
+    belief.tell(index, make_record(c.setting).model_copy(update=hung))
+    assert belief.closed[index]
+
+
+def test_one_compilation_says_what_the_other_modes_cost() -> None:
+    space = make_space(MODEL, GPU)
+    costs = ProbeCosts(space, guess_compile_seconds("cuda", 12))
+    ratio = costs.compile_seconds("max-autotune") / costs.compile_seconds("default")
+    slow = make_record(TrainSetting(batch_size=8, compile="default"))
+    costs.tell(slow.model_copy(update={"compile_seconds": 100.0}))
+    assert costs.compile_seconds("default") == 100.0
+    assert costs.compile_seconds("max-autotune") == pytest.approx(100.0 * ratio)
+    assert costs.compile_seconds("off") == 0.0
 
 
 def test_an_unsupported_setting_closes_its_arm() -> None:

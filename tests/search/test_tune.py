@@ -11,6 +11,7 @@ import pytest
 
 from planner.errors import PlannerError, UsageError
 from planner.schema import MeasurementRecord
+from planner.schema.record import BUDGET_ENDED
 from planner.schema.result import Recommendation
 from planner.units import GIB
 from search import tune as tune_file
@@ -114,6 +115,30 @@ def test_the_same_crash_three_times_ends_it(tmp_path: Path) -> None:
     found = run(tmp_path, prober=crashing)
     assert found.num_probes == 3
     assert "RuntimeError: the factory raised" in found.advice
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_probe_may_not_outlast_the_budget(tmp_path: Path) -> None:
+    deadlines = []
+
+    def endless(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        deadlines.append(deadline_seconds)
+        if len(deadlines) == 1:
+            return probe(choice, probe_id, deadline_seconds)
+        ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None}
+        return probe(choice, probe_id, deadline_seconds).model_copy(update=ended)
+
+    found = run(tmp_path, prober=endless, budget_seconds=90.0, trials=2, baseline=False)
+    assert found.status == "recommended"
+    assert all(seconds <= 90 for seconds in deadlines), "hung is later than that"
+    first, second = read_records(tmp_path / "probes.jsonl").records
+    assert BUDGET_ENDED not in first.flags
+    assert BUDGET_ENDED in second.flags
+    # With more time, what the budget cut short is open again.
+    again = run(tmp_path, budget_seconds=None, baseline=False)
+    settings = [r.setting for r in read_records(tmp_path / "probes.jsonl").records]
+    assert settings.count(second.setting) <= 2
+    assert again.setting is not None
 
 
 @pytest.mark.usefixtures("gpu")

@@ -87,6 +87,8 @@ def test_an_interrupt_leaves_the_best_so_far_and_no_process(tmp_path: Path) -> N
         command("tune", *TINY, "--strategy", "exhaustive", "--output", str(tmp_path)),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
         start_new_session=True,
+        # A suite started in the background ignores interrupts, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     patience = time.monotonic() + 240
     while not read_records(tmp_path / "probes.jsonl").records and time.monotonic() < patience:

@@ -1,0 +1,88 @@
+"""What a probe costs to start, to compile, to time: a guess, then as the probes so far took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.schema import MeasurementRecord
+from planner.schema.record import BUDGET_ENDED
+from search.space import Space
+
+Array = NDArray[np.float64]
+
+STARTUP_SECONDS = 5.0  # before the first probe says better: python, torch, building the model
+TIMED_SECONDS = 5.0
+TIMED_STEPS = 5
+NUM_BLOCKS = 12  # Swin-T's
+# Orders of magnitude in which Swin-T compiles; part of it whatever the number of blocks.
+COMPILE_SECONDS = {
+    "off": 0.0,
+    "default": 40.0,
+    "reduce-overhead": 45.0,
+    "max-autotune": 240.0,
+    "max-autotune-no-cudagraphs": 240.0,
+}
+# Measured: 27, 28 and 91 s for native Swins of 2, 4 and 12 blocks (fp32, default mode, two cores
+# of an AMD EPYC, torch 2.13, 2026-11-20). On a GPU's host nothing was measured.
+COMPILE_SLOWDOWN = {"cuda": 1.0, "cpu": 2.3}
+COMPILE_FIXED_SHARE = 0.15
+
+
+class ProbeCosts:
+    """Expected seconds of a probe of every candidate. `compile_seconds` is a guess by mode."""
+
+    def __init__(self, space: Space, compile_seconds: Mapping[str, float]) -> None:
+        self.space = space
+        self.guessed = compile_seconds
+        self.startup: list[float] = []
+        self.timed: list[float] = []
+        self.compiled: dict[str, list[float]] = {}
+
+    def tell(self, record: MeasurementRecord) -> None:
+        """Learns from a probe that was measured, or that the budget's end cut short."""
+        mode = record.setting.compile
+        if BUDGET_ENDED in record.flags and mode != "off":
+            # It would have taken longer: as long again is the least informed of guesses.
+            self.compiled.setdefault(mode, []).append(2 * record.probe_seconds)
+        if record.status != "measured":
+            return
+        timed = sum(record.step_seconds)
+        compiling = record.compile_seconds or 0.0
+        self.timed.append(timed)
+        self.startup.append(max(record.probe_seconds - timed - compiling, 0.0))
+        if record.compile_seconds is not None:
+            self.compiled.setdefault(mode, []).append(compiling)
+
+    def compile_seconds(self, mode: str) -> float:
+        """The median of a mode so far; else its guess, as far off as the other modes' were."""
+        known = self.compiled.get(mode)
+        if known:
+            return median(known)
+        off = [median(s) / self.guessed[m] for m, s in self.compiled.items() if self.guessed[m]]
+        return self.guessed[mode] * (median(off) if off else 1.0)
+
+    def compiling(self) -> Array:
+        """Expected seconds of compilation of each candidate."""
+        modes = {c.setting.compile for c in self.space.candidates}
+        cost = {mode: self.compile_seconds(mode) for mode in modes}
+        return np.array([cost[c.setting.compile] for c in self.space.candidates])
+
+    def probing(self, log_step_seconds: Array) -> Array:
+        """Expected seconds of a whole probe of each candidate, given the log of its step's."""
+        start = median(self.startup) if self.startup else STARTUP_SECONDS
+        timing = median(self.timed) if self.timed else TIMED_SECONDS
+        steps = TIMED_STEPS * np.exp(log_step_seconds)
+        return np.asarray(start + self.compiling() + np.maximum(timing, steps))
+
+
+def guess_compile_seconds(
+    device_kind: str = "cuda", num_blocks: int = NUM_BLOCKS
+) -> dict[str, float]:
+    """Seconds that compiling a step of a model of so many blocks takes, by mode."""
+    blocks = COMPILE_FIXED_SHARE + (1 - COMPILE_FIXED_SHARE) * num_blocks / NUM_BLOCKS
+    scale = COMPILE_SLOWDOWN[device_kind] * blocks
+    return {mode: seconds * scale for mode, seconds in COMPILE_SECONDS.items()}

@@ -1,0 +1,67 @@
+"""The rates of the device at hand as a search gets them: measured apart, once, and kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.environment.rates import load_rates
+from planner.schema import DeviceInfo, TrainSetting
+from planner.units import GIB
+from search import rates
+from search.estimator import DeviceEstimator
+from search.probe.device import describe_device
+from tests.search.tables import MODEL
+
+H100 = DeviceInfo(
+    kind="cuda", name="NVIDIA H100 80GB HBM3", total_bytes=80 * GIB, capability=(9, 0)
+)
+
+MEASURE = """
+import json, sys
+from search.probe.device import describe_device
+from search.rates import device_rates
+said = []
+found = [device_rates("cpu", describe_device("cpu"), None, said.append) for _ in range(2)]
+assert found[0] == found[1] and found[0] is not None, found
+assert len(said) == 1, said
+assert "torch" not in sys.modules
+print(found[0].name)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_they_are_measured_once_and_not_in_this_process(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    device = describe_device("cpu")
+    assert done.stdout.strip() == device.name
+    kept = load_rates(device.name)
+    assert kept is not None
+    assert kept.basis.startswith("measured on ")
+    predicted = DeviceEstimator(device, kept)(MODEL, TrainSetting(batch_size=2, precision="fp32"))
+    assert predicted is not None
+    assert predicted.throughput is not None
+    assert predicted.throughput.step_seconds > 0.01, "Swin-T takes no CPU less"
+
+
+def test_nothing_is_measured_where_the_catalogue_knows_or_time_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rates, "_measure_apart", lambda where: pytest.fail("it was measured"))
+    assert rates.device_rates("cuda:0", H100, None) is None
+    assert rates.device_rates("cpu", describe_device("cpu"), 10.0) is None
+
+
+def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "__name__", "no.such.module")
+    said: list[str] = []
+    assert rates.device_rates("cpu", describe_device("cpu"), None, said.append) is None
+    assert "could not be measured" in said[-1]
