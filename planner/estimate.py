@@ -24,7 +24,7 @@ from planner.step.compiled.modes import (
 )
 from planner.step.ledger import CATEGORIES, Ledger
 from planner.step.reading import Instant, Profile, Reading, read_ledger
-from planner.step.recording import LineEvents, Recorder
+from planner.step.recording import LineEvents, Recorder, operations_of
 from planner.step.training import BuildOnShapes, record_training
 
 if TYPE_CHECKING:
@@ -314,8 +314,7 @@ def _throughput(
     if rates is None:
         assert gpu is not None
         rates = rates_for(gpu)
-    course = ledger.events.course if isinstance(ledger.events, LineEvents) else None
-    operations = course.operations(ledger.batch_size) if course else ledger.operations()
+    operations = operations_of(ledger)
     step = predict_step(operations, rates, setting, min(setting.accumulate, RECORDED_MICRO_BATCHES))
     return Throughput(step.step_seconds, step.images_per_second, rates.basis)
 

@@ -3,21 +3,24 @@ what hardly moves memory share one recorded step."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.errors import UnsupportedError
 from planner.estimate import Estimate, Throughput, choose, judge, step_ledger
 from planner.hardware import Gpu, recognise_gpu
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
-from planner.throughput import DeviceRates, predict_step, rates_for
+from planner.step.recording import operations_of
+from planner.throughput import DeviceRates, Operation, StepTime, predict_step, rates_for
 
 
 class DeviceEstimator:
     """Estimates settings for `device`, by the `rates` measured on it or those of the catalogue.
 
-    A compiled setting is given the memory of its eager one, which is what it may need at most, and
-    tf32 that of fp32; their times are the shared step's, times a factor predicted once an arm. On a
-    CPU, where a CUDA device's bytes are only a rough guess, optimizers share a step too.
+    What settings are given of another's memory: a compiled one that of the eager one, which is what
+    it may need at most; tf32 that of fp32; fp16 that of bf16, which keeps as many bytes; a fused
+    optimizer that of the one in many kernels, which needs more while it steps. Their times are the
+    shared step's, times a factor for precision and compilation, with the optimizer's difference.
     None for a setting that is not modelled (which can still be probed).
     """
 
@@ -27,7 +30,8 @@ class DeviceEstimator:
         self.gpu: Gpu | None = recognise_gpu(device.name, device.total_bytes) if cuda else None
         self.rates = rates_for(self.gpu) if rates is None and self.gpu else rates
         self._shared: dict[TrainSetting, Estimate | None] = {}
-        self._factors: dict[TrainSetting, float] = {}
+        self._operations: dict[TrainSetting, Sequence[Operation]] = {}
+        self._steps: dict[TrainSetting, StepTime] = {}
 
     def __call__(self, model: SwinConfig, setting: TrainSetting) -> Estimate | None:
         shared = self.shared_setting(setting)
@@ -36,17 +40,18 @@ class DeviceEstimator:
         found = self._shared[shared]
         if found is None or shared == setting:
             return found
-        return replace(
-            found, setting=setting, throughput=self._scaled(model, shared, setting, found)
-        )
+        return replace(found, setting=setting, throughput=self._timed(model, setting, found))
 
     def shared_setting(self, setting: TrainSetting) -> TrainSetting:
         """The setting whose recorded step stands for that of `setting`."""
-        changes: dict[str, object] = {"compile": "off"}
-        if setting.precision == "tf32":
-            changes["precision"] = "fp32"
-        if self.device.kind == "cpu":
-            changes["optimizer"] = setting.optimizer_family
+        alike = {"tf32": "fp32"}
+        if (self.device.capability or (0, 0)) >= (8, 0):
+            alike["fp16"] = "bf16"
+        changes = {
+            "compile": "off",
+            "precision": alike.get(setting.precision, setting.precision),
+            "optimizer": setting.optimizer_family,
+        }
         return setting.model_copy(update=changes)
 
     def _estimate(self, model: SwinConfig, setting: TrainSetting) -> Estimate | None:
@@ -57,20 +62,35 @@ class DeviceEstimator:
         except UnsupportedError:
             return None
 
-    def _scaled(
-        self, model: SwinConfig, shared: TrainSetting, setting: TrainSetting, found: Estimate
+    def _timed(
+        self, model: SwinConfig, setting: TrainSetting, found: Estimate
     ) -> Throughput | None:
+        """The shared step's time, made that of `setting`."""
         if self.rates is None or found.throughput is None:
             return None
-        arm = setting.model_copy(update={"batch_size": 1})
-        if arm not in self._factors:
-            operations = list(step_ledger(model, shared).operations())
-            step = predict_step(operations, self.rates, setting)
-            plain = predict_step(operations, self.rates, shared)
-            self._factors[arm] = step.step_seconds / plain.step_seconds
-        factor = self._factors[arm]
-        return Throughput(
-            found.throughput.step_seconds * factor,
-            found.throughput.images_per_second / factor,
-            found.throughput.basis,
-        )
+        plain = setting.model_copy(update={"optimizer": found.setting.optimizer})
+        factor = self._step_seconds(model, plain) / self._step_seconds(model, found.setting)
+        more = self._optimizer_seconds(model, setting) - self._optimizer_seconds(model, plain)
+        seconds = found.throughput.step_seconds * factor + more
+        images = setting.batch_size * setting.accumulate
+        return Throughput(seconds, images / seconds, found.throughput.basis)
+
+    def _step_seconds(self, model: SwinConfig, setting: TrainSetting) -> float:
+        return self._step(model, setting).step_seconds
+
+    def _optimizer_seconds(self, model: SwinConfig, setting: TrainSetting) -> float:
+        """Of the optimizer's phase, which has the parameters alone to do with."""
+        bare = TrainSetting(batch_size=2, precision="fp32", optimizer=setting.optimizer)
+        return self._step(model, bare).phase_seconds["optimizer"]
+
+    def _step(self, model: SwinConfig, setting: TrainSetting) -> StepTime:
+        """The predicted time of one micro-batch, run as `setting` says."""
+        at = setting.model_copy(update={"accumulate": 1})
+        if at not in self._steps:
+            assert self.rates is not None
+            recorded = self.shared_setting(at).model_copy(update={"optimizer": at.optimizer})
+            if recorded not in self._operations:
+                ledger = step_ledger(model, recorded)
+                self._operations[recorded] = list(operations_of(ledger))
+            self._steps[at] = predict_step(self._operations[recorded], self.rates, at)
+        return self._steps[at]

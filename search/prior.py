@@ -202,6 +202,8 @@ def _arm_knots(
     device: DeviceInfo,
     budget_bytes: int | None,
 ) -> list[Knot]:
+    # A step of one image is unlike all others (its strides are): it is taken to be on their line.
+    ladder = [c for c in ladder if c.setting.batch_size > 1] or ladder
     first = estimate(ladder[0])
     if first is None:
         return []

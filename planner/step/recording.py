@@ -6,7 +6,7 @@ batch 1 dimensions of size 1 change which copies happen (strides), so it is reco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import overload
@@ -131,6 +131,12 @@ class LineEvents(Sequence[Event]):
 
     def __hash__(self) -> int:
         return hash(self._made)
+
+
+def operations_of(ledger: Ledger) -> Iterable[tuple[str, Computed]]:
+    """(phase, operation), in order, of the steady step: of a line without looking at its events."""
+    course = ledger.events.course if isinstance(ledger.events, LineEvents) else None
+    return course.operations(ledger.batch_size) if course else ledger.operations()
 
 
 def _slope(a: int, b: int, span: int) -> int:
