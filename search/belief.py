@@ -85,9 +85,11 @@ class Belief:
         elif record.status == "timed_out":
             self._close_from(index)
         elif record.status in ("unsupported", "non_finite"):
-            self.closed |= self.arms == self.arms[index]
+            self.closed |= self._arm(index)
+            if record.status == "unsupported":
+                self._count_failure(record.setting.compile, self._compiled_as(index))
         else:
-            self._crashed(index)
+            self._count_failure(str(self.arms[index]), self._arm(index))
 
     def _measured(self, index: int, record: MeasurementRecord, num_bytes: int | None) -> None:
         interval = median_interval(record.step_seconds)
@@ -118,12 +120,16 @@ class Belief:
         need = _mean_above(need, float(sd[0]), log(max(self.budget_bytes, num_bytes or 1)))
         self.bytes.observe(index, need - float(self.prior_bytes[index]), max(0.02, sd[0] / 2))
 
-    def _crashed(self, index: int) -> None:
-        """Two crashes in an arm say that it is the arm."""
-        arm = str(self.arms[index])
-        self.failures[arm] = self.failures.get(arm, 0) + 1
-        if self.failures[arm] >= 2:
-            self.closed |= self._arm(index)
+    def _compiled_as(self, index: int) -> NDArray[np.bool_]:
+        """What is compiled in the same mode; nothing where that is not compiled at all."""
+        mode = self.space.candidates[index].setting.compile
+        return np.array([c.setting.compile == mode != "off" for c in self.space.candidates])
+
+    def _count_failure(self, of: str, alike: NDArray[np.bool_]) -> None:
+        """Two failures alike say that it is what they share."""
+        self.failures[of] = self.failures.get(of, 0) + 1
+        if self.failures[of] >= 2:
+            self.closed |= alike
 
     def outlook(self) -> Outlook:
         seconds, seconds_sd = self.seconds.posterior()
@@ -152,20 +158,36 @@ class Belief:
         within = normal_cdf((log(self.budget_bytes) - log_bytes) / sd)
         return np.where(self.proven, 1.0, within)
 
-    def left_to_gain(self, outlook: Outlook, allowed: NDArray[np.bool_], best_rate: float) -> float:
-        """Expected gain of probing everything that is allowed: the mean of max(best of them / best
-        so far − 1, 0), as a share, over draws from the joint posterior."""
+    def shared_gain(self, outlook: Outlook, allowed: NDArray[np.bool_], best_rate: float) -> Array:
+        """The expected gain of probing all that is allowed, as a share of the best rate so far, and
+        shared out: in each draw from the joint posterior to the candidate that is best in it."""
+        shares = np.zeros(len(self.space))
         gains = np.where(allowed, expected_gain(outlook, best_rate) * outlook.fits, 0.0)
         top = np.argsort(-gains)[:NUM_RIVALS]
         top = top[gains[top] > 0]
         if not len(top):
-            return 0.0
+            return shares
         random = np.random.default_rng(0)  # the same draws each time: no strategy needs luck
-        spread = np.linalg.cholesky(self.seconds.covariance(top) + 1e-9 * np.eye(len(top)))
-        drawn = outlook.log_rate[top] + random.standard_normal((NUM_DRAWS, len(top))) @ spread.T
-        fitting = random.random((NUM_DRAWS, len(top))) < outlook.fits[top]
-        gain = np.where(fitting, np.exp(drawn - log(best_rate)) - 1, 0.0).max(axis=1)
-        return float(np.maximum(gain, 0.0).mean())
+        rates = self._draw(random, outlook.log_rate[top], self.seconds.covariance(top))
+        gain = np.where(self._draw_fitting(random, outlook, top), rates - log(best_rate), 0.0)
+        winner = gain.argmax(axis=1)
+        won = np.maximum(np.exp(gain.max(axis=1)) - 1, 0.0) / NUM_DRAWS
+        np.add.at(shares, top[winner], won)
+        return shares
+
+    def _draw_fitting(
+        self, random: np.random.Generator, outlook: Outlook, top: NDArray[np.intp]
+    ) -> NDArray[np.bool_]:
+        """Whether each of `top` fits, in each draw from the joint posterior of what they need."""
+        if self.budget_bytes is None:
+            return np.broadcast_to(outlook.fits[top] > 0, (NUM_DRAWS, len(top)))
+        need = self._draw(random, outlook.log_bytes[top], self.bytes.covariance(top))
+        return np.asarray((need <= log(self.budget_bytes)) | self.proven[top])
+
+    @staticmethod
+    def _draw(random: np.random.Generator, mean: Array, covariance: Array) -> Array:
+        spread = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(mean)))
+        return np.asarray(mean + random.standard_normal((NUM_DRAWS, len(mean))) @ spread.T)
 
     def best(self) -> tuple[int, float] | None:
         """(index, images/s) of the fastest measured candidate that stays in the budget."""

@@ -81,13 +81,60 @@ def test_without_an_estimate_it_still_arrives_before_random() -> None:
     assert arrived.probes < len(replay.space) / 4
 
 
-def test_the_first_probe_is_safe_and_eager() -> None:
+def test_the_first_probe_is_safe() -> None:
     replay = Replay(TABLE)
-    choice = planner(replay, true_prior(replay)).ask(Situation())
+    prior = true_prior(replay)
+    choice = planner(replay, prior).ask(Situation())
     assert choice is not None
     assert choice.phase == "calibrate"
+    index = replay.space.index(choice.candidate.setting)
+    assert index is not None
+    assert prior.guesses[index].num_bytes < 0.95 * BUDGET
+
+
+def test_where_time_is_guessed_the_first_probe_is_small_and_eager() -> None:
+    replay = Replay(TABLE)
+    choice = planner(replay, generic_prior(replay.space, GPU)).ask(Situation())
+    assert choice is not None
     assert choice.candidate.setting.compile == "off"
-    assert true_bytes(choice.candidate.setting) < BUDGET
+    assert choice.candidate.setting.batch_size <= 8
+
+
+def test_two_failures_to_compile_close_the_mode() -> None:
+    replay = Replay(TABLE)
+    belief = Belief(replay.space, true_prior(replay), BUDGET)
+    compiled = [
+        i
+        for i, c in enumerate(replay.space.candidates)
+        if c.setting.compile == "default" and c.setting.batch_size == 8
+    ]
+    failed = {"status": "unsupported", "phase": "compile"}
+    for count, index in enumerate(compiled[:2]):
+        setting = replay.space.candidates[index].setting
+        belief.tell(index, make_record(setting).model_copy(update=failed))
+        assert belief.closed[compiled].all() == (count == 1)
+    assert not any(
+        belief.closed[i]
+        for i, c in enumerate(replay.space.candidates)
+        if c.setting.compile == "off"
+    )
+
+
+def test_the_best_is_the_end_of_a_climb() -> None:
+    """However surely the prior says that a larger batch is slower, it is tried before all ends."""
+    replay = Replay(TABLE)
+    guesses = [
+        Guess(
+            true_seconds(c.setting) * (1 + 3 * (c.setting.batch_size > 32)), true_bytes(c.setting)
+        )
+        for c in replay.space.candidates
+    ]
+    prior = Prior(tuple(guesses), ESTIMATED_SECONDS, ESTIMATED_BYTES, "wrong above 32")
+    strategy = planner(replay, prior)
+    steps = run_strategy(strategy, replay, BUDGET)
+    arrived = probes_to_within(steps, best_rate(replay), 0.01)
+    assert arrived is not None
+    assert len(steps) < len(replay.space)
 
 
 @settings(max_examples=15, deadline=None)
