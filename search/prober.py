@@ -18,6 +18,8 @@ class DeviceProber:
     `described` is the device as the study knows it: its `memory_cap_bytes` is an emulation that was
     asked for, whereas `cap_bytes` also keeps a probe on the CPU within the memory that is free.
 
+    `on_answer` is told what a worker measured before its process has ended.
+
     Workers are forked from one process that has imported torch and the model's library, which
     starts with the first probe; `close` ends it.
     """
@@ -25,10 +27,12 @@ class DeviceProber:
     def __init__(
         self, model: Model, device: str, described: DeviceInfo, cap_bytes: int | None,
         on_event: Callable[[ProbeEvent], None] | None = None,
+        on_answer: Callable[[MeasurementRecord], None] | None = None,
         worker_command: Sequence[str] | None = None, measure_seconds: float | None = None,
     ) -> None:  # fmt: skip
         self.model, self.device, self.described = model, device, described
         self.cap_bytes, self.on_event, self.worker_command = cap_bytes, on_event, worker_command
+        self.on_answer = on_answer
         self.timing = {} if measure_seconds is None else {"max_measure_seconds": measure_seconds}
         self.nursery: Nursery | None = None
 
@@ -59,7 +63,15 @@ class DeviceProber:
             request,
             deadline_seconds=deadline_seconds,
             on_event=self.on_event,
+            on_answer=self._answered,
             worker_command=self.worker_command,
             nursery=self.nursery,
         )
+        return self._described(record)
+
+    def _answered(self, record: MeasurementRecord) -> None:
+        if self.on_answer is not None:
+            self.on_answer(self._described(record))
+
+    def _described(self, record: MeasurementRecord) -> MeasurementRecord:
         return record.model_copy(update={"device": self.described})

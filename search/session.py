@@ -164,16 +164,20 @@ class Session:
 
     def _catch_up(self, strategy: Strategy) -> None:
         """Tells the strategy what it has not heard: of resumed studies and of other tuners."""
-        for record in self.book.records():
-            if record.probe_id not in self.seen:
-                self.seen.add(record.probe_id)
-                self.records.append(record)
+        self.hear()
         heard = self.told.setdefault(id(strategy), set())
         for record in self.records:
             candidate = self.space.find(record.setting)
             if record.probe_id not in heard and candidate is not None:
                 heard.add(record.probe_id)
                 strategy.tell(candidate, record)
+
+    def hear(self) -> None:
+        """Takes in what the book has of other tuners, and of this one where it was interrupted."""
+        for record in self.book.records():
+            if record.probe_id not in self.seen:
+                self.seen.add(record.probe_id)
+                self.records.append(record)
 
     def _probe(self, choice: Choice) -> bool:
         """One probe, from claim to record; False where another tuner had claimed it."""

@@ -1,9 +1,10 @@
 """All probes for one model on one device: an Optuna study that survives anything.
 
-A probe goes through four states, each on disk before the next: *claimed* (a running trial with a
-lease), *recorded* (its line in probes.jsonl), *told* (the record in the trial's attributes), and
-*finished*. A tuner killed at any instant leaves one of these, and `reconcile` completes it: what
-was recorded is told, what was only claimed is free again once its owner is dead or its lease over.
+A probe goes through five states, each on disk before the next: *claimed* (a running trial with a
+lease), *answered* (what its worker measured, in the trial's attributes), *recorded* (its line in
+probes.jsonl), *told* (that record in the attributes), and *finished*. A tuner killed at any instant
+leaves one of these, and `reconcile` completes it: what was answered is recorded, what was recorded
+is told, what was only claimed is free again once its owner is dead or its lease over.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,15 @@ class Study:
             trial.state == TrialState.RUNNING and self._alive(trial)
         )
 
+    def note_answer(self, record: MeasurementRecord) -> None:
+        """Keeps what a claimed probe measured while its process still ends: a tuner killed in that
+        moment has lost nothing. What is wrong with the storage is left for `finish` to say."""
+        with suppress(StudyError), self._faults():
+            for trial in self._trials():
+                if trial.user_attrs.get("probe_id") == record.probe_id:
+                    text = _study_copy(record)
+                    self.study._storage.set_trial_user_attr(trial._trial_id, "record", text)
+
     def finish(self, claim: Claim, record: MeasurementRecord) -> MeasurementRecord:
         """Puts the record of a claimed probe on disk, then tells the study. Returns it with its id.
 
@@ -191,10 +201,14 @@ class Study:
         return record
 
     def release(self, claim: Claim, why: str) -> None:
-        """Gives a claim back: its probe did not end."""
+        """Gives a claim back: its probe did not end. One that was answered is finished instead."""
         with self._faults():
             trial = self._find(claim.trial_number)
-            if trial.state == TrialState.RUNNING:
+        text = trial.user_attrs.get("record")
+        if trial.state == TrialState.RUNNING and text:
+            self.finish(claim, parse_record(text))
+        elif trial.state == TrialState.RUNNING:
+            with self._faults():
                 self._release(trial, why)
 
     def reconcile(self) -> str:
@@ -202,8 +216,6 @@ class Study:
 
         Returns the fault of the records file, "" if it has none.
         """
-        with self._faults():
-            told = self.records()
         file = read_records(self.records_path) if self.records_path else None
         by_id = {r.probe_id: r for r in file.records if r.probe_id} if file else {}
         with self._faults():
@@ -215,7 +227,7 @@ class Study:
                 if record.probe_id not in known:
                     self._adopt_record(record)
         if self.records_path:
-            append_records(self.records_path, list(told))
+            append_records(self.records_path, list(self.records()))
         return file.fault if file else ""
 
     def _settle(self, trial: FrozenTrial, by_id: dict[str, MeasurementRecord]) -> None:

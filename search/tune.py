@@ -191,6 +191,8 @@ def _probed(
     if fault:
         notes.append(f"{fault}: read up to there, and the study has the rest.")
     limits.spent_seconds = _spent(study.records())
+    for note in notes:
+        on_progress(Progress("note", note))
     if estimator == "auto" and isinstance(model, SwinConfig):
         rates = device_rates(wanted, device, limits.seconds_left(), _note(on_progress))
         estimator = device_estimator(device, rates)
@@ -199,7 +201,9 @@ def _probed(
     if prober is not None:
         recommendation = job.run(study, prober, limits, on_progress)
     else:
-        with DeviceProber(model, wanted, device, room.cap_bytes, _hear(on_progress)) as own:
+        with DeviceProber(
+            model, wanted, device, room.cap_bytes, _hear(on_progress), study.note_answer
+        ) as own:
             recommendation = job.run(study, own, limits, on_progress)
     _write(output / "recommendation.json", recommendation)
     return recommendation
@@ -234,6 +238,8 @@ def _replayed(
     notes = [f"Replayed from {options.replay}: nothing was run."]
     if file.fault:
         notes.append(f"{file.fault}: read up to there.")
+    for note in notes:
+        on_progress(Progress("note", note))
     total = options.memory_bytes or replay.device.memory_cap_bytes or replay.device.total_bytes
     budget = int(total * (1 - options.headroom))
     prior = _prior(replay.space, replay.model, replay.device, estimator, budget)
@@ -270,8 +276,7 @@ class Job:
         session = Session(
             self.space, book, prober, limits, self._deadline, self.budget_bytes, on_progress
         )
-        for note in (*self.notes, f"{len(self.space)} settings; {self.prior.basis}."):
-            on_progress(Progress("note", note))
+        on_progress(Progress("note", f"{len(self.space)} settings; {self.prior.basis}."))
         arm = plain_arm(self.space, library_attention(self.model))
         wants_baseline = arm is not None and self.options.baseline
         try:
@@ -283,6 +288,7 @@ class Job:
                 session.run(BaselineHunt(self.space, self.prior, self.budget_bytes, arm))
         except KeyboardInterrupt:
             stopped = "it was interrupted"
+            session.hear()
             self._save(book, session.records)
         except PlannerError as error:
             if not session.records:

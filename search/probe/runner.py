@@ -66,6 +66,7 @@ def run_probe(
     *,
     deadline_seconds: float,
     on_event: Callable[[ProbeEvent], None] | None = None,
+    on_answer: Callable[[MeasurementRecord], None] | None = None,
     worker_command: Sequence[str] | None = None,
     nursery: Nursery | None = None,
 ) -> MeasurementRecord:
@@ -75,13 +76,33 @@ def run_probe(
     started are ended. Raises UsageError where there is no such device, and what `on_event` raises
     (the worker is ended then, too). A `nursery` spares the worker the import of torch;
     `worker_command` runs another worker, with the two file descriptors as its last arguments.
+    `on_answer` is told what the worker measured as soon as it has said so: ending a process that
+    holds a device takes a while, in which this one may be killed.
     """
     device = describe_device(request.device)
     if request.memory_cap_bytes is not None:
         device = device.model_copy(update={"memory_cap_bytes": request.memory_cap_bytes})
     date = datetime.now(UTC).isoformat(timespec="seconds")
     started = time.monotonic()
-    listener = _Listener(request.probe_id, started, on_event or (lambda event: None))
+
+    def record_of(outcome: OutcomeMessage) -> MeasurementRecord:
+        step_seconds = median(outcome.step_seconds) if outcome.step_seconds else None
+        return MeasurementRecord(
+            model=request.model,
+            setting=request.setting,
+            device=device,
+            versions=versions(),
+            date=date,
+            images_per_second=images_per_step(request) / step_seconds if step_seconds else None,
+            probe_seconds=time.monotonic() - started,
+            **_shared_fields(outcome),
+        )
+
+    def answered(outcome: OutcomeMessage) -> None:
+        if on_answer is not None:
+            on_answer(record_of(outcome))
+
+    listener = _Listener(request.probe_id, started, on_event or (lambda event: None), answered)
     kernel_kills = failure.count_kernel_kills()
     deadline = started + deadline_seconds
     with _WorkerGroup.start(_choose_spawn(nursery, worker_command, deadline), listener) as group:
@@ -89,17 +110,7 @@ def run_probe(
         group.attend(deadline)
     outcome = listener.outcome or _judge_silence(listener, deadline_seconds, kernel_kills)
     listener.tell("end")
-    step_seconds = median(outcome.step_seconds) if outcome.step_seconds else None
-    return MeasurementRecord(
-        model=request.model,
-        setting=request.setting,
-        device=device,
-        versions=versions(),
-        date=date,
-        images_per_second=images_per_step(request) / step_seconds if step_seconds else None,
-        probe_seconds=time.monotonic() - started,
-        **_shared_fields(outcome),
-    )
+    return record_of(outcome)
 
 
 def _shared_fields(outcome: OutcomeMessage) -> dict[str, object]:
@@ -173,12 +184,14 @@ class _Listener:
     """All that the parent hears of one worker, kept within bounds."""
 
     def __init__(
-        self, probe_id: str, started: float, on_event: Callable[[ProbeEvent], None]
-    ) -> None:
+        self, probe_id: str, started: float, on_event: Callable[[ProbeEvent], None],
+        on_answer: Callable[[OutcomeMessage], None],
+    ) -> None:  # fmt: skip
         self.reader = AnswerReader(probe_id)
         self.stdout, self.stderr = _Tail(), _Tail()
         self.started = started
         self.on_event = on_event
+        self.on_answer = on_answer
         self.phase = "start"
         self.overdue = False
         self.guard_pid: int | None = None
@@ -210,6 +223,7 @@ class _Listener:
             if isinstance(answer, OutcomeMessage):
                 self._outcome = answer
                 self.answered_at = time.monotonic()
+                self.on_answer(answer)
             elif isinstance(answer, PhaseMessage):
                 self.phase = answer.phase
                 self.tell(answer.phase)

@@ -15,7 +15,7 @@ import pytest
 from planner.schema import MeasurementRecord
 from planner.units import MIB
 from search.probe.nursery import Nursery
-from search.probe.runner import TAIL_BYTES, ProbeEvent, run_probe
+from search.probe.runner import EXIT_SECONDS, TAIL_BYTES, ProbeEvent, run_probe
 from tests.search.probes import AMPLE_SECONDS, request_of
 from tests.search.processes import carrying, remaining
 
@@ -90,6 +90,19 @@ def test_quiet_exit_is_no_measurement(nursery: Nursery) -> None:
 
 def test_hang_after_the_answer_keeps_it(nursery: Nursery) -> None:
     assert probe(nursery, "hang_at_the_end").status == "measured"
+
+
+def test_an_answer_is_heard_before_its_worker_has_ended(nursery: Nursery) -> None:
+    """What a tuner that is killed meanwhile would otherwise lose."""
+    heard: list[MeasurementRecord] = []
+    request = request_of("hang_at_the_end")
+    whole = run_probe(
+        request, deadline_seconds=AMPLE_SECONDS, nursery=nursery, on_answer=heard.append
+    )
+    (answer,) = heard
+    assert answer.status == "measured"
+    assert answer.step_seconds == whole.step_seconds
+    assert answer.probe_seconds < whole.probe_seconds - EXIT_SECONDS / 2
 
 
 def test_flood_of_output(nursery: Nursery) -> None:

@@ -111,6 +111,38 @@ def test_recorded_but_not_told_is_told_on_resume(tmp_path: Path) -> None:
     assert len(read_records(tmp_path / "probes.jsonl").records) == 1
 
 
+def test_answered_but_not_recorded_is_recorded_on_resume(tmp_path: Path) -> None:
+    """Killed while the worker that had answered was still ending."""
+    dead = open_study(tmp_path)
+    dead.owner = json.dumps([*json.loads(dead.owner)[:3], "0"])
+    claim = dead.claim(SPACE.candidates[0], 60)
+    assert claim is not None
+    dead.note_answer(make_record(claim.candidate.setting, probe_id=claim.probe_id))
+    assert read_records(tmp_path / "probes.jsonl").records == ()
+    for _ in range(2):
+        here = open_study(tmp_path)
+        here.reconcile()
+        assert [r.probe_id for r in here.records()] == [claim.probe_id]
+        assert len(read_records(tmp_path / "probes.jsonl").records) == 1
+
+
+def test_a_claim_that_was_answered_is_finished_and_not_given_back(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    claims = [study.claim(SPACE.candidates[i], 60) for i in (0, 1)]
+    assert claims[0] is not None
+    assert claims[1] is not None
+    study.note_answer(make_record(claims[0].candidate.setting, probe_id=claims[0].probe_id))
+    for claim in claims:
+        assert claim is not None
+        study.release(claim, "interrupted")
+    assert [r.probe_id for r in study.records()] == [claims[0].probe_id]
+    assert [r.probe_id for r in read_records(tmp_path / "probes.jsonl").records] == [
+        claims[0].probe_id
+    ]
+    assert study.claim(SPACE.candidates[0], 60) is None
+    assert study.claim(SPACE.candidates[1], 60) is not None
+
+
 def test_a_lost_database_is_made_again_from_the_records(tmp_path: Path) -> None:
     ids = {probe_one(open_study(tmp_path), i) for i in (0, 1)}
     (tmp_path / "study.db").unlink()
