@@ -141,13 +141,13 @@ class Session:
         self.deadline, self.budget_bytes, self.on_progress = deadline, budget_bytes, on_progress
         self.records: list[MeasurementRecord] = []
         self.seen: set[str] = set()
-        self.told: dict[int, set[str]] = {}
 
     def run(self, strategy: Strategy) -> str:
         """Probes until the strategy or a limit ends it. Returns why it ended."""
         lost = 0
+        told: set[str] = set()
         while True:
-            self._catch_up(strategy)
+            self._catch_up(strategy, told)
             if self.limits.trials is not None and len(self.records) >= self.limits.trials:
                 return f"{self.limits.trials} probes were made"
             busy = self.book.busy()
@@ -162,14 +162,13 @@ class Session:
             if lost > MAX_LOST_CLAIMS:
                 return "other tuners took every probe that was worth making"
 
-    def _catch_up(self, strategy: Strategy) -> None:
-        """Tells the strategy what it has not heard: of resumed studies and of other tuners."""
+    def _catch_up(self, strategy: Strategy, told: set[str]) -> None:
+        """Tells the strategy what is not in `told`: of resumed studies and of other tuners too."""
         self.hear()
-        heard = self.told.setdefault(id(strategy), set())
         for record in self.records:
             candidate = self.space.find(record.setting)
-            if record.probe_id not in heard and candidate is not None:
-                heard.add(record.probe_id)
+            if record.probe_id not in told and candidate is not None:
+                told.add(record.probe_id)
                 strategy.tell(candidate, record)
 
     def hear(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from planner.callable_module import make_callable
+from planner.environment.rates import load_rates
 from planner.errors import PlannerError, UsageError, unknown_name
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
@@ -400,7 +401,7 @@ def _prior(
     if estimator is None or not isinstance(model, SwinConfig):
         return generic_prior(space, device)
     if estimator == "auto":
-        estimator = device_estimator(device)
+        estimator = device_estimator(device, load_rates(device.name))
     return estimated_prior(space, model, device, estimator, budget_bytes)
 
 

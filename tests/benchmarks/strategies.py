@@ -1,6 +1,7 @@
 """Compares strategies over recorded tables: how many probes, and recorded seconds, to the best.
 
     python -m tests.benchmarks.strategies TABLE… [--seeds 50] [--output DIRECTORY]
+    python -m tests.benchmarks.strategies --show DIRECTORY
 
 A strategy has arrived when it has probed a setting within 1% of the fastest of the table. The prior
 is the table itself with an error injected: a log-normal factor of the stated standard deviation,
@@ -15,11 +16,8 @@ Strategies without a prior do not see it.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -32,29 +30,14 @@ from search.records import read_records
 from search.replay import Replay, Step, pooled, probes_to_within, run_strategy
 from search.space import AXES, Candidate, Space
 from search.strategy import PlannerStrategy, Strategy
+from tests.benchmarks import strategy_report as report
+from tests.benchmarks.strategy_report import Run
 
 ERRORS = (0.0, 0.05, 0.1, 0.2)
 WITHIN = 0.01
 QUANTILE = 0.75
 MAX_PROBES = {"gp": 30, "gp-seeded": 30}  # a fit costs a second: enough to see them arrive
 Make = Callable[[Space, Prior, int, int], Strategy]
-
-
-@dataclass(frozen=True)
-class Run:
-    """One strategy, once: probes and recorded seconds until it arrived (None: never), what it
-    spent in all, and its regret (a share of the best rate) after each probe."""
-
-    table: str
-    strategy: str
-    error: float
-    seed: int
-    probes: int | None
-    seconds: float | None
-    total_probes: int
-    total_seconds: float
-    regret: tuple[float, ...]
-    regret_seconds: tuple[float, ...]
 
 
 def table_budget(replay: Replay) -> int:
@@ -157,7 +140,7 @@ def run_once(
     arrived = probes_to_within(steps, best, WITHIN)
     last = steps[-1] if steps else Step(0, 0.0, 0.0)
     return Run(
-        table, name, error, seed,
+        table, name, error if name in USE_PRIOR else None, seed,
         arrived.probes if arrived else None, arrived.seconds if arrived else None,
         last.probes, last.seconds,
         tuple(round(1 - s.best_rate / best, 5) for s in steps),
@@ -166,99 +149,36 @@ def run_once(
 
 
 def run_all(
-    replay: Replay, table: str, seeds: int, names: list[str], independent: bool
+    replay: Replay, table: str, seeds: int, name: str, independent: bool = False
 ) -> Iterator[Run]:
-    for name in names:
-        for error in ERRORS if name in USE_PRIOR else (0.0,):
-            for seed in range(seeds if name not in ("largest-batch", "bounded-grid") else 1):
-                yield run_once(replay, table, name, error, seed, independent)
-
-
-def quantile(values: list[float | None], share: float) -> float | None:
-    """A quantile in which what never arrived counts as infinite; None where it is that."""
-    ordered = sorted(float("inf") if v is None else v for v in values)
-    found = ordered[min(int(np.ceil(share * len(ordered))) - 1, len(ordered) - 1)]
-    return None if found == float("inf") else found
-
-
-def summarise(runs: list[Run]) -> list[dict[str, object]]:
-    """One row per table, strategy and error."""
-    groups: dict[tuple[str, str, float], list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.table, run.strategy, run.error), []).append(run)
-    return [
-        {
-            "table": table,
-            "strategy": strategy,
-            "prior_error": error if strategy in USE_PRIOR else "",
-            "runs": len(group),
-            "arrived": sum(r.probes is not None for r in group),
-            "median_probes": quantile([r.probes for r in group], 0.5),
-            "p90_probes": quantile([r.probes for r in group], 0.9),
-            "median_seconds": quantile([r.seconds for r in group], 0.5),
-            "p90_seconds": quantile([r.seconds for r in group], 0.9),
-            "mean_total_probes": round(float(np.mean([r.total_probes for r in group])), 1),
-            "mean_total_seconds": round(float(np.mean([r.total_seconds for r in group])), 1),
-            "final_regret_p90": quantile([r.regret[-1] if r.regret else None for r in group], 0.9),
-        }
-        for (table, strategy, error), group in groups.items()
-    ]
-
-
-def curve(runs: list[Run], length: int = 30) -> list[dict[str, object]]:
-    """Median and 90th percentile of the regret after each probe, per table, strategy and error."""
-    groups: dict[tuple[str, str, float], list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.table, run.strategy, run.error), []).append(run)
-    rows: list[dict[str, object]] = []
-    for (table, strategy, error), group in groups.items():
-        for n in range(1, length + 1):
-            regret = [r.regret[min(n, len(r.regret)) - 1] for r in group if r.regret]
-            spent = [r.regret_seconds[min(n, len(r.regret)) - 1] for r in group if r.regret]
-            rows.append({
-                "table": table, "strategy": strategy, "prior_error": error, "probes": n,
-                "median_regret": round(float(np.median(regret)), 5),
-                "p90_regret": round(float(np.quantile(regret, 0.9)), 5),
-                "median_seconds": round(float(np.median(spent)), 2),
-            })  # fmt: skip
-    return rows
-
-
-def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
+    """A strategy with every error it sees and every seed that changes something."""
+    for error in ERRORS if name in USE_PRIOR else (0.0,):
+        for seed in range(1 if name in ("largest-batch", "bounded-grid") else seeds):
+            yield run_once(replay, table, name, error, seed, independent)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("tables", nargs="+", type=Path)
+    parser.add_argument("tables", nargs="*", type=Path)
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--independent", action="store_true")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--show", type=Path, help="print the README's table from that directory")
     args = parser.parse_args()
+    if args.show:
+        print(report.show(args.show))
+        return
     runs: list[Run] = []
-    started = time.monotonic()
     for table in args.tables:
         replay = Replay(pooled(read_records(table).records), str(table))
-        runs += run_all(
-            replay, table.stem, args.seeds, args.strategies.split(","), args.independent
-        )
-    rows = summarise(runs)
-    for row in rows:
+        for name in args.strategies.split(","):
+            runs += run_all(replay, table.stem, args.seeds, name, args.independent)
+            print(json.dumps(report.summarise(runs[-1:])[0] | {"runs": len(runs)}), flush=True)
+    for row in report.summarise(runs):
         print(json.dumps(row))
-    print(f"{len(runs)} runs in {time.monotonic() - started:.0f} s")
     if args.output:
-        args.output.mkdir(parents=True, exist_ok=True)
-        write_rows(args.output / "summary.csv", rows)
-        write_rows(args.output / "curves.csv", curve(runs))
-        (args.output / "runs.json").write_text(
-            "\n".join(
-                json.dumps({**asdict(r), "regret": None, "regret_seconds": None}) for r in runs
-            )
-        )
+        report.write(args.output, runs)
 
 
 if __name__ == "__main__":

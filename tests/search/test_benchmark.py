@@ -9,13 +9,8 @@ import pytest
 
 from search.records import read_records
 from search.replay import Replay, pooled
-from tests.benchmarks.strategies import (
-    injected_prior,
-    quantile,
-    run_once,
-    summarise,
-    table_budget,
-)
+from tests.benchmarks.strategies import injected_prior, run_once, table_budget
+from tests.benchmarks.strategy_report import Run, quantile, show, summarise, write
 from tests.search.tables import invented_table, true_seconds
 
 REPLAY = Replay(invented_table(wobble=0.0))
@@ -46,6 +41,27 @@ def test_without_an_error_it_arrives_at_once() -> None:
 def test_a_strategy_that_never_arrives_is_not_counted_as_fast() -> None:
     assert quantile([1.0, None, None], 0.5) is None
     assert quantile([1.0, 2.0, None], 0.5) == 2.0
+
+
+def test_the_report_has_every_strategy_and_draws_it(tmp_path: Path) -> None:
+    names = ("planner", "boundary-walk", "random")
+    runs = [run_once(REPLAY, "table", name, 0.1, seed) for name in names for seed in (0, 1)]
+    write(tmp_path, runs)
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "runs.csv", "summary.csv", "curves.csv", "table.png"
+    }  # fmt: skip
+    lines = show(tmp_path).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == list(names)
+    own, walk, blind = summarise(runs)
+    assert own["walk_regret"] is not None
+    assert walk["walk_regret"] == walk["mean_regret"]
+    assert blind["prior_error"] is None
+
+
+def test_regret_over_seconds_counts_what_had_ended() -> None:
+    run = Run("t", "s", None, 0, 2, 15.0, 2, 15.0, (0.5, 0.0), (5.0, 15.0))
+    assert [run.regret_at(s) for s in (1, 5, 14, 15, 99)] == [1.0, 0.5, 0.5, 0.0, 0.0]
+    assert [run.regret_after(n) for n in (0, 1, 2, 3)] == [1.0, 0.5, 0.0, 0.0]
 
 
 def test_a_quarter_of_the_settings_does_not_fit() -> None:

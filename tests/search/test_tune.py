@@ -55,6 +55,13 @@ def test_it_recommends_what_it_ran(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
+def test_the_plain_default_is_not_probed_again_where_the_search_has(tmp_path: Path) -> None:
+    run(tmp_path, strategy="exhaustive", batch_size=(8, 16, 32, 64))
+    settings = [r.setting for r in read_records(tmp_path / "probes.jsonl").records]
+    assert len(settings) == len(set(settings))
+
+
+@pytest.mark.usefixtures("gpu")
 def test_headroom_and_others_memory_are_left(tmp_path: Path) -> None:
     found = run(tmp_path, headroom=0.3)
     assert found.evidence is not None
