@@ -20,6 +20,7 @@ from search.space import Space
 # than that. An assumption until repeats say otherwise (tests/truth holds shuffled repeats).
 REPEAT_SD = 0.01
 MEMORY_SD = 0.005
+SURE_TO_FIT = 0.99
 NUM_RIVALS = 64  # those that matter for what is left to gain
 NUM_DRAWS = 512
 
@@ -64,6 +65,7 @@ class Belief:
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
+        self.twins = _twins(space)
         self.closed = np.zeros(len(space), dtype=bool)
         self.proven = np.zeros(len(space), dtype=bool)
         self.failures: dict[str, int] = {}
@@ -152,6 +154,12 @@ class Belief:
         training = self.images * np.exp(log_seconds - self.log_images)
         return np.asarray(np.log1p(self.costs.compiling() / training))
 
+    def needless(self, outlook: Outlook) -> NDArray[np.bool_]:
+        """What checkpoints although the same without checkpointing fits: it does all of the other's
+        work and some of it twice."""
+        twin_fits = np.where(self.twins >= 0, outlook.fits[self.twins], 0.0)
+        return np.asarray(twin_fits >= SURE_TO_FIT)
+
     def _fits(self, log_bytes: Array, sd: Array) -> Array:
         if self.budget_bytes is None:
             return np.where(self.closed & ~self.proven, 0.0, 1.0)
@@ -209,6 +217,17 @@ class Belief:
     def probe_seconds(self, outlook: Outlook) -> Array:
         """Expected seconds of probing each candidate: start, compilation, then timed steps."""
         return self.costs.probing(outlook.log_seconds)
+
+
+def _twins(space: Space) -> NDArray[np.intp]:
+    """The position of each candidate's counterpart without checkpointing; -1 where it has none."""
+    found = []
+    for c in space.candidates:
+        checkpoints = c.setting.checkpointing != "none"
+        twin = c.setting.model_copy(update={"checkpointing": "none"})
+        index = space.index(twin) if checkpoints else None
+        found.append(-1 if index is None else index)
+    return np.array(found, dtype=np.intp)
 
 
 def is_feasible(record: MeasurementRecord, budget_bytes: int | None) -> bool:

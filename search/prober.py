@@ -20,8 +20,9 @@ class DeviceProber:
 
     `on_answer` is told what a worker measured before its process has ended.
 
-    Workers are forked from one process that has imported torch and the model's library, which
-    starts with the first probe; `close` ends it.
+    Workers are forked from one process that has imported torch and the model's library. It begins
+    to when this is entered as a context, beside whatever its maker does before the first probe;
+    `close` ends it.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class DeviceProber:
         self.nursery: Nursery | None = None
 
     def __enter__(self) -> DeviceProber:
+        self._prepare()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,8 +59,7 @@ class DeviceProber:
             give_up_images_per_second=choice.give_up_images_per_second,
             **self.timing,
         )
-        if self.nursery is None and self.worker_command is None:
-            self.nursery = Nursery(self.model)
+        self._prepare()
         record = run_probe(
             request,
             deadline_seconds=deadline_seconds,
@@ -68,6 +69,10 @@ class DeviceProber:
             nursery=self.nursery,
         )
         return self._described(record)
+
+    def _prepare(self) -> None:
+        if self.nursery is None and self.worker_command is None:
+            self.nursery = Nursery(self.model)
 
     def _answered(self, record: MeasurementRecord) -> None:
         if self.on_answer is not None:

@@ -112,7 +112,8 @@ class PlannerStrategy:
 
     def _open(self, outlook: Outlook, situation: Situation) -> Mask:
         busy = np.array([c.id in situation.busy for c in self.space.candidates])
-        return np.asarray(~outlook.closed & ~busy & (outlook.fits > HOPELESS))
+        spared = outlook.closed | busy | self.belief.needless(outlook)
+        return np.asarray(~spared & (outlook.fits > HOPELESS))
 
     def _affordable(self, outlook: Outlook, open_now: Mask, situation: Situation) -> Mask:
         if situation.seconds_left is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import optuna
 import pytest
 from hypothesis import given, settings
@@ -98,6 +99,21 @@ def test_where_time_is_guessed_the_first_probe_is_small_and_eager() -> None:
     assert choice is not None
     assert choice.candidate.setting.compile == "off"
     assert choice.candidate.setting.batch_size <= 8
+
+
+def test_checkpointing_is_not_probed_where_the_same_without_it_fits() -> None:
+    replay = Replay(TABLE)
+    strategy = planner(replay, true_prior(replay))
+    run_strategy(strategy, replay, BUDGET)
+    belief = strategy.belief
+    needless = belief.needless(belief.outlook())
+    checkpointed = [c.setting.checkpointing != "none" for c in replay.space.candidates]
+    assert needless.any()
+    assert not needless[~np.array(checkpointed)].any()
+    for index, records in belief.records.items():
+        if records[0].setting.checkpointing != "none":
+            twin = records[0].setting.model_copy(update={"checkpointing": "none"})
+            assert true_bytes(twin) > 0.9 * BUDGET, replay.space.candidates[index]
 
 
 def test_two_failures_to_compile_close_the_mode() -> None:

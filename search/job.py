@@ -1,0 +1,143 @@
+"""A search from its first probe to its recommendation, on a device or over a replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.errors import PlannerError
+from planner.libraries.registry import find_library
+from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
+from planner.schema.result import Recommendation
+from search.baseline import BaselineHunt, plain_arm
+from search.baselines import WALKS, WalkStrategy
+from search.options import Options
+from search.prior import Prior
+from search.recommend import Search, recommend
+from search.records import append_records
+from search.ruling import ruled_out
+from search.session import Book, Limits, OnProgress, Prober, Progress, Session
+from search.space import Model, Space
+from search.strategy import Choice, PlannerStrategy, Strategy
+from search.study import Identity, Study
+
+BASELINE_SHARE = 0.15  # of the budget, kept to measure what the gain is over
+# A probe that takes longer than all of this is hung: imports and building took under a minute on
+# the slowest machine seen, compiling five times its guess.
+START_SECONDS = 120.0
+TIMING_SECONDS = 60.0
+STEPS_TO_WAIT = 8  # two of warm-up, three timed, and some for a guess that is too low
+
+
+@dataclass
+class Job:
+    """All that a search is about, put together: run it, get its recommendation."""
+
+    identity: Identity
+    space: Space
+    prior: Prior
+    budget_bytes: int | None
+    options: Options
+    notes: list[str]
+
+    def run(
+        self, book: Book, prober: Prober, limits: Limits, on_progress: OnProgress
+    ) -> Recommendation:
+        """Searches, measures the plain default, and recommends. Ctrl-C ends it early, and so does
+        a disk that is full: what was measured until then counts."""
+        session = Session(
+            self.space, book, prober, limits, self._deadline, self.budget_bytes, on_progress
+        )
+        on_progress(Progress("note", f"{len(self.space)} settings; {self.prior.basis}."))
+        arm = plain_arm(self.space, library_attention(self.identity.model))
+        wants_baseline = arm is not None and self.options.baseline
+        try:
+            if wants_baseline and self.options.budget_seconds:
+                limits.reserved_seconds = BASELINE_SHARE * self.options.budget_seconds
+            stopped = session.run(self._strategy())
+            limits.reserved_seconds = 0.0
+            if arm and wants_baseline and session.best_rate():
+                session.run(BaselineHunt(self.space, self.prior, self.budget_bytes, arm))
+        except KeyboardInterrupt:
+            stopped = "it was interrupted"
+            session.hear()
+            self._save(book, session.records)
+        except PlannerError as error:
+            if not session.records:
+                raise
+            stopped = "what was measured could not be kept"
+            self.notes.append(str(error))
+        return recommend(session.records, self._search(session.records, arm, stopped))
+
+    def _save(self, book: Book, records: list[MeasurementRecord]) -> None:
+        """An interrupt may have come between a probe's end and its line on disk."""
+        if isinstance(book, Study) and book.records_path:
+            append_records(book.records_path, records)
+
+    def _search(self, records: list[MeasurementRecord], arm: str | None, stopped: str) -> Search:
+        return Search(
+            model=self.identity.model,
+            device=self.identity.device,
+            versions=self.identity.versions,
+            budget_bytes=self.budget_bytes,
+            asked=self._asked(),
+            plain_arm=arm or "",
+            images=self._images(),
+            num_candidates=len(self.space),
+            stopped_because=stopped,
+            ruled_out=ruled_out(self.space, self.prior, self.budget_bytes, records),
+            notes=(*self.notes, *self._baseline_note(arm)),
+        )
+
+    def _baseline_note(self, arm: str | None) -> list[str]:
+        if arm is None and self.options.baseline:
+            return [
+                "The plain default (fp32, eager, no checkpointing) was excluded: no gain is said."
+            ]
+        return []
+
+    def _asked(self) -> TrainSetting:
+        """The setting the person would have used: what the learning rate is compared with."""
+        base, options = self.options.base, self.options
+        if options.global_batch:
+            size = options.global_batch // base.world_size
+            return base.model_copy(update={"batch_size": size, "accumulate": 1})
+        sizes = options.batch_sizes
+        return base if sizes is None else base.model_copy(update={"batch_size": sizes[0]})
+
+    def _images(self) -> float | None:
+        """Images of the whole training on one device, where its length was said."""
+        world = self.options.base.world_size
+        if self.options.steps is not None:
+            return self.options.steps * self._asked().global_batch / world
+        if self.options.epochs is not None:
+            return self.options.epochs * self.options.images_per_epoch / world
+        return None
+
+    def _strategy(self) -> Strategy:
+        name = self.options.strategy
+        if name == "planner":
+            return PlannerStrategy(
+                self.space, self.prior, self.budget_bytes,
+                tolerance=self.options.tolerance, images=self._images(),
+            )  # fmt: skip
+        if name in WALKS:
+            walk = WALKS[name](self.space, self.prior, self.budget_bytes, self.options.seed)
+            return WalkStrategy(walk)
+        from search.sampler import SamplerStrategy, make_sampler
+
+        sampler = make_sampler(name, self.options.seed)
+        return SamplerStrategy(self.space, sampler, self.budget_bytes)
+
+    def _deadline(self, choice: Choice) -> float:
+        """Seconds after which a probe is hung and not slow."""
+        compiling = 5 * self.prior.compile_seconds[choice.candidate.setting.compile]
+        rate = choice.expected_rate
+        stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0
+        return START_SECONDS + TIMING_SECONDS + compiling + 2 * min(stepping, 3600.0)
+
+
+def library_attention(model: Model) -> str | None:
+    """The attention a library has by itself on CUDA, for the plain default; None for a factory."""
+    if not isinstance(model, SwinConfig):
+        return None
+    return find_library(model.library).default_attention(model)

@@ -1,0 +1,47 @@
+"""How much memory a search has for a setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.schema import DeviceInfo
+from planner.units import format_bytes
+from search.options import Options
+from search.probe.device import MemoryInUse
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory to search in: bytes a setting may take, what a probe is capped to (None: not),
+    and what is to be said about it."""
+
+    budget_bytes: int | None
+    cap_bytes: int | None
+    notes: tuple[str, ...]
+
+
+def find_room(device: DeviceInfo, in_use: MemoryInUse | None, options: Options) -> Room:
+    """What memory there is for a setting: of the device or the size emulated, less what other
+    processes hold (`in_use`, None where nobody says) and the headroom."""
+    total = in_use.total_bytes if in_use else device.total_bytes
+    used = in_use.used_bytes if in_use else 0
+    free = in_use.free_bytes if in_use else total
+    notes = []
+    if used > 0:
+        notes.append(
+            f"Other processes hold {format_bytes(used)} of {format_bytes(total)}: "
+            f"{format_bytes(free)} are left."
+        )
+    limit = free
+    if options.memory_bytes:
+        limit = min(free, options.memory_bytes)
+        notes.append(
+            f"Capped to {format_bytes(options.memory_bytes)}: this emulates a smaller device, "
+            "whose speed and context are its own."
+        )
+    if device.kind == "cpu":
+        notes.append("Memory on the CPU is the growth of the worker's peak resident set.")
+    budget = int(limit * (1 - options.headroom))
+    notes.append(f"Settings may take {format_bytes(budget)} ({options.headroom:.0%} kept free).")
+    capped = options.memory_bytes is not None or device.kind == "cpu"
+    return Room(budget, limit if capped else None, tuple(notes))
