@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -21,6 +21,7 @@ Phase = Literal["calibrate", "search", "finalists", "baseline"]
 TOLERANCE = 0.003  # stop when all further probes are expected to gain less than that share
 SAFE = 0.8  # the first probe must fit with this probability
 CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of the device are known
+FIRST_SHARE = 0.15  # of the time left, that the first probe may be expected to take
 HOPELESS = 1e-3  # a setting that fits with less than this probability is ruled out
 MAX_FINALISTS = 3
 # Gain per second to this power; and what a longer first probe must promise more of rate (logs of
@@ -107,7 +108,7 @@ class PlannerStrategy:
         if not affordable.any():
             return self._finish("the budget ends before another probe could", situation)
         if best is None:
-            return self._first(outlook, affordable)
+            return self._first(outlook, affordable, situation.seconds_left)
         return self._next(outlook, affordable, best[1], situation)
 
     def _open(self, outlook: Outlook, situation: Situation) -> Mask:
@@ -121,21 +122,27 @@ class PlannerStrategy:
         within = self.belief.probe_seconds(outlook) <= situation.seconds_left
         return np.asarray(open_now & within)
 
-    def _first(self, outlook: Outlook, allowed: Mask) -> Choice:
+    def _first(self, outlook: Outlook, allowed: Mask, seconds_left: float | None) -> Choice:
         """The fastest that is safe, compilation counted; where none is, the likeliest to fit."""
+        seconds = self.belief.probe_seconds(outlook)
         safe = allowed & (outlook.fits >= SAFE)
-        if self.time_is_guessed:
-            # Nobody knows what a step takes here: a small batch says it soonest.
-            small = np.array(
-                [c.setting.batch_size <= CALIBRATION_BATCH for c in self.space.candidates]
-            )
-            eager = np.array([c.setting.compile == "off" for c in self.space.candidates])
-            safe = next((s for s in (safe & small & eager, safe & eager, safe) if s.any()), safe)
+        for wish in self._first_wishes(seconds, seconds_left):
+            safe = safe & wish if (safe & wish).any() else safe
         if safe.any():
-            worth = outlook.log_rate - FIRST_COST * np.log(self.belief.probe_seconds(outlook))
+            worth = outlook.log_rate - FIRST_COST * np.log(seconds)
             return self._choice(_argmax(worth, safe), outlook, "calibrate")
         likely = np.round(outlook.fits, 6) - 1e-9 * self.belief.prior_bytes
         return self._choice(_argmax(likely, allowed), outlook, "calibrate")
+
+    def _first_wishes(self, seconds: Array, seconds_left: float | None) -> Iterator[Mask]:
+        """What the first probe had better be, each where there is such a one."""
+        if seconds_left is not None:
+            yield seconds <= FIRST_SHARE * seconds_left
+        if self.time_is_guessed:
+            # Nobody knows what a step takes here: a small batch without a compiler says it soonest.
+            settings = [c.setting for c in self.space.candidates]
+            yield np.array([s.compile == "off" for s in settings])
+            yield np.array([s.batch_size <= CALIBRATION_BATCH for s in settings])
 
     def _next(
         self, outlook: Outlook, allowed: Mask, best_rate: float, situation: Situation

@@ -93,6 +93,16 @@ def test_the_first_probe_is_safe() -> None:
     assert prior.guesses[index].num_bytes < 0.95 * BUDGET
 
 
+def test_the_first_probe_leaves_time_for_others() -> None:
+    replay = Replay(TABLE)
+    at_leisure = planner(replay, true_prior(replay)).ask(Situation())
+    in_haste = planner(replay, true_prior(replay)).ask(Situation(seconds_left=120.0))
+    assert at_leisure is not None
+    assert in_haste is not None
+    assert at_leisure.candidate.setting.compile == "default", "which takes 45 s"
+    assert in_haste.candidate.setting.compile == "off"
+
+
 def test_where_time_is_guessed_the_first_probe_is_small_and_eager() -> None:
     replay = Replay(TABLE)
     choice = planner(replay, generic_prior(replay.space, GPU)).ask(Situation())
