@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.schema import MeasurementRecord
-from search.belief import Belief, Outlook
+from search.belief import Belief, Outlook, expected_gain
 from search.noise import rate_interval
 from search.prior import GUESSED_SECONDS, Array, Prior
 from search.space import Candidate, Space, simplicity
@@ -148,7 +148,10 @@ class PlannerStrategy:
         self, outlook: Outlook, allowed: Mask, best_rate: float, situation: Situation
     ) -> Choice | None:
         gain = self.belief.shared_gain(outlook, allowed, best_rate)
-        if gain.sum() < self.tolerance or gain.max() <= 0:
+        ended = gain.sum() < self.tolerance
+        if not ended and not gain.any():  # too little for any draw to show, and yet asked for
+            gain = np.where(allowed, expected_gain(outlook, best_rate) * outlook.fits, 0.0)
+        if ended or not gain.any():
             above = self._rung_above(outlook, allowed)
             if above is not None:
                 return self._choice(above, outlook, "search", best_rate)

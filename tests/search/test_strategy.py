@@ -360,7 +360,7 @@ def test_the_strategy_is_a_sampler_for_any_study() -> None:
         trial.set_user_attr(BYTES_ATTR, record.device_bytes)
         return record.images_per_second or 1.0
 
-    study.optimize(objective, n_trials=6)
+    study.optimize(objective, n_trials=15)
     assert study.best_value >= 0.99 * best_rate(replay)
     keys = [tuple(t.params.items()) for t in study.trials]
     assert len(set(keys)) == len(keys)
