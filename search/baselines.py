@@ -27,7 +27,8 @@ class WalkStrategy:
         self.stopped_because = ""
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
-        self.known.setdefault(candidate.id, record)
+        if not record.cut_short:
+            self.known.setdefault(candidate.id, record)
 
     def ask(self, situation: Situation) -> Choice | None:
         if not self.started:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.schema import MeasurementRecord
-from planner.schema.record import BUDGET_ENDED
 from search.cost import ProbeCosts
 from search.prior import Array, Prior, Residual, record_bytes
 from search.probe.interval import median_interval
@@ -73,10 +72,10 @@ class Belief:
 
     def tell(self, index: int, record: MeasurementRecord) -> None:
         """Learns from one probe of candidate `index`, whatever its end."""
-        self.records.setdefault(index, []).append(record)
         self.costs.tell(record)
-        if BUDGET_ENDED in record.flags:
-            return  # which says what it costs at least, and nothing else of the setting
+        if record.cut_short:
+            return
+        self.records.setdefault(index, []).append(record)
         self.closed[index] = True
         num_bytes = record_bytes(record)
         if record.status == "measured":
@@ -156,9 +155,13 @@ class Belief:
 
     def needless(self, outlook: Outlook) -> NDArray[np.bool_]:
         """What checkpoints although the same without checkpointing fits: it does all of the other's
-        work and some of it twice."""
-        twin_fits = np.where(self.twins >= 0, outlook.fits[self.twins], 0.0)
-        return np.asarray(twin_fits >= SURE_TO_FIT)
+        work and some of it twice. What failed for another reason than memory spares nothing."""
+        usable = ~outlook.closed
+        usable[[i for i in self.records if self.rate(i) is not None]] = True
+        twin_fits = (
+            (self.twins >= 0) & usable[self.twins] & (outlook.fits[self.twins] >= SURE_TO_FIT)
+        )
+        return np.asarray(twin_fits)
 
     def _fits(self, log_bytes: Array, sd: Array) -> Array:
         if self.budget_bytes is None:

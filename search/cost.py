@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.schema import MeasurementRecord
-from planner.schema.record import BUDGET_ENDED
 from search.space import Space
 
 Array = NDArray[np.float64]
@@ -45,7 +44,7 @@ class ProbeCosts:
     def tell(self, record: MeasurementRecord) -> None:
         """Learns from a probe that was measured, or that the budget's end cut short."""
         mode = record.setting.compile
-        if BUDGET_ENDED in record.flags and mode != "off":
+        if record.cut_short and mode != "off":
             # It would have taken longer: as long again is the least informed of guesses.
             self.compiled.setdefault(mode, []).append(2 * record.probe_seconds)
         if record.status != "measured":

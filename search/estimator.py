@@ -3,7 +3,6 @@ what hardly moves memory share one recorded step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.errors import UnsupportedError
@@ -13,6 +12,8 @@ from planner.schema import DeviceInfo, SwinConfig, TrainSetting
 from planner.step.recording import operations_of
 from planner.throughput import DeviceRates, Operation, StepTime, predict_step, rates_for
 
+Key = tuple[SwinConfig, TrainSetting]
+
 
 class DeviceEstimator:
     """Estimates settings for `device`, by the `rates` measured on it or those of the catalogue.
@@ -20,7 +21,7 @@ class DeviceEstimator:
     What settings are given of another's memory: a compiled one that of the eager one, which is what
     it may need at most; tf32 that of fp32; fp16 that of bf16, which keeps as many bytes; a fused
     optimizer that of the one in many kernels, which needs more while it steps. Their times are the
-    shared step's, times a factor for precision and compilation, with the optimizer's difference.
+    shared step's, corrected for precision, compilation and the optimizer.
     None for a setting that is not modelled (which can still be probed).
     """
 
@@ -29,15 +30,15 @@ class DeviceEstimator:
         cuda = device.kind == "cuda"
         self.gpu: Gpu | None = recognise_gpu(device.name, device.total_bytes) if cuda else None
         self.rates = rates_for(self.gpu) if rates is None and self.gpu else rates
-        self._shared: dict[TrainSetting, Estimate | None] = {}
-        self._operations: dict[TrainSetting, Sequence[Operation]] = {}
-        self._steps: dict[TrainSetting, StepTime] = {}
+        self._shared: dict[Key, Estimate | None] = {}
+        self._operations: dict[Key, list[Operation]] = {}
+        self._steps: dict[Key, StepTime] = {}
 
     def __call__(self, model: SwinConfig, setting: TrainSetting) -> Estimate | None:
         shared = self.shared_setting(setting)
-        if shared not in self._shared:
-            self._shared[shared] = self._estimate(model, shared)
-        found = self._shared[shared]
+        if (model, shared) not in self._shared:
+            self._shared[model, shared] = self._estimate(model, shared)
+        found = self._shared[model, shared]
         if found is None or shared == setting:
             return found
         return replace(found, setting=setting, throughput=self._timed(model, setting, found))
@@ -65,32 +66,49 @@ class DeviceEstimator:
     def _timed(
         self, model: SwinConfig, setting: TrainSetting, found: Estimate
     ) -> Throughput | None:
-        """The shared step's time, made that of `setting`."""
+        """The shared step's time made that of `setting`: its micro-batches by precision and
+        compilation, its optimizer's step by the implementation."""
         if self.rates is None or found.throughput is None:
             return None
         plain = setting.model_copy(update={"optimizer": found.setting.optimizer})
-        factor = self._step_seconds(model, plain) / self._step_seconds(model, found.setting)
-        more = self._optimizer_seconds(model, setting) - self._optimizer_seconds(model, plain)
-        seconds = found.throughput.step_seconds * factor + more
+        here, there = self._step(model, plain), self._step(model, found.setting)
+        micro_batches = found.throughput.step_seconds - _optimizer_seconds(there)
+        seconds = micro_batches * _micro_batch_seconds(here) / _micro_batch_seconds(there)
+        seconds += _optimizer_seconds(here) * self._optimizer_ratio(model, setting, plain)
         images = setting.batch_size * setting.accumulate
         return Throughput(seconds, images / seconds, found.throughput.basis)
 
-    def _step_seconds(self, model: SwinConfig, setting: TrainSetting) -> float:
-        return self._step(model, setting).step_seconds
-
-    def _optimizer_seconds(self, model: SwinConfig, setting: TrainSetting) -> float:
-        """Of the optimizer's phase, which has the parameters alone to do with."""
-        bare = TrainSetting(batch_size=2, precision="fp32", optimizer=setting.optimizer)
-        return self._step(model, bare).phase_seconds["optimizer"]
+    def _optimizer_ratio(
+        self, model: SwinConfig, setting: TrainSetting, plain: TrainSetting
+    ) -> float:
+        """How long the optimizer of `setting` steps, to that of `plain`: at a small batch, since
+        only what is trained has to do with it."""
+        if setting.optimizer == plain.optimizer:
+            return 1.0
+        bare = {"batch_size": 2, "compile": "off", "checkpointing": "none"}
+        own, other = (
+            _optimizer_seconds(self._step(model, s.model_copy(update=bare)))
+            for s in (setting, plain)
+        )
+        return own / other if other else 1.0
 
     def _step(self, model: SwinConfig, setting: TrainSetting) -> StepTime:
-        """The predicted time of one micro-batch, run as `setting` says."""
+        """The predicted time of one micro-batch and the optimizer's step, run as `setting` says."""
         at = setting.model_copy(update={"accumulate": 1})
-        if at not in self._steps:
+        if (model, at) not in self._steps:
             assert self.rates is not None
             recorded = self.shared_setting(at).model_copy(update={"optimizer": at.optimizer})
-            if recorded not in self._operations:
+            if (model, recorded) not in self._operations:
                 ledger = step_ledger(model, recorded)
-                self._operations[recorded] = list(operations_of(ledger))
-            self._steps[at] = predict_step(self._operations[recorded], self.rates, at)
-        return self._steps[at]
+                self._operations[model, recorded] = list(operations_of(ledger))
+            operations = self._operations[model, recorded]
+            self._steps[model, at] = predict_step(operations, self.rates, at)
+        return self._steps[model, at]
+
+
+def _optimizer_seconds(step: StepTime) -> float:
+    return step.phase_seconds.get("optimizer", 0.0)
+
+
+def _micro_batch_seconds(step: StepTime) -> float:
+    return step.step_seconds - _optimizer_seconds(step)

@@ -13,7 +13,7 @@ from search.baselines import WALKS, WalkStrategy
 from search.options import Options
 from search.prior import Prior
 from search.recommend import Search, recommend
-from search.records import append_records
+from search.records import RecordsNotWrittenError, append_records
 from search.ruling import ruled_out
 from search.session import Book, Limits, OnProgress, Prober, Progress, Session
 from search.space import Model, Space
@@ -59,19 +59,25 @@ class Job:
                 session.run(BaselineHunt(self.space, self.prior, self.budget_bytes, arm))
         except KeyboardInterrupt:
             stopped = "it was interrupted"
-            session.hear()
-            self._save(book, session.records)
+            self._save(book, session)
         except PlannerError as error:
             if not session.records:
                 raise
             stopped = "what was measured could not be kept"
+            if not isinstance(error, RecordsNotWrittenError):
+                stopped = error.message
             self.notes.append(str(error))
-        return recommend(session.records, self._search(session.records, arm, stopped))
+        records = session.in_space()
+        return recommend(records, self._search(records, arm, stopped))
 
-    def _save(self, book: Book, records: list[MeasurementRecord]) -> None:
+    def _save(self, book: Book, session: Session) -> None:
         """An interrupt may have come between a probe's end and its line on disk."""
-        if isinstance(book, Study) and book.records_path:
-            append_records(book.records_path, records)
+        try:
+            session.hear()
+            if isinstance(book, Study) and book.records_path:
+                append_records(book.records_path, session.records)
+        except PlannerError as error:
+            self.notes.append(str(error))
 
     def _search(self, records: list[MeasurementRecord], arm: str | None, stopped: str) -> Search:
         return Search(

@@ -45,7 +45,7 @@ def device_rates(
     if budget_seconds is not None and budget_seconds < LEAST_BUDGET_SECONDS:
         return None
     say(f"Measuring what {device.name} achieves, once (under 20 s).")
-    measured = _measure_apart(where)
+    measured = _measure_apart(where, min(DEADLINE_SECONDS, budget_seconds or DEADLINE_SECONDS))
     if measured is None:
         say("It could not be measured: the first probes will have to tell.")
         return None
@@ -57,14 +57,14 @@ def device_rates(
     return measured
 
 
-def _measure_apart(where: str) -> DeviceRates | None:
+def _measure_apart(where: str, deadline_seconds: float) -> DeviceRates | None:
     command = [sys.executable, "-P", "-m", __name__, where, str(os.getpid())]
     try:
         answer = subprocess.run(
             command,
             env=worker_environment(),
             capture_output=True,
-            timeout=DEADLINE_SECONDS,
+            timeout=deadline_seconds,
             check=True,
             stdin=subprocess.DEVNULL,
         )

@@ -80,7 +80,8 @@ def contenders(records: Iterable[MeasurementRecord], budget_bytes: int | None) -
     """The settings that ran within the budget, fastest first; one that failed once is none."""
     grouped: dict[str, list[MeasurementRecord]] = {}
     for record in records:
-        grouped.setdefault(setting_id(record.setting), []).append(record)
+        if not record.cut_short:
+            grouped.setdefault(setting_id(record.setting), []).append(record)
     found = [
         Contender(good[0].setting, tuple(good))
         for group in grouped.values()
@@ -276,6 +277,9 @@ def describe(setting: TrainSetting, against: TrainSetting) -> str:
 
 def _advice(records: Sequence[MeasurementRecord], search: Search) -> str:
     """What would make it fit, from how the probes (or the estimate) failed."""
+    if records and all(r.cut_short for r in records):
+        return "The budget ended before any probe did: allow more time with --budget."
+    records = [r for r in records if not r.cut_short]
     ends: dict[str, int] = {}
     for record in records:
         ends[record.status] = ends.get(record.status, 0) + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.errors import UsageError
 from planner.schema import DeviceInfo
 from planner.units import format_bytes
 from search.options import Options
@@ -33,7 +34,7 @@ def find_room(device: DeviceInfo, in_use: MemoryInUse | None, options: Options) 
             f"{format_bytes(free)} are left."
         )
     limit = free
-    if options.memory_bytes:
+    if options.memory_bytes is not None:
         limit = min(free, options.memory_bytes)
         notes.append(
             f"Capped to {format_bytes(options.memory_bytes)}: this emulates a smaller device, "
@@ -41,7 +42,18 @@ def find_room(device: DeviceInfo, in_use: MemoryInUse | None, options: Options) 
         )
     if device.kind == "cpu":
         notes.append("Memory on the CPU is the growth of the worker's peak resident set.")
-    budget = int(limit * (1 - options.headroom))
+    budget = less_headroom(limit, options.headroom)
     notes.append(f"Settings may take {format_bytes(budget)} ({options.headroom:.0%} kept free).")
     capped = options.memory_bytes is not None or device.kind == "cpu"
     return Room(budget, limit if capped else None, tuple(notes))
+
+
+def less_headroom(limit_bytes: int, headroom: float) -> int:
+    """What a setting may take of `limit_bytes`. Raises UsageError where that is nothing."""
+    budget = int(limit_bytes * (1 - headroom))
+    if budget <= 0:
+        raise UsageError(
+            f"no memory is left to search in: {format_bytes(limit_bytes)} less {headroom:.0%}.",
+            "Free the device of other processes, or lower --headroom.",
+        )
+    return budget

@@ -51,6 +51,8 @@ def _failed_arms(records: Sequence[MeasurementRecord], budget_bytes: int) -> dic
     """Why larger batches of an arm were not tried, where a probe said so."""
     said = {}
     for record in records:
+        if record.cut_short:
+            continue
         num_bytes = record_bytes(record) or 0
         arm = candidate(record.setting).arm
         batch = record.setting.batch_size

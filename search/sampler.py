@@ -110,7 +110,7 @@ class PlannerSampler(BaseSampler):  # type: ignore[misc]
             found = from_params(self.space, other.params)
             if found is None or other.number == trial.number:
                 continue
-            if other.state == TrialState.COMPLETE:
+            if other.state in (TrialState.COMPLETE, TrialState.FAIL, TrialState.PRUNED):
                 strategy.tell(found, self._record(found, other))
             elif other.state == TrialState.RUNNING:
                 busy.add(found.id)
@@ -119,12 +119,14 @@ class PlannerSampler(BaseSampler):  # type: ignore[misc]
 
     def _record(self, c: Candidate, trial: FrozenTrial) -> MeasurementRecord:
         """What a trial says, as the record its probe would have left."""
-        infeasible = any(v > 0 for v in trial.constraints.values()) or not trial.value
+        failed = trial.state != TrialState.COMPLETE
+        infeasible = failed or any(v > 0 for v in trial.constraints.values()) or not trial.value
+        status = "crashed" if failed else "out_of_memory" if infeasible else "measured"
         num_bytes = trial.user_attrs.get(BYTES_ATTR)
         seconds = () if infeasible else (c.images / float(trial.value or 1.0),)
         return MeasurementRecord(
             model=self.model, setting=c.setting, device=self.device, versions={}, date="",
-            status="out_of_memory" if infeasible else "measured",
+            status=status,
             step_seconds=seconds, images_per_second=None if infeasible else trial.value,
             peak_allocated_bytes=num_bytes, device_bytes=num_bytes,
         )  # fmt: skip
@@ -208,6 +210,11 @@ class SamplerStrategy:
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
         if candidate.id in self.told or self.space.find(candidate.setting) is None:
+            return
+        if record.cut_short:
+            cut = self.open.pop(candidate.id, None)
+            if cut is not None:
+                self.study.tell(cut, state=TrialState.FAIL)
             return
         self.told[candidate.id] = record
         trial = self.open.pop(candidate.id, None)

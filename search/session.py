@@ -125,6 +125,12 @@ class ReplayProber:
 
     def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         record = self.replay.probe(choice.candidate)
+        end = self.limits.seconds_to_end()
+        if end is not None and record.probe_seconds > end:  # a device's would have been cut short
+            ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None,
+                     "compile_seconds": None, "probe_seconds": end,
+                     "flags": (BUDGET_ENDED,)}  # fmt: skip
+            record = record.model_copy(update=ended)
         self.limits.spent_seconds += record.probe_seconds
         return record
 
@@ -191,7 +197,7 @@ class Session:
         except BaseException as error:
             self.book.release(claim, f"stopped by {type(error).__name__}")
             raise
-        if cut and record.status == "timed_out":
+        if cut and record.status == "timed_out" and not record.cut_short:
             record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
         self._keep(claim, record)
         self._report("end", choice, record)
@@ -213,12 +219,18 @@ class Session:
 
     def _all_crash_alike(self) -> bool:
         """Whether nothing but one and the same crash was seen: then it is not the settings."""
-        ends = {(r.status, r.message) for r in self.records}
+        records = self.in_space()
+        ends = {(r.status, r.message) for r in records}
         only = ends.pop() if len(ends) == 1 else ("", "")
-        return only[0] == "crashed" and len(self.records) >= SAME_CRASHES
+        return only[0] == "crashed" and len(records) >= SAME_CRASHES
+
+    def in_space(self) -> list[MeasurementRecord]:
+        """The records of settings that are searched now: a study may have others of a wider search,
+        which count against its limits and nothing else."""
+        return [r for r in self.records if self.space.find(r.setting) is not None]
 
     def best_rate(self) -> float | None:
-        rates = [r.images_per_second for r in self.records if is_feasible(r, self.budget_bytes)]
+        rates = [r.images_per_second for r in self.in_space() if is_feasible(r, self.budget_bytes)]
         return max((r for r in rates if r is not None), default=None)
 
     def _report(self, kind: str, choice: Choice, record: MeasurementRecord | None = None) -> None:

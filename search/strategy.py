@@ -25,8 +25,8 @@ FIRST_SHARE = 0.15  # of the time left, that the first probe may be expected to 
 HOPELESS = 1e-3  # a setting that fits with less than this probability is ruled out
 MAX_FINALISTS = 3
 # Gain per second to this power; and what a longer first probe must promise more of rate (logs of
-# both). Chosen over tables predicted for an H100 and an RTX 3090: flat optima.
-COST_POWER = 0.25
+# both). Chosen over a CPU's table and those of tests/benchmarks/predicted_tables.py: flat optima.
+COST_POWER = 0.5
 FIRST_COST = 0.02
 CLIMB = 0.1  # a larger batch is tried before all ends where it fits with this probability
 LOST = 0.7  # a probe that surely stays under this share of the best rate cannot win

@@ -100,6 +100,7 @@ class Study:
         self.source = source
         self.named = distributions(space)
         self.owner = _owner()
+        self.identity: Identity | None = None
         self.unwritten: list[MeasurementRecord] = []
         with self._faults():
             self.study = optuna.create_study(
@@ -111,6 +112,7 @@ class Study:
 
         Raises StudyError where model, device or a version is another and that was not accepted.
         """
+        self.identity = None if accept_different else identity
         with self._faults():
             known = self.study.user_attrs.get(IDENTITY)
             if known is None:
@@ -197,7 +199,13 @@ class Study:
         record = record.model_copy(update={"probe_id": claim.probe_id})
         self._write(record)
         with self._faults():
-            self._tell(self._find(claim.trial_number), record)
+            trial = self._find(claim.trial_number)
+            if trial.state == TrialState.RUNNING:
+                self._tell(trial, record)
+            elif (
+                trial.state == TrialState.FAIL
+            ):  # freed by another tuner, for which it was too late
+                self._adopt_record(record)
         return record
 
     def release(self, claim: Claim, why: str) -> None:
@@ -211,10 +219,11 @@ class Study:
             with self._faults():
                 self._release(trial, why)
 
-    def reconcile(self) -> str:
+    def reconcile(self) -> list[str]:
         """Completes what a killed tuner left, from the file to the study and back.
 
-        Returns the fault of the records file, "" if it has none.
+        Returns what is to be said of the records file: where it is faulty, and how many of its
+        records are of another model, device or software than was adopted, and so left alone.
         """
         file = read_records(self.records_path) if self.records_path else None
         by_id = {r.probe_id: r for r in file.records if r.probe_id} if file else {}
@@ -222,13 +231,31 @@ class Study:
             for trial in self._trials():
                 if trial.state == TrialState.RUNNING:
                     self._settle(trial, by_id)
-            known = {t.user_attrs.get("probe_id") for t in self._trials()}
-            for record in by_id.values():
-                if record.probe_id not in known:
-                    self._adopt_record(record)
+            trials = [t for t in self._trials() if t.state != TrialState.FAIL]
+            known = {t.user_attrs.get("probe_id") for t in trials}
+            fresh = [r for r in by_id.values() if r.probe_id not in known]
+            ours = [r for r in fresh if self._is_ours(r)]
+            for record in ours:
+                self._adopt_record(record)
         if self.records_path:
             append_records(self.records_path, list(self.records()))
-        return file.fault if file else ""
+        said = []
+        if file and file.fault:
+            said.append(f"{file.fault}: read up to there, and the study has the rest.")
+        if len(fresh) > len(ours):
+            said.append(
+                f"{len(fresh) - len(ours)} probes in {self.records_path} are of another model, "
+                "device or software, and are left alone."
+            )
+        return said
+
+    def _is_ours(self, record: MeasurementRecord) -> bool:
+        """Whether a record that the study does not know is of the model, device and software that
+        it has."""
+        identity = self.identity
+        return identity is None or (record.model, record.device, record.versions) == (
+            identity.model, identity.device, identity.versions
+        )  # fmt: skip
 
     def _settle(self, trial: FrozenTrial, by_id: dict[str, MeasurementRecord]) -> None:
         """A running trial: tell what was recorded for it, or free it when its owner is gone."""
@@ -473,14 +500,16 @@ def _differences(known: dict[str, Any], ours: dict[str, Any], path: str = "") ->
 
 
 def _owner() -> str:
-    """This process, told apart from any other before or after it: host, boot, pid and its start."""
-    return json.dumps([socket.gethostname(), _boot_id(), os.getpid(), _started(os.getpid())])
+    """A study in this process, told apart from any other, before it or after: host, boot, pid and
+    its start, and a name of its own."""
+    process = socket.gethostname(), _boot_id(), os.getpid(), _started(os.getpid())
+    return json.dumps([*process, uuid.uuid4().hex])
 
 
 def _is_dead(owner: str) -> bool:
     """Whether an owner is surely gone. One on another machine may live: its lease decides."""
     try:
-        host, boot, pid, started = json.loads(owner)
+        host, boot, pid, started, *_ = json.loads(owner)
     except (ValueError, TypeError):
         return False
     if host != socket.gethostname():

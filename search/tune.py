@@ -25,7 +25,7 @@ from search.prober import DeviceProber
 from search.rates import device_rates
 from search.records import read_records
 from search.replay import Replay
-from search.room import find_room
+from search.room import find_room, less_headroom
 from search.session import Limits, OnProgress, Prober, Progress, ReplayBook, ReplayProber
 from search.space import Model, Space, make_space
 from search.strategy import TOLERANCE
@@ -151,10 +151,7 @@ def _adopt(study: Study, identity: Identity, options: Options) -> list[str]:
     """Makes the study ours and whole again; what is to be said of it."""
     differences = study.adopt(identity, options.accept_different)
     notes = [f"Accepted as different: {d}." for d in differences]
-    fault = study.reconcile()
-    if fault:
-        notes.append(f"{fault}: read up to there, and the study has the rest.")
-    return notes
+    return [*notes, *study.reconcile()]
 
 
 def _note(on_progress: OnProgress) -> Callable[[str], None]:
@@ -189,8 +186,8 @@ def _replayed(
     say = _note(on_progress)
     for note in notes:
         say(note)
-    total = options.memory_bytes or replay.device.memory_cap_bytes or replay.device.total_bytes
-    budget = int(total * (1 - options.headroom))
+    sizes = (options.memory_bytes, replay.device.memory_cap_bytes, replay.device.total_bytes)
+    budget = less_headroom(next(n for n in sizes if n is not None), options.headroom)
     prior = _prior(replay.space, replay.model, replay.device, estimator, budget)
     # Nothing but recorded seconds is charged: the clock stands still.
     limits = Limits(options.trials, options.budget_seconds, clock=lambda: 0.0)

@@ -109,8 +109,9 @@ def _capability(cell: str) -> tuple[int, int] | None:
 
 def cpu_name() -> str:
     """The processor and the threads that computing on it takes: "AMD EPYC, 2 threads"."""
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    count = int(threads) if threads.isdigit() else _usable_cores()
+    # In the order in which torch heeds them (aten/src/ATen/ParallelCommon.cpp).
+    said = (os.environ.get(name, "") for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"))
+    count = next((int(threads) for threads in said if threads.isdigit()), _usable_cores())
     return f"{_cpu_model()}, {count} thread{'' if count == 1 else 's'}"
 
 

@@ -104,3 +104,8 @@ class MeasurementRecord(BaseModel):
     probe_seconds: float = 0.0
     clocks: Clocks | None = None
     flags: tuple[str, ...] = Field(default=(), description="what may have disturbed the samples")
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the budget ended it: then it says a probe's cost, and nothing of its setting."""
+        return BUDGET_ENDED in self.flags

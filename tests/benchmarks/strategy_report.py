@@ -207,8 +207,10 @@ def show(directory: Path) -> str:
     """The README's table: of every table in a directory, priors off by `SHOWN_ERROR`."""
     with (directory / "summary.csv").open(newline="") as file:
         rows = [r for r in csv.DictReader(file) if r["prior_error"] in ("", str(SHOWN_ERROR))]
+    tables = dict.fromkeys(r["table"] for r in rows)
     lines = [
         [
+            *([row["table"]] if len(tables) > 1 else []),
             row["strategy"],
             MEANING[row["strategy"]],
             f"{row['arrived']}/{row['runs']}",
@@ -216,12 +218,20 @@ def show(directory: Path) -> str:
             f"{_time(row['median_seconds'])} / {_time(row['p90_seconds'])}",
             f"{row['mean_total_probes']}, {_time(row['mean_total_seconds'])}",
         ]
+        for table in tables
         for name in MEANING
         for row in rows
-        if row["strategy"] == name
+        if row["strategy"] == name and row["table"] == table
     ]
-    headers = ["strategy", "what it is", "arrived", "probes until within 1%: median / 90%",
-               "recorded seconds until then", "in all (at most 40 probes)"]  # fmt: skip
+    headers = [
+        *(["table"] if len(tables) > 1 else []),
+        "strategy",
+        "what it is",
+        "arrived",
+        "probes until within 1%: median / 90%",
+        "recorded seconds until then",
+        "until it ended by itself or was stopped",
+    ]
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
 
 

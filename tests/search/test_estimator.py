@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from planner.estimate import estimate
+from planner.estimate import RECORDED_MICRO_BATCHES, choose, estimate, step_ledger
 from planner.hardware import recognise_gpu
 from planner.libraries.resolve import resolve_model
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.step.recording import operations_of
+from planner.throughput import predict_step, rates_for
 from planner.units import GIB
 from search.estimator import DeviceEstimator
 
@@ -55,6 +57,46 @@ def test_compiled_settings_have_the_eager_ones_memory_and_their_own_time(
     assert compiled.throughput is not None
     assert compiled.device_total_bytes == eager.device_total_bytes
     assert compiled.throughput.step_seconds < eager.throughput.step_seconds
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"compile": "reduce-overhead", "accumulate": 8},
+        {"precision": "fp16", "accumulate": 8, "compile": "default"},
+        {"optimizer": "adamw-fused", "frozen_stages": 4},
+        {"optimizer": "adamw-fused", "lora_rank": 8},
+        {"optimizer": "adamw-forloop", "frozen_stages": 3},
+    ],
+)
+@pytest.mark.parametrize("batch_size", [2, 8])
+def test_a_small_share_of_the_optimizer_is_told_from_a_large_one(
+    model: SwinConfig, fields: dict[str, object], batch_size: int
+) -> None:
+    """Beside many micro-batches, or where little is trained. Held against the same prediction on
+    the eager step's own ledger, which is what stands for a compiled one's."""
+    gpu = recognise_gpu(H100.name, H100.total_bytes)
+    assert gpu is not None
+    setting = TrainSetting.model_validate({"batch_size": batch_size, **fields})
+    eager = setting.model_copy(update={"compile": "off"})
+    config, chosen = choose(model, eager, gpu, {})
+    operations = operations_of(step_ledger(config, chosen))
+    own = predict_step(
+        operations, rates_for(gpu), setting, min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    )
+    shared = DeviceEstimator(H100)(model, setting)
+    assert shared is not None
+    assert shared.throughput is not None
+    assert shared.throughput.step_seconds == pytest.approx(own.step_seconds, rel=0.1)
+
+
+def test_one_estimator_tells_models_apart(model: SwinConfig) -> None:
+    estimator = DeviceEstimator(H100)
+    wide = model.model_copy(update={"embed_dim": 192, "num_heads": (6, 12, 24, 48)})
+    small, large = (estimator(m, TrainSetting(batch_size=8)) for m in (model, wide))
+    assert small is not None
+    assert large is not None
+    assert large.num_parameters > 3 * small.num_parameters
 
 
 def test_a_device_without_rates_is_given_no_time(model: SwinConfig) -> None:

@@ -55,7 +55,7 @@ def test_they_are_measured_once_and_not_in_this_process(tmp_path: Path) -> None:
 def test_nothing_is_measured_where_the_catalogue_knows_or_time_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rates, "_measure_apart", lambda where: pytest.fail("it was measured"))
+    monkeypatch.setattr(rates, "_measure_apart", lambda *_: pytest.fail("it was measured"))
     assert rates.device_rates("cuda:0", H100, None) is None
     assert rates.device_rates("cpu", describe_device("cpu"), 10.0) is None
 

@@ -126,6 +126,31 @@ def test_checkpointing_is_not_probed_where_the_same_without_it_fits() -> None:
             assert true_bytes(twin) > 0.9 * BUDGET, replay.space.candidates[index]
 
 
+@pytest.mark.parametrize("status", ["crashed", "unsupported", "non_finite", "timed_out"])
+def test_checkpointing_is_probed_where_the_same_without_it_fails(status: str) -> None:
+    replay = Replay(TABLE)
+    strategy = planner(replay, true_prior(replay))
+    failed = {"status": status, "step_seconds": (), "images_per_second": None}
+    for _ in range(40):
+        choice = strategy.ask(Situation())
+        if choice is None:
+            break
+        record = replay.probe(choice.candidate)
+        if choice.candidate.setting.checkpointing == "none":
+            record = record.model_copy(update={**failed, "peak_allocated_bytes": None,
+                                               "device_bytes": None})  # fmt: skip
+        strategy.tell(choice.candidate, record)
+    found = strategy.belief.best()
+    rates = replay.rates(BUDGET)
+    best = max(
+        rates[c.id]
+        for c in replay.space.candidates
+        if c.id in rates and c.setting.checkpointing != "none"
+    )
+    assert found is not None
+    assert found[1] >= 0.98 * best
+
+
 def test_two_failures_to_compile_close_the_mode() -> None:
     replay = Replay(TABLE)
     belief = Belief(replay.space, true_prior(replay), BUDGET)
@@ -364,6 +389,24 @@ def test_the_strategy_is_a_sampler_for_any_study() -> None:
     assert study.best_value >= 0.99 * best_rate(replay)
     keys = [tuple(t.params.items()) for t in study.trials]
     assert len(set(keys)) == len(keys)
+
+
+def test_the_sampler_leaves_what_fails_alone() -> None:
+    replay = Replay(TABLE)
+    sampler = PlannerSampler(replay.space, true_prior(replay), MODEL, GPU, BUDGET)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+
+    def objective(trial: optuna.Trial) -> float:
+        c = suggest(trial, replay.space)
+        assert c is not None
+        if c.setting.precision == "bf16":
+            raise RuntimeError("no bf16 here")
+        return replay.probe(c).images_per_second or 1.0
+
+    study.optimize(objective, n_trials=12, catch=(RuntimeError,))
+    keys = [tuple(t.params.items()) for t in study.trials]
+    assert len(set(keys)) == len(keys)
+    assert study.best_value > 1.0
 
 
 def test_the_sampler_refuses_to_minimise() -> None:

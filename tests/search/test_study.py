@@ -39,7 +39,7 @@ def test_records_come_back_in_order(tmp_path: Path, storage: str | None) -> None
     study = open_study(tmp_path, url)
     ids = [probe_one(study, i) for i in (0, 3, 1)]
     again = open_study(tmp_path, url)
-    assert again.reconcile() == ""
+    assert again.reconcile() == []
     assert [r.probe_id for r in again.records()] == ids
     assert [r.probe_id for r in read_records(tmp_path / "probes.jsonl").records] == ids
 
@@ -87,7 +87,7 @@ def test_a_lease_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_claim_of_a_dead_process_is_free_at_once(tmp_path: Path) -> None:
     dead, here = open_study(tmp_path), open_study(tmp_path)
-    host, boot, pid, _ = json.loads(dead.owner)
+    host, boot, pid, *_ = json.loads(dead.owner)
     dead.owner = json.dumps([host, boot, pid, "0"])  # the pid lives, but began at another time
     assert dead.claim(SPACE.candidates[0], 3600) is not None
     assert here.busy() == set()
@@ -141,6 +141,55 @@ def test_a_claim_that_was_answered_is_finished_and_not_given_back(tmp_path: Path
     ]
     assert study.claim(SPACE.candidates[0], 60) is None
     assert study.claim(SPACE.candidates[1], 60) is not None
+
+
+def test_a_record_that_came_after_its_lease_is_kept(tmp_path: Path) -> None:
+    """A suspended machine: another tuner has freed the setting before the probe ended."""
+    slow, other = open_study(tmp_path), open_study(tmp_path)
+    claim = slow.claim(SPACE.candidates[0], lease_seconds=-1000)
+    assert claim is not None
+    other.reconcile()  # frees it
+    slow.finish(claim, make_record(claim.candidate.setting))
+    for _ in range(2):
+        here = open_study(tmp_path)
+        here.reconcile()
+        assert [r.probe_id for r in here.records()] == [claim.probe_id]
+        assert len(read_records(tmp_path / "probes.jsonl").records) == 1
+
+
+def test_two_tuners_in_one_process_leave_each_others_claims_alone(tmp_path: Path) -> None:
+    one, two = open_study(tmp_path), open_study(tmp_path)
+    claim = one.claim(SPACE.candidates[0], 60)
+    assert claim is not None
+    one.note_answer(make_record(claim.candidate.setting, probe_id=claim.probe_id))
+    two.reconcile()
+    assert two.records() == ()
+    one.finish(claim, make_record(claim.candidate.setting))
+    assert len(two.records()) == 1
+
+
+def test_records_of_anothers_search_are_left_alone(tmp_path: Path) -> None:
+    theirs = make_record(SPACE.candidates[0].setting, probe_id="theirs")
+    older = make_record(SPACE.candidates[1].setting, probe_id="older")
+    ours = make_record(SPACE.candidates[2].setting, probe_id="ours")
+    append_records(
+        tmp_path / "probes.jsonl",
+        [
+            theirs.model_copy(update={"model": SwinConfig(embed_dim=48)}),
+            older.model_copy(update={"versions": {"torch": "1.13"}}),
+            ours.model_copy(update={"versions": dict(IDENTITY.versions)}),
+        ],
+    )
+    study = open_study(tmp_path)
+    study.adopt(IDENTITY)
+    said = study.reconcile()
+    assert [r.probe_id for r in study.records()] == ["ours"]
+    assert "2 probes" in said[0]
+    assert "another model" in said[0]
+    told = open_study(tmp_path)
+    told.adopt(IDENTITY, accept_different=True)
+    assert told.reconcile() == []
+    assert len(told.records()) == 3
 
 
 def test_a_lost_database_is_made_again_from_the_records(tmp_path: Path) -> None:

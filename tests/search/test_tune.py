@@ -141,11 +141,62 @@ def test_a_probe_may_not_outlast_the_budget(tmp_path: Path) -> None:
     first, second = read_records(tmp_path / "probes.jsonl").records
     assert BUDGET_ENDED not in first.flags
     assert BUDGET_ENDED in second.flags
-    # With more time, what the budget cut short is open again.
-    again = run(tmp_path, budget_seconds=None, baseline=False)
-    settings = [r.setting for r in read_records(tmp_path / "probes.jsonl").records]
-    assert settings.count(second.setting) <= 2
-    assert again.setting is not None
+    # With more time, what the budget cut short is open again, and may be what is recommended.
+    only = {axis: (getattr(second.setting, axis),) for axis in SMALL}
+    batch = second.setting.batch_size
+    again = run(tmp_path, budget_seconds=None, baseline=False, restrict=only, batch_size=batch)
+    assert again.setting == second.setting
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("strategy", ["tpe", "random-walk", "planner"])
+def test_what_the_budget_cut_short_is_probed_with_more_time(tmp_path: Path, strategy: str) -> None:
+    def cut(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None}
+        return probe(choice, probe_id, deadline_seconds).model_copy(update=ended)
+
+    given = {"strategy": strategy, "batch_size": 8, "baseline": False}
+    given["restrict"] = {**SMALL, "precision": ("bf16",), "compile": ("off",)}
+    nothing = run(tmp_path, prober=cut, budget_seconds=60.0, trials=1, **given)
+    assert nothing.status == "nothing_fits"
+    assert "--budget" in nothing.advice
+    found = run(tmp_path, budget_seconds=None, **given)
+    (first, *_) = read_records(tmp_path / "probes.jsonl").records
+    measured = {r.setting for r in read_records(tmp_path / "probes.jsonl").records[1:]}
+    assert first.cut_short
+    assert first.setting in measured or strategy == "planner"
+    assert found.status == "recommended"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_narrower_search_recommends_what_it_was_asked_for(tmp_path: Path) -> None:
+    run(tmp_path)
+    plain = {**SMALL, "precision": ("fp32",), "compile": ("off",)}
+    narrow = run(tmp_path, restrict=plain, batch_size=8)
+    assert narrow.setting is not None
+    assert (narrow.setting.precision, narrow.setting.batch_size) == ("fp32", 8)
+    assert all(r.setting.precision == "fp32" for r in narrow.runners_up)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_no_memory_left_is_said(tmp_path: Path) -> None:
+    for given in ({"headroom": 1.0}, {"memory_bytes": 0}):
+        with pytest.raises(UsageError, match="no memory is left"):
+            run(tmp_path, **given)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_device_that_is_gone_is_named(tmp_path: Path) -> None:
+    calls = []
+
+    def gone(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        calls.append(choice)
+        if len(calls) > 1:
+            raise UsageError("cuda:0 cannot be used: no GPU with index 0 answers.")
+        return probe(choice, probe_id, deadline_seconds)
+
+    found = run(tmp_path, prober=gone)
+    assert "no GPU with index 0 answers" in found.stopped_because
 
 
 @pytest.mark.usefixtures("gpu")
@@ -189,6 +240,14 @@ def test_a_replay_is_charged_the_recorded_seconds(table: Path) -> None:
     found = tune(None, replay=table, strategy="exhaustive", budget_seconds=100, baseline=False)
     assert sum(r.probe_seconds for r in invented_table()) > 200
     assert 1 < found.num_probes < len(invented_table())
+
+
+def test_a_replay_is_cut_where_a_device_would_have_been(table: Path) -> None:
+    found = tune(None, replay=table, strategy="random-walk", budget_seconds=100.0, estimator=None)
+    spent = 0.0
+    for record in (found.evidence, *found.runners_up):
+        spent += record.probe_seconds if record else 0.0
+    assert spent <= 100.0
 
 
 def test_a_replay_of_another_model_is_refused(table: Path) -> None:
