@@ -48,7 +48,7 @@ def test_it_tunes_with_real_probes_and_goes_on_from_there(tmp_path: Path) -> Non
     done = planner(*arguments)
     assert done.returncode == 0, done.stderr
     records = read_records(tmp_path / "probes.jsonl").records
-    assert len(records) == 3
+    assert 2 <= len(records) <= 3
     result = json.loads((tmp_path / "recommendation.json").read_text())
     assert result["setting"] in [json.loads(format_record(r))["setting"] for r in records]
     assert result["evidence"]["status"] == "measured"
@@ -57,7 +57,7 @@ def test_it_tunes_with_real_probes_and_goes_on_from_there(tmp_path: Path) -> Non
     again = planner(*arguments, "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["setting"] == result["setting"]
-    assert len(read_records(tmp_path / "probes.jsonl").records) == 3
+    assert read_records(tmp_path / "probes.jsonl").records == records
 
 
 @pytest.mark.parametrize(
