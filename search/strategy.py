@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.schema import MeasurementRecord
+from planner.units import format_seconds
 from search.belief import Belief, Outlook, expected_gain
 from search.noise import rate_interval
 from search.prior import GUESSED_SECONDS, Array, Prior
@@ -106,7 +107,12 @@ class PlannerStrategy:
         if not open_now.any():
             return self._finish("every candidate is probed or ruled out", situation)
         if not affordable.any():
-            return self._finish("the budget ends before another probe could", situation)
+            quickest = self.belief.probe_seconds(outlook)[open_now].min()
+            return self._finish(
+                "the budget ends before another probe could (the quickest takes about "
+                f"{format_seconds(float(quickest))})",
+                situation,
+            )
         if best is None:
             return self._first(outlook, affordable, situation.seconds_left)
         return self._next(outlook, affordable, best[1], situation)
