@@ -37,11 +37,15 @@ RECORDED_MICRO_BATCHES = 2
 
 @dataclass(frozen=True)
 class Throughput:
-    """A predicted optimizer step in seconds and images/s; `basis` says what the rates rest on."""
+    """A predicted optimizer step in seconds and images/s; `basis` says what the rates rest on.
+
+    `uncertainty` is relative: 0.35 means that either figure may be off by 35% either way.
+    """
 
     step_seconds: float
     images_per_second: float
     basis: str
+    uncertainty: float
 
 
 @dataclass(frozen=True)
@@ -316,7 +320,7 @@ def _throughput(
         rates = rates_for(gpu)
     operations = operations_of(ledger)
     step = predict_step(operations, rates, setting, min(setting.accumulate, RECORDED_MICRO_BATCHES))
-    return Throughput(step.step_seconds, step.images_per_second, rates.basis)
+    return Throughput(step.step_seconds, step.images_per_second, rates.basis, rates.uncertainty)
 
 
 def largest_batch(

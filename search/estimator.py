@@ -76,7 +76,7 @@ class DeviceEstimator:
         seconds = micro_batches * _micro_batch_seconds(here) / _micro_batch_seconds(there)
         seconds += _optimizer_seconds(here) * self._optimizer_ratio(model, setting, plain)
         images = setting.batch_size * setting.accumulate
-        return Throughput(seconds, images / seconds, found.throughput.basis)
+        return replace(found.throughput, step_seconds=seconds, images_per_second=images / seconds)
 
     def _optimizer_ratio(
         self, model: SwinConfig, setting: TrainSetting, plain: TrainSetting

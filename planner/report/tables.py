@@ -189,7 +189,8 @@ def _speed(estimate: Estimate) -> str:
         return ""
     return _wrap(
         f"Predicted, not measured: {predicted.images_per_second:,.0f} images/s, "
-        f"{format_seconds(predicted.step_seconds)} a step ({predicted.basis})."
+        f"{format_seconds(predicted.step_seconds)} a step, ±{predicted.uncertainty:.0%} "
+        f"({predicted.basis})."
     )
 
 

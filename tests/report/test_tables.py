@@ -70,7 +70,7 @@ def test_totals_say_what_each_adds() -> None:
 
 def test_lines_stay_within_a_terminal() -> None:
     long = "a workspace of 8,519,680 B for each handle and stream, counted as allocated memory " * 3
-    thing = Throughput(0.1234, 518.6, "rates measured on an h100-sxm")
+    thing = Throughput(0.1234, 518.6, "rates measured on an h100-sxm", 0.2)
     for text in (
         breakdown_table(make(assumed=(long,), throughput=thing)),
         estimate_table([make(throughput=thing, fits=True, budget_bytes=GIB)]),

@@ -20,7 +20,11 @@ CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=16 * GIB)
 
 
 def estimate(setting: TrainSetting, seconds: float | None) -> Estimate:
-    rate = None if seconds is None else Throughput(seconds, setting.batch_size / seconds, "rates")
+    rate = (
+        None
+        if seconds is None
+        else Throughput(seconds, setting.batch_size / seconds, "rates", 0.35)
+    )
     size = true_bytes(setting)
     return Estimate(
         model=MODEL, setting=setting, num_parameters=1, breakdown={}, saved_activation_bytes=0,
