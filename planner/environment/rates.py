@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.hardware.detect import cpu_name
+from planner.hardware.processor import cpu_name
 from planner.step.ledger import OperationKind
 from planner.throughput import MEASURED_UNCERTAINTY, DeviceRates
 

@@ -1,13 +1,10 @@
-"""The devices of this machine, GPUs asked of the driver: no torch, and no CUDA context on any."""
+"""The GPUs of this machine, asked of the driver: no torch, and no CUDA context on the device."""
 
 from __future__ import annotations
 
 import os
-import platform
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from planner.units import MIB
 
@@ -105,26 +102,3 @@ def _mebibytes(cell: str) -> int | None:
 def _capability(cell: str) -> tuple[int, int] | None:
     major, _, minor = cell.partition(".")
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
-
-
-def cpu_name() -> str:
-    """The processor and the threads that computing on it takes: "AMD EPYC, 2 threads"."""
-    # In the order in which torch heeds them (aten/src/ATen/ParallelCommon.cpp).
-    said = (os.environ.get(name, "") for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"))
-    count = next((int(threads) for threads in said if threads.isdigit()), _usable_cores())
-    return f"{_cpu_model()}, {count} thread{'' if count == 1 else 's'}"
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    match = re.search(r"^model name\s*: *(.+)$", text, re.MULTILINE)
-    return match.group(1).strip() if match else platform.machine() or "CPU"

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from planner import __version__
 from planner.errors import UsageError
-from planner.hardware.detect import DetectedGpu, cpu_name, visible_gpus
+from planner.hardware.detect import DetectedGpu, visible_gpus
+from planner.hardware.processor import cpu_name
 from planner.schema import DeviceInfo
 from search.probe import nvml
 
