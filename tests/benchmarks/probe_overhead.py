@@ -3,7 +3,8 @@
     python -m tests.benchmarks.probe_overhead [--device cuda:0] [--library timm] [--repeat 3]
 
 A probe of Swin-T at batch 4, each time in a process of its own and forked from a nursery. Prints
-the median seconds of each phase, and what a probe costs beyond its timed steps.
+the median seconds of each phase, and what a probe costs beyond its timed steps; keeps all of them
+in results/. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from search.probe.device import choose_device, describe_device, versions
 from search.probe.nursery import Nursery
 from search.probe.protocol import ProbeRequest
 from search.probe.runner import ProbeEvent, run_probe
+from tests.benchmarks.dated import write_results
 
 # What each phase spends its time on, for the table's reader.
 MEANING = {
@@ -68,7 +70,13 @@ def main() -> None:
         [phase, *(median(run[phase] for run in runs) for runs in columns.values()), meaning]
         for phase, meaning in {**MEANING, "beyond the steps": "all of the above"}.items()
     ]
-    print(f"{describe_device(device).name}; {versions()}; {model.title}, batch 4, fp32, eager")
+    name = describe_device(device).name
+    kept = write_results(
+        "probe_overhead",
+        ("torch", options.library) if options.library != "native" else ("torch",),
+        {"probed": name, "model": model.title, "setting": setting.model_dump(), "runs": columns},
+    )
+    print(f"{name}; {versions()}; {model.title}, batch 4, fp32, eager; {kept.name}")
     print(tabulate(rows, headers=["phase", *columns, ""], floatfmt=".2f"))
 
 
