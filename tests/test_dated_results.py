@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
+from pathlib import Path
 
-from tests.benchmarks import estimate_speed, other_tools
-from tests.benchmarks.dated import latest_results
+from tests.benchmarks import estimate_speed, other_tools, strategy_report
+from tests.benchmarks.dated import RESULTS, latest_results
+
+TRUTH = Path(__file__).with_name("truth")
 
 
 def test_every_tool_has_a_row_and_ours_is_equal_to_the_trace() -> None:
@@ -42,3 +46,40 @@ def test_speeds_print_without_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+STRATEGIES = sorted(RESULTS.glob("strategies-????-??-??"))[-1]
+
+
+def test_the_readme_shows_the_newest_comparison_of_strategies() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    assert strategy_report.show(STRATEGIES) in readme
+    for picture in STRATEGIES.glob("*.png"):
+        assert f"(tests/benchmarks/results/{STRATEGIES.name}/{picture.name})" in readme
+
+
+def test_every_recorded_table_was_compared_over() -> None:
+    """And in each the promise is kept: with a prior off by up to 10%, a median of at most five
+    probes and a 90th percentile of at most eight, in no more recorded seconds than any baseline
+    with or without a prior; off by 20%, no worse than the boundary walk."""
+    with (STRATEGIES / "summary.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    recorded = {path.stem for path in TRUTH.glob("*grid*.jsonl")}
+    assert {row["table"] for row in rows} == recorded
+    for table in recorded:
+        found = {(r["strategy"], r["prior_error"]): r for r in rows if r["table"] == table}
+        others = [r for r in found.values() if not r["strategy"].startswith("planner")]
+        for error in ("0.0", "0.05", "0.1"):
+            own = found["planner", error]
+            assert float(own["median_probes"]) <= 5
+            assert float(own["p90_probes"]) <= 8
+            rivals = [r for r in others if r["prior_error"] in ("", error)]
+            assert all(_known(own["median_seconds"]) <= _known(r["median_seconds"]) for r in rivals)
+        own, walk = found["planner", "0.2"], found["boundary-walk", "0.2"]
+        for figure in ("median_probes", "p90_probes", "median_seconds", "p90_seconds"):
+            assert _known(own[figure]) <= _known(walk[figure])
+        assert float(own["mean_regret"]) <= float(walk["mean_regret"])
+
+
+def _known(text: str) -> float:
+    return float(text) if text else float("inf")
