@@ -19,14 +19,11 @@ from numpy.typing import NDArray
 
 from planner.estimate import Estimate
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from search.cost import NUM_BLOCKS, guess_compile_seconds
+from search.cost import NUM_BLOCKS, Array, guess_compile_seconds
 from search.space import AXES, Candidate, Space
 
 Estimator = Callable[[SwinConfig, TrainSetting], "Estimate | None"]
 Knot = tuple[Candidate, Estimate]  # an estimate and the candidate it is of
-Array = NDArray[np.float64]
-
-SURE = 1.645  # standard deviations: one side of 90%, which is how estimates state their range
 
 
 @dataclass(frozen=True)

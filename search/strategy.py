@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from planner.schema import MeasurementRecord
 from planner.units import format_seconds
 from search.belief import Belief, Outlook, expected_gain
+from search.cost import Array
 from search.noise import rate_interval
-from search.prior import GUESSED_SECONDS, Array, Prior
+from search.prior import GUESSED_SECONDS, Prior
 from search.space import Candidate, Space, simplicity
 
 Mask = NDArray[np.bool_]
