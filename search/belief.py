@@ -15,9 +15,9 @@ from search.prior import Prior, Residual, record_bytes
 from search.probe.interval import median_interval
 from search.space import Space
 
-# Between processes the same setting repeats to about a percent, whatever the samples of one say: an
-# assumption. On a shared CPU the standard deviation of three repeats was 2.2% (the median of sixteen
-# settings, tests/truth/cpu_grid_2026-11-20.jsonl); of a GPU there are none yet.
+# Between processes the same setting repeats to about a percent, whatever the samples of one say:
+# an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
+# sixteen settings, tests/truth/cpu_grid_2026-11-20.jsonl); of a GPU there are none yet.
 REPEAT_SD = 0.01
 MEMORY_SD = 0.005
 SURE_TO_FIT = 0.99  # the probability that makes checkpointing needless
