@@ -122,7 +122,11 @@ def parse_setting(base: TrainSetting, update: Mapping[str, object]) -> TrainSett
 def axis_choices(
     model: Model, device: DeviceInfo, base: TrainSetting, restrict: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """The values of each axis that this model has on this device, narrowed to those asked for."""
+    """The values of each axis that this model has on this device, narrowed to those asked for.
+
+    fp16 is searched only where it is asked for, or the device has no bf16: it is as fast as bf16,
+    wants a GradScaler and overflows.
+    """
     offered = {
         "precision": device_precisions(device),
         "checkpointing": _checkpointings(model),
@@ -199,7 +203,7 @@ def _narrow(
     axis: str, offered: tuple[str, ...], wanted: Sequence[str] | None, device: DeviceInfo
 ) -> tuple[str, ...]:
     if not wanted:
-        return offered
+        return tuple(v for v in offered if not (v == "fp16" and "bf16" in offered))
     _check_known(axis, wanted)
     by_device = axis in ("precision", "compile")
     lacking = [w for w in wanted if w not in offered] if by_device else []

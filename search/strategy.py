@@ -116,7 +116,12 @@ class PlannerStrategy:
             )
         if best is None:
             return self._first(outlook, affordable, situation.seconds_left)
-        return self._next(outlook, affordable, best[1], situation)
+        choice = self._next(outlook, affordable, best[1], situation)
+        if choice is None and not np.array_equal(open_now, affordable):
+            beyond = self.belief.shared_gain(outlook, open_now, best[1]).sum()
+            if beyond >= self.tolerance:
+                self.stopped_because = "what could gain more takes longer than the budget has left"
+        return choice
 
     def _open(self, outlook: Outlook, situation: Situation) -> Mask:
         busy = np.array([c.id in situation.busy for c in self.space.candidates])

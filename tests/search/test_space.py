@@ -19,7 +19,9 @@ MODEL = SwinConfig()
 def test_precisions_follow_the_device() -> None:
     assert make_space(MODEL, CPU).choices["precision"] == ("fp32", "bf16")
     assert make_space(MODEL, T4).choices["precision"] == ("fp32", "fp16")
-    assert make_space(MODEL, A100).choices["precision"] == ("fp32", "tf32", "bf16", "fp16")
+    assert make_space(MODEL, A100).choices["precision"] == ("fp32", "tf32", "bf16")
+    asked = make_space(MODEL, A100, restrict={"precision": ("bf16", "fp16")})
+    assert asked.choices["precision"] == ("bf16", "fp16")
 
 
 def test_an_axis_can_be_fixed_or_restricted() -> None:

@@ -231,6 +231,15 @@ def test_no_probe_is_begun_that_the_budget_would_cut() -> None:
     assert "budget" in strategy.stopped_because
 
 
+def test_a_gain_that_the_budget_does_not_allow_is_said() -> None:
+    replay = Replay(TABLE)
+    strategy = planner(replay, true_prior(replay))
+    while (choice := strategy.ask(Situation(seconds_left=30.0))) is not None:
+        assert choice.candidate.setting.compile == "off", "compiling takes 45 s"
+        strategy.tell(choice.candidate, replay.probe(choice.candidate))
+    assert strategy.stopped_because == "what could gain more takes longer than the budget has left"
+
+
 def test_what_the_budget_cut_short_is_open_and_known_to_be_long() -> None:
     replay = Replay(TABLE)
     belief = Belief(replay.space, true_prior(replay), BUDGET)
