@@ -9,27 +9,22 @@ is told, what was only claimed is free again once its owner is dead or its lease
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import sqlite3
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from planner.errors import PlannerError, UsageError
 from planner.schema import DeviceInfo, MeasurementRecord
 from planner.schema.record import RECORD_FORMAT
+from search.owner import is_dead, owner_name
 from search.records import (
     RecordsNotWrittenError,
     append_records,
@@ -39,16 +34,12 @@ from search.records import (
 )
 from search.sampler import constraint, distributions, to_params
 from search.space import Candidate, Model, Space
+from search.storage import StudyError, hidden_password, open_storage, storage_faults
 
 STUDY_NAME = "planner"
 IDENTITY = "planner:identity"
-CREATION_ATTEMPTS = 5
 LEASE_MARGIN_SECONDS = 60.0
 MAX_SAMPLES = 1000  # of step times in the study's copy: a MySQL text column ends at 64 KiB
-
-
-class StudyError(PlannerError):
-    """The study cannot be opened, read or written, or it is another's."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +68,6 @@ class Claim:
     trial_number: int
 
 
-def hidden_password(storage: str) -> str:
-    """A storage URL that can be printed: `postgresql://user:***@host/db`."""
-    scheme, separator, rest = storage.partition("://")
-    account, at, host = rest.rpartition("@")
-    user, colon, _ = account.partition(":")
-    safe_account = f"{user}:***" if colon else account
-    safe_host, question, _ = host.partition("?")  # a password may hide among the options too
-    shown = f"{safe_host}?…" if question and at else host
-    return f"{scheme}{separator}{safe_account}{at}{shown}" if separator else storage
-
-
 class Study:
     """The shared memory of one or several tuners. All methods may raise StudyError."""
 
@@ -99,7 +79,7 @@ class Study:
         self.space, self.records_path, self.budget_bytes = space, records_path, budget_bytes
         self.source = source
         self.named = distributions(space)
-        self.owner = _owner()
+        self.owner = owner_name()
         self.identity: Identity | None = None
         self.unwritten: list[MeasurementRecord] = []
         with self._faults():
@@ -345,7 +325,7 @@ class Study:
         until = trial.user_attrs.get("lease_until")
         if until is None or time.time() > float(until):
             return False
-        return not _is_dead(str(trial.user_attrs.get("owner", "")))
+        return not is_dead(str(trial.user_attrs.get("owner", "")))
 
     def _trials(self) -> Sequence[FrozenTrial]:
         found: Sequence[FrozenTrial] = self.study.get_trials(deepcopy=False)
@@ -358,125 +338,6 @@ class Study:
     def _faults(self) -> Iterator[None]:
         with storage_faults(self.source):
             yield
-
-
-@contextmanager
-def storage_faults(source: str) -> Iterator[None]:
-    """Turns what Optuna and its databases raise into a StudyError that says what to do."""
-    import sqlalchemy.exc
-
-    try:
-        yield
-    except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
-        raise _storage_error(source, _root_text(error)) from error
-    except (optuna.exceptions.OptunaError, OSError, json.JSONDecodeError) as error:
-        raise _storage_error(source, str(error)) from error
-
-
-def _root_text(error: BaseException) -> str:
-    """The database driver's own words, without SQL and its parameters (and so no passwords)."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    original = getattr(error, "orig", None)
-    return str(original or error).splitlines()[0]
-
-
-def _storage_error(source: str, text: str) -> StudyError:
-    lowered = text.lower()
-    if "readonly" in lowered or "read-only" in lowered:
-        return StudyError(
-            f"{source} is read-only.", "Make it writable, or choose another --output."
-        )
-    if "malformed" in lowered or "not a database" in lowered or "disk image" in lowered:
-        return _damaged(source)
-    if "full" in lowered or "i/o error" in lowered or "no space" in lowered:
-        return StudyError(
-            f"{source} cannot be written: {text}.",
-            "Free space and run the same command: it goes on from probes.jsonl.",
-        )
-    return StudyError(f"{source} cannot be used: {text}", "Check --storage.")
-
-
-def _damaged(source: str) -> StudyError:
-    return StudyError(
-        f"{source} is damaged or truncated.",
-        "Move it away and run the same command: the measurements are in probes.jsonl, and a new "
-        "study is made from them.",
-    )
-
-
-def open_storage(storage: str, source: str) -> BaseStorage:
-    """Any Optuna storage: a database URL, or the path of a journal file (`.journal`, `.log`).
-
-    Raises StudyError where it cannot be reached or is not an Optuna study.
-    """
-    if "://" not in storage:
-        return _journal(Path(storage))
-    if storage.startswith("sqlite:///"):
-        _check_sqlite(storage.removeprefix("sqlite:///"), source)
-    with storage_faults(source):
-        try:
-            return _open_database(storage)
-        except (ImportError, ValueError, RuntimeError) as error:
-            raise StudyError(f"{source} cannot be opened: {_first_line(error)}") from error
-
-
-def _open_database(storage: str) -> BaseStorage:
-    """The database; tried again where two tuners create its tables at the same instant, which
-    Optuna does not guard against."""
-    import sqlalchemy.exc
-
-    for attempt in range(CREATION_ATTEMPTS):
-        try:
-            return RDBStorage(storage, engine_kwargs=_engine_options(storage))
-        except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.OperationalError) as error:
-            lost_race = "UNIQUE" in str(error).upper() or "already exists" in str(error)
-            if not lost_race or attempt == CREATION_ATTEMPTS - 1:
-                raise
-            time.sleep(0.2 * (attempt + 1))
-    raise AssertionError("every attempt returns or raises")
-
-
-def _engine_options(storage: str) -> dict[str, Any]:
-    """Tuners that share an SQLite file wait for each other instead of failing at once."""
-    return {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _journal(path: Path) -> BaseStorage:
-    if path.suffix not in (".journal", ".log"):
-        raise UsageError(
-            f"--storage is a database URL or a journal file, and {str(path)!r} is neither.",
-            "Write sqlite:///study.db, postgresql://…, or a path that ends in .journal.",
-        )
-    with storage_faults(str(path)):
-        return JournalStorage(JournalFileBackend(str(path)))
-
-
-def _check_sqlite(name: str, source: str) -> None:
-    """A file that is no Optuna study is left alone: Optuna would add its tables to it."""
-    path = Path(name.removeprefix("file:").partition("?")[0])
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    # A killed writer leaves a journal, which has to be rolled back before anything can be read.
-    mode = "rw" if path.with_name(f"{path.name}-journal").exists() else "ro"
-    try:
-        with closing(sqlite3.connect(f"file:{path}?mode={mode}", uri=True)) as connection:
-            rows = connection.execute("select name from sqlite_master where type='table'")
-            tables = {row[0] for row in rows}
-            verdict = connection.execute("pragma quick_check(1)").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        raise _storage_error(source, str(error)) from error
-    if verdict != "ok":
-        raise _damaged(source)
-    if tables and "studies" not in tables:
-        raise StudyError(
-            f"{source} is a database of something else (it has {', '.join(sorted(tables)[:3])}).",
-            "Choose another --output or --storage.",
-        )
 
 
 def _study_copy(record: MeasurementRecord) -> str:
@@ -497,39 +358,6 @@ def _differences(known: dict[str, Any], ours: dict[str, Any], path: str = "") ->
             yield from _differences(theirs, mine, f"{name}.")
         elif theirs != mine:
             yield f"{name}: {theirs} there, {mine} here"
-
-
-def _owner() -> str:
-    """A study in this process, told apart from any other, before it or after: host, boot, pid and
-    its start, and a name of its own."""
-    process = socket.gethostname(), _boot_id(), os.getpid(), _started(os.getpid())
-    return json.dumps([*process, uuid.uuid4().hex])
-
-
-def _is_dead(owner: str) -> bool:
-    """Whether an owner is surely gone. One on another machine may live: its lease decides."""
-    try:
-        host, boot, pid, started, *_ = json.loads(owner)
-    except (ValueError, TypeError):
-        return False
-    if host != socket.gethostname():
-        return False
-    return bool(boot != _boot_id() or _started(int(pid)) != started)
-
-
-def _boot_id() -> str:
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else ""
-
-
-def _started(pid: int) -> str | None:
-    """When a process began, in clock ticks since boot; None where there is none of that id."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in ("Z", "X") else fields[19]
 
 
 def make_study(

@@ -14,7 +14,8 @@ from planner.schema import SwinConfig, TrainSetting
 from search import study as study_file
 from search.records import append_records, read_records
 from search.space import Space, make_space
-from search.study import Identity, Study, StudyError, hidden_password, make_study
+from search.storage import StudyError, hidden_password
+from search.study import Identity, Study, make_study
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 SPACE: Space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16, 32, 512))
