@@ -26,10 +26,10 @@ CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of th
 FIRST_SHARE = 0.15  # of the time left, that the first probe may be expected to take
 HOPELESS = 1e-3  # a setting that fits with less than this probability is ruled out
 MAX_FINALISTS = 3
-# Gain per second to this power; and what a longer first probe must promise more of rate (logs of
-# both). Chosen over a CPU's table and those of tests/benchmarks/predicted_tables.py: flat optima.
-COST_POWER = 0.5
-FIRST_COST = 0.02
+# What a longer first probe must promise more of rate, in logs of both: 20% more for one that takes
+# six times as long. Chosen over a CPU's table and tests/benchmarks/predicted_tables.py: little
+# changes from 0.02 to 0.1.
+FIRST_COST = 0.1
 CLIMB = 0.1  # a larger batch is tried before all ends where it fits with this probability
 LOST = 0.7  # a probe that surely stays under this share of the best rate cannot win
 
@@ -69,8 +69,8 @@ class PlannerStrategy:
 
     The first probe is the fastest setting that should fit, or where no rates of the device are
     known a small and eager one: it calibrates memory and time. Then each probe is the one to which
-    falls the most of the gain to be expected, weighed by what it costs; so the boundary of memory
-    is approached and not guessed. It ends when all that is left is expected to gain less than
+    falls the most of the gain to be expected per second that it takes; so the boundary of memory is
+    approached and not guessed. It ends when all that is left is expected to gain less than
     `tolerance` and the next larger batch of the best setting is known not to be better, and tells
     apart what noise confounds.
     With `images` (of a whole training on one device) rates count compilation.
@@ -83,7 +83,6 @@ class PlannerStrategy:
         budget_bytes: int | None,
         *,
         tolerance: float = TOLERANCE,
-        cost_power: float = COST_POWER,
         finalists: bool = True,
         images: float | None = None,
     ) -> None:
@@ -91,7 +90,6 @@ class PlannerStrategy:
         self.belief = Belief(space, prior, budget_bytes, images)
         self.time_is_guessed = prior.seconds_trust == GUESSED_SECONDS
         self.tolerance = tolerance
-        self.cost_power = cost_power
         self.finalists = finalists
         self.stopped_because = ""
 
@@ -171,7 +169,7 @@ class PlannerStrategy:
                 f"all further probes together are expected to gain less than {self.tolerance:.1%}",
                 situation,
             )
-        worth = gain / self.belief.probe_seconds(outlook) ** self.cost_power
+        worth = gain / self.belief.probe_seconds(outlook)
         index = _argmax(worth, allowed)
         return self._choice(index, outlook, "search", best_rate)
 
