@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from planner.units import GIB
 from search import rates
 from search.estimator import DeviceEstimator
 from search.probe.device import describe_device
+from tests.search.processes import carrying, marked, remaining
 from tests.search.tables import MODEL
 
 H100 = DeviceInfo(
@@ -65,3 +67,25 @@ def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     said: list[str] = []
     assert rates.device_rates("cpu", describe_device("cpu"), None, said.append) is None
     assert "could not be measured" in said[-1]
+
+
+KILLED = """
+from search.probe.device import describe_device
+from search.rates import device_rates
+device_rates("cpu", describe_device("cpu"), None, lambda text: print(text, flush=True))
+"""
+
+
+def test_a_killed_tuner_leaves_no_measurement_running() -> None:
+    with marked() as token:
+        tuner = subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE)
+        assert tuner.stdout is not None
+        assert b"Measuring" in tuner.stdout.readline()
+        patience = time.monotonic() + 60
+        while len(carrying(token)) < 2 and time.monotonic() < patience:
+            time.sleep(0.01)
+        assert len(carrying(token)) == 2
+        tuner.kill()
+        tuner.wait()
+        tuner.stdout.close()
+        assert not remaining(token)
