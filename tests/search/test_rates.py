@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -69,23 +70,34 @@ def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "could not be measured" in said[-1]
 
 
-KILLED = """
-from search.probe.device import describe_device
-from search.rates import device_rates
-device_rates("cpu", describe_device("cpu"), None, lambda text: print(text, flush=True))
+# The process that measures, with a measurement that never ends, as its tuner starts it.
+ENDLESS = """
+import time
+from planner.environment import rates
+def measure(device):
+    print("measuring", flush=True)
+    time.sleep(600)
+rates.measure_rates = measure
+from search.rates import main
+main()
+"""
+TUNER = """
+import os, subprocess, sys
+subprocess.run([sys.executable, "-c", sys.argv[1], "cpu", str(os.getpid())])
 """
 
 
 def test_a_killed_tuner_leaves_no_measurement_running() -> None:
     with marked() as token:
-        tuner = subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE)
+        command = [sys.executable, "-c", TUNER, ENDLESS]
+        tuner = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert tuner.stdout is not None
-        assert b"Measuring" in tuner.stdout.readline()
-        patience = time.monotonic() + 60
-        while len(carrying(token)) < 2 and time.monotonic() < patience:
-            time.sleep(0.01)
+        assert tuner.stdout.readline() == b"measuring\n"
         assert len(carrying(token)) == 2
         tuner.kill()
         tuner.wait()
         tuner.stdout.close()
-        assert not remaining(token)
+        left = remaining(token)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left
