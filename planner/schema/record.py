@@ -10,9 +10,8 @@ from planner.schema.model import ImageSize, Side, SwinConfig
 from planner.schema.setting import TrainSetting
 
 RECORD_FORMAT = 1
-BUDGET_ENDED = (
-    "cut short: the budget ended"  # the flag of a probe that was ended for no fault of its
-)
+# The flag of a probe that was ended for no fault of its setting.
+BUDGET_ENDED = "cut short: the budget ended"
 
 # Every model here builds its validator when it is first used: reading a record is not on the way of
 # an estimate, which must answer at once.
