@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -18,11 +17,11 @@ from planner.hardware import recognise_gpu
 from planner.schema import DeviceInfo
 from planner.throughput import DeviceRates
 from search.probe import guard
-from search.probe.device import worker_environment
+from search.probe.device import ask_process
 
 # Measuring takes under 20 s; with imports and a context far less than this on the slowest machine.
 DEADLINE_SECONDS = 90.0
-# A shorter search is better spent on probes.
+# A shorter search is better spent on probes: a judgement.
 LEAST_BUDGET_SECONDS = 60.0
 
 
@@ -58,19 +57,8 @@ def device_rates(
 
 
 def _measure_apart(where: str, deadline_seconds: float) -> DeviceRates | None:
-    command = [sys.executable, "-P", "-m", __name__, where, str(os.getpid())]
-    try:
-        answer = subprocess.run(
-            command,
-            env=worker_environment(),
-            capture_output=True,
-            timeout=deadline_seconds,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-        return DeviceRates(**json.loads(answer.stdout.splitlines()[-1]))
-    except (subprocess.SubprocessError, ValueError, TypeError, IndexError):
-        return None
+    found = ask_process(["-m", __name__, where, str(os.getpid())], deadline_seconds)
+    return None if found is None else DeviceRates(**found)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from search.space import Candidate, Space, simplicity
 Mask = NDArray[np.bool_]
 Phase = Literal["calibrate", "search", "finalists", "baseline"]
 
+# Judgements but where a source is named; tests/benchmarks/strategies.py shows what they do.
 TOLERANCE = 0.003  # stop when all further probes are expected to gain less than that share
 SAFE = 0.8  # the first probe must fit with this probability
 CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of the device are known

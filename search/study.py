@@ -182,9 +182,7 @@ class Study:
             trial = self._find(claim.trial_number)
             if trial.state == TrialState.RUNNING:
                 self._tell(trial, record)
-            elif (
-                trial.state == TrialState.FAIL
-            ):  # freed by another tuner, for which it was too late
+            elif trial.state == TrialState.FAIL:  # another tuner freed it: its lease was over
                 self._adopt_record(record)
         return record
 

@@ -10,9 +10,11 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from planner import __version__
 from planner.errors import UsageError
@@ -204,18 +206,25 @@ def _nvml_gpus() -> tuple[DetectedGpu, ...]:
 @lru_cache(maxsize=8)
 def _ask_torch(index: int) -> dict[str, object] | None:
     """The device's properties from torch, in a process that ends: where NVML is not to be had."""
-    command = [sys.executable, "-c", _ASK_TORCH, str(index)]
+    return ask_process(["-c", _ASK_TORCH, str(index)], _ASK_SECONDS)
+
+
+def ask_process(arguments: Sequence[str], deadline_seconds: float) -> dict[str, Any] | None:
+    """The JSON object that a Python process prints last; None where it fails or is late.
+
+    What must not happen here, such as using a device, happens there and ends with it.
+    """
     try:
         answer = subprocess.run(
-            command,
+            [sys.executable, "-P", *arguments],
             env=worker_environment(),
             capture_output=True,
-            timeout=_ASK_SECONDS,
+            timeout=deadline_seconds,
             check=True,
             stdin=subprocess.DEVNULL,
         )
-        found = json.loads(answer.stdout)
-    except (subprocess.SubprocessError, ValueError):
+        found = json.loads(answer.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError):
         return None
     return found if isinstance(found, dict) else None
 

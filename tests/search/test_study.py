@@ -151,6 +151,7 @@ def test_a_record_that_came_after_its_lease_is_kept(tmp_path: Path) -> None:
     assert claim is not None
     other.reconcile()  # frees it
     slow.finish(claim, make_record(claim.candidate.setting))
+    assert [r.probe_id for r in other.records()] == [claim.probe_id], "others hear of it at once"
     for _ in range(2):
         here = open_study(tmp_path)
         here.reconcile()

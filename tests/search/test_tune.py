@@ -17,6 +17,8 @@ from planner.units import GIB
 from search import tune as tune_file
 from search.probe.device import MemoryInUse
 from search.records import format_record, read_records
+from search.replay import Replay
+from search.session import Limits, ReplayProber
 from search.strategy import Choice
 from search.tune import tune
 from tests.search.tables import GPU, MODEL, SMALL, invented_table, make_record
@@ -242,12 +244,17 @@ def test_a_replay_is_charged_the_recorded_seconds(table: Path) -> None:
     assert 1 < found.num_probes < len(invented_table())
 
 
-def test_a_replay_is_cut_where_a_device_would_have_been(table: Path) -> None:
-    found = tune(None, replay=table, strategy="random-walk", budget_seconds=100.0, estimator=None)
-    spent = 0.0
-    for record in (found.evidence, *found.runners_up):
-        spent += record.probe_seconds if record else 0.0
-    assert spent <= 100.0
+def test_a_replay_is_cut_where_a_device_would_have_been() -> None:
+    limits = Limits(budget_seconds=100.0, clock=lambda: 0.0)
+    records = [r for r in invented_table() if r.setting.compile == "default"]
+    replay = Replay([r for r in records if r.status == "measured"])
+    prober = ReplayProber(replay, limits)
+    left = 100.0
+    for c in replay.space.candidates[:3]:
+        record = prober(Choice(c), "", 1000.0)
+        left -= record.probe_seconds
+        assert record.cut_short == (left == 0)
+    assert left == 0, "two take more than 50 s each, and the third is cut"
 
 
 def test_a_replay_of_another_model_is_refused(table: Path) -> None:
