@@ -35,7 +35,7 @@ def test_eager_settings_are_close_to_their_own_estimates(
     setting = TrainSetting(
         batch_size=batch_size, precision=precision, optimizer=optimizer, checkpointing=checkpointing
     )
-    # Nearer than the prior is trusted to be (8% an axis): in a shared step phases overlap otherwise.
+    # Nearer than the prior is trusted to be, 8% an axis: shared phases overlap otherwise.
     own = estimate(model, setting, gpu=recognise_gpu(H100.name, H100.total_bytes))
     shared = DeviceEstimator(H100)(model, setting)
     assert shared is not None
