@@ -15,7 +15,7 @@ from search.space import Candidate, Space
 from search.strategy import Choice, Situation, Strategy
 from search.study import Claim
 
-SAME_CRASHES = 3
+SAME_FAILURES = 3
 LEAST_SECONDS = 1.0  # of a deadline: what has just begun can at least be ended in order
 MAX_LOST_CLAIMS = 20  # in a row, to other tuners: then their study is left to them
 
@@ -163,8 +163,8 @@ class Session:
             if self.limits.seconds_left() == 0:
                 return "the budget has ended"
             lost = 0 if self._probe(choice) else lost + 1
-            if self._all_crash_alike():
-                return f"the first {SAME_CRASHES} probes crashed alike"
+            if self._all_fail_alike():
+                return f"the first {SAME_FAILURES} probes failed alike"
             if lost > MAX_LOST_CLAIMS:
                 return "other tuners took every probe that was worth making"
 
@@ -217,12 +217,13 @@ class Session:
         self.records.append(record)
         self.book.finish(claim, record)
 
-    def _all_crash_alike(self) -> bool:
-        """Whether nothing but one and the same crash was seen: then it is not the settings."""
+    def _all_fail_alike(self) -> bool:
+        """Whether nothing but one and the same crash was seen, or one and the same refusal (of a
+        library that is missing): then it is not the settings."""
         records = self.in_space()
         ends = {(r.status, r.message) for r in records}
         only = ends.pop() if len(ends) == 1 else ("", "")
-        return only[0] == "crashed" and len(records) >= SAME_CRASHES
+        return only[0] in ("crashed", "unsupported") and len(records) >= SAME_FAILURES
 
     def in_space(self) -> list[MeasurementRecord]:
         """The records of settings that are searched now: a study may have others of a wider search,

@@ -114,10 +114,11 @@ def test_an_interrupt_ends_with_the_best_so_far(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_the_same_crash_three_times_ends_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", ["crashed", "unsupported"])
+def test_the_same_failure_three_times_ends_it(tmp_path: Path, status: str) -> None:
     def crashing(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         return probe(choice, probe_id, deadline_seconds).model_copy(
-            update={"status": "crashed", "step_seconds": (), "images_per_second": None,
+            update={"status": status, "step_seconds": (), "images_per_second": None,
                     "message": "RuntimeError: the factory raised"}
         )  # fmt: skip
 
