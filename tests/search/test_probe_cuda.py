@@ -21,6 +21,7 @@ from planner.schema.record import Clocks
 from planner.units import GIB, MIB
 from search.probe import measure, meter
 from search.probe.nvml import NvmlMemory, NvmlProcess
+from search.probe.precision import set_precision
 from search.probe.protocol import ProbeRequest
 from search.probe.report import Report
 from search.probe.stopping import StopRule
@@ -167,7 +168,7 @@ def test_precision_is_set_both_ways(
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if matmul == "highest" else "highest")
     setting = TrainSetting.model_validate({"precision": precision})
-    measure.set_precision(ProbeRequest(model=FactoryModel(factory="a:b"), setting=setting))
+    set_precision(ProbeRequest(model=FactoryModel(factory="a:b"), setting=setting))
     assert torch.get_float32_matmul_precision() == matmul
     assert torch.backends.cudnn.allow_tf32 == cudnn
     torch.set_float32_matmul_precision(before)
