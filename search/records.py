@@ -78,12 +78,31 @@ def format_record(record: MeasurementRecord) -> bytes:
     return record.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
-def append_records(path: Path | str, records: list[MeasurementRecord]) -> int:
+def check_writable(path: Path | str, option: str = "--output") -> None:
+    """Opens `path` to append, and changes nothing in it. Raises RecordsNotWrittenError, which names
+    the option that `path` was given with."""
+    try:
+        with _locked(Path(path)):
+            pass
+    except OSError as error:
+        raise _not_written(path, error, option) from error
+
+
+def _not_written(path: Path | str, error: OSError, option: str) -> RecordsNotWrittenError:
+    return RecordsNotWrittenError(
+        f"{path} cannot be written: {error.strerror}.", f"Free space or choose another {option}."
+    )
+
+
+def append_records(
+    path: Path | str, records: list[MeasurementRecord], option: str = "--output"
+) -> int:
     """Appends those of `records` whose `probe_id` is not in the file; on disk when this returns.
 
     Several processes may append to one file: it is locked meanwhile. A torn last line (a writer
     that was killed) is cut off first: it holds no record. Returns how many were new.
-    Raises RecordsNotWrittenError, with the file as long as it was before, when the disk is full.
+    Raises RecordsNotWrittenError, with the file as long as it was before, when the disk is full;
+    it names the `option` that `path` was given with.
     """
     path = Path(path)
     try:
@@ -93,9 +112,7 @@ def append_records(path: Path | str, records: list[MeasurementRecord]) -> int:
             if fresh:
                 _append(descriptor, b"".join(format_record(r) for r in fresh))
     except OSError as error:
-        raise RecordsNotWrittenError(
-            f"{path} cannot be written: {error.strerror}.", "Free space or choose another --output."
-        ) from error
+        raise _not_written(path, error, option) from error
     return len(fresh)
 
 

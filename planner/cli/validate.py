@@ -28,7 +28,7 @@ DEFAULT_GRID = {
 @click.command()
 @click.argument("models", nargs=-1, metavar="[MODEL]…")
 @with_model_options
-@click.option("--matrix", metavar="FILE", help="Rows to measure, as tests/truth/matrix.yaml.")
+@click.option("--matrix", metavar="FILE", help="Rows to measure, as tests/truth/memory.yaml.")
 @click.option(
     "--record",
     metavar="FILE",
@@ -57,7 +57,11 @@ def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     """
     from search.validation.compare import compare
 
-    records = _replayed(given["replay"]) if given["replay"] else _measured(models, given)
+    budget_seconds = _check(models, given)
+    if given["replay"]:
+        records = _replayed(given["replay"])
+    else:
+        records = _measured(models, given, budget_seconds)
     if given["only_list"]:
         return
     comparisons = compare(records)
@@ -73,6 +77,24 @@ def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
         _print_comparison(comparisons, records)
 
 
+def _check(models: tuple[str, ...], given: dict[str, Any]) -> float | None:
+    """Refuses what contradicts itself before anything is read; the budget in seconds."""
+    if given["replay"] and (models or given["matrix"]):
+        what = "a MODEL" if models else "a --matrix"
+        raise UsageError(
+            f"{what} and --replay were both given, and a replay measures nothing.",
+            "Name one of them.",
+        )
+    if given["budget"] is None:
+        return None
+    seconds = parse_seconds(given["budget"])
+    if seconds <= 0:
+        raise UsageError(
+            f"--budget {given['budget']} is no time to measure in.", "Write 90s, 10m or 1h30m."
+        )
+    return seconds
+
+
 def _replayed(files: Sequence[str]) -> list[MeasurementRecord]:
     from search.records import read_records
 
@@ -81,15 +103,19 @@ def _replayed(files: Sequence[str]) -> list[MeasurementRecord]:
         if not Path(file).exists():
             raise PlannerError(f"there is no file {file}.")
         read = read_records(file)
+        if read.fault and not read.records:
+            raise PlannerError(f"{read.fault}: no record was read.")
         records += read.records
         if read.fault:
             click.echo(f"{read.fault}; {len(read.records)} records before it were read.", err=True)
     return records
 
 
-def _measured(models: tuple[str, ...], given: dict[str, Any]) -> list[MeasurementRecord]:
+def _measured(
+    models: tuple[str, ...], given: dict[str, Any], budget_seconds: float | None
+) -> list[MeasurementRecord]:
     from search.probe.device import choose_device, why_no_gpu
-    from search.records import read_records
+    from search.records import check_writable, read_records
     from search.validation.run import measure, remaining_rows
 
     rows = _rows(models, given)
@@ -101,6 +127,7 @@ def _measured(models: tuple[str, ...], given: dict[str, Any]) -> list[Measuremen
         click.echo(f"{len(rows)} rows, {len(rows) - len(left)} of them in {file}.")
         return []
     device = choose_device(given["device"])
+    check_writable(file, "--record")
     if device == "cpu":
         reason = why_no_gpu() or "the CPU was asked for"
         click.echo(f"Measuring on the CPU ({reason}): the estimate is of a CUDA device, so its "
@@ -108,8 +135,7 @@ def _measured(models: tuple[str, ...], given: dict[str, Any]) -> list[Measuremen
     click.echo(f"{len(left)} of {len(rows)} rows to measure on {device}; records in {file}.",
                err=True)  # fmt: skip
     try:
-        measure(rows, device, file, _print_progress,
-                parse_seconds(given["budget"]) if given["budget"] else None)  # fmt: skip
+        measure(rows, device, file, _print_progress, budget_seconds)
     except KeyboardInterrupt:
         click.echo("Stopped. The same command goes on from here.", err=True)
     return list(read_records(file).records)

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from planner.errors import PlannerError
 from planner.estimate import Estimate, judge, step_ledger
 from planner.hardware import Gpu, recognise_gpu
 from planner.schema import MeasurementRecord, SwinConfig
+from planner.step.allocator_config import AllocatorConfig, parse_allocator_config
+from planner.step.compiled.modes import GRAPH_MODES
+from search.validation.disturbance import has_own_bytes
 from search.validation.matrix import is_held_out
 
 QUANTITIES = ("allocated", "reserved", "device", "step time")
@@ -19,7 +23,11 @@ PHASES = ("before_step", "after_forward", "after_backward", "after_optimizer")
 @dataclass(frozen=True)
 class Comparison:
     """One measured record and its estimate. Figures by quantity: (predicted, measured), bytes or
-    seconds; live bytes by phase where they were recorded."""
+    seconds; live bytes by phase where they were recorded.
+
+    A replayed CUDA graph allocates nothing, so torch counts only what lives outside the graph's
+    pool, and the ledger counts the pool: there only reserved and device bytes are compared.
+    """
 
     record: MeasurementRecord
     estimate: Estimate
@@ -41,6 +49,7 @@ def compare(records: Iterable[MeasurementRecord]) -> list[Comparison]:
         if record.status == "measured"
         and record.device.kind == "cuda"
         and isinstance(record.model, SwinConfig)
+        and is_modelled(record)
     ]
 
 
@@ -53,13 +62,14 @@ def _compare(record: MeasurementRecord) -> Comparison:
         ("reserved", estimate.peak_reserved_bytes, record.peak_reserved_bytes),
         ("device", estimate.device_total_bytes, record.device_bytes),
     )
+    graphs = record.setting.compile in GRAPH_MODES
     for quantity, predicted, measured in pairs:
-        if measured:
+        if measured and not (graphs and quantity == "allocated"):
             figures[quantity] = (float(predicted), float(measured))
     if estimate.throughput and record.step_seconds:
         figures["step time"] = (estimate.throughput.step_seconds, median(record.step_seconds))
     phases = {}
-    if record.phases is not None:
+    if record.phases is not None and not graphs:
         live = estimate.live_bytes
         measured_phases = {
             "before_step": record.phases.before_step,
@@ -79,9 +89,26 @@ def _compare(record: MeasurementRecord) -> Comparison:
 def estimate_of(record: MeasurementRecord) -> Estimate:
     """What the planner says of a record's model and setting on the record's device."""
     assert isinstance(record.model, SwinConfig)
+    ledger = step_ledger(record.model, record.setting)
     return judge(
-        record.model, record.setting, step_ledger(record.model, record.setting), gpu_of(record)
+        record.model, record.setting, ledger, gpu_of(record), allocator=allocator_of(record)
     )
+
+
+def allocator_of(record: MeasurementRecord) -> AllocatorConfig | None:
+    """The allocator's options that the record was measured under; None for torch's defaults.
+    Raises PlannerError where they are not modelled."""
+    written = record.versions.get("allocator_config")
+    return parse_allocator_config(written) if written else None
+
+
+def is_modelled(record: MeasurementRecord) -> bool:
+    """Whether an estimate can be made for what the record was measured under."""
+    try:
+        allocator_of(record)
+    except PlannerError:
+        return False
+    return True
 
 
 def gpu_of(record: MeasurementRecord) -> Gpu | None:
@@ -139,13 +166,15 @@ def fit_overheads(comparisons: Sequence[Comparison]) -> dict[str, dict[str, Any]
     """architecture -> the entry of `planner/hardware/overheads.json`, from the rows not held out.
 
     The context is the median of device bytes less reserved bytes; the error of reserved bytes is
-    the worst seen, and never under 1%. Only eager rows count.
+    the worst seen, and never under 1%. Only eager rows count whose bytes are their own: none where
+    other processes held memory, or where memory ran short meanwhile.
     """
     fitted: dict[str, dict[str, Any]] = {}
     groups: dict[str, list[Comparison]] = {}
     for c in comparisons:
         gpu = gpu_of(c.record)
-        if gpu is not None and not c.held_out and c.record.setting.compile == "off":
+        eager = c.record.setting.compile == "off"
+        if gpu is not None and not c.held_out and eager and has_own_bytes(c.record):
             groups.setdefault(gpu.architecture, []).append(c)
     for architecture, rows in groups.items():
         contexts = sorted(

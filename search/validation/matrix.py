@@ -18,6 +18,7 @@ from planner.libraries.resolve import resolve_model
 from planner.schema import FactoryModel, MeasurementRecord, SwinConfig, TrainSetting, parse
 
 HELD_OUT_ONE_IN = 4
+EXAMPLE = "See tests/truth/memory.yaml."
 
 
 class Group(BaseModel):
@@ -79,17 +80,30 @@ def read_matrix(path: Path) -> list[Row]:
     Combinations that a library cannot do are left out. Raises UsageError for a file that cannot be
     read as a matrix.
     """
+    return expand(parse(MatrixFile, read_yaml(path), str(path)).groups)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a matrix file holds, read as UTF-8 whatever the locale. Raises PlannerError
+    where it cannot be read, UsageError where it is no mapping."""
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.safe_load(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise PlannerError(f"{path} cannot be read: {error.strerror}.") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path} is not YAML: {error}") from error
-    if not isinstance(data, dict):
+    except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path} is not a matrix: it has no groups.", "See tests/truth/matrix.yaml."
-        )
-    return expand(parse(MatrixFile, data, str(path)).groups)
+            f"{path} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}."
+        ) from None
+    except yaml.YAMLError as error:
+        words = " ".join(str(error).split())
+        raise UsageError(f"{path} is not YAML: {words}") from None
+    except RecursionError:
+        raise UsageError(f"{path} is nested too deep for a matrix.", EXAMPLE) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise UsageError(f"{path} cannot be read as a matrix: {error}.", EXAMPLE) from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} is not a matrix: it has no groups.", EXAMPLE)
+    return data
 
 
 def expand(groups: list[Group]) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -11,14 +12,27 @@ from pathlib import Path
 
 from planner.errors import PlannerError
 from planner.schema import MeasurementRecord, SwinConfig
+from planner.schema.record import BUDGET_ENDED
 from search.probe.nursery import Nursery
 from search.probe.protocol import ProbeRequest
 from search.probe.runner import run_probe
 from search.records import append_records, read_records
+from search.validation.disturbance import is_disturbed
 from search.validation.matrix import Row, row_key
 
 DEADLINE_SECONDS = 90.0
-COMPILED_DEADLINE_SECONDS = 420.0  # max-autotune of a whole Swin takes minutes
+COMPILED_DEADLINE_SECONDS = 420.0
+# From a cold cache on few cores max-autotune benchmarks each matmul and convolution of a whole Swin
+# (inferred: no device has been measured by us yet).
+AUTOTUNED_DEADLINE_SECONDS = 900.0
+# A library's first row waits for its process to import torch and the library: a minute and more
+# from a network disk.
+IMPORT_SECONDS = 120.0
+# No row is begun with less than this left: it would be cut short and have to be measured again.
+LEAST_SECONDS = 30.0
+LEAST_COMPILED_SECONDS = 120.0
+# What times out or crashes is tried once more by the next run, and no more.
+TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -45,25 +59,68 @@ class _Nurseries:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def has(self, row: Row) -> bool:
+        """Whether the library of `row` was imported for an earlier one."""
+        return _library_of(row) in self._by_library
+
     def of(self, row: Row) -> Nursery:
-        library = row.model.library if isinstance(row.model, SwinConfig) else ""
+        library = _library_of(row)
         if library not in self._by_library:
             nursery = Nursery(row.model if library else None)
             self._by_library[library] = self._stack.enter_context(nursery)
         return self._by_library[library]
 
 
+def _library_of(row: Row) -> str:
+    return row.model.library if isinstance(row.model, SwinConfig) else ""
+
+
 def remaining_rows(rows: Sequence[Row], records: Iterable[MeasurementRecord]) -> list[Row]:
-    """Those of `rows` that `records` do not hold yet; each record stands for one repeat."""
-    done = Counter(row_key(record.model, record.setting) for record in records)
+    """Those of `rows` that `records` do not settle yet.
+
+    A record that says something of its setting settles one repeat. One that does not (cut short by
+    the budget, out of memory because of other processes) settles none. A crash or a timeout may be
+    either: each setting has `TRIES` of them before one settles a repeat.
+    """
+    settled: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
+    for record in records:
+        key = row_key(record.model, record.setting)
+        if is_settled(record):
+            settled[key] += 1
+        elif not is_disturbed(record):
+            failures[key] += 1
+            settled[key] += failures[key] % TRIES == 0
     left = []
     for row in rows:
         key = row_key(row.model, row.setting)
-        if done[key] > 0:
-            done[key] -= 1
+        if settled[key] > 0:
+            settled[key] -= 1
         else:
             left.append(row)
     return left
+
+
+def is_settled(record: MeasurementRecord) -> bool:
+    """Whether measuring the same setting again would say the same."""
+    if record.status == "out_of_memory":
+        return not is_disturbed(record)
+    return record.status in ("measured", "unsupported", "non_finite")
+
+
+def row_deadline(row: Row, first_of_library: bool) -> float:
+    """Seconds that a row may take where no budget is shorter."""
+    seconds = DEADLINE_SECONDS
+    if row.setting.compile.startswith("max-autotune"):
+        seconds = AUTOTUNED_DEADLINE_SECONDS
+    elif row.setting.compile != "off":
+        seconds = COMPILED_DEADLINE_SECONDS
+    return seconds + row.measure_seconds + (IMPORT_SECONDS if first_of_library else 0.0)
+
+
+def least_seconds(row: Row) -> float:
+    """Seconds that must be left for a row to be begun."""
+    return LEAST_SECONDS if row.setting.compile == "off" else LEAST_COMPILED_SECONDS
 
 
 def measure(
@@ -76,8 +133,9 @@ def measure(
 ) -> list[MeasurementRecord]:
     """Probes `rows` on `device` in order, appending to `file`; stops before the budget is over.
 
-    Rows that `file` holds already (for the same model and setting) are not measured again, so an
-    interrupted run goes on where it was. Raises PlannerError where the file is damaged.
+    Rows that `file` settles already (for the same model and setting) are not measured again, so an
+    interrupted run goes on where it was; rows that the rest of the budget is too short for are
+    passed over. Raises PlannerError where the file is damaged or cannot be written.
     """
     known = read_records(file)
     if known.fault:
@@ -101,12 +159,12 @@ def _measure_all(
     started = time.monotonic()
     measured = []
     for number, row in enumerate(left, start=1):
-        deadline = COMPILED_DEADLINE_SECONDS if row.setting.compile != "off" else DEADLINE_SECONDS
+        deadline = row_deadline(row, first_of_library=not nurseries.has(row))
+        rest = math.inf
         if budget_seconds is not None:
             rest = budget_seconds - (time.monotonic() - started)
-            if rest <= 0:
-                break
-            deadline = min(deadline, rest)
+            if rest < least_seconds(row):
+                continue
         began = time.monotonic()
         request = ProbeRequest(
             model=row.model,
@@ -115,8 +173,10 @@ def _measure_all(
             max_measure_seconds=row.measure_seconds,
             record_phases=phases,
         )
-        record = run_probe(request, deadline_seconds=deadline, nursery=nurseries.of(row))
-        append_records(file, [record])
+        record = run_probe(request, deadline_seconds=min(deadline, rest), nursery=nurseries.of(row))
+        if record.status == "timed_out" and rest < deadline:
+            record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
+        append_records(file, [record], "--record")
         measured.append(record)
         on_progress(Progress(number, len(left), row, record, time.monotonic() - began))
     return measured

@@ -11,7 +11,7 @@ import pytest
 
 from planner.errors import PlannerError, UsageError
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from planner.schema.record import PhaseBytes
+from planner.schema.record import BUDGET_ENDED, PhaseBytes
 from search.records import append_records, read_records
 from search.validation.compare import (
     accuracy,
@@ -20,8 +20,16 @@ from search.validation.compare import (
     fit_overheads,
     rank_correlation,
 )
-from search.validation.matrix import Group, expand, is_held_out, read_matrix, row_key
-from search.validation.run import measure, remaining_rows
+from search.validation.matrix import Group, Row, expand, is_held_out, read_matrix, row_key
+from search.validation.run import (
+    AUTOTUNED_DEADLINE_SECONDS,
+    IMPORT_SECONDS,
+    LEAST_COMPILED_SECONDS,
+    LEAST_SECONDS,
+    measure,
+    remaining_rows,
+    row_deadline,
+)
 
 TRUTH = Path(__file__).parent.parent / "truth"
 TINY = SwinConfig(image_size=(28, 28), depths=(1, 1), num_heads=(1, 2), embed_dim=16, num_classes=4)
@@ -85,6 +93,68 @@ def test_rows_that_are_recorded_are_not_measured_again() -> None:
     assert len(remaining_rows(rows, [once, once])) == 2
 
 
+OTHERS = "2 other processes on the GPU hold 3.00 GiB"
+
+
+@pytest.mark.parametrize(
+    ("found", "is_done"),
+    [
+        ([{"status": "measured"}], True),
+        ([{"status": "unsupported"}], True),
+        ([{"status": "non_finite"}], True),
+        ([{"status": "out_of_memory"}], True),
+        # others held the device: it may fit once they are gone
+        ([{"status": "out_of_memory", "flags": (OTHERS,)}], False),
+        ([{"status": "timed_out", "flags": (BUDGET_ENDED,)}], False),
+        ([{"status": "timed_out", "flags": (BUDGET_ENDED,)}] * 5, False),
+        # its own deadline, or a crash: once is no proof, twice is
+        ([{"status": "timed_out"}], False),
+        ([{"status": "crashed"}], False),
+        ([{"status": "crashed"}, {"status": "timed_out"}], True),
+        ([{"status": "crashed", "flags": (OTHERS,)}] * 2, False),
+    ],
+)
+def test_a_row_is_done_when_a_record_says_something_of_its_setting(
+    found: list[dict[str, object]], is_done: bool
+) -> None:
+    row = Row("g", TINY, TrainSetting(), repeat=0, measure_seconds=1.0)
+    records = [record_of(row.setting, **fields) for fields in found]
+    assert (remaining_rows([row], records) == []) is is_done
+
+
+def row_of(compile_mode: str = "off") -> Row:
+    setting = TrainSetting.model_validate({"compile": compile_mode, "precision": "fp32"})
+    return Row("g", TINY, setting, repeat=0, measure_seconds=2.0)
+
+
+def test_deadlines_leave_time_for_a_first_import_and_for_autotuning() -> None:
+    eager = row_deadline(row_of(), first_of_library=False)
+    assert row_deadline(row_of(), first_of_library=True) == eager + IMPORT_SECONDS
+    compiled = row_deadline(row_of("default"), first_of_library=False)
+    tuned = row_deadline(row_of("max-autotune"), first_of_library=False)
+    assert eager < compiled < AUTOTUNED_DEADLINE_SECONDS <= tuned
+
+
+def test_a_row_is_not_begun_with_too_little_time_and_the_next_may_be(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    assert measure([row_of("default")], "cpu", file, budget_seconds=LEAST_COMPILED_SECONDS) == []
+    assert measure([row_of()], "cpu", file, budget_seconds=LEAST_SECONDS) == []
+    # a compiled row that there is no time for does not keep an eager one from being measured
+    rows = [row_of("default"), row_of()]
+    found = measure(rows, "cpu", file, budget_seconds=LEAST_COMPILED_SECONDS - 1)
+    assert [record.setting.compile for record in found] == ["off"]
+
+
+def test_a_row_that_the_budget_cuts_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "r.jsonl"
+    monkeypatch.setattr("search.validation.run.LEAST_SECONDS", 0.0)
+    assert [r.cut_short for r in measure([row_of()], "cpu", file, budget_seconds=0.3)] == [True]
+    assert read_records(file).records[0].status == "timed_out"
+    assert [r.status for r in measure([row_of()], "cpu", file)] == ["measured"]
+
+
 def test_a_quarter_is_held_out_whatever_was_measured() -> None:
     settings = [TrainSetting(batch_size=n) for n in range(1, 401)]
     held = [is_held_out(record_of(s)) for s in settings]
@@ -135,6 +205,40 @@ def test_constants_are_fitted_from_the_rows_that_are_not_held_out() -> None:
     assert fitted["Hopper"]["context_high_bytes"] == used[-1]
     assert fitted["Hopper"]["reserved_error"] == 0.01
     assert "torch 2.11.0, 2026-11-20" in fitted["Hopper"]["basis"]
+
+
+def test_disturbed_rows_are_left_out_of_the_fit() -> None:
+    clean = [exact_record(n) for n in range(2, 20)]
+    retried = "3 allocations succeeded only after cached memory was given back"
+    disturbed = [
+        record.model_copy(update={"flags": (flag,), "device_bytes": 1})
+        for record in clean
+        for flag in (OTHERS, retried)
+    ]
+    assert fit_overheads(compare([*clean, *disturbed])) == fit_overheads(compare(clean))
+
+
+def test_cuda_graphs_are_compared_by_what_the_device_gives_up() -> None:
+    """A replayed graph allocates nothing: torch counts only what lies outside its pool."""
+    eager = exact_record(2)
+    graphs = eager.model_copy(
+        update={"setting": eager.setting.model_copy(update={"compile": "reduce-overhead"})}
+    )
+    assert set(compare([eager])[0].figures) >= {"allocated", "reserved", "device"}
+    found = compare([graphs])[0]
+    assert "allocated" not in found.figures
+    assert set(found.figures) >= {"reserved", "device"}
+    assert found.phases == {}
+
+
+def test_a_record_is_compared_under_the_allocator_it_was_measured_under() -> None:
+    record = exact_record(32)
+    expandable = {**record.versions, "allocator_config": "expandable_segments:True"}
+    found = compare([record.model_copy(update={"versions": expandable})])[0]
+    plain = compare([record])[0].estimate
+    assert found.estimate.peak_reserved_bytes != plain.peak_reserved_bytes
+    unknown = {**record.versions, "allocator_config": "backend:cudaMallocAsync"}
+    assert compare([record.model_copy(update={"versions": unknown})]) == []
 
 
 def test_only_measured_records_of_a_gpu_are_compared() -> None:

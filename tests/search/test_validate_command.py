@@ -1,0 +1,89 @@
+"""`planner validate` typed wrongly: one sentence, before anything is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.cli import main
+from search.validation.matrix import EXAMPLE
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_contradictions_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    file.touch()
+    for arguments, words in (
+        (["native:swin_tiny", "--replay", str(file)], "a MODEL and --replay were both given"),
+        (["--matrix", "m.yaml", "--replay", str(file)], "a --matrix and --replay were both given"),
+        (["native:swin_tiny", "--budget", "0s"], "--budget 0s is no time"),
+        (["native:swin_tiny", "--budget", "-5s"], "a duration is a number with a unit"),
+    ):
+        assert main(["validate", *arguments]) == 2
+        printed = capsys.readouterr()
+        assert words in printed.err
+        assert printed.out == ""
+        assert "to measure on" not in printed.err
+
+
+def test_an_unwritable_record_is_noticed_before_the_first_row(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["validate", "native:swin_tiny", "--device", "cpu", "--record"]
+    assert main([*arguments, str(tmp_path / "nowhere" / "r.jsonl")]) == 1
+    printed = capsys.readouterr().err
+    assert "cannot be written" in printed
+    assert "--record" in printed
+    assert "to measure on" not in printed
+
+
+def test_a_replay_of_no_records_is_a_fault(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_bytes(bytes(range(256)) * 9)
+    assert main(["validate", "--replay", str(file)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert "no record was read" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\xff\xfe\x00", "not text in UTF-8"),
+        (b"\x00\x01", "not YAML"),
+        (b"[" * 5000, "nested too deep"),
+        (b"groups: " + b"9" * 5000, "cannot be read as a matrix"),
+        (b"groups: [1\n", "not YAML"),
+        (b"- 1\n", "has no groups"),
+    ],
+)
+def test_a_file_that_is_no_matrix_is_one_error(
+    data: bytes, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_bytes(data)
+    assert main(["validate", "--matrix", str(file), "--list"]) == 2
+    printed = capsys.readouterr().err
+    assert words in printed
+    assert printed.count("\n") <= 2
+
+
+def test_a_matrix_is_read_as_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    from search.validation.matrix import read_matrix
+
+    file = tmp_path / "m.yaml"
+    text = "\ufeffgroups:\n  - {name: größer, models: [native:swin_tiny]}\n"
+    file.write_text(text, encoding="utf-8")
+    assert [row.group for row in read_matrix(file)] == ["größer"]
+
+
+def test_what_help_and_errors_name_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "--help"]) == 0
+    named = [w.strip(".") for w in f"{capsys.readouterr().out} {EXAMPLE}".split() if "truth/" in w]
+    assert len(named) >= 2
+    assert all((ROOT / name).exists() for name in named)
