@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MAX_SHOWN = 120  # characters of what a person wrote
+
 
 class PlannerError(Exception):
     """Something the person can mend. Printed without a traceback; the process exits with status 1.
@@ -33,15 +35,27 @@ class UnsupportedError(PlannerError):
     """What was asked for is understood, but the model, library or device cannot do it."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], way_out: str = "") -> UsageError:
+def unknown_name(kind: str, name: object, known: Iterable[str], way_out: str = "") -> UsageError:
     """The error for a name that is not in a list: says the nearest of those that are."""
-    near = nearest(name, known)
+    near = nearest(name, known) if isinstance(name, str) else []
     hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    return UsageError(f"unknown {kind} {name!r}.{hint}", way_out)
+    return UsageError(f"unknown {kind} {shorten(name)}.{hint}", way_out)
+
+
+def shorten(value: object, length: int = MAX_SHOWN) -> str:
+    """How a person's own value is shown to them: as Python writes it, control characters escaped,
+    and no more of it than tells which it is."""
+    try:
+        text = repr(value[: 2 * length] if isinstance(value, str | bytes) else value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, a list without end
+        return f"a value of type {type(value).__name__} that is too large to show"
+    return text if len(text) <= length else f"{text[:length]}…"
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The names in `known` that look most like `name`, best first (none when nothing is close)."""
+    if len(name) > MAX_SHOWN:
+        return []
     by_folded = {_fold(k): k for k in known}
     hits = difflib.get_close_matches(_fold(name), by_folded, n=count, cutoff=0.55)
     return [by_folded[h] for h in hits]

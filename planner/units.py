@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 
-from planner.errors import UsageError
+from planner.errors import UsageError, shorten
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
 _BINARY = {"KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 1024**4}
 _DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*$")
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]+)\s*")
+MAX_MEMORY_BYTES = 1024**6  # 1 EiB: whoever writes more has written a typing error
+MAX_SECONDS = 10 * 365 * 24 * 3600.0
 
 
 def parse_bytes(text: str) -> int:
@@ -18,15 +20,31 @@ def parse_bytes(text: str) -> int:
 
     Raises UsageError.
     """
-    match = _SIZE.match(text)
+    match = _SIZE.fullmatch(text)
     unit = match.group(2).upper() if match else ""
     scale = {"B": 1, **_BINARY, **_DECIMAL}.get(unit)
     if match is None or scale is None:
         raise UsageError(
-            f"a size is a number with a unit, and {text!r} is not.",
+            f"a size is a number with a unit, and {shorten(text)} is not.",
             "Write 24GiB (24 × 1024³ bytes) or 24GB (24 × 10⁹ bytes).",
         )
-    return int(float(match.group(1)) * scale)
+    size = float(match.group(1)) * scale
+    return check_memory(int(size) if size <= MAX_MEMORY_BYTES else size, shorten(text.strip()))
+
+
+def check_memory(num_bytes: float, said: str = "") -> int:
+    """A memory to fit into, as whole bytes. Raises UsageError for one that nobody has."""
+    if isinstance(num_bytes, bool) or not isinstance(num_bytes, int | float):
+        raise UsageError(
+            f"a memory is a number of bytes, and {shorten(num_bytes)} is not.",
+            "Write 24 * 1024**3.",
+        )
+    if not 1 <= num_bytes <= MAX_MEMORY_BYTES:
+        raise UsageError(
+            f"a memory is from 1 byte to 1 EiB, and {said or shorten(num_bytes)} is not.",
+            "Write 24GiB (24 × 1024³ bytes) or 24GB (24 × 10⁹ bytes).",
+        )
+    return int(num_bytes)
 
 
 def format_bytes(count: int, digits: int = 2) -> str:
@@ -42,12 +60,18 @@ def format_bytes(count: int, digits: int = 2) -> str:
 def parse_seconds(text: str) -> float:
     """`90s`, `10m`, `1h30m` or a bare number of seconds, to seconds. Raises UsageError."""
     compact = text.strip().lower()
-    parts = re.findall(r"(\d+(?:\.\d+)?)(h|m|s|)", compact)
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(h|m|s|)", compact)
     if not parts or "".join(n + u for n, u in parts) != compact:
         raise UsageError(
-            f"a duration is a number with a unit, and {text!r} is not.", "Write 90s, 10m or 1h30m."
+            f"a duration is a number with a unit, and {shorten(text)} is not.",
+            "Write 90s, 10m or 1h30m.",
         )
-    return sum(float(n) * {"h": 3600, "m": 60, "s": 1, "": 1}[u] for n, u in parts)
+    seconds = sum(float(n) * {"h": 3600, "m": 60, "s": 1, "": 1}[u] for n, u in parts)
+    if seconds > MAX_SECONDS:
+        raise UsageError(
+            f"a duration is ten years at most, and {shorten(text)} is more.", "Write 10m or 1h30m."
+        )
+    return seconds
 
 
 def format_seconds(seconds: float) -> str:
@@ -72,7 +96,7 @@ def parse_percent(text: str) -> float:
         value = -1.0
     if not 0 <= value < 1:
         raise UsageError(
-            f"a margin is a share of memory from 0% to under 100%, and {text!r} is not.",
+            f"a share is from 0% to under 100%, and {shorten(text)} is not.",
             "Write 5% or 0.05.",
         )
     return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +11,7 @@ from planner.callable_module import make_callable
 from planner.emit.counterpart import as_library, setting_faults
 from planner.emit.plan import Emitted, Model, Plan, refuse
 from planner.errors import UnsupportedError, UsageError, unknown_name
+from planner.files import MAX_RESULT_BYTES, NoFileError, parse_json, read_text
 from planner.schema import DeviceInfo, FactoryModel, SwinConfig, TrainSetting, parse
 from planner.schema.result import RESULT_FORMAT, Recommendation
 from planner.units import format_bytes
@@ -98,17 +98,17 @@ def read_result(path: str | Path) -> Recommendation:
     if file.is_dir():
         file = file / RESULT_FILE
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        text = read_text(file, MAX_RESULT_BYTES)
+    except NoFileError:
         raise UsageError(
             f"there is no result at {file}.",
             f"`planner tune MODEL --output DIR` leaves {RESULT_FILE} in DIR.",
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}.") from None
-    except json.JSONDecodeError as error:
+    try:
+        data = parse_json(text, str(file))
+    except UsageError as error:
         raise UsageError(
-            f"{file} is not whole JSON (line {error.lineno}: {error.msg}).",
+            error.message,
             "Run the same `planner tune` again: it goes on from its study and rewrites the file.",
         ) from None
     return _as_result(data, str(file))

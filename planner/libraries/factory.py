@@ -18,7 +18,7 @@ from planner.errors import PlannerError, UsageError, unknown_name
 if TYPE_CHECKING:
     from torch import nn
 
-_FORM = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+_FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def load_factory(spec: str) -> Callable[[], nn.Module]:
@@ -29,7 +29,7 @@ def load_factory(spec: str) -> Callable[[], nn.Module]:
     returns no `torch.nn.Module`.
     Raises UsageError where there is no such module or name, PlannerError where importing fails.
     """
-    if not _FORM.match(spec):
+    if not _FORM.fullmatch(spec):
         raise UsageError(
             f"a factory is written package.module:name, and {spec!r} is not.",
             "For example my_models.swin:build, where build() returns the torch.nn.Module.",

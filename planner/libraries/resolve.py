@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Mapping
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 from planner.errors import UsageError, nearest, unknown_name
+from planner.files import MAX_MODEL_BYTES, parse_json, parse_yaml, read_text
 from planner.libraries.microsoft.yaml_files import is_authors_file, read_authors_file
 from planner.libraries.registry import ROOMS, find_library
 from planner.schema import FactoryModel, SwinConfig, parse
 
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 LIST_MODELS = "List models with 'planner models'."
-_FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def resolve_model(
-    text: str, overrides: Mapping[str, Any] | None = None
+    text: str | PathLike[str], overrides: Mapping[str, Any] | None = None
 ) -> SwinConfig | FactoryModel:
     """The model that `text` names, with the fields of `overrides` in place of its own.
 
@@ -31,7 +32,8 @@ def resolve_model(
     fault, and UnsupportedError for what the library cannot build.
     """
     overrides = overrides or {}
-    if text.endswith(CONFIG_SUFFIXES):
+    text = fspath(text)
+    if text.lower().endswith(CONFIG_SUFFIXES):
         return _from_file(Path(text), overrides)
     prefix, colon, name = text.partition(":")
     if not colon:
@@ -102,34 +104,12 @@ def _from_file(path: Path, overrides: Mapping[str, Any]) -> SwinConfig:
 
 def _read(path: Path) -> Mapping[str, Any]:
     """The mapping in a YAML or JSON file. Raises UsageError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise UsageError(f"{path} cannot be read: {reason}.") from error
-    data = _parse_json(path, text) if path.suffix == ".json" else _parse_yaml(path, text)
+    text = read_text(path, MAX_MODEL_BYTES)
+    parse_text = parse_json if path.suffix.lower() == ".json" else parse_yaml
+    data = parse_text(text, str(path))
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds no fields.", "Write one field a line, as 'embed_dim: 96'.")
-    return data
-
-
-def _parse_json(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path} is not JSON: {error}.") from error
-
-
-def _parse_yaml(path: Path, text: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1})" if mark else ""
-        reason = getattr(error, "problem", None) or "it cannot be parsed"
-        raise UsageError(f"{path} is not YAML: {reason}{where}.") from error
+    return {str(field): value for field, value in data.items()}
 
 
 def _is_mistyped_library(prefix: str, name: str) -> bool:
@@ -137,7 +117,7 @@ def _is_mistyped_library(prefix: str, name: str) -> bool:
     if "." in prefix or not nearest(prefix, ROOMS):
         return False
     known = any(name in room.published or name in room.tagged for room in ROOMS.values())
-    return known or not (_FACTORY.match(f"{prefix}:{name}") and _is_module(prefix))
+    return known or not (_FACTORY.fullmatch(f"{prefix}:{name}") and _is_module(prefix))
 
 
 def _is_module(name: str) -> bool:
@@ -148,7 +128,7 @@ def _is_module(name: str) -> bool:
 
 
 def _factory(text: str, overrides: Mapping[str, Any]) -> FactoryModel:
-    if not _FACTORY.match(text):
+    if not _FACTORY.fullmatch(text):
         raise UsageError(
             f"{text!r} names no model.",
             f"Write LIBRARY:NAME (libraries: {', '.join(ROOMS)}), a YAML or JSON file, or "

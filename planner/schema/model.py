@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from planner.schema.faults import CrossFieldError, Fault
 
@@ -13,11 +13,33 @@ Library = Literal["native", "timm", "torchvision", "transformers", "microsoft"]
 LIBRARIES: tuple[Library, ...] = ("native", "timm", "torchvision", "transformers", "microsoft")
 
 
+# The one bound on sizes: of a batch, an image's side, a layer's channels. No device trains a tenth
+# of it, and products of sizes within it are still counted rightly.
+MAX_SIZE = 1 << 20
+MAX_STAGES = 16
+MAX_STAGE_BLOCKS = 1000
+MAX_NAME = 200
+
+
 def _split_commas(value: Any) -> Any:
     """`2,2,6,2` on a command line is the tuple (2, 2, 6, 2)."""
-    if isinstance(value, str) and value.strip():
+    if isinstance(value, str):
         parts = [part.strip() for part in value.replace("x", ",").split(",") if part.strip()]
+        if not parts:
+            raise ValueError("give a number, or several with commas between them")
         return tuple(parts) if len(parts) > 1 else parts[0]
+    return value
+
+
+def _version(value: Any) -> Any:
+    """A command line says 2 in text."""
+    return {"1": 1, "2": 2}.get(value.strip(), value) if isinstance(value, str) else value
+
+
+def _one_line(value: str) -> str:
+    """A name is printed and written into comments of code: it is one line and no more."""
+    if not value.isprintable():
+        raise ValueError("a name is one line without control characters")
     return value
 
 
@@ -39,9 +61,12 @@ def _window(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | tuple) else value
 
 
-Side = Annotated[int, Field(ge=1)]
+Side = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 ImageSize = Annotated[tuple[Side, Side], BeforeValidator(_pair)]
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
+Blocks = Annotated[int, Field(ge=1, le=MAX_STAGE_BLOCKS)]
+Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_one_line)]
+PerStage = Field(max_length=MAX_STAGES)
 
 
 class SwinConfig(BaseModel):
@@ -55,17 +80,17 @@ class SwinConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     library: Library = "native"
-    name: str | None = Field(default=None, description="the published name this came from, if any")
-    version: Literal[1, 2] = 1
+    name: Name | None = Field(default=None, description="the published name this came from, if any")
+    version: Annotated[Literal[1, 2], BeforeValidator(_version)] = 1
     image_size: ImageSize = (224, 224)
     patch_size: Side = 4
     in_channels: Side = 3
     num_classes: Side = 1000
     embed_dim: Side = 96
-    depths: Annotated[tuple[Side, ...], BeforeValidator(_as_tuple)] = (2, 2, 6, 2)
-    num_heads: Annotated[tuple[Side, ...], BeforeValidator(_as_tuple)] = (3, 6, 12, 24)
+    depths: Annotated[tuple[Blocks, ...], PerStage, BeforeValidator(_as_tuple)] = (2, 2, 6, 2)
+    num_heads: Annotated[tuple[Side, ...], PerStage, BeforeValidator(_as_tuple)] = (3, 6, 12, 24)
     window_size: Annotated[Side | tuple[Side, ...], BeforeValidator(_window)] = 7
-    mlp_ratio: Annotated[float, Field(gt=0)] = 4.0
+    mlp_ratio: Annotated[float, Field(gt=0, le=1024)] = 4.0
     qkv_bias: bool = True
     drop_rate: Rate = 0.0
     attn_drop_rate: Rate = 0.0
@@ -73,7 +98,7 @@ class SwinConfig(BaseModel):
     patch_norm: bool = True
     absolute_position_embedding: bool = False
     pretrained_window_size: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_tuple)
+        tuple[Annotated[int, Field(ge=0, le=MAX_SIZE)], ...], PerStage, BeforeValidator(_as_tuple)
     ] = Field(default=(0,), description="version 2: the window of pre-training, one or one a stage")
 
     @model_validator(mode="after")
@@ -102,6 +127,12 @@ class SwinConfig(BaseModel):
                     f"num_heads[{stage}] = {heads} does not divide the stage's "
                     f"{self.embed_dim << stage} channels (embed_dim × 2^{stage})",
                 )
+        if self.embed_dim * self.mlp_ratio < 1:
+            yield Fault(
+                ("mlp_ratio", "embed_dim"),
+                f"mlp_ratio {self.mlp_ratio:g} leaves the first stage's MLP no channel "
+                f"(embed_dim {self.embed_dim} × {self.mlp_ratio:g})",
+            )
         if min(self.image_size) < self.patch_size:
             yield Fault(
                 ("image_size", "patch_size"),

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from planner.errors import UnsupportedError
 from planner.schema.faults import CrossFieldError, Fault
+from planner.schema.model import MAX_SIZE
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16"]
 CompileMode = Literal[
@@ -23,9 +24,10 @@ COMPILE_MODES: tuple[CompileMode, ...] = (
 )  # fmt: skip
 OPTIMIZER_FAMILIES = ("adamw", "adam", "sgd", "adafactor", "lion", "rmsprop", "nadam", "radam")
 FUSED_FAMILIES = ("adamw", "adam", "sgd")  # of those above, as torch 2.13 has them
-_OPTIMIZER = re.compile(rf"^({'|'.join(OPTIMIZER_FAMILIES)})(-foreach|-fused|-forloop)?$")
-_CHECKPOINTING = re.compile(r"^(none|blocks|stages|nested|stages:\d+(,\d+)*)$")
-Count = Annotated[int, Field(ge=1)]
+_OPTIMIZER = re.compile(rf"({'|'.join(OPTIMIZER_FAMILIES)})(-foreach|-fused|-forloop)?")
+_CHECKPOINTING = re.compile(r"none|blocks|stages|nested|stages:[0-9]{1,3}(,[0-9]{1,3}){0,15}")
+Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+CountOrNone = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 
 
 class TrainSetting(BaseModel):
@@ -63,15 +65,15 @@ class TrainSetting(BaseModel):
     clip_grad: bool = False
     ema: bool = False
     zero_grad_to_none: bool = True
-    frozen_stages: Annotated[int, Field(ge=0)] = 0
-    lora_rank: Annotated[int, Field(ge=0)] = 0
-    validation_batch_size: Annotated[int, Field(ge=0)] = 0
+    frozen_stages: CountOrNone = 0
+    lora_rank: CountOrNone = 0
+    validation_batch_size: CountOrNone = 0
 
     @field_validator("checkpointing")
     @classmethod
     def _known_checkpointing(cls, value: str) -> str:
         value = value.replace(" ", "")
-        if not _CHECKPOINTING.match(value):
+        if not _CHECKPOINTING.fullmatch(value):
             raise ValueError("checkpointing is none, blocks, stages, stages:0,1 or nested")
         return value
 
@@ -79,7 +81,7 @@ class TrainSetting(BaseModel):
     @classmethod
     def _known_optimizer(cls, value: str) -> str:
         value = value.lower().replace("_", "-")
-        if not _OPTIMIZER.match(value):
+        if not _OPTIMIZER.fullmatch(value):
             raise ValueError(
                 f"optimizer is one of {', '.join(OPTIMIZER_FAMILIES)}, "
                 "with -foreach, -fused or -forloop after it if you like"

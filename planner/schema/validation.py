@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from planner.errors import UsageError, nearest
+from planner.errors import UsageError, nearest, shorten
 from planner.schema.faults import CrossFieldError, Fault
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+MAX_FAULTS = 20  # said at once
 _OTHER_ARM = frozenset({"int_type", "float_type", "tuple_type", "string_type"})
 
 
@@ -19,12 +20,18 @@ def parse(schema: type[ModelT], data: Mapping[str, Any], source: str) -> ModelT:
 
     `source` says where the data came from ("swin.yaml", "--set"), for the message.
     """
+    if not isinstance(data, Mapping):
+        raise UsageError(f"{source} is fields with their values, and {shorten(data)} is not.")
+    data = {str(field): value for field, value in data.items()}
     try:
-        return schema.model_validate(dict(data))
+        return schema.model_validate(data)
     except ValidationError as error:
         faults = list(dict.fromkeys(_faults(schema, data, error)))
     count = "one fault" if len(faults) == 1 else f"{len(faults)} faults"
-    raise UsageError(f"{source} has {count}:\n" + "\n".join(f"  {fault}" for fault in faults))
+    said = [f"  {fault}" for fault in faults[:MAX_FAULTS]]
+    if len(faults) > MAX_FAULTS:
+        said.append(f"  and {len(faults) - MAX_FAULTS:,} more")
+    raise UsageError("\n".join([f"{source} has {count}:", *said]))
 
 
 def _faults(schema: type[BaseModel], data: Mapping[str, Any], error: ValidationError) -> list[str]:
@@ -71,13 +78,15 @@ def _of_the_arm_meant(entries: list[Any]) -> Iterable[Any]:
 
 
 def _fault(schema: type[BaseModel], entry: Any) -> str:
-    field = ".".join(str(part) for part in entry["loc"] if not _is_union_arm(part))
+    field = ".".join(str(part)[:80] for part in entry["loc"] if not _is_union_arm(part))
+    if not field.isprintable():
+        field = shorten(field)
     if entry["type"] == "extra_forbidden":
         near = nearest(field, schema.model_fields)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return f"{field}: no such field.{hint}"
     message = entry["msg"].removeprefix("Value error, ")
-    shown = "" if entry["type"] == "missing" else f" (got {entry['input']!r})"
+    shown = "" if entry["type"] == "missing" else f" (got {shorten(entry['input'])})"
     return f"{field}: {message}{shown}" if field else message
 
 

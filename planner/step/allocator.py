@@ -195,7 +195,7 @@ def plain_pools(config: AllocatorConfig) -> list[tuple[PoolRules, int, int]]:
     segment = config.large_segment_bytes >> UNIT_BITS
     return [
         (PoolRules(1, SMALL_SEGMENT, SMALL + 1, 1), 0, SMALL),
-        (PoolRules(SMALL + 1, segment, MIN_LARGE, ROUND_LARGE), SMALL, 1 << 60),
+        (PoolRules(SMALL + 1, segment, MIN_LARGE, ROUND_LARGE), SMALL, 1 << 120),
     ]
 
 

@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-_NONE = 1 << 60  # above every size and every address
+_NONE = 1 << 120  # above every size and every address
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def test_another_architecture_is_refused_with_the_way_out(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", "{", "is not JSON"),
+        ("a.json", "{", "is not whole JSON"),
         ("a.yaml", "a: [", "is not YAML"),
         ("a.yaml", "- 1", "holds no fields"),
         ("a.yaml", "drop_rate: 2\nwindw: 3", "has 2 faults"),

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.errors import UnsupportedError, UsageError
+from planner.errors import UnsupportedError, UsageError, shorten
 from planner.libraries.published import IMAGENET_1K, IMAGENET_22K
 
 # What their config.py sets before a file is read, where it is not what a SwinConfig has too.
 DEFAULT_DROP_PATH = 0.1
 SECTIONS = {"swin": ("SWIN", 1), "swinv2": ("SWINV2", 2)}
 CLASSES = {"imagenet": IMAGENET_1K, "imagenet22K": IMAGENET_22K}
+MAX_FAULTS = 20  # said at once
 FIELDS = {
     "PATCH_SIZE": "patch_size",
     "IN_CHANS": "in_channels",
@@ -39,24 +40,26 @@ def read_authors_file(data: Mapping[str, Any], source: str) -> dict[str, Any]:
     The class count follows from the data set, as it does there. Raises UsageError, or
     UnsupportedError for a model that is no Swin version 1 or 2.
     """
-    model, dataset = data["MODEL"], data.get("DATA") or {}
-    if any(data.get("BASE") or []):
+    model, dataset = _section(data, "MODEL", source), _section(data, "DATA", source)
+    if data.get("BASE") not in (None, "", [], [""]):
         raise UsageError(
             f"{source} builds on other files (BASE), which are not read.",
             "Write their fields into one file.",
         )
     kind = model.get("TYPE", "swin")
-    if kind not in SECTIONS:
+    if not isinstance(kind, str) or kind not in SECTIONS:
         raise UnsupportedError(
-            f"{source} describes a {kind!r} model, which is not modelled.",
+            f"{source} describes a {shorten(kind)} model, which is not modelled.",
             f"Model types that are: {', '.join(SECTIONS)}.",
         )
     section, version = SECTIONS[kind]
-    own = model.get(section) or {}
-    unknown = sorted(set(own) - set(FIELDS) - {"QK_SCALE"})
-    if unknown or own.get("QK_SCALE") is not None:
-        faults = unknown or ["QK_SCALE"]
-        raise UnsupportedError(f"{source} sets what is not modelled: {', '.join(faults)}.")
+    own = _section(model, section, source)
+    faults = sorted(set(own) - set(FIELDS) - {"QK_SCALE"})
+    if own.get("QK_SCALE") is not None:
+        faults.append("QK_SCALE")
+    if faults:
+        listed = ", ".join(faults[:MAX_FAULTS]) + (", …" if len(faults) > MAX_FAULTS else "")
+        raise UnsupportedError(f"{source} sets what is not modelled: {listed}.")
     return {
         "library": "microsoft",
         "name": model.get("NAME", Path(source).stem),
@@ -69,14 +72,24 @@ def read_authors_file(data: Mapping[str, Any], source: str) -> dict[str, Any]:
     }
 
 
-def _num_classes(model: Mapping[str, Any], dataset: Mapping[str, Any], source: str) -> int:
+def _section(data: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
+    """The fields of a section, none where it is not there. Raises UsageError."""
+    section = data.get(name) or {}
+    if not isinstance(section, dict):
+        raise UsageError(
+            f"{source}: {name} is a section with fields of its own, not {shorten(section)}."
+        )
+    return {str(field): value for field, value in section.items()}
+
+
+def _num_classes(model: Mapping[str, Any], dataset: Mapping[str, Any], source: str) -> object:
     """Their data loader overwrites NUM_CLASSES for the data sets that it knows."""
     name = dataset.get("DATASET", "imagenet")
-    if name in CLASSES:
+    if isinstance(name, str) and name in CLASSES:
         return CLASSES[name]
     if "NUM_CLASSES" not in model:
         raise UsageError(
-            f"{source} names the data set {name!r}, whose class count is not known.",
+            f"{source} names the data set {shorten(name)}, whose class count is not known.",
             "Set MODEL.NUM_CLASSES in it.",
         )
-    return int(model["NUM_CLASSES"])
+    return model["NUM_CLASSES"]

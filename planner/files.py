@@ -1,0 +1,166 @@
+"""Files that people give us, read within bounds, and files of ours, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import UsageError
+from planner.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from yaml import Node
+
+# A model file has some twenty fields, a recommendation a few thousand settings at most.
+MAX_MODEL_BYTES = MIB // 4
+MAX_RESULT_BYTES = 64 * MIB
+MAX_DEPTH = 32
+# Of a YAML file with its aliases written out: nine aliases of nine aliases of … are few lines.
+MAX_YAML_VALUES = 20_000
+
+
+class NoFileError(UsageError):
+    """There is no such file."""
+
+
+def read_text(path: Path, limit_bytes: int) -> str:
+    """The text of `path`, UTF-8 with or without a byte order mark. Raises UsageError where there
+    is none, and where it has more than `limit_bytes` (a device may have no end)."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit_bytes + 1)
+    except FileNotFoundError as error:
+        raise NoFileError(f"{path} cannot be read: {error.strerror}.") from None
+    except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
+        raise UsageError(f"{path} cannot be read: {_reason(error)}.") from None
+    if len(data) > limit_bytes:
+        raise UsageError(f"{path} cannot be read: it is larger than {format_bytes(limit_bytes)}.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} cannot be read: it is not text.") from None
+
+
+def parse_json(text: str, source: str) -> Any:
+    """The value of a JSON text. Raises UsageError, naming `source`: no JSON, a key that is there
+    twice, numbers or nesting beyond reason."""
+    try:
+        data = json.loads(text, object_pairs_hook=_without_twins)
+    except json.JSONDecodeError as error:
+        reason = f"line {error.lineno}: {error.msg}"
+        raise UsageError(f"{source} is not whole JSON ({reason}).") from None
+    except RecursionError:
+        raise _too_deep(source) from None
+    except ValueError as error:  # a key twice, or a number of thousands of digits
+        raise UsageError(f"{source} cannot be read: {_reason(error)}.") from None
+    if any(depth > MAX_DEPTH for depth in _depths(data)):
+        raise _too_deep(source)
+    return data
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """The value of a YAML document. Raises UsageError, as `parse_json`; aliases count as what they
+    stand for."""
+    import yaml
+
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_nodes(node, source)
+        return loader.construct_document(node)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        reason = getattr(error, "problem", None) or "it cannot be parsed"
+        raise UsageError(f"{source} is not YAML: {reason}{where}.") from None
+    except RecursionError:
+        raise _too_deep(source) from None
+    except ValueError as error:  # a date that is none, or a number of thousands of digits
+        raise UsageError(f"{source} cannot be read: {_reason(error)}.") from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Whole or not at all: written beside `path` and moved into its place, on disk when this
+    returns. Raises OSError."""
+    beside = path.with_name(f".{os.urandom(8).hex()}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with open(os.open(beside, flags, 0o666), "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"{_twin(key for key, _ in pairs)[:80]!r} is there twice")
+    return found
+
+
+def _twin(keys: Iterable[str]) -> str:
+    """The first key that was there before; "" where none was."""
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            return key
+        seen.add(key)
+    return ""
+
+
+def _depths(data: Any) -> Iterator[int]:
+    """How deep each value that holds others lies."""
+    open_ = [(data, 1)]
+    while open_:
+        value, depth = open_.pop()
+        if isinstance(value, dict | list):
+            yield depth
+            inner = value.values() if isinstance(value, dict) else value
+            open_ += [(v, depth + 1) for v in inner if isinstance(v, dict | list)]
+
+
+def _check_nodes(root: Node, source: str) -> None:
+    """Raises UsageError where nesting, aliases written out or a key that is there twice are beyond
+    reason: before anything is made of them."""
+    from yaml import MappingNode, ScalarNode, SequenceNode
+
+    num_values = 0
+    open_: list[tuple[Node, int]] = [(root, 1)]
+    while open_:
+        node, depth = open_.pop()
+        num_values += 1
+        if num_values > MAX_YAML_VALUES:
+            raise UsageError(
+                f"{source} holds more than {MAX_YAML_VALUES:,} values, its aliases written out."
+            )
+        if depth > MAX_DEPTH:
+            raise _too_deep(source)
+        if isinstance(node, MappingNode):
+            if twin := _twin(key.value for key, _ in node.value if isinstance(key, ScalarNode)):
+                line = node.start_mark.line + 1
+                raise UsageError(
+                    f"{source} cannot be read: {twin[:80]!r} is there twice (from line {line} on)."
+                )
+            open_ += [(inner, depth + 1) for pair in node.value for inner in pair]
+        elif isinstance(node, SequenceNode):
+            open_ += [(inner, depth + 1) for inner in node.value]
+
+
+def _too_deep(source: str) -> UsageError:
+    return UsageError(f"{source} cannot be read: it is nested more than {MAX_DEPTH} deep.")
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in few words."""
+    if "integer string conversion" in str(error):
+        return "a number in it has thousands of digits"
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,137 @@
+"""Files of a person's: whatever they hold, the answer is a value or one UsageError, and soon."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from planner.emit import read_result
+from planner.errors import PlannerError, UsageError
+from planner.files import MAX_DEPTH, parse_json, parse_yaml, read_text, write_whole
+from planner.libraries.resolve import resolve_model
+
+BOMB = "\n".join(
+    ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    + [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in pairwise("abcdefghi")]
+    + ["depths: *i"]
+)  # fmt: skip
+MERGES = "\n".join(
+    ["a: &a {x: 1}"]
+    + [f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 9)}]}}" for a, b in pairwise("abcdefghi")]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("deep.json", "[" * 100_000, "nested more than"),
+        ("deep.json", '{"depths": ' + "[" * 40 + "]" * 40 + "}", "nested more than"),
+        ("deep.yaml", "[" * 900 + "]" * 900, "nested more than"),
+        ("deep.yaml", "depths: " + "[" * 40 + "]" * 40, "nested more than"),
+        ("self.yaml", "depths: &a [*a]", "nested more than|more than"),
+        ("bomb.yaml", BOMB, "its aliases written out"),
+        ("merges.yaml", MERGES, "its aliases written out"),
+        ("digits.json", '{"embed_dim": ' + "9" * 5000 + "}", "thousands of digits"),
+        ("digits.yaml", "embed_dim: " + "9" * 5000, "thousands of digits"),
+        ("hexadecimal.yaml", "embed_dim: 0x" + "f" * 5000, "embed_dim"),
+        ("date.yaml", "name: 2026-99-99", "month must be"),
+        ("twice.json", '{"embed_dim": 48, "embed_dim": 96}', "'embed_dim' is there twice"),
+        ("twice.yaml", "embed_dim: 48\nembed_dim: 96", "'embed_dim' is there twice"),
+        ("many.json", json.dumps({f"field{i}": 1 for i in range(3000)}), "and 2,980 more"),
+        ("long.json", json.dumps({"x" * 10_000: 1}), "no such field"),
+        ("number.yaml", "1: 2", "no such field"),
+        ("large.json", "[" + " " * 300_000, "larger than 256.00 KiB"),
+    ],
+)
+def test_a_hostile_model_file_is_one_short_error(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(UsageError, match=message) as caught:
+        resolve_model(file)
+    assert len(str(caught.value)) < 6000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 100_000, "nested more than"),
+        ('{"format": ' + "9" * 5000 + "}", "thousands of digits"),
+        ('{"format": 1, "format": 1}', "is there twice"),
+    ],
+)
+def test_a_hostile_result_is_one_error(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "recommendation.json"
+    file.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        read_result(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no file without an end")
+def test_a_file_without_an_end_is_not_read_to_it() -> None:
+    with pytest.raises(UsageError, match="larger than"):
+        read_result("/dev/zero")
+
+
+def test_a_path_that_is_none_is_one_error() -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        resolve_model("a\0b.yaml")
+    with pytest.raises(UsageError, match="cannot be read"):
+        resolve_model("x" * 5000 + ".yaml")
+
+
+@pytest.mark.parametrize("name", ["swin.json", "SWIN.JSON", "Swin.Yaml"])
+def test_a_byte_order_mark_and_capitals_are_no_fault(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_text(json.dumps({"embed_dim": 48}), encoding="utf-8-sig")
+    assert resolve_model(str(file)).embed_dim == 48  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("MODEL: {TYPE: [1]}", r"describes a \[1\] model"),
+        ("MODEL: {TYPE: swin}\nBASE: 5", "BASE"),
+        ("MODEL: {TYPE: swin}\nBASE: ['other.yaml']", "BASE"),
+        ("MODEL: {TYPE: swin, SWIN: 3}", "SWIN is a section"),
+        ("MODEL: {TYPE: swin}\nDATA: [1]", "DATA is a section"),
+        ("MODEL: {TYPE: swin, SWIN: {1: 2, DEPTH: 3}}", "not modelled: 1, DEPTH"),
+        ("MODEL: {TYPE: swin, NUM_CLASSES: many}\nDATA: {DATASET: own}", "num_classes"),
+        ("MODEL: {TYPE: swin}\nDATA: {DATASET: [1]}", "class count is not known"),
+    ],
+)
+def test_an_authors_file_of_other_types_is_one_error(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    file = tmp_path / "swin.yaml"
+    file.write_text(content)
+    with pytest.raises(PlannerError, match=message):
+        resolve_model(str(file))
+
+
+def test_an_authors_file_with_an_empty_base_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "swin.yaml"
+    file.write_text("BASE: ['']\nMODEL: {TYPE: swin, NAME: swin_tiny, SWIN: {EMBED_DIM: 48}}")
+    assert resolve_model(str(file)).embed_dim == 48  # type: ignore[union-attr]
+
+
+def test_nesting_within_reason_is_read() -> None:
+    deep = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    assert json.dumps(parse_json(deep, "it")) == json.dumps(parse_yaml(deep, "it")) == deep
+
+
+def test_what_is_written_is_whole_or_what_was_there(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    write_whole(file, "first\n")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(file, "half \ud800")
+    assert read_text(file, 100) == "first\n"
+    assert [found.name for found in tmp_path.iterdir()] == ["result.json"]
+    before = os.umask(0)
+    os.umask(before)
+    assert file.stat().st_mode & 0o777 == 0o666 & ~before
