@@ -46,7 +46,7 @@ class BaselineHunt:
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
         self.beliefs.tell(candidate, record)
-        if not record.cut_short and any(c.id == candidate.id for c in self.ladder):
+        if not record.inconclusive and any(c.id == candidate.id for c in self.ladder):
             self.fits[candidate.id] = is_feasible(record, self.budget_bytes)
 
     def ask(self, situation: Situation) -> Choice | None:

@@ -27,7 +27,7 @@ class WalkStrategy:
         self.stopped_because = ""
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
-        if not record.cut_short:
+        if not record.inconclusive:
             self.known.setdefault(candidate.id, record)
 
     def ask(self, situation: Situation) -> Choice | None:

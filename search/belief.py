@@ -74,7 +74,7 @@ class Belief:
     def tell(self, index: int, record: MeasurementRecord) -> None:
         """Learns from one probe of candidate `index`, whatever its end."""
         self.costs.tell(record)
-        if record.cut_short:
+        if record.inconclusive:
             return
         self.records.setdefault(index, []).append(record)
         self.closed[index] = True

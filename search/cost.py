@@ -42,9 +42,9 @@ class ProbeCosts:
         self.compiled: dict[str, list[float]] = {}
 
     def tell(self, record: MeasurementRecord) -> None:
-        """Learns from a probe that was measured, or that the budget's end cut short."""
+        """Learns from a probe that was measured, or that ended early for no fault of its own."""
         mode = record.setting.compile
-        if record.cut_short and mode != "off":
+        if record.status == "timed_out" and record.inconclusive and mode != "off":
             # It would have taken longer: as long again is the least informed of guesses.
             self.compiled.setdefault(mode, []).append(2 * record.probe_seconds)
         if record.status != "measured":

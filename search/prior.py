@@ -266,13 +266,13 @@ def estimate_bytes(estimate: Estimate, device: DeviceInfo) -> int:
 
 
 def record_bytes(record: MeasurementRecord) -> int | None:
-    """What a probe took of the device: all of the process on a GPU, growth of its RSS on a CPU."""
-    known = (
-        (record.device_bytes, record.peak_reserved_bytes, record.peak_allocated_bytes)
-        if record.device.kind == "cuda"
-        else (record.peak_allocated_bytes, record.device_bytes)
-    )
-    return next((n for n in known if n is not None), None)
+    """What a probe took of the device: all of the process on a GPU, growth of its RSS on a CPU.
+
+    Each figure is a lower bound, so the largest counts: a driver may tell too little of a process.
+    Nothing takes 0 bytes or fewer: that is a figure nobody has. None where nothing is known.
+    """
+    figures = (record.device_bytes, record.peak_reserved_bytes, record.peak_allocated_bytes)
+    return max((n for n in figures if n is not None and n > 0), default=None)
 
 
 def _scaled(

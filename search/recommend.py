@@ -80,7 +80,7 @@ def contenders(records: Iterable[MeasurementRecord], budget_bytes: int | None) -
     """The settings that ran within the budget, fastest first; one that failed once is none."""
     grouped: dict[str, list[MeasurementRecord]] = {}
     for record in records:
-        if not record.cut_short:
+        if not record.inconclusive:
             grouped.setdefault(setting_id(record.setting), []).append(record)
     found = [
         Contender(good[0].setting, tuple(good))
@@ -279,7 +279,12 @@ def _advice(records: Sequence[MeasurementRecord], search: Search) -> str:
     """What would make it fit, from how the probes (or the estimate) failed."""
     if records and all(r.cut_short for r in records):
         return "The budget ended before any probe did: allow more time with --budget."
-    records = [r for r in records if not r.cut_short]
+    if records and all(r.inconclusive for r in records):
+        return (
+            "Other processes held or took the memory that every probe was to have: free the "
+            "device, and run the same command to go on."
+        )
+    records = [r for r in records if not r.inconclusive]
     ends: dict[str, int] = {}
     for record in records:
         ends[record.status] = ends.get(record.status, 0) + 1

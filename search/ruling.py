@@ -51,7 +51,7 @@ def _failed_arms(records: Sequence[MeasurementRecord], budget_bytes: int) -> dic
     """Why larger batches of an arm were not tried, where a probe said so."""
     said = {}
     for record in records:
-        if record.cut_short:
+        if record.inconclusive:
             continue
         num_bytes = record_bytes(record) or 0
         arm = candidate(record.setting).arm

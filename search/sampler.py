@@ -211,7 +211,7 @@ class SamplerStrategy:
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
         if candidate.id in self.told or self.space.find(candidate.setting) is None:
             return
-        if record.cut_short:
+        if record.inconclusive:
             cut = self.open.pop(candidate.id, None)
             if cut is not None:
                 self.study.tell(cut, state=TrialState.FAIL)

@@ -16,6 +16,9 @@ from search.strategy import Choice, Situation, Strategy
 from search.study import Claim
 
 SAME_FAILURES = 3
+# In a row, for what other processes hold or took of the device: then it is not ours to measure on.
+MAX_CROWDED = 3
+MAX_TRIES = 2  # of one setting in one run, where others crowded it out
 LEAST_SECONDS = 1.0  # of a deadline: what has just begun can at least be ended in order
 MAX_LOST_CLAIMS = 20  # in a row, to other tuners: then their study is left to them
 
@@ -147,6 +150,8 @@ class Session:
         self.deadline, self.budget_bytes, self.on_progress = deadline, budget_bytes, on_progress
         self.records: list[MeasurementRecord] = []
         self.seen: set[str] = set()
+        self.crowded: list[str] = []  # settings that others crowded out in this run, one per probe
+        self.num_crowded = 0  # in a row
 
     def run(self, strategy: Strategy) -> str:
         """Probes until the strategy or a limit ends it. Returns why it ended."""
@@ -156,7 +161,7 @@ class Session:
             self._catch_up(strategy, told)
             if self.limits.trials is not None and len(self.records) >= self.limits.trials:
                 return f"{self.limits.trials} probes were made"
-            busy = self.book.busy()
+            busy = self.book.busy() | self._crowded_out()
             choice = strategy.ask(Situation(self.limits.seconds_left(), busy))
             if choice is None:
                 return strategy.stopped_because
@@ -165,8 +170,17 @@ class Session:
             lost = 0 if self._probe(choice) else lost + 1
             if self._all_fail_alike():
                 return f"the first {SAME_FAILURES} probes failed alike"
+            if self.num_crowded >= MAX_CROWDED:
+                return (
+                    "other processes took the device's memory: free it, and run the same command "
+                    "to go on"
+                )
             if lost > MAX_LOST_CLAIMS:
                 return "other tuners took every probe that was worth making"
+
+    def _crowded_out(self) -> set[str]:
+        """Settings that are left for another run: here others took their memory every time."""
+        return {c for c in self.crowded if self.crowded.count(c) >= MAX_TRIES}
 
     def _catch_up(self, strategy: Strategy, told: set[str]) -> None:
         """Tells the strategy what is not in `told`: of resumed studies and of other tuners too."""
@@ -182,7 +196,7 @@ class Session:
         for record in self.book.records():
             if record.probe_id not in self.seen:
                 self.seen.add(record.probe_id)
-                self.records.append(record)
+                self.records.append(record.judged_in(self.budget_bytes))
 
     def _probe(self, choice: Choice) -> bool:
         """One probe, from claim to record; False where another tuner had claimed it."""
@@ -199,6 +213,11 @@ class Session:
             raise
         if cut and record.status == "timed_out" and not record.cut_short:
             record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
+        record = record.judged_in(self.budget_bytes)
+        crowded = record.inconclusive and not record.cut_short
+        self.num_crowded = self.num_crowded + 1 if crowded else 0
+        if crowded:
+            self.crowded.append(choice.candidate.id)
         self._keep(claim, record)
         self._report("end", choice, record)
         return True

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.schema.model import ImageSize, Side, SwinConfig
 from planner.schema.setting import TrainSetting
+from planner.units import MIB
 
 RECORD_FORMAT = 1
 # The flag of a probe that was ended for no fault of its setting.
@@ -36,8 +37,17 @@ class FactoryModel(BaseModel):
         return self.factory
 
 
+# How far two readings of one device's memory may lie apart: NVML's total less its reserve and
+# CUDA's total differ by up to 1.3%, and the reserve by what ECC takes.
+SAME_MEMORY_SHARE = 0.02
+# What others may hold of a device without a word: an idle GPU's driver keeps a few MiB, a process
+# that computes at least its context of some hundred.
+NOTEWORTHY_SHARE, NOTEWORTHY_BYTES = 0.01, 256 * MIB
+
+
 class DeviceInfo(BaseModel):
-    """The device a probe ran on. `memory_cap_bytes` is set where a smaller card was emulated."""
+    """The device a probe ran on. `memory_cap_bytes` is set where a smaller card was emulated;
+    `uuid` is the driver's name of this very card."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -47,6 +57,32 @@ class DeviceInfo(BaseModel):
     capability: tuple[int, int] | None = None
     driver: str | None = None
     memory_cap_bytes: int | None = None
+    uuid: str | None = None
+
+    def is_like(self, other: DeviceInfo) -> bool:
+        """Whether a probe on `other` stands for one on this: the same kind of card, its memory read
+        to within 2%, and no figure (driver, capability) that both know and that differs."""
+        return (
+            (self.kind, self.name) == (other.kind, other.name)
+            and self.memory_cap_bytes == other.memory_cap_bytes
+            and _is_near(self.total_bytes, other.total_bytes)
+            and _may_equal(self.driver, other.driver)
+            and _may_equal(self.capability, other.capability)
+        )
+
+
+def noteworthy_bytes(total_bytes: int) -> int:
+    """From how much on, in bytes, what others hold of a device is worth a word: 1% of it, and
+    256 MiB at most."""
+    return min(int(NOTEWORTHY_SHARE * total_bytes), NOTEWORTHY_BYTES)
+
+
+def _is_near(a: int, b: int) -> bool:
+    return abs(a - b) <= SAME_MEMORY_SHARE * max(a, b)
+
+
+def _may_equal(a: object, b: object) -> bool:
+    return a is None or b is None or a == b
 
 
 class PhaseBytes(BaseModel):
@@ -103,8 +139,38 @@ class MeasurementRecord(BaseModel):
     probe_seconds: float = 0.0
     clocks: Clocks | None = None
     flags: tuple[str, ...] = Field(default=(), description="what may have disturbed the samples")
+    free_bytes: int | None = Field(default=None, description="of the GPU, when the probe began")
+    taken_bytes: int | None = Field(
+        default=None, description="by other processes from then to the end, or to the failure"
+    )
+    allowed_bytes: int | None = Field(
+        default=None, description="what a setting may take in the search that asked for it"
+    )
 
     @property
     def cut_short(self) -> bool:
         """Whether the budget ended it: then it says a probe's cost, and nothing of its setting."""
         return BUDGET_ENDED in self.flags
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether it ended for no fault of its setting, and so says nothing of it: cut short by the
+        budget, or out of memory or of time while others held or took what it was allowed."""
+        return self.cut_short or (
+            self.status in ("out_of_memory", "timed_out") and self.was_crowded
+        )
+
+    @property
+    def was_crowded(self) -> bool:
+        """Whether other processes left it less memory than it was allowed, or came while it ran and
+        took a share that is worth a word."""
+        slack = noteworthy_bytes(self.device.total_bytes)
+        taken = max(self.taken_bytes or 0, 0)
+        if self.free_bytes is None or self.allowed_bytes is None:
+            return taken > slack
+        left = self.free_bytes - taken
+        return left + slack < self.allowed_bytes or (self.status == "timed_out" and taken > slack)
+
+    def judged_in(self, allowed_bytes: int | None) -> MeasurementRecord:
+        """The same record, held against the memory that a search allows now."""
+        return self.model_copy(update={"allowed_bytes": allowed_bytes})

@@ -19,6 +19,7 @@ def at(rate: float, setting: TrainSetting = PLAIN, num_bytes: int = GIB, **updat
     seconds = setting.batch_size * setting.accumulate / rate
     samples = tuple(seconds * (1 + k / 5000) for k in range(-5, 6))
     fields = {"step_seconds": samples, "images_per_second": rate, "device_bytes": num_bytes,
+              "peak_allocated_bytes": num_bytes,
               "compile_seconds": 60.0 if setting.compile != "off" else None}  # fmt: skip
     return make_record(setting).model_copy(update={**fields, **update})
 

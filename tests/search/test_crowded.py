@@ -1,0 +1,162 @@
+"""A probe that other processes left no memory says nothing of its setting: one verdict for all."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.schema import DeviceInfo, MeasurementRecord, TrainSetting
+from planner.schema.record import BUDGET_ENDED
+from planner.units import GIB, MIB
+from search import tune as tune_file
+from search.baselines import WalkStrategy, largest_batch
+from search.belief import Belief, is_feasible
+from search.prior import generic_prior, record_bytes
+from search.probe.device import MemoryInUse
+from search.recommend import contenders
+from search.records import format_record, parse_record, read_records
+from search.sampler import SamplerStrategy, constraint, make_sampler
+from search.session import MAX_CROWDED
+from search.space import make_space
+from search.strategy import Choice, Situation
+from search.tune import tune
+from tests.search.tables import GPU, MODEL, SMALL, make_record
+
+BUDGET = int(16 * GIB * 0.95)
+SETTING = TrainSetting(batch_size=8, precision="fp32")
+
+
+def failed(status: str = "out_of_memory", **fields: object) -> MeasurementRecord:
+    ended = {"status": status, "step_seconds": (), "images_per_second": None, **fields}
+    return make_record(SETTING).model_copy(update=ended)
+
+
+@pytest.mark.parametrize(
+    ("fields", "inconclusive"),
+    [
+        ({}, False),  # a record of old: nobody said what was free
+        ({"free_bytes": 16 * GIB, "allowed_bytes": BUDGET}, False),
+        ({"free_bytes": 15 * GIB, "allowed_bytes": BUDGET}, True),
+        ({"free_bytes": BUDGET - 100 * MIB, "allowed_bytes": BUDGET}, False),  # under 1% of 16 GiB
+        ({"free_bytes": 16 * GIB, "taken_bytes": 9 * GIB, "allowed_bytes": BUDGET}, True),
+        ({"free_bytes": 16 * GIB, "taken_bytes": 9 * GIB, "allowed_bytes": 6 * GIB}, False),
+        ({"free_bytes": 16 * GIB, "taken_bytes": -9 * GIB, "allowed_bytes": BUDGET}, False),
+        ({"taken_bytes": 9 * GIB}, True),
+        ({"taken_bytes": 100 * MIB}, False),
+        ({"flags": (BUDGET_ENDED,)}, True),
+        ({"status": "timed_out", "free_bytes": 16 * GIB, "taken_bytes": 9 * GIB,
+          "allowed_bytes": 6 * GIB}, True),
+        ({"status": "timed_out", "free_bytes": 16 * GIB, "allowed_bytes": BUDGET}, False),
+        ({"status": "crashed", "free_bytes": GIB, "allowed_bytes": BUDGET}, False),
+        ({"status": "measured", "free_bytes": GIB, "allowed_bytes": BUDGET}, False),
+    ],
+)  # fmt: skip
+def test_what_others_took_is_not_the_settings_fault(
+    fields: dict[str, object], inconclusive: bool
+) -> None:
+    assert failed(**fields).inconclusive == inconclusive
+
+
+def test_it_is_held_against_the_memory_of_today() -> None:
+    """Out of memory with 6 GiB free, in a search for those: no word on one that allows 15 GiB."""
+    then = failed(free_bytes=6 * GIB, allowed_bytes=5 * GIB)
+    assert not then.inconclusive
+    assert then.judged_in(15 * GIB).inconclusive
+    assert not then.judged_in(4 * GIB).inconclusive
+
+
+def test_records_of_old_still_read() -> None:
+    new = failed(free_bytes=6 * GIB, taken_bytes=0, allowed_bytes=5 * GIB)
+    assert parse_record(format_record(new)) == new
+    old = failed()
+    assert b"free_bytes" not in format_record(old)
+    assert parse_record(format_record(old)) == old
+
+
+def test_no_reader_of_records_holds_it_against_the_setting() -> None:
+    space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
+    crowded = failed(free_bytes=GIB, allowed_bytes=BUDGET)
+    index = space.index(SETTING.model_copy(update={"attention": "sdpa"}))
+    assert index is not None
+    candidate = space.candidates[index]
+    crowded = crowded.model_copy(update={"setting": candidate.setting})
+    belief = Belief(space, generic_prior(space, GPU), BUDGET)
+    belief.tell(index, crowded)
+    assert not belief.closed.any()
+    assert not belief.bytes.indices
+    sampler = SamplerStrategy(space, make_sampler("random", 0), BUDGET)
+    sampler.tell(candidate, crowded)
+    assert not sampler.told
+    walk = WalkStrategy(largest_batch(space, BUDGET))
+    walk.tell(candidate, crowded)
+    assert walk.ask(Situation()) == Choice(space.candidates[0])
+    good = make_record(candidate.setting)
+    assert [c.setting for c in contenders([crowded, good], BUDGET)] == [candidate.setting]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = MemoryInUse(16 * GIB, 0, 16 * GIB)
+    monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
+    monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
+    monkeypatch.setattr(tune_file, "versions", lambda: {"torch": "test"})
+    monkeypatch.setattr(tune_file, "memory_in_use", lambda wanted: whole)
+
+
+def crowded_out(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    """A neighbour has come, holds 13 GiB and takes the rest."""
+    record = make_record(choice.candidate.setting, total_bytes=1)
+    return record.model_copy(update={"free_bytes": 3 * GIB})
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("strategy", ["planner", "largest-batch", "tpe"])
+def test_a_search_ends_where_others_hold_the_device(tmp_path: Path, strategy: str) -> None:
+    given = {"restrict": SMALL, "estimator": None, "batch_size": (64, 96, 128), "output": tmp_path,
+             "strategy": strategy, "baseline": False, "budget_seconds": None}  # fmt: skip
+    nothing = tune(MODEL, prober=crowded_out, **given)  # type: ignore[arg-type]
+    assert nothing.status == "nothing_fits"
+    assert "other processes took the device's memory" in nothing.stopped_because
+    assert "Other processes held" in nothing.advice
+    records = read_records(tmp_path / "probes.jsonl").records
+    assert len(records) == MAX_CROWDED
+    assert all(r.allowed_bytes == BUDGET for r in records)
+    # When they are gone, the same command goes on, and nothing is closed.
+    found = tune(
+        MODEL,
+        prober=lambda choice, *_: make_record(choice.candidate.setting),
+        **given,  # type: ignore[arg-type]
+    )
+    assert found.status == "recommended"
+
+
+def whole(n: int) -> st.SearchStrategy[int | None]:
+    return st.one_of(st.none(), st.integers(-n, n), st.sampled_from((0, -1, 2**64 - 1, 1)))
+
+
+@given(device=whole(2**65), reserved=whole(2**41), allocated=whole(2**41), kind=st.booleans())
+def test_no_figure_of_a_driver_ends_a_search_or_passes_a_budget(
+    device: int | None, reserved: int | None, allocated: int | None, kind: bool
+) -> None:
+    where = GPU if kind else DeviceInfo(kind="cpu", name="a CPU", total_bytes=16 * GIB)
+    record = make_record(SETTING, device=where).model_copy(
+        update={
+            "device_bytes": device,
+            "peak_reserved_bytes": reserved,
+            "peak_allocated_bytes": allocated,
+        }
+    )
+    num_bytes = record_bytes(record)
+    assert num_bytes is None or num_bytes >= max(1, reserved or 0, allocated or 0)
+    for figure in (device, reserved, allocated):
+        if figure is not None and figure > BUDGET:
+            assert not is_feasible(record, BUDGET), "no other figure hides it"
+    assert math.isfinite(constraint(record, BUDGET))
+    space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
+    belief = Belief(space, generic_prior(space, GPU), BUDGET)
+    belief.tell(0, record)
+    assert not math.isnan(float(belief.outlook().log_bytes.sum()))
