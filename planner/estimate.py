@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 # One ledger holds at most so many micro-batches: the third repeats the second.
 RECORDED_MICRO_BATCHES = 2
+# Quoted, 4 A100s and 8 H100s: issues 964 and 1685 of NVIDIA/nccl.
+NCCL_BUFFERS = (
+    "NCCL's own buffers, outside PyTorch's allocator: 0.5 to 1.1 GB for each communicator were "
+    "seen on 4 to 8 GPUs, less is needed on one"
+)
 
 
 @dataclass(frozen=True)
@@ -286,8 +291,13 @@ def _left_out(config: SwinConfig | FactoryModel, setting: TrainSetting) -> list[
     left_out = ["cuDNN's workspace for the patch embedding and kernels' scratch memory"]
     if setting.compile != "off":
         left_out += left_out_of(config, setting)
-    if setting.world_size > 1:
-        left_out.append("communication buffers of data parallelism (NCCL, gradient buckets)")
+    if setting.parallelism == "ddp":
+        left_out += [NCCL_BUFFERS, "the broadcast of buffers before a forward, which is transient"]
+    elif setting.world_size > 1:
+        left_out.append(
+            "communication buffers of data parallelism (NCCL, gradient buckets): "
+            "--set parallelism=ddp counts the buckets"
+        )
     return left_out
 
 

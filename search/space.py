@@ -90,6 +90,13 @@ def make_space(
     Raises UsageError for a value nobody knows, UnsupportedError for one this device or model lacks.
     """
     base = base or TrainSetting()
+    if base.parallelism != "none":
+        raise UnsupportedError(
+            f"a probe runs on one device without {base.parallelism.upper()}, and parallelism is "
+            f"{base.parallelism!r}.",
+            "Tune with parallelism none, and see with 'planner estimate --set "
+            f"parallelism={base.parallelism}' what it adds.",
+        )
     choices = axis_choices(model, device, base, restrict or {})
     batches = _batches(device, base, batch_sizes, global_batch)
     settings = [

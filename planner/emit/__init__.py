@@ -29,6 +29,8 @@ _SEVERAL_DEVICES = (
     "several devices: DDP may keep one more copy of the gradients, in its buckets, than one "
     "device's probe or estimate holds."
 )
+_CHANGED = "the setting was changed after it was probed"
+_WRAPPED = "trains under DDP on one device too, and the gradient buckets it keeps are counted"
 
 
 class Judged(Protocol):
@@ -151,16 +153,22 @@ def _write(
     estimator: Estimator | None,
 ) -> Emitted:
     """`writer` is a trainer's file: LIBRARY (None where it trains any model), TITLE, refusals() and
-    write()."""
+    write(), and WRAPS_IN_DDP where it does so on one device too."""
     title: str = writer.TITLE
     trained = as_library(model, writer.LIBRARY, title) if writer.LIBRARY else model
     plan = Plan(trained, setting, origin)
     refuse(title, [*setting_faults(trained, setting), *writer.refusals(plan)])
     warnings: list[str] = []
-    moved = trained is not model
-    if isinstance(trained, SwinConfig) and (moved or not measured):
-        warnings.append(_judge(trained, setting, device, model if moved else None, estimator))
-    if setting.world_size > 1:
+    wrapped: bool = getattr(writer, "WRAPS_IN_DDP", False)
+    reasons = [
+        *([_moved(model, trained)] if trained is not model else []),
+        *([] if measured or trained is not model else [_CHANGED]),
+        *([f"{title} {_WRAPPED}"] if wrapped else []),
+    ]
+    if isinstance(trained, SwinConfig) and reasons:
+        run = setting.model_copy(update={"parallelism": "ddp"}) if wrapped else setting
+        warnings.append(_judge(trained, run, device, "; ".join(reasons), estimator))
+    if setting.world_size > 1 and not wrapped:
         warnings.append(_SEVERAL_DEVICES)
     emitted = writer.write(Plan(trained, setting, (*origin, *warnings), tuple(warnings)))
     assert isinstance(emitted, Emitted)
@@ -168,19 +176,19 @@ def _write(
     return emitted
 
 
+def _moved(probed: Model, trained: Model) -> str:
+    assert isinstance(trained, SwinConfig)
+    return f"the setting is {probed.title}'s, and this is the Swin of {trained.library}"
+
+
 def _judge(
     model: SwinConfig,
     setting: TrainSetting,
     device: DeviceInfo | None,
-    probed: Model | None,
+    why: str,
     estimator: Estimator | None,
 ) -> str:
     """Says what was not measured and what it is estimated to take. Raises where it cannot fit."""
-    why = (
-        f"the setting is {probed.title}'s, and this is the Swin of {model.library}"
-        if probed is not None
-        else "the setting was changed after it was probed"
-    )
     estimate = (estimator or _estimate)(model, setting, device)
     total = format_bytes(estimate.device_total_bytes)
     if estimate.fits is False:

@@ -29,6 +29,7 @@ from planner.schema import Library, SwinConfig, TrainSetting
 
 LIBRARY: Library = "microsoft"
 TITLE = "microsoft's main.py"
+WRAPS_IN_DDP = True  # main.py: DistributedDataParallel around the model, whatever the world's size
 
 
 def write(plan: Plan) -> Emitted:

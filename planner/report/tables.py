@@ -127,9 +127,12 @@ def describe_setting(setting: TrainSetting) -> str:
 
 def _breakdown(estimate: Estimate) -> str:
     total = estimate.device_total_bytes
+    titles = dict(BREAKDOWN_ROWS)
+    if estimate.setting.parallelism == "ddp":
+        titles["gradients"] += ", DDP buckets"
     rows = [
         [title, format_bytes(estimate.breakdown[key]), _share(estimate.breakdown[key], total)]
-        for key, title in BREAKDOWN_ROWS.items()
+        for key, title in titles.items()
         if estimate.breakdown.get(key)
     ]
     unknown = [key for key in estimate.breakdown if key not in BREAKDOWN_ROWS]

@@ -119,6 +119,9 @@ class AccumulateGrad(Node):
         else:
             total = node.cell.grad
             pointwise_cost(total.device, "aten.add_", total, 2)
+        hook = node.cell.grad.device.on_gradient
+        if hook is not None and node.cell.is_of_parameter:
+            hook(node.cell)
         return ()
 
 

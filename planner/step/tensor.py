@@ -65,6 +65,8 @@ class Device:
         self.scope = ""
         # Runs a checkpointed function in place of `checkpoint`, where a graph is recorded.
         self.checkpoint_region: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
+        # Told of each parameter whose gradient is ready, where several devices share it.
+        self.on_gradient: Callable[[GradientCell], None] | None = None
         self.next_sequence = 0
         self._next_storage = 0
 

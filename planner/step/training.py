@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.autocast import AutocastScope
 from planner.step.autograd import backward
+from planner.step.data_parallel import Reducer, data_parallel_notes
 from planner.step.ledger import Ledger
 from planner.step.loss import cross_entropy
 from planner.step.nn import Module, name_modules
@@ -111,6 +112,7 @@ class Training:
         self.optimizer = make_optimizer(device, parameters, setting)
         self.scaler = Scaler(device) if setting.precision == "fp16" else None
         self.ema = self.copy_weights() if setting.ema else None
+        self.reducer = Reducer(device, parameters) if setting.parallelism == "ddp" else None
         self.num_steps = 0
 
     def copy_weights(self) -> list[Tensor]:
@@ -126,13 +128,20 @@ class Training:
         self.optimizer_step()
         self.end_phase("optimizer")
         self.optimizer.zero_grad(self.setting.zero_grad_to_none)
+        self.begin_forward()  # of the next step: so that each step from the second on repeats
         self.end_phase("zero_grad")
         self.num_steps += 1
 
     def end_phase(self, phase: str) -> None:
         self.device.mark(phase, self.num_steps)
 
+    def begin_forward(self) -> None:
+        """What DDP does before the module runs."""
+        if self.reducer is not None:
+            self.reducer.rebuild()
+
     def micro_step(self) -> None:
+        self.begin_forward()
         loss = self.forward()
         self.end_phase("forward")
         self.backward(loss if self.scaler is None else self.scaler.scale(loss))
@@ -213,8 +222,10 @@ def record_training(
             training.validate()
         num_parameters = sum(p.numel for p in module.parameters())
         events = tuple(device.events)
+        notes = data_parallel_notes(training.reducer)
+        device.on_gradient = None  # else device and reducer would keep each other
         del training, module
     finally:
         if collecting:
             gc.enable()
-    return Ledger(events, setting.batch_size, num_parameters)
+    return Ledger(events, setting.batch_size, num_parameters, notes)

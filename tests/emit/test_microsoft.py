@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from yacs.config import CfgNode
 
-from planner.emit import emit_setting
+from planner.emit import emit, emit_setting
+from planner.errors import UnsupportedError
 from planner.schema import SwinConfig, TrainSetting
-from tests.emit.cases import FakeEstimator, tiny
+from tests.emit.cases import FakeEstimator, recommendation, tiny
 from tests.emit.keys import microsoft_config
 
 
@@ -62,3 +63,15 @@ def test_the_scaled_learning_rate_is_said_in_figures() -> None:
     emitted = emit_setting(tiny("microsoft"), setting, "microsoft")
     assert any("16 × 2 × 4 / 512 = 0.000125" in warning for warning in emitted.warnings)
     assert "BASE_LR" not in emitted.text
+
+
+def test_main_py_s_gradient_buckets_are_counted_even_for_the_setting_that_was_probed() -> None:
+    """main.py wraps the model in DDP on one device too, which a probe does not."""
+    found = recommendation(tiny("microsoft"), TrainSetting(batch_size=16, precision="fp16"))
+    estimator = FakeEstimator()
+    emitted = emit(found, "microsoft", estimator=estimator)
+    (_, setting, device) = estimator.asked[0]
+    assert (setting.parallelism, device) == ("ddp", found.device)
+    assert "main.py trains under DDP" in emitted.text
+    with pytest.raises(UnsupportedError, match="does not fit"):
+        emit(found, "microsoft", estimator=FakeEstimator(fits=False))

@@ -20,7 +20,10 @@ BROKEN_RANGE = (0.55, 1.25)
 
 def is_one_graph(model: SwinConfig | FactoryModel, setting: TrainSetting) -> bool:
     """Whether `torch.compile` takes the model whole. Of ours, transformers' version 1 breaks into
-    several graphs where it is checkpointed (5 graph breaks, transformers 5.23)."""
+    several graphs where it is checkpointed (5 graph breaks, transformers 5.23). Under DDP torch
+    itself breaks any model, at the ends of its buckets (torch/_dynamo/backends/distributed.py)."""
+    if setting.parallelism == "ddp":
+        return False
     if isinstance(model, FactoryModel) or setting.checkpointing == "none":
         return True
     return not (model.library == "transformers" and model.version == 1)
