@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from planner.hardware.overheads import Overheads, overheads_for
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
-from planner.step.allocator_config import AllocatorConfig
+from planner.step.allocator_config import AllocatorConfig, environment_allocator
 from planner.step.compiled.modes import (
     BROKEN_RANGE,
     COMPILED_RANGE,
@@ -26,6 +27,7 @@ from planner.step.ledger import CATEGORIES, Ledger
 from planner.step.reading import Instant, Profile, Reading, read_ledger
 from planner.step.recording import LineEvents, Recorder, operations_of
 from planner.step.training import BuildOnShapes, record_training
+from planner.units import format_bytes
 
 if TYPE_CHECKING:
     from planner.step.compiled.ledger import CompiledRecorder
@@ -119,12 +121,15 @@ def estimate(
 
     `model` is `LIBRARY:NAME`, a configuration file or a `SwinConfig`; `setting` defaults to batch
     64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are fields of either. The
-    budget is `memory_bytes`, else the GPU's memory, else none and `fits` is None.
+    budget is `memory_bytes`, else the GPU's memory, else none and `fits` is None. `allocator` are
+    the caching allocator's options; None are those that torch would find in this environment.
     Raises UsageError for what is unknown, UnsupportedError for what the library cannot do.
     """
     device = find_gpu(gpu) if isinstance(gpu, str) else gpu
     config, chosen = choose(model, setting, device, overrides)
     ledger = step_ledger(config, chosen)
+    if allocator is None:
+        allocator = environment_allocator(os.environ)
     return judge(config, chosen, ledger, device, memory_bytes, allocator)
 
 
@@ -222,11 +227,18 @@ def judge(
 ) -> Estimate:
     """What a ledger means on a device: totals, verdict, range, and what they rest on.
 
-    Time is predicted by `rates`, or by those of the catalogue's `gpu`.
+    `allocator` None means torch's defaults. Time is predicted by `rates`, or by those of the
+    catalogue's `gpu`.
     """
     outside = overheads_for(gpu)
     workspace = outside.num_workspaces * outside.workspace_bytes
-    reading = _read(ledger, outside.workspace_bytes, allocator)
+    budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
+    allowed = None
+    if allocator is not None:
+        allowed = allocator.allowed_bytes(gpu.memory_bytes if gpu else memory_bytes)
+    if allowed is not None and budget is not None:
+        budget = min(budget, allowed + outside.context_bytes)
+    reading = _read(ledger, outside.workspace_bytes, allocator, allowed)
     live, peak, reserved = reading.live, reading.peak, reading.peak_reserved_bytes
     total = reserved + outside.context_bytes
     breakdown: dict[str, int] = {c: peak.by_category.get(c, 0) for c in CATEGORIES}
@@ -235,7 +247,6 @@ def judge(
         "allocator_overhead": reserved - live.peak_bytes - workspace,
         "cuda_context": outside.context_bytes,
     }
-    budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
     low, high = _range(config, setting, reserved, outside)
     return Estimate(
         model=config,
@@ -253,7 +264,7 @@ def judge(
         headroom_bytes=None if budget is None else budget - total,
         low_bytes=low,
         high_bytes=high,
-        assumed=(*outside.basis, _allocator_basis(allocator), *ledger.notes),
+        assumed=(*outside.basis, *_allocator_basis(allocator, allowed), *ledger.notes),
         left_out=tuple(_left_out(config, setting)),
         throughput=_throughput(ledger, setting, gpu, rates),
         live_bytes=_phase_live_bytes(live),
@@ -261,12 +272,17 @@ def judge(
     )
 
 
-def _read(ledger: Ledger, workspace_bytes: int, allocator: AllocatorConfig | None) -> Reading:
+def _read(
+    ledger: Ledger,
+    workspace_bytes: int,
+    allocator: AllocatorConfig | None,
+    allowed_bytes: int | None,
+) -> Reading:
     """From its line's course where the ledger has one, which is the short way to the same."""
     course = ledger.events.course if isinstance(ledger.events, LineEvents) else None
     if course is None:
-        return read_ledger(ledger, workspace_bytes, allocator)
-    return course.read(ledger.batch_size, workspace_bytes, allocator)
+        return read_ledger(ledger, workspace_bytes, allocator, allowed_bytes)
+    return course.read(ledger.batch_size, workspace_bytes, allocator, allowed_bytes)
 
 
 def _range(
@@ -283,8 +299,27 @@ def _range(
     )
 
 
-def _allocator_basis(config: AllocatorConfig | None) -> str:
-    return "the caching allocator with " + ("its default settings" if config is None else "yours")
+def _allocator_basis(config: AllocatorConfig | None, allowed_bytes: int | None) -> list[str]:
+    if config is None:
+        return ["the caching allocator with its default settings"]
+    basis = [f"the caching allocator with {config.source or 'the options given'}"]
+    share = config.per_process_memory_fraction
+    if allowed_bytes is not None:
+        basis.append(
+            f"per_process_memory_fraction lets it reserve {format_bytes(allowed_bytes)}, which "
+            "leaves out the CUDA context"
+        )
+    elif share is not None and share < 1:
+        basis.append(
+            "per_process_memory_fraction is a share of the device's memory, and no device was "
+            "named: it is not applied"
+        )
+    if config.garbage_collection_threshold and allowed_bytes is None:
+        basis.append(
+            "garbage_collection_threshold changes nothing: torch collects only where a memory "
+            "fraction below 1 is set"
+        )
+    return basis
 
 
 def _left_out(config: SwinConfig | FactoryModel, setting: TrainSetting) -> list[str]:
@@ -339,6 +374,7 @@ def largest_batch(
     gpu: Gpu | None = None,
     memory_bytes: int | None = None,
     ceiling: int = 1 << 16,
+    allocator: AllocatorConfig | None = None,
 ) -> Estimate | None:
     """The estimate at the largest batch that fits, or None where batch 1 does not.
 
@@ -352,7 +388,8 @@ def largest_batch(
 
     def at(batch_size: int) -> Estimate:
         chosen = setting.model_copy(update={"batch_size": batch_size})
-        return judge(model, chosen, step_ledger(model, chosen), gpu, memory_bytes)
+        ledger = step_ledger(model, chosen)
+        return judge(model, chosen, ledger, gpu, memory_bytes, allocator)
 
     best = at(1)
     if not best.fits:

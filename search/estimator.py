@@ -9,6 +9,7 @@ from planner.errors import UnsupportedError
 from planner.estimate import Estimate, Throughput, choose, judge, step_ledger
 from planner.hardware import Gpu, recognise_gpu
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.step.allocator_config import AllocatorConfig
 from planner.step.recording import operations_of
 from planner.throughput import DeviceRates, Operation, StepTime, predict_step, rates_for
 
@@ -18,6 +19,9 @@ Key = tuple[SwinConfig, TrainSetting]
 class DeviceEstimator:
     """Estimates settings for `device`, by the `rates` measured on it or those of the catalogue.
 
+    `allocator` are the caching allocator's options that a probe will run with; None are torch's
+    defaults.
+
     What settings are given of another's memory: a compiled one that of the eager one, which is what
     it may need at most; tf32 that of fp32; fp16 that of bf16, which keeps as many bytes; a fused
     optimizer that of the one in many kernels, which needs more while it steps. Their times are the
@@ -25,8 +29,14 @@ class DeviceEstimator:
     None for a setting that is not modelled (which can still be probed).
     """
 
-    def __init__(self, device: DeviceInfo, rates: DeviceRates | None = None) -> None:
+    def __init__(
+        self,
+        device: DeviceInfo,
+        rates: DeviceRates | None = None,
+        allocator: AllocatorConfig | None = None,
+    ) -> None:
         self.device = device
+        self.allocator = allocator
         cuda = device.kind == "cuda"
         self.gpu: Gpu | None = recognise_gpu(device.name, device.total_bytes) if cuda else None
         self.rates = rates_for(self.gpu) if rates is None and self.gpu else rates
@@ -59,7 +69,9 @@ class DeviceEstimator:
         try:
             config, chosen = choose(model, setting, self.gpu, {})
             ledger = step_ledger(config, chosen)
-            return judge(config, chosen, ledger, self.gpu, rates=self.rates)
+            return judge(
+                config, chosen, ledger, self.gpu, allocator=self.allocator, rates=self.rates
+            )
         except UnsupportedError:
             return None
 

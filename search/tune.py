@@ -11,10 +11,11 @@ from typing import Literal
 
 from planner.callable_module import make_callable
 from planner.environment.rates import load_rates
-from planner.errors import PlannerError, UsageError, unknown_name
+from planner.errors import PlannerError, UnsupportedError, UsageError, unknown_name
 from planner.libraries.resolve import resolve_model
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.schema.result import Recommendation
+from planner.step.allocator_config import AllocatorConfig, recorded_allocator
 from planner.throughput import DeviceRates
 from search.job import Job
 from search.options import BUDGET_SECONDS, IMAGENET_IMAGES, STRATEGIES, Options
@@ -25,7 +26,7 @@ from search.prober import DeviceProber
 from search.rates import device_rates
 from search.records import read_records
 from search.replay import Replay
-from search.room import find_room, less_headroom
+from search.room import find_room, less_headroom, with_allocator
 from search.session import Limits, OnProgress, Prober, Progress, ReplayBook, ReplayProber
 from search.space import Model, Space, make_space
 from search.strategy import TOLERANCE
@@ -113,10 +114,11 @@ def _probed(
     limits = Limits(options.trials, options.budget_seconds)
     where = choose_device(options.device)
     found = describe_device(where)
-    room = find_room(found, memory_in_use(where), options)
     identity = Identity(
         model, found.model_copy(update={"memory_cap_bytes": options.memory_bytes}), versions()
     )
+    allocator, allocator_notes = _allocator(identity)
+    room = find_room(found, memory_in_use(where), options, allocator)
     output = options.output or Path(_slug(model))
     output.mkdir(parents=True, exist_ok=True)
     space = make_space(
@@ -124,7 +126,7 @@ def _probed(
         batch_sizes=options.batch_sizes, global_batch=options.global_batch,
     )  # fmt: skip
     study = make_study(options.storage, output, space, room.budget_bytes, options.study_name)
-    notes = [*room.notes, *_adopt(study, identity, options)]
+    notes = [*allocator_notes, *room.notes, *_adopt(study, identity, options)]
     if where == "cpu" and options.device == "auto":
         notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
     limits.spent_seconds = _spent(study.records())
@@ -133,7 +135,7 @@ def _probed(
         say(note)
     if estimator == "auto" and isinstance(model, SwinConfig):
         rates = device_rates(where, identity.device, limits.seconds_left(), say)
-        estimator = device_estimator(identity.device, rates)
+        estimator = device_estimator(identity.device, rates, allocator)
     with contextlib.ExitStack() as stack:
         if prober is None:
             own = DeviceProber(
@@ -145,6 +147,22 @@ def _probed(
         recommendation = job.run(study, prober, limits, on_progress)
     _write(output / "recommendation.json", recommendation)
     return recommendation
+
+
+def _allocator(identity: Identity) -> tuple[AllocatorConfig | None, list[str]]:
+    """The caching allocator's options that probes run with, and what is to be said of them.
+
+    Raises UsageError for options that torch would not start with.
+    """
+    if identity.device.kind != "cuda":
+        return None, []
+    try:
+        found = recorded_allocator(identity.versions)
+    except UnsupportedError as error:
+        return None, [f"Memory is guessed as with torch's own allocator: {error.message}"]
+    if found is None:
+        return None, []
+    return found, [f"Probes run with the allocator's options of this environment: {found.source}."]
 
 
 def _adopt(study: Study, identity: Identity, options: Options) -> list[str]:
@@ -180,18 +198,20 @@ def _replayed(
     replay = Replay(file.records, str(options.replay))
     if model is not None and model != replay.model:
         raise UsageError(f"{options.replay} is of {replay.model.title}, not of {model.title}.")
-    notes = [f"Replayed from {options.replay}: nothing was run."]
+    identity = Identity(replay.model, replay.device, replay.versions)
+    allocator, allocator_notes = _allocator(identity)
+    notes = [f"Replayed from {options.replay}: nothing was run.", *allocator_notes]
     if file.fault:
         notes.append(f"{file.fault}: read up to there.")
     say = _note(on_progress)
     for note in notes:
         say(note)
     sizes = (options.memory_bytes, replay.device.memory_cap_bytes, replay.device.total_bytes)
-    budget = less_headroom(next(n for n in sizes if n is not None), options.headroom)
-    prior = _prior(replay.space, replay.model, replay.device, estimator, budget)
+    limit = with_allocator(next(n for n in sizes if n is not None), replay.device, allocator)
+    budget = less_headroom(limit, options.headroom)
+    prior = _prior(replay.space, replay.model, replay.device, estimator, budget, allocator)
     # Nothing but recorded seconds is charged: the clock stands still.
     limits = Limits(options.trials, options.budget_seconds, clock=lambda: 0.0)
-    identity = Identity(replay.model, replay.device, replay.versions)
     job = Job(identity, replay.space, prior, budget, options, notes)
     found = job.run(ReplayBook(), ReplayProber(replay, limits), limits, on_progress)
     if options.output:
@@ -203,20 +223,25 @@ def _replayed(
 def _prior(
     space: Space, model: Model, device: DeviceInfo,
     estimator: Estimator | Literal["auto"] | None, budget_bytes: int | None,
+    allocator: AllocatorConfig | None = None,
 ) -> Prior:  # fmt: skip
     if estimator is None or not isinstance(model, SwinConfig):
         return generic_prior(space, device)
     if estimator == "auto":
-        estimator = device_estimator(device, load_rates(device.name))
+        estimator = device_estimator(device, load_rates(device.name), allocator)
     return estimated_prior(space, model, device, estimator, budget_bytes)
 
 
-def device_estimator(device: DeviceInfo, rates: DeviceRates | None = None) -> Estimator:
+def device_estimator(
+    device: DeviceInfo,
+    rates: DeviceRates | None = None,
+    allocator: AllocatorConfig | None = None,
+) -> Estimator:
     """The planner's estimate for `device`, quick enough for a whole space; its time by `rates`, or
     by the catalogue's."""
     from search.estimator import DeviceEstimator
 
-    return DeviceEstimator(device, rates)
+    return DeviceEstimator(device, rates, allocator)
 
 
 def _spent(records: Sequence[MeasurementRecord]) -> float:

@@ -11,11 +11,16 @@ import os
 
 import pytest
 
+from planner.step.allocator_config import VARIABLES
+
 HALVED = ("test_timm_shapes.py", "test_torchvision_shapes.py", "test_transformers_shapes.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Rates that a tuner measures first are kept among pytest's own files, not the user's."""
+    """Nothing of the user's decides a test: rates that a tuner measures first are kept among
+    pytest's own files, and the allocator has its defaults."""
+    for name in VARIABLES:  # an estimate reads them where none are given
+        os.environ.pop(name, None)
     os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache" / "rates")
 
 

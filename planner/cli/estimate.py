@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,11 @@ from planner.estimate import (
 from planner.hardware import Gpu, all_gpus, find_gpu
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.record import FactoryModel
-from planner.step.allocator_config import parse_allocator_config
+from planner.step.allocator_config import (
+    AllocatorConfig,
+    environment_allocator,
+    parse_allocator_config,
+)
 from planner.step.ledger import Ledger
 from planner.units import format_bytes, parse_bytes
 
@@ -37,7 +43,9 @@ Rows = list[tuple[SwinConfig | FactoryModel, TrainSetting]]
 @click.option("--gpu", metavar="NAME", help="A GPU of 'planner gpus', or all: rank the catalogue.")
 @click.option("--memory", metavar="SIZE", help="What it must fit into: 24GiB, 24GB.")
 @click.option(
-    "--allocator", metavar="OPTIONS", help="As PYTORCH_ALLOC_CONF: expandable_segments:True,…"
+    "--allocator",
+    metavar="OPTIONS",
+    help="expandable_segments:True,…: in place of this environment's PYTORCH_ALLOC_CONF.",
 )
 @click.option("--max-batch", is_flag=True, help="The largest batch that fits, per row.")
 @click.option(
@@ -64,18 +72,29 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
         _several_precisions(given, gpu)
     chosen, settings = model_and_settings(model, given, {"precision": default_precision(gpu)})
     rows: Rows = [resolve(chosen, setting, given["traced"]) for setting in settings]
+    allocator = _allocator(given["allocator"])
     if given["max_batch"]:
-        _print_largest(rows, gpu, memory, given["as_json"])
+        _print_largest(rows, gpu, memory, allocator, given["as_json"])
     elif given["gpu"] == "all":
-        _print_ranking(rows, given["as_json"])
+        _print_ranking(rows, allocator, given["as_json"])
     else:
-        _print_estimates(rows, gpu, memory, given)
+        _print_estimates(rows, gpu, memory, allocator, given)
+
+
+def _allocator(options: str | None) -> AllocatorConfig | None:
+    """The caching allocator's options as given, else as torch would find them here."""
+    if options is None:
+        return environment_allocator(os.environ)
+    return replace(parse_allocator_config(options), source=f"--allocator {options}")
 
 
 def _print_estimates(
-    rows: Rows, gpu: Gpu | None, memory: int | None, given: dict[str, Any]
+    rows: Rows,
+    gpu: Gpu | None,
+    memory: int | None,
+    allocator: AllocatorConfig | None,
+    given: dict[str, Any],
 ) -> None:
-    config = parse_allocator_config(given["allocator"]) if given["allocator"] else None
     if len(rows) > 1 and (given["plot"] or given["timeline"]):
         raise UsageError(
             f"a picture shows one setting, and {len(rows)} were asked for.",
@@ -83,7 +102,7 @@ def _print_estimates(
         )
     ledgers = [_ledger(model, setting, given["traced"]) for model, setting in rows]
     found = [
-        judge(model, setting, ledger, gpu, memory, config)
+        judge(model, setting, ledger, gpu, memory, allocator)
         for (model, setting), ledger in zip(rows, ledgers, strict=True)
     ]
     if given["as_json"]:
@@ -139,7 +158,13 @@ def _several_precisions(given: dict[str, Any], gpu: Gpu | None) -> None:
         given["checkpointing"] = "none,blocks"
 
 
-def _print_largest(rows: Rows, gpu: Gpu | None, memory: int | None, as_json: bool) -> None:
+def _print_largest(
+    rows: Rows,
+    gpu: Gpu | None,
+    memory: int | None,
+    allocator: AllocatorConfig | None,
+    as_json: bool,
+) -> None:
     found = []
     for model, setting in rows:
         if not isinstance(model, SwinConfig):
@@ -147,7 +172,7 @@ def _print_largest(rows: Rows, gpu: Gpu | None, memory: int | None, as_json: boo
                 "--max-batch estimates many batches, which a trace is too slow for.",
                 "Trace single batches with --batch-size.",
             )
-        found.append((setting, largest_batch(model, setting, gpu, memory)))
+        found.append((setting, largest_batch(model, setting, gpu, memory, allocator=allocator)))
     if as_json:
         print_json(
             [
@@ -184,7 +209,7 @@ def _nothing_fits(setting: TrainSetting) -> str:
     )
 
 
-def _print_ranking(rows: Rows, as_json: bool) -> None:
+def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, as_json: bool) -> None:
     """Every GPU of the catalogue, the fastest that fits first."""
     found = []
     for (model, setting), gpu in itertools.product(rows, all_gpus()):
@@ -192,7 +217,8 @@ def _print_ranking(rows: Rows, as_json: bool) -> None:
             raise UnsupportedError("--gpu all ranks by the analytic estimate.", "Name one GPU.")
         if setting.precision in ("bf16", "pure-bf16") and not gpu.has_bf16:
             setting = setting.model_copy(update={"precision": "fp16"})
-        found.append((gpu, judge(model, setting, step_ledger(model, setting), gpu)))
+        ledger = step_ledger(model, setting)
+        found.append((gpu, judge(model, setting, ledger, gpu, allocator=allocator)))
     found.sort(key=lambda pair: (not pair[1].fits, -_images(pair[1])))
     if as_json:
         print_json([{"gpu": gpu.name, **estimate.to_json()} for gpu, estimate in found])

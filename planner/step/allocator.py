@@ -32,6 +32,7 @@ __all__ = [
     "plain_pools",
     "repeat_step",
     "replay",
+    "replay_steady",
 ]
 
 
@@ -112,6 +113,25 @@ def replay(
     played.num_segments = allocator.num_segments
     played.num_alloc_retries = allocator.num_alloc_retries
     return _summarize(played, steady_from)
+
+
+def replay_steady(
+    requests: Sequence[int],
+    config: AllocatorConfig | None,
+    steady_from: int,
+    allowed_bytes: int | None = None,
+) -> Replay:
+    """What a steady step needs by itself: memory does not run out.
+
+    A limit changes that need only through garbage collection, which torch does where a memory
+    fraction was set and never else; a step that cannot live within `allowed_bytes` even so is
+    played without it, so that what it needs is known.
+    """
+    if config is not None and config.garbage_collection_threshold and allowed_bytes is not None:
+        held = replay(requests, config, steady_from=steady_from, allowed_bytes=allowed_bytes)
+        if held.out_of_memory_at is None:
+            return held
+    return replay(requests, config, steady_from=steady_from)
 
 
 def _stretches(num_requests: int, captured: tuple[int, int] | None) -> list[tuple[int, int, bool]]:

@@ -6,12 +6,16 @@ c10/core/AllocatorConfig.{h,cpp} and c10/cuda/CUDAAllocatorConfig.h (torch 2.9 t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from planner.errors import UnsupportedError, UsageError, unknown_name
 
 MIB = 1024**2
+# In the order in which torch asks for them: the first that is set wins and the others are not read
+# (c10/cuda/CUDAAllocatorConfig.h of torch 2.13, `CUDAAllocatorConfig::instance`).
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+RECORDED_AS = "allocator_config"  # the key of a record's versions that holds the options
 # kRoundUpPowerOfTwoIntervals: 1 MiB, 2 MiB … 32 GiB and above.
 NUM_ROUNDUP_INTERVALS = 16
 
@@ -32,8 +36,8 @@ class AllocatorConfig:
 
     `roundup_power2_divisions` holds, for requests whose power-of-two floor is 1 MiB (and less),
     2 MiB, … 32 GiB (and more), into how many steps the way to the next power of two is divided;
-    empty or 0 rounds to 512 B. `per_process_memory_fraction` is kept for the caller, who knows the
-    device's memory.
+    empty or 0 rounds to 512 B. `per_process_memory_fraction` is a share of the device's memory, see
+    `allowed_bytes`. `source` says where the options were found, for a person; it decides nothing.
     """
 
     expandable_segments: bool = False
@@ -43,6 +47,18 @@ class AllocatorConfig:
     garbage_collection_threshold: float = 0.0
     roundup_power2_divisions: tuple[int, ...] = ()
     per_process_memory_fraction: float | None = None
+    source: str = field(default="", compare=False)
+
+    def allowed_bytes(self, device_bytes: int | None) -> int | None:
+        """What torch lets the allocator reserve of a device of `device_bytes`; None is no limit.
+
+        `DeviceCachingAllocator::setMemoryFraction`: a share below 1 of the device's whole memory,
+        whatever the context takes besides.
+        """
+        share = self.per_process_memory_fraction
+        if share is None or share == 1 or device_bytes is None:
+            return None
+        return int(share * device_bytes)
 
 
 def parse_allocator_config(text: str) -> AllocatorConfig:
@@ -73,6 +89,41 @@ def parse_allocator_config(text: str) -> AllocatorConfig:
     if faults:
         raise UsageError("; ".join(faults), _EXAMPLE)
     return AllocatorConfig(**values)  # type: ignore[arg-type]
+
+
+def environment_allocator(environment: Mapping[str, str]) -> AllocatorConfig | None:
+    """The options that torch would find in `environment`; None where neither variable is set.
+
+    Raises UsageError and UnsupportedError as `parse_allocator_config`, naming the variable.
+    """
+    found = environment_options(environment)
+    if found is None:
+        return None
+    name, text = found
+    try:
+        return replace(parse_allocator_config(text), source=f"{name}={text}")
+    except (UsageError, UnsupportedError) as error:
+        raise type(error)(f"{name}={text}: {error.message}", error.way_out) from error
+
+
+def recorded_allocator(versions: Mapping[str, str]) -> AllocatorConfig | None:
+    """The options that a measurement ran with, by its record's `versions`; None for the defaults.
+
+    Raises UsageError and UnsupportedError as `parse_allocator_config`.
+    """
+    text = versions.get(RECORDED_AS)
+    if text is None:
+        return None
+    return replace(parse_allocator_config(text), source=text)
+
+
+def environment_options(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """(variable, value) of the one variable that torch reads; None where it says nothing.
+
+    One that is set to nothing still hides those after it, as it does in torch.
+    """
+    name = next((name for name in VARIABLES if name in environment), None)
+    return (name, environment[name]) if name and environment[name].strip() else None
 
 
 def _split_options(text: str) -> tuple[list[tuple[str, str]], list[str]]:

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import accumulate
 from operator import itemgetter
 
-from planner.step.allocator import plain_pools, repeat_step, replay
+from planner.step.allocator import plain_pools, repeat_step, replay_steady
 from planner.step.allocator_config import AllocatorConfig
 from planner.step.caching_allocator import UNIT_BITS, CachingAllocator
 from planner.step.ledger import Allocated, Category, Computed, Event, Ledger, Marked
@@ -73,7 +73,11 @@ class Course:
         self._instants: dict[int, _InstantCourse] = {}
 
     def read(
-        self, batch_size: int, workspace_bytes: int, config: AllocatorConfig | None
+        self,
+        batch_size: int,
+        workspace_bytes: int,
+        config: AllocatorConfig | None,
+        allowed_bytes: int | None = None,
     ) -> Reading:
         """As `read_ledger` of the ledger at `batch_size`, which is 2 or more."""
         sizes = self._sizes_at(batch_size, workspace_bytes)
@@ -85,9 +89,9 @@ class Course:
             course = _InstantCourse.at(self._ledger.events, live.peak_index)
             self._instants[live.peak_index] = course
         peak = course.read(sizes, units)
-        if not CachingAllocator(config).is_plain:
+        if not CachingAllocator(config, allowed_bytes=allowed_bytes).is_plain:
             requests = [sizes[n] if n >= 0 else n for n in self._entries]
-            played = replay(requests, config, steady_from=self._start)
+            played = replay_steady(requests, config, self._start, allowed_bytes)
             return Reading(live, peak, played.peak_allocated_bytes, played.peak_reserved_bytes)
         reserved = self._play(changes, units, config or AllocatorConfig())
         held = sum(changes[: self._start])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.step.allocator import repeat_step, replay
+from planner.step.allocator import repeat_step, replay_steady
 from planner.step.allocator_config import AllocatorConfig
 from planner.step.ledger import Allocated, Category, Computed, Event, Freed, Ledger, Marked, Tagged
 
@@ -61,13 +61,21 @@ class Reading:
     peak_reserved_bytes: int
 
 
-def read_ledger(ledger: Ledger, workspace_bytes: int, config: AllocatorConfig | None) -> Reading:
-    """Any ledger, event by event. `Course.read` gives the same of one read from a line."""
+def read_ledger(
+    ledger: Ledger,
+    workspace_bytes: int,
+    config: AllocatorConfig | None,
+    allowed_bytes: int | None = None,
+) -> Reading:
+    """Any ledger, event by event. `Course.read` gives the same of one read from a line.
+
+    `allowed_bytes` is what the allocator may reserve, where a memory fraction limits it.
+    """
     live = profile(ledger)
     peak = instant(ledger, live.peak_index)
     asked = device_requests(ledger, live.steady_from, workspace_bytes)
     repeated = _repeated(asked.entries, asked.steady_from)
-    played = replay(repeated, config, steady_from=asked.steady_from)
+    played = replay_steady(repeated, config, asked.steady_from, allowed_bytes)
     return Reading(live, peak, played.peak_allocated_bytes, played.peak_reserved_bytes)
 
 

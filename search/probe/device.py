@@ -21,6 +21,7 @@ from planner.errors import UsageError
 from planner.hardware.detect import DetectedGpu, visible_gpus
 from planner.hardware.processor import cpu_name
 from planner.schema import DeviceInfo
+from planner.step.allocator_config import RECORDED_AS, environment_options
 from search.probe import nvml
 
 KIB = 1024
@@ -161,11 +162,11 @@ def _versions() -> tuple[tuple[str, str], ...]:
 
 
 def versions() -> dict[str, str]:
-    """What software a probe runs on: its versions, and the allocator's configuration where set."""
+    """What software a probe runs on: its versions, and the allocator's options where set."""
     found = dict(_versions())
-    configured = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
-    if configured:
-        found["allocator_config"] = configured
+    configured = environment_options(os.environ)
+    if configured is not None:
+        found[RECORDED_AS] = configured[1]
     return found
 
 

@@ -11,7 +11,7 @@ from planner.errors import PlannerError
 from planner.estimate import Estimate, judge, step_ledger
 from planner.hardware import Gpu, recognise_gpu
 from planner.schema import MeasurementRecord, SwinConfig
-from planner.step.allocator_config import AllocatorConfig, parse_allocator_config
+from planner.step.allocator_config import recorded_allocator
 from planner.step.compiled.modes import GRAPH_MODES
 from search.validation.disturbance import has_own_bytes
 from search.validation.matrix import is_held_out
@@ -87,25 +87,18 @@ def _compare(record: MeasurementRecord) -> Comparison:
 
 
 def estimate_of(record: MeasurementRecord) -> Estimate:
-    """What the planner says of a record's model and setting on the record's device."""
+    """What the planner says of a record's model and setting on the record's device, with the
+    allocator's options that it ran with."""
     assert isinstance(record.model, SwinConfig)
     ledger = step_ledger(record.model, record.setting)
-    return judge(
-        record.model, record.setting, ledger, gpu_of(record), allocator=allocator_of(record)
-    )
-
-
-def allocator_of(record: MeasurementRecord) -> AllocatorConfig | None:
-    """The allocator's options that the record was measured under; None for torch's defaults.
-    Raises PlannerError where they are not modelled."""
-    written = record.versions.get("allocator_config")
-    return parse_allocator_config(written) if written else None
+    allocator = recorded_allocator(record.versions)
+    return judge(record.model, record.setting, ledger, gpu_of(record), allocator=allocator)
 
 
 def is_modelled(record: MeasurementRecord) -> bool:
     """Whether an estimate can be made for what the record was measured under."""
     try:
-        allocator_of(record)
+        recorded_allocator(record.versions)
     except PlannerError:
         return False
     return True

@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.errors import PlannerError, UsageError
+from planner.errors import PlannerError, UnsupportedError, UsageError
 from planner.step.allocator import (
     AllocatorConfig,
     ledger_requests,
     parse_allocator_config,
     repeat_step,
     replay,
+    replay_steady,
 )
+from planner.step.allocator_config import environment_allocator
 from planner.step.caching_allocator import CachingAllocator, OutOfMemoryError
 from planner.step.ledger import Allocated, Freed, Ledger, Marked, Tagged
 from tests.step.slow_allocator import SlowAllocator, SlowExpandable
@@ -275,6 +277,55 @@ def test_an_allocator_config_is_read_as_torch_reads_it() -> None:
     )
     large = parse_allocator_config("max_split_size_mb:64,large_segment_size_mb:32")
     assert (large.large_segment_bytes, large.max_non_split_rounding_bytes) == (32 * MIB, 32 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, None),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
+        # CUDAAllocatorConfig::instance asks for the older name first and stops there.
+        (
+            {
+                "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
+                "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+            },
+            False,
+        ),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}, None),
+    ],
+)
+def test_the_environment_is_read_in_torchs_order(
+    environment: dict[str, str], found: bool | None
+) -> None:
+    config = environment_allocator(environment)
+    assert (None if config is None else config.expandable_segments) == found
+
+
+def test_a_fault_in_the_environment_names_the_variable() -> None:
+    with pytest.raises(UsageError, match="PYTORCH_ALLOC_CONF=colour:blue"):
+        environment_allocator({"PYTORCH_ALLOC_CONF": "colour:blue"})
+    with pytest.raises(UnsupportedError, match="PYTORCH_ALLOC_CONF=backend:cudaMallocAsync"):
+        environment_allocator({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
+
+
+def test_a_memory_fraction_is_a_share_of_the_whole_device() -> None:
+    config = parse_allocator_config("per_process_memory_fraction:0.25")
+    assert config.allowed_bytes(400 * MIB) == 100 * MIB
+    assert config.allowed_bytes(None) is None
+    assert parse_allocator_config("per_process_memory_fraction:1").allowed_bytes(400) is None
+    assert AllocatorConfig().allowed_bytes(400) is None
+
+
+def test_a_step_that_garbage_collection_cannot_save_is_played_without_the_limit() -> None:
+    config = AllocatorConfig(garbage_collection_threshold=0.5)
+    # 60 MiB are cached when 80 are asked for: collected under the limit, kept without one.
+    requests = [60 * MIB, ~0, 80 * MIB]
+    assert replay_steady(requests, config, 0, 100 * MIB).peak_reserved_bytes == 80 * MIB
+    assert replay_steady(requests, config, 0, None).peak_reserved_bytes == 140 * MIB
+    found = replay_steady(requests, config, 0, 70 * MIB)
+    assert (found.out_of_memory_at, found.peak_reserved_bytes) == (None, 140 * MIB)
 
 
 def test_divisions_fill_below_the_first_interval_and_above_the_last() -> None:
