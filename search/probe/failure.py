@@ -7,13 +7,42 @@ import re
 import signal
 from pathlib import Path
 
-# An allocation that failed outside of torch's caching allocator has only its text.
+# An allocation that failed outside of torch's caching allocator has only its text. Each stands here
+# as its library writes it (read in torch 2.13's headers unless another place is named).
 _ALLOCATION_TEXTS = (
     "DefaultCPUAllocator: can't allocate memory",  # c10/core/impl/alloc_cpu.cpp
     "std::bad_alloc",  # C++ operator new, as the runtime's terminate handler prints it
+    # The caching allocator's own, where no exception of torch's is left to tell: a process that
+    # ended by std::terminate, or an error that was raised anew from its text.
+    "CUDA out of memory",  # c10/cuda/CUDACachingAllocator.cpp
+    "HIP out of memory",  # the same file, translated for ROCm
     "CUDA error: out of memory",  # cudaErrorMemoryAllocation, raised by a library or a kernel
+    "HIP error: out of memory",
+    # Expandable segments (c10/cuda/driver_api.h) and Inductor's static launcher
+    # (ATen/cuda/Exceptions.h).
+    "CUDA driver error: out of memory",
+    # Triton loading a kernel (triton-lang/triton @04e0bbd third_party/nvidia/backend/driver.c,
+    # gpuAssert). Its "out of resource: shared memory" speaks of a kernel that no GPU of the kind
+    # could hold.
+    "Triton Error [CUDA]: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",  # cuBLAS handle or workspace
-    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",  # until cuDNN 8
+    # Since cuDNN 9: cudnn_graph.h, statuses 4003 and 4004.
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+)
+# What libraries say when they find no memory, and also when something else is wrong: where the
+# device's free memory can be read, it decides.
+_AMBIGUOUS_TEXTS = (
+    # ATen/cuda/CublasHandlePool.cpp: the handle that the backward's thread makes for itself, at the
+    # fullest moment of a step; also after an illegal access (EleutherAI/lm-evaluation-harness #1689
+    # has both).
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasLtCreate",
+    # ATen/native/cudnn/Conv_v8.cpp; it begins with "GET was", "FIND was" or "Unable". No engine
+    # found memory for its kernels or its workspace (pytorch #108645, #81620), or none supports this
+    # GPU or this dtype on it.
+    "nable to find an engine to execute this computation",
 )
 # oneDNN has one text for a primitive whose code or scratchpad found no memory; one that does not
 # exist is "could not create a primitive descriptor …".
@@ -22,20 +51,43 @@ _ONEDNN_TEXT = re.compile(r"could not create a primitive\s*$", re.MULTILINE)
 _FATAL_LINES = 6
 _LAST_LINES = 5
 _MESSAGE_CHARACTERS = 1500
+_FIRST_LINE_CHARACTERS = 500
 
 
 def is_allocation_failure(text: str) -> bool:
-    """Whether an error's text says that memory could not be had."""
-    return any(known in text for known in _ALLOCATION_TEXTS) or bool(_ONEDNN_TEXT.search(text))
+    """Whether an error's text says that there was no memory, or may well mean it."""
+    return (
+        any(known in text for known in _ALLOCATION_TEXTS)
+        or bool(_ONEDNN_TEXT.search(text))
+        or is_ambiguous(text)
+    )
+
+
+def is_ambiguous(text: str) -> bool:
+    """Whether an error's text may mean that there was no memory, and may mean something else."""
+    return any(known in text for known in _AMBIGUOUS_TEXTS)
+
+
+def shorten(text: str) -> str:
+    """A long text by its first line, which names the error, and its end, which says where."""
+    if len(text) <= _MESSAGE_CHARACTERS:
+        return text
+    first = text.split("\n", 1)[0][:_FIRST_LINE_CHARACTERS]
+    return f"{first}\n…\n{text[len(first) + 3 - _MESSAGE_CHARACTERS :]}"
 
 
 def last_words(stderr: str) -> str:
-    """The lines of a dead worker's standard error that say why, newest last, shortened."""
+    """The lines of a dead worker's standard error that say why, newest last, shortened.
+
+    What the C++ runtime says of an exception that nobody caught stands before the "Fatal Python
+    error", and its backtrace between the two.
+    """
     lines = [line.rstrip() for line in stderr.splitlines() if line.strip()]
     fatal = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
     first = fatal[-1] if fatal else max(0, len(lines) - _LAST_LINES)
-    kept = lines[first : first + _FATAL_LINES]
-    return "\n".join(kept)[-_MESSAGE_CHARACTERS:]
+    uncaught = [i for i, line in enumerate(lines[:first]) if line.startswith("terminate called")]
+    kept = lines[uncaught[-1] : min(uncaught[-1] + 2, first)] if uncaught else []
+    return shorten("\n".join([*kept, *lines[first : first + _FATAL_LINES]]))
 
 
 def describe_exit(wait_status: int) -> str:

@@ -17,6 +17,7 @@ from planner.schema.record import PhaseBytes
 from planner.training import Training
 from planner.units import format_bytes
 from search.probe.compiler import CompileWatch
+from search.probe.failure import shorten
 from search.probe.meter import Mark, Meter, make_meter
 from search.probe.phases import StepPhases
 from search.probe.precision import set_precision
@@ -30,7 +31,13 @@ from search.probe.subject import (
     seed_everything,
     touch_libraries,
 )
-from search.probe.verdict import NonFiniteError, causes, classify, is_compile_failure
+from search.probe.verdict import (
+    NonFiniteError,
+    causes,
+    classify,
+    is_compile_failure,
+    read_memory,
+)
 
 # CUDA graphs (reduce-overhead, max-autotune) are run once, recorded once and replayed from then on:
 # two more steps than eager needs until every step is alike.
@@ -39,7 +46,6 @@ _GRAPH_WARMUP_STEPS = 2
 # executed steps count as warm-up. 16 halvings reach a scale of 1.
 _SCALE_WARMUP_STEPS = 16
 _PROGRESS_SECONDS = 0.5
-_MESSAGE_CHARACTERS = 1500
 
 
 def measure(request: ProbeRequest, deadline: float, report: Report) -> OutcomeMessage:
@@ -53,12 +59,12 @@ def measure(request: ProbeRequest, deadline: float, report: Report) -> OutcomeMe
         return run.outcome()
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         run.let_go_of_cap()
-        failure = (*classify(error), _phase_of(error, run))
+        failure = (*classify(error, read_memory(request.device)), _phase_of(error, run))
     status, message, phase = failure
     return OutcomeMessage(
         probe_id=request.probe_id,
         status=status,
-        message=message[-_MESSAGE_CHARACTERS:],
+        message=shorten(message),
         phase=phase,
         flags=tuple(run.flags),
     )

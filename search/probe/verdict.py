@@ -4,42 +4,106 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 from planner.errors import PlannerError
 from planner.schema import ProbeStatus
-from search.probe.failure import is_allocation_failure
+from planner.units import GIB, MIB, format_bytes
+from search.probe.failure import is_allocation_failure, is_ambiguous
+
+# Less than this, or than a hundredth of the device, is no memory left. A judgement: the caching
+# allocator of a step that just fits leaves less than one of its 20 MiB segments.
+_SHORT_BYTES = 256 * MIB
+_SHORT_PARTS = 100
+# More than any library loads when it is first used: cuDNN's kernels took 500 MB until its version
+# 8.5 (pytorch #81620).
+_LIBRARY_BYTES = GIB
 
 
 class NonFiniteError(Exception):
     """The loss, or a weight after the steps, is not a number or infinite."""
 
 
-def classify(error: BaseException) -> tuple[ProbeStatus, str]:
-    """The status and the words of a failure.
+@dataclass(frozen=True)
+class MemoryReading:
+    """What a device says of its memory right after a failure.
 
-    Out of memory is what any error in the chain says it is: compilers wrap it. A model that a
-    compiler cannot compile is an unsupported setting, not a crash: the same setting without
-    compilation may well run.
+    `num_failed` counts the allocations that failed in this process, those that succeeded once
+    cached memory had been given back included.
+    """
+
+    free_bytes: int
+    total_bytes: int
+    num_failed: int = 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether an error that says nothing is likely to be for want of memory."""
+        least = max(_SHORT_BYTES, self.total_bytes // _SHORT_PARTS)
+        return self.num_failed > 0 or self.free_bytes < least
+
+    @property
+    def is_ample(self) -> bool:
+        """Whether even a library that loads all of its kernels would have found room."""
+        return self.num_failed == 0 and self.free_bytes >= _LIBRARY_BYTES
+
+    def __str__(self) -> str:
+        free = f"{format_bytes(self.free_bytes)} of {format_bytes(self.total_bytes)} free"
+        return f"{free}, {self.num_failed} allocations failed" if self.num_failed else free
+
+
+def read_memory(device: str) -> MemoryReading | None:
+    """The reading of "cuda:N"; None on the CPU, before CUDA is initialised, and where an error has
+    made the context unusable: then every question raises that error again."""
+    if device == "cpu" or not torch.cuda.is_initialized():
+        return None
+    try:
+        stats = torch.cuda.memory_stats(device)
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:
+        return None
+    return MemoryReading(free, total, stats.get("num_ooms", 0) + stats.get("num_alloc_retries", 0))
+
+
+def classify(error: BaseException, memory: MemoryReading | None = None) -> tuple[ProbeStatus, str]:
+    """The status and the words of a failure. `memory` was read right after it.
+
+    Out of memory is what any error in the chain says it is: compilers wrap it. So is an error that
+    says nothing of memory (a library's, or the compiler's) when the device then has none left. A
+    model that a compiler cannot compile is an unsupported setting, not a crash: the same setting
+    without compilation may well run.
     """
     chain = list(causes(error))
     for link in chain:
         if isinstance(link, NonFiniteError):
             return "non_finite", str(link)
-        if isinstance(link, torch.OutOfMemoryError | MemoryError):
+        if _says_out_of_memory(link, memory):
             return "out_of_memory", _first_line(link) or type(link).__name__
-        if isinstance(link, RuntimeError) and is_allocation_failure(str(link)):
-            return "out_of_memory", _first_line(link)
     for link in chain:
         if isinstance(link, PlannerError):
             return "unsupported", str(link)
+    if memory is not None and memory.is_short and isinstance(error, RuntimeError):
+        said = f"{type(error).__name__}: {_first_line(error)}"
+        return "out_of_memory", f"the device was short of memory ({memory}) when it failed: {said}"
+    for link in chain:
         if is_compile_failure(link):
             return "unsupported", f"torch.compile failed: {type(link).__name__}: {link}".strip()
     frames = traceback.extract_tb(error.__traceback__)
     where = [frame for frame in frames if not frame.filename.startswith("<")]
     place = f" ({where[-1].filename}:{where[-1].lineno})" if where else ""
     return "crashed", f"{type(error).__name__}: {error}{place}"
+
+
+def _says_out_of_memory(error: BaseException, memory: MemoryReading | None) -> bool:
+    """Whether one error of a chain is an out-of-memory by its type or by its text."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if not isinstance(error, RuntimeError) or not is_allocation_failure(str(error)):
+        return False
+    denied = memory is not None and memory.is_ample
+    return not (denied and is_ambiguous(str(error)))
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

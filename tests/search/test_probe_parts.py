@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planner.errors import UsageError
 from planner.schema import FactoryModel, TrainSetting
-from search.probe import device, failure
+from search.probe import device
 from search.probe.interval import median_interval
 from search.probe.protocol import (
     MAX_MESSAGE_BYTES,
@@ -141,29 +141,6 @@ def test_hopeless_timing_ends_at_the_third_sample() -> None:
     assert hopeless.is_enough([0.1, 0.2, 0.3])
     assert "160" in hopeless.flags([0.1, 0.2, 0.3])[0]
     assert not rule(give_up_images_per_second=159.0).is_enough([0.1, 0.2, 0.3])
-
-
-@pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.", True),
-        ("terminate called after throwing an instance of 'std::bad_alloc'", True),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
-        ("could not create a primitive", True),
-        ("could not create a primitive descriptor for a matmul primitive", False),
-        ("an error about memory: out of memory of the past", False),
-    ],
-)
-def test_allocation_failures_are_known_by_their_text(text: str, is_one: bool) -> None:
-    assert failure.is_allocation_failure(text) == is_one
-
-
-def test_last_words_of_a_fatal_error_begin_with_it() -> None:
-    stderr = "\n".join(["noise"] * 50 + ["Fatal Python error: Aborted"] + ["frame"] * 50)
-    words = failure.last_words(stderr).splitlines()
-    assert words[0] == "Fatal Python error: Aborted"
-    assert len(words) == 6
-    assert failure.last_words("a\n\nb\n") == "a\nb"
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cpu"])

@@ -1,0 +1,179 @@
+"""How a failure is recognised: texts of libraries, chains of errors, the device's free memory."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch._inductor.exc import InductorError
+
+from planner.errors import UnsupportedError
+from planner.units import GIB, MIB
+from search.probe import failure, verdict
+from search.probe.verdict import MemoryReading, classify
+
+AMPLE = MemoryReading(free_bytes=60 * GIB, total_bytes=80 * GIB)
+SHORT = MemoryReading(free_bytes=90 * MIB, total_bytes=80 * GIB)
+
+# Each as its library writes it; failure.py says where.
+ALLOCATION_TEXTS = (
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
+    "terminate called after throwing an instance of 'std::bad_alloc'",
+    "CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total capacity of 79.11 GiB",
+    "HIP out of memory. Tried to allocate 96.00 MiB.",
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "could not create a primitive",
+)
+AMBIGUOUS_TEXTS = (
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasLtCreate(&handle)`",
+    "GET was unable to find an engine to execute this computation",
+    "FIND was unable to find an engine to execute this computation",
+    "Unable to find an engine to execute this computation",
+)
+OTHER_TEXTS = (
+    "could not create a primitive descriptor for a matmul primitive",
+    "an error about memory: out of memory of the past",
+    "out of resource: shared memory, Required: 294912, Hardware limit: 232448.",
+    "Triton Error [CUDA]: invalid argument",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasGemmEx(handle)`",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+    "CUDA error: an illegal memory access was encountered",
+)
+
+
+def compiler_error(cause: Exception) -> InductorError:
+    """What Inductor makes of an error while it compiles, loads or benchmarks a kernel."""
+    try:
+        try:
+            raise cause
+        except Exception as inner:
+            raise InductorError(inner, inspect.currentframe()) from None
+    except InductorError as error:
+        return error
+
+
+@pytest.mark.parametrize("text", [*ALLOCATION_TEXTS, *AMBIGUOUS_TEXTS])
+def test_allocation_failures_are_known_by_their_text(text: str) -> None:
+    assert failure.is_allocation_failure(text)
+    assert classify(RuntimeError(text))[0] == "out_of_memory"
+    assert classify(compiler_error(RuntimeError(text)))[0] == "out_of_memory"
+
+
+@pytest.mark.parametrize("text", OTHER_TEXTS)
+def test_other_texts_are_no_allocation_failures(text: str) -> None:
+    assert not failure.is_allocation_failure(text)
+    assert classify(RuntimeError(text), AMPLE)[0] == "crashed"
+    assert classify(compiler_error(RuntimeError(text)), AMPLE)[0] == "unsupported"
+
+
+@pytest.mark.parametrize("text", AMBIGUOUS_TEXTS)
+def test_what_may_mean_memory_does_not_where_there_is_much(text: str) -> None:
+    """cuDNN says of a GPU without kernels for its dtype what it says of one without memory."""
+    assert classify(RuntimeError(text), AMPLE)[0] == "crashed"
+    assert classify(RuntimeError(text), SHORT)[0] == "out_of_memory"
+    retried = MemoryReading(AMPLE.free_bytes, AMPLE.total_bytes, num_failed=1)
+    assert classify(RuntimeError(text), retried)[0] == "out_of_memory"
+
+
+def test_what_says_memory_means_it_however_much_there_is() -> None:
+    """A step may have asked for more than all that is free."""
+    assert classify(RuntimeError(ALLOCATION_TEXTS[5]), AMPLE)[0] == "out_of_memory"
+    assert classify(torch.OutOfMemoryError("Tried to allocate"), AMPLE)[0] == "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    ("reading", "is_short"),
+    [
+        (MemoryReading(799 * MIB, 80 * GIB), True),  # a hundredth of 80 GiB is 819.2 MiB
+        (MemoryReading(820 * MIB, 80 * GIB), False),
+        (MemoryReading(255 * MIB, 8 * GIB), True),
+        (MemoryReading(257 * MIB, 8 * GIB), False),
+        (MemoryReading(7 * GIB, 8 * GIB, num_failed=2), True),
+        (None, False),
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_error_that_says_nothing_is_judged_by_free_memory(
+    reading: MemoryReading | None, is_short: bool, compiled: bool
+) -> None:
+    silent = RuntimeError("operation failed due to a previous error during capture")
+    status, message = classify(compiler_error(silent) if compiled else silent, reading)
+    assert status == ("out_of_memory" if is_short else "unsupported" if compiled else "crashed")
+    assert "previous error during capture" in message
+    if reading is not None and is_short:
+        assert str(reading) in message
+
+
+def test_refusal_and_faults_of_python_are_no_lack_of_memory() -> None:
+    assert classify(UnsupportedError("no such dtype.", "Use another."), SHORT)[0] == "unsupported"
+    assert classify(TypeError("no logits"), SHORT)[0] == "crashed"
+    assert classify(verdict.NonFiniteError("the loss is nan"), SHORT)[0] == "non_finite"
+
+
+class FakeCuda:
+    """torch.cuda's answers about memory; `poisoned` as after an illegal access."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, poisoned: bool = False) -> None:
+        def mem_get_info(device: str) -> tuple[int, int]:
+            if poisoned:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return 90 * MIB, 80 * GIB
+
+        stats = {"num_ooms": 1, "num_alloc_retries": 2}
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+
+
+def test_memory_is_read_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdict.read_memory("cpu") is None
+    assert verdict.read_memory("cuda:0") is None, "no context is made for it"
+    FakeCuda(monkeypatch)
+    assert verdict.read_memory("cuda:0") == MemoryReading(90 * MIB, 80 * GIB, 3)
+
+
+def test_poisoned_context_is_not_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch, poisoned=True)
+    assert verdict.read_memory("cuda:0") is None
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert classify(error, verdict.read_memory("cuda:0"))[0] == "crashed"
+
+
+def test_long_text_keeps_its_first_line_and_its_end() -> None:
+    """InductorError's begins with the cause and ends with where; between them stands a graph."""
+    text = "torch.compile failed: InductorError: the cause\n" + "graph\n" * 2000 + "at layer 7"
+    short = failure.shorten(text)
+    assert len(short) == 1500
+    assert short.startswith("torch.compile failed: InductorError: the cause\n…\n")
+    assert short.endswith("graph\nat layer 7")
+    assert failure.shorten("word\n" * 9) == "word\n" * 9
+    assert len(failure.shorten("x" * 5000)) == 1500
+
+
+def test_last_words_of_a_fatal_error_begin_with_it() -> None:
+    stderr = "\n".join(["noise"] * 50 + ["Fatal Python error: Aborted"] + ["frame"] * 50)
+    words = failure.last_words(stderr).splitlines()
+    assert words[0] == "Fatal Python error: Aborted"
+    assert len(words) == 6
+    assert failure.last_words("a\n\nb\n") == "a\nb"
+
+
+def test_last_words_keep_what_nobody_caught() -> None:
+    """As the C++ runtime and faulthandler print it, the backtrace of c10 between them."""
+    uncaught = [
+        "terminate called after throwing an instance of 'c10::OutOfMemoryError'",
+        "  what():  CUDA out of memory. Tried to allocate 96.00 MiB.",
+    ]
+    backtrace = [f"frame #{i}: c10::Error::Error" for i in range(30)]
+    lines = ["noise", *uncaught, *backtrace, "Fatal Python error: Aborted", "frame"]
+    words = failure.last_words("\n".join(lines))
+    assert words.splitlines() == [*uncaught, "Fatal Python error: Aborted", "frame"]
+    assert failure.is_allocation_failure(words)
