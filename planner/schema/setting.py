@@ -24,6 +24,9 @@ COMPILE_MODES: tuple[CompileMode, ...] = (
 )  # fmt: skip
 OPTIMIZER_FAMILIES = ("adamw", "adam", "sgd", "adafactor", "lion", "rmsprop", "nadam", "radam")
 FUSED_FAMILIES = ("adamw", "adam", "sgd")  # of those above, as torch 2.13 has them
+# What a probe and every emitted trainer set, whatever the setting. timm's train.py and Microsoft's
+# main.py (microsoft/Swin-Transformer @00f2800) turn it on and have no option against it.
+CUDNN_BENCHMARK = True
 _OPTIMIZER = re.compile(rf"({'|'.join(OPTIMIZER_FAMILIES)})(-foreach|-fused|-forloop)?")
 _CHECKPOINTING = re.compile(r"none|blocks|stages|nested|stages:[0-9]{1,3}(,[0-9]{1,3}){0,15}")
 Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]

@@ -21,6 +21,7 @@ from planner.errors import UsageError
 from planner.hardware.detect import DetectedGpu, visible_gpus
 from planner.hardware.processor import cpu_name
 from planner.schema import DeviceInfo
+from planner.schema.setting import CUDNN_BENCHMARK
 from planner.step.allocator_config import RECORDED_AS, environment_options
 from search.probe import nvml
 
@@ -158,11 +159,12 @@ def _versions() -> tuple[tuple[str, str], ...]:
             continue
     if torch_build() not in (None, "cpu"):
         found["cuda"] = str(torch_build())
+        found["cudnn_benchmark"] = str(CUDNN_BENCHMARK)
     return tuple(found.items())
 
 
 def versions() -> dict[str, str]:
-    """What software a probe runs on: its versions, and the allocator's options where set."""
+    """What software a probe runs on: its versions, and what it is told beyond the setting."""
     found = dict(_versions())
     configured = environment_options(os.environ)
     if configured is not None:

@@ -1,9 +1,10 @@
-"""What fp32 matrix work is done in while a probe runs."""
+"""What fp32 matrix work is done in while a probe runs, and how cuDNN chooses its algorithms."""
 
 from __future__ import annotations
 
 import torch
 
+from planner.schema.setting import CUDNN_BENCHMARK
 from search.probe.protocol import ProbeRequest
 
 
@@ -16,7 +17,14 @@ def set_precision(request: ProbeRequest) -> None:
 
     fp32 is fp32 everywhere; tf32 is tf32 wherever it can be. Under autocast what stays fp32 is as
     by default: matmul in fp32, cuDNN's convolutions in tf32.
+
+    A user's module may have said otherwise when it was loaded, and by the API of torch 2.9. What
+    that API set for a whole backend comes through wherever the older one says no more than "not
+    tf32", and their getters raise where the two disagree; Inductor asks them. So it is unset first.
     """
+    for backend in (torch.backends, torch.backends.cudnn, torch.backends.mkldnn):
+        backend.fp32_precision = "none"  # type: ignore[attr-defined]
     precision = request.setting.precision
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    torch.backends.cudnn.benchmark = CUDNN_BENCHMARK

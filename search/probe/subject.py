@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from planner.errors import UnsupportedError
 from planner.schema import FactoryModel
 from planner.training import Training, make_batch
-from search.probe.precision import has_tf32
+from search.probe.precision import has_tf32, set_precision
 from search.probe.protocol import ProbeRequest
 from search.probe.verdict import NonFiniteError
 
@@ -75,17 +75,21 @@ def touch_libraries(request: ProbeRequest) -> None:
 
 
 def build_training(request: ProbeRequest) -> WatchedTraining:
-    """The module of the request on its device, with its optimizer, its batch and its compiler."""
+    """The module of the request on its device, with its optimizer, its batch and its compiler.
+
+    Its code, a user's not least, may have set a precision of its own while it was loaded.
+    """
     setting = request.setting
     device = torch.device(request.device)
     module = build_module(request).train()
+    set_precision(request)
     dtype = torch.bfloat16 if setting.precision == "pure-bf16" else None
     module = module.to(device=device, dtype=dtype)
     if setting.memory_format == "channels_last":
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     compiled = None
     if setting.compile != "off":
-        compiled = torch.compile(module, mode=setting.compile)
+        compiled = torch.compile(module, mode=setting.compile, dynamic=False)
     images, targets = make_batch(request.model, setting, device)
     return WatchedTraining(module, setting, images, targets, compiled)
 

@@ -309,3 +309,26 @@ def recompiles_over_the_limit() -> nn.Module:
 
     model.register_forward_pre_hook(change)
     return model
+
+
+class AsksPrecision(Tiny):
+    """Asks how fp32 is computed, as Inductor does where it chooses between kernels."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        precision = torch.get_float32_matmul_precision()
+        if precision != "highest" or torch.backends.cudnn.allow_tf32:
+            raise ValueError(f"fp32 is {precision}, and cuDNN's is TF32")
+        return super().forward(images)
+
+
+def sets_tf32_anew() -> nn.Module:
+    """A user who sets TF32 by the API of torch 2.9, for everything and for matmul."""
+    torch.backends.fp32_precision = "tf32"
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    return AsksPrecision()
+
+
+def sets_tf32_of_old() -> nn.Module:
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    return AsksPrecision()

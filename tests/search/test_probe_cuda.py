@@ -21,7 +21,6 @@ from planner.schema.record import Clocks
 from planner.units import GIB, MIB
 from search.probe import measure, meter
 from search.probe.nvml import NvmlMemory, NvmlProcess
-from search.probe.precision import set_precision
 from search.probe.protocol import ProbeRequest
 from search.probe.report import Report
 from search.probe.stopping import StopRule
@@ -155,23 +154,6 @@ def test_cap_leaves_room_for_the_context(gpu: FakeGpu, monkeypatch: pytest.Monke
     assert "emulates a device of 12.00 GiB" in cuda.flags()[0]
     with pytest.raises(MemoryError, match="context"):
         cuda.impose_cap(400 * MIB)
-
-
-@pytest.mark.parametrize(
-    ("precision", "matmul", "cudnn"),
-    [("fp32", "highest", False), ("tf32", "high", True), ("bf16", "highest", True)],
-)
-def test_precision_is_set_both_ways(
-    monkeypatch: pytest.MonkeyPatch, precision: str, matmul: str, cudnn: bool
-) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not cudnn)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if matmul == "highest" else "highest")
-    setting = TrainSetting.model_validate({"precision": precision})
-    set_precision(ProbeRequest(model=FactoryModel(factory="a:b"), setting=setting))
-    assert torch.get_float32_matmul_precision() == matmul
-    assert torch.backends.cudnn.allow_tf32 == cudnn
-    torch.set_float32_matmul_precision(before)
 
 
 class CountingMeter(meter.CpuMeter):

@@ -189,6 +189,13 @@ def test_versions_name_the_allocators_configuration(monkeypatch: pytest.MonkeyPa
     assert device.versions()["allocator_config"] == "expandable_segments:True"
 
 
+def test_versions_say_how_cudnn_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "torch_build", lambda: "12.8")
+    assert dict(device._versions.__wrapped__())["cudnn_benchmark"] == "True"
+    monkeypatch.setattr(device, "torch_build", lambda: "cpu")
+    assert "cudnn_benchmark" not in dict(device._versions.__wrapped__())
+
+
 def test_control_group_limits_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_group_limits", lambda: [(1 << 20, 1 << 19)])
     memory = device.memory_in_use("cpu")

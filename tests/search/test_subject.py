@@ -1,0 +1,101 @@
+"""What a probe trains with: its precision, how cuDNN chooses, what the compiler is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import backends, nn
+
+from planner.schema import FactoryModel, TrainSetting
+from planner.schema.setting import CUDNN_BENCHMARK
+from search.probe import subject
+from search.probe.nursery import Nursery
+from search.probe.precision import set_precision
+from search.probe.protocol import ProbeRequest
+from search.probe.runner import run_probe
+from tests.search.probes import AMPLE_SECONDS, request_of
+
+# (precision, what fp32 matmul is set to, whether cuDNN may use TF32)
+PRECISIONS = [("fp32", "highest", False), ("tf32", "high", True), ("bf16", "highest", True)]
+
+
+def request(precision: str) -> ProbeRequest:
+    setting = TrainSetting.model_validate({"precision": precision})
+    return ProbeRequest(model=FactoryModel(factory="a:b"), setting=setting)
+
+
+@pytest.fixture(autouse=True)
+def _precision_is_put_back() -> Iterator[None]:
+    benchmark = backends.cudnn.benchmark
+    yield
+    set_precision(request("bf16"))
+    backends.cudnn.benchmark = benchmark
+
+
+@pytest.mark.parametrize(("precision", "matmul", "cudnn"), PRECISIONS)
+def test_precision_is_set_both_ways(precision: str, matmul: str, cudnn: bool) -> None:
+    torch.set_float32_matmul_precision("high" if matmul == "highest" else "highest")
+    backends.cudnn.allow_tf32 = not cudnn
+    set_precision(request(precision))
+    assert torch.get_float32_matmul_precision() == matmul
+    assert backends.cudnn.allow_tf32 == cudnn
+
+
+def _all(value: str) -> None:
+    backends.fp32_precision = value
+
+
+def _cudnn(value: str) -> None:
+    backends.cudnn.fp32_precision = value
+
+
+def _convolutions(value: str) -> None:
+    backends.cudnn.conv.fp32_precision = value
+
+
+def _matmul(value: str) -> None:
+    backends.cuda.matmul.fp32_precision = value
+
+
+@pytest.mark.parametrize(("precision", "matmul", "cudnn"), PRECISIONS)
+@pytest.mark.parametrize("value", ["tf32", "ieee"])
+@pytest.mark.parametrize("set_by_user", [_all, _cudnn, _convolutions, _matmul])
+def test_precision_holds_over_what_the_newer_interface_set(
+    set_by_user: Any, value: str, precision: str, matmul: str, cudnn: bool
+) -> None:
+    """Whose getters and the older ones' raise where the two disagree (torch 2.9 to 2.13)."""
+    set_precision(request("bf16"))
+    set_by_user(value)
+    set_precision(request(precision))
+    assert torch.get_float32_matmul_precision() == matmul
+    assert backends.cuda.matmul.allow_tf32 == (matmul == "high")
+    assert backends.cudnn.allow_tf32 == cudnn
+    assert (backends.cudnn.conv.fp32_precision == "tf32") == cudnn
+
+
+@pytest.mark.parametrize("factory", ["sets_tf32_anew", "sets_tf32_of_old"])
+def test_users_precision_gives_way_to_the_settings(nursery: Nursery, factory: str) -> None:
+    record = run_probe(request_of(factory), deadline_seconds=AMPLE_SECONDS, nursery=nursery)
+    assert record.status == "measured", record.message
+
+
+def test_cudnn_chooses_as_in_training() -> None:
+    backends.cudnn.benchmark = not CUDNN_BENCHMARK
+    subject.build_training(request_of("tiny"))
+    assert backends.cudnn.benchmark == CUDNN_BENCHMARK
+
+
+def test_compiler_is_told_what_emitted_files_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """dynamic=None would compile anew for a last batch of another size, and then for any size."""
+    told: dict[str, Any] = {}
+
+    def compile_module(module: nn.Module, **arguments: Any) -> nn.Module:
+        told.update(arguments)
+        return module
+
+    monkeypatch.setattr(torch, "compile", compile_module)
+    subject.build_training(request_of("tiny", compile="reduce-overhead"))
+    assert told == {"mode": "reduce-overhead", "dynamic": False}
