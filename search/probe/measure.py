@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 
 import torch
@@ -60,13 +60,15 @@ def measure(request: ProbeRequest, deadline: float, report: Report) -> OutcomeMe
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         run.let_go_of_cap()
         failure = (*classify(error, read_memory(request.device)), _phase_of(error, run))
+        crowding, flags = run.crowding(), run.flags_of_failure()
     status, message, phase = failure
     return OutcomeMessage(
         probe_id=request.probe_id,
         status=status,
         message=shorten(message),
         phase=phase,
-        flags=tuple(run.flags),
+        flags=flags,
+        **crowding,
     )
 
 
@@ -129,7 +131,17 @@ class _Run:
             compile_seconds=_compile_seconds(warmup, step_seconds, compiling is not None),
             clocks=meter.clocks(),
             flags=tuple(self.flags),
+            **self.crowding(),
         )
+
+    def crowding(self) -> dict[str, int | None]:
+        """What others left and took of the device's memory, in the fields of an outcome."""
+        return {} if self.meter is None else asdict(self.meter.crowding())
+
+    def flags_of_failure(self) -> tuple[str, ...]:
+        """What disturbed the run until it failed: the failure may be due to it."""
+        metered = [] if self.meter is None else self.meter.flags()
+        return tuple(dict.fromkeys([*self.flags, *metered]))
 
     def _warm_up(self, training: WatchedTraining, meter: Meter, phases: StepPhases) -> list[float]:
         """Whole steps until all that is lazy has happened; their wall times in seconds.

@@ -12,11 +12,18 @@ from typing import Protocol
 
 import torch
 
-from planner.schema.record import Clocks
+from planner.schema.record import Clocks, noteworthy_bytes
 from planner.units import format_bytes
 from search.probe import resident
+from search.probe.accounting import (
+    Reading,
+    agree,
+    measure_context,
+    others_bytes,
+    process_bytes,
+)
 from search.probe.device import nvml_device
-from search.probe.nvml import NvmlDevice
+from search.probe.nvml import NvmlDevice, NvmlMemory
 
 # Reasons for lower clocks that say the samples are not the device's best. A power cap is not one:
 # large matrix work meets it on every card, and so will the training itself.
@@ -25,6 +32,11 @@ _DISTURBING = {
     "sw_thermal_slowdown",
     "hw_thermal_slowdown",
     "hw_power_brake_slowdown",
+}
+# Counts of the caching allocator that say a step met the end of memory, in words.
+_FAILED_ALLOCATIONS = {
+    "num_alloc_retries": "allocations succeeded only after cached memory was given back",
+    "num_ooms": "out-of-memory errors were caught inside the step",
 }
 # Seconds between two readings of clocks and temperature while steps are timed.
 _CLOCK_SECONDS = 1.0
@@ -45,13 +57,23 @@ class MemoryUse:
     device: int | None
 
 
+@dataclass(frozen=True)
+class Crowding:
+    """What other processes did to a device's memory, in bytes: what they had left free when the
+    meter was made, and what they took from then until now; None where nobody says."""
+
+    free_bytes: int | None = None
+    taken_bytes: int | None = None
+
+
 class Meter(Protocol):
     """`in_flight` steps may be queued on the device while the next one is prepared."""
 
     in_flight: int
 
     def impose_cap(self, cap_bytes: int) -> None:
-        """Let the worker have no more than `cap_bytes` from now on."""
+        """Let the worker have no more than `cap_bytes` from now on. Imposing it again where it was
+        not lifted changes nothing."""
 
     def lift_cap(self) -> None:
         """Let go of the cap where it binds more than the training (compilers, messages)."""
@@ -76,8 +98,12 @@ class Meter(Protocol):
 
     def clocks(self) -> Clocks | None: ...
 
+    def crowding(self) -> Crowding:
+        """What others left and took of the memory, until now. Never raises: it is asked after
+        failures too."""
+
     def flags(self) -> list[str]:
-        """What may have disturbed the samples, in words."""
+        """What may have disturbed the samples, in words. Never raises, as above."""
 
 
 def make_meter(device: str) -> Meter:
@@ -98,7 +124,7 @@ class CpuMeter:
         resident.settle()
         self.base = resident.read_resident()
         self.cap: resident.GrowthCap | None = None
-        self.peak_was_reset = False
+        self.peak_was_reset: bool | None = None  # None: it was not asked for yet
 
     def impose_cap(self, cap_bytes: int) -> None:
         self.cap = resident.GrowthCap(self.base, cap_bytes)
@@ -136,12 +162,18 @@ class CpuMeter:
     def clocks(self) -> Clocks | None:
         return None
 
+    def crowding(self) -> Crowding:
+        return Crowding()
+
     def flags(self) -> list[str]:
-        return [] if self.peak_was_reset else ["the peak includes the warm-up"]
+        return ["the peak includes the warm-up"] if self.peak_was_reset is False else []
 
 
 class CudaMeter:
-    """Time by device events, memory by the caching allocator and the driver."""
+    """Time by device events, memory by the caching allocator and the driver.
+
+    The driver's figures are believed as far as they agree with torch's: see `accounting`.
+    """
 
     in_flight = 2
 
@@ -149,32 +181,42 @@ class CudaMeter:
         self.device = torch.device(device)
         self.nvml = nvml_device(device)
         before = self.nvml.memory if self.nvml is not None else None
-        self.used_before = before.used if before is not None else None
-        self.others = _others(self.nvml)
+        self.holders = _holders(self.nvml)
         torch.cuda.set_device(self.device)
         torch.zeros(1, device=self.device)  # creates the context
-        self.total = torch.cuda.get_device_properties(self.device).total_memory
+        self.total: int = torch.cuda.get_device_properties(self.device).total_memory
+        self.doubts: list[str] = []
+        if before is not None and not agree(before.total, self.total):
+            self.doubts.append(_doubt(before, self.total))
+            self.nvml = before = None
+        self.used_before = before.used if before is not None else None
+        now = self._read()
+        self.context = measure_context(self.used_before, now)
+        self.free_before = before.free if before is not None else self._free_before(now)
+        self.others_before = self.used_before
+        if self.others_before is None:
+            self.others_before = others_bytes(self.context, now)
         self.readings: list[Clocks] = []
         self.last_reading = 0.0
-        self.cap_flags: list[str] = []
+        self.cap: int | None = None
+        self.failures_before: dict[str, int] = {}
 
     def impose_cap(self, cap_bytes: int) -> None:
-        used = self._device_bytes() or 0
-        context = max(0, used - torch.cuda.memory_reserved(self.device))
-        if cap_bytes <= context:
+        if self.cap == cap_bytes:
+            return
+        context = self.context
+        if cap_bytes <= context.num_bytes:
             raise CapTooSmallError(
-                f"the CUDA context alone takes {format_bytes(context)} "
-                f"of the {format_bytes(cap_bytes)} there may be"
+                f"the CUDA context takes {format_bytes(context.num_bytes)} ({context.source}) "
+                f"of the {format_bytes(cap_bytes)} allowed"
             )
-        allocator = cap_bytes - context
-        torch.cuda.set_per_process_memory_fraction(min(1.0, allocator / self.total), self.device)
-        self.cap_flags.append(
-            f"emulates a device of {format_bytes(cap_bytes)}: the caching allocator was held to "
-            f"{format_bytes(allocator)}, the context was not"
-        )
+        share = min(1.0, (cap_bytes - context.num_bytes) / self.total)
+        torch.cuda.set_per_process_memory_fraction(share, self.device)
+        self.cap = cap_bytes
 
     def lift_cap(self) -> None:
-        """Nothing: the cap binds the caching allocator alone, so no compiler meets it."""
+        """Nothing: the cap binds the caching allocator of this process and stays. A compiler that
+        times kernels here meets it as on the smaller card, and leaves out what does not fit."""
 
     def mark(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)
@@ -192,32 +234,44 @@ class CudaMeter:
 
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)
+        self.failures_before = self._allocation_failures()
 
     def memory(self) -> MemoryUse:
+        reserved = torch.cuda.max_memory_reserved(self.device)
         return MemoryUse(
             torch.cuda.max_memory_allocated(self.device),
-            torch.cuda.max_memory_reserved(self.device),
-            self._device_bytes(),
+            reserved,
+            process_bytes(self.context, reserved, self.used_before, self._read()),
         )
 
-    def _device_bytes(self) -> int | None:
-        """What the driver counts for this process: by its pid, else by what came since the start.
+    def crowding(self) -> Crowding:
+        now = others_bytes(self.context, self._read())
+        if now is None or self.others_before is None:
+            return Crowding(self.free_before)
+        return Crowding(self.free_before, max(0, now - self.others_before))
 
-        In a container the driver knows other pids than we do. Without NVML, all that is used on the
-        device is counted, which `flags` says.
-        """
-        own = [p for p in self._processes() if p[0] == os.getpid()]
-        if own and own[0][1] is not None:
-            return own[0][1]
+    def _read(self) -> Reading:
+        """What the driver says now; where NVML does not, the use of the whole device from CUDA."""
+        reserved = torch.cuda.memory_reserved(self.device)
         memory = self.nvml.memory if self.nvml is not None else None
-        if memory is not None and self.used_before is not None:
-            return memory.used - self.used_before
-        free, total = torch.cuda.mem_get_info(self.device)
-        return total - free
+        if self.nvml is None or memory is None:
+            free = self._free()
+            return Reading(reserved, None if free is None else self.total - free)
+        own = [p.used_bytes for p in self.nvml.processes or () if p.pid == os.getpid()]
+        return Reading(reserved, memory.used, own[0] if own else None)
 
-    def _processes(self) -> list[tuple[int, int | None]]:
-        found = self.nvml.processes if self.nvml is not None else None
-        return [(p.pid, p.used_bytes) for p in found or ()]
+    def _free(self) -> int | None:
+        try:
+            free: int = torch.cuda.mem_get_info(self.device)[0]
+        except RuntimeError:  # an illegal access leaves a context that answers nothing any more
+            return None
+        return free if 0 <= free <= self.total else None
+
+    def _free_before(self, now: Reading) -> int | None:
+        """What was free before the context came, by CUDA, which could not be asked before."""
+        if now.used is None:
+            return None
+        return min(self.total, self.total - now.used + now.reserved + self.context.num_bytes)
 
     def live_bytes(self) -> int | None:
         return torch.cuda.memory_allocated(self.device)
@@ -237,30 +291,55 @@ class CudaMeter:
         return self.readings[-1].model_copy(update={"throttle_reasons": tuple(sorted(reasons))})
 
     def flags(self) -> list[str]:
-        found = [*self.cap_flags, *self.others]
+        found = [*self.doubts, *self._cap_flags(), *self._others_flags()]
         clocks = self.clocks()
         slowed = sorted(_DISTURBING.intersection(clocks.throttle_reasons if clocks else ()))
         if slowed:
             found.append(f"throttled: {', '.join(slowed)}")
-        if self.nvml is None:
-            found.append("device bytes include what other processes hold: NVML does not answer")
-        stats = torch.cuda.memory_stats(self.device)
-        for key, words in (
-            ("num_alloc_retries", "allocations succeeded only after cached memory was given back"),
-            ("num_ooms", "out-of-memory errors were caught inside the step"),
-        ):
-            if stats.get(key, 0):
-                found.append(f"{stats[key]} {words}")
+        failures = self._allocation_failures()
+        for key, words in _FAILED_ALLOCATIONS.items():
+            count = failures.get(key, 0) - self.failures_before.get(key, 0)
+            if count > 0:
+                found.append(f"{count} {words}")
         return found
 
+    def _cap_flags(self) -> list[str]:
+        if self.cap is None:
+            return []
+        return [
+            f"emulates a device of {format_bytes(self.cap)}: the caching allocator was held to "
+            f"{format_bytes(self.cap - self.context.num_bytes)}, the context was not"
+        ]
 
-def _others(device: NvmlDevice | None) -> list[str]:
-    """One flag where other processes were computing on the device before this one came."""
-    others = (device.processes if device is not None else None) or ()
-    if not others:
-        return []
-    held = sum(p.used_bytes or 0 for p in others)
-    return [f"{len(others)} other processes on the GPU hold {format_bytes(held)}"]
+    def _others_flags(self) -> list[str]:
+        """Who else held memory when this process came, and what others took since, from what is
+        worth a word on."""
+        found = []
+        least = noteworthy_bytes(self.total)
+        held = self.others_before or 0
+        if held > least:
+            who = f"{self.holders} other processes" if self.holders else "other processes"
+            found.append(f"{who} on the GPU hold {format_bytes(held)}")
+        taken = self.crowding().taken_bytes or 0
+        if taken > least:
+            found.append(f"other processes took {format_bytes(taken)} of the GPU meanwhile")
+        return found
+
+    def _allocation_failures(self) -> dict[str, int]:
+        stats = torch.cuda.memory_stats(self.device)
+        return {key: stats.get(key, 0) for key in _FAILED_ALLOCATIONS}
+
+
+def _holders(device: NvmlDevice | None) -> int:
+    """How many processes compute on the device, where the driver lists them."""
+    return len((device.processes if device is not None else None) or ())
+
+
+def _doubt(memory: NvmlMemory, total: int) -> str:
+    return (
+        f"NVML's figures are left aside: its device has {format_bytes(memory.total)}, "
+        f"torch's {format_bytes(total)}"
+    )
 
 
 def _read_clocks(device: NvmlDevice) -> Clocks:

@@ -7,7 +7,7 @@ question answers None where the library, the device or the driver has no answer.
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, byref, c_int, c_uint, c_ulonglong, c_void_p
+from ctypes import Structure, byref, c_char, c_int, c_uint, c_ulonglong, c_void_p
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -46,6 +46,10 @@ class _MemoryV2(Structure):
     )
 
 
+class _ProcessV1(Structure):
+    _fields_ = (("pid", c_uint), ("used", c_ulonglong))
+
+
 class _Process(Structure):
     _fields_ = (
         ("pid", c_uint),
@@ -53,6 +57,28 @@ class _Process(Structure):
         ("gpu_instance", c_uint),
         ("compute_instance", c_uint),
     )
+
+
+class _LongProcess(Structure):
+    """What the headers of the first R535 drivers declare for `_v3`: 32 bytes an entry, not 24."""
+
+    _fields_ = (*_Process._fields_, ("protected", c_ulonglong))
+
+
+class _Pci(Structure):
+    _fields_ = (
+        ("legacy_bus_id", c_char * 16),
+        ("numbers", c_uint * 5),
+        ("bus_id", c_char * 32),
+    )
+
+
+# The question of who computes on a device, newest first, with what an entry of its answer may be.
+_PROCESS_QUESTIONS = (
+    ("nvmlDeviceGetComputeRunningProcesses_v3", (_Process, _LongProcess)),
+    ("nvmlDeviceGetComputeRunningProcesses_v2", (_Process,)),
+    ("nvmlDeviceGetComputeRunningProcesses", (_ProcessV1,)),
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +115,22 @@ class NvmlDevice:
         return self._text("nvmlDeviceGetUUID", _UUID_BYTES)
 
     @property
+    def pci_bus_id(self) -> str | None:
+        """`00000000:01:00.0`, as nvidia-smi prints it."""
+        pci = _Pci()
+        known = self._call("nvmlDeviceGetPciInfo_v3", byref(pci))
+        return pci.bus_id.decode(errors="replace") if known else None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the card is split into MIG instances: then its memory is not what torch's device
+        has, and its name stands for all of them."""
+        current, pending = c_uint(), c_uint()
+        return self._call("nvmlDeviceGetMigMode", byref(current), byref(pending)) and bool(
+            current.value
+        )
+
+    @property
     def capability(self) -> tuple[int, int] | None:
         major, minor = c_int(), c_int()
         known = self._call("nvmlDeviceGetCudaComputeCapability", byref(major), byref(minor))
@@ -96,6 +138,13 @@ class NvmlDevice:
 
     @property
     def memory(self) -> NvmlMemory | None:
+        """None also where the figures cannot be of any device."""
+        found = self._memory()
+        if found is None or not 0 < found.total < _NOT_AVAILABLE:
+            return None
+        return found if max(found.used, found.free) <= found.total else None
+
+    def _memory(self) -> NvmlMemory | None:
         detailed = _MemoryV2(version=ctypes.sizeof(_MemoryV2) | (2 << 24))
         if self._call("nvmlDeviceGetMemoryInfo_v2", byref(detailed)):
             total = detailed.total - detailed.reserved
@@ -108,24 +157,30 @@ class NvmlDevice:
     @property
     def processes(self) -> tuple[NvmlProcess, ...] | None:
         """All processes that compute on the device. In a container their pids are the host's."""
-        for symbol in (
-            "nvmlDeviceGetComputeRunningProcesses_v3",
-            "nvmlDeviceGetComputeRunningProcesses_v2",
-        ):
-            if getattr(self.library, symbol, None) is not None:
-                return self._processes(symbol)
+        for symbol, kinds in _PROCESS_QUESTIONS:
+            function = getattr(self.library, symbol, None)
+            answer = None if function is None else self._list_processes(function, kinds)
+            if answer is not None:
+                return answer
         return None
 
-    def _processes(self, symbol: str) -> tuple[NvmlProcess, ...] | None:
+    def _list_processes(
+        self, function: Any, kinds: tuple[type[Structure], ...]
+    ) -> tuple[NvmlProcess, ...] | None:
+        """Of the forms that an entry may have, the one in which the fewest processes have id 0, as
+        none has. The room is for the longest, so that no driver writes beyond it."""
         capacity = 64
         while capacity <= 4096:
             count = c_uint(capacity)
-            entries = (_Process * capacity)()
-            result = getattr(self.library, symbol)(self.handle, byref(count), entries)
+            room = ctypes.create_string_buffer(capacity * ctypes.sizeof(_LongProcess))
+            result = function(self.handle, byref(count), room)
             if result == _SUCCESS:
+                number = min(count.value, capacity)
+                readings = [(kind * number).from_buffer(room) for kind in kinds]
+                entries = min(readings, key=lambda read: sum(e.pid == 0 for e in read))
                 return tuple(
                     NvmlProcess(e.pid, None if e.used == _NOT_AVAILABLE else e.used)
-                    for e in entries[: count.value]
+                    for e in entries
                 )
             if result != _INSUFFICIENT_SIZE:
                 return None
@@ -156,9 +211,13 @@ class NvmlDevice:
     @property
     def throttle_reasons(self) -> tuple[str, ...]:
         bits = c_ulonglong()
-        if not self._call("nvmlDeviceGetCurrentClocksThrottleReasons", byref(bits)):
-            return ()
-        return tuple(name for bit, name in THROTTLE_REASONS.items() if bits.value & bit)
+        for symbol in (  # the newer name of the same question first
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+        ):
+            if self._call(symbol, byref(bits)):
+                return tuple(name for bit, name in THROTTLE_REASONS.items() if bits.value & bit)
+        return ()
 
     def _number(self, symbol: str, *arguments: Any) -> int | None:
         value = c_uint()
@@ -166,7 +225,8 @@ class NvmlDevice:
 
     def _text(self, symbol: str, size: int) -> str | None:
         buffer = ctypes.create_string_buffer(size)
-        return buffer.value.decode() if self._call(symbol, buffer, c_uint(size)) else None
+        known = self._call(symbol, buffer, c_uint(size))
+        return buffer.value.decode(errors="replace") if known else None
 
     def _call(self, symbol: str, *arguments: Any) -> bool:
         function = getattr(self.library, symbol, None)

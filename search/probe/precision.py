@@ -8,8 +8,13 @@ from planner.schema.setting import CUDNN_BENCHMARK
 from search.probe.protocol import ProbeRequest
 
 
-def has_tf32(device: str) -> bool:
-    return device != "cpu" and torch.cuda.get_device_capability(device) >= (8, 0)
+def has_tf32(request: ProbeRequest) -> bool:
+    """Whether the device has tf32 matrix units: NVIDIA's do from 8.0 on. ROCm's answer to the same
+    question is of another count."""
+    if request.device == "cpu" or torch.version.cuda is None:
+        return False
+    known = request.capability or torch.cuda.get_device_capability(request.device)
+    return known >= (8, 0)
 
 
 def set_precision(request: ProbeRequest) -> None:

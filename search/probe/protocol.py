@@ -32,6 +32,7 @@ class ProbeRequest(_Message):
     of the worker's own memory. Timing ends after `min_steps` optimizer steps as soon as the median
     is known to ±`median_precision` (95%), or `max_measure_seconds` or `max_steps` are reached;
     earlier, where even the lower bound of the median stays under `give_up_images_per_second`.
+    `capability` is the GPU's, where it is known: so that nobody need touch the device to ask it.
     """
 
     probe_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
@@ -46,6 +47,7 @@ class ProbeRequest(_Message):
     max_measure_seconds: Annotated[float, Field(gt=0)] = 10.0
     give_up_images_per_second: float | None = None
     record_phases: bool = False
+    capability: tuple[int, int] | None = None
     seed: int = 0
 
 
@@ -92,6 +94,8 @@ class OutcomeMessage(_Answer):
     compile_seconds: float | None = None
     clocks: Clocks | None = None
     flags: tuple[str, ...] = ()
+    free_bytes: int | None = None
+    taken_bytes: int | None = None
 
 
 Answer = Annotated[PhaseMessage | ProgressMessage | OutcomeMessage, Field(discriminator="type")]

@@ -19,7 +19,7 @@ from statistics import median
 
 from planner.schema import MeasurementRecord
 from search.probe import failure, guard
-from search.probe.device import describe_device, versions, worker_environment
+from search.probe.device import describe_device, memory_in_use, versions, worker_environment
 from search.probe.nursery import Nursery, NurseryGoneError
 from search.probe.protocol import (
     AnswerReader,
@@ -38,6 +38,8 @@ EXIT_SECONDS = 3.0
 # How long the kernel may take to end killed processes before they are given up on (a process in an
 # uninterruptible call to a driver cannot be killed).
 KILL_SECONDS = 15.0
+# How long a driver may take to give back the memory of a process that has ended: a judgement.
+RELEASE_SECONDS = 3.0
 # What is kept of each of the worker's output streams.
 TAIL_BYTES = 16 * 1024
 _READ_BYTES = 1 << 16
@@ -80,9 +82,12 @@ def run_probe(
     holds a device takes a while, in which this one may be killed.
     """
     device = describe_device(request.device)
+    if request.capability is None:
+        request = request.model_copy(update={"capability": device.capability})
     if request.memory_cap_bytes is not None:
         device = device.model_copy(update={"memory_cap_bytes": request.memory_cap_bytes})
     date = datetime.now(UTC).isoformat(timespec="seconds")
+    free, used = _free_and_used(request.device)
     started = time.monotonic()
 
     def record_of(outcome: OutcomeMessage) -> MeasurementRecord:
@@ -109,8 +114,33 @@ def run_probe(
         group.order(WorkOrder(request=request, deadline_seconds=deadline - time.monotonic()))
         group.attend(deadline)
     outcome = listener.outcome or _judge_silence(listener, deadline_seconds, kernel_kills)
+    if outcome.free_bytes is None and free is not None:
+        taken = None if listener.wait_status is None else _taken(request.device, used)
+        outcome = outcome.model_copy(update={"free_bytes": free, "taken_bytes": taken})
     listener.tell("end")
     return record_of(outcome)
+
+
+def _free_and_used(device: str) -> tuple[int | None, int | None]:
+    """Bytes of a GPU that are free, and that processes hold, of which this one is none; None where
+    the driver does not say. The CPU's memory is the worker's own growth: others do not count."""
+    found = memory_in_use(device) if device != "cpu" else None
+    return (None, None) if found is None else (found.free_bytes, found.used_bytes)
+
+
+def _taken(device: str, used_before: int | None) -> int | None:
+    """What others took of a GPU's memory since `used_before` was read, in bytes, where a worker
+    that has ended could not say. The driver may still be giving its memory back: that is awaited.
+    """
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while used_before is not None:
+        now = _free_and_used(device)[1]
+        if now is None:
+            return None
+        if now <= used_before or time.monotonic() >= deadline:
+            return max(0, now - used_before)
+        time.sleep(RELEASE_SECONDS / 30)
+    return None
 
 
 def _shared_fields(outcome: OutcomeMessage) -> dict[str, object]:

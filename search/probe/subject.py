@@ -47,7 +47,7 @@ def refuse_unsupported(request: ProbeRequest) -> None:
             f"what is trained is a matter of the factory {request.model.factory}.",
             "Freeze inside the factory, and probe with frozen_stages 0 and lora_rank 0.",
         )
-    if setting.precision == "tf32" and not has_tf32(request.device):
+    if setting.precision == "tf32" and not has_tf32(request):
         raise UnsupportedError(
             f"tf32 needs an NVIDIA GPU of compute capability 8.0 or more, and {request.device} "
             "is none.",

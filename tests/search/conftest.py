@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +25,15 @@ def nursery(token: str) -> Iterator[Nursery]:
     with Nursery() as found:
         run_probe(request_of("tiny"), deadline_seconds=AMPLE_SECONDS, nursery=found)
         yield found
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for the driver's library, compiled: it answers as FAKE_NVML says."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    library = tmp_path_factory.mktemp("driver") / "libnvidia-ml.so.1"
+    source = Path(__file__).with_name("fake_nvml.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    return library

@@ -1,9 +1,32 @@
-/* A management library with two GPUs, for machines without one. Signatures are those of nvml.h. */
+/* A management library with two GPUs, for machines without one. Signatures are those of nvml.h.
+   The variable FAKE_NVML, read at every call, makes it answer as some drivers do: words that are
+   listed below, and `used=BYTES`, `total=BYTES`, `own=BYTES`.
+     zero, na, host, none, right   what it tells of the caller's process (0 bytes, not available,
+                                   under another id, nothing, `own` bytes)
+     v2, v1, long                  which list of processes there is: only the second or the first
+                                   version of it, or the third with entries of 32 bytes
+     plain                         only the first version of the memory question
+     mig                           the cards are split
+     renamed                       the reasons for lower clocks only under their newer name */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2;
+typedef struct { unsigned long long total, free, used; } memory;
+typedef struct { unsigned pid; unsigned long long used; } process_v1;
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } process;
+typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; unsigned long long cc; } process_long;
+typedef struct { char legacy[16]; unsigned numbers[5]; char bus_id[32]; } pci;
 #define GIB (1ULL << 30)
+#define NOT_FOUND 13
 static int index_of(void *device) { return (int)(long)device - 1; }
+static const char *asked(void) { const char *text = getenv("FAKE_NVML"); return text ? text : ""; }
+static int says(const char *word) { return strstr(asked(), word) != 0; }
+static unsigned long long figure(const char *name, unsigned long long otherwise) {
+  const char *at = strstr(asked(), name);
+  return at ? strtoull(at + strlen(name), 0, 10) : otherwise;
+}
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
@@ -20,23 +43,61 @@ int nvmlDeviceGetUUID(void *d, char *text, unsigned size) {
   strncpy(text, index_of(d) ? "GPU-bbbb" : "GPU-aaaa", size);
   return 0;
 }
+int nvmlDeviceGetPciInfo_v3(void *d, pci *found) {
+  snprintf(found->bus_id, sizeof found->bus_id, "00000000:%02X:00.0", 1 + index_of(d));
+  return 0;
+}
+int nvmlDeviceGetMigMode(void *d, unsigned *current, unsigned *pending) {
+  *current = *pending = says("mig");
+  return 0;
+}
 int nvmlDeviceGetCudaComputeCapability(void *d, int *major, int *minor) {
   *major = 9;
   *minor = index_of(d);
   return 0;
 }
 int nvmlDeviceGetMemoryInfo_v2(void *d, memory_v2 *m) {
+  if (says("plain")) return NOT_FOUND;
   if (m->version != (sizeof(memory_v2) | (2 << 24))) return 2;
-  m->total = (index_of(d) ? 48 : 24) * GIB;
+  m->total = figure("total=", (index_of(d) ? 48 : 24) * GIB);
   m->reserved = GIB / 2;
-  m->used = 3 * GIB;
+  m->used = figure("used=", 3 * GIB);
   m->free = m->total - m->reserved - m->used;
   return 0;
 }
-int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *count, process *list) {
+int nvmlDeviceGetMemoryInfo(void *d, memory *m) {
+  m->total = figure("total=", (index_of(d) ? 48 : 24) * GIB);
+  m->used = figure("used=", 3 * GIB) + GIB / 2;
+  m->free = m->total - m->used;
+  return 0;
+}
+/* Two processes where one of the words is said: another's, and the caller's as the word has it. */
+static unsigned tell(unsigned *pid, unsigned long long *used) {
+  pid[0] = 1, used[0] = GIB;
+  pid[1] = says("host") ? getpid() + 100000 : getpid();
+  used[1] = says("zero") ? 0 : says("na") ? ~0ULL : figure("own=", GIB);
+  return says("none") ? 0 : 2;
+}
+#define LIST(kind)                                                           \
+  unsigned pid[2], number; unsigned long long used[2];                       \
+  number = tell(pid, used);                                                  \
+  if (*count < number) return *count = number, 7;                            \
+  memset(list, 0, sizeof(kind) * *count);                                    \
+  for (unsigned i = 0; i < number; i++)                                      \
+    ((kind *)list)[i].pid = pid[i], ((kind *)list)[i].used = used[i];        \
+  return *count = number, 0;
+int nvmlDeviceGetComputeRunningProcesses(void *d, unsigned *count, void *list) { LIST(process_v1) }
+int nvmlDeviceGetComputeRunningProcesses_v2(void *d, unsigned *count, void *list) {
+  if (says("v1")) return NOT_FOUND;
+  LIST(process)
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *count, void *list) {
+  if (says("v2") || says("v1")) return NOT_FOUND;
+  if (says("long")) { LIST(process_long) }
+  if (says("zero") || says("na") || says("host") || says("none") || says("right")) { LIST(process) }
   if (*count < 200) return *count = 200, 7;
   for (unsigned i = 0; i < 200; i++)
-    list[i] = (process){i + 1, i ? ~0ULL : GIB, ~0u, ~0u};
+    ((process *)list)[i] = (process){i + 1, i ? ~0ULL : GIB, ~0u, ~0u};
   *count = index_of(d) ? 0 : 200;
   return 0;
 }
@@ -47,7 +108,10 @@ int nvmlDeviceGetClockInfo(void *d, int kind, unsigned *mhz) {
 int nvmlDeviceGetMaxClockInfo(void *d, int kind, unsigned *mhz) { *mhz = 1980; return 0; }
 int nvmlDeviceGetTemperature(void *d, int sensor, unsigned *celsius) { *celsius = 66; return 0; }
 int nvmlDeviceGetPowerUsage(void *d, unsigned *milliwatts) { return 3; /* not supported */ }
+static int reasons(unsigned long long *bits) { *bits = 0x4 | 0x40 | 0x1; return 0; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *d, unsigned long long *bits) {
-  *bits = 0x4 | 0x40 | 0x1;
-  return 0;
+  return says("renamed") ? NOT_FOUND : reasons(bits);
+}
+int nvmlDeviceGetCurrentClocksEventReasons(void *d, unsigned long long *bits) {
+  return says("renamed") ? reasons(bits) : NOT_FOUND;
 }

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -41,15 +40,9 @@ print(json.dumps({{
 
 
 @pytest.fixture(scope="module")
-def ask(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def ask(driver: Path) -> Callable[..., Any]:
     """Ask about a device in a process whose driver library is the stand-in."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    folder = tmp_path_factory.mktemp("driver")
-    source = Path(__file__).with_name("fake_nvml.c")
-    library = folder / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    folder = driver.parent
 
     def run(wanted: str = "auto", **environment: str) -> Any:
         answer = subprocess.run(
@@ -67,7 +60,7 @@ def test_gpu_is_described_by_the_driver(ask: Callable[..., Any]) -> None:
     found = ask(CUDA_VISIBLE_DEVICES="0,1")
     assert found["device"] == {
         "kind": "cuda", "name": "Fake A", "total_bytes": 24 * GIB - GIB // 2,
-        "capability": [9, 0], "driver": "999.1", "memory_cap_bytes": None,
+        "capability": [9, 0], "driver": "999.1", "memory_cap_bytes": None, "uuid": None,
     }  # fmt: skip
     assert (found["holders"], found["first"], found["free"]) == (200, GIB, 20 * GIB + GIB // 2)
     assert (found["sm"], found["memory"], found["celsius"]) == (1500, 2600, 66)
@@ -85,7 +78,8 @@ class FakeGpu:
     """What the driver says, as a test wants it."""
 
     def __init__(self) -> None:
-        self.used = 2 * GIB
+        self.used, self.reserved = 2 * GIB, 0
+        self.stats = {"num_alloc_retries": 5, "num_ooms": 1}
         self.processes: tuple[NvmlProcess, ...] = (NvmlProcess(1, GIB),)
         self.sm_mhz, self.sm_max_mhz, self.memory_mhz = 1500, 1980, 2600
         self.temperature_c, self.power_watts = 70, 300.0
@@ -104,11 +98,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     def make_context(*_: object, **__: object) -> None:
         fake.used += 500 * MIB
 
-    stats = {"num_alloc_retries": 2, "num_ooms": 0}
+    stats = fake.stats
     stand_ins = {
         "set_device": make_context,
         "get_device_properties": lambda d: type("P", (), {"total_memory": 24 * GIB}),
-        "memory_reserved": lambda d: 0,
+        "memory_reserved": lambda d: fake.reserved,
         "memory_allocated": lambda d: 7,
         "max_memory_allocated": lambda d: 80 * MIB,
         "max_memory_reserved": lambda d: 100 * MIB,
@@ -128,18 +122,22 @@ def test_meter_tells_memory_and_disturbances(gpu: FakeGpu) -> None:
     cuda.reset_peak()
     cuda.observe()
     gpu.used += 100 * MIB
+    gpu.reserved = 100 * MIB
+    gpu.stats["num_alloc_retries"] += 2
     assert cuda.memory() == meter.MemoryUse(80 * MIB, 100 * MIB, 600 * MIB)
-    gpu.processes = (NvmlProcess(1, GIB), NvmlProcess(os.getpid(), 599 * MIB))
-    assert cuda.memory().device == 599 * MIB, "the driver knows our pid, so it is asked by it"
+    gpu.processes = (NvmlProcess(1, GIB), NvmlProcess(os.getpid(), 650 * MIB))
+    gpu.used += 100 * MIB
+    assert cuda.memory().device == 650 * MIB, "the driver knows our pid, and says more"
     gpu.throttle_reasons = ()
     cuda.observe()
     clocks = cuda.clocks()
     assert isinstance(clocks, Clocks)
     assert clocks.throttle_reasons == ("hw_thermal_slowdown", "sw_power_cap")
     flags = cuda.flags()
-    assert flags[0] == "1 other processes on the GPU hold 1.00 GiB"
+    assert flags[0] == "1 other processes on the GPU hold 2.00 GiB"
     assert flags[1] == "throttled: hw_thermal_slowdown"
-    assert flags[2].startswith("2 allocations succeeded only after")
+    assert flags[2].startswith("2 allocations succeeded only after"), "since the peak was reset"
+    assert len(flags) == 3
     assert cuda.live_bytes() == 7
 
 
@@ -150,10 +148,14 @@ def test_cap_leaves_room_for_the_context(gpu: FakeGpu, monkeypatch: pytest.Monke
     )
     cuda = meter.make_meter("cuda:0")
     cuda.impose_cap(12 * GIB)
-    assert shares == [(12 * GIB - 500 * MIB) / (24 * GIB)]
-    assert "emulates a device of 12.00 GiB" in cuda.flags()[0]
-    with pytest.raises(MemoryError, match="context"):
-        cuda.impose_cap(400 * MIB)
+    gpu.used += 300 * MIB  # kernels were loaded: the cap is not tightened for it
+    cuda.impose_cap(12 * GIB)
+    assert shares == [(12 * GIB - 500 * MIB) / (24 * GIB)], "imposed once"
+    assert sum("emulates a device of 12.00 GiB" in flag for flag in cuda.flags()) == 1
+    with pytest.raises(
+        MemoryError, match=r"context takes 500\.00 MiB \(what the device's use grew"
+    ):
+        meter.make_meter("cuda:0").impose_cap(400 * MIB)
 
 
 class CountingMeter(meter.CpuMeter):

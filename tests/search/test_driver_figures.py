@@ -1,0 +1,247 @@
+"""What is believed of a driver's figures, whatever it answers: a stand-in answers as drivers do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.hardware.overheads import CONTEXT_BYTES
+from planner.units import GIB, MIB
+from search.probe import meter, nvml
+from search.probe.accounting import (
+    CONTEXT_GROWTH_BYTES,
+    CONTEXT_HIGH_BYTES,
+    CONTEXT_LOW_BYTES,
+    Context,
+    Reading,
+    agree,
+    measure_context,
+    others_bytes,
+    process_bytes,
+)
+from search.probe.meter import Crowding
+
+UNKNOWN = 2**64 - 1
+figures = st.one_of(
+    st.none(), st.sampled_from((0, 1, -1, -GIB, UNKNOWN, 2**63)), st.integers(-(2**40), 2**42)
+)
+
+
+@given(
+    before=figures, used=figures, own=figures, reserved=st.integers(0, 2**41),
+    peak=st.integers(0, 2**41),
+)  # fmt: skip
+def test_no_reading_makes_a_process_smaller_than_what_torch_knows(
+    before: int | None, used: int | None, own: int | None, reserved: int, peak: int
+) -> None:
+    now = Reading(reserved, used, own)
+    context = measure_context(before, now)
+    assert CONTEXT_LOW_BYTES <= context.num_bytes <= CONTEXT_HIGH_BYTES
+    assert context.source
+    total = process_bytes(context, peak, before, now)
+    assert total >= peak + CONTEXT_LOW_BYTES
+    if own is None or own <= reserved:
+        assert total <= peak + CONTEXT_HIGH_BYTES, "others' memory is not counted as ours"
+    held = others_bytes(context, now)
+    assert held is None or 0 <= held <= max(0, used or 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "num_bytes", "source"),
+    [
+        (3 * GIB, Reading(2 * MIB, 4 * GIB, 500 * MIB), 498 * MIB, "this process"),
+        (3 * GIB, Reading(2 * MIB, 3 * GIB + 402 * MIB, 0), 400 * MIB, "grew by"),
+        (3 * GIB, Reading(2 * MIB, 3 * GIB + 402 * MIB), 400 * MIB, "grew by"),
+        (40 * GIB, Reading(2 * MIB, 3 * GIB), CONTEXT_BYTES, "assumed"),  # a neighbour has left
+        (3 * GIB, Reading(2 * MIB, 40 * GIB), CONTEXT_BYTES, "assumed"),  # a neighbour has come
+        (None, Reading(2 * MIB, 40 * GIB), CONTEXT_BYTES, "assumed"),
+        (3 * GIB, Reading(2 * MIB, 4 * GIB, 30 * GIB), GIB - 2 * MIB, "grew by"),  # a namesake's
+    ],
+)
+def test_the_context_is_what_is_plausible(
+    before: int | None, now: Reading, num_bytes: int, source: str
+) -> None:
+    found = measure_context(before, now)
+    assert found.num_bytes == num_bytes
+    assert source in found.source
+
+
+def test_more_than_the_device_has_is_said() -> None:
+    """Where a driver pages to the host's memory, 30 GiB reserved on 24 are told as such."""
+    context = Context(500 * MIB, "")
+    now = Reading(30 * GIB, 24 * GIB, None)
+    assert process_bytes(context, 30 * GIB, GIB, now) == 30 * GIB + 500 * MIB
+
+
+def test_what_retries_gave_back_still_counts() -> None:
+    """Read at the end, when cached memory was given back: the peak counts, and what lies beside."""
+    now = Reading(8 * GIB, 10 * GIB, 8 * GIB + 600 * MIB)
+    assert process_bytes(Context(400 * MIB, ""), 12 * GIB, GIB, now) == 12 * GIB + 600 * MIB
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "one"),
+    [(79 * GIB, 80 * GIB, True), (80 * GIB, 10 * GIB, False), (0, GIB, False), (24, 48, False)],
+)
+def test_totals_of_one_device_agree(theirs: int, ours: int, one: bool) -> None:
+    assert agree(theirs, ours) == one
+
+
+class Torch:
+    """What torch.cuda says: `reserved` now and at its peak, a context of 500 MiB that the driver
+    counts as `used` once it is made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
+        self.say = lambda text: monkeypatch.setenv("FAKE_NVML", text)
+        self.total, self.reserved, self.peak, self.free = 48 * GIB - GIB // 2, 0, 0, 44 * GIB
+        self.after = ""
+        stand_ins: dict[str, Any] = {
+            "set_device": lambda d: self.say(self.after),
+            "get_device_properties": lambda d: type("P", (), {"total_memory": self.total}),
+            "memory_reserved": lambda d: self.reserved,
+            "max_memory_reserved": lambda d: self.peak,
+            "max_memory_allocated": lambda d: self.peak,
+            "memory_stats": lambda d: {},
+            "mem_get_info": lambda d: (self.free, self.total),
+            "set_per_process_memory_fraction": lambda share, d: None,
+        }
+        for name, stand_in in stand_ins.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+        monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+        loaded = ctypes.CDLL(str(library))
+        monkeypatch.setattr(nvml, "load_library", lambda: loaded)
+        monkeypatch.setattr(meter, "nvml_device", lambda device: nvml.device_at(1))
+
+    def begin(self, before: str, after: str) -> meter.Meter:
+        """A meter made while the driver answers `before`; its context made, it answers `after`."""
+        self.after = after
+        self.say(before)
+        return meter.make_meter("cuda:0")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, driver: Path) -> Torch:
+    return Torch(monkeypatch, driver)
+
+
+OURS = 10 * GIB + 600 * MIB  # reserved, and what lies beside at the end
+
+
+@pytest.mark.parametrize(
+    ("word", "others"),
+    [
+        ("right v2", False), ("right v1", False), ("right long", False), ("right", False),
+        ("zero", False), ("na", False), ("host", False), ("none", False),
+        ("right", True), ("zero", True), ("na", True), ("host", True), ("none", True),
+    ],
+)  # fmt: skip
+def test_a_probe_is_told_its_size_whatever_the_driver_lists(
+    fake: Torch, word: str, others: bool
+) -> None:
+    """10 GiB reserved of a device on which others hold 3 GiB and, in some cases, come to hold 20
+    more: where the driver says less or more than is so, what torch knows counts."""
+    cuda = fake.begin(f"none used={3 * GIB}", f"{word} used={3 * GIB + 500 * MIB} own={500 * MIB}")
+    fake.reserved = fake.peak = 10 * GIB
+    came = 20 * GIB * others
+    fake.say(f"{word} used={3 * GIB + OURS + came} own={OURS}")
+    device = cuda.memory().device
+    # By difference 20 GiB of others are told from us: then what was measured at the start counts.
+    known = word.startswith("right") or not others
+    assert device == (OURS if known else 10 * GIB + 500 * MIB)
+    assert cuda.crowding().free_bytes == 44 * GIB + GIB // 2
+    taken = cuda.crowding().taken_bytes
+    assert taken is not None
+    assert came - CONTEXT_GROWTH_BYTES <= taken <= came
+    assert any("took" in flag for flag in cuda.flags()) == others
+    assert any("other processes" in flag and "hold 3.00 GiB" in flag for flag in cuda.flags())
+
+
+def test_neighbours_that_leave_do_not_shrink_a_probe(fake: Torch) -> None:
+    cuda = fake.begin(f"host used={30 * GIB}", f"host used={30 * GIB + 500 * MIB}")
+    fake.reserved = fake.peak = 10 * GIB
+    fake.say(f"host used={OURS}")
+    assert cuda.memory().device == 10 * GIB + 500 * MIB
+    assert cuda.crowding().taken_bytes == 0
+
+
+def test_an_idle_device_has_no_others(fake: Torch) -> None:
+    cuda = fake.begin(f"none used={3 * MIB}", f"none used={503 * MIB}")
+    assert cuda.flags() == []
+    assert cuda.crowding() == Crowding(47 * GIB + GIB // 2 - 3 * MIB, 0)
+
+
+@pytest.mark.parametrize("word", ["", f"total={24 * GIB}"])
+def test_another_total_than_torchs_is_not_believed(fake: Torch, word: str) -> None:
+    """A slice of 10 GiB (MIG), or another card than the driver's numbers say."""
+    fake.total, fake.free = 10 * GIB, 9 * GIB
+    cuda = fake.begin(f"right {word} used={GIB} own={GIB}", f"right {word} used={GIB} own={GIB}")
+    assert "NVML's figures are left aside" in cuda.flags()[0]
+    fake.peak = 2 * GIB
+    assert cuda.memory().device == 2 * GIB + CONTEXT_BYTES
+    assert cuda.crowding().free_bytes == 9 * GIB + CONTEXT_BYTES
+    cuda.observe()
+    assert cuda.clocks() is None
+
+
+def test_without_the_drivers_library_cuda_is_asked(
+    fake: Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others hold 40 GiB of 47.5: they are not our context."""
+    monkeypatch.setattr(meter, "nvml_device", lambda device: None)
+    fake.free = 7 * GIB
+    cuda = meter.make_meter("cuda:0")
+    fake.peak = fake.reserved = GIB
+    cuda.impose_cap(6 * GIB)
+    fake.free = 2 * GIB
+    assert cuda.memory().device == GIB + CONTEXT_BYTES
+    assert cuda.crowding() == Crowding(7 * GIB + CONTEXT_BYTES, 4 * GIB)
+
+
+@pytest.mark.parametrize("word", ["used=99999999999999", f"total={GIB // 4}", "total=0"])
+def test_a_memory_that_no_device_has_is_not_believed(fake: Torch, word: str) -> None:
+    fake.say(word)
+    device = nvml.device_at(1)
+    assert device is not None
+    assert device.memory is None
+    cuda = fake.begin(word, word)
+    fake.peak = GIB
+    assert cuda.memory().device == GIB + CONTEXT_BYTES
+
+
+def test_the_first_memory_question_is_asked_where_the_second_is_unknown(fake: Torch) -> None:
+    fake.say("plain")
+    device = nvml.device_at(1)
+    assert device is not None
+    assert device.memory == nvml.NvmlMemory(48 * GIB, 3 * GIB + GIB // 2, 44 * GIB + GIB // 2)
+
+
+@pytest.mark.parametrize("word", ["right", "right long", "right v2", "right v1"])
+def test_processes_are_listed_in_every_form(fake: Torch, word: str) -> None:
+    fake.say(f"{word} own=7")
+    device = nvml.device_at(1)
+    assert device is not None
+    assert device.processes == (nvml.NvmlProcess(1, GIB), nvml.NvmlProcess(os.getpid(), 7))
+
+
+@pytest.mark.parametrize("word", ["", "renamed"])
+def test_reasons_for_lower_clocks_are_known_by_both_names(fake: Torch, word: str) -> None:
+    fake.say(word)
+    device = nvml.device_at(1)
+    assert device is not None
+    assert device.throttle_reasons == ("sw_power_cap", "hw_thermal_slowdown")
+
+
+def test_a_split_card_is_told(fake: Torch) -> None:
+    device = nvml.device_at(1)
+    assert device is not None
+    assert not device.is_split
+    fake.say("mig")
+    assert device.is_split
+    assert device.pci_bus_id == "00000000:02:00.0"

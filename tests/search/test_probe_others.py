@@ -1,0 +1,101 @@
+"""Others on the device: a failure says what they held and took; a device is asked before it is
+touched."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from planner.schema import DeviceInfo
+from planner.units import GIB
+from search.probe import measure, meter, precision, runner
+from search.probe.device import MemoryInUse
+from search.probe.meter import Crowding
+from search.probe.report import Report
+from tests.search.probes import AMPLE_SECONDS, request_of
+
+CARD = DeviceInfo(kind="cuda", name="Card", total_bytes=24 * GIB, capability=(8, 6))
+
+
+class CrowdedMeter(meter.CpuMeter):
+    def crowding(self) -> Crowding:
+        return Crowding(9 * GIB, 5 * GIB)
+
+    def flags(self) -> list[str]:
+        return ["other processes took 5.00 GiB of the GPU meanwhile"]
+
+
+@pytest.fixture
+def report() -> Iterator[Report]:
+    reading, writing = os.pipe()
+    yield Report(writing, "p")
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_failure_says_who_disturbed_it(monkeypatch: pytest.MonkeyPatch, report: Report) -> None:
+    monkeypatch.setattr(measure, "make_meter", lambda device: CrowdedMeter())
+    outcome = measure.measure(request_of("raises"), float("inf"), report)
+    assert outcome.status != "measured"
+    assert outcome.flags == ("other processes took 5.00 GiB of the GPU meanwhile",)
+    assert (outcome.free_bytes, outcome.taken_bytes) == (9 * GIB, 5 * GIB)
+
+
+def test_a_measurement_says_it_too(monkeypatch: pytest.MonkeyPatch, report: Report) -> None:
+    monkeypatch.setattr(measure, "make_meter", lambda device: CrowdedMeter())
+    outcome = measure.measure(request_of("tiny"), float("inf"), report)
+    assert outcome.status == "measured"
+    assert (outcome.free_bytes, outcome.taken_bytes) == (9 * GIB, 5 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("used", "taken"),
+    [
+        ([2, 15], 13),  # a neighbour came, and stays
+        ([2, 15, 9, 2], 0),  # what fell was the worker's own, given back after its end
+        ([2, 15, 1], 0),  # a neighbour left meanwhile
+    ],
+)
+def test_for_a_worker_that_cannot_say_it_the_driver_is_asked(
+    monkeypatch: pytest.MonkeyPatch, used: list[int], taken: int
+) -> None:
+    monkeypatch.setattr(runner, "RELEASE_SECONDS", 0.05)
+    monkeypatch.setattr(runner, "describe_device", lambda device: CARD)
+    left = [n * GIB for n in used]
+
+    def in_use(device: str) -> MemoryInUse:
+        now = left.pop(0) if len(left) > 1 else left[0]
+        return MemoryInUse(24 * GIB, now, 24 * GIB - now)
+
+    monkeypatch.setattr(runner, "memory_in_use", in_use)
+    request = request_of("tiny").model_copy(update={"device": "cuda:0"})
+    record = runner.run_probe(
+        request,
+        deadline_seconds=AMPLE_SECONDS,
+        worker_command=[sys.executable, "-S", "-c", "import os; os.abort()"],
+    )
+    assert record.status == "crashed"
+    assert (record.free_bytes, record.taken_bytes) == (22 * GIB, taken * GIB)
+
+
+@pytest.mark.parametrize(("capability", "has"), [((8, 0), True), ((7, 5), False)])
+def test_tf32_is_known_without_touching_the_device(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has: bool
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: pytest.fail("it was asked"))
+    known = {"device": "cuda:0", "capability": capability}
+    assert precision.has_tf32(request_of("tiny").model_copy(update=known)) == has
+
+
+def test_tf32_is_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ROCm answers the question of a capability too: (9, 4) of an MI300X."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: (9, 4))
+    for known in ({"capability": (9, 4)}, {}):
+        request = request_of("tiny").model_copy(update={"device": "cuda:0", **known})
+        assert not precision.has_tf32(request)
