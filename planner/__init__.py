@@ -18,8 +18,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from planner.emit import emit, emit_setting
     from planner.errors import PlannerError, UnsupportedError, UsageError
-    from planner.estimate import Estimate, estimate, largest_batch
+    from planner.estimate import Estimate, estimate
     from planner.hardware import Gpu, all_gpus, find_gpu
+    from planner.largest import largest_batch
     from planner.libraries.resolve import resolve_model
     from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
     from planner.schema.result import Recommendation
@@ -29,7 +30,7 @@ _HOMES = {
     "PlannerError": "planner.errors", "UnsupportedError": "planner.errors",
     "UsageError": "planner.errors",
     "Estimate": "planner.estimate", "estimate": "planner.estimate",
-    "largest_batch": "planner.estimate",
+    "largest_batch": "planner.largest",
     "Gpu": "planner.hardware", "all_gpus": "planner.hardware", "find_gpu": "planner.hardware",
     "resolve_model": "planner.libraries.resolve",
     "MeasurementRecord": "planner.schema", "SwinConfig": "planner.schema",

@@ -7,13 +7,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from planner.arguments import (
+    ModelLike,
+    SettingLike,
+    check_fields,
+    read_allocator,
+    read_gpu,
+    read_memory,
+    read_model,
+    read_setting,
+)
 from planner.callable_module import make_callable
-from planner.errors import UnsupportedError, UsageError
-from planner.hardware import find_gpu
+from planner.errors import UsageError
 from planner.hardware.gpu import Gpu
 from planner.hardware.overheads import Overheads, overheads_for
 from planner.libraries.registry import find_library
-from planner.libraries.resolve import resolve_model
 from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
 from planner.step.allocator_config import AllocatorConfig, environment_allocator
 from planner.step.compiled.modes import (
@@ -109,48 +117,44 @@ class Estimate:
 
 
 def estimate(
-    model: str | SwinConfig,
-    setting: TrainSetting | None = None,
+    model: ModelLike,
+    setting: SettingLike | None = None,
     *,
     gpu: str | Gpu | None = None,
-    memory_bytes: int | None = None,
-    allocator: AllocatorConfig | None = None,
+    memory_bytes: int | str | None = None,
+    allocator: str | AllocatorConfig | None = None,
     **overrides: Any,
 ) -> Estimate:
     """The memory and time of one training step, without running it.
 
-    `model` is `LIBRARY:NAME`, a configuration file or a `SwinConfig`; `setting` defaults to batch
-    64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are fields of either. The
-    budget is `memory_bytes`, else the GPU's memory, else none and `fits` is None. `allocator` are
+    `model` is `LIBRARY:NAME`, a configuration file, a `SwinConfig` or its fields; `setting`
+    defaults to batch 64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are
+    fields of either. The budget is `memory_bytes` (or a text as 24GiB), else the GPU's memory, else
+    none and `fits` is None. `allocator` are
     the caching allocator's options; None are those that torch would find in this environment.
     Raises UsageError for what is unknown, UnsupportedError for what the library cannot do.
     """
-    device = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
     config, chosen = choose(model, setting, device, overrides)
     ledger = step_ledger(config, chosen)
     if allocator is None:
         allocator = environment_allocator(os.environ)
-    return judge(config, chosen, ledger, device, memory_bytes, allocator)
+    return judge(config, chosen, ledger, device, memory, allocator)
 
 
 def choose(
-    model: str | SwinConfig,
-    setting: TrainSetting | None,
+    model: ModelLike,
+    setting: SettingLike | None,
     gpu: Gpu | None,
     overrides: Mapping[str, Any],
 ) -> tuple[SwinConfig, TrainSetting]:
     """The architecture and the setting meant, the setting resolved for the model's library."""
+    check_fields(overrides)
     of_setting = {k: v for k, v in overrides.items() if k in TrainSetting.model_fields}
     of_model = {k: v for k, v in overrides.items() if k not in of_setting}
-    if setting is None:
-        of_setting = {"precision": default_precision(gpu), **of_setting}
-    base = (setting or TrainSetting()).model_dump()
-    chosen = parse(TrainSetting, {**base, **of_setting}, "the setting")
-    if isinstance(model, str):
-        config = resolve_model(model, of_model)
-    else:
-        config = parse(SwinConfig, {**model.model_dump(), **of_model}, "the model")
-    resolved, chosen = resolve(config, chosen)
+    chosen = read_setting(setting, {"precision": default_precision(gpu)})
+    chosen = parse(TrainSetting, {**chosen.model_dump(), **of_setting}, "the setting")
+    resolved, chosen = resolve(read_model(model, of_model), chosen)
     assert isinstance(resolved, SwinConfig)
     return resolved, chosen
 
@@ -366,45 +370,6 @@ def _throughput(
     operations = operations_of(ledger)
     step = predict_step(operations, rates, setting, min(setting.accumulate, RECORDED_MICRO_BATCHES))
     return Throughput(step.step_seconds, step.images_per_second, rates.basis, rates.uncertainty)
-
-
-def largest_batch(
-    model: SwinConfig,
-    setting: TrainSetting,
-    gpu: Gpu | None = None,
-    memory_bytes: int | None = None,
-    ceiling: int = 1 << 16,
-    allocator: AllocatorConfig | None = None,
-) -> Estimate | None:
-    """The estimate at the largest batch that fits, or None where batch 1 does not.
-
-    Bisection over the batch: memory rises with it. Raises UnsupportedError without a budget.
-    """
-    if gpu is None and memory_bytes is None:
-        raise UnsupportedError(
-            "the largest batch that fits needs a memory to fit into, and none was named.",
-            "Add --gpu NAME or --memory SIZE.",
-        )
-
-    def at(batch_size: int) -> Estimate:
-        chosen = setting.model_copy(update={"batch_size": batch_size})
-        ledger = step_ledger(model, chosen)
-        return judge(model, chosen, ledger, gpu, memory_bytes, allocator)
-
-    best = at(1)
-    if not best.fits:
-        return None
-    low, high = 1, 2
-    while high <= ceiling and (found := at(high)).fits:
-        best, low, high = found, high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        found = at(middle)
-        if found.fits:
-            best, low = found, middle
-        else:
-            high = middle
-    return best
 
 
 make_callable(__name__, estimate)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from planner import estimate
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner import SwinConfig, emit, estimate
+from planner.errors import UsageError
 from planner.schema.model import MAX_SIZE
 
 
@@ -14,3 +22,52 @@ def test_the_largest_sizes_are_counted_in_order_and_do_not_fit() -> None:
     )  # fmt: skip
     assert found.fits is False
     assert found.peak_live_bytes <= found.peak_allocated_bytes <= found.peak_reserved_bytes
+
+
+FIELDS = {
+    "image_size": 56, "depths": [2, 2], "num_heads": [1, 2], "embed_dim": 32, "num_classes": 10,
+}  # fmt: skip
+TINY = SwinConfig(**FIELDS)  # type: ignore[arg-type]
+
+
+def test_what_people_naturally_pass_is_taken(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.json"
+    file.write_text(json.dumps(FIELDS))
+    expected = estimate(TINY, batch_size=4, memory_bytes=24 << 30)
+    assert estimate(file, batch_size=4, memory_bytes=24 << 30) == expected
+    assert estimate(FIELDS, batch_size=4, memory_bytes=24 << 30) == expected
+    assert estimate(TINY, {"batch_size": 4}, memory_bytes="24GiB") == expected
+    assert estimate(TINY, {"batch_size": 4}, gpu="t4").setting.precision == "fp16"
+    with_text = estimate(TINY, batch_size=4, allocator="expandable_segments:True")
+    assert with_text.device_total_bytes <= expected.device_total_bytes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"model": None}, "a model is"),
+        ({"model": 5}, "a model is"),
+        ({"model": ["native:swin_tiny"]}, "a model is"),
+        ({"model": {"embed_dims": 3}}, "embed_dims: no such field"),
+        ({"setting": 4}, "a setting is"),
+        ({"setting": {"batch": 4}}, "batch: no such field"),
+        ({"gpu": 3090}, "a GPU is"),
+        ({"memory_bytes": "24"}, "24GiB"),
+        ({"memory_bytes": -1}, "from 1 byte"),
+        ({"memory_bytes": 0}, "from 1 byte"),
+        ({"memory_bytes": float("nan")}, "from 1 byte"),
+        ({"memory_bytes": [1]}, "a number of bytes"),
+        ({"allocator": 5}, "options are text"),
+        ({"batchsize": 4}, "'batchsize': no such field of a model or a setting. Did you mean"),
+    ],
+)
+def test_what_no_estimate_can_be_made_of_is_a_usage_error(
+    arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        estimate(**{"model": TINY, **arguments})
+
+
+def test_no_trainer_is_an_unknown_one() -> None:
+    with pytest.raises(UsageError, match="unknown trainer None"):
+        emit({}, None)  # type: ignore[arg-type]

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from planner.errors import UsageError, nearest
+from planner.arguments import unknown_field
+from planner.errors import UsageError, shorten
 from planner.schema import SwinConfig, TrainSetting, parse
 from planner.schema.record import FactoryModel
 
@@ -49,58 +50,88 @@ def with_model_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def model_and_settings(
-    text: str, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    text: str, given: Mapping[str, Any], defaults: Mapping[str, str] | None = None
 ) -> tuple[SwinConfig | FactoryModel, list[TrainSetting]]:
     """The model that `text` and the options mean, and every combination of the settings' values.
 
+    `defaults` are the values of fields that nobody named, as they would be typed.
     Raises UsageError with all faults, in the words that were typed.
     """
     from planner.libraries.resolve import resolve_model
 
-    of_model, of_setting = split_fields(given.get("fields") or ())
-    for option, field in MODEL_OPTIONS.items():
-        if given.get(option) is not None:
-            of_model[field] = given[option]
-    axes: dict[str, list[str]] = {}
-    for field in GRID_FIELDS:
-        written = given.get(field)
-        if written is None:
-            written = of_setting.pop(field, None)
-        if written is not None:
-            axes[field] = split_values(written)
-    base = {**(defaults or {}), **of_setting}
+    of_model, of_setting = given_fields(given, GRID_FIELDS)
+    of_setting = {**(defaults or {}), **of_setting}
+    axes = {
+        field: split_values(of_setting.pop(field)) for field in GRID_FIELDS if field in of_setting
+    }
     settings = [
-        parse(TrainSetting, {**base, **dict(zip(axes, values, strict=True))}, "the setting")
+        parse(TrainSetting, {**of_setting, **dict(zip(axes, values, strict=True))}, "the setting")
         for values in itertools.product(*axes.values())
     ]
     return resolve_model(text, of_model), settings
+
+
+def given_fields(
+    given: Mapping[str, Any], of_setting_options: Iterable[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """What options and --set say of the model and of the setting, each field once.
+
+    Raises UsageError: an unknown field, one that is said twice, an option without a value.
+    """
+    refuse_empty(given)
+    of_model, of_setting = split_fields(given.get("fields") or ())
+    options = [(option, field, of_model) for option, field in MODEL_OPTIONS.items()]
+    options += [(field, field, of_setting) for field in of_setting_options]
+    for option, field, fields in options:
+        written = given.get(option)
+        if written is None or written == ():
+            continue
+        if field in fields:
+            raise UsageError(
+                f"{field} is said twice: by --{option.replace('_', '-')} and by --set.",
+                "Leave one away.",
+            )
+        fields[field] = ",".join(written) if isinstance(written, tuple) else str(written)
+    return of_model, of_setting
 
 
 def split_fields(fields: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
     """`FIELD=VALUE`s as those of the model and those of the setting. Raises UsageError."""
     of_model: dict[str, str] = {}
     of_setting: dict[str, str] = {}
-    known = [*SwinConfig.model_fields, *TrainSetting.model_fields]
     for entry in fields:
         field, equals, value = entry.partition("=")
-        field = field.strip().replace("-", "_")
+        field, value = field.strip().replace("-", "_"), value.strip()
         if not equals:
             raise UsageError(
-                f"--set takes FIELD=VALUE, and {entry!r} has no '='.",
+                f"--set takes FIELD=VALUE, and {shorten(entry)} has no '='.",
                 "For example --set embed_dim=64.",
             )
+        if field in of_model or field in of_setting:
+            raise UsageError(f"--set {field} is given twice.", "Leave one away.")
         if field in TrainSetting.model_fields:
-            of_setting[field] = value.strip()
+            of_setting[field] = value
         elif field in SwinConfig.model_fields or field in FactoryModel.model_fields:
-            of_model[field] = value.strip()
+            of_model[field] = value
         else:
-            near = nearest(field, known)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise UsageError(
-                f"--set {field}: no such field of a model or a setting.{hint}",
-                f"Fields: {', '.join(known)}.",
-            )
+            raise unknown_field(field)
+        if not value:
+            raise UsageError(f"--set {field} has no value.", EMPTY)
     return of_model, of_setting
+
+
+EMPTY = "Give it a value (is a variable of the shell unset?), or leave it away."
+
+
+def refuse_empty(given: Mapping[str, Any]) -> None:
+    """Raises UsageError for an option whose value is empty: left away it would mean something
+    else than was asked."""
+    for option, value in given.items():
+        values = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(v, str) and not v.replace(",", " ").strip() for v in values):
+            name = {"fields": "set", "compile_": "compile"}.get(option, option.replace("_", "-"))
+            shown = "MODEL" if name == "model" else f"--{name}"
+            raise UsageError(f"{shown} has no value.", EMPTY)
 
 
 def split_values(text: str) -> list[str]:

@@ -12,14 +12,13 @@ from typing import Any
 
 import click
 
-from planner.cli.arguments import model_and_settings, with_model_options
+from planner.cli.arguments import model_and_settings, refuse_empty, with_model_options
 from planner.cli.output import print_json
 from planner.errors import UnsupportedError, UsageError
 from planner.estimate import (
     Estimate,
     default_precision,
     judge,
-    largest_batch,
     resolve,
     step_ledger,
 )
@@ -64,21 +63,52 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     package.module:factory. Several values for an option make one row per combination.
     """
     gc.disable()  # a process that ends with its answer: the collector would only cost time
-    gpu = None if given["gpu"] in (None, "all") else find_gpu(given["gpu"])
+    refuse_empty({"model": model, **given})
+    rank = given["gpu"] is not None and given["gpu"].casefold() == "all"
+    _refuse_together(given, rank)
+    gpu = None if given["gpu"] is None or rank else find_gpu(given["gpu"])
     memory = parse_bytes(given["memory"]) if given["memory"] else None
+    precision = default_precision(gpu)
+    defaults = {"precision": precision}
+    if given["max_batch"]:  # per precision and checkpointing, unless they are named
+        defaults = {"precision": f"fp32,{precision}", "checkpointing": "none,blocks"}
+    chosen, settings = model_and_settings(model, given, defaults)
+    rows: Rows = [resolve(chosen, setting, given["traced"]) for setting in settings]
+    allocator = _allocator(given["allocator"])
     if memory is not None and not given["as_json"]:
         click.echo(f"--memory {given['memory']} is {format_bytes(memory)} ({memory:,} bytes).\n")
     if given["max_batch"]:
-        _several_precisions(given, gpu)
-    chosen, settings = model_and_settings(model, given, {"precision": default_precision(gpu)})
-    rows: Rows = [resolve(chosen, setting, given["traced"]) for setting in settings]
-    allocator = _allocator(given["allocator"])
-    if given["max_batch"]:
         _print_largest(rows, gpu, memory, allocator, given["as_json"])
-    elif given["gpu"] == "all":
+    elif rank:
         _print_ranking(rows, allocator, given["as_json"])
     else:
         _print_estimates(rows, gpu, memory, allocator, given)
+
+
+def _refuse_together(given: dict[str, Any], rank: bool) -> None:
+    """Raises UsageError for options that say nothing beside others: none is dropped unsaid."""
+    pictures = ("--plot", given["plot"]), ("--timeline", given["timeline"])
+    sized = given["batch_size"] or any(
+        f.partition("=")[0].strip().replace("-", "_") == "batch_size" for f in given["fields"]
+    )
+    refused: list[tuple[str, object, str]] = []
+    if rank:
+        way_out = "name one GPU, or leave it away"
+        refused += [(o, v, way_out) for o, v in (*pictures, ("--trace", given["traced"]))]
+        refused += [("--max-batch", given["max_batch"], way_out)]
+        refused += [("--memory", given["memory"], "each GPU is ranked by its own memory")]
+    elif given["max_batch"]:
+        refused += [(o, v, "draw one batch, with --batch-size") for o, v in pictures]
+        refused += [("--batch-size", sized, "it is what is looked for")]
+        refused += [("--trace", given["traced"], "trace single batches, with --batch-size")]
+    together = "--gpu all" if rank else "--max-batch"
+    faults = [f"  {option}: {way_out}" for option, value, way_out in refused if value]
+    if faults:
+        raise UsageError("\n".join([f"{together} does not go with these options:", *faults]))
+    if given["plot"]:
+        from planner.report.timeline import check_plot
+
+        check_plot(given["plot"])
 
 
 def _allocator(options: str | None) -> AllocatorConfig | None:
@@ -149,15 +179,6 @@ def _draw(ledgers: Sequence[Ledger], found: Sequence[Estimate], given: dict[str,
         click.echo(f"\nDrew {given['plot']}.", err=given["as_json"])
 
 
-def _several_precisions(given: dict[str, Any], gpu: Gpu | None) -> None:
-    """--max-batch answers per precision and checkpointing unless they were named."""
-    given["batch_size"] = "1"
-    if given["precision"] is None:
-        given["precision"] = f"fp32,{default_precision(gpu)}"
-    if given["checkpointing"] is None:
-        given["checkpointing"] = "none,blocks"
-
-
 def _print_largest(
     rows: Rows,
     gpu: Gpu | None,
@@ -165,13 +186,11 @@ def _print_largest(
     allocator: AllocatorConfig | None,
     as_json: bool,
 ) -> None:
+    from planner.largest import largest_batch
+
     found = []
     for model, setting in rows:
-        if not isinstance(model, SwinConfig):
-            raise UnsupportedError(
-                "--max-batch estimates many batches, which a trace is too slow for.",
-                "Trace single batches with --batch-size.",
-            )
+        assert isinstance(model, SwinConfig), "anything else takes a trace"
         found.append((setting, largest_batch(model, setting, gpu, memory, allocator=allocator)))
     if as_json:
         print_json(
@@ -188,8 +207,10 @@ def _print_largest(
         return
     fitting = [best for _, best in found if best is not None]
     if fitting:
+        from planner.report.tables import estimate_table
+
         click.echo("The largest batch that fits, by setting:\n")
-        click.echo(_table(fitting) if len(fitting) > 1 else _table([fitting[0], fitting[0]]))
+        click.echo(estimate_table(fitting))
     for setting, best in found:
         if best is None:
             click.echo(_nothing_fits(setting))
@@ -213,8 +234,7 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, as_json: bool)
     """Every GPU of the catalogue, the fastest that fits first."""
     found = []
     for (model, setting), gpu in itertools.product(rows, all_gpus()):
-        if not isinstance(model, SwinConfig):
-            raise UnsupportedError("--gpu all ranks by the analytic estimate.", "Name one GPU.")
+        assert isinstance(model, SwinConfig), "anything else takes a trace"
         if setting.precision in ("bf16", "pure-bf16") and not gpu.has_bf16:
             setting = setting.model_copy(update={"precision": "fp16"})
         ledger = step_ledger(model, setting)

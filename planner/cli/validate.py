@@ -154,10 +154,9 @@ def _rows(models: tuple[str, ...], given: dict[str, Any]) -> list[Row]:
         )
     from planner.estimate import resolve
 
-    options = {**given, **{k: given[k] or v for k, v in DEFAULT_GRID.items()}}
     rows = []
     for text in models:
-        model, settings = model_and_settings(text, options)
+        model, settings = model_and_settings(text, given, DEFAULT_GRID)
         for setting in settings:
             chosen = resolve(model, setting, traced=True)
             rows.append(Row("command line", *chosen, repeat=0, measure_seconds=2.0))

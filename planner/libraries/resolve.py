@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import UsageError, nearest, unknown_name
-from planner.files import MAX_MODEL_BYTES, parse_json, parse_yaml, read_text
 from planner.libraries.microsoft.yaml_files import is_authors_file, read_authors_file
 from planner.libraries.registry import ROOMS, find_library
 from planner.schema import FactoryModel, SwinConfig, parse
@@ -37,9 +36,9 @@ def resolve_model(
         return _from_file(Path(text), overrides)
     prefix, colon, name = text.partition(":")
     if not colon:
-        return _override(_find_published(text), overrides)
+        return override(_find_published(text), overrides)
     if prefix in ROOMS:
-        return _override(_find_in_library(prefix, name), overrides)
+        return override(_find_in_library(prefix, name), overrides)
     if _is_mistyped_library(prefix, name):
         raise unknown_name("library", prefix, ROOMS, f"Libraries: {', '.join(ROOMS)}.")
     return _factory(text, overrides)
@@ -87,7 +86,8 @@ def _all_names() -> list[str]:
     return [name for room in ROOMS.values() for name in room.published]
 
 
-def _override(config: SwinConfig, overrides: Mapping[str, Any]) -> SwinConfig:
+def override(config: SwinConfig, overrides: Mapping[str, Any]) -> SwinConfig:
+    """A model with some fields changed, checked. Raises as `resolve_model`."""
     if overrides:
         config = parse(SwinConfig, {**config.model_dump(), **overrides}, config.title)
     find_library(config.library).check(config)
@@ -99,11 +99,13 @@ def _from_file(path: Path, overrides: Mapping[str, Any]) -> SwinConfig:
     source = str(path)
     if is_authors_file(data):
         data = read_authors_file(data, source)
-    return _override(parse(SwinConfig, {**data, **overrides}, source), {})
+    return override(parse(SwinConfig, {**data, **overrides}, source), {})
 
 
 def _read(path: Path) -> Mapping[str, Any]:
     """The mapping in a YAML or JSON file. Raises UsageError."""
+    from planner.files import MAX_MODEL_BYTES, parse_json, parse_yaml, read_text
+
     text = read_text(path, MAX_MODEL_BYTES)
     parse_text = parse_json if path.suffix.lower() == ".json" else parse_yaml
     data = parse_text(text, str(path))

@@ -45,6 +45,19 @@ NUM_COLUMNS = 1600
 CHARACTER_SHARE = 0.0088
 
 
+def check_plot(path: str | Path) -> Path:
+    """The path of a plot. Raises UsageError for another ending than a picture's, PlannerError
+    where there is no such folder."""
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(
+            f"a plot's file name ends in .png, .svg or .pdf, and {path.name!r} does not."
+        )
+    if not path.parent.is_dir():
+        raise PlannerError(f"the plot cannot be written to {path}: there is no such folder.")
+    return path
+
+
 def draw_timeline(
     ledger: Ledger, path: str | Path, *, title: str = "", budget_bytes: int | None = None
 ) -> None:
@@ -54,11 +67,7 @@ def draw_timeline(
     UsageError for another ending, PlannerError where matplotlib is missing or `path` cannot be
     written.
     """
-    path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise UsageError(
-            f"a plot's file name ends in .png, .svg or .pdf, and {path.name!r} does not."
-        )
+    path = check_plot(path)
     try:
         from matplotlib.figure import Figure
     except ImportError:

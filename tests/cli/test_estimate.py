@@ -83,6 +83,35 @@ def test_the_largest_batch_is_per_precision_and_checkpointing(tiny: str) -> None
     assert by_kind["fp32", "none"] < by_kind["bf16", "none"] < by_kind["bf16", "blocks"]
 
 
+def test_one_row_that_fits_is_printed_once(tiny: str) -> None:
+    text = invoke(tiny, "--max-batch", "--memory", "2GiB", "--precision", "fp32",
+                  "--checkpointing", "none").stdout  # fmt: skip
+    assert text.count("fp32") == 1
+
+
+def test_the_allocators_options_are_honoured_whatever_is_asked(tiny: str) -> None:
+    """They were dropped unsaid by --gpu all and --max-batch."""
+    limited = ("--allocator", "per_process_memory_fraction:0.25", "--json")
+    largest = ("--max-batch", "--gpu", "t4", "--precision", "fp16", "--checkpointing", "none")
+    free, held = (
+        json.loads(invoke(tiny, *largest, *rest).stdout)[0]["largest_batch_size"]
+        for rest in (("--json",), limited)
+    )
+    assert held < free / 3
+    free_rows, held_rows = (
+        {r["gpu"]: r["budget_bytes"] for r in json.loads(invoke(tiny, *rest).stdout)}
+        for rest in (("--gpu", "all", "--json"), ("--gpu", "ALL", *limited))
+    )
+    assert all(held_rows[gpu] < free_rows[gpu] for gpu in free_rows)
+
+
+def test_a_field_is_set_with_either_separator(tiny: str) -> None:
+    for written in ("embed_dim=48", "embed-dim=48"):
+        assert json.loads(invoke(tiny, "--set", written, "--json").stdout)["model"][
+            "embed_dim"
+        ] == 48  # fmt: skip
+
+
 def test_a_model_that_never_fits_is_told_what_would_help(tiny: str) -> None:
     text = invoke(tiny, "--max-batch", "--memory", "10MiB").stdout
     assert "Not even batch 1 fits" in text
@@ -128,6 +157,29 @@ def test_a_picture_is_drawn(tiny: str, tmp_path: Path) -> None:
         (["native:swin_tiny", "--max-batch"], 1, "--memory"),
         (["timm:swinv2_cr_tiny_224"], 1, "--trace"),
         (["native:swin_tiny", "--allocator", "nonsense:1"], 2, "nonsense"),
+        (["native:swin_tiny", "--gpu", "all", "--memory", "1GiB"], 2, "by its own memory"),
+        (["native:swin_tiny", "--gpu", "ALL", "--plot", "a.png"], 2, "--plot: name one GPU"),
+        (["native:swin_tiny", "--gpu", "all", "--timeline"], 2, "--timeline: name one GPU"),
+        (["native:swin_tiny", "--gpu", "all", "--trace"], 2, "--trace: name one GPU"),
+        (["native:swin_tiny", "--gpu", "all", "--max-batch"], 2, "--max-batch: name one GPU"),
+        (["native:swin_tiny", "--max-batch", "--batch-size", "8"], 2, "is what is looked for"),
+        (["native:swin_tiny", "--max-batch", "--set", "batch-size=8"], 2, "is what is looked for"),
+        (["native:swin_tiny", "--max-batch", "--plot", "a.png"], 2, "draw one batch"),
+        (["native:swin_tiny", "--max-batch", "--timeline"], 2, "draw one batch"),
+        (["native:swin_tiny", "--max-batch", "--trace"], 2, "trace single batches"),
+        (["native:swin_tiny", "--plot", "a.jpg"], 2, "ends in .png"),
+        (["native:swin_tiny", "--plot", "nowhere/a.png"], 1, "no such folder"),
+        (["native:swin_tiny", "--memory", "0B"], 2, "from 1 byte"),
+        (["native:swin_tiny", "--memory", ""], 2, "--memory has no value"),
+        (["native:swin_tiny", "--allocator", ""], 2, "--allocator has no value"),
+        (["native:swin_tiny", "--gpu", " "], 2, "--gpu has no value"),
+        (["native:swin_tiny", "--precision", ","], 2, "--precision has no value"),
+        (["native:swin_tiny", "--set", ""], 2, "--set has no value"),
+        (["native:swin_tiny", "--set", "embed_dim="], 2, "--set embed_dim has no value"),
+        (["native:swin_tiny", "--set", "depths=1", "--set", "depths=2"], 2, "given twice"),
+        (["native:swin_tiny", "--image-size", "64", "--set", "image-size=32"], 2, "said twice"),
+        (["native:swin_tiny", "--precision", "fp32", "--set", "precision=bf16"], 2, "said twice"),
+        ([""], 2, "MODEL has no value"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else None,
 )

@@ -1,0 +1,88 @@
+"""What the Python interface takes: the forms in which people naturally say a thing, made into ours.
+
+All raise UsageError where a value has no such form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+from planner.errors import UsageError, nearest, shorten
+from planner.hardware import find_gpu
+from planner.hardware.gpu import Gpu
+from planner.libraries.resolve import override, resolve_model
+from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
+from planner.step.allocator_config import AllocatorConfig, parse_allocator_config
+from planner.units import check_memory, parse_bytes
+
+ModelLike = str | PathLike[str] | Mapping[str, Any] | SwinConfig | FactoryModel
+SettingLike = Mapping[str, Any] | TrainSetting
+ALL_FIELDS = (*SwinConfig.model_fields, *TrainSetting.model_fields)
+
+
+def read_model(model: ModelLike, overrides: Mapping[str, Any]) -> SwinConfig | FactoryModel:
+    """From a name, a file's path, the fields of a SwinConfig, or a model."""
+    if isinstance(model, str | PathLike):
+        return resolve_model(model, overrides)
+    if isinstance(model, SwinConfig):
+        return override(model, overrides)
+    if isinstance(model, FactoryModel):
+        return parse(FactoryModel, {**model.model_dump(), **overrides}, model.title)
+    if isinstance(model, Mapping):
+        return override(parse(SwinConfig, {**model, **overrides}, "the model"), {})
+    raise UsageError(
+        f"a model is LIBRARY:NAME, a file, a SwinConfig or its fields, and {shorten(model)} is not."
+    )
+
+
+def read_setting(setting: SettingLike | None, defaults: Mapping[str, Any]) -> TrainSetting:
+    """From a setting, or from its fields over `defaults`."""
+    if isinstance(setting, TrainSetting):
+        return setting
+    if setting is None or isinstance(setting, Mapping):
+        return parse(TrainSetting, {**defaults, **(setting or {})}, "the setting")
+    raise UsageError(f"a setting is a TrainSetting or its fields, and {shorten(setting)} is not.")
+
+
+def read_gpu(gpu: str | Gpu | None) -> Gpu | None:
+    """From a name of the catalogue, or a GPU."""
+    if gpu is None or isinstance(gpu, Gpu):
+        return gpu
+    if isinstance(gpu, str):
+        return find_gpu(gpu)
+    raise UsageError(f"a GPU is a name of 'planner gpus' or a Gpu, and {shorten(gpu)} is not.")
+
+
+def read_memory(memory: int | str | None) -> int | None:
+    """From bytes, or a text as 24GiB."""
+    if memory is None:
+        return None
+    return parse_bytes(memory) if isinstance(memory, str) else check_memory(memory)
+
+
+def read_allocator(allocator: str | AllocatorConfig | None) -> AllocatorConfig | None:
+    """From options, or a text as expandable_segments:True."""
+    if allocator is None or isinstance(allocator, AllocatorConfig):
+        return allocator
+    if isinstance(allocator, str):
+        return parse_allocator_config(allocator)
+    raise UsageError(f"an allocator's options are text, and {shorten(allocator)} is not.")
+
+
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """Raises UsageError for what is a field of neither a model nor a setting."""
+    for field in fields:
+        if field not in ALL_FIELDS and field not in FactoryModel.model_fields:
+            raise unknown_field(field)
+
+
+def unknown_field(field: str) -> UsageError:
+    """The error for a field of neither a model nor a setting."""
+    near = nearest(field, ALL_FIELDS)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return UsageError(
+        f"{shorten(field)}: no such field of a model or a setting.{hint}",
+        f"Fields: {', '.join(ALL_FIELDS)}.",
+    )
