@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Write here (a file or a directory)."
 )
+@click.option("--force", is_flag=True, help="Replace files that 'planner emit' did not write, too.")
 @click.option(
     "--set",
     "changes",
@@ -29,20 +31,37 @@ if TYPE_CHECKING:
     metavar="FIELD=VALUE",
     help="A field of the setting to change; what is written was then not measured.",
 )
-def command(result: Path, target: str, output: Path | None, changes: tuple[str, ...]) -> None:
+def command(
+    result: Path, target: str, output: Path | None, force: bool, changes: tuple[str, ...]
+) -> None:
     """Write RESULT, a recommendation.json or the directory of a `planner tune`, for a trainer.
 
     The file goes to standard output, or with --output to a file (and, where the trainer needs
-    Python of yours beside it, that to a second one). Warnings go to standard error.
+    Python of yours beside it, that to a second one). Warnings go to standard error. An earlier
+    output is replaced; any other file only with --force.
     """
     from planner.emit import emit
 
-    emitted = emit(result, target, changes=dict(_change(text) for text in changes))
+    changed = dict(_change(text) for text in changes)
     if output is None:
+        emitted = emit(result, target, changes=changed)
         click.echo(emitted.text, nl=False)
         _say(emitted, None)
     else:
-        _say(emitted, _write(emitted, output))
+        file = _file(output, target)
+        emitted = emit(result, target, changes=changed, output=file)
+        _say(emitted, write_files(contents_of(emitted, file), force))
+
+
+def _file(output: Path, target: str) -> Path:
+    """The file meant: `output`, or in a directory the trainer's usual name."""
+    from planner.emit import usual_name
+
+    try:
+        into_directory = output.is_dir() or not output.suffix
+    except OSError as error:
+        raise _unwritable(output, error) from None
+    return output / usual_name(target) if into_directory else output
 
 
 def _change(text: str) -> tuple[str, str]:
@@ -54,23 +73,78 @@ def _change(text: str) -> tuple[str, str]:
     return field.strip(), value.strip()
 
 
-def _write(emitted: Emitted, output: Path) -> list[Path]:
-    """Writes the file, and the code beside it; returns their paths."""
-    into_directory = output.is_dir() or not output.suffix
-    file = output / emitted.filename if into_directory else output
-    contents = {file: emitted.text}
-    if emitted.code:
-        contents[file.parent / emitted.code_filename] = emitted.code
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        for path, text in contents.items():
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise PlannerError(f"{file} cannot be written: {error.strerror}.") from None
+def contents_of(emitted: Emitted, file: Path) -> dict[Path, str]:
+    """What to write where: the file, and the code beside it.
+
+    Raises UsageError where the two would be one file.
+    """
+    if not emitted.code:
+        return {file: emitted.text}
+    beside = file.parent / emitted.code_filename
+    if beside == file:
+        raise UsageError(
+            f"{emitted.target} needs two files, and its code is written to {beside} too.",
+            f"Choose another name, as --output {file.parent / emitted.filename}.",
+        )
+    return {file: emitted.text, beside: emitted.code}
+
+
+def write_files(contents: dict[Path, str], force: bool) -> list[Path]:
+    """Writes the files, all or none where one may not be replaced; returns their paths.
+
+    Raises PlannerError where one exists that no `planner emit` wrote, or cannot be written.
+    """
+    for path in contents:
+        try:
+            if not force and _is_anothers(path):
+                raise PlannerError(
+                    f"{path} exists, and 'planner emit' did not write it.",
+                    "Choose another --output, or replace it with --force.",
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+    for path, text in contents.items():
+        try:
+            _replace(path, text)
+        except OSError as error:
+            raise _unwritable(path, error) from None
     return list(contents)
 
 
+def _is_anothers(path: Path) -> bool:
+    from planner.emit.comments import is_ours
+
+    if not path.exists() and not path.is_symlink():
+        return False
+    if path.is_symlink() or not path.is_file():
+        return True
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return not is_ours(file.read(200))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes beside the file and renames, so that a full disk leaves what was there."""
+    if path.exists() and not path.is_file():  # a pipe, a terminal: there is nothing to keep
+        path.write_text(text, encoding="utf-8")
+        return
+    place = path.resolve()  # with --force a link stays, and what it names is replaced
+    new = place.with_name(f".{place.name[:200]}.{os.getpid()}.new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(place)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> PlannerError:
+    shown = str(path) if len(str(path)) <= 200 else f"{str(path)[:200]}..."
+    return PlannerError(f"{shown} cannot be written: {error.strerror}.")
+
+
 def _say(emitted: Emitted, written: list[Path] | None) -> None:
+    from planner.emit.comments import one_line
+
     for warning in emitted.warnings:
         click.echo(f"Warning: {warning}", err=True)
     if written is not None:
@@ -81,4 +155,4 @@ def _say(emitted: Emitted, written: list[Path] | None) -> None:
             "--output DIR writes both.",
             err=True,
         )
-    click.echo(f"Run: {emitted.launch}", err=True)
+    click.echo(f"Run: {one_line(emitted.launch, 4000)}", err=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from planner.callable_module import make_callable
+from planner.emit.comments import one_line
 from planner.emit.counterpart import as_library, setting_faults
 from planner.emit.plan import Emitted, Model, Plan, refuse
 from planner.errors import UnsupportedError, UsageError, unknown_name
@@ -25,12 +27,8 @@ TARGETS = (
 RESULT_FILE = "recommendation.json"
 
 
-_SEVERAL_DEVICES = (
-    "several devices: DDP may keep one more copy of the gradients, in its buckets, than one "
-    "device's probe or estimate holds."
-)
+_DDP = "trains under DDP here, and the copy of the gradients in its buckets is counted"
 _CHANGED = "the setting was changed after it was probed"
-_WRAPPED = "trains under DDP on one device too, and the gradient buckets it keeps are counted"
 
 
 class Judged(Protocol):
@@ -52,13 +50,15 @@ def emit(
     *,
     changes: Mapping[str, Any] | None = None,
     estimator: Estimator | None = None,
+    output: str | PurePath | None = None,
 ) -> Emitted:
     """The recommended setting for `target`, one of `TARGETS`.
 
     `result` is a Recommendation, its JSON as a mapping, or the path of `recommendation.json` or of
     the directory that holds it. `changes` are fields of TrainSetting to set otherwise than probed.
     A trainer of another library than the one probed trains that library's counterpart of the
-    model: it is estimated anew (`estimator`), and the file says that it was not measured.
+    model: it is estimated anew (`estimator`), and the file says that it was not measured; so is a
+    setting that trains under DDP. `output` is where you will write the file, for its launch line.
 
     Raises UsageError (unknown target, unreadable result, a bad change) and UnsupportedError
     (nothing was found to fit, the trainer cannot express the setting, or it would not fit).
@@ -72,11 +72,16 @@ def emit(
             found.advice or "Tune with a smaller batch, checkpointing or a smaller model.",
         )
     setting = _changed(found.setting, changes or {})
-    measured = (setting.differences(found.setting) or None) is None
-    return _write(
-        writer, target, found.model, setting, _origin(found, setting), measured, found.device,
-        estimator,
-    )  # fmt: skip
+    plan = Plan(
+        found.model,
+        setting,
+        _origin(found, setting),
+        device=found.device.kind,
+        allocator=found.evidence.versions.get("allocator_config"),
+        output=PurePath(output) if output is not None else None,
+    )
+    changed = bool(setting.differences(found.setting))
+    return _write(writer, target, plan, changed, found.device, estimator)
 
 
 def emit_setting(
@@ -85,10 +90,21 @@ def emit_setting(
     target: str,
     *,
     estimator: Estimator | None = None,
+    device: DeviceInfo | None = None,
+    output: str | PurePath | None = None,
 ) -> Emitted:
-    """A model and a setting of your own, which nobody measured, for `target`. Raises as `emit`."""
-    origin = (f"planner: {model.title}, with a setting that was not measured.",)
-    return _write(_writer(target), target, model, setting, origin, True, None, estimator)
+    """A model and a setting of your own, which nobody measured, for `target`. Raises as `emit`.
+
+    `device` is what it will train on: a CUDA device of any size where None is given.
+    """
+    plan = Plan(
+        model,
+        setting,
+        (f"planner: {one_line(model.title)}, with a setting that was not measured.",),
+        device=device.kind if device is not None else "cuda",
+        output=PurePath(output) if output is not None else None,
+    )
+    return _write(_writer(target), target, plan, False, device, estimator)
 
 
 def read_result(path: str | Path) -> Recommendation:
@@ -114,6 +130,12 @@ def read_result(path: str | Path) -> Recommendation:
             "Run the same `planner tune` again: it goes on from its study and rewrites the file.",
         ) from None
     return _as_result(data, str(file))
+
+
+def usual_name(target: str) -> str:
+    """The usual name of the file for `target`. Raises UsageError for an unknown trainer."""
+    name: str = _writer(target).FILENAME
+    return name
 
 
 def _parse_result(result: Mapping[str, Any] | str | Path) -> Recommendation:
@@ -145,50 +167,48 @@ def _writer(target: str) -> Any:
 def _write(
     writer: Any,
     target: str,
-    model: Model,
-    setting: TrainSetting,
-    origin: tuple[str, ...],
-    measured: bool,
+    plan: Plan,
+    changed: bool,
     device: DeviceInfo | None,
     estimator: Estimator | None,
 ) -> Emitted:
-    """`writer` is a trainer's file: LIBRARY (None where it trains any model), TITLE, refusals() and
-    write(), and WRAPS_IN_DDP where it does so on one device too."""
+    """`writer` is a trainer's file: LIBRARY (None where it trains any model), TITLE, MODELS (whose
+    Swin it trains, where that is not LIBRARY's), ALWAYS_DDP, refusals() and write()."""
     title: str = writer.TITLE
-    trained = as_library(model, writer.LIBRARY, title) if writer.LIBRARY else model
-    plan = Plan(trained, setting, origin)
-    refuse(title, [*setting_faults(trained, setting), *writer.refusals(plan)])
-    warnings: list[str] = []
-    wrapped: bool = getattr(writer, "WRAPS_IN_DDP", False)
-    reasons = [
-        *([_moved(model, trained)] if trained is not model else []),
-        *([] if measured or trained is not model else [_CHANGED]),
-        *([f"{title} {_WRAPPED}"] if wrapped else []),
-    ]
-    if isinstance(trained, SwinConfig) and reasons:
-        run = setting.model_copy(update={"parallelism": "ddp"}) if wrapped else setting
-        warnings.append(_judge(trained, run, device, "; ".join(reasons), estimator))
-    if setting.world_size > 1 and not wrapped:
-        warnings.append(_SEVERAL_DEVICES)
-    emitted = writer.write(Plan(trained, setting, (*origin, *warnings), tuple(warnings)))
+    trained = as_library(plan.model, writer.LIBRARY, title) if writer.LIBRARY else plan.model
+    moved = trained is not plan.model
+    faults = setting_faults(trained, plan.setting, getattr(writer, "MODELS", None))
+    planned = replace(plan, model=trained)
+    refuse(title, [*faults, *writer.refusals(planned)])
+    ddp = plan.setting.world_size > 1 or getattr(writer, "ALWAYS_DDP", False)
+    run = plan.setting.model_copy(update={"parallelism": "ddp"}) if ddp else plan.setting
+    reasons = []
+    if moved:
+        assert isinstance(trained, SwinConfig)
+        probed = one_line(plan.model.title)
+        reasons.append(f"the setting is {probed}'s, and this is the Swin of {trained.library}")
+    if changed:
+        reasons.append(_CHANGED)
+    if run != plan.setting:
+        reasons.append(f"{title} {_DDP}")
+    warnings = _judge(trained, run, device, reasons, estimator) if reasons else ()
+    emitted = writer.write(replace(planned, heading=(*plan.heading, *warnings), warnings=warnings))
     assert isinstance(emitted, Emitted)
     assert emitted.target == target
     return emitted
 
 
-def _moved(probed: Model, trained: Model) -> str:
-    assert isinstance(trained, SwinConfig)
-    return f"the setting is {probed.title}'s, and this is the Swin of {trained.library}"
-
-
 def _judge(
-    model: SwinConfig,
+    model: Model,
     setting: TrainSetting,
     device: DeviceInfo | None,
-    why: str,
+    reasons: list[str],
     estimator: Estimator | None,
-) -> str:
+) -> tuple[str, ...]:
     """Says what was not measured and what it is estimated to take. Raises where it cannot fit."""
+    why = "; ".join(reasons)
+    if not isinstance(model, SwinConfig):
+        return (f"Not measured: {why}.",)
     estimate = (estimator or _estimate)(model, setting, device)
     total = format_bytes(estimate.device_total_bytes)
     if estimate.fits is False:
@@ -197,7 +217,7 @@ def _judge(
             "Emit with a smaller --set batch_size=N (and a larger accumulate), "
             f"or tune {model.library}'s own model.",
         )
-    return f"not measured: {why}; it is estimated to take {total} on a CUDA device."
+    return (f"Not measured: {why}. It is estimated to take {total} on a CUDA device.",)
 
 
 def _estimate(model: SwinConfig, setting: TrainSetting, device: DeviceInfo | None) -> Judged:
@@ -223,9 +243,11 @@ def _origin(found: Recommendation, setting: TrainSetting) -> tuple[str, ...]:
         if found.device.memory_cap_bytes is not None
         else ""
     )
+    model, device = one_line(found.model.title), one_line(found.device.name)
+    torch = one_line(evidence.versions.get("torch", "unknown"))
     lines = [
-        f"planner: {found.model.title} on {found.device.name}{emulated}, probed {evidence.date}:",
-        f"{rate}{memory}, torch {evidence.versions.get('torch', 'unknown')}.",
+        f"planner: {model} on {device}{emulated}, probed {one_line(evidence.date)}:",
+        f"{rate}{memory}, torch {torch}.",
     ]
     changed = setting.differences(found.setting) if found.setting else {}
     if changed:

@@ -12,48 +12,49 @@ from typing import Any
 
 import yaml
 
-from planner.emit.plan import Emitted, Plan, Refusal, learning_rate_warning, unsaid
-from planner.emit.source import building_source
+from planner.emit.building import FILENAME as CODE_FILENAME
+from planner.emit.building import building_source
+from planner.emit.launch import launch
+from planner.emit.plan import Emitted, Plan, Refusal, unsaid, way_out
+from planner.emit.recipe import learning_rate_note, recipe_of
 from planner.schema import TrainSetting
 
 LIBRARY = None
 TITLE = "accelerate"
-CODE_FILENAME = "building.py"
+FILENAME = "accelerate.yaml"
 
 
 def write(plan: Plan) -> Emitted:
     """`accelerate.yaml`, with `building.py` as code."""
     setting = plan.setting
-    launch = "accelerate launch --config_file accelerate.yaml your_script.py"
+    command = f"accelerate launch --config_file {plan.path(FILENAME)} your_script.py"
+    variables = {}
     if setting.accumulate > 1:
-        launch = f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={setting.accumulate} {launch}"
-    notes = (
-        "",
-        f"Run: {launch}",
-        f"Your DataLoader: batch_size={setting.batch_size} (one device's), drop_last=True.",
-        f"Your script: Accelerator(gradient_accumulation_steps={setting.accumulate}), and "
-        "`with accelerator.accumulate(model):` around each micro-batch.",
-        f"The model and the optimizer: {CODE_FILENAME}.",
-    )
+        variables["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(setting.accumulate)
+    run = launch(plan, command, variables)
+    notes = (learning_rate_note(setting), *loop_notes(setting))
+    more = f"The model, the optimizer and what your script does with them: {CODE_FILENAME}."
     return Emitted(
         target="accelerate",
-        filename="accelerate.yaml",
-        text=plan.comment(*notes) + yaml.safe_dump(_values(setting), sort_keys=False),
-        launch=launch,
-        warnings=(*plan.warnings, *_warnings(setting)),
-        code=building_source(plan),
+        filename=FILENAME,
+        text=plan.comment(run, more, notes=notes) + yaml.safe_dump(_values(plan), sort_keys=False),
+        launch=run,
+        warnings=(*plan.warnings, *notes),
+        code=building_source(plan, run, _script(setting), notes),
         code_filename=CODE_FILENAME,
     )
 
 
-def _values(setting: TrainSetting) -> dict[str, Any]:
+def _values(plan: Plan) -> dict[str, Any]:
+    setting, cpu = plan.setting, plan.device == "cpu"
+    several = "MULTI_CPU" if cpu else "MULTI_GPU"
     values: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MULTI_GPU" if setting.world_size > 1 else "NO",
+        "distributed_type": several if setting.world_size > 1 else "NO",
         "num_machines": 1,
         "num_processes": setting.world_size,
         "mixed_precision": setting.precision if setting.autocast_dtype else "no",
-        "use_cpu": False,
+        "use_cpu": cpu,
     }
     if setting.compile != "off":
         values["dynamo_config"] = {
@@ -65,38 +66,58 @@ def _values(setting: TrainSetting) -> dict[str, Any]:
     return values
 
 
+def _script(setting: TrainSetting) -> tuple[str, ...]:
+    """The lines of a script that trains with `building.py`."""
+    recipe = recipe_of(setting)
+    rate = "LEARNING_RATE" if recipe.learning_rate is not None else "LR"
+    clip = ("        accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)",)
+    return (
+        "loader = DataLoader(data, shuffle=True, **LOADER)",
+        "accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATE)",
+        "model = build_model().to(accelerator.device)",
+        f"optimizer = build_optimizer(model, {rate})",
+        "schedule = build_schedule(optimizer, steps)  # of the optimizer, on one device",
+        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+        "for images, targets in loader:",
+        *(("    images, targets = mix(images, targets)",) if recipe.mixes else ()),
+        *(f"    {line}" for line in image_lines(setting)),
+        "    with accelerator.accumulate(model):",
+        "        accelerator.backward(training_loss(model(images), targets))",
+        *(clip if recipe.clip_norm is not None else ()),
+        "        optimizer.step()",
+        f"        optimizer.zero_grad(set_to_none={setting.zero_grad_to_none})",
+        "        if accelerator.sync_gradients:",
+        "            schedule.step()",
+    )
+
+
+def image_lines(setting: TrainSetting) -> tuple[str, ...]:
+    """What a loop does to the images of a batch, where the setting asks it."""
+    found = []
+    if setting.precision == "pure-bf16":
+        found.append("images = images.to(torch.bfloat16)")
+    if setting.memory_format == "channels_last":
+        found.append("images = images.contiguous(memory_format=torch.channels_last)")
+    return tuple(found)
+
+
 def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot say of the plan's setting."""
-    setting = plan.setting
-    # ema, pure bf16 and gradients that stay are a matter of the user's own loop.
-    return unsaid(setting, "accelerate", "ema", "pure-bf16", "zero_grad_to_none")
+    # Pure bf16 and gradients that stay are a matter of the script's own loop, which the file shows.
+    found = unsaid(plan.setting, "accelerate", "ema", "pure-bf16", "zero_grad_to_none")
+    if plan.device == "cpu" and plan.setting.precision == "fp16":
+        found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
+    return found
 
 
-def _warnings(setting: TrainSetting) -> tuple[str, ...]:
-    found = [learning_rate_warning(setting)]
-    if setting.accumulate > 1:
-        found.append(
-            "`accelerate launch --gradient_accumulation_steps` is read by DeepSpeed alone: set "
-            f"Accelerator(gradient_accumulation_steps={setting.accumulate}) or the environment."
-        )
-    if setting.precision == "tf32":
-        found.append("TF32 has no key: building.py sets it.")
-    return (*found, *loop_warnings(setting))
-
-
-def loop_warnings(setting: TrainSetting) -> tuple[str, ...]:
-    """What the setting asks of a loop that the user writes."""
-    asked = []
-    if setting.clip_grad:
-        asked.append("clip gradients at a norm of 5.0")
+def loop_notes(setting: TrainSetting) -> tuple[str, ...]:
+    """What the setting asks of a script that the file does not write out."""
+    found = []
     if setting.ema:
-        asked.append("keep an average of the weights (ema)")
-    if setting.loss != "cross-entropy":
-        asked.append(f"use the {setting.loss} loss")
-    if setting.precision == "pure-bf16":
-        asked.append("cast the images to bfloat16")
-    if setting.memory_format == "channels_last":
-        asked.append("lay the images out channels_last")
-    if not setting.zero_grad_to_none:
-        asked.append("call zero_grad(set_to_none=False)")
-    return (f"in your own loop: {'; '.join(asked)}.",) if asked else ()
+        found.append("Keep an average of the weights in your loop (ema), as the probe did.")
+    if setting.validation_batch_size:
+        found.append(
+            f"Validate with batches of {setting.validation_batch_size} images "
+            "(VALIDATION_BATCH_SIZE), as probed."
+        )
+    return tuple(found)

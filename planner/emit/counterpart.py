@@ -28,12 +28,15 @@ def as_library(model: Model, library: Library, trainer: str) -> SwinConfig:
     return moved
 
 
-def setting_faults(model: Model, setting: TrainSetting) -> list[Refusal]:
-    """What of `setting` the library of `model` cannot do, each with its way out."""
+def setting_faults(model: Model, setting: TrainSetting, models: str | None = None) -> list[Refusal]:
+    """What of `setting` the library of `model` cannot do, each with its way out.
+
+    `models` names the package whose Swin it is where that is not the model's library.
+    """
     if isinstance(model, FactoryModel):
         return _factory_faults(model, setting)
     room = find_library(model.library)
-    title = f"{room.title}'s Swin v{model.version}"
+    title = f"{models or room.title}'s Swin v{model.version}"
     faults = []
     checkpointings = room.checkpointings(model)
     if setting.checkpointing.partition(":")[0] not in checkpointings:
@@ -52,7 +55,7 @@ def setting_faults(model: Model, setting: TrainSetting) -> list[Refusal]:
     if setting.attention != "library" and setting.attention not in attentions:
         faults.append(
             Refusal(
-                f"{title} computes attention by {_either(attentions)} alone, not "
+                f"{title} computes attention only by {_either(attentions)}, not "
                 f"{setting.attention}",
                 f"Emit with --set attention={attentions[0]} (not measured), or tune "
                 f"{model.library}'s own model.",

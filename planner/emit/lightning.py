@@ -8,30 +8,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.emit.plan import (
-    CLIP_NORM,
-    LABEL_SMOOTHING,
-    Emitted,
-    Plan,
-    Refusal,
-    learning_rate,
-    learning_rate_warning,
-    torchrun,
-    unsaid,
-)
+from planner.emit.launch import launch, torchrun
+from planner.emit.plan import Emitted, Plan, Refusal, unsaid, way_out
+from planner.emit.recipe import EPOCHS, learning_rate_note, recipe_of
 from planner.emit.source import (
     import_block,
     literal,
     mapping,
     model_source,
-    optimizer_source,
     placed,
-    precision_source,
+    process_source,
+)
+from planner.emit.steps import (
+    loader_source,
+    loss_source,
+    mixing_source,
+    optimizer_source,
+    rate_source,
+    schedule_source,
 )
 from planner.schema import TrainSetting
 
 LIBRARY = None
 TITLE = "Lightning's Trainer"
+FILENAME = "training_lightning.py"
 PRECISIONS = {
     # Lightning's names: "mixed" is autocast; "true" converts the model and its inputs.
     "fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed",
@@ -40,19 +40,21 @@ PRECISIONS = {
 
 
 def write(plan: Plan) -> Emitted:
-    """`training.py`: `TRAINER`, `build_model()`, `Training` (a LightningModule)."""
-    setting = plan.setting
+    """`training_lightning.py`: `TRAINER`, `build_model()`, `Training` (a LightningModule)."""
+    run = launch(plan, torchrun("your_script.py", plan))
+    notes = _notes(plan.setting)
     return Emitted(
         target="lightning",
-        filename="training.py",
-        text=_text(plan),
-        launch=torchrun("your_script.py", setting),
-        warnings=(*plan.warnings, *_warnings(setting)),
+        filename=FILENAME,
+        text=_text(plan, run, notes),
+        launch=run,
+        warnings=(*plan.warnings, *notes),
     )
 
 
-def trainer_arguments(setting: TrainSetting) -> dict[str, Any]:
-    """The keyword arguments of `Trainer` for `setting`."""
+def trainer_arguments(plan: Plan) -> dict[str, Any]:
+    """The keyword arguments of `Trainer` for the setting."""
+    setting, recipe = plan.setting, recipe_of(plan.setting)
     values: dict[str, Any] = {
         "precision": PRECISIONS[setting.precision],
         "accumulate_grad_batches": setting.accumulate,
@@ -60,48 +62,65 @@ def trainer_arguments(setting: TrainSetting) -> dict[str, Any]:
         "strategy": "ddp" if setting.world_size > 1 else "auto",
         "benchmark": True,
     }
-    if setting.clip_grad:
-        values |= {"gradient_clip_val": CLIP_NORM, "gradient_clip_algorithm": "norm"}
+    if plan.device == "cpu":
+        values["accelerator"] = "cpu"
+    if recipe.clip_norm is not None and not _clips_by_itself(setting):
+        values |= {"gradient_clip_val": recipe.clip_norm, "gradient_clip_algorithm": "norm"}
     return values
 
 
-def _text(plan: Plan) -> str:
-    setting = plan.setting
+def _clips_by_itself(setting: TrainSetting) -> bool:
+    """Whether the module clips: Lightning refuses to, for a fused optimizer under autocast.
+
+    Read in Lightning 2.6, plugins/precision/amp.py: the fused ones "perform unscaling internally".
+    With bf16 nothing is scaled, and the gradients are what they are.
+    """
+    fused = setting.optimizer_implementation == "fused"
+    return setting.clip_grad and fused and setting.precision == "bf16"
+
+
+def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
+    setting, recipe = plan.setting, recipe_of(plan.setting)
     model = model_source(plan.model, setting)
-    optimizer_imports, optimizer = optimizer_source(setting)
+    pieces = [optimizer_source(setting), schedule_source(), loss_source(setting)]
+    if recipe.mixes:
+        pieces.append(mixing_source())
     imports = (
         *model.imports,
-        *optimizer_imports,
-        "from typing import Any",
+        *(line for found, _ in pieces for line in found),
         "import lightning",
-        "from torch.nn import functional as F",
     )
     # "bf16-true" converts the model by itself.
     layout = setting.model_copy(update={"precision": "bf16"})
-    rate = learning_rate(setting)
+    rate = "" if recipe.learning_rate is not None else "lr=LR"
+    use = (
+        f"In your script: from {plan.module(FILENAME)} import LOADER, TRAINER, Training",
+        "    train_loader = DataLoader(data, shuffle=True, **LOADER)",
+        f"    trainer = lightning.Trainer(**TRAINER, max_epochs={EPOCHS})",
+        f"    trainer.fit(Training({rate}), train_loader, validation_loader)",
+        "For Lightning 2.6.",
+    )
     return "".join(
         (
-            plan.comment(
-                "",
-                "For Lightning 2.6. Use: lightning.Trainer(**TRAINER, max_epochs=…)"
-                ".fit(Training(), your_loader)",
-                f"Your DataLoader: batch_size=BATCH_SIZE (one device's: {setting.batch_size}), "
-                "pin_memory=True, drop_last=True.",
-            ),
+            plan.comment(run, *use, notes=notes),
             import_block(imports),
-            "\n" + precision_source(setting) if precision_source(setting) else "",
-            f"\nBATCH_SIZE = {setting.batch_size}\n",
-            mapping("TRAINER", trainer_arguments(setting)),
+            "\n" + process_source(setting),
+            f"\nVALIDATION_BATCH_SIZE = {recipe.validation_batch_size}\n",
+            f"NUM_CLASSES = {plan.model.num_classes}\n",
+            rate_source(setting),
+            loader_source(setting),
+            mapping("TRAINER", trainer_arguments(plan)),
             "\n\n" + placed(model.body, layout),
-            "\n\n" + optimizer,
-            "\n\n" + _module(setting, rate),
+            *("\n\n" + body for _, body in pieces),
+            "\n\n" + _module(setting),
         )
     )
 
 
-def _module(setting: TrainSetting, rate: float | None) -> str:
+def _module(setting: TrainSetting) -> str:
+    recipe = recipe_of(setting)
     compiled = (
-        f"        self.model.compile(mode={literal(setting.compile)})\n"
+        f"        self.model.compile(mode={literal(setting.compile)}, dynamic=False)\n"
         if setting.compile != "off"
         else ""
     )
@@ -110,8 +129,16 @@ def _module(setting: TrainSetting, rate: float | None) -> str:
         if setting.memory_format == "channels_last"
         else ""
     )
-    smoothing = f", label_smoothing={LABEL_SMOOTHING}" if setting.loss == "label-smoothing" else ""
-    given = f"lr: float = {rate:g}" if rate is not None else "lr: float"
+    mixed = "        images, targets = mix(images, targets)\n" if recipe.mixes else ""
+    given = "lr: float = LEARNING_RATE" if recipe.learning_rate is not None else "lr: float"
+    clipping = (
+        "\n"
+        "    def configure_gradient_clipping(self, optimizer: Any, *given: Any) -> None:\n"
+        "        # Lightning itself clips no fused optimizer under autocast; bf16 scales nothing.\n"
+        f"        torch.nn.utils.clip_grad_norm_(self.model.parameters(), {recipe.clip_norm})\n"
+        if _clips_by_itself(setting)
+        else ""
+    )
     return (
         "class Training(lightning.LightningModule):\n"
         f"    def __init__(self, {given}) -> None:\n"
@@ -121,24 +148,38 @@ def _module(setting: TrainSetting, rate: float | None) -> str:
         f"{compiled}\n"
         "    def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:\n"
         "        images, targets = batch\n"
+        f"{mixed}{layout}"
+        "        return training_loss(self.model(images), targets)\n"
+        "\n"
+        "    def validation_step(self, batch: Any, batch_index: int) -> None:\n"
+        "        images, targets = batch\n"
         f"{layout}"
         "        output = self.model(images)\n"
-        '        logits = getattr(output, "logits", output)\n'
-        f"        return F.cross_entropy(logits, targets{smoothing})\n"
+        '        best = getattr(output, "logits", output).argmax(dim=1)\n'
+        '        self.log("accuracy", (best == targets).float().mean(), sync_dist=True)\n'
+        f"{clipping}"
         "\n"
-        "    def configure_optimizers(self) -> torch.optim.Optimizer:\n"
-        "        return build_optimizer(self.model, self.lr)\n"
+        "    def configure_optimizers(self) -> Any:\n"
+        "        optimizer = build_optimizer(self.model, self.lr)\n"
+        "        steps = int(self.trainer.estimated_stepping_batches)\n"
+        "        schedule = build_schedule(optimizer, steps)\n"
+        '        return [optimizer], [{"scheduler": schedule, "interval": "step"}]\n'
     )
 
 
 def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot say of the plan's setting."""
     setting = plan.setting
-    return unsaid(setting, "the Trainer", "pure-bf16")
+    found = unsaid(setting, "the Trainer", "pure-bf16")
+    fused = setting.optimizer_implementation == "fused"
+    if setting.clip_grad and fused and setting.precision == "fp16":
+        family = setting.optimizer_family
+        law = f"it does not clip the gradients of a fused optimizer in fp16 ({setting.optimizer})"
+        found.append(Refusal(law, way_out(f"optimizer={family}-foreach")))
+    if plan.device == "cpu" and setting.precision == "fp16":
+        found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
+    return found
 
 
-def _warnings(setting: TrainSetting) -> tuple[str, ...]:
-    found = [learning_rate_warning(setting)]
-    if setting.loss == "soft-target":
-        found.append("the loss takes soft targets [batch, classes]: mix images up in your loader.")
-    return tuple(found)
+def _notes(setting: TrainSetting) -> tuple[str, ...]:
+    return (learning_rate_note(setting),)

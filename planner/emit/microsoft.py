@@ -1,8 +1,10 @@
 """microsoft/Swin-Transformer: a yacs YAML file for `main.py --cfg`.
 
-Keys are those of its config.py; what it does by itself is read in main.py, optimizer.py and
-utils.py: autocast is fp16 alone, with a GradScaler; the learning rate is BASE_LR × batch × world ×
-accumulation / 512; gradients are clipped at 5.0; the model is always wrapped in DDP.
+Keys are those of its config.py @f82860b; what it does by itself is read in main.py, optimizer.py,
+utils.py and data/build.py: autocast is fp16 only, with a GradScaler also in fp32; the learning rate
+is BASE_LR × batch × world × accumulation / 512; the classes are the data set's, 1000 or 21841,
+whatever MODEL.NUM_CLASSES says; it validates with the training batch; its SGD is Nesterov's; biases
+and norms are not decayed; the model is always wrapped in DDP, and needs CUDA.
 """
 
 from __future__ import annotations
@@ -11,50 +13,61 @@ from typing import Any
 
 import yaml
 
-from planner.emit.plan import (
-    CLIP_NORM,
-    CUTMIX,
-    LABEL_SMOOTHING,
-    MIXUP,
-    Emitted,
-    Plan,
-    Refusal,
-    blocks_alone,
-    learning_rate,
-    learning_rate_warning,
-    unsaid,
-    way_out,
+from planner.emit.launch import launch, tf32_environment
+from planner.emit.plan import Emitted, Plan, Refusal, blocks_alone, unsaid, way_out
+from planner.emit.recipe import (
+    BASE_LR,
+    EPOCHS,
+    FINAL_SHARE,
+    WARMUP_EPOCHS,
+    WARMUP_START,
+    WORKERS,
+    learning_rate_note,
+    recipe_of,
+    rounded,
 )
 from planner.schema import Library, SwinConfig, TrainSetting
 
 LIBRARY: Library = "microsoft"
 TITLE = "microsoft's main.py"
-WRAPS_IN_DDP = True  # main.py: DistributedDataParallel around the model, whatever the world's size
+FILENAME = "swin_microsoft.yaml"
+ALWAYS_DDP = True
+_DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_dataset
 
 
 def write(plan: Plan) -> Emitted:
-    """`swin.yaml`."""
-    setting = plan.setting
-    launch = (
-        f"torchrun --nproc_per_node {setting.world_size} main.py --cfg swin.yaml --data-path DATA"
+    """`swin_microsoft.yaml`."""
+    setting, recipe = plan.setting, recipe_of(plan.setting)
+    command = (
+        f"torchrun --nproc_per_node {setting.world_size} main.py --cfg {plan.path(FILENAME)} "
+        "--data-path DATA"
     )
+    run = launch(plan, command, tf32_environment(plan))
     values = {
-        "DATA": {"BATCH_SIZE": setting.batch_size, "IMG_SIZE": plan.swin.image_size[0]},
-        "MODEL": _model_values(plan.swin),
+        "DATA": {
+            "BATCH_SIZE": setting.batch_size,
+            "IMG_SIZE": plan.swin.image_size[0],
+            "DATASET": _DATA_SETS[plan.swin.num_classes],
+            "NUM_WORKERS": WORKERS,
+            "PIN_MEMORY": True,
+        },
+        "MODEL": {**_model_values(plan.swin), "LABEL_SMOOTHING": recipe.smoothing},
         "TRAIN": _train_values(setting),
+        "AUG": {"MIXUP": recipe.mixup, "CUTMIX": recipe.cutmix},
         "AMP_ENABLE": setting.precision == "fp16",
     }
-    if setting.loss == "soft-target":
-        values["AUG"] = {"MIXUP": MIXUP, "CUTMIX": CUTMIX}
-    if setting.loss == "label-smoothing":
-        values["AUG"] = {"MIXUP": 0.0, "CUTMIX": 0.0}
-        values["MODEL"]["LABEL_SMOOTHING"] = LABEL_SMOOTHING  # type: ignore[index]
+    notes = _notes(setting)
+    more = (
+        "DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, in the authors' checkout.",
+        "With timm==0.4.12, which their get_started.md asks for: later ones refuse its t_mul.",
+    )
+    text = plan.comment(run, *more, notes=notes)
     return Emitted(
         target="microsoft",
-        filename="swin.yaml",
-        text=plan.comment("", f"Run: {launch}") + yaml.safe_dump(values, sort_keys=False),
-        launch=launch,
-        warnings=(*plan.warnings, *_warnings(setting)),
+        filename=FILENAME,
+        text=text + yaml.safe_dump(values, sort_keys=False),
+        launch=run,
+        warnings=(*plan.warnings, *notes),
     )
 
 
@@ -84,19 +97,27 @@ def _model_values(model: SwinConfig) -> dict[str, Any]:
 
 
 def _train_values(setting: TrainSetting) -> dict[str, Any]:
-    values: dict[str, Any] = {
+    recipe = recipe_of(setting)
+    return {
+        "EPOCHS": EPOCHS,
+        "WARMUP_EPOCHS": WARMUP_EPOCHS,
+        "BASE_LR": BASE_LR,  # for 512 images: main.py scales the three
+        "WARMUP_LR": rounded(BASE_LR * WARMUP_START),
+        "MIN_LR": rounded(BASE_LR * FINAL_SHARE),
+        "WEIGHT_DECAY": recipe.weight_decay,
+        "CLIP_GRAD": recipe.clip_norm,
         "ACCUMULATION_STEPS": setting.accumulate,
         "USE_CHECKPOINT": setting.checkpointing == "blocks",
         "OPTIMIZER": {"NAME": setting.optimizer_family},
     }
-    if setting.clip_grad:
-        values["CLIP_GRAD"] = CLIP_NORM
-    return values
 
 
 def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot say of the plan's model and setting."""
-    return [*_model_refusals(plan.swin), *_setting_refusals(plan.setting)]
+    found = [*_model_refusals(plan.swin), *_setting_refusals(plan.setting)]
+    if plan.device == "cpu":
+        found.append(Refusal("main.py needs CUDA, and this was probed on the CPU", way_out()))
+    return found
 
 
 def _model_refusals(model: SwinConfig) -> list[Refusal]:
@@ -107,49 +128,55 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
     if model.attn_drop_rate:
         law = f"config.py has no key for attn_drop_rate={model.attn_drop_rate:g}"
         found.append(Refusal(law, way_out()))
+    if model.num_classes not in _DATA_SETS:
+        law = (
+            "it takes the number of classes from its data set, 1000 (imagenet) or 21841 "
+            f"(imagenet22K), and never {model.num_classes}"
+        )
+        found.append(Refusal(law, f"Tune with --num-classes 1000. {way_out()}"))
     return found
 
 
 def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
     found = blocks_alone(setting, "main.py") + unsaid(setting, "main.py")
     if setting.precision == "bf16":
-        found.append(Refusal("its autocast is fp16 alone, not bf16", way_out("precision=fp16")))
+        found.append(Refusal("its autocast is fp16 only, not bf16", way_out("precision=fp16")))
     if setting.compile != "off":
         law = f"main.py does not compile (compile={setting.compile})"
         found.append(Refusal(law, way_out("compile=off")))
-    if setting.optimizer not in ("adamw", "adamw-foreach", "sgd", "sgd-foreach"):
-        law = f"it knows torch's default adamw and sgd, not {setting.optimizer}"
+    if setting.optimizer_family == "sgd":
+        law = "its sgd is Nesterov's, not the one that was probed"
+        found.append(Refusal(law, way_out("optimizer=adamw")))
+    elif setting.optimizer not in ("adamw", "adamw-foreach"):
+        law = f"it knows torch's default adamw, not {setting.optimizer}"
         found.append(Refusal(law, way_out("optimizer=adamw")))
     if setting.amsgrad:
         found.append(Refusal("its adamw has no amsgrad", way_out("amsgrad=false")))
+    if setting.validation_batch_size not in (0, setting.batch_size):
+        law = (
+            f"main.py validates with the training batch of {setting.batch_size}, not "
+            f"{setting.validation_batch_size}"
+        )
+        found.append(Refusal(law, way_out(f"validation_batch_size={setting.batch_size}")))
     if setting.memory_format == "channels_last":
         law = "main.py does not lay images out channels_last"
         found.append(Refusal(law, way_out("memory_format=contiguous")))
     return found
 
 
-def _warnings(setting: TrainSetting) -> tuple[str, ...]:
-    rate = learning_rate(setting)
+def _notes(setting: TrainSetting) -> tuple[str, ...]:
+    rate = recipe_of(setting).learning_rate
+    assert rate is not None, "only adamw is left"
     found = [
         "main.py scales the learning rate by itself: BASE_LR × "
-        f"{setting.batch_size} × {setting.world_size} × {setting.accumulate} / 512"
-        + (f" = {rate:g} at its BASE_LR of 0.0005. " if rate is not None else ". ")
-        + "Leave TRAIN.BASE_LR alone when the batch changes."
+        f"{setting.batch_size} × {setting.world_size} × {setting.accumulate} / 512 = {rate:g}. "
+        "Leave TRAIN.BASE_LR alone when the batch changes.",
+        learning_rate_note(setting),
+        "main.py wraps the model in DDP on one device too, decays no bias and no norm, and keeps "
+        "a GradScaler in fp32 as well.",
     ]
-    if rate is None:
-        found.append(learning_rate_warning(setting))
-    if not setting.clip_grad:
-        found.append("main.py clips gradients at 5.0, and the probe did not clip.")
-    if setting.precision in ("fp32", "tf32"):
-        tf32 = setting.precision == "tf32"
-        found.append(
-            "torch multiplies matrices in plain fp32 unless told; main.py has no key for TF32: "
-            "add torch.set_float32_matmul_precision('high') to it."
-            if tf32
-            else "torch convolves in TF32 unless told: NVIDIA_TF32_OVERRIDE=0 keeps plain fp32."
-        )
-    if setting.loss == "cross-entropy":
-        found.append(
-            "the probe's loss was plain cross-entropy; main.py mixes up images (AUG.MIXUP 0.8)."
-        )
+    if setting.precision == "fp32":
+        found.append("NVIDIA_TF32_OVERRIDE=0 keeps convolutions, too, in plain fp32.")
+    if setting.precision == "tf32":
+        found.append("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: main.py has no key for it.")
     return tuple(found)

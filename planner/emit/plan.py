@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Literal, NamedTuple, NoReturn
 
-from planner.errors import UnsupportedError
+from planner.emit.comments import comment
+from planner.errors import UnsupportedError, UsageError
 from planner.schema import FactoryModel, SwinConfig, TrainSetting
 
 Model = SwinConfig | FactoryModel
-
-BASE_LR, BASE_LR_IMAGES = 5e-4, 512
-"""Swin's published rule for AdamW, quoted: microsoft/Swin-Transformer config.py, TRAIN.BASE_LR, and
-main.py, which multiplies it by batch × world × accumulation / 512."""
-
-ADAMW_WEIGHT_DECAY = 0.05  # quoted: the same config.py, TRAIN.WEIGHT_DECAY
-CLIP_NORM = 5.0  # quoted: the same config.py, TRAIN.CLIP_GRAD; `planner.training` uses it too
-LABEL_SMOOTHING = 0.1  # quoted: the same config.py, MODEL.LABEL_SMOOTHING
-EMA_DECAY = 0.9999  # as `planner.training`
-MIXUP, CUTMIX = 0.8, 1.0  # quoted: the same config.py, AUG.MIXUP and AUG.CUTMIX
 
 
 @dataclass(frozen=True)
@@ -43,13 +36,19 @@ class Emitted:
 class Plan:
     """A model of the trainer's own library, the setting to run it with, and what is known of it.
 
-    `heading` says where the setting comes from, one line of a comment each.
+    `heading` says where the setting comes from, a comment's line each; `warnings` are said on
+    standard error too. `device` is what was probed, and `allocator` the configuration of torch's
+    caching allocator there (None: its own). `output` is where the file will be written, None where
+    that is not known: then it is called by its usual name.
     """
 
     model: Model
     setting: TrainSetting
     heading: tuple[str, ...]
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
+    device: Literal["cuda", "cpu"] = "cuda"
+    allocator: str | None = None
+    output: PurePath | None = None
 
     @property
     def swin(self) -> SwinConfig:
@@ -57,9 +56,23 @@ class Plan:
         assert isinstance(self.model, SwinConfig)
         return self.model
 
-    def comment(self, *more: str) -> str:
-        """The heading as `#` lines."""
-        return "".join(f"# {line}".rstrip() + "\n" for line in (*self.heading, *more))
+    def path(self, usual: str) -> str:
+        """The file as a command line says it: where it is written, else its usual name."""
+        return shlex.quote(str(self.output or usual))
+
+    def module(self, usual: str) -> str:
+        """The name under which a script imports the file. Raises UsageError where it has none."""
+        stem = (self.output or PurePath(usual)).stem
+        if not stem.isidentifier():
+            raise UsageError(
+                f"a script of yours imports this file, and {stem!r} is no name for a module.",
+                f"Name it with letters, digits and underscores: --output {usual}.",
+            )
+        return stem
+
+    def comment(self, run: str, *more: str, notes: Iterable[str] = ()) -> str:
+        """The `#` lines above the file: the heading, how to run it, and what to know of it."""
+        return comment(self.heading, run, more, notes)
 
 
 class Refusal(NamedTuple):
@@ -87,43 +100,6 @@ def way_out(change: str = "") -> str:
     """The ways out that always exist: another value (then unmeasured), or the plain script."""
     script = "emit the plain script, which can: --for pytorch"
     return f"Emit with --set {change} (not measured), or {script}." if change else f"Or {script}."
-
-
-def learning_rate(setting: TrainSetting) -> float | None:
-    """Swin's published rate, scaled to the setting's global batch; None where there is none.
-
-    The rule is for AdamW (and Adam, whose steps are of the same size); no other family has one.
-    """
-    if setting.optimizer_family not in ("adamw", "adam"):
-        return None
-    return float(f"{BASE_LR * setting.global_batch / BASE_LR_IMAGES:.6g}")
-
-
-def learning_rate_warning(setting: TrainSetting) -> str:
-    """What the global batch means for the learning rate, in figures."""
-    rate = learning_rate(setting)
-    if rate is None:
-        return (
-            f"no published Swin learning rate for {setting.optimizer_family}: set yours for a "
-            f"global batch of {setting.global_batch}."
-        )
-    devices = "device" if setting.world_size == 1 else "devices"
-    return (
-        f"the learning rate is {rate:g}: Swin's own {BASE_LR:g} for {BASE_LR_IMAGES} images, "
-        f"scaled to the global batch of {setting.global_batch} ({setting.batch_size} × "
-        f"{setting.accumulate} accumulated × {setting.world_size} {devices}). If you had tuned "
-        "yours at another global batch, scale that one instead."
-    )
-
-
-def torchrun(script: str, setting: TrainSetting, arguments: str = "") -> str:
-    """The command that runs `script` on every device."""
-    command = (
-        f"torchrun --nproc_per_node {setting.world_size} {script}"
-        if setting.world_size > 1
-        else f"python {script}"
-    )
-    return f"{command} {arguments}".rstrip()
 
 
 def blocks_alone(setting: TrainSetting, trainer: str) -> list[Refusal]:

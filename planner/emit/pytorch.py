@@ -8,27 +8,21 @@ from __future__ import annotations
 
 from string import Template
 
-from planner.emit.plan import (
-    CLIP_NORM,
+from planner.emit.launch import launch, torchrun
+from planner.emit.plan import Emitted, Plan, Refusal, unsaid
+from planner.emit.recipe import (
     EMA_DECAY,
+    EPOCHS,
+    FINAL_SHARE,
     LABEL_SMOOTHING,
-    MIXUP,
-    Emitted,
-    Plan,
-    Refusal,
-    learning_rate,
-    learning_rate_warning,
-    torchrun,
-    unsaid,
+    WARMUP_EPOCHS,
+    WARMUP_START,
+    WORKERS,
+    learning_rate_note,
+    recipe_of,
 )
-from planner.emit.source import (
-    import_block,
-    literal,
-    model_source,
-    optimizer_source,
-    placed,
-    precision_source,
-)
+from planner.emit.source import import_block, literal, model_source, placed, process_source
+from planner.emit.steps import mixing_source, optimizer_source
 from planner.schema import TrainSetting
 
 LIBRARY = None
@@ -38,21 +32,27 @@ FILENAME = "train.py"
 
 def write(plan: Plan) -> Emitted:
     """`train.py`, whole."""
-    setting = plan.setting
-    launch = torchrun(FILENAME, setting, "DATA")
+    setting, recipe = plan.setting, recipe_of(plan.setting)
+    script = plan.path(FILENAME)
+    rate = "" if recipe.learning_rate is not None else " --lr LR"
+    run = launch(plan, torchrun(script, plan, f"DATA{rate}"))
+    trial = launch(plan, torchrun(script, plan, f"--synthetic --steps 20{rate}"))
+    note = learning_rate_note(setting)
     model = model_source(plan.model, setting)
     optimizer_imports, optimizer = optimizer_source(setting)
+    mixing = mixing_source()[1] if recipe.mixes else ""
     imports = (*model.imports, *optimizer_imports, *_IMPORTS)
-    standard = tuple(name for name in ("argparse", "math", "os", "time"))
+    standard = ("argparse", "math", "os", "time")
+    about = ("(DATA/train/CLASS/*.jpg, DATA/val/CLASS/*.jpg)", f" or: {trial}")
     sections = (
-        plan.comment("", f"Run: {launch}    (DATA/train/CLASS/*.jpg, DATA/val/CLASS/*.jpg)",
-                     f" or: {torchrun(FILENAME, setting, '--synthetic --steps 20')}"),
+        plan.comment(run, *about, notes=(note,)),
         import_block(imports, standard),
         "\n" + _constants(plan),
-        precision_source(setting),
+        process_source(setting),
         "\n\n" + placed(model.body, setting),
         "\n\n" + optimizer,
         "\n\n" + _step(setting),
+        "\n\n" + mixing if mixing else "",
         "\n\n" + _DATA.substitute(prepare=_prepare(setting), mix=_mix(setting)),
         "\n\n" + _LOOP.substitute(
             compiled=_compiled(setting),
@@ -60,20 +60,21 @@ def write(plan: Plan) -> Emitted:
             ema_argument=", average" if setting.ema else "",
             scaler='torch.amp.GradScaler(device.type)' if setting.precision == "fp16" else "None",
             ema_saved=', "average": average' if setting.ema else "",
+            start=WARMUP_START, final=FINAL_SHARE,
         ),
-        "\n\n" + _main(setting),
+        "\n\n" + _main(plan),
     )  # fmt: skip
     return Emitted(
         target="pytorch",
         filename=FILENAME,
         text="".join(sections),
-        launch=launch,
-        warnings=(*plan.warnings, learning_rate_warning(setting)),
+        launch=run,
+        warnings=(*plan.warnings, note),
     )
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """Frozen stages alone: everything else of a setting is written out."""
+    """Only frozen stages and adapters: everything else of a setting is written out."""
     return unsaid(plan.setting, "the script", "ema", "pure-bf16", "zero_grad_to_none")
 
 
@@ -98,7 +99,7 @@ def _constants(plan: Plan) -> str:
         f"BATCH_SIZE = {setting.batch_size}  # images of one device and micro-batch",
         f"ACCUMULATE = {setting.accumulate}  # micro-batches of one optimizer step",
         f"WORLD_SIZE = {setting.world_size}  # devices",
-        f"VALIDATION_BATCH_SIZE = {setting.validation_batch_size or setting.batch_size}",
+        f"VALIDATION_BATCH_SIZE = {recipe_of(setting).validation_batch_size}",
         f"HEIGHT, WIDTH = {height}, {width}",
         f"CHANNELS = {plan.model.in_channels}",
         f"NUM_CLASSES = {plan.model.num_classes}",
@@ -110,7 +111,7 @@ def _constants(plan: Plan) -> str:
     if setting.ema:
         lines.append(f"EMA_DECAY = {EMA_DECAY}")
     if setting.clip_grad:
-        lines.append(f"CLIP_NORM = {CLIP_NORM}")
+        lines.append(f"CLIP_NORM = {recipe_of(setting).clip_norm}")
     return "\n".join(lines) + "\n"
 
 
@@ -124,17 +125,9 @@ def _prepare(setting: TrainSetting) -> str:
 
 
 def _mix(setting: TrainSetting) -> str:
-    if setting.loss != "soft-target":
+    if not recipe_of(setting).mixes:
         return ""
-    return Template(
-        """    if train:
-        share = float(torch.distributions.Beta($mixup, $mixup).sample())
-        order = torch.randperm(len(images), device=device)
-        images = share * images + (1 - share) * images[order]
-        soft = F.one_hot(targets, NUM_CLASSES).float()
-        targets = share * soft + (1 - share) * soft[order]
-"""
-    ).substitute(mixup=MIXUP)
+    return "    if train:\n        images, targets = mix(images, targets)\n"
 
 
 def _compiled(setting: TrainSetting) -> str:
@@ -309,8 +302,9 @@ $ema_made    if options.synthetic:
 
     def rate(step: int) -> float:
         if step < warmup:
-            return (step + 1) / warmup
-        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+            return $start + (1 - $start) * step / warmup
+        share = min(1.0, (step - warmup) / max(1, steps - warmup))
+        return $final + (1 - $final) * 0.5 * (1 + math.cos(math.pi * share))
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     since, images = time.perf_counter(), 0
@@ -337,14 +331,18 @@ $ema_made    if options.synthetic:
 )
 
 
-def _main(setting: TrainSetting) -> str:
-    rate = learning_rate(setting)
+def _main(plan: Plan) -> str:
+    setting = plan.setting
+    rate = recipe_of(setting).learning_rate
     given = (
         f'default={rate:g}, help="for the global batch of {setting.global_batch}"'
         if rate is not None
         else 'required=True, help="no published rate for this optimizer"'
     )
-    return _MAIN.substitute(lr=given)
+    device = '"cuda" if torch.cuda.is_available() else "cpu"' if plan.device == "cuda" else '"cpu"'
+    return _MAIN.substitute(
+        lr=given, device=device, epochs=EPOCHS, warmup_epochs=WARMUP_EPOCHS, workers=WORKERS
+    )
 
 
 _MAIN = Template(
@@ -353,12 +351,12 @@ _MAIN = Template(
     parser.add_argument("data", nargs="?", type=Path, help="folder with train/ and perhaps val/")
     parser.add_argument("--synthetic", action="store_true", help="random images, for --steps")
     parser.add_argument("--steps", type=int, default=0, help="optimizer steps; 0: by --epochs")
-    parser.add_argument("--epochs", type=int, default=300)
-    parser.add_argument("--warmup-epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=$epochs)
+    parser.add_argument("--warmup-epochs", type=int, default=$warmup_epochs)
     parser.add_argument("--lr", type=float, $lr)
-    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=min($workers, os.cpu_count() or 1))
     parser.add_argument("--log-every", type=int, default=50)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default=$device)
     parser.add_argument("--output", type=Path, default=None, help="checkpoint file")
     options = parser.parse_args()
     if options.synthetic == (options.data is not None):

@@ -1,12 +1,11 @@
-"""Python source that several trainers' files share: the model, its checkpointing, its optimizer."""
+"""Python source that several trainers' files share: the model, its checkpointing, its precision."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
-from planner.emit.plan import ADAMW_WEIGHT_DECAY, Model, Plan
+from planner.emit.plan import Model
 from planner.schema import FactoryModel, SwinConfig, TrainSetting
 
 
@@ -35,7 +34,7 @@ def model_source(model: Model, setting: TrainSetting) -> ModelSource:
 def literal(value: Any) -> str:
     """`value` as Python source, strings in double quotes."""
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return _quoted(value)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
@@ -44,6 +43,12 @@ def literal(value: Any) -> str:
         inner = ", ".join(literal(v) for v in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     return repr(value)
+
+
+def _quoted(text: str) -> str:
+    """A Python string in double quotes; what does not print is escaped."""
+    inner = repr(f"'{text}")[2:-1]  # a leading quote makes repr choose double quotes, if it can
+    return f'"{inner}"' if '"' not in text else repr(text)
 
 
 def call(name: str, arguments: dict[str, Any], positional: tuple[str, ...] = ()) -> str:
@@ -59,45 +64,18 @@ def mapping(name: str, values: dict[str, Any]) -> str:
     return f"{name} = {{\n{lines}}}\n"
 
 
-def optimizer_source(setting: TrainSetting) -> tuple[tuple[str, ...], str]:
-    """(imports, the source of `build_optimizer(model, lr)`): the optimizer that was probed."""
-    family, implementation = setting.optimizer_family, setting.optimizer_implementation
-    arguments: dict[str, Any] = {}
-    if family == "adamw":
-        arguments["weight_decay"] = ADAMW_WEIGHT_DECAY
-    if family == "sgd":
-        arguments["momentum"] = 0.9
-    if setting.amsgrad:
-        arguments["amsgrad"] = True
-    arguments["foreach"] = implementation == "foreach"
-    if implementation == "fused":
-        arguments["fused"] = True
-    names = {
-        "adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adafactor": "Adafactor",
-        "rmsprop": "RMSprop", "nadam": "NAdam", "radam": "RAdam",
-    }  # fmt: skip
-    lion = family == "lion"
-    kind = "Lion" if lion else f"torch.optim.{names[family]}"
-    keywords = "".join(f", {k}={literal(v)}" for k, v in arguments.items())
-    body = (
-        "def build_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:\n"
-        "    parameters = [p for p in model.parameters() if p.requires_grad]\n"
-        f"    return {kind}(parameters, lr=lr{keywords})\n"
-    )
-    return (("from timm.optim import Lion",) if lion else ()), body
-
-
 def _function(lines: str) -> str:
     return f"def build_model() -> nn.Module:\n{lines}"
 
 
 def _factory(model: FactoryModel) -> ModelSource:
-    module, _, name = model.factory.partition(":")
+    module, name = model.parts
+    outermost = name.partition(".")[0]
     return ModelSource(
         imports=("import sys",),
         body=_function(
             '    sys.path.insert(0, "")  # your module is found where you stand\n'
-            f"    from {module} import {name}\n\n"
+            f"    from {module} import {outermost}\n\n"
             f"    model: nn.Module = {name}()\n    return model\n"
         ),
     )
@@ -170,7 +148,7 @@ def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
 
 
 _WRAPPER = '''def recompute(module: nn.Module) -> None:
-    """From here on `module` keeps its inputs alone, and computes its inside again in backward.
+    """From here on `module` keeps only its inputs, and computes its inside again in backward.
 
     Only its class changes: names in the state dict stay what they are.
     """
@@ -299,22 +277,6 @@ def _microsoft(model: SwinConfig, setting: TrainSetting) -> ModelSource:
     )
 
 
-def building_source(plan: Plan) -> str:
-    """A module with `build_model()` and `build_optimizer()`, for a script of the user's own."""
-    setting = plan.setting
-    model = model_source(plan.model, setting)
-    imports, optimizer = optimizer_source(setting)
-    return "".join(
-        (
-            plan.comment(),
-            import_block((*model.imports, *imports)),
-            "\n" + precision_source(setting) if precision_source(setting) else "",
-            "\n\n" + placed(model.body, setting),
-            "\n\n" + optimizer,
-        )
-    )
-
-
 def import_block(imports: tuple[str, ...], standard: tuple[str, ...] = ()) -> str:
     """The imports of a file, in isort's order: the standard library's, then all others."""
     lines = {*imports, *(f"import {name}" for name in standard), "import torch"}
@@ -339,14 +301,18 @@ def _isort_key(line: str) -> tuple[bool, str]:
     return line.startswith("from"), line.split()[1]
 
 
-def precision_source(setting: TrainSetting) -> str:
-    """What is set once in a process for the setting's precision; "" where nothing is."""
+BENCHMARK = "torch.backends.cudnn.benchmark = True\n"
+"""cuDNN chooses its convolution by trying them, as it did in the probe."""
+
+
+def process_source(setting: TrainSetting) -> str:
+    """What is set once in a process: the precision of fp32 matrices, and cuDNN's choice."""
     if setting.precision not in ("fp32", "tf32"):
-        return ""
+        return BENCHMARK
     tf32 = setting.precision == "tf32"
     return (
         f'torch.set_float32_matmul_precision("{"high" if tf32 else "highest"}")\n'
-        f"torch.backends.cudnn.allow_tf32 = {tf32}\n"
+        f"torch.backends.cudnn.allow_tf32 = {tf32}\n{BENCHMARK}"
     )
 
 

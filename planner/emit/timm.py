@@ -1,9 +1,10 @@
 """timm: `args.yaml` for its train.py (`python train.py -c args.yaml`).
 
-Keys are the `dest` names of train.py's argument parser, which `-c` sets as its defaults (timm
-1.0.29.dev0, train.py; the pip package does not hold that file). What it does by itself, read there:
-TF32 on and cuDNN benchmark on; `create_model` does not get `img_size`; learning rate from
-`lr_base × (batch × world × grad_accum_steps / lr_base_size)` where `lr` is not given.
+Keys are the `dest` names of train.py's argument parser, which `-c` sets as its defaults
+(huggingface/pytorch-image-models @aa4b585, timm 1.0.29.dev0; the package does not hold that file).
+What it does by itself, read there: TF32 and cuDNN benchmark on, labels smoothed by 0.1, weight
+decay 2e-5, a warm-up from 1e-5 whatever the batch; `create_model` does not get `img_size`; biases
+and norms are not decayed.
 """
 
 from __future__ import annotations
@@ -12,29 +13,25 @@ from typing import Any
 
 import yaml
 
-from planner.emit.plan import (
-    BASE_LR,
-    BASE_LR_IMAGES,
-    CLIP_NORM,
-    CUTMIX,
+from planner.emit.launch import launch, torchrun
+from planner.emit.plan import Emitted, Plan, Refusal, blocks_alone, unsaid, way_out
+from planner.emit.recipe import (
     EMA_DECAY,
-    LABEL_SMOOTHING,
-    MIXUP,
-    Emitted,
-    Plan,
-    Refusal,
-    blocks_alone,
-    learning_rate,
-    learning_rate_warning,
-    torchrun,
-    unsaid,
-    way_out,
+    EPOCHS,
+    FINAL_SHARE,
+    WARMUP_EPOCHS,
+    WARMUP_START,
+    WORKERS,
+    learning_rate_note,
+    recipe_of,
+    rounded,
 )
 from planner.libraries.timm.names import PUBLISHED
 from planner.schema import Library, SwinConfig, TrainSetting
 
 LIBRARY: Library = "timm"
 TITLE = "timm's train.py"
+FILENAME = "args.yaml"
 
 _ARGUMENTS = {
     # A field of SwinConfig, and what `create_model` calls it where it differs from the name's own.
@@ -53,16 +50,19 @@ _OPTIMIZERS = {
 def write(plan: Plan) -> Emitted:
     """`args.yaml`."""
     setting = plan.setting
-    values = {**_model_values(plan.swin), **_setting_values(setting)}
-    environment = _environment(setting)
-    launch = " ".join((*environment, torchrun("train.py", setting, "-c args.yaml --data-dir DATA")))
-    text = plan.comment("", f"Run: {launch}") + yaml.safe_dump(values, sort_keys=False)
+    values = {**_model_values(plan.swin), **_setting_values(plan)}
+    rate = "" if recipe_of(setting).learning_rate is not None else " --lr LR"
+    arguments = f"-c {plan.path(FILENAME)} --data-dir DATA{rate}"
+    run = launch(plan, torchrun("train.py", plan, arguments), _environment(plan))
+    notes = _notes(setting)
+    layout = "DATA/train/CLASS/*.jpg and DATA/validation/CLASS/*.jpg, in timm's checkout."
+    text = plan.comment(run, layout, notes=notes)
     return Emitted(
         target="timm",
-        filename="args.yaml",
-        text=text,
-        launch=launch,
-        warnings=(*plan.warnings, *_warnings(setting)),
+        filename=FILENAME,
+        text=text + yaml.safe_dump(values, sort_keys=False),
+        launch=run,
+        warnings=(*plan.warnings, *notes),
     )
 
 
@@ -101,13 +101,17 @@ def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _setting_values(setting: TrainSetting) -> dict[str, Any]:
+def _setting_values(plan: Plan) -> dict[str, Any]:
+    setting = plan.setting
     values: dict[str, Any] = {
         "batch_size": setting.batch_size,
         "grad_accum_steps": setting.accumulate,
+        "validation_batch_size": recipe_of(setting).validation_batch_size,
         "grad_checkpointing": setting.checkpointing == "blocks",
         "amp": setting.autocast_dtype is not None,
     }
+    if plan.device == "cpu":
+        values["device"] = "cpu"
     if setting.autocast_dtype is not None:
         values["amp_dtype"] = setting.autocast_dtype
     if setting.precision == "pure-bf16":
@@ -116,8 +120,7 @@ def _setting_values(setting: TrainSetting) -> dict[str, Any]:
         values["torchcompile"] = "inductor"
         values["torchcompile_mode"] = setting.compile
     values["channels_last"] = setting.memory_format == "channels_last"
-    if setting.validation_batch_size:
-        values["validation_batch_size"] = setting.validation_batch_size
+    values |= {"workers": WORKERS, "pin_mem": True}
     return {**values, **_optimizer_values(setting), **_recipe_values(setting)}
 
 
@@ -134,24 +137,33 @@ def _optimizer_values(setting: TrainSetting) -> dict[str, Any]:
         values["opt_kwargs"] = arguments
     if setting.optimizer_family == "rmsprop":
         values["momentum"] = 0.0  # train.py's 0.9 would keep one more copy of the parameters
-    if setting.optimizer_family != "adamw":
-        values["weight_decay"] = 0.0  # its 2e-5 makes torch copy the gradients once more
-    if learning_rate(setting) is not None:
-        values |= {"lr_base": BASE_LR, "lr_base_size": BASE_LR_IMAGES, "lr_base_scale": "linear"}
+    # train.py's 2e-5 for all makes torch copy the gradients of the others once more.
+    values["weight_decay"] = recipe_of(setting).weight_decay
     return values
 
 
 def _recipe_values(setting: TrainSetting) -> dict[str, Any]:
-    """Clipping, averaging and the loss, where they were asked for: else the recipe stays yours."""
-    values: dict[str, Any] = {}
-    if setting.clip_grad:
-        values |= {"clip_grad": CLIP_NORM, "clip_mode": "norm"}
+    """The schedule, the loss and mixing, clipping and averaging, also where train.py's own hold."""
+    recipe = recipe_of(setting)
+    values: dict[str, Any] = {
+        "sched": "cosine",
+        "sched_on_updates": True,
+        "epochs": EPOCHS - WARMUP_EPOCHS,  # train.py adds the warm-up to them
+        "warmup_epochs": WARMUP_EPOCHS,
+        "warmup_prefix": True,
+        "warmup_lr": 0.0,
+    }
+    if recipe.learning_rate is not None:
+        values |= {
+            "lr": recipe.learning_rate,
+            "warmup_lr": rounded(recipe.learning_rate * WARMUP_START),
+            "min_lr": rounded(recipe.learning_rate * FINAL_SHARE),
+        }
+    values |= {"smoothing": recipe.smoothing, "mixup": recipe.mixup, "cutmix": recipe.cutmix}
+    if recipe.clip_norm is not None:
+        values |= {"clip_grad": recipe.clip_norm, "clip_mode": "norm"}
     if setting.ema:
         values |= {"model_ema": True, "model_ema_decay": EMA_DECAY}
-    if setting.loss == "label-smoothing":
-        values["smoothing"] = LABEL_SMOOTHING
-    if setting.loss == "soft-target":
-        values |= {"mixup": MIXUP, "cutmix": CUTMIX}
     return values
 
 
@@ -169,41 +181,42 @@ def refusals(plan: Plan) -> list[Refusal]:
     return found
 
 
-def _environment(setting: TrainSetting) -> tuple[str, ...]:
-    found = []
-    if setting.attention == "sdpa":
-        found.append("TIMM_FUSED_ATTN=2")
-    if setting.precision == "fp32":
-        found.append("NVIDIA_TF32_OVERRIDE=0")
-    return tuple(found)
+def _environment(plan: Plan) -> dict[str, str]:
+    found = {}
+    if plan.setting.attention == "sdpa":
+        found["TIMM_FUSED_ATTN"] = "2"
+    if plan.setting.precision == "fp32" and plan.device == "cuda":
+        found["NVIDIA_TF32_OVERRIDE"] = "0"
+    return found
 
 
-def _warnings(setting: TrainSetting) -> tuple[str, ...]:
-    found = [learning_rate_warning(setting)]
-    if learning_rate(setting) is None:
-        found.append("without --lr, train.py takes its SGD rate: 0.1 for 256 images.")
+def _notes(setting: TrainSetting) -> tuple[str, ...]:
+    found = [learning_rate_note(setting)]
     if setting.attention == "sdpa":
         found.append(
-            "fused attention is off for Swin unless TIMM_FUSED_ATTN=2 is in the environment."
+            "Fused attention is off for Swin unless TIMM_FUSED_ATTN=2 is in the environment."
         )
     if setting.precision == "fp32":
         found.append(
             "train.py turns TF32 on: NVIDIA_TF32_OVERRIDE=0 in the environment keeps plain fp32."
         )
-    if setting.optimizer_family != "adamw":
-        found.append("weight_decay is 0, as probed.")
-    if setting.loss == "cross-entropy":
+    if setting.compile != "off":
         found.append(
-            "the probe's loss was plain cross-entropy; train.py smooths labels by 0.1 unless told "
-            "(smoothing: 0)."
+            "train.py compiles without dynamic=False, which the probe had: a batch of another "
+            "size compiles once more."
         )
+    found.append(
+        f"{WARMUP_EPOCHS} epochs of warm-up come before the {EPOCHS - WARMUP_EPOCHS} of `epochs`."
+    )
     return tuple(found)
 
 
 def _published_name(model: SwinConfig) -> str:
     """The model's own timm name, or that of the published one with the least to override."""
     if model.library == "timm" and model.name is not None:
-        return model.name.partition(".")[0]  # a tag names weights, not a shape
+        name = model.name.partition(".")[0]  # a tag names weights, not a shape
+        if name in PUBLISHED:
+            return name
     same = [name for name, found in PUBLISHED.items() if found.version == model.version]
     return min(same, key=lambda name: len(_overrides(model, name)))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,11 +13,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlannerError, UsageError, unknown_name
+from planner.schema.record import is_factory
 
 if TYPE_CHECKING:
     from torch import nn
-
-_FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def load_factory(spec: str) -> Callable[[], nn.Module]:
@@ -29,7 +27,7 @@ def load_factory(spec: str) -> Callable[[], nn.Module]:
     returns no `torch.nn.Module`.
     Raises UsageError where there is no such module or name, PlannerError where importing fails.
     """
-    if not _FORM.fullmatch(spec):
+    if not is_factory(spec):
         raise UsageError(
             f"a factory is written package.module:name, and {spec!r} is not.",
             "For example my_models.swin:build, where build() returns the torch.nn.Module.",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import keyword
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from planner.schema.model import ImageSize, Side, SwinConfig
 from planner.schema.setting import TrainSetting
@@ -22,6 +24,16 @@ ProbeStatus = Literal[
 ]
 
 
+_DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+_FACTORY = re.compile(rf"{_DOTTED}:{_DOTTED}")
+
+
+def is_factory(text: str) -> bool:
+    """Whether `text` is `package.module:name`, the name perhaps `Class.method`: names, no code."""
+    words = re.split("[.:]", text)
+    return _FACTORY.fullmatch(text) is not None and not any(map(keyword.iskeyword, words))
+
+
 class FactoryModel(BaseModel):
     """A model of the user's own: `package.module:factory`, called without arguments."""
 
@@ -31,6 +43,19 @@ class FactoryModel(BaseModel):
     image_size: ImageSize = (224, 224)
     in_channels: Side = 3
     num_classes: Side = 1000
+
+    @field_validator("factory")
+    @classmethod
+    def _names(cls, value: str) -> str:
+        if not is_factory(value):
+            raise ValueError("a factory is written package.module:name")
+        return value
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """(the module, the name in it)"""
+        module, _, name = self.factory.partition(":")
+        return module, name
 
     @property
     def title(self) -> str:

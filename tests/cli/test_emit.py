@@ -23,7 +23,7 @@ def test_the_file_goes_to_standard_output_and_warnings_to_error(
     assert main(["emit", str(result), "--for", "timm"]) == 0
     out, err = capsys.readouterr()
     assert yaml.safe_load(out)["batch_size"] == 128
-    assert "Warning: the learning rate is" in err
+    assert "Warning: The learning rate is" in err
     assert "Run: python train.py -c args.yaml" in err
 
 
@@ -45,7 +45,7 @@ def test_set_changes_a_field(result: Path, capsys: pytest.CaptureFixture[str]) -
     out, err = capsys.readouterr()
     values = yaml.safe_load(out)
     assert (values["grad_accum_steps"], values["amp_dtype"]) == (4, "float16")
-    assert "Warning: not measured" in err
+    assert "Warning: Not measured" in err
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_set_changes_a_field(result: Path, capsys: pytest.CaptureFixture[str]) -
         (["--for", "timm", "--set", "accumulate"], 2, "--set takes FIELD=VALUE"),
         (["--for", "timm", "--set", "accumulate=x"], 2, "accumulate:"),
         ([], 2, "--for"),
-        (["--for", "microsoft"], 1, "fp16 alone, not bf16"),
+        (["--for", "microsoft"], 1, "fp16 only, not bf16"),
     ],
 )
 def test_faults_are_a_line_and_a_status(

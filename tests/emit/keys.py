@@ -17,7 +17,8 @@ resume num_classes gp img_size in_chans input_size crop_pct batch_size validatio
 channels_last fuser grad_accum_steps grad_checkpointing fast_norm model_kwargs torchcompile_mode
 torchscript torchcompile device amp amp_dtype model_dtype no_ddp_bb synchronize_step opt opt_eps
 opt_betas momentum weight_decay clip_grad clip_mode layer_decay opt_kwargs sched lr lr_base
-lr_base_size lr_base_scale warmup_lr min_lr epochs warmup_epochs smoothing mixup cutmix
+lr_base_size lr_base_scale warmup_lr min_lr epochs warmup_epochs warmup_prefix sched_on_updates
+smoothing mixup cutmix
 mixup_prob drop drop_path drop_block model_ema model_ema_force_cpu model_ema_decay seed workers
 pin_mem output
 """
@@ -34,7 +35,7 @@ def microsoft_config() -> dict[str, Any]:
     return {
         "BASE": [""],
         "DATA": {
-            "BATCH_SIZE": 128, "DATA_PATH": "", "DATASET": "", "IMG_SIZE": 224,
+            "BATCH_SIZE": 128, "DATA_PATH": "", "DATASET": "imagenet", "IMG_SIZE": 224,
             "PIN_MEMORY": True, "NUM_WORKERS": 8,
         },
         "MODEL": {
@@ -45,6 +46,7 @@ def microsoft_config() -> dict[str, Any]:
         },
         "TRAIN": {
             "EPOCHS": 300, "WARMUP_EPOCHS": 20, "WEIGHT_DECAY": 0.05, "BASE_LR": 5e-4,
+            "WARMUP_LR": 5e-7, "MIN_LR": 5e-6,
             "CLIP_GRAD": 5.0, "ACCUMULATION_STEPS": 1, "USE_CHECKPOINT": False,
             "OPTIMIZER": {"NAME": "adamw", "EPS": 1e-8, "BETAS": (0.9, 0.999), "MOMENTUM": 0.9},
         },
@@ -57,7 +59,8 @@ DEEPSPEED_KEYS: dict[str, frozenset[str]] = {
     # DeepSpeed 0.19.8, runtime/constants.py and runtime/config.py; the same file was loaded by its
     # DeepSpeedConfig by hand (torch 2.13.0, CPU, 2026-11-20).
     "": frozenset(
-        {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+        {"comment",  # unknown to it, and skipped: seen by hand
+         "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
          "gradient_clipping", "zero_optimization", "torch_autocast"}
     ),
     "torch_autocast": frozenset({"enabled", "dtype", "lower_precision_safe_modules"}),
@@ -68,11 +71,12 @@ MMENGINE_KEYS: dict[str, frozenset[str]] = {
     # mmengine 0.10.7: AmpOptimWrapper and OptimWrapper's parameters, Runner's, `Runner.cfg.compile`
     # (torch.compile's), loaded by its Config and its registries by hand (2026-11-20); mmpretrain
     # 1.2 at ee7f2e8: SwinTransformer's and SwinTransformerV2's.
-    "": frozenset({"model", "optim_wrapper", "train_dataloader", "val_dataloader", "compile",
-                   "custom_hooks"}),
+    "": frozenset({"default_scope", "model", "data_preprocessor", "optim_wrapper",
+                   "param_scheduler", "train_cfg", "val_cfg", "train_dataloader", "val_dataloader",
+                   "val_evaluator", "env_cfg", "compile", "custom_hooks"}),
     "optim_wrapper": frozenset({"type", "loss_scale", "dtype", "optimizer", "accumulative_counts",
                                 "clip_grad"}),
-    "compile": frozenset({"backend", "mode"}),
+    "compile": frozenset({"backend", "mode", "dynamic"}),
     "backbone": frozenset(
         {"type", "arch", "img_size", "patch_size", "in_channels", "window_size", "drop_rate",
          "drop_path_rate", "out_indices", "use_abs_pos_embed", "with_cp", "frozen_stages",

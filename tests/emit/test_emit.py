@@ -20,7 +20,7 @@ FP16 = TrainSetting(batch_size=32, accumulate=4, world_size=2, precision="fp16")
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_trainer_keeps_the_global_batch_and_says_the_drop_path(target: str) -> None:
-    model = tiny(drop_path_rate=0.25)
+    model = tiny(drop_path_rate=0.25, num_classes=1000)
     emitted = emit_setting(model, FP16, target, estimator=FakeEstimator())
     assert emitted.target == target
     written = emitted.text + emitted.code
@@ -82,7 +82,7 @@ def test_the_probed_library_is_not_estimated_anew() -> None:
     estimator = FakeEstimator()
     emitted = emit(recommendation(), "timm", estimator=estimator)
     assert not estimator.asked
-    assert not any("not measured" in warning for warning in emitted.warnings)
+    assert not any("Not measured" in warning for warning in emitted.warnings)
 
 
 def test_another_library_is_estimated_and_called_unmeasured() -> None:
@@ -93,9 +93,9 @@ def test_another_library_is_estimated_and_called_unmeasured() -> None:
     assert (model.library, model.name, setting, device) == (
         "transformers", None, found.setting, found.device,
     )  # fmt: skip
-    assert "not measured" in emitted.warnings[0]
+    assert "Not measured" in emitted.warnings[0]
     assert "7.00 GiB" in emitted.warnings[0]
-    assert "not measured" in emitted.text, "the file says it too"
+    assert "Not measured" in emitted.text, "the file says it too"
 
 
 def test_another_library_that_would_not_fit_is_refused() -> None:
@@ -107,7 +107,9 @@ def test_a_changed_setting_is_estimated_and_called_unmeasured() -> None:
     estimator = FakeEstimator()
     changes = {"precision": "fp16", "world_size": "8"}
     emitted = emit(recommendation(), "timm", changes=changes, estimator=estimator)
-    assert estimator.asked[0][1] == TrainSetting(batch_size=128, precision="fp16", world_size=8)
+    assert estimator.asked[0][1] == TrainSetting(
+        batch_size=128, precision="fp16", world_size=8, parallelism="ddp"
+    )
     assert "amp_dtype: float16" in emitted.text
     assert "Changed since, and so not what was measured: world_size=8, precision=fp16" in (
         emitted.text
@@ -118,15 +120,15 @@ def test_a_changed_setting_is_estimated_and_called_unmeasured() -> None:
 
 REFUSALS: list[tuple[str, SwinConfig, dict[str, Any], str]] = [
     ("timm", tiny("timm"), {"checkpointing": "stages"}, "blocks or none, not stages"),
-    ("timm", tiny("timm", 2), {"attention": "sdpa"}, "eager alone, not sdpa"),
-    ("pytorch", tiny("torchvision"), {"attention": "sdpa"}, "eager alone, not sdpa"),
+    ("timm", tiny("timm", 2), {"attention": "sdpa"}, "only by eager, not sdpa"),
+    ("pytorch", tiny("torchvision"), {"attention": "sdpa"}, "only by eager, not sdpa"),
     ("timm", tiny("timm"), {"optimizer": "adafactor"}, "adafactor is timm's own"),
     ("transformers", tiny("timm", window_size=(4, 2)), {}, "window_size"),
     ("transformers", tiny("transformers"), {"ema": True}, "no average of the weights"),
     ("transformers", tiny("transformers", 2), {"checkpointing": "nested"}, "not nested"),
-    ("microsoft", tiny("native"), {"precision": "bf16"}, "fp16 alone, not bf16"),
+    ("microsoft", tiny("native"), {"precision": "bf16"}, "fp16 only, not bf16"),
     ("microsoft", tiny("native"), {"compile": "default"}, "does not compile"),
-    ("microsoft", tiny("native"), {"attention": "sdpa"}, "eager alone, not sdpa"),
+    ("microsoft", tiny("native"), {"attention": "sdpa"}, "only by eager, not sdpa"),
     ("microsoft", tiny("native"), {"optimizer": "adamw-fused"}, "not adamw-fused"),
     ("microsoft", tiny("native", image_size=(32, 64)), {}, "square images, not 32x64"),
     ("deepspeed", tiny("native"), {"precision": "pure-bf16"}, "no pure bf16"),
@@ -149,11 +151,15 @@ def test_what_a_trainer_cannot_say_is_refused_with_a_way_out(
     assert "--" in caught.value.way_out or "own" in caught.value.way_out
 
 
-def test_several_devices_are_warned_of() -> None:
-    emitted = emit_setting(tiny("timm"), FP16, "timm")
+def test_several_devices_are_estimated_with_their_buckets() -> None:
+    estimator = FakeEstimator()
+    emitted = emit_setting(tiny("timm"), FP16, "timm", estimator=estimator)
     assert any("copy of the gradients" in warning for warning in emitted.warnings)
+    assert estimator.asked[0][1].parallelism == "ddp"
     alone = emit_setting(tiny("timm"), FP16.model_copy(update={"world_size": 1}), "timm")
     assert not any("copy of the gradients" in warning for warning in alone.warnings)
+    with pytest.raises(UnsupportedError, match=r"(?s)buckets.*7.00 GiB.*does not fit"):
+        emit_setting(tiny("timm"), FP16, "timm", estimator=FakeEstimator(fits=False))
 
 
 def test_emitting_imports_no_torch() -> None:
@@ -204,4 +210,5 @@ def test_the_learning_rate_follows_the_global_batch() -> None:
     sgd = FP16.model_copy(update={"optimizer": "sgd"})
     emitted = emit_setting(tiny("timm"), sgd, "timm")
     assert any("no published Swin learning rate for sgd" in w for w in emitted.warnings)
-    assert "lr_base" not in emitted.text
+    assert "\nlr: " not in emitted.text
+    assert emitted.launch.endswith("--lr LR")

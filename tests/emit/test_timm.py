@@ -69,7 +69,8 @@ def test_the_optimizer_is_the_one_that_was_probed(optimizer: str) -> None:
     )  # fmt: skip
     probed = make_optimizer(TrainSetting(optimizer=optimizer), weights)
     assert type(made) is type(probed)
-    for key in ("momentum", "nesterov", "amsgrad", "fused", "weight_decay"):
+    assert found["weight_decay"] == (0.05 if optimizer.startswith("adamw") else 0.0)
+    for key in ("momentum", "nesterov", "amsgrad", "fused"):
         assert (made.defaults.get(key) or 0) == (probed.defaults.get(key) or 0), key
     # None is torch's own choice on CUDA, foreach.
     assert (made.defaults.get("foreach") is False) == (probed.defaults.get("foreach") is False)
