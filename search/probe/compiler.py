@@ -1,14 +1,35 @@
-"""What torch.compile does in a probe without saying so."""
+"""What torch.compile does in a probe without saying so, and the processes it compiles in."""
 
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 
 import torch
 
+# Workers with nothing left to compile end at once; one that hangs is left to end with the probe.
+_WORKERS_SECONDS = 10.0
+
+
+def end_workers(limit_seconds: float = _WORKERS_SECONDS) -> list[str]:
+    """End the processes that Inductor compiles in, which would be in the way of timed steps.
+
+    A flag where they are still there after `limit_seconds`. Should anything be compiled later,
+    Inductor starts them anew (torch 2.9 to 2.13: torch/_inductor/async_compile.py).
+    """
+    module = sys.modules.get("torch._inductor.async_compile")
+    if module is None:
+        return []
+    ending = threading.Thread(target=module.shutdown_compile_workers, daemon=True)
+    ending.start()
+    ending.join(limit_seconds)
+    return ["compile workers were alive while steps were timed"] if ending.is_alive() else []
+
 
 class CompileWatch:
-    """Sees what the compiler does without saying: fall back, recompile, take from a cache."""
+    """Sees what the compiler does without saying: fall back, recompile, take from a cache, leave
+    out CUDA graphs."""
 
     def __init__(self) -> None:
         self._limits = _RecompileLimitHandler()
@@ -26,6 +47,9 @@ class CompileWatch:
             found.append("recompiled while steps were timed")
         if self._count("inductor", "fxgraph_cache_hit"):
             found.append("compiled from a cache: compile_seconds is less than a first compile")
+        skips = self._count("inductor", "cudagraph_skips")
+        if skips:
+            found.append(f"CUDA graphs that the compiler left out: {skips}")
         breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
         if breaks:
             found.append(f"{breaks} graph breaks")

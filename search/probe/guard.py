@@ -31,6 +31,12 @@ PR_SET_CHILD_SUBREAPER = 36
 
 # How long to wait before looking again for processes that are still dying.
 REAP_SECONDS = 0.002
+# What that wait grows to: a process that is stuck in a driver takes seconds, and each look walks
+# through all of /proc.
+MAX_REAP_SECONDS = 0.05
+# In the arguments of the processes that Inductor compiles in, whatever Python starts them
+# (torch 2.9 to 2.13: torch/_inductor/compile_worker/__main__.py, and the pool it forks).
+_COMPILER = b"/torch/_inductor/"
 
 
 def main() -> NoReturn:
@@ -58,7 +64,7 @@ def supervise(launch: Callable[[], object], lifeline: int, status: int) -> NoRet
     _close_all_but(lifeline, status, wake_read, wake_write)
     _say(status, f"started {guard} {worker}")
     ended = _wait(worker, lifeline, wake_read)
-    left_behind = len([pid for pid in _living(descendants(os.getpid())) if pid != worker])
+    left_behind = len([pid for pid in _strays(os.getpid()) if pid != worker])
     ended = {**end_descendants(), **ended}
     _say(status, f"ended {ended.get(worker, 0)} {left_behind}")
     os._exit(0)
@@ -105,6 +111,7 @@ def end_descendants() -> dict[int, int]:
     nothing escapes by forking late, by changing its group or its session.
     """
     seen: dict[int, int] = {}
+    wait = REAP_SECONDS
     while True:
         for pid in descendants(os.getpid()):
             _signal(pid, signal.SIGKILL)
@@ -112,7 +119,8 @@ def end_descendants() -> dict[int, int]:
             seen.update(reap(raise_when_childless=True))
         except ChildProcessError:
             return seen
-        time.sleep(REAP_SECONDS)
+        time.sleep(wait)
+        wait = min(2 * wait, MAX_REAP_SECONDS)
 
 
 def reap(raise_when_childless: bool = False) -> dict[int, int]:
@@ -146,8 +154,25 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
-def _living(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if _stat(pid)[0] not in ("Z", "X", "")]
+def _strays(ancestor: int) -> list[int]:
+    """The living processes below `ancestor` that nobody has announced.
+
+    Inductor's compile workers are announced by their file, and leave when the worker that started
+    them does: nothing to tell of a setting.
+    """
+    below = descendants(ancestor)
+    known = {pid for pid in below if _COMPILER in _command(pid)}
+    known |= {pid for of in tuple(known) for pid in descendants(of)}
+    return [pid for pid in below if pid not in known and _stat(pid)[0] not in ("Z", "X", "")]
+
+
+def _command(pid: int) -> bytes:
+    """A process's arguments, each ended by a zero; empty for a zombie and where it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _stat(pid: int) -> tuple[str, int]:

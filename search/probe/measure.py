@@ -16,7 +16,7 @@ from planner.schema import ProbeStatus
 from planner.schema.record import PhaseBytes
 from planner.training import Training
 from planner.units import format_bytes
-from search.probe.compiler import CompileWatch
+from search.probe.compiler import CompileWatch, end_workers
 from search.probe.failure import shorten
 from search.probe.meter import Mark, Meter, make_meter
 from search.probe.phases import StepPhases
@@ -45,6 +45,10 @@ _GRAPH_WARMUP_STEPS = 2
 # GradScaler starts at 65536 and halves at each overflow; a step that overflows is skipped, and only
 # executed steps count as warm-up. 16 halvings reach a scale of 1.
 _SCALE_WARMUP_STEPS = 16
+# Steps after the allocator's cache was given back: the first asks the device for memory anew.
+_RELEASED_WARMUP_STEPS = 2
+# What is given back is told from this share of what was reserved on.
+_RELEASED_SHARE = 0.01
 _PROGRESS_SECONDS = 0.5
 
 
@@ -103,6 +107,7 @@ class _Run:
         training = build_training(request)
         self.phases.accumulate = request.setting.accumulate
         warmup = self._warm_up(training, meter, self.phases)
+        self._settle(training, meter, 0.0 if compiling else sum(warmup[1:]))
         self.report.enter("measure")
         if compiling is None:
             self._refuse_over_cap(meter)
@@ -179,6 +184,33 @@ class _Run:
         phases.announce = None
         self.in_step = False
         return seconds
+
+    def _settle(self, training: WatchedTraining, meter: Meter, warm_seconds: float) -> None:
+        """Brings the device into the state in which a training will find it.
+
+        What compiling left there goes: its processes, and the memory that the benchmarks of its
+        kernels took, which a training from a warm cache never takes. Then untimed steps, until the
+        clocks have had `warmup_seconds` of work, `warm_seconds` of which they have had.
+        """
+        least = 0
+        if self.request.setting.compile != "off":
+            self.flags += end_workers()
+            released = meter.release_cache()
+            if released is not None:
+                self.flags += _release_flags(*released)
+                least = _RELEASED_WARMUP_STEPS
+        self.in_step = True
+        steps = 0
+        while steps < least or warm_seconds < self.request.warmup_seconds:
+            self.report.enter("warm-up")
+            started = time.perf_counter()
+            training.step(self.phases)
+            meter.synchronize()
+            took = time.perf_counter() - started
+            steps, warm_seconds = steps + 1, warm_seconds + took
+            if time.monotonic() + took >= self.deadline:
+                break
+        self.in_step = False
 
     def _time(
         self, training: WatchedTraining, meter: Meter, phases: StepPhases, rule: StopRule
@@ -268,6 +300,15 @@ def _scale_flags(training: Training, before: float | None) -> list[str]:
         return []
     now = training.scaler.get_scale()
     return [f"the loss scale fell from {before:g} to {now:g}: some timed steps were skipped"]
+
+
+def _release_flags(before: int, after: int) -> list[str]:
+    if before - after <= before * _RELEASED_SHARE:
+        return []
+    return [
+        f"{format_bytes(before)} were reserved after compiling, and {format_bytes(before - after)} "
+        "of them given back before timing"
+    ]
 
 
 def _compile_seconds(warmup: list[float], step_seconds: float, compiled: bool) -> float | None:

@@ -88,6 +88,10 @@ class Meter(Protocol):
 
     def reset_peak(self) -> None: ...
 
+    def release_cache(self) -> tuple[int, int] | None:
+        """Give the device what the allocator keeps and nothing uses: bytes reserved before and
+        after. None where there is no such allocator."""
+
     def memory(self) -> MemoryUse: ...
 
     def live_bytes(self) -> int | None:
@@ -147,6 +151,9 @@ class CpuMeter:
 
     def reset_peak(self) -> None:
         self.peak_was_reset = resident.reset_peak()
+
+    def release_cache(self) -> tuple[int, int] | None:
+        return None
 
     def memory(self) -> MemoryUse:
         now = resident.read_resident()
@@ -235,6 +242,11 @@ class CudaMeter:
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)
         self.failures_before = self._allocation_failures()
+
+    def release_cache(self) -> tuple[int, int] | None:
+        before = torch.cuda.memory_reserved(self.device)
+        torch.cuda.empty_cache()
+        return before, torch.cuda.memory_reserved(self.device)
 
     def memory(self) -> MemoryUse:
         reserved = torch.cuda.max_memory_reserved(self.device)

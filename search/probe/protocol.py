@@ -8,9 +8,16 @@ another probe is garbage, counted and left.
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from planner.schema import FactoryModel, ProbeStatus, SwinConfig, TrainSetting
 from planner.schema.record import Clocks, PhaseBytes
@@ -18,6 +25,11 @@ from planner.schema.record import Clocks, PhaseBytes
 # Longer than any message of ours (a thousand samples take about 25 kB), short enough that a flood
 # without a newline costs the parent nothing.
 MAX_MESSAGE_BYTES = 1 << 20
+# A GPU's clocks rise when work comes and fall as it gets warm: a cool card may be some percent
+# faster in its first seconds than in all that follow. Judgements, not measured on a device yet.
+CUDA_SECONDS = {"warmup_seconds": 1.0, "min_measure_seconds": 2.0, "give_up_seconds": 0.5}
+# The least duration of timing where two settings are to be told apart.
+FINALIST_SECONDS = 5.0
 
 
 class _Message(BaseModel):
@@ -29,9 +41,15 @@ class ProbeRequest(_Message):
 
     `device` is "cpu" or "cuda:N". `memory_cap_bytes` emulates a smaller device: on CUDA it holds
     the caching allocator to what is left beside the context; on the CPU it is a limit on the growth
-    of the worker's own memory. Timing ends after `min_steps` optimizer steps as soon as the median
-    is known to ±`median_precision` (95%), or `max_measure_seconds` or `max_steps` are reached;
-    earlier, where even the lower bound of the median stays under `give_up_images_per_second`.
+    of the worker's own memory.
+
+    `warmup_steps` optimizer steps and `warmup_seconds` of them go before those that are timed.
+    Timing ends after `min_steps` and `min_measure_seconds` as soon as the median is known to
+    ±`median_precision` (95%) or there are `max_steps`, and in any case after
+    `max_measure_seconds`; earlier, where even the lower bound of the median stays under
+    `give_up_images_per_second` after `give_up_seconds`. What is not given of warm-up, least
+    duration and giving up is `CUDA_SECONDS` on a GPU, and no time at all on the CPU.
+
     `capability` is the GPU's, where it is known: so that nobody need touch the device to ask it.
     """
 
@@ -44,11 +62,21 @@ class ProbeRequest(_Message):
     min_steps: Annotated[int, Field(ge=1)] = 3
     max_steps: Annotated[int, Field(ge=1)] = 400
     median_precision: Annotated[float, Field(gt=0)] = 0.01
+    warmup_seconds: Annotated[float, Field(ge=0)] = 0.0
+    min_measure_seconds: Annotated[float, Field(ge=0)] = 0.0
     max_measure_seconds: Annotated[float, Field(gt=0)] = 10.0
+    give_up_seconds: Annotated[float, Field(ge=0)] = 0.0
     give_up_images_per_second: float | None = None
     record_phases: bool = False
     capability: tuple[int, int] | None = None
     seed: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _durations_of_device(cls, values: Any) -> Any:
+        if isinstance(values, dict) and str(values.get("device", "cpu")).startswith("cuda"):
+            return {**CUDA_SECONDS, **values}
+        return values
 
 
 class WorkOrder(_Message):

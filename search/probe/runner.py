@@ -53,8 +53,9 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "search.probe.worker")
 class ProbeEvent:
     """Something a probe has come to. `elapsed_seconds` is since it was started.
 
-    `phase` is start, import, device, build, compile, forward, backward, optimizer, measure, check
-    or end. While steps are timed, `num_steps` of them took `step_seconds` each (the median).
+    `phase` is start, import, device, build, compile, forward, backward, optimizer, warm-up,
+    measure, check or end. While steps are timed, `num_steps` of them took `step_seconds` each (the
+    median).
     """
 
     phase: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from search.probe.interval import median_interval
 from search.probe.protocol import ProbeRequest
@@ -14,6 +15,9 @@ from search.probe.protocol import ProbeRequest
 _RESERVED_STEPS = 4
 # Fewer samples than these may all have been disturbed: too few to give up on.
 _SAMPLES_TO_GIVE_UP = 3
+# A drift that matters, as a share, and the samples a quarter needs to show it.
+_DRIFT = 0.01
+_LEAST_QUARTER = 3
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,16 @@ class StopRule:
     def is_enough(self, samples: Sequence[float]) -> bool:
         if not samples:
             return False
-        if len(samples) >= self.request.max_steps or self.is_hopeless(samples):
+        if self.is_hopeless(samples):
             return True
-        if len(samples) < self.request.min_steps:
+        enough = len(samples) >= self.request.max_steps
+        if not enough and len(samples) < self.request.min_steps:
             return False
-        return self.is_precise(samples) or self.is_late(samples)
+        if self.is_late(samples):
+            return True
+        if sum(samples) < self.request.min_measure_seconds:
+            return False
+        return enough or self.is_precise(samples)
 
     def is_precise(self, samples: Sequence[float]) -> bool:
         """Whether the median is known to the precision asked for."""
@@ -45,6 +54,8 @@ class StopRule:
         """Whether even the fastest median that the samples allow is too slow to matter."""
         wanted = self.request.give_up_images_per_second
         if wanted is None or len(samples) < _SAMPLES_TO_GIVE_UP:
+            return False
+        if sum(samples) < self.request.give_up_seconds:
             return False
         return self.best_images_per_second(samples) < wanted
 
@@ -59,7 +70,12 @@ class StopRule:
         )
 
     def flags(self, samples: Sequence[float]) -> list[str]:
-        """What is to be said of samples that ended for another reason than their precision."""
+        """What is to be said of the samples: why they ended, if not for their precision, and
+        whether they drifted, where a device's clocks may have."""
+        drifted = drift_flags(samples) if self.request.min_measure_seconds else []
+        return self._why_ended(samples) + drifted
+
+    def _why_ended(self, samples: Sequence[float]) -> list[str]:
         if self.is_hopeless(samples):
             return [
                 f"stopped early: at best {self.best_images_per_second(samples):.4g} images/s, "
@@ -71,6 +87,20 @@ class StopRule:
         if not interval.certain:
             return [f"{len(samples)} samples are too few for an interval of the median"]
         return [f"the median is known to ±{interval.half_width:.1%} only"]
+
+
+def drift_flags(samples: Sequence[float]) -> list[str]:
+    """One flag where the last quarter of the samples took longer, or less long, than the first."""
+    quarter = len(samples) // 4
+    if quarter < _LEAST_QUARTER:
+        return []
+    first, last = median(samples[:quarter]), median(samples[-quarter:])
+    if abs(last / first - 1) <= _DRIFT:
+        return []
+    return [
+        f"drifted by {last / first - 1:+.1%} while steps were timed: {1000 * first:.4g} ms in the "
+        f"first quarter, {1000 * last:.4g} ms in the last"
+    ]
 
 
 def images_per_step(request: ProbeRequest) -> int:

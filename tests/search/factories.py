@@ -222,6 +222,16 @@ def leave_children() -> nn.Module:
     return Tiny()
 
 
+def leave_compile_workers() -> nn.Module:
+    """A process under the name of Inductor's, one that it forks, and one that it executes."""
+    command = (
+        "import os, subprocess, sys, time; os.fork(); subprocess.Popen(['sleep', '600']).wait()"
+    )
+    file = "/site-packages/torch/_inductor/compile_worker/__main__.py"
+    subprocess.Popen([sys.executable, "-S", "-c", command, file, "--workers=2"])
+    return Tiny()
+
+
 def leave_children_and_hang() -> nn.Module:
     leave_children()
     return Faulty(lambda: time.sleep(600))

@@ -134,6 +134,13 @@ def test_children_left_behind_are_ended(nursery: Nursery) -> None:
     assert any("left 3 processes behind" in flag for flag in record.flags)
 
 
+def test_compile_workers_are_ended_without_a_word(nursery: Nursery) -> None:
+    """They are the compiler's, and end with every compiled probe on a GPU."""
+    record = probe(nursery, "leave_compile_workers")
+    assert record.status == "measured"
+    assert not any("left" in flag for flag in record.flags)
+
+
 @pytest.mark.parametrize("factory", ["nan_at_once", "nan_while_timed"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_loss_that_is_no_number(nursery: Nursery, factory: str, precision: str) -> None:

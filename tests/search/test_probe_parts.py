@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planner.errors import UsageError
 from planner.schema import FactoryModel, TrainSetting
-from search.probe import device
+from search.probe import device, guard
 from search.probe.interval import median_interval
 from search.probe.protocol import (
     MAX_MESSAGE_BYTES,
@@ -201,6 +201,23 @@ def test_control_group_limits_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     memory = device.memory_in_use("cpu")
     assert memory is not None
     assert (memory.total_bytes, memory.free_bytes) == (1 << 20, 1 << 19)
+
+
+def test_guard_looks_less_often_for_what_does_not_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in an uninterruptible call to a driver: a look walks through all of /proc."""
+    waits: list[float] = []
+
+    def reap(raise_when_childless: bool = False) -> dict[int, int]:
+        if len(waits) == 20:
+            raise ChildProcessError
+        return {}
+
+    monkeypatch.setattr(guard, "descendants", lambda ancestor: [])
+    monkeypatch.setattr(guard, "reap", reap)
+    monkeypatch.setattr(guard.time, "sleep", waits.append)
+    guard.end_descendants()
+    assert waits[:3] == [0.002, 0.004, 0.008]
+    assert max(waits) == waits[-1] == 0.05
 
 
 def test_guard_imports_little() -> None:

@@ -1,0 +1,83 @@
+"""What the compiler does beside compiling: its processes, and what it does without saying so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch._dynamo.utils
+from torch._inductor import async_compile, config
+from torch._inductor.async_compile import AsyncCompile
+
+from search.probe import guard
+from search.probe.compiler import CompileWatch, end_workers
+from search.probe.nursery import Nursery
+from search.probe.runner import run_probe
+from tests.search.probes import AMPLE_SECONDS, request_of
+
+
+def test_real_workers_are_gone_when_steps_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compiling for CUDA starts them; they know no GPU, so they can be started here."""
+    monkeypatch.setattr(config, "compile_threads", 2)
+    monkeypatch.setattr(async_compile, "_pool_set", type(async_compile._pool_set)())
+    AsyncCompile.process_pool.cache_clear()
+    pool = AsyncCompile.process_pool()
+    pool.submit(time.monotonic).result()  # then the pool has forked its workers
+    sidecar = pool.process.pid  # type: ignore[union-attr]
+    workers = [sidecar, *guard.descendants(sidecar)]
+    assert len(workers) == 3
+    assert guard._strays(sidecar) == [], "the guard knows them as the compiler's"
+    assert end_workers(AMPLE_SECONDS) == []
+    assert all(guard._stat(pid)[0] in ("", "Z") for pid in workers)
+
+
+class Pool:
+    """Workers that end when `end` is set; shutting down waits for them."""
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+
+    def shutdown(self) -> None:
+        self.end.wait()
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    found = Pool()
+    monkeypatch.setattr(async_compile, "_pool_set", {found})
+    yield found
+    found.end.set()
+
+
+def test_workers_that_hang_are_not_waited_for(pool: Pool) -> None:
+    assert end_workers(0.01) == ["compile workers were alive while steps were timed"]
+
+
+def test_workers_that_end_are_not_told(pool: Pool) -> None:
+    pool.end.set()
+    assert end_workers(AMPLE_SECONDS) == []
+
+
+def test_graphs_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = torch._dynamo.utils.counters
+    monkeypatch.setitem(counters, "inductor", Counter())
+    watch = CompileWatch()
+    assert not any("CUDA graphs" in flag for flag in watch.flags())
+    counters["inductor"]["cudagraph_skips"] = 2
+    assert "CUDA graphs that the compiler left out: 2" in watch.flags()
+
+
+@pytest.mark.long
+def test_inductor_counts_the_graphs_it_leaves_out(nursery: Nursery) -> None:
+    """On the CPU it leaves out all."""
+    record = run_probe(
+        request_of("tiny", compile="reduce-overhead"),
+        deadline_seconds=AMPLE_SECONDS,
+        nursery=nursery,
+    )
+    assert record.status == "measured", record.message
+    assert any("CUDA graphs" in flag for flag in record.flags)

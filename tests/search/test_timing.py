@@ -1,0 +1,188 @@
+"""When steps are timed, for how long and in which state of the device, by a clock that stands."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import pytest
+
+from planner.schema import FactoryModel, MeasurementRecord, TrainSetting
+from planner.units import GIB
+from search import prober as probing
+from search.probe import measure, meter
+from search.probe.protocol import CUDA_SECONDS, FINALIST_SECONDS, ProbeRequest, WorkOrder
+from search.probe.report import Report
+from search.probe.stopping import StopRule
+from search.prober import DeviceProber
+from search.space import candidate
+from search.strategy import Choice
+
+MODEL = FactoryModel(factory="a:b")
+
+
+def request(device: str = "cuda:0", compiled: bool = False, **fields: Any) -> ProbeRequest:
+    setting = TrainSetting(batch_size=8, accumulate=2, compile="default" if compiled else "off")
+    return ProbeRequest.model_validate(
+        {"model": MODEL, "setting": setting, "device": device, **fields}
+    )
+
+
+def rule(started: float = math.inf, **fields: Any) -> StopRule:
+    """Its clock stands: a start in the future is never late."""
+    return StopRule(request(**fields), started, math.inf)
+
+
+def test_durations_are_the_devices_where_they_are_not_given() -> None:
+    of_gpu, of_cpu = request("cuda:0"), request("cpu")
+    for name, seconds in CUDA_SECONDS.items():
+        assert getattr(of_gpu, name) == seconds
+        assert getattr(of_cpu, name) == 0
+    assert request("cuda:1", warmup_seconds=0.0).warmup_seconds == 0
+    order = WorkOrder(request=request(warmup_seconds=0.2), deadline_seconds=1)
+    assert WorkOrder.model_validate_json(order.model_dump_json()) == order
+
+
+def test_gpu_is_timed_for_a_least_duration() -> None:
+    """Six equal samples are precise, and on a GPU they are over before its clocks have settled."""
+    assert rule(device="cpu").is_enough([0.01] * 6)
+    assert not rule().is_enough([0.01] * 6)
+    assert not rule().is_enough([0.01] * 199)
+    assert rule().is_enough([0.01] * 201)
+    assert not rule(min_measure_seconds=5).is_enough([0.01] * 201)
+
+
+def test_least_duration_is_kept_by_many_steps_and_given_up_when_late() -> None:
+    assert not rule(max_steps=100).is_enough([0.01] * 150), "the number of steps is not enough"
+    assert rule(max_steps=100).is_enough([0.01] * 201)
+    assert rule(max_measure_seconds=1, started=-math.inf).is_enough([0.01] * 7)
+
+
+def test_gpu_is_given_up_only_after_half_a_second() -> None:
+    """16 images a step: at best 1600 images/s. An idle card's first steps say less."""
+    fields = {"give_up_images_per_second": 2000.0}
+    assert rule(device="cpu", **fields).is_enough([0.01] * 3)
+    assert not rule(**fields).is_enough([0.01] * 49)
+    assert rule(**fields).is_enough([0.01] * 51)
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ([0.100] * 50 + [0.102] * 50, "+2.0%"),
+        ([0.102] * 50 + [0.100] * 50, "-2.0%"),
+        ([0.1000] * 50 + [0.1009] * 50, None),
+        ([0.1] * 11, None),
+        ([0.1] * 5 + [0.2] * 5, None),  # quarters of two samples show nothing
+    ],
+)
+def test_drift_is_told(samples: list[float], words: str | None) -> None:
+    flags = [flag for flag in rule().flags(samples) if "drifted" in flag]
+    assert [words in flag for flag in flags] == ([True] if words else [])
+    assert not any("drifted" in flag for flag in rule(device="cpu").flags(samples))
+
+
+class Clock:
+    """A clock for `search.probe.measure` that only steps move."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    monotonic = perf_counter
+
+
+class Steps:
+    """A training of `seconds` a step, which writes into `log`."""
+
+    def __init__(self, clock: Clock, seconds: float, log: list[str]) -> None:
+        self.clock, self.seconds, self.log = clock, seconds, log
+
+    def step(self, on_phase: object) -> None:
+        self.clock.now += self.seconds
+        self.log.append("step")
+
+
+class Cache(meter.CpuMeter):
+    """A device with memory that the compiler's benchmarks have taken."""
+
+    def __init__(self, log: list[str], before: int, after: int) -> None:
+        self.log, self.bytes = log, (before, after)
+
+    def release_cache(self) -> tuple[int, int] | None:
+        self.log.append("release")
+        return self.bytes
+
+
+def settle(
+    monkeypatch: pytest.MonkeyPatch, request: ProbeRequest, step_seconds: float,
+    warm_seconds: float = 0.0, before: int = 12 * GIB, after: int = 3 * GIB, deadline: float = 1e9,
+) -> tuple[list[str], list[str]]:  # fmt: skip
+    """(what happened, flags) when a device is settled before steps are timed."""
+    clock, log = Clock(), list[str]()
+
+    def end_workers() -> list[str]:
+        log.append("end workers")
+        return []
+
+    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(measure, "end_workers", end_workers)
+    reading, writing = os.pipe()
+    run = measure._Run(request, deadline, Report(writing, "p"))
+    steps: Any = Steps(clock, step_seconds, log)
+    run._settle(steps, Cache(log, before, after), warm_seconds)
+    os.close(reading)
+    os.close(writing)
+    return log, run.flags
+
+
+def test_gpu_is_warmed_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settle(monkeypatch, request(), 0.125) == (["step"] * 8, [])
+    assert settle(monkeypatch, request(), 0.125, warm_seconds=0.5) == (["step"] * 4, [])
+    assert settle(monkeypatch, request(), 5.0, warm_seconds=5.0) == ([], [])
+
+
+def test_cpu_is_not_warmed_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settle(monkeypatch, request("cpu"), 0.1) == ([], [])
+
+
+def test_warming_stays_within_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, _ = settle(monkeypatch, request(warmup_seconds=100.0), 1.0, deadline=4.5)
+    assert log == ["step"] * 4
+
+
+def test_compilers_leftovers_go_before_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, flags = settle(monkeypatch, request(compiled=True), 5.0, warm_seconds=0.0)
+    assert log == ["end workers", "release", "step", "step"]
+    assert flags == [
+        "12.00 GiB were reserved after compiling, and 9.00 GiB of them given back before timing"
+    ]
+    _, flags = settle(monkeypatch, request(compiled=True), 5.0, before=3 * GIB, after=3 * GIB)
+    assert flags == []
+
+
+@pytest.mark.parametrize(
+    ("device", "phase", "least"),
+    [
+        ("cuda:0", "search", CUDA_SECONDS["min_measure_seconds"]),
+        ("cuda:0", "finalists", FINALIST_SECONDS),
+        ("cpu", "finalists", 0.0),
+    ],
+)
+def test_finalists_are_timed_for_longer_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, phase: Any, least: float
+) -> None:
+    asked: list[ProbeRequest] = []
+
+    def run_probe(request: ProbeRequest, **_: object) -> MeasurementRecord:
+        asked.append(request)
+        raise InterruptedError
+
+    monkeypatch.setattr(probing, "run_probe", run_probe)
+    described: Any = None
+    prober = DeviceProber(MODEL, device, described, None, worker_command=["none"])
+    with pytest.raises(InterruptedError):
+        prober(Choice(candidate(TrainSetting()), phase), "p", 1.0)
+    assert asked[0].min_measure_seconds == least
