@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
 from planner.errors import PlannerError, UsageError
-from planner.schema import MeasurementRecord
+from planner.schema import DeviceInfo, MeasurementRecord
 from search.belief import is_feasible
 from search.space import Candidate, setting_id, space_of
 from search.strategy import Situation, Strategy
@@ -31,7 +31,7 @@ class Replay:
         if not self.records:
             raise PlannerError(f"{source} holds no records to replay.")
         self.model = _only({r.model for r in self._all()}, "model", source)
-        self.device = _only({r.device for r in self._all()}, "device", source)
+        self.device = _only(_unlike(r.device for r in self._all()), "device", source)
         self.versions = self._all()[0].versions
         self.space = space_of(rs[0].setting for rs in self.records.values())
 
@@ -55,13 +55,22 @@ class Replay:
         return found
 
 
-def _only(values: set[T], kind: str, source: str) -> T:
+def _unlike(devices: Iterable[DeviceInfo]) -> list[DeviceInfo]:
+    """One of each kind: cards that are alike are one device, whichever of them ran a probe."""
+    found: list[DeviceInfo] = []
+    for device in devices:
+        if not any(device.is_like(other) for other in found):
+            found.append(device)
+    return found
+
+
+def _only(values: Collection[T], kind: str, source: str) -> T:
     if len(values) > 1:
         raise UsageError(
             f"{source} holds records of {len(values)} {kind}s, and a replay is of one.",
             "Split the file.",
         )
-    return values.pop()
+    return next(iter(values))
 
 
 def pooled(records: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:

@@ -8,6 +8,7 @@ from planner.errors import UsageError
 from planner.hardware import recognise_gpu
 from planner.hardware.overheads import overheads_for
 from planner.schema import DeviceInfo
+from planner.schema.record import noteworthy_bytes
 from planner.step.allocator_config import AllocatorConfig
 from planner.units import format_bytes
 from search.options import Options
@@ -37,7 +38,7 @@ def find_room(
     used = in_use.used_bytes if in_use else 0
     free = in_use.free_bytes if in_use else total
     notes = []
-    if used > 0:
+    if used > noteworthy_bytes(total):
         notes.append(
             f"Other processes hold {format_bytes(used)} of {format_bytes(total)}: "
             f"{format_bytes(free)} are left."

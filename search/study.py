@@ -21,6 +21,7 @@ from typing import Any
 import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
+from pydantic import ValidationError
 
 from planner.schema import DeviceInfo, MeasurementRecord
 from planner.schema.record import RECORD_FORMAT
@@ -98,7 +99,7 @@ class Study:
             if known is None:
                 self.study.set_user_attr(IDENTITY, identity.to_json())
                 return ()
-        differences = tuple(_differences(known, identity.to_json()))
+        differences = tuple(_differences(known, _as_known(known, identity)))
         if differences and not accept_different:
             listed = "\n".join(f"  {d}" for d in differences)
             raise StudyError(
@@ -231,9 +232,10 @@ class Study:
         """Whether a record that the study does not know is of the model, device and software that
         it has."""
         identity = self.identity
-        return identity is None or (record.model, record.device, record.versions) == (
-            identity.model, identity.device, identity.versions
-        )  # fmt: skip
+        if identity is None:
+            return True
+        same = (record.model, record.versions) == (identity.model, identity.versions)
+        return same and record.device.is_like(identity.device)
 
     def _settle(self, trial: FrozenTrial, by_id: dict[str, MeasurementRecord]) -> None:
         """A running trial: tell what was recorded for it, or free it when its owner is gone."""
@@ -346,6 +348,24 @@ def _study_copy(record: MeasurementRecord) -> str:
         thinned = tuple(samples[int(i * stride)] for i in range(MAX_SAMPLES))
         record = record.model_copy(update={"step_seconds": thinned})
     return format_record(record).decode().strip()
+
+
+def _as_known(known: dict[str, Any], identity: Identity) -> dict[str, Any]:
+    """The identity in the words of the one known, where a device differs only by how it was read:
+    the memory of one card is told in two ways, and which of several alike is no difference."""
+    ours = identity.to_json()
+    ours["device"].pop("uuid")
+    theirs = {k: v for k, v in known.get("device", {}).items() if k != "uuid"}
+    try:
+        like = DeviceInfo.model_validate(theirs).is_like(identity.device)
+    except ValidationError:
+        like = False
+    ours["device"] = known["device"] if like else {**ours["device"], "uuid": _uuid(known)}
+    return ours
+
+
+def _uuid(known: dict[str, Any]) -> Any:
+    return known.get("device", {}).get("uuid")
 
 
 def _differences(known: dict[str, Any], ours: dict[str, Any], path: str = "") -> Iterator[str]:

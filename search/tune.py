@@ -18,9 +18,17 @@ from planner.schema.result import Recommendation
 from planner.step.allocator_config import AllocatorConfig, recorded_allocator
 from planner.throughput import DeviceRates
 from search.job import Job
+from search.lock import hold_gpu
 from search.options import BUDGET_SECONDS, IMAGENET_IMAGES, STRATEGIES, Options
 from search.prior import Estimator, Prior, estimated_prior, generic_prior
-from search.probe.device import choose_device, describe_device, memory_in_use, versions, why_no_gpu
+from search.probe.device import (
+    choose_device,
+    describe_device,
+    memory_in_use,
+    name_card,
+    versions,
+    why_no_gpu,
+)
 from search.probe.runner import ProbeEvent
 from search.prober import DeviceProber
 from search.rates import device_rates
@@ -131,12 +139,14 @@ def _probed(
         notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
     limits.spent_seconds = _spent(study.records())
     say = _note(on_progress)
-    for note in notes:
-        say(note)
-    if estimator == "auto" and isinstance(model, SwinConfig):
-        rates = device_rates(where, identity.device, limits.seconds_left(), say)
-        estimator = device_estimator(identity.device, rates, allocator)
     with contextlib.ExitStack() as stack:
+        alone = stack.enter_context(hold_gpu(found.uuid))
+        notes += _card_notes(where, alone)
+        for note in notes:
+            say(note)
+        if estimator == "auto" and isinstance(model, SwinConfig):
+            rates = device_rates(where, identity.device, limits.seconds_left(), say)
+            estimator = device_estimator(identity.device, rates, allocator)
         if prober is None:
             own = DeviceProber(
                 model, where, identity.device, room.cap_bytes, _hear(on_progress), study.note_answer
@@ -147,6 +157,16 @@ def _probed(
         recommendation = job.run(study, prober, limits, on_progress)
     _write(output / "recommendation.json", recommendation)
     return recommendation
+
+
+def _card_notes(where: str, alone: bool) -> list[str]:
+    """Which of differing cards is tuned, and whether another tuner is at it."""
+    card = name_card(where)
+    shared = (
+        f"Another tuner of this machine is at {where}: both measure too slow, and each may take "
+        "the other's memory. Let one end first."
+    )
+    return [*([card] if card else []), *([] if alone else [shared])]
 
 
 def _allocator(identity: Identity) -> tuple[AllocatorConfig | None, list[str]]:

@@ -186,6 +186,14 @@ def test_an_old_driver_without_compute_capability_is_asked_again() -> None:
     assert gpu.driver == "450.51"
 
 
+def test_split_cards_and_buses_are_read() -> None:
+    line = "0, A100, GPU-1, 40960, 0, 570.1, 8.0, {}, 00000000:01:00.0\n"
+    (split,), (whole,) = (parse_gpus(line.format(word)) for word in ("Enabled", "Disabled"))
+    assert (split.is_split, whole.is_split) == (True, False)
+    assert split.pci_bus_id == "00000000:01:00.0"
+    assert not parse_gpus(SMI)[0].is_split
+
+
 def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert detect_gpus() == []

@@ -9,6 +9,7 @@ import click
 
 from planner.cli.output import print_json, print_table
 from planner.environment.doctor import Checkup, check_environment
+from planner.environment.torch_build import why_not_usable
 from planner.errors import PlannerError, UsageError
 from planner.units import format_bytes, format_seconds
 
@@ -37,16 +38,17 @@ def command(rates: bool, device: str, as_json: bool) -> int:
 
 
 def _device(name: str, checkup: Checkup) -> str:
-    available = checkup.torch.num_devices if checkup.torch.available else 0
     if name == "auto":
-        return "cuda:0" if available else "cpu"
+        why = why_not_usable(checkup.torch)
+        if why is not None and checkup.gpus:
+            click.echo(f"Measuring the CPU: {why}.", err=True)
+        return "cuda:0" if why is None else "cpu"
     kind, _, index = name.partition(":")
     if kind not in ("cuda", "cpu") or (index and not index.isdecimal()):
         raise UsageError(f"a device is auto, cuda, cuda:1 or cpu, and {name!r} is not.")
-    if kind == "cuda" and int(index or 0) >= available:
-        raise PlannerError(
-            f"{name!r} is not here: torch sees {available} GPUs.", "Pass auto or cpu."
-        )
+    why = why_not_usable(checkup.torch, int(index or 0)) if kind == "cuda" else None
+    if why is not None:
+        raise PlannerError(f"{name!r} cannot be used: {why}.", "Pass auto or cpu.")
     return name
 
 

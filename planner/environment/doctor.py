@@ -6,17 +6,15 @@ its own, so that nothing here holds a CUDA context.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+from planner.environment.torch_build import TorchBuild, ask_torch, why_not_usable
 from planner.hardware.catalogue import recognise_gpu
 from planner.hardware.detect import DetectedGpu, detect_gpus, visible_gpus
 from planner.units import format_bytes
@@ -38,14 +36,6 @@ OTHER_VARIABLES = (
 # A device that others hold this much of is measured wrongly (a desktop's own use is less).
 BUSY_SHARE = 0.05
 
-_ASK_TORCH = """
-import json, torch
-found = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
-         "available": torch.cuda.is_available(), "devices": torch.cuda.device_count()}
-print(json.dumps(found))
-"""
-_TORCH_DEADLINE_SECONDS = 120  # a first import from a cold network disk can take a minute
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -55,18 +45,6 @@ class Finding:
     level: Literal["fault", "note"]
     message: str
     way_out: str = ""
-
-
-@dataclass(frozen=True)
-class TorchBuild:
-    """What the installed torch says of itself; `error` where it could not be imported."""
-
-    version: str = ""
-    cuda: str | None = None
-    hip: str | None = None
-    available: bool = False
-    num_devices: int = 0
-    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +66,7 @@ class Checkup:
 
 def check_environment(environ: Mapping[str, str] = os.environ) -> Checkup:
     """Look at this machine. Takes the seconds that importing torch takes in another process."""
-    torch = ask_torch()
+    torch = ask_torch(environ)
     gpus = visible_gpus(detect_gpus(), environ)
     versions = installed_versions()
     names = (*ALLOCATOR_VARIABLES, *OTHER_VARIABLES)
@@ -116,28 +94,6 @@ def installed_versions() -> dict[str, str]:
     return found
 
 
-def ask_torch() -> TorchBuild:
-    """How torch was built and whether it sees a GPU, from a process of its own."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH],
-            capture_output=True, text=True, timeout=_TORCH_DEADLINE_SECONDS, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return TorchBuild(error=f"importing torch took over {_TORCH_DEADLINE_SECONDS} s")
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        return TorchBuild(error=lines[-1] if lines else f"it ended with status {done.returncode}")
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    return TorchBuild(
-        version=found["version"],
-        cuda=found["cuda"],
-        hip=found["hip"],
-        available=found["available"],
-        num_devices=found["devices"],
-    )
-
-
 def find_faults(
     torch: TorchBuild,
     gpus: Sequence[DetectedGpu],
@@ -150,6 +106,7 @@ def find_faults(
         *_library_findings(torch, versions),
         *_variable_findings(variables),
         *(finding for gpu in gpus for finding in _gpu_findings(gpu)),
+        *_order_findings(gpus, variables),
     ]
 
 
@@ -172,13 +129,19 @@ def _torch_findings(torch: TorchBuild, gpus: Sequence[DetectedGpu]) -> Iterator[
             "Install a CUDA build of torch.",
         )
     elif gpus and not torch.available:
+        said = f": {torch.reason}" if torch.reason else ""
         yield Finding(
             "fault",
-            f"torch is built for CUDA {torch.cuda} and cannot use it with driver {gpus[0].driver}",
+            f"torch is built for CUDA {torch.cuda} and cannot use it with driver "
+            f"{gpus[0].driver}{said}",
             "Update the driver, or install torch built for an older CUDA.",
         )
     elif not gpus and not torch.available:
         yield Finding("note", "no GPU is found: probes would run on the CPU")
+    for index in range(len(torch.gpus)):
+        why = why_not_usable(torch, index)
+        if why is not None:
+            yield Finding("fault", f"cuda:{index}: {why}", "Install a build of torch for it.")
 
 
 def _library_findings(torch: TorchBuild, versions: Mapping[str, str]) -> Iterator[Finding]:
@@ -208,6 +171,12 @@ def _variable_findings(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _gpu_findings(gpu: DetectedGpu) -> Iterator[Finding]:
+    if gpu.is_split:
+        yield Finding(
+            "note",
+            f"GPU {gpu.index} is split into instances (MIG): its figures here are the whole card's",
+            "Choose an instance with CUDA_VISIBLE_DEVICES=MIG-…",
+        )
     if gpu.total_bytes and gpu.used_bytes and gpu.used_bytes > BUSY_SHARE * gpu.total_bytes:
         yield Finding(
             "note",
@@ -220,6 +189,16 @@ def _gpu_findings(gpu: DetectedGpu) -> Iterator[Finding]:
             "note",
             f"GPU {gpu.index}: {gpu.name!r} is not in the catalogue, so its time is not predicted",
             "Measure it with 'planner doctor --rates'.",
+        )
+
+
+def _order_findings(gpus: Sequence[DetectedGpu], variables: Mapping[str, str]) -> Iterator[Finding]:
+    """Cards that differ are numbered by speed by CUDA itself, and by their bus everywhere here."""
+    if len({gpu.name for gpu in gpus}) > 1 and "CUDA_DEVICE_ORDER" not in variables:
+        yield Finding(
+            "note",
+            "the GPUs differ, and training numbers them by speed where planner goes by their bus",
+            "Train with CUDA_DEVICE_ORDER=PCI_BUS_ID.",
         )
 
 

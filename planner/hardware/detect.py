@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from planner.units import MIB
 
 _FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_version")
-_CAPABILITY = "compute_cap"  # drivers before 510 do not know this field
+# What older drivers do not know: `compute_cap` came with 510. Asked in whole, then less.
+_LATER_FIELDS = ("compute_cap", "mig.mode.current", "pci.bus_id")
 _DEADLINE_SECONDS = 20  # a cold driver without persistence mode takes several seconds to answer
 
 Query = Callable[[Sequence[str]], str | None]
@@ -27,6 +28,8 @@ class DetectedGpu:
     used_bytes: int | None
     driver: str
     capability: tuple[int, int] | None
+    is_split: bool = False  # into MIG instances
+    pci_bus_id: str = ""
 
 
 def detect_gpus(query: Query | None = None) -> list[DetectedGpu]:
@@ -35,10 +38,11 @@ def detect_gpus(query: Query | None = None) -> list[DetectedGpu]:
     `query` runs `nvidia-smi` for some fields and returns its CSV, or None where it failed.
     """
     ask = query or query_nvidia_smi
-    text = ask((*_FIELDS, _CAPABILITY))
-    if text is None:
-        text = ask(_FIELDS)
-    return [] if text is None else parse_gpus(text)
+    for count in (3, 1, 0):
+        text = ask((*_FIELDS, *_LATER_FIELDS[:count]))
+        if text is not None:
+            return parse_gpus(text)
+    return []
 
 
 def visible_gpus(
@@ -83,7 +87,7 @@ def parse_gpus(text: str) -> list[DetectedGpu]:
 
 def _gpu(row: Sequence[str]) -> DetectedGpu:
     index, name, uuid, total, used, driver = row[: len(_FIELDS)]
-    capability = row[len(_FIELDS)] if len(row) > len(_FIELDS) else ""
+    capability, split, bus_id = [*row[len(_FIELDS) :], "", "", ""][: len(_LATER_FIELDS)]
     return DetectedGpu(
         index=int(index),
         name=name,
@@ -92,6 +96,8 @@ def _gpu(row: Sequence[str]) -> DetectedGpu:
         used_bytes=_mebibytes(used),
         driver=driver,
         capability=_capability(capability),
+        is_split=split == "Enabled",
+        pci_bus_id=bus_id,
     )
 
 

@@ -17,6 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
+from planner.environment.torch_build import (
+    TorchBuild,
+    TorchGpu,
+    ask_torch,
+    bus_ordered,
+    why_not_usable,
+)
 from planner.errors import UsageError
 from planner.hardware.detect import DetectedGpu, visible_gpus
 from planner.hardware.processor import cpu_name
@@ -24,20 +31,11 @@ from planner.schema import DeviceInfo
 from planner.schema.setting import CUDNN_BENCHMARK
 from planner.step.allocator_config import RECORDED_AS, environment_options
 from search.probe import nvml
+from search.probe.accounting import agree
 
 KIB = 1024
 # Packages whose versions decide what a probe measures.
 _PACKAGES = ("torch", "triton", "timm", "torchvision", "transformers")
-# Longer than any import of torch and creation of a context that was seen.
-_ASK_SECONDS = 120
-_ASK_TORCH = """
-import json, sys, torch
-index = int(sys.argv[1])
-known = torch.cuda.is_available() and index < torch.cuda.device_count()
-p = torch.cuda.get_device_properties(index) if known else None
-print(json.dumps(p and {"name": p.name, "total_bytes": p.total_memory,
-                        "capability": [p.major, p.minor]}))
-"""
 
 
 @dataclass(frozen=True)
@@ -77,15 +75,17 @@ def choose_device(wanted: str = "auto") -> str:
 
 
 def why_no_gpu(index: int = 0) -> str | None:
-    """Why `cuda:index` cannot be probed here, in a sentence; None where it can."""
+    """Why `cuda:index` cannot be probed here, in a clause; None where torch has run on it.
+
+    A driver that answers is not enough: torch may be built for a newer one, or without code for the
+    card. So torch is asked, once, in a process that ends.
+    """
     build = torch_build()
     if build is None:
         return "torch is not installed"
     if build == "cpu":
-        return "this torch is built for the CPU alone"
-    if _nvml_device(index) is not None or _ask_torch(index) is not None:
-        return None
-    return f"no GPU with index {index} answers"
+        return "this torch is built for the CPU only"
+    return why_not_usable(_ask_torch(index), index)
 
 
 def describe_device(wanted: str = "auto") -> DeviceInfo:
@@ -99,18 +99,15 @@ def _describe_cuda(index: int) -> DeviceInfo:
     why = why_no_gpu(index)
     if why is not None:
         raise UsageError(f"cuda:{index} cannot be used: {why}.", "Pass --device cpu.")
-    device = _nvml_device(index)
-    memory = device.memory if device is not None else None
-    if device is None or memory is None:
-        asked = _ask_torch(index)
-        assert asked is not None, "why_no_gpu has asked already"
-        return DeviceInfo(kind="cuda", driver=nvml.driver_version(), **asked)
+    gpu = _ask_torch(index).gpus[index]
+    device = _driver_device(index)
     return DeviceInfo(
         kind="cuda",
-        name=device.name,
-        total_bytes=memory.total,
-        capability=device.capability,
+        name=gpu.name,
+        total_bytes=gpu.total_bytes,
+        capability=gpu.capability,
         driver=nvml.driver_version(),
+        uuid=(device.uuid if device is not None else None) or gpu.uuid or None,
     )
 
 
@@ -123,7 +120,7 @@ def memory_in_use(device: str) -> MemoryInUse | None:
     """What the processes on `device` ("cpu", "cuda:N") hold; None where the driver does not say."""
     if device == "cpu":
         return _host_memory()
-    found = _nvml_device(int(device[5:]))
+    found = _driver_device(int(device[5:]))
     memory = found.memory if found is not None else None
     if found is None or memory is None:
         return None
@@ -132,8 +129,22 @@ def memory_in_use(device: str) -> MemoryInUse | None:
 
 
 def nvml_device(device: str) -> nvml.NvmlDevice | None:
-    """The driver's handle of "cuda:N", as the worker's environment numbers it."""
+    """The driver's handle of "cuda:N", as the worker's environment numbers it; None where cards are
+    split, as the driver's figures are then of a whole one and torch's device is an instance."""
     return _nvml_device(int(device[5:]))
+
+
+def name_card(device: str) -> str | None:
+    """Which card "cuda:N" is, and how to train on the same one, where the GPUs here differ: CUDA
+    numbers them by speed, and a probe by their bus."""
+    visible = visible_gpus(_nvml_gpus())
+    found = _driver_device(int(device[5:])) if device != "cpu" else None
+    if found is None or len({gpu.name for gpu in visible}) < 2:
+        return None
+    return (
+        f"The GPUs here differ, and this is of {found.name} ({found.uuid}, PCI "
+        f"{found.pci_bus_id}): train on it with CUDA_VISIBLE_DEVICES={found.uuid}."
+    )
 
 
 def worker_environment() -> dict[str, str]:
@@ -142,8 +153,7 @@ def worker_environment() -> dict[str, str]:
     GPUs are numbered in PCI order, as nvidia-smi does and as `describe_device` reads them, unless
     the environment says otherwise already.
     """
-    environment = dict(os.environ)
-    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    environment = bus_ordered(os.environ)
     paths = [path or str(Path.cwd()) for path in sys.path]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return environment
@@ -190,9 +200,34 @@ def torch_build() -> str | None:
 
 
 def _nvml_device(index: int) -> nvml.NvmlDevice | None:
-    """The device torch would call cuda:index: CUDA_VISIBLE_DEVICES renumbers them."""
+    """The device torch would call cuda:index: CUDA_VISIBLE_DEVICES renumbers them. None where one
+    of them is split: how CUDA numbers instances among cards is not known here."""
     visible = visible_gpus(_nvml_gpus())
-    return nvml.device_at(visible[index].index) if index < len(visible) else None
+    if index >= len(visible) or any(gpu.is_split for gpu in visible):
+        return None
+    return nvml.device_at(visible[index].index)
+
+
+def _driver_device(index: int) -> nvml.NvmlDevice | None:
+    """The driver's handle of what torch has as cuda:index, by its UUID where torch tells one; None
+    where the driver's memory is not that of torch's device."""
+    build = _ask_torch(index)
+    if index >= len(build.gpus):
+        return None
+    gpu = build.gpus[index]
+    found = _nvml_device(index)
+    if found is not None and not _is_named(found, gpu):
+        visible = [nvml.device_at(other.index) for other in visible_gpus(_nvml_gpus())]
+        found = next((other for other in visible if other and _is_named(other, gpu)), None)
+    memory = found.memory if found is not None else None
+    return found if memory is None or agree(memory.total, gpu.total_bytes) else None
+
+
+def _is_named(device: nvml.NvmlDevice, gpu: TorchGpu) -> bool:
+    """Whether a driver's device has the UUID that torch tells; where one of them tells none, it is
+    taken to be so."""
+    theirs, ours = (device.uuid or "").casefold(), gpu.uuid.casefold()
+    return not theirs or not ours or theirs.removeprefix("gpu-") == ours.removeprefix("gpu-")
 
 
 @lru_cache(maxsize=1)
@@ -200,16 +235,16 @@ def _nvml_gpus() -> tuple[DetectedGpu, ...]:
     driver = nvml.driver_version() or ""
     found = ((index, nvml.device_at(index)) for index in range(nvml.count_devices()))
     return tuple(
-        DetectedGpu(index, gpu.name, gpu.uuid or "", None, None, driver, None)
+        DetectedGpu(index, gpu.name, gpu.uuid or "", None, None, driver, None, gpu.is_split)
         for index, gpu in found
         if gpu is not None
     )
 
 
 @lru_cache(maxsize=8)
-def _ask_torch(index: int) -> dict[str, object] | None:
-    """The device's properties from torch, in a process that ends: where NVML is not to be had."""
-    return ask_process(["-c", _ASK_TORCH, str(index)], _ASK_SECONDS)
+def _ask_torch(index: int) -> TorchBuild:
+    """What torch says of its devices, and whether it can run on that with `index`."""
+    return ask_torch(worker_environment(), (index,))
 
 
 def ask_process(arguments: Sequence[str], deadline_seconds: float) -> dict[str, Any] | None:

@@ -13,7 +13,8 @@ import pytest
 
 from planner.cli import COMMANDS, cli, main
 from planner.cli.gpus import gpu_as_json
-from planner.environment.doctor import TorchBuild, find_faults
+from planner.environment.doctor import find_faults
+from planner.environment.torch_build import TorchBuild, TorchGpu
 from planner.errors import PlannerError, UsageError
 from planner.hardware import all_gpus
 from planner.hardware.detect import parse_gpus
@@ -183,8 +184,29 @@ def faults(
     return {finding.message: finding.level for finding in found}
 
 
+def seeing(error: str = "", arch_list: tuple[str, ...] = ("sm_90",)) -> TorchBuild:
+    """A torch that sees the H200."""
+    gpu = TorchGpu("NVIDIA H200", 141 * 2**30, (9, 0), error=error)
+    return TorchBuild(
+        "2.13.0+cu130", cuda="13.0", available=True, num_devices=1, arch_list=arch_list, gpus=(gpu,)
+    )
+
+
+def test_the_doctor_names_cards_that_differ_and_one_that_is_split() -> None:
+    cards = parse_gpus(
+        "0, NVIDIA H200, GPU-1f0c, 143771, 0, 570.124.06, 9.0, Enabled, 00000000:01:00.0\n"
+        "1, NVIDIA L4, GPU-2a, 23034, 0, 570.124.06, 8.9, [N/A], 00000000:02:00.0\n"
+    )
+    found = [f.message for f in find_faults(seeing(), cards, {"triton": "3.5"}, {})]
+    assert sum("split into instances" in message for message in found) == 1
+    assert sum("the GPUs differ" in message for message in found) == 1
+    ordered = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    again = [f.message for f in find_faults(seeing(), cards, {"triton": "3.5"}, ordered)]
+    assert not any("the GPUs differ" in message for message in again)
+
+
 def test_the_doctor_finds_nothing_wrong_with_a_good_machine() -> None:
-    assert faults() == {}
+    assert faults() == faults(seeing()) == {}
 
 
 @pytest.mark.parametrize(
@@ -194,6 +216,8 @@ def test_the_doctor_finds_nothing_wrong_with_a_good_machine() -> None:
         (faults(TorchBuild("2.13.0+cu130", cuda="13.0")), "with driver 570.124.06", "fault"),
         (faults(TorchBuild(error="ImportError: libcudart")), "libcudart", "fault"),
         (faults(TorchBuild("2.4.1", cuda="12.1", available=True)), "2.9 to 2.13", "note"),
+        (faults(seeing(arch_list=("sm_80",))), "no code for NVIDIA H200", "fault"),
+        (faults(seeing(error="CUDA error: unknown error")), "unknown error", "fault"),
         (faults(used=70000), "held by other processes", "note"),
         (faults(versions={"timm": "1.0"}), "triton is missing", "note"),
         (faults(CUDA_LAUNCH_BLOCKING="1"), "every kernel wait", "fault"),
@@ -230,4 +254,4 @@ def test_the_doctor_answers_in_json(
 def test_the_doctor_refuses_a_device_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--rates", "--device", "gpu"]) == 2
     assert main(["doctor", "--rates", "--device", "cuda:99"]) == 1
-    assert "'cuda:99' is not here" in capsys.readouterr().err
+    assert "'cuda:99' cannot be used: " in capsys.readouterr().err

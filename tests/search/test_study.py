@@ -9,10 +9,11 @@ from pathlib import Path
 import optuna
 import pytest
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, UsageError
 from planner.schema import SwinConfig, TrainSetting
 from search import study as study_file
 from search.records import append_records, read_records
+from search.replay import Replay
 from search.space import Space, make_space
 from search.storage import StudyError, hidden_password
 from search.study import Identity, Study, make_study
@@ -32,6 +33,61 @@ def probe_one(study: Study, position: int) -> str:
     claim = study.claim(SPACE.candidates[position], 60)
     assert claim is not None
     return study.finish(claim, make_record(claim.candidate.setting)).probe_id
+
+
+CARD = GPU.model_copy(update={"driver": "580.1", "uuid": "GPU-a"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [
+        ({"total_bytes": int(GPU.total_bytes * 0.985)}, ""),  # NVML's total, or ECC switched
+        ({"total_bytes": int(GPU.total_bytes * 0.97)}, "total_bytes"),
+        ({"uuid": "GPU-b"}, ""),  # the next of eight alike
+        ({"uuid": None, "driver": None}, ""),  # the driver's library did not answer
+        ({"driver": "590.1"}, "driver"),
+        ({"name": "Another"}, "name"),
+        ({"memory_cap_bytes": 8}, "memory_cap_bytes"),
+    ],
+)
+def test_a_card_is_itself_however_its_memory_was_read(
+    tmp_path: Path, changed: dict[str, object], differs: str
+) -> None:
+    open_study(tmp_path).adopt(Identity(MODEL, CARD, {"torch": "test"}))
+    other = Identity(MODEL, CARD.model_copy(update=changed), {"torch": "test"})
+    again = open_study(tmp_path)
+    record = make_record(SPACE.candidates[0].setting, probe_id="p", device=other.device)
+    append_records(tmp_path / "probes.jsonl", [record])
+    if not differs:
+        assert again.adopt(other) == ()
+        again.identity = Identity(MODEL, CARD, {"torch": "test"})
+        assert again.reconcile() == []
+        assert [r.probe_id for r in again.records()] == ["p"]
+        return
+    with pytest.raises(StudyError, match=differs) as raised:
+        again.adopt(other)
+    assert "uuid" not in str(raised.value)
+    again.identity = Identity(MODEL, CARD, {"torch": "test"})
+    again.reconcile()
+    assert again.records() == ()
+
+
+def test_a_study_of_before_uuids_is_still_ours(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    old = Identity(MODEL, CARD, {"torch": "test"}).to_json()
+    del old["device"]["uuid"]
+    study.study.set_user_attr(study_file.IDENTITY, old)
+    assert study.adopt(Identity(MODEL, CARD, {"torch": "test"})) == ()
+
+
+def test_cards_that_are_alike_replay_as_one() -> None:
+    setting = SPACE.candidates[0].setting
+    near = CARD.model_copy(update={"uuid": "GPU-b", "total_bytes": CARD.total_bytes - 2**27})
+    records = [make_record(setting, device=d) for d in (CARD, near)]
+    assert Replay(records).device == CARD
+    far = make_record(setting, device=CARD.model_copy(update={"name": "Another"}))
+    with pytest.raises(UsageError, match="2 devices"):
+        Replay([*records, far])
 
 
 @pytest.mark.parametrize("storage", [None, "{}/study.journal"])

@@ -14,6 +14,7 @@ from planner.schema import MeasurementRecord
 from planner.schema.record import BUDGET_ENDED
 from planner.schema.result import Recommendation
 from planner.units import GIB
+from search import lock
 from search import tune as tune_file
 from search.probe.device import MemoryInUse
 from search.records import format_record, read_records
@@ -286,3 +287,18 @@ def test_the_tuner_imports_no_torch(table: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_second_tuner_on_the_card_is_told_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: str(tmp_path))
+    card = GPU.model_copy(update={"uuid": "GPU-a"})
+    monkeypatch.setattr(tune_file, "describe_device", lambda wanted: card)
+    given = {"batch_size": 8, "baseline": False}
+    with lock.hold_gpu("GPU-a"):
+        found = run(tmp_path / "second", **given)
+    assert any("Another tuner of this machine is at cuda:0" in note for note in found.notes)
+    found = run(tmp_path / "alone", **given)
+    assert not any("Another tuner" in note for note in found.notes)

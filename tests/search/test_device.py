@@ -1,0 +1,210 @@
+"""Which card "cuda:0" is and whether torch can use it, by a stand-in for the driver's library and
+one for what torch answers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from planner.environment.torch_build import TorchBuild, TorchGpu
+from planner.errors import UsageError
+from planner.schema import DeviceInfo
+from planner.units import GIB, MIB
+from search import lock
+from search.options import Options
+from search.probe import device, nvml
+from search.probe.device import MemoryInUse
+from search.room import find_room
+
+A = TorchGpu("Fake A", 24 * GIB - GIB // 2, (9, 0), "aaaa")
+B = TorchGpu("Fake B", 48 * GIB - GIB // 2, (9, 1), "bbbb")
+SLICE = TorchGpu("Fake B MIG 1g.10gb", 10 * GIB, (9, 1), "MIG-cccc")
+
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, driver: Path) -> Iterator[Machine]:
+    """A machine with the two cards of the stand-in library and a torch that has these GPUs."""
+    loaded = ctypes.CDLL(str(driver))
+    monkeypatch.setattr(nvml, "load_library", lambda: loaded)
+    monkeypatch.setattr(device, "torch_build", lambda: "13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def forget() -> None:
+        for cached in (device._nvml_gpus, device._ask_torch, device._describe_cuda):
+            cached.cache_clear()
+
+    def be(*gpus: TorchGpu, says: str = "", **build: object) -> None:
+        given = {"version": "2.13.0+cu130", "cuda": "13.0", "available": True, **build}
+        told = TorchBuild(**given, gpus=gpus)  # type: ignore[arg-type]
+        monkeypatch.setattr(device, "ask_torch", lambda environ, tried: told)
+        monkeypatch.setenv("FAKE_NVML", says)
+        forget()
+
+    yield be
+    forget()
+
+
+def test_a_card_is_named_by_the_driver_and_sized_by_torch(machine: Machine) -> None:
+    machine(A, B)
+    assert device.describe_device("cuda:1") == DeviceInfo(
+        kind="cuda", name="Fake B", total_bytes=B.total_bytes, capability=(9, 1), driver="999.1",
+        uuid="GPU-bbbb",
+    )  # fmt: skip
+    memory = device.memory_in_use("cuda:1")
+    assert memory == MemoryInUse(B.total_bytes, 3 * GIB, 44 * GIB + GIB // 2)
+
+
+@pytest.mark.parametrize("visible", ["1", "1,0", "GPU-bbbb", "GPU-b"])
+def test_visible_devices_renumber(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine(B)
+    assert device.describe_device("cuda:0").uuid == "GPU-bbbb"
+    found = device.nvml_device("cuda:0")
+    assert found is not None
+    assert found.name == "Fake B"
+
+
+def test_an_order_by_speed_is_seen_through(machine: Machine) -> None:
+    """CUDA_DEVICE_ORDER=FASTEST_FIRST: torch's cuda:0 is the driver's second."""
+    machine(B, A)
+    assert device.describe_device("cuda:0").uuid == "GPU-bbbb"
+    memory = device.memory_in_use("cuda:0")
+    assert memory is not None
+    assert memory.total_bytes == B.total_bytes
+
+
+def test_a_slice_is_not_the_card(machine: Machine) -> None:
+    machine(SLICE, says="mig")
+    found = device.describe_device("cuda:0")
+    assert (found.name, found.total_bytes) == ("Fake B MIG 1g.10gb", 10 * GIB)
+    assert device.memory_in_use("cuda:0") is None
+    assert device.nvml_device("cuda:0") is None
+
+
+def test_a_total_that_is_not_torchs_is_not_believed(machine: Machine) -> None:
+    machine(TorchGpu("Fake A", 10 * GIB, (9, 0)))
+    assert device.describe_device("cuda:0").total_bytes == 10 * GIB
+    assert device.memory_in_use("cuda:0") is None
+
+
+@pytest.mark.parametrize(
+    ("build", "gpu", "reason"),
+    [
+        ({"available": False, "reason": "The NVIDIA driver on your system is too old"}, None,
+         "too old"),
+        ({"arch_list": ("sm_75", "sm_80", "sm_90")}, TorchGpu("V100", 16 * GIB, (7, 0)),
+         "no code for V100 of compute capability 7.0"),
+        ({"arch_list": ("sm_80", "sm_90a")}, TorchGpu("B200", 16 * GIB, (10, 0)), "10.0"),
+        ({}, TorchGpu("Card", 16 * GIB, (9, 0), error="CUDA error: unknown error"), "unknown"),
+        ({"error": "importing torch took over 120 s"}, None, "120 s"),
+        ({}, None, "torch sees 0 GPUs"),
+    ],
+)  # fmt: skip
+def test_auto_is_the_cpu_where_torch_cannot_use_the_gpu_and_says_why(
+    machine: Machine, build: dict[str, object], gpu: TorchGpu | None, reason: str
+) -> None:
+    """The driver answers in all of them."""
+    machine(*([gpu] if gpu else []), **build)
+    assert device.choose_device("auto") == "cpu"
+    assert reason in (device.why_no_gpu() or "")
+    with pytest.raises(UsageError, match="cannot be used"):
+        device.describe_device("cuda:0")
+
+
+def test_auto_is_the_gpu_where_torch_has_run_on_it(machine: Machine) -> None:
+    machine(A, arch_list=("sm_80", "compute_80"))
+    assert device.choose_device("auto") == "cuda:0"
+
+
+def test_differing_cards_are_named(machine: Machine) -> None:
+    machine(A, B)
+    said = device.name_card("cuda:1")
+    assert said is not None
+    assert "Fake B (GPU-bbbb, PCI 00000000:02:00.0)" in said
+    assert "CUDA_VISIBLE_DEVICES=GPU-bbbb" in said
+    assert device.name_card("cpu") is None
+
+
+def test_one_visible_card_needs_no_name(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bbbb")
+    machine(B)
+    assert device.name_card("cuda:0") is None
+
+
+@pytest.mark.parametrize(
+    ("total", "used", "noted"),
+    [
+        (80 * GIB, 3 * MIB, False), (80 * GIB, 255 * MIB, False), (80 * GIB, 257 * MIB, True),
+        (8 * GIB, 80 * MIB, False), (8 * GIB, 83 * MIB, True), (80 * GIB, 0, False),
+    ],
+)  # fmt: skip
+def test_a_few_mebibytes_of_others_are_no_note(total: int, used: int, noted: bool) -> None:
+    card = DeviceInfo(kind="cuda", name="Card", total_bytes=total)
+    room = find_room(card, MemoryInUse(total, used, total - used), Options())
+    assert any("Other processes hold" in note for note in room.notes) == noted
+
+
+HOLD = """
+import sys, time
+from search.lock import hold_gpu
+with hold_gpu(sys.argv[1]) as alone:
+    print(alone, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_tuner_on_a_card_knows_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: str(tmp_path))
+    with (
+        lock.hold_gpu("GPU-a") as first,
+        lock.hold_gpu("GPU-a") as second,
+        lock.hold_gpu("GPU-b") as other,
+    ):
+        assert (first, second, other) == (True, False, True)
+    with lock.hold_gpu("GPU-a") as again:
+        assert again
+    # The kernel gives it back when its holder is killed.
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, "GPU-a"], stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"True\n"
+    with lock.hold_gpu("GPU-a") as late:
+        assert not late
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    with lock.hold_gpu("GPU-a") as free:
+        assert free
+
+
+@pytest.mark.parametrize("uuid", [None, "../../etc/x", "GPU-" + "x" * 500, "a\0b"])
+def test_no_uuid_names_a_path_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uuid: str | None
+) -> None:
+    monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: str(tmp_path / "in"))
+    (tmp_path / "in").mkdir()
+    with lock.hold_gpu(uuid) as alone:
+        assert alone
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+def test_where_no_file_can_be_made_nobody_is_suspected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+    with lock.hold_gpu("GPU-a") as first, lock.hold_gpu("GPU-a") as second:
+        assert (first, second) == (True, True)

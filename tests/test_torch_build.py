@@ -1,0 +1,113 @@
+"""What torch says of the GPUs, from a process that ends: a real one, and a stand-in for torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from planner.environment.torch_build import TorchBuild, TorchGpu, ask_torch, has_code_for
+from planner.environment.torch_build import why_not_usable as why_not
+from planner.units import GIB
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch_list", "runs"),
+    [
+        ((8, 0), ("sm_80",), True),
+        ((8, 6), ("sm_80",), True),  # machine code of a lower minor version
+        ((8, 0), ("sm_86",), False),
+        ((9, 0), ("sm_80",), False),  # another major version
+        ((9, 0), ("sm_80", "compute_80"), True),  # the driver compiles PTX
+        ((7, 5), ("sm_80", "compute_80"), False),
+        ((7, 0), ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120"), False),
+        ((12, 0), ("sm_75", "sm_120"), True),
+        ((12, 1), ("sm_120",), True),
+        ((10, 3), ("sm_100a", "compute_100a"), False),
+        ((10, 0), ("sm_100a",), True),
+        ((10, 3), ("sm_100f",), True),
+        ((9, 4), ("gfx90a", "gfx942"), True),  # not CUDA's: it says nothing
+        ((9, 0), (), True),
+    ],
+)
+def test_code_runs_where_cudas_rules_say(
+    capability: tuple[int, int], arch_list: tuple[str, ...], runs: bool
+) -> None:
+    assert has_code_for(capability, arch_list) == runs
+
+
+def test_the_installed_torch_answers() -> None:
+    import torch
+
+    build = ask_torch()
+    assert build.version == torch.__version__
+    assert build.error == ""
+    assert build.available == torch.cuda.is_available()
+
+
+STAND_IN = """
+import os
+class OutOfMemoryError(RuntimeError): pass
+class version: cuda, hip = "13.0", None
+class Properties:
+    def __init__(self, index):
+        self.name = os.environ["CUDA_DEVICE_ORDER"]
+        self.total_memory, self.major, self.minor, self.uuid = 2**34, 9, index, f"u{index}"
+class cuda:
+    is_available = staticmethod(lambda: os.environ["AVAILABLE"] == "1")
+    device_count = staticmethod(lambda: 4)
+    get_arch_list = staticmethod(lambda: ["sm_90"])
+    get_device_properties = Properties
+    @staticmethod
+    def init(): raise RuntimeError("The NVIDIA driver on your system is too old\\nmore")
+class Tensor:
+    def sum(self): return self
+    def item(self): return 8.0
+def ones(count, device):
+    errors = {"cuda:1": RuntimeError("no kernel image is available\\nmore"),
+              "cuda:2": OutOfMemoryError("full"),
+              "cuda:3": RuntimeError("CUDA error: out of memory")}
+    if device in errors: raise errors[device]
+    return Tensor()
+__version__ = "2.13.0+cu130"
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "torch.py").write_text(STAND_IN)
+    return {**os.environ, "PYTHONPATH": str(tmp_path), "AVAILABLE": "1"}
+
+
+def test_a_kernel_is_tried_on_each_and_a_full_card_is_usable(stand_in: dict[str, str]) -> None:
+    build = ask_torch(stand_in)
+    assert [gpu.error for gpu in build.gpus] == ["", "no kernel image is available", "", ""]
+    assert build.gpus[1].uuid == "u1"
+    assert "no kernel image" in (why_not(build, 1) or "")
+    assert why_not(build, 2) is None
+    assert all(gpu.error == "" for gpu in ask_torch(stand_in, (0,)).gpus)
+
+
+def test_gpus_are_numbered_as_the_driver_does(stand_in: dict[str, str]) -> None:
+    stand_in.pop("CUDA_DEVICE_ORDER", None)
+    assert ask_torch(stand_in, ()).gpus[0].name == "PCI_BUS_ID"
+    stand_in["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST"
+    assert ask_torch(stand_in, ()).gpus[0].name == "FASTEST_FIRST"
+
+
+def test_why_there_is_none_is_told(stand_in: dict[str, str]) -> None:
+    build = ask_torch({**stand_in, "AVAILABLE": "0"})
+    assert build.reason == "The NVIDIA driver on your system is too old"
+    assert "too old" in (why_not(build) or "")
+
+
+def test_a_torch_that_cannot_be_imported_is_told(stand_in: dict[str, str]) -> None:
+    Path(stand_in["PYTHONPATH"], "torch.py").write_text("raise ImportError('libcudart.so.13')")
+    assert "libcudart" in ask_torch(stand_in).error
+
+
+def test_rocms_numbers_are_not_cudas() -> None:
+    """gfx1100 tells a capability of 11.0, and its list holds no `sm_` at all."""
+    gpu = TorchGpu("Radeon", 24 * GIB, (11, 0))
+    assert why_not(TorchBuild("2.13", hip="6.4", available=True, gpus=(gpu,))) is None
