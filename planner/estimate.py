@@ -21,6 +21,9 @@ from planner.callable_module import make_callable
 from planner.errors import UsageError
 from planner.hardware.gpu import Gpu
 from planner.hardware.overheads import Overheads, overheads_for
+from planner.hardware.precisions import check_precision
+from planner.left_out import left_out
+from planner.libraries.limits import graph_limit
 from planner.libraries.registry import find_library
 from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
 from planner.step.allocator_config import AllocatorConfig, environment_allocator
@@ -28,7 +31,6 @@ from planner.step.compiled.modes import (
     BROKEN_RANGE,
     COMPILED_RANGE,
     is_one_graph,
-    left_out_of,
     shares_a_ledger,
 )
 from planner.step.ledger import CATEGORIES, Ledger
@@ -43,11 +45,6 @@ if TYPE_CHECKING:
 
 # One ledger holds at most so many micro-batches: the third repeats the second.
 RECORDED_MICRO_BATCHES = 2
-# Quoted, 4 A100s and 8 H100s: issues 964 and 1685 of NVIDIA/nccl.
-NCCL_BUFFERS = (
-    "NCCL's own buffers, outside PyTorch's allocator: 0.5 to 1.1 GB for each communicator were "
-    "seen on 4 to 8 GPUs, less is needed on one"
-)
 
 
 @dataclass(frozen=True)
@@ -154,6 +151,7 @@ def choose(
     of_model = {k: v for k, v in overrides.items() if k not in of_setting}
     chosen = read_setting(setting, {"precision": default_precision(gpu)})
     chosen = parse(TrainSetting, {**chosen.model_dump(), **of_setting}, "the setting")
+    check_precision(gpu, chosen.precision)
     resolved, chosen = resolve(read_model(model, of_model), chosen)
     assert isinstance(resolved, SwinConfig)
     return resolved, chosen
@@ -168,6 +166,9 @@ def resolve(
     """
     if isinstance(model, FactoryModel):
         if traced:
+            limit = graph_limit(setting)
+            if limit is not None:
+                raise limit.error()
             return model, setting
         raise UsageError(
             f"{model.factory!r} is a module of your own, which only a trace can estimate.",
@@ -269,7 +270,7 @@ def judge(
         low_bytes=low,
         high_bytes=high,
         assumed=(*outside.basis, *_allocator_basis(allocator, allowed), *ledger.notes),
-        left_out=tuple(_left_out(config, setting)),
+        left_out=tuple(left_out(config, setting)),
         throughput=_throughput(ledger, setting, gpu, rates),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
@@ -324,20 +325,6 @@ def _allocator_basis(config: AllocatorConfig | None, allowed_bytes: int | None) 
             "fraction below 1 is set"
         )
     return basis
-
-
-def _left_out(config: SwinConfig | FactoryModel, setting: TrainSetting) -> list[str]:
-    left_out = ["cuDNN's workspace for the patch embedding and kernels' scratch memory"]
-    if setting.compile != "off":
-        left_out += left_out_of(config, setting)
-    if setting.parallelism == "ddp":
-        left_out += [NCCL_BUFFERS, "the broadcast of buffers before a forward, which is transient"]
-    elif setting.world_size > 1:
-        left_out.append(
-            "communication buffers of data parallelism (NCCL, gradient buckets): "
-            "--set parallelism=ddp counts the buckets"
-        )
-    return left_out
 
 
 def _phase_live_bytes(live: Profile) -> dict[str, int]:

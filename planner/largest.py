@@ -7,8 +7,10 @@ from dataclasses import replace
 from functools import cache
 
 from planner.errors import UnsupportedError
-from planner.estimate import Estimate, judge, step_ledger
+from planner.estimate import Estimate, judge, resolve, step_ledger
 from planner.hardware.gpu import Gpu
+from planner.hardware.precisions import check_precision
+from planner.libraries.limits import largest_sdpa_batch
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.model import MAX_SIZE
 from planner.step.allocator_config import AllocatorConfig
@@ -25,7 +27,8 @@ def largest_batch(
     ceiling: int = MAX_SIZE,
     allocator: AllocatorConfig | None = None,
 ) -> Estimate | None:
-    """The estimate at the largest batch up to `ceiling` that fits, or None where none does.
+    """The estimate at the largest batch up to `ceiling` that fits, or None where none does; with
+    sdpa no larger one than its kernel takes.
 
     What is live rises with the batch; what the allocator keeps beside it goes up and down, so a
     larger batch may fit where a smaller one does not. Bisection finds a batch that fits, and the
@@ -38,6 +41,11 @@ def largest_batch(
             "the largest batch that fits needs a memory to fit into, and none was named.",
             "Add --gpu NAME or --memory SIZE.",
         )
+
+    check_precision(gpu, setting.precision)
+    setting = resolve(model, setting.model_copy(update={"batch_size": 1}))[1]
+    if setting.attention == "sdpa":
+        ceiling = min(ceiling, largest_sdpa_batch(model, setting) or ceiling)
 
     @cache
     def at(batch_size: int) -> Estimate:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from planner.hardware.gpu import Gpu
-from planner.schema.setting import TrainSetting
+from planner.schema.setting import GRAPH_MODES, TrainSetting
 from planner.step.ledger import Computed, OperationKind
 
 Operation = tuple[str, Computed]  # (phase, operation), as `Ledger.operations` yields them
@@ -27,7 +27,6 @@ _FUSIBLE_KINDS = frozenset(("pointwise", "reduction", "copy"))
 # Kernels of a compiled step's own ledger are named so, as Inductor names them: they are fused.
 FUSED_PREFIX = "triton_"
 _COMPILED_PHASES = frozenset(("forward", "backward"))  # the optimizer's step is not compiled
-_GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
 
 # Every number below is an assumption, replaced by `planner doctor --rates` on a device at hand
 # and to be fitted from the records in tests/truth/.
@@ -216,7 +215,7 @@ def host_seconds(phase: str, operation: Computed, rates: DeviceRates, mode: str)
     if mode == "off" or phase not in _COMPILED_PHASES:
         further = max(operation.kernels - 1, 0) * rates.launch_seconds
         return rates.host_seconds.get(phase, rates.host_seconds["backward"]) + further
-    if mode in _GRAPH_MODES:
+    if mode in GRAPH_MODES:
         return 0.0
     return operation.kernels * rates.compiled_launch_seconds
 
@@ -329,7 +328,7 @@ class _Timeline:
 
 
 def _is_graphed(setting: TrainSetting) -> bool:
-    return setting.compile in _GRAPH_MODES
+    return setting.compile in GRAPH_MODES
 
 
 def _matmul_share(gpu: Gpu) -> float:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 from planner.errors import UnsupportedError, UsageError, unknown_name
+from planner.hardware.precisions import device_precisions
+from planner.libraries.limits import Limit, limit_of
 from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, FactoryModel, SwinConfig, TrainSetting
 from planner.schema.setting import COMPILE_MODES, PRECISIONS
@@ -41,11 +43,13 @@ class Candidate:
 @dataclass(frozen=True)
 class Space:
     """The candidates, by arm and then by batch. `rungs` are the micro-batches, smallest first;
-    `choices` the values of each axis."""
+    `choices` the values of each axis; `left_out` says what cannot run and why, a line for each
+    reason."""
 
     candidates: tuple[Candidate, ...]
     rungs: tuple[int, ...]
     choices: Mapping[str, tuple[str, ...]]
+    left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_index", {c.id: i for i, c in enumerate(self.candidates)})
@@ -104,7 +108,30 @@ def make_space(
         for arm in product(*(choices[axis] for axis in AXES))
         for batch in batches
     ]
-    return space_of(settings)
+    return _runnable(model, settings)
+
+
+def _runnable(model: Model, settings: Sequence[TrainSetting]) -> Space:
+    """The space of those that can run. Raises UnsupportedError where there are none."""
+    limits = [(setting, _limit(model, setting)) for setting in settings]
+    found = [setting for setting, limit in limits if limit is None]
+    refused = [limit for _, limit in limits if limit is not None]
+    if not found:
+        raise refused[0].error()
+    return replace(space_of(found), left_out=_in_order(_left_out(refused)))
+
+
+def _limit(model: Model, setting: TrainSetting) -> Limit | None:
+    attention: str = setting.attention
+    if attention == "library" and not isinstance(model, FactoryModel):
+        attention = find_library(model.library).default_attention(model)
+    return limit_of(model, setting, attention)
+
+
+def _left_out(refused: Sequence[Limit]) -> Iterator[str]:
+    for limit in refused:
+        count = sum(other.law == limit.law for other in refused)
+        yield f"{limit.law}: {count} settings are left out."
 
 
 def space_of(settings: Iterable[TrainSetting]) -> Space:
@@ -161,17 +188,6 @@ def _check_library(model: Model, axis: str, value: str) -> None:
         )
 
 
-def device_precisions(device: DeviceInfo) -> tuple[str, ...]:
-    """What the device computes in at speed: matrix units for fp16 came with capability 7.0, for
-    tf32 and bf16 with 8.0 (NVIDIA, CUDA C++ Programming Guide, table of tensor core types)."""
-    if device.kind == "cpu":
-        return ("fp32", "bf16")
-    capability = device.capability or (0, 0)
-    if capability >= (8, 0):
-        return ("fp32", "tf32", "bf16", "fp16")
-    return ("fp32", "fp16") if capability >= (7, 0) else ("fp32",)
-
-
 def device_compile_modes(device: DeviceInfo) -> tuple[str, ...]:
     """CUDA graphs (reduce-overhead) and Triton autotuning (max-autotune) are for GPUs; Triton
     wants capability 7.0."""
@@ -214,7 +230,7 @@ def _narrow(
     _check_known(axis, wanted)
     by_device = axis in ("precision", "compile")
     lacking = [w for w in wanted if w not in offered] if by_device else []
-    lacking = [w for w in lacking if not _only_on_request(axis, w)]
+    lacking = [w for w in lacking if not _only_on_request(axis, w, offered)]
     if lacking:
         raise UnsupportedError(
             f"{axis} {', '.join(lacking)} cannot be had here: {device.name} "
@@ -224,10 +240,10 @@ def _narrow(
     return _in_order(wanted)
 
 
-def _only_on_request(axis: str, value: str) -> bool:
-    """Values that are not searched by default but may be asked for anywhere."""
-    on_request = {
-        "precision": {"pure-bf16"},
+def _only_on_request(axis: str, value: str, offered: Sequence[str]) -> bool:
+    """Values that are not searched by default but may be asked for."""
+    on_request: dict[str, set[str]] = {
+        "precision": {"pure-bf16"} if "bf16" in offered else set(),
         "compile": {"reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"},
     }
     return value in on_request.get(axis, set())

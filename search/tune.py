@@ -134,7 +134,7 @@ def _probed(
         batch_sizes=options.batch_sizes, global_batch=options.global_batch,
     )  # fmt: skip
     study = make_study(options.storage, output, space, room.budget_bytes, options.study_name)
-    notes = [*allocator_notes, *room.notes, *_adopt(study, identity, options)]
+    notes = [*allocator_notes, *room.notes, *space.left_out, *_adopt(study, identity, options)]
     if where == "cpu" and options.device == "auto":
         notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
     limits.spent_seconds = _spent(study.records())

@@ -172,7 +172,7 @@ def test_defaults_follow_the_gpu_and_the_library() -> None:
 def test_the_verdict_is_against_the_memory_that_is_named() -> None:
     card = find_gpu("rtx 3090")
     assert estimate("native:swin_tiny", gpu=card, batch_size=64).fits is True
-    assert estimate("native:swin_tiny", gpu=card, batch_size=2048).fits is False
+    assert estimate("native:swin_tiny", gpu=card, batch_size=1000).fits is False
     named = estimate("native:swin_tiny", gpu=card, batch_size=64, memory_bytes=1 << 30)
     assert named.fits is False
     assert named.budget_bytes == 1 << 30

@@ -23,6 +23,8 @@ from planner.estimate import (
     step_ledger,
 )
 from planner.hardware import Gpu, all_gpus, find_gpu
+from planner.hardware.precisions import check_precision, lacks
+from planner.libraries.limits import SDPA_WINDOWS, largest_sdpa_batch
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.record import FactoryModel
 from planner.step.allocator_config import (
@@ -73,6 +75,8 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     if given["max_batch"]:  # per precision and checkpointing, unless they are named
         defaults = {"precision": f"fp32,{precision}", "checkpointing": "none,blocks"}
     chosen, settings = model_and_settings(model, given, defaults)
+    for setting in settings:
+        check_precision(gpu, setting.precision)
     rows: Rows = [resolve(chosen, setting, given["traced"]) for setting in settings]
     allocator = _allocator(given["allocator"])
     if memory is not None and not given["as_json"]:
@@ -214,6 +218,18 @@ def _print_largest(
     for setting, best in found:
         if best is None:
             click.echo(_nothing_fits(setting))
+    bound = [best for best in fitting if _is_bound_by_sdpa(best)]
+    if bound:
+        click.echo(
+            f"\nBatch {bound[0].setting.batch_size} is all that sdpa takes, however much memory "
+            f"there is: its kernel takes {SDPA_WINDOWS:,} windows. --attention eager takes more."
+        )
+
+
+def _is_bound_by_sdpa(best: Estimate) -> bool:
+    if best.setting.attention != "sdpa" or not isinstance(best.model, SwinConfig):
+        return False
+    return best.setting.batch_size == largest_sdpa_batch(best.model, best.setting)
 
 
 def _nothing_fits(setting: TrainSetting) -> str:
@@ -231,15 +247,23 @@ def _nothing_fits(setting: TrainSetting) -> str:
 
 
 def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, as_json: bool) -> None:
-    """Every GPU of the catalogue, the fastest that fits first."""
+    """Every GPU of the catalogue that has the precision, the fastest that fits first."""
     found = []
+    without: dict[str, list[str]] = {}
     for (model, setting), gpu in itertools.product(rows, all_gpus()):
         assert isinstance(model, SwinConfig), "anything else takes a trace"
-        if setting.precision in ("bf16", "pure-bf16") and not gpu.has_bf16:
+        if lacks(gpu, setting.precision):
+            without.setdefault(setting.precision, []).append(gpu.name)
+            if setting.precision != "bf16":
+                continue
             setting = setting.model_copy(update={"precision": "fp16"})
         ledger = step_ledger(model, setting)
         found.append((gpu, judge(model, setting, ledger, gpu, allocator=allocator)))
     found.sort(key=lambda pair: (not pair[1].fits, -_images(pair[1])))
+    for precision, names in without.items():
+        instead = "fp16 instead" if precision == "bf16" else "left out"
+        cards = ", ".join(dict.fromkeys(names))
+        click.echo(f"Without {precision}, and so {instead}: {cards}.\n", err=as_json)
     if as_json:
         print_json([{"gpu": gpu.name, **estimate.to_json()} for gpu, estimate in found])
         return

@@ -14,6 +14,7 @@ from planner.emit.counterpart import as_library, setting_faults
 from planner.emit.plan import Emitted, Model, Plan, refuse
 from planner.errors import UnsupportedError, UsageError, unknown_name
 from planner.files import MAX_RESULT_BYTES, NoFileError, parse_json, read_text
+from planner.hardware.precisions import check_device_precision
 from planner.schema import DeviceInfo, FactoryModel, SwinConfig, TrainSetting, parse
 from planner.schema.result import RESULT_FORMAT, Recommendation
 from planner.units import format_bytes
@@ -177,6 +178,8 @@ def _write(
     title: str = writer.TITLE
     trained = as_library(plan.model, writer.LIBRARY, title) if writer.LIBRARY else plan.model
     moved = trained is not plan.model
+    if device is not None:
+        check_device_precision(device, plan.setting.precision)
     faults = setting_faults(trained, plan.setting, getattr(writer, "MODELS", None))
     planned = replace(plan, model=trained)
     refuse(title, [*faults, *writer.refusals(planned)])

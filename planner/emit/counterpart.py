@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.emit.plan import Model, Refusal, refuse
 from planner.errors import UnsupportedError
+from planner.libraries.limits import limit_of
 from planner.libraries.registry import find_library
 from planner.schema import FactoryModel, Library, SwinConfig, TrainSetting
 
@@ -53,15 +54,24 @@ def setting_faults(model: Model, setting: TrainSetting, models: str | None = Non
         faults.append(Refusal(law, "Emit with --set checkpointing=stages (not measured)."))
     attentions = room.attentions(model)
     if setting.attention != "library" and setting.attention not in attentions:
-        faults.append(
-            Refusal(
-                f"{title} computes attention only by {_either(attentions)}, not "
-                f"{setting.attention}",
-                f"Emit with --set attention={attentions[0]} (not measured), or tune "
-                f"{model.library}'s own model.",
-            )
-        )
-    return faults
+        return [*faults, _no_attention(model, title, setting)]
+    attention = attentions[0] if setting.attention == "library" else setting.attention
+    return [*faults, *_limits(model, setting, attention)]
+
+
+def _no_attention(model: SwinConfig, title: str, setting: TrainSetting) -> Refusal:
+    attentions = find_library(model.library).attentions(model)
+    return Refusal(
+        f"{title} computes attention only by {_either(attentions)}, not {setting.attention}",
+        f"Emit with --set attention={attentions[0]} (not measured), or tune "
+        f"{model.library}'s own model.",
+    )
+
+
+def _limits(model: Model, setting: TrainSetting, attention: str) -> list[Refusal]:
+    """What would break in the trainer as it breaks in a probe."""
+    limit = limit_of(model, setting, attention)
+    return [Refusal(f"{limit.law}: {limit.value}", limit.way_out)] if limit is not None else []
 
 
 def _either(values: tuple[str, ...]) -> str:
@@ -77,4 +87,4 @@ def _factory_faults(model: FactoryModel, setting: TrainSetting) -> list[Refusal]
     if setting.attention == "sdpa":
         law = f"how {model.factory} computes attention is its own matter, not sdpa"
         faults.append(Refusal(law, f"{way_out} attention=library."))
-    return faults
+    return [*faults, *_limits(model, setting, setting.attention)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from planner.errors import PlannerError, UnsupportedError
+from planner.libraries.limits import limit_of
 from planner.libraries.trainable import FrozenNames, Trainable, stem_and_layers
 from planner.schema import Library, SwinConfig, TrainSetting
 
@@ -83,12 +84,12 @@ class LibraryRoom:
         """`setting` with the attention that will run. Raises UnsupportedError."""
         setting.check_optimizer()
         self._check_trainable(config, setting)
-        return setting.model_copy(
-            update={
-                "attention": self._attention(config, setting.attention),
-                "checkpointing": self._checkpointing(config, setting.checkpointing),
-            }
-        )
+        attention = self._attention(config, setting.attention)
+        checkpointing = self._checkpointing(config, setting.checkpointing)
+        limit = limit_of(config, setting, attention)
+        if limit is not None:
+            raise limit.error()
+        return setting.model_copy(update={"attention": attention, "checkpointing": checkpointing})
 
     def build(self, config: SwinConfig, setting: TrainSetting) -> nn.Module:
         """The library's real module, freshly initialised, in training mode. Imports torch.
@@ -219,13 +220,3 @@ def required(config: SwinConfig, **values: object) -> Sequence[str]:
         for name, value in values.items()
         if getattr(config, name) != value
     ]
-
-
-def feature_maps(config: SwinConfig) -> list[tuple[int, int]]:
-    """(height, width) of each stage's feature map in tokens, odd sides rounded up on halving."""
-    height, width = (side // config.patch_size for side in config.image_size)
-    maps = []
-    for _ in config.depths:
-        maps.append((height, width))
-        height, width = (height + 1) // 2, (width + 1) // 2
-    return maps

@@ -22,6 +22,8 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "pure-bf16"
 COMPILE_MODES: tuple[CompileMode, ...] = (
     "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs",
 )  # fmt: skip
+# Those that replay CUDA graphs (torch/_inductor/__init__.py, list_mode_options).
+GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
 OPTIMIZER_FAMILIES = ("adamw", "adam", "sgd", "adafactor", "lion", "rmsprop", "nadam", "radam")
 FUSED_FAMILIES = ("adamw", "adam", "sgd")  # of those above, as torch 2.13 has them
 # What a probe and every emitted trainer set, whatever the setting. timm's train.py and Microsoft's

@@ -8,9 +8,9 @@ import torch
 
 from planner.errors import PlannerError, UnsupportedError
 from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.schema.setting import GRAPH_MODES
 from planner.step.compiled.graph import Graph
 from planner.step.compiled.ledger import notes_for
-from planner.step.compiled.modes import GRAPH_MODES
 from planner.step.compiled.module import CompiledModule, compile_graph
 from planner.step.ledger import Ledger
 from planner.step.nn import Module, buffer
@@ -61,7 +61,7 @@ def trace_compiled(model: SwinConfig | FactoryModel, setting: TrainSetting, buil
     is_graphed = setting.compile in GRAPH_MODES
 
     def on_shapes(device: Device) -> Module:
-        return CompiledModule(_Leaves(device, graph), compiled, is_graphed, setting.accumulate)
+        return CompiledModule(_Leaves(device, graph), compiled, is_graphed)
 
     ledger = record_training(on_shapes, model, setting)  # type: ignore[arg-type]
     return replace(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import UnsupportedError
+from planner.libraries.limits import graph_limit
 from planner.schema import FactoryModel
 from planner.training import Training, make_batch
 from search.probe.precision import has_tf32, set_precision
@@ -47,6 +48,9 @@ def refuse_unsupported(request: ProbeRequest) -> None:
             f"what is trained is a matter of the factory {request.model.factory}.",
             "Freeze inside the factory, and probe with frozen_stages 0 and lora_rank 0.",
         )
+    limit = graph_limit(setting)
+    if limit is not None:
+        raise limit.error()
     if setting.precision == "tf32" and not has_tf32(request):
         raise UnsupportedError(
             f"tf32 needs an NVIDIA GPU of compute capability 8.0 or more, and {request.device} "

@@ -11,8 +11,8 @@ from planner.errors import PlannerError
 from planner.estimate import Estimate, judge, step_ledger
 from planner.hardware import Gpu, recognise_gpu
 from planner.schema import MeasurementRecord, SwinConfig
+from planner.schema.setting import GRAPH_MODES
 from planner.step.allocator_config import recorded_allocator
-from planner.step.compiled.modes import GRAPH_MODES
 from search.validation.disturbance import has_own_bytes
 from search.validation.matrix import is_held_out
 

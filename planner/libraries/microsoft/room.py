@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from planner.libraries.maps import feature_maps
 from planner.libraries.microsoft.names import PUBLISHED
 from planner.libraries.room import (
     Attention,
     LibraryRoom,
     at_least_blocks,
-    feature_maps,
     no_pretrained_window,
     one_window,
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from planner.libraries.maps import feature_maps
 from planner.libraries.room import (
     Attention,
     LibraryRoom,
-    feature_maps,
     no_pretrained_window,
     one_window,
     required,

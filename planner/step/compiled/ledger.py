@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from planner.schema import SwinConfig, TrainSetting
+from planner.schema.setting import GRAPH_MODES
 from planner.step.compiled.graph import Graph, Value, between
-from planner.step.compiled.modes import GRAPH_MODES
 from planner.step.compiled.module import CompiledGraph, CompiledModule, compile_graph
 from planner.step.compiled.recording import record_graph
 from planner.step.ledger import Ledger
@@ -52,7 +52,7 @@ class CompiledRecorder:
         is_graphed = setting.compile in GRAPH_MODES
 
         def build(device: Device) -> Module:
-            return CompiledModule(self.build(device), compiled, is_graphed, setting.accumulate)
+            return CompiledModule(self.build(device), compiled, is_graphed)
 
         ledger = record_training(build, self.model, setting)
         pooled = compiled.saved_bytes() if is_graphed else 0

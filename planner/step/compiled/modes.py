@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from planner.schema import FactoryModel, SwinConfig, TrainSetting
-
-# The modes that replay CUDA graphs (torch/_inductor/__init__.py, list_mode_options).
-GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
+from planner.schema.setting import GRAPH_MODES
 
 # Relative to reserved bytes. Saved tensors are those of torch's own partition, to the byte. The
 # step's peak lay between 0.95 and 1.02 of what Inductor's scheduler estimates where it lowers the
@@ -43,12 +41,7 @@ def left_out_of(model: SwinConfig | FactoryModel, setting: TrainSetting) -> list
             "what compilation changes: the model breaks into several graphs, so the step is "
             "estimated as eager and the range widened"
         ]
-    left_out = [
+    return [
         "what Inductor does to its kernels' order, padded strides and scratch of tuned kernels",
         "compilation itself, which takes memory of the host, and the first steps' warm-up",
     ]
-    if setting.compile in GRAPH_MODES and setting.accumulate > 1:
-        left_out.append(
-            "how CUDA graphs keep gradients between micro-batches: a copy outside the pool is taken"
-        )
-    return left_out

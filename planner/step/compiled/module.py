@@ -15,7 +15,6 @@ from planner.step.compiled.graph import Graph, Value, is_input
 from planner.step.compiled.partition import partition
 from planner.step.ledger import Allocated, Freed
 from planner.step.nn import Module
-from planner.step.pointwise import clone
 from planner.step.strides import contiguous_strides
 from planner.step.tensor import Device, Parameter, Storage, Tensor
 
@@ -75,13 +74,10 @@ class CompiledModule(Module):
     call and never given back.
     """
 
-    def __init__(
-        self, module: Module, graph: CompiledGraph, is_graphed: bool = False, accumulate: int = 1
-    ) -> None:
+    def __init__(self, module: Module, graph: CompiledGraph, is_graphed: bool = False) -> None:
         self.module = module
         self.graph = graph
         self.is_graphed = is_graphed
-        self.accumulates = accumulate > 1
         self.leaves = list(module.parameters())
         self.pool: Pool | None = None
 
@@ -112,7 +108,7 @@ class CompiledModule(Module):
         if self.pool is None:
             self.pool = Pool(device, self.graph)
         _compute(device, self.graph.forward)
-        data = (self.graph, self.pool, self.accumulates)
+        data = (self.graph, self.pool)
         node = begin("CompiledFunctionBackward", self.leaves, _replay_backward, (), data)
         return finish(_tensor(self.graph.output, self.pool.scratch), node)
 
@@ -174,19 +170,10 @@ def _tensor(value: Value, storage: Storage) -> Tensor:
 
 
 def _replay_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    """Gradients stay in the pool, unless further ones are to be added to them."""
-    graph, pool, accumulates = node.data
+    """Gradients stay in the pool: a step has one backward (`planner.libraries.limits`)."""
+    graph, pool = node.data
     _compute(pool.scratch.device, graph.backward)
-    gradients = []
-    for value in graph.gradients:
-        gradient = None
-        if value is not None:
-            gradient = _tensor(value, pool.gradients)
-            if accumulates:
-                gradient = clone(gradient)
-        gradients.append(gradient)
-        del gradient
-    return tuple(gradients)
+    return tuple([None if g is None else _tensor(g, pool.gradients) for g in graph.gradients])
 
 
 def _compute(device: Device, kernels: Iterable[Kernel]) -> None:

@@ -1,0 +1,65 @@
+"""The precisions that a device computes in at speed, and the refusal of those that it lacks."""
+
+from __future__ import annotations
+
+from planner.errors import UnsupportedError
+from planner.hardware.catalogue import recognise_gpu
+from planner.hardware.gpu import Gpu
+from planner.schema import DeviceInfo
+
+# Matrix units for fp16 came with capability 7.0, for tf32 and bf16 with 8.0 (NVIDIA, CUDA C++
+# Programming Guide, table of tensor core types). On AMD torch multiplies no tf32 by itself.
+_NEEDS = {
+    "fp16": "compute capability 7.0 or more",
+    "bf16": "compute capability 8.0 or more",
+    "pure-bf16": "compute capability 8.0 or more",
+    "tf32": "an NVIDIA GPU of compute capability 8.0 or more",
+}
+
+
+def precisions_of(vendor: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
+    """What a GPU has matrix units for, and fp32."""
+    if vendor == "AMD":
+        return ("fp32", "bf16", "fp16")
+    capability = capability or (0, 0)
+    if capability >= (8, 0):
+        return ("fp32", "tf32", "bf16", "fp16")
+    return ("fp32", "fp16") if capability >= (7, 0) else ("fp32",)
+
+
+def device_precisions(device: DeviceInfo) -> tuple[str, ...]:
+    """What a device computes in at speed."""
+    if device.kind == "cpu":
+        return ("fp32", "bf16")
+    vendor = "AMD" if "amd" in device.name.casefold().split() else "NVIDIA"
+    return precisions_of(vendor, device.capability)
+
+
+def lacks(gpu: Gpu, precision: str) -> bool:
+    """Whether `gpu` has no units for `precision` (as a setting names it)."""
+    offered = precisions_of(gpu.vendor, gpu.capability)
+    return precision.removeprefix("pure-") not in offered
+
+
+def check_precision(gpu: Gpu | None, precision: str) -> None:
+    """Raises UnsupportedError where `gpu` lacks `precision`."""
+    if gpu is not None and lacks(gpu, precision):
+        raise lacking_error(gpu.title, precision, precisions_of(gpu.vendor, gpu.capability))
+
+
+def check_device_precision(device: DeviceInfo, precision: str) -> None:
+    """The same for a GPU that was probed. A CPU's result may be meant for any; a GPU that nothing
+    is known of may have all."""
+    if device.kind == "cpu":
+        return
+    if device.capability is None:
+        check_precision(recognise_gpu(device.name, device.total_bytes), precision)
+    elif precision.removeprefix("pure-") not in device_precisions(device):
+        raise lacking_error(device.name, precision, device_precisions(device))
+
+
+def lacking_error(name: str, precision: str, offered: tuple[str, ...]) -> UnsupportedError:
+    return UnsupportedError(
+        f"{precision} needs {_NEEDS[precision]}, and {name} has only {', '.join(offered)}.",
+        f"Choose --precision {' or '.join(reversed(offered))}.",
+    )

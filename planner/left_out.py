@@ -1,0 +1,27 @@
+"""What an estimate leaves out, in words: a figure is worth what is known to be missing from it."""
+
+from __future__ import annotations
+
+from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.step.compiled.modes import left_out_of
+
+# Quoted, 4 A100s and 8 H100s: issues 964 and 1685 of NVIDIA/nccl.
+NCCL_BUFFERS = (
+    "NCCL's own buffers, outside PyTorch's allocator: 0.5 to 1.1 GB for each communicator were "
+    "seen on 4 to 8 GPUs, less is needed on one"
+)
+
+
+def left_out(model: SwinConfig | FactoryModel, setting: TrainSetting) -> list[str]:
+    """One line each."""
+    found = ["cuDNN's workspace for the patch embedding and kernels' scratch memory"]
+    if setting.compile != "off":
+        found += left_out_of(model, setting)
+    if setting.parallelism == "ddp":
+        found += [NCCL_BUFFERS, "the broadcast of buffers before a forward, which is transient"]
+    elif setting.world_size > 1:
+        found.append(
+            "communication buffers of data parallelism (NCCL, gradient buckets): "
+            "--set parallelism=ddp counts the buckets"
+        )
+    return found

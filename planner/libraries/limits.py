@@ -1,0 +1,93 @@
+"""Settings that a library's code takes and a step then breaks on: what cannot run, before it fails.
+
+`LibraryRoom.resolve_setting` refuses them, a search leaves them out, `emit` does not write them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from planner.errors import UnsupportedError
+from planner.libraries.maps import feature_maps
+from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.schema.setting import GRAPH_MODES
+
+# The kernel's batch is the z of its grid (NVIDIA, CUDA C++ Programming Guide: at most 65,535). From
+# 2.8 on torch goes in chunks (pull requests 154029 and 154663), but adds up the mask's gradient
+# chunk by chunk at shapes that differ, which raises where the mask wants one.
+SDPA_WINDOWS = 65_535
+
+
+class Limit(NamedTuple):
+    """What keeps a setting from running: the law, the value that breaks it, the way out."""
+
+    law: str
+    value: str
+    way_out: str
+
+    def error(self) -> UnsupportedError:
+        return UnsupportedError(f"{self.law}: {self.value}.", self.way_out)
+
+
+def limit_of(
+    model: SwinConfig | FactoryModel, setting: TrainSetting, attention: str
+) -> Limit | None:
+    """What keeps `setting` from running with `attention`, which the library resolved."""
+    found = graph_limit(setting)
+    if found is None and attention == "sdpa" and isinstance(model, SwinConfig):
+        found = window_limit(model, setting)
+    return found
+
+
+def graph_limit(setting: TrainSetting) -> Limit | None:
+    """CUDA graphs write gradients into their own pool, where the next replay of forward overwrites
+    them: torch raises "accessing tensor output of CUDAGraphs that has been overwritten" (issue
+    169545 of pytorch/pytorch; torch 2.9 to 2.13, torch/_inductor/cudagraph_trees.py)."""
+    if setting.compile not in GRAPH_MODES:
+        return None
+    if setting.accumulate > 1:
+        kept = f"accumulate is {setting.accumulate}"
+    elif not setting.zero_grad_to_none:
+        kept = "zero_grad_to_none is false"
+    else:
+        return None
+    way_out = "accumulate 1" if setting.accumulate > 1 else "zero_grad_to_none true"
+    return Limit(
+        "CUDA graphs overwrite gradients that are kept for another backward",
+        f"compile is {setting.compile}, and {kept}",
+        f"Choose compile default or max-autotune-no-cudagraphs, or {way_out}.",
+    )
+
+
+def window_limit(model: SwinConfig, setting: TrainSetting) -> Limit | None:
+    """`setting` runs with sdpa: its windows must go into one launch."""
+    largest = largest_sdpa_batch(model, setting)
+    if largest is None or setting.batch_size <= largest:
+        return None
+    per_image = windows_per_image(model, setting)
+    return Limit(
+        f"sdpa's CUDA kernel takes {SDPA_WINDOWS:,} windows at most where their position bias is "
+        "trained",
+        f"batch_size {setting.batch_size} makes {setting.batch_size * per_image:,} "
+        f"({per_image} an image)",
+        f"Choose batch_size {largest} or less (and accumulate for a larger step), "
+        "or attention eager.",
+    )
+
+
+def largest_sdpa_batch(model: SwinConfig, setting: TrainSetting) -> int | None:
+    """The largest micro-batch whose windows go into one launch; None where there is no limit."""
+    per_image = windows_per_image(model, setting)
+    return SDPA_WINDOWS // per_image if per_image else None
+
+
+def windows_per_image(model: SwinConfig, setting: TrainSetting) -> int:
+    """Most windows of any stage whose position bias is trained: sides are padded to whole windows,
+    and one that is smaller than a window is one. 0 where no bias is trained."""
+    if setting.lora_rank:
+        return 0
+    trained = list(zip(feature_maps(model), model.windows, strict=True))[setting.frozen_stages :]
+    return max(
+        (-(-height // window) * -(-width // window) for (height, width), window in trained),
+        default=0,
+    )

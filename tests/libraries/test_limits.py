@@ -1,0 +1,178 @@
+"""What cannot run is refused first: in an estimate, in a search and where it is emitted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from planner import SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
+from planner.cli import main
+from planner.emit import emit, emit_setting
+from planner.errors import UnsupportedError
+from planner.estimate import resolve
+from planner.hardware import all_gpus
+from planner.hardware.precisions import device_precisions, precisions_of
+from planner.libraries.limits import SDPA_WINDOWS, largest_sdpa_batch, windows_per_image
+from planner.libraries.registry import find_library
+from planner.schema import DeviceInfo, FactoryModel
+from planner.units import GIB
+from search.space import make_space
+from tests.emit.cases import recommendation, tiny
+
+A100 = DeviceInfo(kind="cuda", name="A100", total_bytes=2**36, capability=(8, 0))
+T4 = DeviceInfo(kind="cuda", name="Tesla T4", total_bytes=15 * GIB, capability=(7, 5))
+MI300 = DeviceInfo(
+    kind="cuda", name="AMD Instinct MI300X", total_bytes=191 * GIB, capability=(9, 4)
+)
+FACTORY = FactoryModel(factory="a:b")
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize("kept", [{"accumulate": 2}, {"zero_grad_to_none": False}])
+def test_cuda_graphs_beside_kept_gradients_are_refused(mode: str, kept: dict[str, object]) -> None:
+    setting = TrainSetting.model_validate({"compile": mode, **kept})
+    refusal = rf"(?s){mode}.*{next(iter(kept))}.*max-autotune-no-cudagraphs"
+    with pytest.raises(UnsupportedError, match=refusal):
+        estimate("native:swin_tiny", setting)
+    with pytest.raises(UnsupportedError, match=refusal):
+        resolve(FACTORY, setting, traced=True)
+    with pytest.raises(UnsupportedError, match=refusal):
+        emit_setting(tiny(), setting, "pytorch")
+    with pytest.raises(UnsupportedError, match=refusal):
+        emit_setting(FACTORY, setting, "pytorch")
+    for fine in ({"compile": "max-autotune-no-cudagraphs"}, {"compile": "default"}):
+        find_library("native").resolve_setting(tiny(), setting.model_copy(update=fine))
+
+
+@pytest.mark.parametrize("model", [SwinConfig(), FACTORY])
+def test_a_search_says_once_what_it_leaves_out(model: SwinConfig | FactoryModel) -> None:
+    space = make_space(model, A100, global_batch=1024)
+    modes = {c.setting.compile for c in space.candidates if c.setting.accumulate > 1}
+    assert modes == {"off", "default"}
+    assert any(
+        c.setting.compile == "reduce-overhead" and c.setting.attention != "sdpa"
+        for c in space.candidates
+    )
+    graphs = [line for line in space.left_out if "CUDA graphs" in line]
+    assert len(graphs) == 1
+    with pytest.raises(UnsupportedError, match="accumulate"):
+        make_space(
+            model, A100, TrainSetting(accumulate=2), restrict={"compile": ("reduce-overhead",)}
+        )
+
+
+def test_no_candidate_asks_sdpa_for_more_windows_than_it_takes() -> None:
+    space = make_space(SwinConfig(), A100)
+    by_attention = {
+        attention: max(c.setting.batch_size for c in space.candidates if c.arm and
+                       c.setting.attention == attention)
+        for attention in ("sdpa", "eager")
+    }  # fmt: skip
+    assert by_attention == {"sdpa": 768, "eager": 4096}
+    assert [line for line in space.left_out if "65,535" in line]
+
+
+# Derived: sides in tokens over sides of a window, rounded up, of the stage that has most.
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({}, 64),  # 56 / 7
+        ({"image_size": 384, "window_size": 12}, 64),  # 96 / 12
+        ({"image_size": 256, "window_size": 8}, 64),
+        ({"image_size": 224, "window_size": 12}, 25),  # 56 / 12, padded
+        ({"image_size": (224, 448)}, 128),
+        ({"image_size": 32, "window_size": (8, 2, 2, 1)}, 4),  # stages of 8, 4, 2, 1
+    ],
+)
+def test_the_largest_batch_with_sdpa_follows_from_the_windows(
+    changes: dict[str, object], windows: int
+) -> None:
+    model = SwinConfig.model_validate(changes)
+    room = find_library("native")
+    setting = TrainSetting(attention="sdpa")
+    assert windows_per_image(model, setting) == windows
+    largest = SDPA_WINDOWS // windows
+    assert largest_sdpa_batch(model, setting) == largest
+    room.resolve_setting(model, setting.model_copy(update={"batch_size": largest}))
+    over = setting.model_copy(update={"batch_size": largest + 1})
+    with pytest.raises(UnsupportedError, match=rf"(?s)65,535.*batch_size {largest} or less"):
+        room.resolve_setting(model, over)
+    room.resolve_setting(model, over.model_copy(update={"attention": "eager"}))
+    room.resolve_setting(model, over.model_copy(update={"lora_rank": 4}))  # no bias is trained
+    room.resolve_setting(model, over.model_copy(update={"frozen_stages": 4}))
+
+
+@pytest.mark.parametrize("library", ["native", "timm", "transformers"])
+def test_every_library_refuses_too_many_windows(library: str) -> None:
+    model = SwinConfig(library=library)
+    with pytest.raises(UnsupportedError, match="65,536"):
+        find_library(library).resolve_setting(
+            model, TrainSetting(batch_size=1024, attention="sdpa")
+        )
+    with pytest.raises(UnsupportedError, match="65,536"):
+        emit_setting(model, TrainSetting(batch_size=1024, attention="sdpa"), "pytorch")
+
+
+def test_the_largest_batch_ends_where_sdpa_does() -> None:
+    model = SwinConfig(depths=(1, 1), num_heads=(1, 2), embed_dim=16)
+    best = largest_batch(model, TrainSetting(attention="sdpa"), memory_bytes=200 * GIB)
+    assert best is not None
+    assert best.setting.batch_size == 1023
+
+
+def test_a_precision_that_a_card_lacks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for gpu, precision in [
+        ("v100-sxm-16gb", "bf16"), ("t4", "pure-bf16"), ("t4", "tf32"), ("mi300x", "tf32"),
+    ]:  # fmt: skip
+        with pytest.raises(UnsupportedError, match=rf"(?s){precision} needs.*--precision fp16"):
+            estimate("native:swin_tiny", gpu=gpu, precision=precision)
+        with pytest.raises(UnsupportedError, match=rf"{precision} needs"):
+            largest_batch(SwinConfig(), TrainSetting(precision=precision), gpu=find_gpu(gpu))
+        arguments = ["estimate", "native:swin_tiny", "--gpu", gpu, "--precision", precision]
+        assert main(arguments) == 1
+        assert f"{precision} needs" in capsys.readouterr().err
+
+
+def test_what_a_card_has_is_what_the_catalogue_rates() -> None:
+    for gpu in all_gpus():
+        offered = precisions_of(gpu.vendor, gpu.capability)
+        assert ("bf16" in offered) == gpu.has_bf16, gpu.name
+        assert ("tf32" in offered) <= (gpu.tf32_flops is not None), gpu.name
+        assert ("fp16" in offered) == (gpu.fp16_flops is not None), gpu.name
+
+
+def test_a_search_offers_no_tf32_on_amd_and_no_pure_bf16_without_bf16() -> None:
+    assert device_precisions(MI300) == ("fp32", "bf16", "fp16")
+    with pytest.raises(UnsupportedError, match="tf32"):
+        make_space(SwinConfig(), MI300, restrict={"precision": ("tf32",)})
+    with pytest.raises(UnsupportedError, match="pure-bf16"):
+        make_space(SwinConfig(), T4, restrict={"precision": ("pure-bf16",)})
+    make_space(SwinConfig(), A100, restrict={"precision": ("pure-bf16",)})
+
+
+def test_all_cards_are_ranked_that_have_the_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    def ranked(precision: str) -> tuple[dict[str, str], str]:
+        arguments = ["estimate", "native:swin_tiny", "--gpu", "all", "--precision", precision]
+        assert main([*arguments, "--json"]) == 0
+        told = capsys.readouterr()
+        rows = json.loads(told.out)
+        return {row["gpu"]: row["setting"]["precision"] for row in rows}, told.err
+
+    in_bf16, said = ranked("bf16")
+    assert (in_bf16["t4"], in_bf16["rtx-3090"]) == ("fp16", "bf16")
+    assert "Without bf16, and so fp16 instead" in said
+    in_tf32, said = ranked("tf32")
+    assert "t4" not in in_tf32
+    assert "mi300x" not in in_tf32
+    assert "left out" in said
+    assert "t4" in said
+
+
+def test_a_result_s_device_decides_what_may_be_emitted() -> None:
+    found = recommendation(
+        tiny(), TrainSetting(batch_size=8, precision="fp16", attention="eager"), device=T4
+    )
+    with pytest.raises(UnsupportedError, match=r"bf16 needs.*Tesla T4"):
+        emit(found, "pytorch", changes={"precision": "bf16"})
+    emit(found, "pytorch", changes={"precision": "fp32"})
