@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import erf, log, sqrt
 from statistics import median
@@ -215,7 +216,7 @@ class Belief:
         images = self.space.candidates[index].images
         if self.images is None:
             return images / seconds
-        compiling = median([r.compile_seconds or 0.0 for r in good])
+        compiling = price_of_compiling(good)
         return self.images / (compiling + self.images * seconds / images)
 
     def probe_seconds(self, outlook: Outlook) -> Array:
@@ -240,6 +241,12 @@ def is_feasible(record: MeasurementRecord, budget_bytes: int | None) -> bool:
         return False
     num_bytes = record_bytes(record)
     return budget_bytes is None or num_bytes is None or num_bytes <= budget_bytes
+
+
+def price_of_compiling(records: Sequence[MeasurementRecord]) -> float:
+    """Seconds that compiling a setting takes: the longest of its probes. In the others the compiler
+    found its work of before in a cache."""
+    return max(r.compile_seconds or 0.0 for r in records)
 
 
 def normal_cdf(z: Array) -> Array:

@@ -10,7 +10,7 @@ from statistics import median
 from planner.schema import DeviceInfo, MeasurementRecord, TrainSetting
 from planner.schema.result import Recommendation, Ruled
 from planner.units import format_bytes, format_seconds
-from search.belief import is_feasible
+from search.belief import is_feasible, price_of_compiling
 from search.noise import rate_interval
 from search.prior import record_bytes
 from search.space import Model, candidate, setting_id, simplicity
@@ -47,7 +47,7 @@ class Contender:
 
     @property
     def compile_seconds(self) -> float:
-        return median([r.compile_seconds or 0.0 for r in self.records])
+        return price_of_compiling(self.records)
 
     @property
     def num_bytes(self) -> int | None:
@@ -266,7 +266,7 @@ def _learning_rate_note(setting: TrainSetting, asked: TrainSetting) -> str:
 
 def _flags_note(best: Contender) -> str:
     flags = sorted({f for r in best.records for f in r.flags})
-    return f"The measurement may be disturbed: {'; '.join(flags)}." if flags else ""
+    return f"Noted while it was measured: {'; '.join(flags)}." if flags else ""
 
 
 def describe(setting: TrainSetting, against: TrainSetting) -> str:

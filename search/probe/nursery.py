@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from planner.schema import FactoryModel, SwinConfig, TrainSetting
 from search.probe import guard, worker
-from search.probe.device import worker_environment
+from search.probe.environment import probe_environment
 
 # What every eager probe imports; the first optimizer of a process would import torch._dynamo.
 _PRELOADED = ("search.probe.measure", "torch._dynamo")
@@ -47,7 +47,7 @@ class Nursery:
         self._socket = ours
         self._lock = threading.Lock()
         self._ready = False
-        environment = worker_environment()
+        environment = probe_environment()
         # torch.cuda.is_available() then asks NVML, where it would else initialise CUDA.
         environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         config = model.model_dump_json() if isinstance(model, SwinConfig) else ""

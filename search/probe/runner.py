@@ -18,8 +18,9 @@ from datetime import UTC, datetime
 from statistics import median
 
 from planner.schema import MeasurementRecord
-from search.probe import failure, guard
-from search.probe.device import describe_device, memory_in_use, versions, worker_environment
+from search.probe import failure, guard, worker
+from search.probe.device import describe_device, memory_in_use, versions
+from search.probe.environment import probe_environment
 from search.probe.nursery import Nursery, NurseryGoneError
 from search.probe.protocol import (
     AnswerReader,
@@ -45,8 +46,6 @@ TAIL_BYTES = 16 * 1024
 _READ_BYTES = 1 << 16
 # A pipe holds 1 MiB at most (fs.pipe-max-size), unless root has said otherwise.
 _PIPE_READS = (1 << 20) // _READ_BYTES
-
-WORKER_COMMAND = (sys.executable, "-P", "-m", "search.probe.worker")
 
 
 @dataclass(frozen=True)
@@ -286,7 +285,7 @@ def _choose_spawn(nursery: Nursery | None, command: Sequence[str] | None, deadli
         if nursery is not None and command is None:
             with contextlib.suppress(NurseryGoneError):
                 return nursery.spawn(fds, deadline)
-        return _spawn_process(command or WORKER_COMMAND, fds)
+        return _spawn_process(command or worker.COMMAND, fds)
 
     return spawn
 
@@ -302,7 +301,7 @@ def _spawn_process(command: Sequence[str], fds: Sequence[int]) -> Callable[[], o
         stderr=error,
         pass_fds=(lifeline, status, request, result),
         start_new_session=True,
-        env=worker_environment(),
+        env=probe_environment(),
     )
     return process.wait
 

@@ -15,6 +15,8 @@ from typing import NoReturn
 from search.probe.protocol import WorkOrder
 from search.probe.report import Report
 
+COMMAND = (sys.executable, "-P", "-m", "search.probe.worker")
+
 
 def main() -> NoReturn:
     work(int(sys.argv[1]), int(sys.argv[2]))
@@ -26,6 +28,8 @@ def work(request_fd: int, result_fd: int) -> NoReturn:
     By `os._exit`: what a library or the user's code does at exit is not the probe's.
     """
     began = time.monotonic()
+    if is_unfit():
+        start_afresh(request_fd, result_fd)
     os.set_inheritable(request_fd, False)
     os.set_inheritable(result_fd, False)
     faulthandler.enable()
@@ -39,6 +43,23 @@ def work(request_fd: int, result_fd: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def is_unfit() -> bool:
+    """Whether this process was forked from one that had initialised CUDA: it can never use it.
+
+    Asking for the number of GPUs is enough, where NVML does not answer; the nursery does not ask,
+    and what it imports does not as far as it was read.
+    """
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda._is_in_bad_fork())
+
+
+def start_afresh(request_fd: int, result_fd: int) -> NoReturn:
+    """Become a process that has imported nothing, for the same order, which was not read yet."""
+    for fd in (request_fd, result_fd):
+        os.set_inheritable(fd, True)
+    os.execv(COMMAND[0], [*COMMAND, str(request_fd), str(result_fd)])
 
 
 if __name__ == "__main__":

@@ -342,3 +342,9 @@ def sets_tf32_of_old() -> nn.Module:
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     return AsksPrecision()
+
+
+def needs_sound_fork() -> nn.Module:
+    if torch.cuda._is_in_bad_fork():
+        raise ValueError("CUDA cannot be used in this process")
+    return Tiny()

@@ -6,9 +6,11 @@ import pytest
 
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import GIB
+from search.belief import Belief
+from search.prior import generic_prior
 from search.recommend import Search, break_even_steps, choose, contenders, front, recommend
-from search.space import candidate
-from tests.search.tables import GPU, MODEL, make_record
+from search.space import candidate, make_space
+from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 PLAIN = TrainSetting(precision="fp32", batch_size=16, attention="eager")
 
@@ -54,6 +56,26 @@ def test_within_noise_the_simpler_setting_wins() -> None:
 def test_a_note_says_what_the_simpler_setting_costs() -> None:
     found = recommend([at(100), at(100.5, change(compile="default"))], search())
     assert any("within the noise" in note for note in found.notes)
+
+
+def test_a_repeat_from_the_cache_does_not_lower_what_compiling_costs() -> None:
+    """Its second probe finds the first's kernels in the compiler's cache, a training elsewhere does
+    not: 100 s of compiling against 1000 s of training at 100 images/s."""
+    compiled = change(compile="default")
+    records = [
+        at(105, compiled, compile_seconds=seconds, probe_id=str(seconds))
+        for seconds in (100.0, 2.0, 2.0)
+    ]
+    found = contenders([*records, at(100)], None)
+    assert next(c for c in found if c.setting == compiled).compile_seconds == 100
+    assert choose(found, images=100_000).setting == PLAIN
+    space = make_space(MODEL, GPU, restrict={**SMALL, "attention": ("eager",)}, batch_sizes=(16,))
+    belief = Belief(space, generic_prior(space, GPU), None, images=100_000)
+    index = space.index(records[0].setting)
+    assert index is not None
+    for record in records:
+        belief.tell(index, record)
+    assert belief.rate(index) == pytest.approx(100_000 / (100 + 100_000 / 105), rel=1e-3)
 
 
 def test_what_exceeds_the_budget_is_not_recommended() -> None:

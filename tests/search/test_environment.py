@@ -1,0 +1,127 @@
+"""What a probe's processes start from: as many compile threads as fit, and a sound fork."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.units import GIB
+from search.probe import environment
+from search.probe.device import MemoryInUse
+from search.probe.environment import THREADS, compile_threads, cpu_quota, probe_environment
+from search.probe.nursery import Nursery
+from search.probe.runner import run_probe
+from tests.search.probes import AMPLE_SECONDS, request_of
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 cores and 200 GiB, none of them limited."""
+    monkeypatch.delenv(THREADS, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(environment, "cpu_quota", lambda: None)
+    give_memory(monkeypatch, 200)
+
+
+def give_memory(monkeypatch: pytest.MonkeyPatch, free_gib: int) -> None:
+    memory = MemoryInUse(256 * GIB, 256 * GIB - free_gib * GIB, free_gib * GIB)
+    monkeypatch.setattr(environment, "memory_in_use", lambda device: memory)
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("free_gib", "quota", "threads"),
+    [(200, None, 32), (200, 3.5, 4), (200, 0.5, 1), (8, None, 8), (8, 4.0, 4), (0, None, 1)],
+)
+def test_compile_workers_have_room(
+    monkeypatch: pytest.MonkeyPatch, free_gib: int, quota: float | None, threads: int
+) -> None:
+    """Half a GiB each, in half of what is free."""
+    give_memory(monkeypatch, free_gib)
+    monkeypatch.setattr(environment, "cpu_quota", lambda: quota)
+    assert compile_threads() == threads
+    assert probe_environment()[THREADS] == str(threads)
+
+
+@pytest.mark.usefixtures("machine")
+def test_users_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(THREADS, "7")
+    assert probe_environment()[THREADS] == "7"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "quota"),
+    [
+        ("0::/box\n", {"box/cpu.max": "250000 100000\n"}, 2.5),
+        ("0::/elsewhere\n", {"cpu.max": "400000 100000\n"}, 4.0),  # a container's own root
+        ("0::/box\n", {"box/cpu.max": "max 100000\n"}, None),
+        ("4:cpu,cpuacct:/box\n1:name=systemd:/\n",
+         {"cpu/box/cpu.cfs_quota_us": "150000\n", "cpu/box/cpu.cfs_period_us": "100000\n"}, 1.5),
+        ("4:cpu,cpuacct:/\n",
+         {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ("5:memory:/\n", {}, None),
+    ],
+)  # fmt: skip
+def test_quota_is_the_control_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str],
+    quota: float | None,
+) -> None:  # fmt: skip
+    (tmp_path / "groups").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(environment, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(environment, "_ROOT", tmp_path)
+    assert cpu_quota() == quota
+
+
+def test_workers_and_nurseries_are_told(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    given: list[dict[str, str]] = []
+    start = subprocess.Popen
+
+    def popen(command: object, **options: Any) -> Any:
+        given.append(options["env"])
+        return start(command, **options)
+
+    monkeypatch.delenv(THREADS, raising=False)
+    monkeypatch.setattr(environment, "compile_threads", lambda: 3)
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    Nursery().close()
+    run_probe(
+        request_of("tiny"), deadline_seconds=AMPLE_SECONDS, worker_command=["/no/such/program"]
+    )
+    assert [found[THREADS] for found in given] == ["3", "3"]
+
+
+POISONED = """
+import os
+from search.probe import worker
+from search.probe.protocol import AnswerReader, OutcomeMessage, WorkOrder, encode
+from tests.search.probes import request_of
+import torch
+torch.cuda._is_in_bad_fork = lambda: True  # as after cudaGetDeviceCount in a parent
+request = request_of("needs_sound_fork")
+(order, ours), (theirs, result) = os.pipe(), os.pipe()
+if os.fork() == 0:
+    os.close(ours)
+    os.close(theirs)
+    worker.work(order, result)
+os.write(ours, encode(WorkOrder(request=request, deadline_seconds=300)).lstrip())
+os.close(ours)
+os.close(result)
+reader, answers = AnswerReader(request.probe_id), []
+while data := os.read(theirs, 1 << 16):
+    answers += reader.feed(data)
+print([a.status for a in answers if isinstance(a, OutcomeMessage)])
+"""
+
+
+def test_poisoned_fork_becomes_a_fresh_process() -> None:
+    """Which would else fail at its first operation on the GPU; a fresh one has no such mark."""
+    answer = subprocess.run([sys.executable, "-c", POISONED], capture_output=True, check=True)
+    assert answer.stdout.split(b"\n")[-2] == b"['measured']", answer.stderr
