@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from planner.callable_module import make_callable
-from planner.environment.rates import load_rates
 from planner.errors import PlannerError, UnsupportedError, UsageError, unknown_name
 from planner.libraries.resolve import resolve_model
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
@@ -31,7 +30,7 @@ from search.probe.device import (
 )
 from search.probe.runner import ProbeEvent
 from search.prober import DeviceProber
-from search.rates import device_rates
+from search.rates import device_rates, kept_rates
 from search.records import read_records
 from search.replay import Replay
 from search.room import find_room, less_headroom, with_allocator
@@ -248,7 +247,7 @@ def _prior(
     if estimator is None or not isinstance(model, SwinConfig):
         return generic_prior(space, device)
     if estimator == "auto":
-        estimator = device_estimator(device, load_rates(device.name), allocator)
+        estimator = device_estimator(device, kept_rates(device), allocator)
     return estimated_prior(space, model, device, estimator, budget_bytes)
 
 

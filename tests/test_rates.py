@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from planner.environment.bench import Bench, Trial, best_of_rounds
 from planner.environment.rates import (
     Workload,
     load_rates,
     measure_rates,
+    measuring_environment,
     rates_path,
     save_rates,
 )
@@ -19,6 +25,7 @@ from planner.hardware import find_gpu
 from planner.schema import TrainSetting
 from planner.step.ledger import Computed
 from planner.throughput import DeviceRates, predict_step, rates_for
+from planner.units import GIB, MIB
 
 TINY = Workload(
     rows=64, channels=32, copy_bytes=2**16, images=1, side=14, host_layers=2, sample_seconds=1e-4
@@ -55,8 +62,6 @@ def test_measured_rates_predict_a_step(measured: DeviceRates) -> None:
 
 
 def test_the_precision_of_fp32_matmuls_is_left_as_it_was() -> None:
-    import torch
-
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
@@ -64,6 +69,73 @@ def test_the_precision_of_fp32_matmuls_is_left_as_it_was() -> None:
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_what_disturbs_for_a_while_falsifies_no_dtype() -> None:
+    """For the first round and a half all takes ten times as long: one after the other, the first
+    dtype would be told as ten times slower than the last."""
+    taken: list[str] = []
+
+    def sampler(name: str, seconds: float) -> Callable[[], float]:
+        def sample() -> float:
+            taken.append(name)
+            return seconds * (10 if len(taken) <= 4 else 1)
+
+        return sample
+
+    samples = {name: sampler(name, s) for name, s in (("a", 1.0), ("b", 2.0), ("c", 3.0))}
+    assert best_of_rounds(samples, rounds=3) == {"a": 1.0, "b": 2.0, "c": 3.0}
+    assert taken == ["a", "b", "c"] * 3, "in turns"
+
+
+def test_one_round_is_taken_however_late_it_is() -> None:
+    assert best_of_rounds({"a": lambda: 2.0}, deadline=-math.inf) == {"a": 2.0}
+
+
+def test_waiting_for_other_processes_is_no_time_of_a_cpu() -> None:
+    bench = Bench(torch.device("cpu"), TINY)
+    assert bench._sample(Trial(lambda: time.sleep(0.2)), 1) < 0.1
+    busy = Trial(lambda: sum(range(10**6)))
+    assert bench._sample(busy, 1) > 0
+
+
+def test_a_measuring_process_waits_asleep_and_numbers_gpus_by_bus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    with measuring_environment():
+        assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+        assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST", "what is said already holds"
+    assert "OMP_WAIT_POLICY" not in os.environ
+    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    with measuring_environment():
+        assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_attention_is_timed_as_a_swin_trains_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a bias that needs a gradient, which decides the kernel, and with its backward."""
+    needed: list[bool] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def seen(*args: torch.Tensor, attn_mask: torch.Tensor) -> torch.Tensor:
+        needed.append(attn_mask.requires_grad)
+        return attend(*args, attn_mask=attn_mask)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+    trial = Bench(torch.device("cpu"), TINY)._attention("float32")
+    gradients = trial.call()
+    assert needed == [True]
+    assert [g.shape[-2] for g in gradients] == [49] * 4  # type: ignore[attr-defined]
+    assert trial.work == 3.5 * 4 * 4 * 3 * 49 * 49 * 32  # 4 windows of one image of 14 x 14
+
+
+def test_cards_of_one_name_and_another_memory_have_their_own(measured: DeviceRates) -> None:
+    save_rates(measured, memory_bytes=40 * GIB)
+    assert load_rates(measured.name, memory_bytes=40 * GIB - 200 * MIB) == measured
+    assert load_rates(measured.name, memory_bytes=80 * GIB) is None
+    assert load_rates(measured.name) is None
 
 
 @pytest.mark.parametrize("rates", [rates_for(find_gpu("h200")), None])

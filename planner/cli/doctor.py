@@ -27,7 +27,7 @@ def command(rates: bool, device: str, as_json: bool) -> int:
     Exits with status 1 where something must be mended first.
     """
     checkup = check_environment()
-    measured = _measure(_device(device, checkup)) if rates else None
+    measured = _measure(_device(device, checkup), checkup) if rates else None
     if as_json:
         print_json(_as_json(checkup, measured))
     else:
@@ -52,13 +52,25 @@ def _device(name: str, checkup: Checkup) -> str:
     return name
 
 
-def _measure(device: str) -> DeviceRates:
-    from planner.environment.rates import measure_rates, save_rates
+def _measure(device: str, checkup: Checkup) -> DeviceRates:
+    """The rates of `device`, numbered by its bus as everywhere here; kept, unless others or
+    throttling disturbed them."""
+    from planner.environment.rates import measure_rates, measuring_environment, save_rates
+    from search.rates import watched
 
+    kind, _, index = device.partition(":")
+    memory_bytes = checkup.torch.gpus[int(index or 0)].total_bytes if kind == "cuda" else None
     click.echo(f"Measuring {device} …", err=True)
-    measured = measure_rates(device)
+    with (
+        watched(device if kind == "cpu" else f"cuda:{index or 0}") as disturbances,
+        measuring_environment(),
+    ):
+        measured = measure_rates(device)
+    if disturbances:
+        click.echo(f"Not kept: {'; '.join(disturbances)}.", err=True)
+        return measured
     try:
-        click.echo(f"Kept in {save_rates(measured)}", err=True)
+        click.echo(f"Kept in {save_rates(measured, memory_bytes=memory_bytes)}", err=True)
     except OSError as error:
         click.echo(f"Not kept: {error}", err=True)
     return measured

@@ -134,11 +134,17 @@ def nvml_device(device: str) -> nvml.NvmlDevice | None:
     return _nvml_device(int(device[5:]))
 
 
+def driver_device(device: str) -> nvml.NvmlDevice | None:
+    """The driver's handle of "cuda:N", as torch numbers it; None of "cpu", and where the driver's
+    figures are not of torch's device."""
+    return None if device == "cpu" else _driver_device(int(device[5:]))
+
+
 def name_card(device: str) -> str | None:
     """Which card "cuda:N" is, and how to train on the same one, where the GPUs here differ: CUDA
     numbers them by speed, and a probe by their bus."""
     visible = visible_gpus(_nvml_gpus())
-    found = _driver_device(int(device[5:])) if device != "cpu" else None
+    found = driver_device(device)
     if found is None or len({gpu.name for gpu in visible}) < 2:
         return None
     return (

@@ -23,16 +23,8 @@ from search.probe.accounting import (
     process_bytes,
 )
 from search.probe.device import nvml_device
-from search.probe.nvml import NvmlDevice, NvmlMemory
+from search.probe.nvml import DISTURBING_REASONS, NvmlDevice, NvmlMemory
 
-# Reasons for lower clocks that say the samples are not the device's best. A power cap is not one:
-# large matrix work meets it on every card, and so will the training itself.
-_DISTURBING = {
-    "hw_slowdown",
-    "sw_thermal_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-}
 # Counts of the caching allocator that say a step met the end of memory, in words.
 _FAILED_ALLOCATIONS = {
     "num_alloc_retries": "allocations succeeded only after cached memory was given back",
@@ -305,7 +297,7 @@ class CudaMeter:
     def flags(self) -> list[str]:
         found = [*self.doubts, *self._cap_flags(), *self._others_flags()]
         clocks = self.clocks()
-        slowed = sorted(_DISTURBING.intersection(clocks.throttle_reasons if clocks else ()))
+        slowed = sorted(DISTURBING_REASONS.intersection(clocks.throttle_reasons if clocks else ()))
         if slowed:
             found.append(f"throttled: {', '.join(slowed)}")
         failures = self._allocation_failures()

@@ -32,6 +32,13 @@ THROTTLE_REASONS = {
 }  # 0x001 is idle, which is no throttling
 
 
+# Those that say a sample is not the device's best. A power cap is not one: large matrix work meets
+# it on every card, and so will the training itself.
+DISTURBING_REASONS = frozenset(
+    ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+)
+
+
 class _Memory(Structure):
     _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
 

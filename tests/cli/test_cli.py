@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,11 +14,12 @@ import pytest
 
 from planner.cli import COMMANDS, cli, main
 from planner.cli.gpus import gpu_as_json
-from planner.environment.doctor import find_faults
+from planner.environment.doctor import Checkup, find_faults
 from planner.environment.torch_build import TorchBuild, TorchGpu
 from planner.errors import PlannerError, UsageError
 from planner.hardware import all_gpus
 from planner.hardware.detect import parse_gpus
+from planner.throughput import DeviceRates
 
 PLANNER = Path(sys.executable).with_name("planner")
 
@@ -255,3 +257,34 @@ def test_the_doctor_refuses_a_device_that_is_not_here(capsys: pytest.CaptureFixt
     assert main(["doctor", "--rates", "--device", "gpu"]) == 2
     assert main(["doctor", "--rates", "--device", "cuda:99"]) == 1
     assert "'cuda:99' cannot be used: " in capsys.readouterr().err
+
+
+def test_the_doctor_measures_by_bus_order_and_keeps_what_nobody_disturbed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from planner.cli import doctor
+    from planner.environment import rates
+    from planner.hardware import find_gpu
+    from planner.throughput import rates_for
+    from search import rates as search_rates
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    order, disturbances = [], [["others hold 1.00 GiB of the device"], []]
+    known = rates_for(find_gpu("h200"))
+
+    def measure(device: str) -> DeviceRates:
+        order.append(os.environ["CUDA_DEVICE_ORDER"])
+        return known
+
+    monkeypatch.setattr(rates, "measure_rates", measure)
+    monkeypatch.setattr(
+        search_rates, "watched", lambda where: contextlib.nullcontext(disturbances.pop(0))
+    )
+    checkup = Checkup("3.11", "Linux", {}, seeing(), [], {}, [])
+    assert doctor._measure("cuda", checkup) == known
+    assert "Not kept: others hold 1.00 GiB" in capsys.readouterr().err
+    assert rates.load_rates(known.name, memory_bytes=141 * 2**30) is None
+    assert doctor._measure("cuda:0", checkup) == known
+    assert rates.load_rates(known.name, memory_bytes=141 * 2**30) == known
+    assert order == ["PCI_BUS_ID"] * 2

@@ -6,16 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from planner.environment.rates import load_rates
+from planner.hardware import find_gpu
 from planner.schema import DeviceInfo, TrainSetting
-from planner.units import GIB
+from planner.throughput import rates_for
+from planner.units import GIB, MIB
 from search import rates
 from search.estimator import DeviceEstimator
-from search.probe.device import describe_device
+from search.probe.device import MemoryInUse, describe_device
+from search.probe.nvml import NvmlProcess
 from tests.search.processes import carrying, marked, remaining
 from tests.search.tables import MODEL
 
@@ -63,6 +67,44 @@ def test_nothing_is_measured_where_the_catalogue_knows_or_time_is_short(
     assert rates.device_rates("cpu", describe_device("cpu"), 10.0) is None
 
 
+class Card:
+    """A driver's handle with so many processes on it, held back for these reasons."""
+
+    def __init__(self, *reasons: str, holders: int = 1) -> None:
+        self.throttle_reasons = reasons
+        self.processes = tuple(NvmlProcess(n, None) for n in range(holders))
+
+
+UNKNOWN = DeviceInfo(kind="cuda", name="Unheard-of GPU", total_bytes=40 * GIB, capability=(8, 0))
+
+
+@pytest.mark.parametrize(
+    ("card", "used", "said"),
+    [
+        (Card(), 0, ""),
+        (Card("sw_power_cap"), 3 * MIB, ""),
+        (None, 0, ""),
+        (Card(), GIB, "others hold 1.00 GiB"),
+        (Card("hw_thermal_slowdown"), 0, "throttled (hw_thermal_slowdown)"),
+        (Card(holders=2), 0, "came to compute"),
+    ],
+)
+def test_what_was_disturbed_is_used_but_not_kept(
+    monkeypatch: pytest.MonkeyPatch, card: Card | None, used: int, said: str
+) -> None:
+    measured = rates_for(find_gpu("a100-sxm-40gb"))
+    in_use = MemoryInUse(40 * GIB, used, 40 * GIB - used)
+    monkeypatch.setattr(rates, "driver_device", lambda where: card)
+    monkeypatch.setattr(rates, "memory_in_use", lambda where: in_use)
+    monkeypatch.setattr(rates, "_measure_apart", lambda *_: measured)
+    heard: list[str] = []
+    found = rates.device_rates("cuda:0", UNKNOWN, None, heard.append)
+    assert found == replace(measured, name=UNKNOWN.name)
+    assert rates.kept_rates(UNKNOWN) == (None if said else found)
+    assert rates.kept_rates(UNKNOWN.model_copy(update={"total_bytes": 80 * GIB})) is None
+    assert said in heard[-1]
+
+
 def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "__name__", "no.such.module")
     said: list[str] = []
@@ -72,10 +114,10 @@ def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
 # The process that measures, with a measurement that never ends, as its tuner starts it.
 ENDLESS = """
-import time
+import os, time
 from planner.environment import rates
 def measure(device):
-    print("measuring", flush=True)
+    print("measuring", os.environ["OMP_WAIT_POLICY"], flush=True)
     time.sleep(600)
 rates.measure_rates = measure
 from search.rates import main
@@ -92,7 +134,7 @@ def test_a_killed_tuner_leaves_no_measurement_running() -> None:
         command = [sys.executable, "-c", TUNER, ENDLESS]
         tuner = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert tuner.stdout is not None
-        assert tuner.stdout.readline() == b"measuring\n"
+        assert tuner.stdout.readline() == b"measuring PASSIVE\n"
         assert len(carrying(token)) == 2
         tuner.kill()
         tuner.wait()
