@@ -1,26 +1,34 @@
-"""Measurement records on disk: one JSON line per probe, appended and never rewritten."""
+"""Records on disk, one JSON line each, appended and never rewritten: measurements, and beside them
+observations of a device, which readers of measurements pass over."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from planner.errors import PlannerError
+from planner.schema.observation import OBSERVATION_FORMAT, ObservationRecord
 from planner.schema.record import RECORD_FORMAT, MeasurementRecord
+
+AnyRecord = MeasurementRecord | ObservationRecord
 
 
 @dataclass(frozen=True)
 class RecordFile:
-    """The records of a file up to its first fault; `fault` says what and where, "" if none."""
+    """The measurements of a file up to its first fault, and the observations beside them; `fault`
+    says what is wrong and where, "" if nothing is."""
 
     records: tuple[MeasurementRecord, ...]
     fault: str = ""
+    observations: tuple[ObservationRecord, ...] = ()
 
 
 class RecordsNotWrittenError(PlannerError):
@@ -47,33 +55,62 @@ def read_records(path: Path | str) -> RecordFile:
 def parse_records(data: bytes, source: str) -> RecordFile:
     """As `read_records`, from bytes; `source` names them in the fault."""
     records: list[MeasurementRecord] = []
+    observations: list[ObservationRecord] = []
     lines = data.split(b"\n")
+    fault = ""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            records.append(parse_record(line))
+            if is_observation(line):
+                observations.append(parse_observation(line))
+            else:
+                records.append(parse_record(line))
         except ValueError as error:
             torn = number == len(lines)
             kind = "is torn (its writer was stopped)" if torn else f"is not a record: {error}"
-            return RecordFile(tuple(records), f"{source}: line {number} {kind}")
-    return RecordFile(tuple(records))
+            fault = f"{source}: line {number} {kind}"
+            break
+    return RecordFile(tuple(records), fault, tuple(observations))
+
+
+def is_observation(line: bytes) -> bool:
+    """Whether a line is of an observation: no field of a measurement is called so."""
+    if b'"observation"' not in line:
+        return False
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(data, dict) and "observation" in data
+
+
+def parse_observation(line: bytes | str) -> ObservationRecord:
+    """One JSON line as an observation. Raises ValueError with a one-line reason."""
+    return _parse_line(ObservationRecord, line, OBSERVATION_FORMAT)
 
 
 def parse_record(line: bytes | str) -> MeasurementRecord:
     """One JSON line as a record. Raises ValueError with a one-line reason."""
+    return _parse_line(MeasurementRecord, line, RECORD_FORMAT)
+
+
+RecordT = TypeVar("RecordT", MeasurementRecord, ObservationRecord)
+
+
+def _parse_line(kind: type[RecordT], line: bytes | str, newest: int) -> RecordT:
     try:
-        record = MeasurementRecord.model_validate_json(line)
+        record = kind.model_validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{place}: {first['msg']}" if place else str(first["msg"])) from None
-    if record.format > RECORD_FORMAT:
-        raise ValueError(f"format {record.format} is newer than this planner's {RECORD_FORMAT}")
+    if record.format > newest:
+        raise ValueError(f"format {record.format} is newer than this planner's {newest}")
     return record
 
 
-def format_record(record: MeasurementRecord) -> bytes:
+def format_record(record: AnyRecord) -> bytes:
     """One JSON line with its newline; what is unset or default is left out, as it reads back."""
     return record.model_dump_json(exclude_none=True).encode() + b"\n"
 
@@ -94,9 +131,7 @@ def _not_written(path: Path | str, error: OSError, option: str) -> RecordsNotWri
     )
 
 
-def append_records(
-    path: Path | str, records: list[MeasurementRecord], option: str = "--output"
-) -> int:
+def append_records(path: Path | str, records: Sequence[AnyRecord], option: str = "--output") -> int:
     """Appends those of `records` whose `probe_id` is not in the file; on disk when this returns.
 
     Several processes may append to one file: it is locked meanwhile. A torn last line (a writer
@@ -108,12 +143,16 @@ def append_records(
     try:
         with _locked(path) as descriptor:
             known = _mend(descriptor, path)
-            fresh = [r for r in records if not r.probe_id or r.probe_id not in known]
+            fresh = [r for r in records if not _probe_id(r) or _probe_id(r) not in known]
             if fresh:
                 _append(descriptor, b"".join(format_record(r) for r in fresh))
     except OSError as error:
         raise _not_written(path, error, option) from error
     return len(fresh)
+
+
+def _probe_id(record: AnyRecord) -> str:
+    return record.probe_id if isinstance(record, MeasurementRecord) else ""
 
 
 @contextmanager

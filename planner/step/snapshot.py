@@ -11,6 +11,7 @@ requests and must give each of them the address that the device gave.
 
 from __future__ import annotations
 
+import gzip
 import pickle
 import sys
 from bisect import bisect_left, bisect_right, insort
@@ -57,9 +58,10 @@ class SnapshotReplay:
 
 def load_snapshot(path: Path) -> dict[str, Any]:
     """Read a dumped snapshot. It is made of plain values, and nothing else is let in: reading a
-    pickle from elsewhere runs no code. Raises PlannerError."""
+    pickle from elsewhere runs no code. A name that ends in .gz is of a compressed one. Raises
+    PlannerError."""
     try:
-        with path.open("rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             snapshot = _PlainUnpickler(file).load()
     except (pickle.UnpicklingError, EOFError, OSError) as error:
         raise PlannerError(
