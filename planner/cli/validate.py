@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.cli.arguments import model_and_settings, with_model_options
+from planner.cli.observations import describe_row, print_list, print_observations, print_seen
 from planner.cli.output import print_json, print_table
 from planner.errors import PlannerError, UsageError
 from planner.schema import MeasurementRecord
+from planner.schema.observation import ObservationRecord
 from planner.units import format_bytes, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
+    from search.records import RecordFile
     from search.validation.compare import Comparison
-    from search.validation.matrix import Row
+    from search.validation.matrix import Matrix, Row
     from search.validation.run import Progress
 
 DEFAULT_GRID = {
@@ -47,23 +50,30 @@ DEFAULT_GRID = {
 @click.option("--held-out", is_flag=True, help="Only the rows that judge the fit.")
 @click.option("--fit", is_flag=True, help="Print what the records say of the device's constants.")
 @click.option("--list", "only_list", is_flag=True, help="Print the rows and measure nothing.")
+@click.option(
+    "--rehearse",
+    is_flag=True,
+    help="Run the whole list with tiny models and short times: does all of it work here?",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     """Run a matrix of settings for real and print predicted against measured.
 
     With MODELs, every combination of the options' values (batch 8 and 32, fp32 and bf16, with and
     without checkpointing unless given); with --matrix, the rows of a file; with --replay, records
-    that exist. Interrupted, the same command goes on where it stopped.
+    that exist. Interrupted, the same command goes on where it stopped. A matrix may name things to
+    see first, such as what an error says: tests/truth/first.yaml is for a device's first minutes.
     """
     from search.validation.compare import compare
 
     budget_seconds = _check(models, given)
     if given["replay"]:
-        records = _replayed(given["replay"])
+        found = _replayed(given["replay"])
     else:
-        records = _measured(models, given, budget_seconds)
+        found = _measured(models, given, budget_seconds)
     if given["only_list"]:
         return
+    records = found.records
     comparisons = compare(records)
     if given["held_out"]:
         comparisons = [c for c in comparisons if c.held_out]
@@ -74,7 +84,10 @@ def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     elif given["as_json"]:
         print_json([_as_json(c) for c in comparisons])
     else:
-        _print_comparison(comparisons, records)
+        if found.observations:
+            print_observations(found.observations)
+        if records or not found.observations:
+            _print_comparison(comparisons, records)
 
 
 def _check(models: tuple[str, ...], given: dict[str, Any]) -> float | None:
@@ -95,59 +108,77 @@ def _check(models: tuple[str, ...], given: dict[str, Any]) -> float | None:
     return seconds
 
 
-def _replayed(files: Sequence[str]) -> list[MeasurementRecord]:
-    from search.records import read_records
+def _replayed(files: Sequence[str]) -> RecordFile:
+    from search.records import RecordFile, read_records
 
     records: list[MeasurementRecord] = []
+    observations: list[ObservationRecord] = []
     for file in files:
         if not Path(file).exists():
             raise PlannerError(f"there is no file {file}.")
         read = read_records(file)
-        if read.fault and not read.records:
+        if read.fault and not read.records and not read.observations:
             raise PlannerError(f"{read.fault}: no record was read.")
         records += read.records
+        observations += read.observations
         if read.fault:
             click.echo(f"{read.fault}; {len(read.records)} records before it were read.", err=True)
-    return records
+    return RecordFile(tuple(records), observations=tuple(observations))
 
 
 def _measured(
     models: tuple[str, ...], given: dict[str, Any], budget_seconds: float | None
-) -> list[MeasurementRecord]:
-    from search.probe.device import choose_device, why_no_gpu
-    from search.records import check_writable, read_records
-    from search.validation.run import measure, remaining_rows
+) -> RecordFile:
+    from search.probe.device import choose_device, describe_device, why_no_gpu
+    from search.records import RecordFile, check_writable, read_records
+    from search.validation.observe import remaining_observations
+    from search.validation.run import remaining_rows
+    from search.validation.survey import carry_out
 
-    rows = _rows(models, given)
+    matrix = _matrix(models, given)
     file = Path(given["record"])
-    left = remaining_rows(rows, read_records(file).records)
-    if given["only_list"]:
-        for row in rows:
-            click.echo(f"{'  ' if row in left else 'ok'} {_describe(row)}")
-        click.echo(f"{len(rows)} rows, {len(rows) - len(left)} of them in {file}.")
-        return []
+    known = read_records(file)
     device = choose_device(given["device"])
+    name = describe_device(device).name
+    to_see = remaining_observations(matrix.observations, known.observations, name)
+    left = remaining_rows(matrix.rows, known.records, name)
+    if given["only_list"]:
+        print_list(matrix, [o.name for o in to_see], left, file)
+        return RecordFile(())
     check_writable(file, "--record")
     if device == "cpu":
         reason = why_no_gpu() or "the CPU was asked for"
         click.echo(f"Measuring on the CPU ({reason}): the estimate is of a CUDA device, so its "
                    "figures are not held against these.", err=True)  # fmt: skip
-    click.echo(f"{len(left)} of {len(rows)} rows to measure on {device}; records in {file}.",
-               err=True)  # fmt: skip
+    what = f"{len(to_see)} of {len(matrix.observations)} things to see and " if to_see else ""
+    click.echo(f"{what}{len(left)} of {len(matrix.rows)} rows to measure on {device}; records in "
+               f"{file}.", err=True)  # fmt: skip
     try:
-        measure(rows, device, file, _print_progress, budget_seconds)
+        carry_out(matrix, device, file, print_seen, _print_progress,
+                  budget_seconds or matrix.budget_seconds, given["rehearse"])  # fmt: skip
     except KeyboardInterrupt:
         click.echo("Stopped. The same command goes on from here.", err=True)
-    return list(read_records(file).records)
+    return read_records(file)
 
 
-def _rows(models: tuple[str, ...], given: dict[str, Any]) -> list[Row]:
-    from search.validation.matrix import Row, read_matrix
+def _matrix(models: tuple[str, ...], given: dict[str, Any]) -> Matrix:
+    """What is to be done: the file's list or the command line's rows, made small to rehearse."""
+    from search.validation.matrix import Matrix
+    from search.validation.reading import read_matrix_file
+    from search.validation.rehearsal import rehearse
 
     if given["matrix"] and models:
         raise UsageError("a MODEL and a --matrix were both given.", "Name one of them.")
     if given["matrix"]:
-        return read_matrix(Path(given["matrix"]))
+        matrix = read_matrix_file(Path(given["matrix"]))
+    else:
+        matrix = Matrix(tuple(_rows(models, given)))
+    return rehearse(matrix) if given["rehearse"] else matrix
+
+
+def _rows(models: tuple[str, ...], given: dict[str, Any]) -> list[Row]:
+    from search.validation.matrix import Row
+
     if not models:
         raise UsageError(
             "there is nothing to measure.", "Name a MODEL, --matrix FILE or --replay FILE."
@@ -163,12 +194,6 @@ def _rows(models: tuple[str, ...], given: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def _describe(row: Row) -> str:
-    from planner.report.tables import describe_setting
-
-    return f"{row.model.title}, {describe_setting(row.setting)}"
-
-
 def _print_progress(progress: Progress) -> None:
     record = progress.record
     found: str = record.status
@@ -177,7 +202,7 @@ def _print_progress(progress: Progress) -> None:
         if record.peak_allocated_bytes is not None:
             found += f", {format_bytes(record.peak_allocated_bytes)} allocated"
     click.echo(
-        f"{progress.number}/{progress.total} {_describe(progress.row)}: {found} "
+        f"{progress.number}/{progress.total} {describe_row(progress.row)}: {found} "
         f"({format_seconds(progress.seconds)})",
         err=True,
     )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from planner.schema import MeasurementRecord
 
-# Words of the flags that meters and the runner leave, where a figure may not be the setting's own.
+# Words of the flags that meters leave where bytes may not be the setting's own.
 OTHER_PROCESSES = "other processes"
 CAUGHT_SHORTAGES = ("cached memory was given back", "out-of-memory errors were caught")
 
 
 def is_disturbed(record: MeasurementRecord) -> bool:
-    """Whether a failure may be another's: the budget ended it, or others held the device."""
-    return record.cut_short or any(OTHER_PROCESSES in flag for flag in record.flags)
+    """Whether a failure may be another's: the budget ended it, or others held or took some of the
+    device, all of which a row of a matrix may have."""
+    whole = record.device.memory_cap_bytes or record.device.total_bytes
+    return record.judged_in(whole).inconclusive
 
 
 def has_own_bytes(record: MeasurementRecord) -> bool:

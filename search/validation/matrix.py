@@ -6,19 +6,17 @@ import hashlib
 import itertools
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.errors import PlannerError, UnsupportedError, UsageError
+from planner.errors import UnsupportedError
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.schema import FactoryModel, MeasurementRecord, SwinConfig, TrainSetting, parse
+from planner.schema.observation import Observation
 
 HELD_OUT_ONE_IN = 4
-EXAMPLE = "See tests/truth/memory.yaml."
 
 
 class Group(BaseModel):
@@ -39,11 +37,14 @@ class Group(BaseModel):
 
 
 class MatrixFile(BaseModel):
-    """A matrix as it is written."""
+    """A matrix as it is written: what to see first, then the rows; `budget` holds where the command
+    names none."""
 
     model_config = ConfigDict(extra="forbid")
 
-    groups: list[Group]
+    groups: list[Group] = Field(default_factory=list)
+    observations: list[Observation] = Field(default_factory=list)
+    budget: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,15 @@ class Row:
         return f"{row_key(self.model, self.setting)}#{self.repeat}"
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix file, read. `budget_seconds` is None where it sets no limit."""
+
+    rows: tuple[Row, ...]
+    observations: tuple[Observation, ...] = ()
+    budget_seconds: float | None = None
+
+
 def row_key(model: SwinConfig | FactoryModel, setting: TrainSetting) -> str:
     """Model and setting as one line, the same for a row and for its record."""
     return json.dumps([model.model_dump(mode="json"), setting.model_dump(mode="json")])
@@ -70,40 +80,12 @@ def row_key(model: SwinConfig | FactoryModel, setting: TrainSetting) -> str:
 def is_held_out(record: MeasurementRecord) -> bool:
     """Whether a record judges the fit instead of entering it: a fixed quarter of all settings,
     chosen by a hash of model and setting, before anything is measured."""
-    digest = hashlib.sha256(row_key(record.model, record.setting).encode()).digest()
-    return digest[0] % HELD_OUT_ONE_IN == 0
+    return is_key_held_out(row_key(record.model, record.setting))
 
 
-def read_matrix(path: Path) -> list[Row]:
-    """The rows of a matrix file, in its order; a row named twice is kept once.
-
-    Combinations that a library cannot do are left out. Raises UsageError for a file that cannot be
-    read as a matrix.
-    """
-    return expand(parse(MatrixFile, read_yaml(path), str(path)).groups)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a matrix file holds, read as UTF-8 whatever the locale. Raises PlannerError
-    where it cannot be read, UsageError where it is no mapping."""
-    try:
-        data = yaml.safe_load(path.read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise PlannerError(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}."
-        ) from None
-    except yaml.YAMLError as error:
-        words = " ".join(str(error).split())
-        raise UsageError(f"{path} is not YAML: {words}") from None
-    except RecursionError:
-        raise UsageError(f"{path} is nested too deep for a matrix.", EXAMPLE) from None
-    except ValueError as error:  # a number of thousands of digits
-        raise UsageError(f"{path} cannot be read as a matrix: {error}.", EXAMPLE) from None
-    if not isinstance(data, dict):
-        raise UsageError(f"{path} is not a matrix: it has no groups.", EXAMPLE)
-    return data
+def is_key_held_out(key: str) -> bool:
+    """Whether the setting with this `row_key` is of that quarter."""
+    return hashlib.sha256(key.encode()).digest()[0] % HELD_OUT_ONE_IN == 0
 
 
 def expand(groups: list[Group]) -> list[Row]:

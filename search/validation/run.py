@@ -13,6 +13,7 @@ from pathlib import Path
 from planner.errors import PlannerError
 from planner.schema import MeasurementRecord, SwinConfig
 from planner.schema.record import BUDGET_ENDED
+from search.probe.device import describe_device
 from search.probe.nursery import Nursery
 from search.probe.protocol import ProbeRequest
 from search.probe.runner import run_probe
@@ -75,8 +76,10 @@ def _library_of(row: Row) -> str:
     return row.model.library if isinstance(row.model, SwinConfig) else ""
 
 
-def remaining_rows(rows: Sequence[Row], records: Iterable[MeasurementRecord]) -> list[Row]:
-    """Those of `rows` that `records` do not settle yet.
+def remaining_rows(
+    rows: Sequence[Row], records: Iterable[MeasurementRecord], device_name: str | None = None
+) -> list[Row]:
+    """Those of `rows` that `records` do not settle yet, on the device called so where it is given.
 
     A record that says something of its setting settles one repeat. One that does not (cut short by
     the budget, out of memory because of other processes) settles none. A crash or a timeout may be
@@ -85,6 +88,8 @@ def remaining_rows(rows: Sequence[Row], records: Iterable[MeasurementRecord]) ->
     settled: Counter[str] = Counter()
     failures: Counter[str] = Counter()
     for record in records:
+        if device_name is not None and record.device.name != device_name:
+            continue
         key = row_key(record.model, record.setting)
         if is_settled(record):
             settled[key] += 1
@@ -142,7 +147,7 @@ def measure(
         raise PlannerError(
             f"{known.fault}.", "The lines before it are whole: mend or cut the file, then go on."
         )
-    left = remaining_rows(rows, known.records)
+    left = remaining_rows(rows, known.records, describe_device(device).name)
     with _Nurseries() as nurseries:
         return _measure_all(left, device, file, on_progress, budget_seconds, phases, nurseries)
 

@@ -20,7 +20,8 @@ from search.validation.compare import (
     fit_overheads,
     rank_correlation,
 )
-from search.validation.matrix import Group, Row, expand, is_held_out, read_matrix, row_key
+from search.validation.matrix import Group, Row, expand, is_held_out, row_key
+from search.validation.reading import read_matrix
 from search.validation.run import (
     AUTOTUNED_DEADLINE_SECONDS,
     IMPORT_SECONDS,
@@ -62,7 +63,7 @@ def test_a_group_is_every_combination_that_its_library_can_do() -> None:
 
 @pytest.mark.parametrize("file", sorted(TRUTH.glob("*.yaml")), ids=lambda p: p.name)
 def test_the_kept_matrices_can_be_read(file: Path) -> None:
-    assert len(read_matrix(file)) >= 15
+    assert len(read_matrix(file)) >= 8
 
 
 def test_the_memory_matrix_is_what_was_promised() -> None:
@@ -103,15 +104,16 @@ OTHERS = "2 other processes on the GPU hold 3.00 GiB"
         ([{"status": "unsupported"}], True),
         ([{"status": "non_finite"}], True),
         ([{"status": "out_of_memory"}], True),
-        # others held the device: it may fit once they are gone
-        ([{"status": "out_of_memory", "flags": (OTHERS,)}], False),
+        # others held the device, or came to it: it may fit once they are gone
+        ([{"status": "out_of_memory", "free_bytes": H200.total_bytes // 2}], False),
+        ([{"status": "out_of_memory", "free_bytes": 1, "taken_bytes": 10**10}] * 3, False),
+        ([{"status": "out_of_memory", "free_bytes": H200.total_bytes}], True),
         ([{"status": "timed_out", "flags": (BUDGET_ENDED,)}], False),
         ([{"status": "timed_out", "flags": (BUDGET_ENDED,)}] * 5, False),
         # its own deadline, or a crash: once is no proof, twice is
         ([{"status": "timed_out"}], False),
         ([{"status": "crashed"}], False),
         ([{"status": "crashed"}, {"status": "timed_out"}], True),
-        ([{"status": "crashed", "flags": (OTHERS,)}] * 2, False),
     ],
 )
 def test_a_row_is_done_when_a_record_says_something_of_its_setting(

@@ -1,0 +1,69 @@
+"""What is run to be looked at: a training whose setting nobody has refused or resolved."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cached_property
+
+import torch
+
+from planner.libraries.registry import find_library
+from planner.libraries.resolve import resolve_model
+from planner.libraries.trainable import Trainable
+from planner.schema import SwinConfig, TrainSetting
+from planner.schema.observation import Observation
+from planner.training import Training, make_batch
+from search.probe.observation.view import NotHereError
+from search.probe.precision import set_precision
+from search.probe.protocol import ProbeRequest
+from search.probe.subject import seed_everything, touch_libraries
+
+
+class Subject:
+    """The model and setting that an observation names.
+
+    The setting's fields are put in unchecked, and the library's module is built without asking what
+    it can do: what the planner refuses must be seen to fail at least once.
+    """
+
+    def __init__(self, observation: Observation, device: str) -> None:
+        model = resolve_model(observation.model, dict(observation.overrides))
+        assert isinstance(model, SwinConfig)
+        self.model = model
+        self.device = torch.device(device)
+        fields = dict(observation.setting)
+        room = find_library(model.library)
+        if fields.get("attention", "library") == "library":
+            fields["attention"] = room.default_attention(model)
+        self.setting = TrainSetting().model_copy(update=fields)
+        if self.setting.precision == "tf32" and self.device.type == "cpu":
+            raise NotHereError("the CPU has no tf32")
+
+    @cached_property
+    def request(self) -> ProbeRequest:
+        return ProbeRequest.model_construct(
+            model=self.model, setting=self.setting, device=str(self.device)
+        )
+
+    def prepare(self) -> None:
+        """What a probe's worker does before it builds."""
+        set_precision(self.request)
+        seed_everything(0)
+        touch_libraries(self.request)
+
+    def training(self) -> Training:
+        """A fresh one on the device."""
+        library = find_library(self.model.library)
+        module = importlib.import_module(f"planner.libraries.{library.name}.module")
+        built: torch.nn.Module = module.build(self.model, self.setting)
+        if self.setting.frozen_stages or self.setting.lora_rank:
+            from planner.libraries.adapters import choose_trainable
+
+            choose_trainable(built, Trainable.of(self.setting, library.frozen_names))
+        set_precision(self.request)  # the module's code may have set its own
+        built = built.train().to(self.device)
+        compiled = None
+        if self.setting.compile != "off":
+            compiled = torch.compile(built, mode=self.setting.compile, dynamic=False)
+        images, targets = make_batch(self.model, self.setting, self.device)
+        return Training(built, self.setting, images, targets, compiled)
