@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import os
 
 import pytest
 import torch
@@ -10,8 +12,10 @@ from torch._inductor.exc import InductorError
 
 from planner.errors import UnsupportedError
 from planner.units import GIB, MIB
-from search.probe import failure, verdict
+from search.probe import failure, measure, verdict
+from search.probe.report import Report
 from search.probe.verdict import MemoryReading, classify
+from tests.search.probes import request_of
 
 AMPLE = MemoryReading(free_bytes=60 * GIB, total_bytes=80 * GIB)
 SHORT = MemoryReading(free_bytes=90 * MIB, total_bytes=80 * GIB)
@@ -145,6 +149,22 @@ def test_poisoned_context_is_not_asked_twice(monkeypatch: pytest.MonkeyPatch) ->
     assert verdict.read_memory("cuda:0") is None
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
     assert classify(error, verdict.read_memory("cuda:0"))[0] == "crashed"
+
+
+def test_worker_reads_the_memory_of_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's error that says nothing, at the first word to a device that is full."""
+
+    def make_meter(device: str) -> object:
+        raise RuntimeError("CUDNN_STATUS_NOT_INITIALIZED")
+
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr(measure, "make_meter", make_meter)
+    request = request_of("tiny", precision="bf16").model_copy(update={"device": "cuda:0"})
+    with open(os.devnull, "wb") as channel:  # noqa: PTH123
+        outcome = measure.measure(request, math.inf, Report(channel.fileno(), request.probe_id))
+    assert (outcome.status, outcome.phase) == ("out_of_memory", "device")
+    assert "90.00 MiB of 80.00 GiB free, 3 allocations failed" in outcome.message
+    assert "CUDNN_STATUS_NOT_INITIALIZED" in outcome.message
 
 
 def test_long_text_keeps_its_first_line_and_its_end() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import backends, nn
 
+from planner.emit import TARGETS, emit_setting
 from planner.schema import FactoryModel, TrainSetting
 from planner.schema.setting import CUDNN_BENCHMARK
 from search.probe import subject
@@ -16,6 +17,7 @@ from search.probe.nursery import Nursery
 from search.probe.precision import set_precision
 from search.probe.protocol import ProbeRequest
 from search.probe.runner import run_probe
+from tests.emit.cases import FakeEstimator, tiny
 from tests.search.probes import AMPLE_SECONDS, request_of
 
 # (precision, what fp32 matmul is set to, whether cuDNN may use TF32)
@@ -86,6 +88,18 @@ def test_cudnn_chooses_as_in_training() -> None:
     backends.cudnn.benchmark = not CUDNN_BENCHMARK
     subject.build_training(request_of("tiny"))
     assert backends.cudnn.benchmark == CUDNN_BENCHMARK
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_emitted_trainers_let_cudnn_choose_as_the_probe_does(target: str) -> None:
+    if target in ("timm", "microsoft"):
+        pytest.skip("its script sets it by itself, and takes no option against it")
+    model = tiny("transformers" if target == "transformers" else "torchvision")
+    emitted = emit_setting(model, TrainSetting(batch_size=8), target, estimator=FakeEstimator())
+    lines = f"{emitted.text}\n{emitted.code or ''}".splitlines()
+    setting = [line for line in lines if "benchmark" in line and not line.lstrip().startswith("#")]
+    assert setting
+    assert all(str(CUDNN_BENCHMARK) in line for line in setting)
 
 
 def test_compiler_is_told_what_emitted_files_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from search.probe.stopping import StopRule
 from search.prober import DeviceProber
 from search.space import candidate
 from search.strategy import Choice
+from tests.search.probes import request_of
 
 MODEL = FactoryModel(factory="a:b")
 
@@ -161,6 +162,23 @@ def test_compilers_leftovers_go_before_timing(monkeypatch: pytest.MonkeyPatch) -
     ]
     _, flags = settle(monkeypatch, request(compiled=True), 5.0, before=3 * GIB, after=3 * GIB)
     assert flags == []
+
+
+def test_device_is_settled_before_steps_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    for name in ("_warm_up", "_settle", "_time"):
+        real = getattr(measure._Run, name)
+
+        def noted(run: Any, *arguments: Any, real: Any = real, name: str = name) -> Any:
+            order.append(name)
+            return real(run, *arguments)
+
+        monkeypatch.setattr(measure._Run, name, noted)
+    tiny = request_of("tiny")
+    with open(os.devnull, "wb") as channel:  # noqa: PTH123
+        outcome = measure.measure(tiny, math.inf, Report(channel.fileno(), tiny.probe_id))
+    assert outcome.status == "measured", outcome.message
+    assert order == ["_warm_up", "_settle", "_time"]
 
 
 @pytest.mark.parametrize(
