@@ -17,6 +17,16 @@ from planner.schema import FactoryModel, MeasurementRecord, SwinConfig, TrainSet
 from planner.schema.observation import Observation
 
 HELD_OUT_ONE_IN = 4
+# The fields of models and settings when the held-out quarter was drawn, 2026-11-20.
+DRAWN_FIELDS = frozenset((
+    "library", "name", "version", "image_size", "patch_size", "in_channels", "num_classes",
+    "embed_dim", "depths", "num_heads", "window_size", "mlp_ratio", "qkv_bias", "drop_rate",
+    "attn_drop_rate", "drop_path_rate", "patch_norm", "absolute_position_embedding",
+    "pretrained_window_size", "batch_size", "accumulate", "world_size", "precision",
+    "checkpointing", "compile", "attention", "optimizer", "memory_format", "parallelism",
+    "loss", "amsgrad", "clip_grad", "ema", "zero_grad_to_none", "frozen_stages", "lora_rank",
+    "validation_batch_size", "factory",
+))  # fmt: skip
 
 
 class Group(BaseModel):
@@ -80,12 +90,24 @@ def row_key(model: SwinConfig | FactoryModel, setting: TrainSetting) -> str:
 def is_held_out(record: MeasurementRecord) -> bool:
     """Whether a record judges the fit instead of entering it: a fixed quarter of all settings,
     chosen by a hash of model and setting, before anything is measured."""
-    return is_key_held_out(row_key(record.model, record.setting))
-
-
-def is_key_held_out(key: str) -> bool:
-    """Whether the setting with this `row_key` is of that quarter."""
+    key = drawn_key(record.model, record.setting)
     return hashlib.sha256(key.encode()).digest()[0] % HELD_OUT_ONE_IN == 0
+
+
+def drawn_key(model: SwinConfig | FactoryModel, setting: TrainSetting) -> str:
+    """Model and setting as they were written when the quarter was drawn: a field that came later
+    moves no row across, as long as it has its default."""
+    return json.dumps([_as_drawn(model), _as_drawn(setting)])
+
+
+def _as_drawn(value: BaseModel) -> dict[str, Any]:
+    fields = type(value).model_fields
+    written = value.model_dump(mode="json")
+    return {
+        name: written[name]
+        for name in written
+        if name in DRAWN_FIELDS or getattr(value, name) != fields[name].get_default()
+    }
 
 
 def expand(groups: list[Group]) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,17 @@ def test_what_help_and_errors_name_exists(capsys: pytest.CaptureFixture[str]) ->
     named = [w.strip(".") for w in f"{capsys.readouterr().out} {EXAMPLE}".split() if "truth/" in w]
     assert len(named) >= 2
     assert all((ROOT / name).exists() for name in named)
+
+
+def test_the_commands_that_the_docs_name_can_be_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each matrix of docs/devices.md is listed by its own command; measuring is a device's."""
+    block = (ROOT / "docs" / "devices.md").read_text().split("```")[1]
+    commands = [shlex.split(line) for line in block.splitlines()[1:]]
+    assert {command[1] for command in commands} == {"validate", "doctor", "tune"}
+    monkeypatch.chdir(ROOT)
+    for command in (c for c in commands if "--matrix" in c):
+        command[command.index("--record") + 1] = str(tmp_path / "r.jsonl")
+        assert main([*command[1:], "--list", "--device", "cpu"]) == 0, command
+        assert "rows, 0 of them" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from search.probe.nvml import NvmlDevice
 
 # What is left of a device beside a ballast is asked of the driver, which gives whole pages.
 _PAGE_BYTES = 2 * 1024**2
+_SETTLING_SECONDS, _SETTLING_READINGS = 0.5, 20
 # Parts of the names of kernels and operators that compute attention.
 _ATTENTION_WORDS = ("attention", "fmha", "flash", "sdp", "cudnn_generated_fort", "mha")
 
@@ -138,11 +140,22 @@ class CudaView:
         return torch.cuda.max_memory_allocated(self.device)
 
     def leave_room(self, num_bytes: int) -> object:
-        free, _ = torch.cuda.mem_get_info(self.device)
+        free = self._settled_free()
         ballast = max(0, free - num_bytes) // _PAGE_BYTES * _PAGE_BYTES
         if ballast == 0:
             raise NotHereError(f"only {free} bytes are free, and {num_bytes} were to be left")
         return torch.empty(ballast, dtype=torch.uint8, device=self.device)
+
+    def _settled_free(self) -> int:
+        """Bytes free once they no longer rise: the driver may still take back an ended process's
+        memory."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        for _ in range(_SETTLING_READINGS):
+            time.sleep(_SETTLING_SECONDS)
+            before, (free, _) = free, torch.cuda.mem_get_info(self.device)
+            if free <= before:
+                break
+        return int(free)
 
     def requests(self, call: Callable[[], object]) -> list[int]:
         snapshot = record_history(self.device, call)
