@@ -14,7 +14,13 @@ NCCL_BUFFERS = (
 
 def left_out(model: SwinConfig | FactoryModel, setting: TrainSetting) -> list[str]:
     """One line each."""
-    found = ["cuDNN's workspace for the patch embedding and kernels' scratch memory"]
+    counted = ", but for sdpa's backward" if setting.attention == "sdpa" else ""
+    found = [f"cuDNN's workspace for the patch embedding and kernels' scratch memory{counted}"]
+    if setting.lora_rank and setting.attention == "sdpa":
+        found.append(
+            "cuDNN's attention, which torch from 2.11 on takes on capability 9.0 and 10.x where "
+            "the position bias is not trained, as with LoRA: it keeps and works with other memory"
+        )
     if setting.compile != "off":
         found += left_out_of(model, setting)
     if setting.parallelism == "ddp":

@@ -353,7 +353,8 @@ def test_fused_attention_with_a_mask_is_the_memory_efficient_one() -> None:
     forward = attention_events(trace, "_efficient_attention.default")
     assert forward == [output, logsumexp]  # seed and offset stay on the host
     backward = attention_events(trace, "_efficient_attention_backward")
-    assert backward == [output, output, output, gradient_of_bias]
+    delta, workspace = batch * tokens * 4, batch * (16 + 64 * 64 * 4)  # one head, one block
+    assert backward == [output, output, output, gradient_of_bias, delta, workspace]
     padded, gradient = attention_events(trace, "constant_pad_nd")
     assert padded == tokens * 56 * 2  # rows rounded up to 8
     assert gradient == tokens * tokens * 2

@@ -6,6 +6,8 @@ rejects any mask, and a learned position bias is one (sdp_utils.cpp).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from planner.step.autocast import cast_down
 from planner.step.autograd import Gradients, Node, begin, finish
 from planner.step.pointwise import _one
@@ -16,6 +18,36 @@ from planner.step.views import expand, pad_last, slice_
 MASK_ROW_ELEMENTS = 8  # rows of the mask are padded to a multiple of this (preprocess_mask)
 MASK_GRADIENT_ROW_ELEMENTS = 16  # and rows of its gradient to a multiple of this
 LOGSUMEXP_ROW_ELEMENTS = 32  # the kernel's query block
+# The backward adds up the gradient of the queries in blocks of 64 x 64 floats, each behind four
+# int32 (GradQTempStorage in cuda/mem_eff_attention/kernel_backward.h of torch 2.13; heads of up to
+# 64 channels are one block wide). Needed from capability 7.0 on, in every dtype.
+BLOCK_ROWS = 64
+BLOCK_BYTES = 16 + 64 * 64 * 4
+
+
+class Scratch(NamedTuple):
+    """Bytes that the backward kernel's call takes besides its results, and gives back at its end
+    (attention_backward.cu): `delta`, the row sums of gradient times result, and the workspace.
+    Where the kernel does not compute `delta` by itself (fp32), it is made of the whole `product`
+    and its `sums`, which go before the workspace is asked for. 0 is no request."""
+
+    product: int
+    sums: int
+    delta: int
+    workspace: int
+
+
+def backward_scratch(shape: Shape, is_half: bool) -> Scratch:
+    """Of queries [batch, heads, N, d]."""
+    batch, heads, rows, channels = shape
+    delta = batch * heads * rows * 4
+    blocks = -(-rows // BLOCK_ROWS) * -(-channels // BLOCK_ROWS)
+    workspace = batch * heads * blocks * BLOCK_BYTES
+    if is_half:
+        return Scratch(0, 0, delta, workspace)
+    # The sums are [batch, N, heads]: turned round they are a copy, but where either side is one.
+    sums = delta if heads > 1 and rows > 1 else 0
+    return Scratch(delta * channels, sums, delta, workspace)
 
 
 def scaled_dot_product_attention(
@@ -90,8 +122,20 @@ def _attention_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
         label, "attention", q.dtype, 5 * node.data // 2,
         2 * _moved(q, k, v) + _moved(grad, out, mask) + (to_mask.num_bytes if to_mask else 0),
     )  # fmt: skip
+    _take_scratch(q, label)
     del logsumexp
     return (to_q, to_k, to_v, to_mask)
+
+
+def _take_scratch(q: Tensor, label: str) -> None:
+    """What `Scratch` says, asked for and given back."""
+    device = q.storage.device
+    scratch = backward_scratch(q.shape, q.dtype != "float32")
+    made = [empty(device, (n,), "uint8", label) for n in scratch[:2] if n]
+    delta = empty(device, (scratch.delta,), "uint8", label)
+    del made
+    workspace = empty(device, (scratch.workspace,), "uint8", label)
+    del delta, workspace
 
 
 def _mask_gradient(mask: Tensor, label: str) -> Tensor:

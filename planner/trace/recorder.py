@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from planner.errors import UnsupportedError
+from planner.step.attention import backward_scratch
 from planner.step.ledger import Allocated, Category, Event, Freed, Marked, Tagged
 from planner.trace.costs import cost_of
 from planner.trace.kernels import host_results, run_as_on_cuda
@@ -72,6 +73,7 @@ class Recorder(TorchDispatchMode):
         on_host = self._all_on_host((args, kwargs))
         self.note_host(_tensors(result) if on_host else host_results(func, result))
         self.note(result, self.running, path)
+        self._note_attention_scratch(func, args, path)
         if self._paths is not None and not on_host:
             self._note_work(func, args, kwargs, result, path)
         del scratch
@@ -95,6 +97,25 @@ class Recorder(TorchDispatchMode):
             source = rolled = step
             del step
         return rolled
+
+    def _note_attention_scratch(self, func: Any, args: tuple[Any, ...], path: str) -> None:
+        """Counts what the backward of memory-efficient attention asks for once its results are
+        there, and gives back."""
+        if func is not aten._scaled_dot_product_efficient_attention_backward.default:
+            return
+        query: Tensor = args[1]
+        scratch = backward_scratch(tuple(query.shape), query.dtype != torch.float32)
+
+        def take(num_bytes: int) -> Tensor:
+            taken = query.new_empty((num_bytes,), dtype=torch.uint8)
+            self.note(taken, self.running, path)
+            return taken
+
+        made = [take(num_bytes) for num_bytes in scratch[:2] if num_bytes]
+        delta = take(scratch.delta)
+        del made
+        workspace = take(scratch.workspace)
+        del delta, workspace
 
     def note(self, tree: Any, label: str, path: str = "") -> None:
         """Counts the storages of all tensors in `tree` that are not yet known."""

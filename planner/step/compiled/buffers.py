@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from planner.step.attention import backward_scratch
 from planner.step.compiled.graph import Value
 from planner.step.compiled.operators import RECOMPUTABLE, VIEWS
 from planner.step.ledger import OperationKind
@@ -77,6 +78,17 @@ class Kernel:
     @property
     def dtype(self) -> str:
         return (self.writes or self.values)[0].dtype
+
+    @property
+    def scratch(self) -> tuple[int, ...]:
+        """Bytes of each further request that ends with the kernel."""
+        node = self.values[0]
+        if node.op != "_scaled_dot_product_efficient_attention_backward":
+            return ()
+        queries = node.inputs[1]
+        assert queries.shape is not None
+        found = backward_scratch(queries.shape, queries.dtype != "float32")
+        return tuple([num_bytes for num_bytes in found if num_bytes])
 
     @property
     def flops(self) -> int:

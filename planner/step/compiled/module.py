@@ -210,7 +210,9 @@ def _run(
                 memory[value] = memory.pop(dying)
             else:
                 memory[value] = Storage(device, value.num_bytes, kernel.name)
+        scratch = [Storage(device, num_bytes, kernel.name) for num_bytes in kernel.scratch]
         _cost(device, kernel)
+        scratch.clear()
         for value in kernel.frees:
             if value not in kept:
                 memory.pop(value, None)

@@ -1,0 +1,76 @@
+"""What the backward of memory-efficient attention takes besides its results."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner import TrainSetting, estimate
+from planner.libraries.registry import find_library
+from planner.libraries.resolve import resolve_model
+from planner.schema import SwinConfig
+from planner.step.attention import backward_scratch
+from planner.step.compiled.ledger import CompiledRecorder
+from planner.step.ledger import Allocated, Event, Freed
+
+LABEL = "aten._scaled_dot_product_efficient_attention_backward"
+TINY = SwinConfig(
+    image_size=(56, 56), depths=(2, 2), num_heads=(2, 4), embed_dim=64, num_classes=10
+)
+
+
+def test_the_workspace_is_a_block_for_each_64_queries_of_a_head() -> None:
+    """Derived: Swin-T's first stage at batch 64: 4,096 windows, 3 heads, 49 queries, one block of
+    16 + 64 * 64 * 4 B each."""
+    found = backward_scratch((4096, 3, 49, 32), is_half=True)
+    assert found == (0, 0, 4096 * 3 * 49 * 4, 201_523_200)
+    # Windows of 12: 144 queries are three blocks; heads wider than 64 channels are two.
+    assert backward_scratch((10, 2, 144, 32), is_half=True).workspace == 10 * 2 * 3 * 16_400
+    assert backward_scratch((10, 2, 49, 96), is_half=True).workspace == 10 * 2 * 2 * 16_400
+
+
+def test_in_fp32_the_whole_product_comes_first() -> None:
+    delta = 10 * 2 * 49 * 4
+    assert backward_scratch((10, 2, 49, 32), is_half=False)[:3] == (32 * delta, delta, delta)
+    assert backward_scratch((10, 1, 49, 32), is_half=False).sums == 0  # no copy to turn it round
+
+
+def requests(events: list[Event], label: str) -> list[tuple[int, int]]:
+    """(bytes, live events until it is freed) of what asked with `label`."""
+    freed = {e.storage: i for i, e in enumerate(events) if isinstance(e, Freed)}
+    return [
+        (e.num_bytes, freed[e.storage] - i)
+        for i, e in enumerate(events)
+        if isinstance(e, Allocated) and e.label == label
+    ]
+
+
+def test_a_compiled_step_takes_it_within_the_kernel() -> None:
+    setting = TrainSetting(batch_size=4, compile="default", attention="sdpa")
+    build = find_library("native").on_shapes(TINY, setting)
+    ledger = CompiledRecorder(build, TINY, setting).ledger(4)
+    asked = requests(list(ledger.events), LABEL)
+    # Four blocks in each of two steps; of the first stage 4 images x 4 windows, 2 heads.
+    workspaces = [
+        (num_bytes, life) for num_bytes, life in asked if num_bytes % 16_400 == 0 and life < 6
+    ]
+    assert len(workspaces) == 8
+    assert max(num_bytes for num_bytes, _ in workspaces) == 4 * 4 * 2 * 16_400
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_reserved_peak_knows_it(precision: str) -> None:
+    """The peak of live bytes of an unchecked Swin-T is in forward: what moves is reserved."""
+    model = resolve_model("native:swin_tiny")
+    found = estimate(model, batch_size=64, precision=precision, attention="sdpa")
+    eager = estimate(model, batch_size=64, precision=precision, attention="eager")
+    assert any("but for sdpa's backward" in line for line in found.left_out)
+    assert not any("but for" in line for line in eager.left_out)
+    if precision == "bf16":  # 4.14 GiB without the scratch
+        assert found.peak_reserved_bytes / 2**30 == pytest.approx(4.35, abs=0.02)
+
+
+def test_lora_says_that_cudnn_may_attend() -> None:
+    said = estimate("native:swin_tiny", batch_size=8, lora_rank=4, attention="sdpa").left_out
+    assert any("cuDNN's attention" in line for line in said)
+    plain = estimate("native:swin_tiny", batch_size=8, attention="sdpa").left_out
+    assert not any("cuDNN's attention" in line for line in plain)
