@@ -7,10 +7,13 @@ is shown that everything runs, is told as it is seen, and is written down.
 from __future__ import annotations
 
 import ctypes
+import inspect
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from planner.cli import main
 from planner.errors import UnsupportedError, UsageError
@@ -18,11 +21,12 @@ from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.schema.observation import Observation, ObservationRecord
 from planner.step.snapshot import load_snapshot, replay_snapshot
+from planner.units import MIB
 from search.probe.device import describe_device
-from search.probe.nvml import NvmlDevice
-from search.probe.observation import history
+from search.probe.nvml import NvmlDevice, NvmlMemory
+from search.probe.observation import history, steps, view
 from search.probe.observation.driver import driver_answers
-from search.probe.observation.order import Hearer
+from search.probe.observation.order import Hearer, Teller
 from search.probe.observation.steps import whole_text
 from search.probe.observation.subject import Subject
 from search.probe.observation.view import requests_in
@@ -302,6 +306,90 @@ def test_a_survey_passes_over_what_there_is_no_time_for_and_goes_on_after_failur
         ("one-step", "failed"), ("driver", "not_here"),
     ]  # fmt: skip
     assert [o.observation for o in read_records(file).observations] == ["timing", *names()]
+
+
+class FakeCuda:
+    """As much of `torch.cuda` as a view asks for; `free` are the answers to come, in bytes."""
+
+    memory = NvmlMemory(total=100 * MIB, used=50 * MIB, free=50 * MIB)
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: list[int]) -> None:
+        self.free = free
+        self.recording: list[str | None] = []
+        trace = [{"action": "alloc", "size": 512}, {"action": "free_completed", "size": 512}]
+        answers = {
+            "mem_get_info": lambda device: (self.free.pop(0), 100 * MIB),
+            "memory_allocated": lambda device: 3,
+            "memory_reserved": lambda device: 20 * MIB,
+            "max_memory_allocated": lambda device: 5,
+            "max_memory_reserved": lambda device: 6,
+            "synchronize": lambda device: None,
+        }
+        for name, answer in answers.items():
+            assert callable(getattr(torch.cuda, name))
+            monkeypatch.setattr(torch.cuda, name, answer)
+        record = inspect.signature(torch.cuda.memory._record_memory_history)
+
+        def remember(**given: Any) -> None:
+            self.recording.append(record.bind(**given).arguments.get("enabled", "all"))
+
+        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", remember)
+        monkeypatch.setattr(
+            torch.cuda.memory, "_snapshot", lambda device: {"device_traces": [[], trace]}
+        )
+        monkeypatch.setattr(view, "nvml_device", lambda device: self)
+        monkeypatch.setattr(view, "_SETTLING_SECONDS", 0.0)
+
+
+def test_a_ballast_waits_for_memory_that_is_still_being_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    FakeCuda(monkeypatch, free=[30 * MIB, 40 * MIB, 60 * MIB, 60 * MIB, 99 * MIB])
+    made: list[int] = []
+    monkeypatch.setattr(torch, "empty", lambda size, **options: made.append(size))
+    seen = view.CudaView("cuda:1")
+    seen.leave_room(9 * MIB)
+    assert made == [50 * MIB]  # 51 MiB in whole pages of 2 MiB
+    FakeCuda(monkeypatch, free=[8 * MIB, 8 * MIB])
+    with pytest.raises(view.NotHereError, match="only"):
+        seen.leave_room(9 * MIB)
+
+
+def test_what_lies_outside_the_allocator_is_the_driver_s_growth_less_reserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeCuda(monkeypatch, free=[70 * MIB])
+    seen = view.CudaView("cuda:1")
+    fake.memory = NvmlMemory(total=100 * MIB, used=80 * MIB, free=20 * MIB)
+    found = seen.memory()
+    assert found["outside_reserved_bytes"] == 10 * MIB
+    assert found["used_by_runtime_bytes"] == 30 * MIB
+    assert (found["allocated_bytes"], found["peak_reserved_bytes"]) == (3, 6)
+
+
+def test_a_history_is_recorded_for_the_call_only_even_where_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeCuda(monkeypatch, free=[])
+    seen = view.CudaView("cuda:1")
+    assert seen.requests(lambda: None) == [512]
+    with pytest.raises(ZeroDivisionError):
+        seen.requests(lambda: 1 // 0)
+    assert fake.recording == ["all", None, "all", None]
+
+
+def test_a_context_that_answers_no_more_does_not_hide_the_error() -> None:
+    class Broken(view.CpuView):
+        def held_peak(self) -> int:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    reader, writer = os.pipe()
+    steps._see_memory(Broken(), Teller(writer))
+    os.close(writer)
+    with open(reader, "rb") as channel:  # noqa: PTH123
+        hearer = Hearer()
+        hearer.hear(channel.read())
+    assert "illegal memory access" in hearer.not_here["held_peak_bytes"]
 
 
 @pytest.mark.long

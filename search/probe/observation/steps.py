@@ -25,6 +25,7 @@ _HEAD_CHARACTERS, _TAIL_CHARACTERS = 4000, 2000
 # Run once, recorded once, replayed from then on: CUDA graphs are alike from the third step.
 _WARMUP_STEPS = 4
 _CLOCK_SECONDS = 0.5
+_SHORTAGES = ("num_alloc_retries", "num_ooms")
 
 
 def whole_text(error: BaseException) -> str:
@@ -80,7 +81,8 @@ def see_one_step(order: Order, view: View, tell: Teller) -> str:
     training = subject.training()
     began = time.monotonic()
     text = run_steps(training, view, order.observation.steps, tell)
-    tell.see(seconds=time.monotonic() - began, held_peak_bytes=view.held_peak(), **view.memory())
+    tell.see(seconds=time.monotonic() - began)
+    _see_memory(view, tell)
     return text
 
 
@@ -108,20 +110,24 @@ def see_near_limit(order: Order, view: View, tell: Teller) -> str:
         training = subject.training()
     except (RuntimeError, MemoryError) as error:
         text = whole_text(error)
-        tell.see(ended_in="build", **_verdict(error, view))
+        tell.see(ended_in="build", completed_steps=0, failed=True, **_verdict(error, view))
     if not text:
         text = run_steps(training, view, order.observation.steps, tell)
-    tell.see(**view.memory(), **_caught(view))
+    _see_memory(view, tell)
     del ballast
     return text
 
 
-def _caught(view: View) -> dict[str, int]:
-    """How often memory ran short, by the caching allocator's own count."""
-    if not view.is_cuda:
-        return {}
-    stats = torch.cuda.memory_stats(view.device)
-    return {name: int(stats.get(name, 0)) for name in ("num_alloc_retries", "num_ooms")}
+def _see_memory(view: View, tell: Teller) -> None:
+    """What is held after the steps, and how often memory ran short by the caching allocator's own
+    count. An illegal access leaves a context that answers every question with that error."""
+    try:
+        tell.see(held_peak_bytes=view.held_peak(), **view.memory())
+        if view.is_cuda:
+            stats = torch.cuda.memory_stats(view.device)
+            tell.see(**{name: int(stats.get(name, 0)) for name in _SHORTAGES})
+    except RuntimeError as error:
+        tell.miss("held_peak_bytes", f"the context does not answer any more: {error}"[:300])
 
 
 def _needed_bytes(order: Order) -> int:
