@@ -9,7 +9,9 @@ from planner.errors import UnsupportedError
 from planner.estimate import Estimate, Throughput, choose, judge, step_ledger
 from planner.hardware import Gpu, recognise_gpu
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.schema.setting import GRAPH_MODES
 from planner.step.allocator_config import AllocatorConfig
+from planner.step.reading import growth_within
 from planner.step.recording import operations_of
 from planner.throughput import DeviceRates, Operation, StepTime, predict_step, rates_for
 
@@ -23,9 +25,10 @@ class DeviceEstimator:
     defaults.
 
     What settings are given of another's memory: a compiled one that of the eager one, which is what
-    it may need at most; tf32 that of fp32; fp16 that of bf16, which keeps as many bytes; a fused
-    optimizer that of the one in many kernels, which needs more while it steps. Their times are the
-    shared step's, corrected for precision, compilation and the optimizer.
+    it may need at most, and with CUDA graphs besides what the optimizer needs for its step, since
+    their pool is not given back to it; tf32 that of fp32; fp16 that of bf16, which keeps as many
+    bytes; a fused optimizer that of the one in many kernels, which needs more while it steps. Their
+    times are the shared step's, corrected for precision, compilation and the optimizer.
     None for a setting that is not modelled (which can still be probed).
     """
 
@@ -43,6 +46,7 @@ class DeviceEstimator:
         self._shared: dict[Key, Estimate | None] = {}
         self._operations: dict[Key, list[Operation]] = {}
         self._steps: dict[Key, StepTime] = {}
+        self._optimizers: dict[Key, int] = {}
 
     def __call__(self, model: SwinConfig, setting: TrainSetting) -> Estimate | None:
         shared = self.shared_setting(setting)
@@ -51,6 +55,8 @@ class DeviceEstimator:
         found = self._shared[model, shared]
         if found is None or shared == setting:
             return found
+        if setting.compile in GRAPH_MODES:
+            found = _beside_a_pool(found, self._optimizer_bytes(model, setting))
         return replace(found, setting=setting, throughput=self._timed(model, setting, found))
 
     def shared_setting(self, setting: TrainSetting) -> TrainSetting:
@@ -104,6 +110,19 @@ class DeviceEstimator:
         )
         return own / other if other else 1.0
 
+    def _optimizer_bytes(self, model: SwinConfig, setting: TrainSetting) -> int:
+        """What the optimizer takes within its step: at a small batch, with which it has nothing
+        to do."""
+        bare = {
+            "batch_size": 2, "accumulate": 1, "compile": "off", "checkpointing": "none",
+            "precision": "fp32" if setting.precision != "pure-bf16" else setting.precision,
+        }  # fmt: skip
+        at = setting.model_copy(update=bare)
+        if (model, at) not in self._optimizers:
+            ledger = step_ledger(*choose(model, at, self.gpu, {}))
+            self._optimizers[model, at] = growth_within(ledger, "optimizer")
+        return self._optimizers[model, at]
+
     def _step(self, model: SwinConfig, setting: TrainSetting) -> StepTime:
         """The predicted time of one micro-batch and the optimizer's step, run as `setting` says."""
         at = setting.model_copy(update={"accumulate": 1})
@@ -116,6 +135,24 @@ class DeviceEstimator:
             operations = self._operations[model, recorded]
             self._steps[model, at] = predict_step(operations, self.rates, at)
         return self._steps[model, at]
+
+
+def _beside_a_pool(found: Estimate, more: int) -> Estimate:
+    """`found` with `more` bytes that cannot come from the pool of its graphs."""
+    total = found.device_total_bytes + more
+    temporaries = found.breakdown["temporaries"] + more
+    spare = None if found.budget_bytes is None else found.budget_bytes - total
+    return replace(
+        found,
+        breakdown={**found.breakdown, "temporaries": temporaries},
+        peak_allocated_bytes=found.peak_allocated_bytes + more,
+        peak_reserved_bytes=found.peak_reserved_bytes + more,
+        device_total_bytes=total,
+        low_bytes=found.low_bytes + more,
+        high_bytes=found.high_bytes + more,
+        fits=None if spare is None else spare >= 0,
+        headroom_bytes=spare,
+    )
 
 
 def _optimizer_seconds(step: StepTime) -> float:

@@ -11,6 +11,7 @@ import os
 
 import pytest
 
+from planner.hardware.overheads import LT_VARIABLE, WORKSPACE_VARIABLE
 from planner.step.allocator_config import VARIABLES
 
 HALVED = ("test_timm_shapes.py", "test_torchvision_shapes.py", "test_transformers_shapes.py")
@@ -19,7 +20,11 @@ HALVED = ("test_timm_shapes.py", "test_torchvision_shapes.py", "test_transformer
 def pytest_configure(config: pytest.Config) -> None:
     """Nothing of the user's decides a test: rates that a tuner measures first are kept among
     pytest's own files, and the allocator has its defaults."""
-    for name in VARIABLES:  # an estimate reads them where none are given
+    for name in (
+        *VARIABLES,
+        WORKSPACE_VARIABLE,
+        LT_VARIABLE,
+    ):  # an estimate reads them where none are given
         os.environ.pop(name, None)
     os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache" / "rates")
 

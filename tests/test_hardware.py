@@ -10,15 +10,18 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner import estimate
 from planner.errors import UsageError
 from planner.hardware import all_gpus, detect_gpus, find_gpu, recognise_gpu
 from planner.hardware.detect import parse_gpus, visible_gpus
 from planner.hardware.gpu import Gpu
+from planner.hardware.overheads import overheads_for
 from planner.units import GIB, MIB
 
 # FP32 lanes of one SM (or FP32 matrix lanes of one AMD compute unit), per architecture.
@@ -218,3 +221,32 @@ def test_importing_the_catalogue_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"torch", "numpy", "pydantic", "optuna", "click", "subprocess"}
+
+
+def test_the_workspace_follows_the_capability_and_the_environment() -> None:
+    """Quoted: getChosenWorkspaceSize (aten/src/ATen/cuda/CublasHandlePool.cpp); 4,096 KiB times 8
+    is 32 MiB, and the default is 4,096 KiB twice and 16 KiB eight times."""
+    h100, t4, amd = find_gpu("h100-sxm"), find_gpu("t4"), find_gpu("mi300x")
+    thor = replace(h100, capability=(11, 0))
+    large, small = 32 * 1024**2, 8_519_680
+    for gpu, size in [(h100, large), (find_gpu("b200"), large), (find_gpu("rtx-5090"), large),
+                      (thor, small), (t4, small), (amd, small), (None, small)]:  # fmt: skip
+        assert overheads_for(gpu, {}).workspace_bytes == size
+    for text, size in [(":4096:8", large), (":4096:2:16:8", small), (":16:8", 131_072),
+                       ("nonsense", small)]:  # fmt: skip
+        assert overheads_for(t4, {"CUBLAS_WORKSPACE_CONFIG": text}).workspace_bytes == size
+    assert overheads_for(amd, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}).workspace_bytes == small
+    said = overheads_for(t4, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}).basis
+    assert any("CUBLAS_WORKSPACE_CONFIG=:4096:8" in line for line in said)
+    said = overheads_for(t4, {"CUBLASLT_WORKSPACE_SIZE": "32768"}).basis
+    assert any("CUBLASLT_WORKSPACE_SIZE adds nothing" in line for line in said)
+
+
+@pytest.mark.parametrize("config", [":4096:8", ":0:0"])
+def test_an_estimate_takes_the_workspace_of_its_environment(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
+    found = estimate("native:swin_tiny", batch_size=2, gpu="t4")
+    assert found.breakdown["workspace"] == (2 * 32 * 1024**2 if config == ":4096:8" else 0)
+    assert sum(found.breakdown.values()) == found.device_total_bytes

@@ -8,20 +8,26 @@ none, the quoted ones below are assumed; the estimate says so and widens its ran
 from __future__ import annotations
 
 import json
+import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from planner.hardware.gpu import Gpu
-from planner.units import format_bytes
+from planner.units import KIB, format_bytes
 
 MEASURED_FILE = Path(__file__).with_name("overheads.json")
 
 # cuBLAS asks the caching allocator for a workspace per handle and stream, kept for good (quoted:
 # getChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp, torch up to 2.14).
 CUBLAS_WORKSPACE_BYTES = 8_519_680
-CUBLAS_WORKSPACE_BYTES_HOPPER_AND_LATER = 33_554_432
+CUBLAS_WORKSPACE_BYTES_LARGE = 33_554_432
+LARGE_WORKSPACE_MAJORS = (9, 10, 12)  # of the capability; 11 has the smaller
+WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"  # deterministic training sets it
+LT_VARIABLE = "CUBLASLT_WORKSPACE_SIZE"  # capped at cuBLAS's own, with which it is one
 # Handles belong to threads: forward runs in the caller's, backward in autograd's (inferred).
 CUBLAS_HANDLES = 2
 
@@ -51,9 +57,10 @@ class Overheads:
     basis: tuple[str, ...]
 
 
-def overheads_for(gpu: Gpu | None) -> Overheads:
-    """Those measured on the architecture of `gpu`, else those assumed for it."""
-    workspace = _workspace_bytes(gpu)
+def overheads_for(gpu: Gpu | None, environment: Mapping[str, str] = os.environ) -> Overheads:
+    """Those measured on the architecture of `gpu`, else those assumed for it, in an environment."""
+    workspace = _workspace_bytes(gpu, environment)
+    of_workspace = _workspace_basis(gpu, workspace, environment)
     measured = measured_overheads().get(gpu.architecture) if gpu is not None else None
     if measured is not None:
         return Overheads(
@@ -63,10 +70,10 @@ def overheads_for(gpu: Gpu | None) -> Overheads:
             measured["context_low_bytes"],
             measured["context_high_bytes"],
             measured["reserved_error"],
-            (_workspace_basis(workspace), measured["basis"]),
+            (*of_workspace, measured["basis"]),
         )
     basis = [
-        _workspace_basis(workspace),
+        *of_workspace,
         f"a CUDA context of {format_bytes(CONTEXT_BYTES)}, within the "
         f"{format_bytes(CONTEXT_BYTES_LOW)} to {format_bytes(CONTEXT_BYTES_HIGH)} of public "
         "reports",
@@ -92,15 +99,34 @@ def measured_overheads() -> dict[str, dict[str, Any]]:
     return measured
 
 
-def _workspace_bytes(gpu: Gpu | None) -> int:
-    """ROCm's and unknown devices are taken as the smaller."""
-    if gpu is not None and gpu.vendor == "NVIDIA" and gpu.capability and gpu.capability[0] >= 9:
-        return CUBLAS_WORKSPACE_BYTES_HOPPER_AND_LATER
+def _workspace_bytes(gpu: Gpu | None, environment: Mapping[str, str]) -> int:
+    """As torch chooses it: by the variable, else by the major capability. ROCm's and unknown
+    devices are taken as the smaller."""
+    if gpu is not None and gpu.vendor != "NVIDIA":
+        return CUBLAS_WORKSPACE_BYTES
+    given = _given_workspace_bytes(environment)
+    if given is not None:
+        return given
+    if gpu is not None and gpu.capability and gpu.capability[0] in LARGE_WORKSPACE_MAJORS:
+        return CUBLAS_WORKSPACE_BYTES_LARGE
     return CUBLAS_WORKSPACE_BYTES
 
 
-def _workspace_basis(num_bytes: int) -> str:
-    return (
+def _given_workspace_bytes(environment: Mapping[str, str]) -> int | None:
+    """`:4096:8` is eight buffers of 4,096 KiB; several pairs add up. None where nothing is given
+    or it cannot be read, which torch warns of and passes over."""
+    pairs = re.findall(r":([0-9]+):([0-9]+)", environment.get(WORKSPACE_VARIABLE, ""))
+    return sum(int(size) * KIB * int(count) for size, count in pairs) if pairs else None
+
+
+def _workspace_basis(gpu: Gpu | None, num_bytes: int, environment: Mapping[str, str]) -> list[str]:
+    told = ""
+    if (gpu is None or gpu.vendor == "NVIDIA") and _given_workspace_bytes(environment) is not None:
+        told = f", as {WORKSPACE_VARIABLE}={environment[WORKSPACE_VARIABLE]} says"
+    basis = [
         f"cuBLAS workspace of {format_bytes(num_bytes)} for each of {CUBLAS_HANDLES} handles "
-        "(forward and backward threads)"
-    )
+        f"(forward and backward threads){told}"
+    ]
+    if environment.get(LT_VARIABLE):
+        basis.append(f"{LT_VARIABLE} adds nothing: cuBLASLt works in cuBLAS's workspace")
+    return basis

@@ -108,6 +108,25 @@ def profile(ledger: Ledger) -> Profile:
     return Profile(before, tuple(ends), peak, peak_index, start)
 
 
+def growth_within(ledger: Ledger, phase: str) -> int:
+    """How far live bytes rise, within `phase` of the last step that has it, over those alive as it
+    begins: what the phase needs for itself, and gives back or keeps."""
+    sizes: dict[int, int] = {}
+    live = start = peak = growth = 0
+    for event in ledger.events:
+        if isinstance(event, Allocated):
+            sizes[event.storage] = rounded(event.num_bytes)
+            live += sizes[event.storage]
+            peak = max(peak, live)
+        elif isinstance(event, Freed):
+            live -= sizes.pop(event.storage)
+        elif isinstance(event, Marked):
+            if event.phase == phase:
+                growth = peak - start
+            start = peak = live
+    return growth
+
+
 def _begins(mark: Marked, step: int) -> bool:
     """Whether `mark` is where optimizer step `step` begins."""
     if step == 0:

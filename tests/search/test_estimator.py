@@ -46,24 +46,35 @@ def test_eager_settings_are_close_to_their_own_estimates(
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused"])
 def test_compiled_settings_have_the_eager_ones_memory_and_their_own_time(
-    model: SwinConfig, mode: str
+    model: SwinConfig, mode: str, optimizer: str
 ) -> None:
+    """Beside CUDA graphs what a foreach optimizer works in comes on top, as many bytes as the
+    parameters: their pool is not shared with it. Derived: fp32, 512 B a tensor at most more."""
     estimator = DeviceEstimator(H100)
-    eager = estimator(model, TrainSetting(batch_size=64))
-    compiled = estimator(model, TrainSetting(batch_size=64, compile=mode))
+    setting = TrainSetting(batch_size=64, optimizer=optimizer)
+    eager = estimator(model, setting)
+    compiled = estimator(model, setting.model_copy(update={"compile": mode}))
     assert eager is not None
     assert compiled is not None
     assert eager.throughput is not None
     assert compiled.throughput is not None
-    assert compiled.device_total_bytes == eager.device_total_bytes
+    more = compiled.device_total_bytes - eager.device_total_bytes
+    graphed = mode == "reduce-overhead" and optimizer == "adamw"
+    expected = 4 * eager.num_parameters if graphed else 0
+    assert more == pytest.approx(expected, abs=200 * 512)
+    assert sum(compiled.breakdown.values()) == compiled.device_total_bytes
+    if mode == "reduce-overhead":  # the step's own ledger, compiled
+        own = estimate(model, setting, gpu=estimator.gpu, compile=mode)
+        assert own.device_total_bytes <= compiled.device_total_bytes
     assert compiled.throughput.step_seconds < eager.throughput.step_seconds
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"compile": "reduce-overhead", "accumulate": 8},
+        {"compile": "default", "accumulate": 8},
         {"precision": "fp16", "accumulate": 8, "compile": "default"},
         {"optimizer": "adamw-fused", "frozen_stages": 4},
         {"optimizer": "adamw-fused", "lora_rank": 8},
