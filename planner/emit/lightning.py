@@ -133,7 +133,7 @@ def _module(setting: TrainSetting) -> str:
     given = "lr: float = LEARNING_RATE" if recipe.learning_rate is not None else "lr: float"
     clipping = (
         "\n"
-        "    def configure_gradient_clipping(self, optimizer: Any, *given: Any) -> None:\n"
+        "    def configure_gradient_clipping(self, optimizer: Any, **given: Any) -> None:\n"
         "        # Lightning itself clips no fused optimizer under autocast; bf16 scales nothing.\n"
         f"        torch.nn.utils.clip_grad_norm_(self.model.parameters(), {recipe.clip_norm})\n"
         if _clips_by_itself(setting)

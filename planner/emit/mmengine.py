@@ -139,13 +139,16 @@ def _schedule(setting: TrainSetting) -> list[dict[str, Any]]:
 
 
 def _model(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
+    architecture: dict[str, Any] = {
+        "embed_dims": model.embed_dim,
+        "depths": list(model.depths),
+        "num_heads": list(model.num_heads),
+    }
+    if model.version == 2:
+        architecture["extra_norm_every_n_blocks"] = 0
     backbone: dict[str, Any] = {
         "type": "SwinTransformer" if model.version == 1 else "SwinTransformerV2",
-        "arch": {
-            "embed_dims": model.embed_dim,
-            "depths": list(model.depths),
-            "num_heads": list(model.num_heads),
-        },
+        "arch": architecture,
         "img_size": model.image_size,
         "patch_size": model.patch_size,
         "in_channels": model.in_channels,

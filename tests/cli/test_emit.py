@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import yaml
 
 from planner.cli import main
-from tests.emit.cases import recommendation
+from planner.schema import TrainSetting
+from tests.emit.cases import recommendation, tiny
 
 
 @pytest.fixture
@@ -85,3 +87,98 @@ def test_faults_of_the_file_are_usage(
         file.write_text(content)
     assert main(["emit", str(file), "--for", "timm"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "said"),
+    [
+        ("timm", "conf/q.yaml", "python train.py -c {}"),
+        ("pytorch", "named.py", "python {} DATA"),
+        ("accelerate", "cfg.yaml", "--config_file {} your_script.py"),
+        ("mmengine", "mine.py", "tools/train.py {} --cfg-options"),
+        ("timm", "a b.yaml", "-c '{}' --data-dir"),
+    ],
+)
+def test_the_launch_line_names_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    target: str, name: str, said: str,
+) -> None:  # fmt: skip
+    found = recommendation(tiny("native"), TrainSetting(batch_size=4, precision="fp32"))
+    if target == "timm":
+        found = recommendation()
+    (tmp_path / "recommendation.json").write_text(found.model_dump_json())
+    monkeypatch.chdir(tmp_path)
+    assert main(["emit", ".", "--for", target, "--output", name]) == 0
+    line = said.format(name)
+    assert line in capsys.readouterr().err.splitlines()[-1]
+    run = next(text for text in Path(name).read_text().splitlines() if "Run:" in text)
+    assert line in run
+
+
+def test_what_a_script_imports_needs_a_module_s_name(
+    result: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["emit", str(result), "--for", "lightning", "--output"]
+    assert main([*arguments, str(result / "my-training.py")]) == 2
+    assert "is no name for a module" in capsys.readouterr().err
+    file = result / "mine.py"
+    assert main([*arguments, str(file)]) == 0
+    assert "from mine import" in file.read_text()
+
+
+def test_a_file_of_somebody_else_s_is_not_replaced(
+    result: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["emit", str(result), "--for", "accelerate", "--output", str(result / "c.yaml")]
+    beside = result / "building.py"
+    beside.write_text("precious = 1\n")
+    assert main(arguments) == 1
+    assert "building.py exists, and 'planner emit' did not write it" in capsys.readouterr().err
+    assert beside.read_text() == "precious = 1\n"
+    assert not (result / "c.yaml").exists(), "both or none"
+    assert main([*arguments, "--force"]) == 0
+    assert "def build_model" in beside.read_text()
+    assert main(arguments) == 0, "its own earlier output is replaced"
+
+
+def test_a_link_is_not_followed_unasked(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    real, link = result / "real.yaml", result / "link.yaml"
+    real.write_text("mine: 1\n")
+    link.symlink_to(real)
+    arguments = ["emit", str(result), "--for", "timm", "--output", str(link)]
+    assert main(arguments) == 1
+    assert real.read_text() == "mine: 1\n"
+    assert "--force" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["accelerate", "deepspeed"])
+def test_two_outputs_never_land_on_one_path(
+    result: Path, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    file = result / "building.py"
+    assert main(["emit", str(result), "--for", target, "--output", str(file), "--force"]) == 2
+    assert "needs two files" in capsys.readouterr().err
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".yaml"])
+def test_a_name_that_is_too_long_is_one_line(
+    result: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["emit", str(result), "--for", "timm", "--output", str(result / name)]) == 1
+    err = capsys.readouterr().err
+    assert "cannot be written" in err
+    assert "Traceback" not in err
+
+
+def test_a_failed_write_leaves_what_was_there(
+    result: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = result / "args.yaml"
+    arguments = ["emit", str(result), "--for", "timm", "--output", str(file)]
+    assert main(arguments) == 0
+    before = file.read_text()
+    # A file where the new one would be laid stands in for a full disk.
+    (result / f".args.yaml.{os.getpid()}.new").mkdir()
+    assert main(arguments) == 1
+    assert file.read_text() == before

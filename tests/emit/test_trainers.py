@@ -71,11 +71,19 @@ def test_the_code_beside_it_has_the_checkpointing_wrapper() -> None:
     assert type(optimizer) is torch.optim.AdamW
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "pure-bf16"])
-def test_lightning_trains(precision: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "optimizer"),
+    [
+        ("fp32", "adamw"), ("tf32", "adamw"), ("bf16", "adamw"), ("pure-bf16", "adamw"),
+        ("bf16", "adamw-fused"), ("fp32", "adamw-fused"),
+    ],
+)  # fmt: skip
+def test_lightning_trains(precision: str, optimizer: str, tmp_path: Path) -> None:
+    """Clipped: Lightning itself clips no fused optimizer under autocast."""
     import lightning
 
-    result = emitted("lightning", precision=precision, compile="off", clip_grad=True)
+    fields = {"precision": precision, "optimizer": optimizer}
+    result = emitted("lightning", **fields, compile="off", clip_grad=True)
     names = executed(result.text)
     known = inspect.signature(lightning.Trainer.__init__).parameters
     assert set(names["TRAINER"]) <= set(known)
