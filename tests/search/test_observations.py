@@ -20,13 +20,15 @@ from planner.errors import UnsupportedError, UsageError
 from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.schema.observation import Observation, ObservationRecord
+from planner.step.attention import backward_scratch
 from planner.step.snapshot import load_snapshot, replay_snapshot
 from planner.units import MIB
 from search.probe.device import describe_device
 from search.probe.nvml import NvmlDevice, NvmlMemory
 from search.probe.observation import history, steps, view
+from search.probe.observation.attention import first_stage
 from search.probe.observation.driver import driver_answers
-from search.probe.observation.order import Hearer, Teller
+from search.probe.observation.order import Hearer, Order, Teller
 from search.probe.observation.steps import whole_text
 from search.probe.observation.subject import Subject
 from search.probe.observation.view import requests_in
@@ -180,10 +182,11 @@ def test_a_sight_is_seen_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 def test_expected_workspace_is_that_of_the_first_stage() -> None:
-    """B·h·⌈N/64⌉ tiles of 16 + 64·64·4 bytes: 64 windows an image, 3 heads, 49 tokens."""
-    from search.probe.observation import attention
-
-    assert 64 * 64 * 3 * 1 * attention._TILE_BYTES == 201_523_200
+    """64 images of 64 windows, 3 heads, 49 tokens of 32: what docs/devices.md says."""
+    wanted = next(o for o in read_matrix_file(FIRST).observations if o.see == "attention-memory")
+    attend = first_stage(Order(observation=wanted, device="cpu"))
+    assert attend.q.shape == (4096, 3, 49, 32)
+    assert backward_scratch(tuple(attend.q.shape), is_half=True).workspace == 201_523_200
 
 
 def test_failures_deadlines_and_crashes_are_records_and_leave_nothing(

@@ -15,15 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from planner.libraries.maps import feature_maps
+from planner.step.attention import backward_scratch
 from search.probe.observation.order import Order, Teller
 from search.probe.observation.subject import Subject
 from search.probe.observation.view import View, seen_kernels
 
-# The memory-efficient kernel sums the gradient of the queries in fp32, in tiles of 64 × 64 with a
-# counter of 16 bytes, for each window and head (torch 2.13,
-# aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_backward.h, GradQTempStorage).
-_TILE = 64
-_TILE_BYTES = 16 + _TILE * _TILE * 4
 _SAMPLES = 10
 _TOLD_REQUESTS = 400
 
@@ -63,15 +59,14 @@ def first_stage(order: Order, learned_bias: bool = True) -> Attention:
 
 
 def see_attention_memory(order: Order, view: View, tell: Teller) -> None:
-    """Every request for memory in one forward and one backward, with what is expected of it."""
+    """Every request for memory in a forward and a backward, beside what an estimate expects."""
     view.start()
     attend = first_stage(order)
-    windows, heads, tokens, _ = attend.q.shape
-    workspace = windows * heads * -(-tokens // _TILE) * _TILE_BYTES
+    scratch = backward_scratch(tuple(attend.q.shape), attend.q.dtype != torch.float32)
     tell.see(
         query_bytes=attend.q.numel() * attend.q.element_size(),
-        expected_delta_bytes=windows * heads * tokens * 4,
-        expected_workspace_bytes=workspace,
+        expected_delta_bytes=scratch.delta,
+        expected_workspace_bytes=scratch.workspace,
     )
     output: list[Tensor] = []
     tell.see(forward_requests_bytes=view.requests(lambda: output.append(attend()))[:_TOLD_REQUESTS])
@@ -83,7 +78,7 @@ def see_attention_memory(order: Order, view: View, tell: Teller) -> None:
     requests = view.requests(backward)
     tell.see(backward_requests_bytes=requests[:_TOLD_REQUESTS])
     if view.is_cuda:
-        tell.see(workspace_is_as_expected=workspace in requests)
+        tell.see(workspace_is_as_expected=scratch.workspace in requests)
     else:
         tell.miss("workspace_is_as_expected", "the CPU has no memory-efficient kernel")
 
