@@ -41,7 +41,7 @@ from planner.units import format_bytes
 
 if TYPE_CHECKING:
     from planner.step.compiled.ledger import CompiledRecorder
-    from planner.throughput import DeviceRates
+    from planner.throughput import DeviceRates, StepTime
 
 # One ledger holds at most so many micro-batches: the third repeats the second.
 RECORDED_MICRO_BATCHES = 2
@@ -253,6 +253,7 @@ def judge(
         "cuda_context": outside.context_bytes,
     }
     low, high = _range(config, setting, reserved, outside)
+    time = _step_time(ledger, setting, gpu, rates)
     return Estimate(
         model=config,
         setting=setting,
@@ -270,8 +271,8 @@ def judge(
         low_bytes=low,
         high_bytes=high,
         assumed=(*outside.basis, *_allocator_basis(allocator, allowed), *ledger.notes),
-        left_out=tuple(left_out(config, setting)),
-        throughput=_throughput(ledger, setting, gpu, rates),
+        left_out=(*left_out(config, setting), *_left_out_of_time(time)),
+        throughput=_throughput(time),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
     )
@@ -344,9 +345,9 @@ def describe_instant(peak: Instant, setting: TrainSetting) -> str:
     return text
 
 
-def _throughput(
+def _step_time(
     ledger: Ledger, setting: TrainSetting, gpu: Gpu | None, rates: DeviceRates | None
-) -> Throughput | None:
+) -> StepTime | None:
     if gpu is None and rates is None:
         return None
     from planner.throughput import predict_step, rates_for
@@ -355,8 +356,17 @@ def _throughput(
         assert gpu is not None
         rates = rates_for(gpu)
     operations = operations_of(ledger)
-    step = predict_step(operations, rates, setting, min(setting.accumulate, RECORDED_MICRO_BATCHES))
-    return Throughput(step.step_seconds, step.images_per_second, rates.basis, rates.uncertainty)
+    return predict_step(operations, rates, setting, min(setting.accumulate, RECORDED_MICRO_BATCHES))
+
+
+def _throughput(time: StepTime | None) -> Throughput | None:
+    if time is None:
+        return None
+    return Throughput(time.step_seconds, time.images_per_second, time.basis, time.uncertainty)
+
+
+def _left_out_of_time(time: StepTime | None) -> list[str]:
+    return [] if time is None else [f"of the time: {', '.join(time.left_out)}"]
 
 
 make_callable(__name__, estimate)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from planner.hardware import efficiency
 from planner.hardware.gpu import Gpu
 from planner.schema.setting import GRAPH_MODES, TrainSetting
 from planner.step.ledger import Computed, OperationKind
@@ -28,30 +29,15 @@ _FUSIBLE_KINDS = frozenset(("pointwise", "reduction", "copy"))
 FUSED_PREFIX = "triton_"
 _COMPILED_PHASES = frozenset(("forward", "backward"))  # the optimizer's step is not compiled
 
-# Every number below is an assumption, replaced by `planner doctor --rates` on a device at hand
-# and to be fitted from the records in tests/truth/.
+# What kernels reach of a device's figures is fitted: planner/hardware/efficiency.py. The numbers
+# below are assumptions, replaced by `planner doctor --rates` on a device at hand.
 
-# Share of the peak that the best shape of a large bf16 matmul reaches. Quoted: "Maximum Achievable
-# Matmul FLOPS", stas00/ml-engineering, torch 2.5-2.7 (A100 SXM 86.9%, PCIe 81.1%, GH200 83.6%,
-# H100 SXM 80.3%, B200 77.6%, MI250X 76.7%, MI300X 60.1%). Others: taken as A100 PCIe's, but for
-# cards whose tensor rate is cut to 2 x FP32 (GeForce): their clocks exceed the advertised boost and
-# little bandwidth feeds them. Fitted to the seven Swin rows of timm's RTX 3090 training table
-# (results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv), see tests/test_throughput_public.py.
-_BEST_MATMUL_SHARE = MappingProxyType(
-    {"a100-sxm": 0.869, "gh200": 0.836, "Hopper": 0.803, "b200": 0.776, "CDNA2": 0.767,
-     "CDNA3": 0.601}
-)  # fmt: skip
-_OTHER_MATMUL_SHARE = 0.811
-_CUT_RATE_MATMUL_SHARE = 1.0
-# Swin's matrices have 96 to 768 columns to reduce over, where the best shapes have thousands.
-_SWIN_MATMUL_SHARE = 0.75
-# What a copy between large tensors reaches; STREAM on HBM and GDDR cards is reported at 0.8-0.93.
-_BANDWIDTH_SHARE = 0.85
-# Attention, conv: of the matmul rate (head dimension 32; a patch is 48 numbers deep). Reductions
-# over short rows and strided copies (window partition, roll): of the bandwidth.
+# Of the matmul rate, by a patch embedding's convolution (a patch is 48 numbers deep), and by
+# attention where no rate of its own is known; of the bandwidth, by what moves tensors.
 _KIND_SHARE: Mapping[OperationKind, float] = MappingProxyType(
-    {"matmul": 1.0, "conv": 0.5, "attention": 0.35, "pointwise": 1.0, "reduction": 0.8, "copy": 0.8}
-)
+    {"matmul": 1.0, "conv": 0.5, "attention": 0.35, "pointwise": 1.0,
+     "reduction": efficiency.REDUCTION_SHARE, "copy": 1.0}
+)  # fmt: skip
 # Start and drain of one kernel on the device, and of one inside a CUDA graph.
 _KERNEL_SECONDS = 3e-6
 _GRAPH_KERNEL_SECONDS = 1.5e-6
@@ -64,8 +50,7 @@ _HOST_SECONDS: Mapping[str, float] = MappingProxyType(
 _LAUNCH_SECONDS = 4e-6
 _COMPILED_LAUNCH_SECONDS = 6e-6
 _GRAPH_SECONDS = 30e-6
-# Half-width of what the result may be off by, relative.
-_CATALOGUE_UNCERTAINTY = 0.35
+# Half-width of what the result may be off by, relative, by rates measured on the device.
 MEASURED_UNCERTAINTY = 0.2
 # A pointwise operation inside a chain reads and writes equally much. Fused, the read vanishes and
 # the write stays only where backward needs it: between 0 and 1/2 of its bytes remain (derived);
@@ -79,10 +64,14 @@ class DeviceRates:
 
     `matmul_flops` are FLOP/s a large matmul reaches by dtype ("float32", "tf32", "bfloat16",
     "float16"); `bandwidth` is bytes/s of a copy (read + written); `kind_share` scales the matmul
-    rate of conv and attention, and the bandwidth of pointwise, reduction and copy.
+    rate of conv and attention, and the bandwidth of pointwise, reduction and copy. Matmuls and
+    convolutions reach `backward_matmul_share` of their rate in backward. `attention_flops`, where
+    it is known, is the rate of fused attention in any dtype.
     `host_seconds` is the host's cost of an operation by phase. `asynchronous`: the host runs ahead
     (CUDA); otherwise it computes itself (CPU) and both times add up.
-    `uncertainty` is relative: 0.35 means the time may be off by 35% either way.
+    `uncertainty` is relative: 0.35 means the time may be off by 35% either way. It holds for eager
+    steps in fp32 or 16 bits with eager attention, as most are measured; `other_uncertainty` for all
+    others.
     """
 
     name: str
@@ -97,13 +86,32 @@ class DeviceRates:
     compiled_launch_seconds: float = _COMPILED_LAUNCH_SECONDS
     graph_seconds: float = _GRAPH_SECONDS
     asynchronous: bool = True
-    uncertainty: float = _CATALOGUE_UNCERTAINTY
+    uncertainty: float = efficiency.WIDE_UNCERTAINTY
+    other_uncertainty: float = efficiency.WIDE_UNCERTAINTY
+    backward_matmul_share: float = 1.0
+    attention_flops: float | None = None
 
     def matmul_rate(self, dtype: str, precision: str) -> float:
         """FLOP/s of a matmul on `dtype`. A dtype without matrix units runs at fp32's rate."""
         if dtype == "float32" and precision == "tf32" and "tf32" in self.matmul_flops:
             return self.matmul_flops["tf32"]
         return self.matmul_flops.get(dtype, self.matmul_flops["float32"])
+
+    def matrix_rate(self, phase: str, operation: Computed, precision: str) -> float:
+        """FLOP/s of a matmul, convolution or attention in `phase` under a setting's `precision`."""
+        if operation.kind == "attention":
+            shared = self.matmul_rate(operation.dtype, precision) * self.kind_share["attention"]
+            return self.attention_flops or shared
+        if operation.kind == "conv" and precision != "fp32":
+            precision = "tf32"  # cuDNN's default, which only a setting of fp32 turns off
+        rate = self.matmul_rate(operation.dtype, precision) * self.kind_share[operation.kind]
+        return rate * self.backward_matmul_share if phase == "backward" else rate
+
+    def uncertainty_of(self, setting: TrainSetting) -> float:
+        """Of a step of `setting`, relative: what was measured narrows it only for its like."""
+        alike = setting.compile == "off" and setting.attention == "eager"
+        alike = alike and setting.precision != "tf32"
+        return self.uncertainty if alike else self.other_uncertainty
 
 
 @dataclass(frozen=True)
@@ -175,38 +183,42 @@ def fuse_operations(operations: Sequence[Operation]) -> list[Operation]:
 
 
 def rates_for(gpu: Gpu) -> DeviceRates:
-    """What `gpu` should achieve: its datasheet's peaks times the shares assumed in this file."""
-    share = _matmul_share(gpu) * _SWIN_MATMUL_SHARE
-    peaks = {
-        "float32": gpu.fp32_flops,
-        "tf32": gpu.tf32_flops,
-        "bfloat16": gpu.bf16_flops,
-        "float16": gpu.fp16_flops,
-    }
+    """What `gpu` should achieve: its datasheet's figures times the fitted shares."""
+    tensor = efficiency.tensor_matmul_share(gpu)
+    bandwidth = efficiency.bandwidth_share(gpu)
+    peaks = {"tf32": gpu.tf32_flops, "bfloat16": gpu.bf16_flops, "float16": gpu.fp16_flops}
+    flops = {dtype: peak * tensor for dtype, peak in peaks.items() if peak is not None}
+    fp32 = gpu.fp32_flops * efficiency.fp32_matmul_share(gpu)
+    attention = None
+    if gpu.num_sms is not None:
+        attention = gpu.num_sms * efficiency.ATTENTION_FLOPS_PER_SM
+    held = "" if gpu.name in efficiency.MEASURED_CARDS else ", none of them of this card"
     return DeviceRates(
         name=gpu.name,
         basis=(
-            f"datasheet of {gpu.title}; assumed: {share:.0%} of the peak FLOP/s and "
-            f"{_BANDWIDTH_SHARE:.0%} of the bandwidth are reached"
+            f"datasheet of {gpu.title}; {bandwidth:.0%} of its bandwidth and {tensor:.0%} of its "
+            f"matrix units' FLOP/s are reached, fitted to published measurements{held}"
         ),
-        matmul_flops={dtype: peak * share for dtype, peak in peaks.items() if peak is not None},
-        bandwidth=gpu.bandwidth * _BANDWIDTH_SHARE,
+        matmul_flops={"float32": fp32, **flops},
+        bandwidth=gpu.bandwidth * bandwidth,
+        uncertainty=efficiency.uncertainty(gpu),
+        backward_matmul_share=efficiency.BACKWARD_MATMUL_SHARE,
+        attention_flops=attention,
     )
 
 
-def device_seconds(operation: Computed, rates: DeviceRates, setting: TrainSetting) -> float:
+def device_seconds(
+    phase: str, operation: Computed, rates: DeviceRates, setting: TrainSetting
+) -> float:
     """The roofline: FLOPs or bytes, whichever takes longer, after the kernels' own start."""
-    share = rates.kind_share[operation.kind]
     start = rates.kernel_seconds
     if _is_graphed(setting):
         start = rates.graph_kernel_seconds
     if operation.kind in _MATRIX_KINDS:
-        # cuDNN may use TF32 for convolutions of fp32 tensors unless it is told not to.
-        precision = "tf32" if operation.kind == "conv" else setting.precision
-        rate = rates.matmul_rate(operation.dtype, precision) * share
+        rate = rates.matrix_rate(phase, operation, setting.precision)
         busy = max(operation.flops / rate, operation.num_bytes / rates.bandwidth)
     else:
-        busy = operation.num_bytes / (rates.bandwidth * share)
+        busy = operation.num_bytes / (rates.bandwidth * rates.kind_share[operation.kind])
     return busy + operation.kernels * start
 
 
@@ -243,7 +255,7 @@ def _price(
                 phase,
                 (phase, operation.kind),
                 host_seconds(phase, operation, rates, setting.compile),
-                device_seconds(operation, rates, setting),
+                device_seconds(phase, operation, rates, setting),
             )
         priced.append(cost)
     return priced
@@ -318,7 +330,7 @@ class _Timeline:
             step_seconds=total,
             images_per_second=images / total if total else 0.0,
             basis=self.rates.basis,
-            uncertainty=self.rates.uncertainty,
+            uncertainty=self.rates.uncertainty_of(self.setting),
             phase_seconds=dict(phases),
             kind_seconds=dict(kinds),
             host_seconds=sum(scaled(p, s) for p, s in self.issuing.items()),
@@ -329,14 +341,6 @@ class _Timeline:
 
 def _is_graphed(setting: TrainSetting) -> bool:
     return setting.compile in GRAPH_MODES
-
-
-def _matmul_share(gpu: Gpu) -> float:
-    for key, share in _BEST_MATMUL_SHARE.items():
-        if gpu.name.startswith(key) or gpu.architecture == key:
-            return share
-    cut_rate = gpu.fp16_flops is not None and gpu.fp16_flops < 2.5 * gpu.fp32_flops
-    return _CUT_RATE_MATMUL_SHARE if cut_rate else _OTHER_MATMUL_SHARE
 
 
 def _fuse(chain: Sequence[Computed]) -> Computed:

@@ -94,7 +94,12 @@ class DeviceEstimator:
         seconds = micro_batches * _micro_batch_seconds(here) / _micro_batch_seconds(there)
         seconds += _optimizer_seconds(here) * self._optimizer_ratio(model, setting, plain)
         images = setting.batch_size * setting.accumulate
-        return replace(found.throughput, step_seconds=seconds, images_per_second=images / seconds)
+        return replace(
+            found.throughput,
+            step_seconds=seconds,
+            images_per_second=images / seconds,
+            uncertainty=self.rates.uncertainty_of(setting),
+        )
 
     def _optimizer_ratio(
         self, model: SwinConfig, setting: TrainSetting, plain: TrainSetting

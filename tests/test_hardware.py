@@ -56,8 +56,17 @@ def test_the_catalogue_holds_the_gpus_people_train_on() -> None:
 
 @each_gpu
 def test_each_figure_has_its_source(gpu: Gpu) -> None:
-    for figure in ("memory_bytes", "bandwidth", "fp32_flops", "tf32_flops", "fp16_flops"):
+    figures = ("memory_bytes", "bandwidth", "fp32_flops", "tf32_flops", "fp16_flops", "memory_type")
+    for figure in figures:
         assert len(gpu.sources[figure]) > 20, figure
+
+
+@each_gpu
+def test_memory_is_stacked_or_graphics_memory(gpu: Gpu) -> None:
+    """The chips made for data centers have HBM; cards that render, and their like, GDDR."""
+    assert gpu.memory_type in ("HBM2", "HBM2e", "HBM3", "HBM3e", "GDDR6", "GDDR6X", "GDDR7")
+    stacked = gpu.capability in ((7, 0), (8, 0), (9, 0), (10, 0)) or gpu.vendor == "AMD"
+    assert gpu.memory_type.startswith("HBM") == stacked
 
 
 @each_gpu

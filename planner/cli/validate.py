@@ -45,6 +45,11 @@ DEFAULT_GRID = {
     metavar="FILE",
     help="Measure nothing: compare the records of FILE; may be repeated.",
 )
+@click.option(
+    "--published",
+    metavar="FILE",
+    help="Measure nothing: compare what others published, as tests/truth/public.jsonl quotes it.",
+)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 …")
 @click.option("--budget", metavar="TIME", help="Stop before it is over: 90s, 10m.")
 @click.option("--held-out", is_flag=True, help="Only the rows that judge the fit.")
@@ -66,6 +71,11 @@ def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     """
     from search.validation.compare import compare
 
+    if given["published"]:
+        from planner.cli.published import print_published
+
+        print_published(given["published"], given["as_json"])
+        return
     budget_seconds = _check(models, given)
     if given["replay"]:
         found = _replayed(given["replay"])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from planner.environment.bench import Bench, Workload
 from planner.environment.torch_build import bus_ordered
+from planner.hardware.efficiency import BACKWARD_MATMUL_SHARE
 from planner.hardware.processor import cpu_name
 from planner.throughput import MEASURED_UNCERTAINTY, DeviceRates
 from planner.units import GIB
@@ -83,6 +84,9 @@ def measure_rates(
         host_seconds=bench.host_seconds(),
         asynchronous=where.type == "cuda",
         uncertainty=MEASURED_UNCERTAINTY,
+        other_uncertainty=MEASURED_UNCERTAINTY,
+        # Measured forwards: backward's products are shaped otherwise, on a GPU to their cost.
+        backward_matmul_share=BACKWARD_MATMUL_SHARE if where.type == "cuda" else 1.0,
     )
     if where.type == "cuda":
         graphed = bench.graphed_kernel_seconds()

@@ -19,7 +19,10 @@ from planner.units import GIB
 
 WAY_OUT = "List GPUs with 'planner gpus', or pass --memory 80GiB."
 
-_FIGURES = ("memory_bytes", "bandwidth", "fp32_flops", "tf32_flops", "bf16_flops", "fp16_flops")
+_FIGURES = (
+    "memory_bytes", "bandwidth", "fp32_flops", "tf32_flops", "bf16_flops", "fp16_flops",
+    "memory_type",
+)  # fmt: skip
 # Brands and form factors are words of their own even where they are run together ("rtxa6000").
 _SILENT = r"nvidia|geforce|tesla|amd|instinct|generation|graphics|edition|oam|hbm\d?e?"
 _WORD = rf"(?:{_SILENT}|[^a-z0-9])*(titan|quadro|rtx|pro|sxm\d?|pcie|ti|[a-z]+|\d+)"
@@ -95,6 +98,7 @@ def _gpu(entry: Mapping[str, Any], documents: Mapping[str, str]) -> Gpu:
         device_names=tuple(entry["device_names"]),
         num_sms=entry["num_sms"],
         boost_mhz=entry["boost_mhz"],
+        memory_type=entry["memory_type"],
     )
 
 

@@ -14,7 +14,8 @@ class Gpu:
     report was found (`sources["memory_bytes"]` says which). A rate is None where the device has no
     such unit. `sources` maps a field to where its figure comes from. `capability` is CUDA's, None
     where the device is not NVIDIA's. `device_names` are what its driver calls it. `fp32_flops` is
-    that of a matmul at full precision (on AMD the matrix units').
+    that of a matmul at full precision (on AMD the matrix units'). `memory_type` is "HBM2e",
+    "GDDR6X" and the like, "" where it is not known.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Gpu:
     device_names: tuple[str, ...] = ()
     num_sms: int | None = None
     boost_mhz: int | None = None
+    memory_type: str = ""
 
     @property
     def has_bf16(self) -> bool:

@@ -86,7 +86,8 @@ def test_a_small_share_of_the_optimizer_is_told_from_a_large_one(
     model: SwinConfig, fields: dict[str, object], batch_size: int
 ) -> None:
     """Beside many micro-batches, or where little is trained. Held against the same prediction on
-    the eager step's own ledger, which is what stands for a compiled one's."""
+    the eager step's own ledger, which is what stands for a compiled one's. Of a batch of 8 an
+    H100's host and device take about as long, where a ratio of micro-batches says least."""
     gpu = recognise_gpu(H100.name, H100.total_bytes)
     assert gpu is not None
     setting = TrainSetting.model_validate({"batch_size": batch_size, **fields})
@@ -99,7 +100,7 @@ def test_a_small_share_of_the_optimizer_is_told_from_a_large_one(
     shared = DeviceEstimator(H100)(model, setting)
     assert shared is not None
     assert shared.throughput is not None
-    assert shared.throughput.step_seconds == pytest.approx(own.step_seconds, rel=0.1)
+    assert shared.throughput.step_seconds == pytest.approx(own.step_seconds, rel=0.15)
 
 
 def test_one_estimator_tells_models_apart(model: SwinConfig) -> None:

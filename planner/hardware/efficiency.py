@@ -1,0 +1,72 @@
+"""What kernels reach of a datasheet's figures, fitted to published measurements.
+
+`tests/benchmarks/fit_rates.py` prints the rows, the fit and the errors of the rows held out; the
+rows stand in `tests/truth/public.jsonl`. Those of HBM are of one card, an A100; those of GDDR of an
+RTX 3090, and for the forward alone of an RTX 4090 and 5090. On a device at hand `planner doctor
+--rates` measures instead.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from planner.hardware.gpu import Gpu
+
+# Fitted, 2026-11-21. Of the bandwidth, by what moves large tensors element by element.
+BANDWIDTH_SHARE = MappingProxyType({"HBM": 0.51, "GDDR": 0.84})
+# Of that bandwidth: softmax, LayerNorm and their backwards, and sums over rows.
+REDUCTION_SHARE = 0.60
+# Of the peak FLOP/s, by fp32 matmuls on the CUDA cores.
+FP32_MATMUL_SHARE = 0.98
+# Of what a matmul reaches in forward: backward's sum over all tokens, or read transposed.
+BACKWARD_MATMUL_SHARE = 0.80
+# FLOP/s of one SM in fused attention over windows, in any dtype: a window's head is one block of
+# threads, which waits for memory rather than for arithmetic, so that SMs count and tensor rates do
+# not.
+ATTENTION_FLOPS_PER_SM = 42.5e9
+
+# Share of the peak that the best shape of a large bf16 matmul reaches. Quoted: "Maximum Achievable
+# Matmul FLOPS", stas00/ml-engineering, torch 2.5-2.7 (A100 SXM 86.9%, PCIe 81.1%, GH200 83.6%,
+# H100 SXM 80.3%, B200 77.6%, MI250X 76.7%, MI300X 60.1%). Others: taken as A100 PCIe's, but for
+# cards whose tensor rate is cut to 2 x FP32 (GeForce): their clocks exceed the advertised boost and
+# little bandwidth feeds them. The rows above ask for no less in Swin's own shapes.
+_BEST_MATMUL_SHARE = MappingProxyType(
+    {"a100-sxm": 0.869, "gh200": 0.836, "Hopper": 0.803, "b200": 0.776, "CDNA2": 0.767,
+     "CDNA3": 0.601}
+)  # fmt: skip
+_OTHER_MATMUL_SHARE = 0.811
+_CUT_RATE_MATMUL_SHARE = 1.0
+
+# Half-width of what a step's time may be off by, relative. A card with published rows that train
+# has the worst error over all its rows, rounded up to the next 5%; all others the wide one, a
+# judgement: rows of the forward alone narrow nothing.
+WIDE_UNCERTAINTY = 0.35
+MEASURED_CARDS = MappingProxyType({"a100-sxm-80gb": 0.10, "rtx-3090": 0.15})
+
+
+def memory_kind(gpu: Gpu) -> str:
+    """HBM or GDDR; the slower to be filled where it is not known."""
+    return "GDDR" if gpu.memory_type.startswith("GDDR") else "HBM"
+
+
+def bandwidth_share(gpu: Gpu) -> float:
+    return BANDWIDTH_SHARE[memory_kind(gpu)]
+
+
+def tensor_matmul_share(gpu: Gpu) -> float:
+    """Of the peak FLOP/s, by matmuls on matrix units (tf32, bf16, fp16)."""
+    for key, share in _BEST_MATMUL_SHARE.items():
+        if gpu.name.startswith(key) or gpu.architecture == key:
+            return share
+    cut_rate = gpu.fp16_flops is not None and gpu.fp16_flops < 2.5 * gpu.fp32_flops
+    return _CUT_RATE_MATMUL_SHARE if cut_rate else _OTHER_MATMUL_SHARE
+
+
+def fp32_matmul_share(gpu: Gpu) -> float:
+    """Of the peak FLOP/s, by fp32 matmuls, which AMD's matrix units run too."""
+    return FP32_MATMUL_SHARE if gpu.vendor == "NVIDIA" else tensor_matmul_share(gpu)
+
+
+def uncertainty(gpu: Gpu) -> float:
+    """How far the predicted time of a step on `gpu` may be off, relative."""
+    return MEASURED_CARDS.get(gpu.name, WIDE_UNCERTAINTY)
