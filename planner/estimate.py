@@ -85,6 +85,13 @@ class Estimate:
     live_bytes: dict[str, int] = field(default_factory=dict)
     largest_at_peak: tuple[tuple[str, str, int], ...] = ()
 
+    @property
+    def fits_surely(self) -> bool | None:
+        """Whether even the upper end of what is expected fits; None where nothing was named."""
+        if self.fits is None or self.budget_bytes is None:
+            return None
+        return self.fits and self.high_bytes <= self.budget_bytes
+
     def to_json(self) -> dict[str, Any]:
         """The object that `planner estimate --json` prints: sizes are integers in bytes."""
         return {
@@ -104,6 +111,7 @@ class Estimate:
                 for path, label, num_bytes in self.largest_at_peak
             ],
             "fits": self.fits,
+            "fits_surely": self.fits_surely,
             "budget_bytes": self.budget_bytes,
             "headroom_bytes": self.headroom_bytes,
             "uncertainty": {"low_bytes": self.low_bytes, "high_bytes": self.high_bytes},

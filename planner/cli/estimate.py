@@ -268,6 +268,7 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, as_json: bool)
         print_json([{"gpu": gpu.name, **estimate.to_json()} for gpu, estimate in found])
         return
     from planner.cli.output import print_table
+    from planner.report.tables import fits_word
 
     print_table(
         [
@@ -279,7 +280,7 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, as_json: bool)
                 round(_images(estimate)),
                 format_bytes(estimate.device_total_bytes),
                 format_bytes(gpu.memory_bytes),
-                "yes" if estimate.fits else "no",
+                fits_word(estimate),
             )
             for gpu, estimate in found
         ],

@@ -69,7 +69,7 @@ def estimate_table(estimates: Sequence[Estimate]) -> str:
             format_bytes(e.peak_allocated_bytes),
             format_bytes(e.peak_reserved_bytes),
             format_bytes(e.device_total_bytes),
-            *([_fits_word(e)] if judged else []),
+            *([fits_word(e)] if judged else []),
             *([_images(e)] if timed else []),
             e.peak_at.split()[0],
         ]
@@ -84,21 +84,30 @@ def estimate_table(estimates: Sequence[Estimate]) -> str:
 
 
 def verdict(estimate: Estimate) -> str:
-    """Whether it fits, by how much, and how sure that is, in two lines."""
+    """Whether it fits, by how much, and whether that is more than the figure is known to; in two
+    lines."""
     low, high = format_bytes(estimate.low_bytes), format_bytes(estimate.high_bytes)
     between = f"The device total is expected between {low} and {high}."
     budget = estimate.budget_bytes
     if estimate.fits is None or budget is None:
         return f"{between}\nWhether it fits is said for a device: --gpu or --memory."
     spare = budget - estimate.device_total_bytes
-    if estimate.fits:
+    if estimate.fits and estimate.fits_surely:
         answer = f"Fits in {format_bytes(budget)} with {format_bytes(spare)} to spare."
-        if estimate.high_bytes > budget:
-            answer += " Not for certain: the upper bound does not."
+    elif estimate.fits:
+        more = format_bytes(estimate.high_bytes - estimate.device_total_bytes)
+        answer = (
+            f"Likely fits in {format_bytes(budget)}, by {format_bytes(spare)}: less than the "
+            f"{more} that it may need beyond this figure."
+        )
+    elif spare < 0 and estimate.low_bytes <= budget:
+        less = format_bytes(estimate.device_total_bytes - estimate.low_bytes)
+        answer = (
+            f"Unlikely to fit in {format_bytes(budget)}: it needs {format_bytes(-spare)} more, "
+            f"less than the {less} by which this figure may be too high."
+        )
     elif spare < 0:
-        answer = f"Does not fit in {format_bytes(budget)}: {format_bytes(-spare)} are missing."
-        if estimate.low_bytes <= budget:
-            answer += " Not for certain: the lower bound does."
+        answer = f"Does not fit in {format_bytes(budget)}: it needs {format_bytes(-spare)} more."
     else:
         answer = (
             f"Does not fit in {format_bytes(budget)}: only {format_bytes(spare)} would be left."
@@ -238,12 +247,13 @@ def _plain(value: object) -> str:
     return str(value)
 
 
-def _fits_word(estimate: Estimate) -> str:
-    """Yes or no, with a question mark where the uncertainty reaches over the budget."""
+def fits_word(estimate: Estimate) -> str:
+    """Yes or no, or likely or unlikely where the uncertainty reaches over the budget."""
     if estimate.fits is None or estimate.budget_bytes is None:
         return ""
-    unsure = estimate.low_bytes <= estimate.budget_bytes < estimate.high_bytes
-    return ("yes" if estimate.fits else "no") + (" ?" if unsure else "")
+    if estimate.fits:
+        return "yes" if estimate.fits_surely else "likely"
+    return "unlikely" if estimate.low_bytes <= estimate.budget_bytes else "no"
 
 
 def _images(estimate: Estimate) -> str:

@@ -83,11 +83,13 @@ def test_a_verdict_says_by_how_much_and_how_surely() -> None:
     sure = verdict(make(fits=True, budget_bytes=2 * GIB))
     assert sure.startswith("Fits in 2.00 GiB with 1.02 GiB to spare.\n")
     assert "between 950.00 MiB and 1.07 GiB" in sure
-    assert "Not for certain" in verdict(make(fits=True, budget_bytes=1050 * MIB))
-    narrow = verdict(make(fits=False, budget_bytes=960 * MIB))
-    assert "40.00 MiB are missing" in narrow
-    assert "Not for certain" in narrow
-    assert "Not for certain" not in verdict(make(fits=False, budget_bytes=900 * MIB))
+    likely = verdict(make(fits=True, budget_bytes=1050 * MIB))
+    assert likely.startswith("Likely fits in 1.03 GiB, by 50.00 MiB: less than the 100.00 MiB that")
+    unlikely = verdict(make(fits=False, budget_bytes=960 * MIB))
+    assert unlikely.startswith("Unlikely to fit in 960.00 MiB: it needs 40.00 MiB more, less than")
+    assert "the 50.00 MiB by which" in unlikely
+    never = verdict(make(fits=False, budget_bytes=900 * MIB))
+    assert never.startswith("Does not fit in 900.00 MiB: it needs 100.00 MiB more.\n")
     assert "only 24.00 MiB would be left" in verdict(make(fits=False, budget_bytes=1024 * MIB))
     assert "--gpu" in verdict(make())
 
@@ -110,8 +112,14 @@ def test_rows_say_the_model_where_there_are_several_and_doubt_where_there_is_som
     unsure = make(fits=True, budget_bytes=1050 * MIB)
     text = estimate_table([unsure, other])
     assert "native:swin_small" in text
-    assert "yes ?" in text
-    assert "no ?" not in text
+    assert "likely" in text
+    assert "unlikely" not in text
+
+
+def test_json_tells_a_sure_yes_from_a_likely_one() -> None:
+    given = ((True, 1200 * MIB), (True, 1050 * MIB), (False, 960 * MIB), (None, None))
+    told = [make(fits=f, budget_bytes=b).to_json()["fits_surely"] for f, b in given]
+    assert told == [True, False, False, None]
 
 
 def test_a_setting_is_described_by_what_is_not_default() -> None:
