@@ -134,6 +134,10 @@ class Clocks(BaseModel):
     throttle_reasons: tuple[str, ...] = ()
 
 
+# Of something that happened: a clock that says 0, less, infinity or no number says nothing.
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class MeasurementRecord(BaseModel):
     """What one probe found. Bytes are integers, times are seconds, `date` is ISO 8601 in UTC.
 
@@ -154,7 +158,7 @@ class MeasurementRecord(BaseModel):
     status: ProbeStatus
     message: str = Field(default="", description="why, where the status is not `measured`")
     phase: str = Field(default="", description="where it ended: forward, backward, optimizer …")
-    step_seconds: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    step_seconds: tuple[Seconds, ...] = ()
     images_per_second: float | None = None
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from planner.schema import FactoryModel, ProbeStatus, SwinConfig, TrainSetting
-from planner.schema.record import Clocks, PhaseBytes
+from planner.schema.record import Clocks, PhaseBytes, Seconds
 
 # Longer than any message of ours (a thousand samples take about 25 kB), short enough that a flood
 # without a newline costs the parent nothing.
@@ -114,7 +114,7 @@ class OutcomeMessage(_Answer):
     status: ProbeStatus
     message: str = ""
     phase: str = ""
-    step_seconds: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    step_seconds: tuple[Seconds, ...] = ()
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     device_bytes: int | None = None

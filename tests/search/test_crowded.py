@@ -24,6 +24,7 @@ from search.session import MAX_CROWDED
 from search.space import make_space
 from search.strategy import Choice, Situation
 from search.tune import tune
+from search.validation.disturbance import is_disturbed
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 BUDGET = int(16 * GIB * 0.95)
@@ -75,6 +76,12 @@ def test_records_of_old_still_read() -> None:
     old = failed()
     assert b"free_bytes" not in format_record(old)
     assert parse_record(format_record(old)) == old
+
+
+def test_validation_measures_it_again() -> None:
+    """A worker that was ended left no flag: what its parent read tells."""
+    assert is_disturbed(failed("timed_out", taken_bytes=9 * GIB))
+    assert not is_disturbed(failed("timed_out", taken_bytes=0))
 
 
 def test_no_reader_of_records_holds_it_against_the_setting() -> None:

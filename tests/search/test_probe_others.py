@@ -52,6 +52,23 @@ def test_a_measurement_says_it_too(monkeypatch: pytest.MonkeyPatch, report: Repo
     assert (outcome.free_bytes, outcome.taken_bytes) == (9 * GIB, 5 * GIB)
 
 
+class LyingClock(meter.CpuMeter):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.told = seconds
+
+    def seconds(self, start: meter.Mark, end: meter.Mark) -> float:
+        return self.told
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e-12])
+def test_a_clock_that_says_nothing_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch, report: Report, seconds: float
+) -> None:
+    monkeypatch.setattr(measure, "make_meter", lambda device: LyingClock(seconds))
+    assert measure.measure(request_of("tiny"), float("inf"), report).status == "crashed"
+
+
 @pytest.mark.parametrize(
     ("used", "taken"),
     [
