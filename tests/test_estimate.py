@@ -217,3 +217,12 @@ def test_answering_takes_less_than_a_quarter_of_importing_torch(tmp_path: Path) 
             subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
             seconds[name] = min(seconds[name], time.perf_counter() - start)
     assert seconds["estimate"] < 0.25 * seconds["torch"]
+
+
+def test_what_a_predicted_time_leaves_out_is_said_with_the_rest() -> None:
+    with_time = estimate("native:swin_tiny", batch_size=2, gpu="RTX 3090")
+    without = estimate("native:swin_tiny", batch_size=2)
+    (of_time,) = [line for line in with_time.left_out if line.startswith("of the time: ")]
+    assert "loading the data" in of_time
+    assert "clocks falling under sustained load" in of_time
+    assert not [line for line in without.left_out if "of the time" in line]
