@@ -51,7 +51,9 @@ DEFAULT_GRID = {
     help="Measure nothing: compare what others published, as tests/truth/public.jsonl quotes it.",
 )
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 …")
-@click.option("--budget", metavar="TIME", help="Stop before it is over: 90s, 10m.")
+@click.option(
+    "--budget", metavar="TIME", help="Stop before it is over: 90s, 10m (a matrix may say)."
+)
 @click.option("--held-out", is_flag=True, help="Only the rows that judge the fit.")
 @click.option("--fit", is_flag=True, help="Print what the records say of the device's constants.")
 @click.option("--list", "only_list", is_flag=True, help="Print the rows and measure nothing.")
@@ -168,7 +170,13 @@ def _measured(
                   budget_seconds or matrix.budget_seconds, given["rehearse"])  # fmt: skip
     except KeyboardInterrupt:
         click.echo("Stopped. The same command goes on from here.", err=True)
-    return read_records(file)
+    found = read_records(file)
+    num_left = len(remaining_rows(matrix.rows, found.records, name))
+    if not given["rehearse"]:
+        num_left += len(remaining_observations(matrix.observations, found.observations, name))
+    if num_left:
+        click.echo(f"{num_left} of the list are left for the same command.", err=True)
+    return found
 
 
 def _matrix(models: tuple[str, ...], given: dict[str, Any]) -> Matrix:

@@ -40,6 +40,14 @@ def test_an_unwritable_record_is_noticed_before_the_first_row(
     assert "to measure on" not in printed
 
 
+def test_what_there_was_no_time_for_is_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["validate", "native:swin_tiny", "--device", "cpu", "--budget", "1s"]
+    assert main([*arguments, "--record", str(tmp_path / "r.jsonl")]) == 0
+    assert "8 of the list are left for the same command." in capsys.readouterr().err
+
+
 def test_a_replay_of_no_records_is_a_fault(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
