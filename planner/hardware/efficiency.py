@@ -29,7 +29,8 @@ ATTENTION_FLOPS_PER_SM = 42.5e9
 # Matmul FLOPS", stas00/ml-engineering, torch 2.5-2.7 (A100 SXM 86.9%, PCIe 81.1%, GH200 83.6%,
 # H100 SXM 80.3%, B200 77.6%, MI250X 76.7%, MI300X 60.1%). Others: taken as A100 PCIe's, but for
 # cards whose tensor rate is cut to 2 x FP32 (GeForce): their clocks exceed the advertised boost and
-# little bandwidth feeds them. The rows above ask for no less in Swin's own shapes.
+# little bandwidth feeds them. A share of these for Swin's own shapes, left free, came out as 1: so
+# there is none.
 _BEST_MATMUL_SHARE = MappingProxyType(
     {"a100-sxm": 0.869, "gh200": 0.836, "Hopper": 0.803, "b200": 0.776, "CDNA2": 0.767,
      "CDNA3": 0.601}
