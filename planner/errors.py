@@ -52,6 +52,16 @@ def shorten(value: object, length: int = MAX_SHOWN) -> str:
     return text if len(text) <= length else f"{text[:length]}…"
 
 
+def printable(text: str) -> str:
+    """`text` with all control characters but line ends and tabs escaped."""
+    if text.isprintable():
+        return text
+    kept = [
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    ]
+    return "".join(kept)
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The names in `known` that look most like `name`, best first (none when nothing is close)."""
     if len(name) > MAX_SHOWN:

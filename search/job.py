@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.errors import PlannerError
 from planner.libraries.registry import find_library
@@ -10,6 +10,7 @@ from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
 from planner.schema.result import Recommendation
 from search.baseline import BaselineHunt, plain_arm
 from search.baselines import WALKS, WalkStrategy
+from search.interrupts import ending, hold
 from search.options import Options
 from search.prior import Prior
 from search.recommend import Search, recommend
@@ -57,8 +58,9 @@ class Job:
             limits.reserved_seconds = 0.0
             if arm and wants_baseline and session.best_rate():
                 session.run(BaselineHunt(self.space, self.prior, self.budget_bytes, arm))
+            hold()
         except KeyboardInterrupt:
-            stopped = "it was interrupted"
+            stopped = ending()
             self._save(book, session)
         except PlannerError as error:
             if not session.records:
@@ -67,8 +69,13 @@ class Job:
             if not isinstance(error, RecordsNotWrittenError):
                 stopped = error.message
             self.notes.append(str(error))
+        hold()
         records = session.in_space()
-        return recommend(records, self._search(records, arm, stopped))
+        search = self._search(records, arm, stopped)
+        used_up = limits.trials is not None and len(session.records) >= limits.trials
+        return recommend(
+            records, replace(search, trials_used=len(session.records) if used_up else None)
+        )
 
     def _save(self, book: Book, session: Session) -> None:
         """An interrupt may have come between a probe's end and its line on disk."""

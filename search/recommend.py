@@ -145,7 +145,8 @@ def break_even_steps(compiled: Contender, eager: Contender) -> int | None:
 class Search:
     """What a search did, for its recommendation. `images` is a whole training's, on one device,
     where a length was asked for; `asked` the setting the person would have used, `plain_arm` the
-    arm of the plain default."""
+    arm of the plain default. `trials_used` are the probes of the study where --trials allowed no
+    more of them."""
 
     model: Model
     device: DeviceInfo
@@ -156,6 +157,7 @@ class Search:
     images: float | None = None
     num_candidates: int = 0
     stopped_because: str = ""
+    trials_used: int | None = None
     ruled_out: tuple[Ruled, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -278,7 +280,12 @@ def describe(setting: TrainSetting, against: TrainSetting) -> str:
 def _advice(records: Sequence[MeasurementRecord], search: Search) -> str:
     """What would make it fit, from how the probes (or the estimate) failed."""
     if records and all(r.cut_short for r in records):
-        return "The budget ended before any probe did: allow more time with --budget."
+        phase = records[-1].phase
+        last = f" (the last was at: {phase})" if phase else ""
+        return (
+            f"The budget ended before any probe did{last}: allow more time with --budget, or see "
+            "whether the model hangs there."
+        )
     if records and all(r.inconclusive for r in records):
         return (
             "Other processes held or took the memory that every probe was to have: free the "
@@ -288,6 +295,11 @@ def _advice(records: Sequence[MeasurementRecord], search: Search) -> str:
     ends: dict[str, int] = {}
     for record in records:
         ends[record.status] = ends.get(record.status, 0) + 1
+    if not records and search.trials_used is not None:
+        return (
+            f"No probe of these settings was made: --trials counts those of the whole study, which "
+            f"has {search.trials_used}. Allow more with --trials."
+        )
     if not records and not search.ruled_out:
         return "No probe was made: allow more time with --budget."
     memory_bound = all(r.status in ("out_of_memory", "measured") for r in records)

@@ -160,7 +160,7 @@ class Session:
         while True:
             self._catch_up(strategy, told)
             if self.limits.trials is not None and len(self.records) >= self.limits.trials:
-                return f"{self.limits.trials} probes were made"
+                return f"--trials {self.limits.trials} allowed no more probes"
             busy = self.book.busy() | self._crowded_out()
             choice = strategy.ask(Situation(self.limits.seconds_left(), busy))
             if choice is None:

@@ -101,6 +101,7 @@ def make_space(
             "Tune with parallelism none, and see with 'planner estimate --set "
             f"parallelism={base.parallelism}' what it adds.",
         )
+    _check_base(model, base)
     choices = axis_choices(model, device, base, restrict or {})
     batches = _batches(device, base, batch_sizes, global_batch)
     settings = [
@@ -175,6 +176,13 @@ def axis_choices(
     return chosen
 
 
+def _check_base(model: Model, base: TrainSetting) -> None:
+    """Raises UnsupportedError for what no probe could run: fields of `base` that are no axis."""
+    if isinstance(model, SwinConfig):
+        plain = {"checkpointing": "none", "attention": "library"}
+        find_library(model.library).resolve_setting(model, parse_setting(base, plain))
+
+
 def _check_library(model: Model, axis: str, value: str) -> None:
     """Raises UnsupportedError for what the model's library does not have."""
     if not isinstance(model, FactoryModel):
@@ -225,7 +233,7 @@ def _attentions(model: Model) -> tuple[str, ...]:
 def _narrow(
     axis: str, offered: tuple[str, ...], wanted: Sequence[str] | None, device: DeviceInfo
 ) -> tuple[str, ...]:
-    if not wanted:
+    if wanted is None:
         return tuple(v for v in offered if not (v == "fp16" and "bf16" in offered))
     _check_known(axis, wanted)
     by_device = axis in ("precision", "compile")

@@ -14,7 +14,7 @@ import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
-from planner.errors import PlannerError, UsageError
+from planner.errors import PlannerError, UsageError, shorten
 
 CREATION_ATTEMPTS = 5
 
@@ -123,7 +123,7 @@ def _first_line(error: Exception) -> str:
 def _journal(path: Path) -> BaseStorage:
     if path.suffix not in (".journal", ".log"):
         raise UsageError(
-            f"--storage is a database URL or a journal file, and {str(path)!r} is neither.",
+            f"--storage is a database URL or a journal file, and {shorten(str(path))} is neither.",
             "Write sqlite:///study.db, postgresql://…, or a path that ends in .journal.",
         )
     with storage_faults(str(path)):
@@ -133,6 +133,8 @@ def _journal(path: Path) -> BaseStorage:
 def _check_sqlite(name: str, source: str) -> None:
     """A file that is no Optuna study is left alone: Optuna would add its tables to it."""
     path = Path(name.removeprefix("file:").partition("?")[0])
+    if not path.name:
+        raise UsageError(f"{source} names no file.", "Write sqlite:///study.db.")
     if not path.exists() or path.stat().st_size == 0:
         return
     # A killed writer leaves a journal, which has to be rolled back before anything can be read.

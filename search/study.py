@@ -83,6 +83,7 @@ class Study:
         self.owner = owner_name()
         self.identity: Identity | None = None
         self.unwritten: list[MeasurementRecord] = []
+        self.spilled: Path | None = None  # where they are instead
         with self._faults():
             self.study = optuna.create_study(
                 study_name=name, storage=storage, direction="maximize", load_if_exists=True
@@ -307,16 +308,17 @@ class Study:
         self, record: MeasurementRecord, error: RecordsNotWrittenError
     ) -> RecordsNotWrittenError:
         """The record in the temporary directory, where the output's disk is full."""
-        spill = Path(tempfile.gettempdir()) / f"planner-probes-{self.study.study_name}.jsonl"
         self.unwritten.append(record)
         try:
-            append_records(spill, [record])
-        except RecordsNotWrittenError:
+            if self.spilled is None:  # a folder of ours alone, of a name that nobody can foresee
+                self.spilled = Path(tempfile.mkdtemp(prefix="planner-")) / "probes.jsonl"
+            append_records(self.spilled, [record])
+        except (OSError, RecordsNotWrittenError):
             line = format_record(record).decode().strip()
             return RecordsNotWrittenError(error.message, f"The record that was not kept:\n{line}")
         return RecordsNotWrittenError(
             error.message,
-            f"The last record is in {spill}: free space, append that line to "
+            f"The last record is in {self.spilled}: free space, append that line to "
             f"{self.records_path}, and run the same command to go on.",
         )
 

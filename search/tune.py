@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from planner.arguments import ModelLike, SettingLike, read_memory, read_model
 from planner.callable_module import make_callable
-from planner.errors import PlannerError, UnsupportedError, UsageError, unknown_name
-from planner.libraries.resolve import resolve_model
-from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.errors import PlannerError, UnsupportedError, UsageError, shorten
+from planner.files import write_whole
+from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig
 from planner.schema.result import Recommendation
 from planner.step.allocator_config import AllocatorConfig, recorded_allocator
 from planner.throughput import DeviceRates
+from search.interrupts import heard
 from search.job import Job
 from search.lock import hold_gpu
-from search.options import BUDGET_SECONDS, IMAGENET_IMAGES, STRATEGIES, Options
+from search.options import (
+    BUDGET_SECONDS,
+    IMAGENET_IMAGES,
+    Options,
+    read_base,
+    read_batch_sizes,
+    read_path,
+    read_restrictions,
+)
 from search.prior import Estimator, Prior, estimated_prior, generic_prior
 from search.probe.device import (
     choose_device,
@@ -41,15 +51,15 @@ from search.study import STUDY_NAME, Identity, Study, make_study
 
 
 def tune(
-    model: Model | str | None,
+    model: ModelLike | None,
     *,
     device: str = "auto",
-    memory_bytes: int | None = None,
+    memory_bytes: int | str | None = None,
     headroom: float = 0.05,
     batch_size: int | Sequence[int] | None = None,
     global_batch: int | None = None,
-    base: TrainSetting | None = None,
-    restrict: Mapping[str, Sequence[str]] | None = None,
+    base: SettingLike | None = None,
+    restrict: Mapping[str, str | Sequence[str]] | None = None,
     trials: int | None = None,
     budget_seconds: float | None = BUDGET_SECONDS,
     strategy: str = "planner",
@@ -71,8 +81,8 @@ def tune(
     """Probes settings of `model` on a device until the fastest is known; what it ran is what it
     recommends.
 
-    `model` is a SwinConfig, a FactoryModel or what the command takes: LIBRARY:NAME, a file,
-    package.module:factory.
+    `model` is a SwinConfig (or its fields), a FactoryModel or what the command takes: LIBRARY:NAME,
+    a file, package.module:factory.
 
     `memory_bytes` emulates a smaller device, `headroom` is the share of memory left free.
     `batch_size` fixes the micro-batch (or lists those to try); `global_batch` holds micro-batch ×
@@ -85,33 +95,23 @@ def tune(
     `storage` names another place, study.db; the same call goes on from there. `replay` is a file
     of records to search in place of a device (`model` may then be None). `estimator` gives the
     prior (None: none), `prober` runs a probe in place of a worker process.
-    Ctrl-C ends with the best so far. Raises UsageError, UnsupportedError, StudyError and
-    RecordsNotWrittenError (PlannerErrors all).
+    Ctrl-C ends with the best so far, also a second one. Raises UsageError, UnsupportedError,
+    StudyError, RecordsNotWrittenError and ResultNotWrittenError, which has the recommendation
+    (PlannerErrors all).
     """
     options = Options(
-        device, memory_bytes, headroom, _batch_sizes(batch_size), global_batch,
-        base or TrainSetting(), restrict, trials, budget_seconds, strategy, storage, study_name,
-        Path(output) if output else None, Path(replay) if replay else None, steps, epochs,
+        device, read_memory(memory_bytes), headroom, read_batch_sizes(batch_size), global_batch,
+        read_base(base), read_restrictions(restrict), trials, budget_seconds, strategy, storage,
+        study_name, read_path("output", output), read_path("replay", replay), steps, epochs,
         images_per_epoch, tolerance, baseline, accept_different, seed,
     )  # fmt: skip
-    if strategy not in STRATEGIES:
-        raise unknown_name("strategy", strategy, STRATEGIES, f"One of {', '.join(STRATEGIES)}.")
-    if isinstance(model, str):
-        model = resolve_model(model)
-    if options.replay:
-        return _replayed(model, options, estimator, on_progress)
-    if model is None:
-        raise UsageError("there is no model to tune.", "Name one, or pass --replay FILE.")
-    return _probed(model, options, estimator, prober, on_progress)
-
-
-def _batch_sizes(batch_size: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    if batch_size is None:
-        return None
-    sizes = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
-    if not sizes or min(sizes) < 1:
-        raise UsageError(f"a batch is one image or more, and {min(sizes, default=0)} is not.")
-    return sizes
+    chosen = None if model is None else read_model(model, {})
+    with heard(signal.SIGINT):
+        if options.replay:
+            return _replayed(chosen, options, estimator, on_progress)
+        if chosen is None:
+            raise UsageError("there is no model to tune.", "Name one, or pass --replay FILE.")
+        return _probed(chosen, options, estimator, prober, on_progress)
 
 
 def _probed(
@@ -126,8 +126,7 @@ def _probed(
     )
     allocator, allocator_notes = _allocator(identity)
     room = find_room(found, memory_in_use(where), options, allocator)
-    output = options.output or Path(_slug(model))
-    output.mkdir(parents=True, exist_ok=True)
+    output = _folder(options.output or Path(_slug(model)))
     space = make_space(
         model, identity.device, options.base, restrict=options.restrict,
         batch_sizes=options.batch_sizes, global_batch=options.global_batch,
@@ -154,7 +153,8 @@ def _probed(
         prior = _prior(space, model, identity.device, estimator, room.budget_bytes)
         job = Job(identity, space, prior, room.budget_bytes, options, notes)
         recommendation = job.run(study, prober, limits, on_progress)
-    _write(output / "recommendation.json", recommendation)
+    where_kept = study.spilled or study.records_path
+    _write(output / "recommendation.json", recommendation, f"The probes are in {where_kept}: ")
     return recommendation
 
 
@@ -216,7 +216,7 @@ def _replayed(
     file = read_records(options.replay)
     replay = Replay(file.records, str(options.replay))
     if model is not None and model != replay.model:
-        raise UsageError(f"{options.replay} is of {replay.model.title}, not of {model.title}.")
+        raise _of_another(str(options.replay), replay.model, model)
     identity = Identity(replay.model, replay.device, replay.versions)
     allocator, allocator_notes = _allocator(identity)
     notes = [f"Replayed from {options.replay}: nothing was run.", *allocator_notes]
@@ -234,9 +234,21 @@ def _replayed(
     job = Job(identity, replay.space, prior, budget, options, notes)
     found = job.run(ReplayBook(), ReplayProber(replay, limits), limits, on_progress)
     if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
-        _write(options.output / "recommendation.json", found)
+        _write(_folder(options.output) / "recommendation.json", found)
     return found
+
+
+def _of_another(source: str, recorded: Model, asked: Model) -> UsageError:
+    """What differs, where the names do not say it."""
+    message = f"{source} is of {recorded.title}, not of {asked.title}."
+    if recorded.title != asked.title or type(recorded) is not type(asked):
+        return UsageError(message)
+    theirs, ours = recorded.model_dump(), asked.model_dump()
+    differing = [f"{f} {theirs[f]} and not {ours[f]}" for f in ours if theirs[f] != ours[f]]
+    return UsageError(
+        f"{source} is of another {asked.title}: {', '.join(differing)}.",
+        "Leave MODEL away to search what was recorded.",
+    )
 
 
 def _prior(
@@ -268,23 +280,39 @@ def _spent(records: Sequence[MeasurementRecord]) -> float:
 
 
 def _slug(model: Model) -> str:
-    return "tune-" + re.sub(r"[^A-Za-z0-9_.]+", "-", model.title).strip("-")
+    return "tune-" + re.sub(r"[^A-Za-z0-9_.]+", "-", model.title).strip("-")[:100]
 
 
-def _write(path: Path, recommendation: Recommendation) -> None:
-    """Whole or not at all: written beside and moved into place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+def _folder(path: Path) -> Path:
+    """The folder for results, made where it is not there. Raises UsageError."""
     try:
-        with beside.open("w") as file:
-            file.write(recommendation.model_dump_json(indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"--output {shorten(str(path))} cannot be made a folder: {reason}.",
+            "Choose another --output.",
+        ) from None
+    return path
+
+
+class ResultNotWrittenError(PlannerError):
+    """`recommendation` was found, and recommendation.json cannot be written."""
+
+    def __init__(self, message: str, way_out: str, recommendation: Recommendation) -> None:
+        super().__init__(message, way_out)
+        self.recommendation = recommendation
+
+
+def _write(path: Path, recommendation: Recommendation, kept: str = "") -> None:
+    """Raises ResultNotWrittenError; `kept` says where the probes are."""
+    try:
+        write_whole(path, recommendation.model_dump_json(indent=2) + "\n")
     except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise PlannerError(
+        raise ResultNotWrittenError(
             f"{path} cannot be written: {error.strerror}.",
-            "The probes are kept in probes.jsonl: free space and run the same command.",
+            f"{kept}free space and run the same command, or choose another --output.",
+            recommendation,
         ) from error
 
 

@@ -1,19 +1,24 @@
 """The `planner` command. Each subcommand is a file of its own, imported when it is called.
 
-Exit status: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 interrupted.
+Exit status: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 interrupted (143 by
+SIGTERM, 129 by SIGHUP), 141 where the reader of standard output has left.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import click
 
 from planner import __version__
-from planner.errors import PlannerError, unknown_name
+from planner.errors import PlannerError, printable, unknown_name
 
 INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 
@@ -43,6 +48,14 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _output_faults():  # --help prints here
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _output_faults():
+            return super().invoke(ctx)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -68,18 +81,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A command may return its own status; None means 0. Errors that are for people go to standard
     error in their own words, without a traceback.
     """
+    _open_streams()
     try:
         status = cli.main(args=arguments, prog_name="planner", standalone_mode=False)
-        sys.stdout.flush()
+        with _output_faults():
+            sys.stdout.flush()
     except PlannerError as error:
         return _fail(str(error), error.exit_status)
     except click.ClickException as error:
         return _fail(_usage(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted.", INTERRUPTED)
-    except BrokenPipeError:
-        return _reader_gone()
+    except _OutputError as error:
+        return _output_gone(error)
     return status if isinstance(status, int) else 0
+
+
+class _OutputError(Exception):
+    """Standard output took no more. No OSError: click would end the process by itself."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror)
+        self.number = error.errno
+
+
+# What a write to standard output fails with: a reader that left, a full disk or quota, a terminal
+# or descriptor that is no more.
+_WRITING = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+@contextmanager
+def _output_faults() -> Iterator[None]:
+    """Turns what printing raises into an _OutputError. A file's error names the file, and is not
+    one of these."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _WRITING and error.filename is None:
+            raise _OutputError(error) from error
+        raise
+
+
+def _open_streams() -> None:
+    """A standard stream that was closed is /dev/null: the next file to be opened would take its
+    number, and what is printed would end in it. A terminal without a sign shows its escape."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            mode = "w" if number else "r"
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _usage(error: click.ClickException) -> str:
@@ -90,14 +145,17 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    click.echo(f"Error: {message}", err=True)
+    with suppress(OSError):  # nobody can be told
+        click.echo(f"Error: {printable(message)}", err=True)
     return status
 
 
-def _reader_gone() -> int:
+def _output_gone(error: _OutputError) -> int:
     """`planner gpus | head -1`: what is still buffered must not raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return READER_GONE
+    if error.number == errno.EPIPE:
+        return READER_GONE
+    return _fail(f"standard output cannot be written: {error}.", 1)
 
 
 if __name__ == "__main__":

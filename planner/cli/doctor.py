@@ -10,7 +10,8 @@ import click
 from planner.cli.output import print_json, print_table
 from planner.environment.doctor import Checkup, check_environment
 from planner.environment.torch_build import why_not_usable
-from planner.errors import PlannerError, UsageError
+from planner.errors import PlannerError
+from planner.hardware.detect import read_device
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def command(rates: bool, device: str, as_json: bool) -> int:
 
     Exits with status 1 where something must be mended first.
     """
+    read_device(device)  # what is typed wrongly is said before anything is looked at
     checkup = check_environment()
     measured = _measure(_device(device, checkup), checkup) if rates else None
     if as_json:
@@ -38,18 +40,16 @@ def command(rates: bool, device: str, as_json: bool) -> int:
 
 
 def _device(name: str, checkup: Checkup) -> str:
-    if name == "auto":
+    device = read_device(name)
+    if device == "auto":
         why = why_not_usable(checkup.torch)
         if why is not None and checkup.gpus:
             click.echo(f"Measuring the CPU: {why}.", err=True)
         return "cuda:0" if why is None else "cpu"
-    kind, _, index = name.partition(":")
-    if kind not in ("cuda", "cpu") or (index and not index.isdecimal()):
-        raise UsageError(f"a device is auto, cuda, cuda:1 or cpu, and {name!r} is not.")
-    why = why_not_usable(checkup.torch, int(index or 0)) if kind == "cuda" else None
+    why = why_not_usable(checkup.torch, int(device[5:])) if device != "cpu" else None
     if why is not None:
-        raise PlannerError(f"{name!r} cannot be used: {why}.", "Pass auto or cpu.")
-    return name
+        raise PlannerError(f"{device!r} cannot be used: {why}.", "Pass auto or cpu.")
+    return device
 
 
 def _measure(device: str, checkup: Checkup) -> DeviceRates:

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from planner.errors import printable
+
 
 def print_json(data: Any) -> None:
     """`data` as one JSON value on standard output."""
@@ -18,4 +20,9 @@ def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> Non
     """`rows` under `headers`, numbers aligned; None is shown as `-`."""
     from tabulate import tabulate
 
-    click.echo(tabulate(rows, headers=headers, tablefmt="simple", missingval="-"))
+    say(tabulate(rows, headers=headers, tablefmt="simple", missingval="-"))
+
+
+def say(text: str = "") -> None:
+    """A line for a person; names and messages of others cannot steer the terminal by it."""
+    click.echo(printable(text))

@@ -2,58 +2,65 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.errors import UsageError, unknown_name
-from planner.schema import SwinConfig, TrainSetting
+from planner.cli.arguments import given_fields, split_values
+from planner.cli.output import print_json, say
+from planner.errors import UsageError, printable
+from planner.schema import SwinConfig, TrainSetting, parse
 from planner.schema.record import FactoryModel, MeasurementRecord
 from planner.schema.result import Recommendation
-from planner.units import format_bytes, format_seconds, parse_bytes, parse_percent, parse_seconds
+from planner.units import format_bytes, format_seconds, parse_percent, parse_seconds
 
 if TYPE_CHECKING:
     from search.session import Progress
 
 AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")
 NOTHING_FITS = 1
-INTERRUPTED = 130
+COUNT = click.IntRange(1)
 MAX_RULED_OUT = 12  # lines; recommendation.json has them all
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("model", required=False),
     click.option("--batch-size", metavar="N[,N…]", help="Only these micro-batches."),
-    click.option("--global-batch", type=int, metavar="N",
+    click.option("--global-batch", type=COUNT, metavar="N",
                  help="Hold micro-batch × accumulation × world at N exactly."),
-    click.option("--accumulate", type=int, metavar="N", help="Micro-batches per step (1)."),
+    click.option("--accumulate", metavar="N", help="Micro-batches per step (1)."),
     click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 …"),
     click.option("--memory", metavar="SIZE", help="Emulate a smaller device: 24GiB, 24GB."),
     click.option("--headroom", default="5%", show_default=True, help="Memory to keep free."),
     click.option("--precision", metavar="P[,P…]", help="Of fp32, tf32, bf16, fp16."),
     click.option("--checkpointing", metavar="C", multiple=True,
                  help="Of none, blocks, stages, stages:0,1, nested; repeat it for several."),
-    click.option("--compile", "compile_", metavar="C[,C…]",
+    click.option("--compile", metavar="C[,C…]",
                  help="Of off, default, reduce-overhead, max-autotune."),
     click.option("--attention", metavar="A[,A…]", help="Of eager, sdpa."),
     click.option("--optimizer", metavar="O[,O…]", help="As adamw, adamw-fused, sgd."),
     click.option("--image-size", metavar="PX", help="As 384 or 256,192."),
-    click.option("--num-classes", type=int, metavar="N"),
-    click.option("--drop-path", type=float, metavar="RATE"),
+    click.option("--num-classes", metavar="N"),
+    click.option("--drop-path", metavar="RATE"),
     click.option("--set", "fields", multiple=True, metavar="FIELD=VALUE",
                  help="Any field of the model or of the setting."),
-    click.option("--trials", type=int, metavar="N", help="At most N probes in the study."),
+    click.option("--trials", type=click.IntRange(0), metavar="N",
+                 help="At most N probes in the study."),
     click.option("--budget", default="10m", show_default=True, metavar="TIME",
                  help="Time for probes (90s, 10m, 1h30m), or none."),
     click.option("--tolerance", default="0.3%", show_default=True,
                  help="Stop when all further probes are expected to gain less."),
     click.option("--strategy", default="planner", show_default=True,
                  help="planner, tpe, gp, random, or a baseline."),
-    click.option("--steps", type=int, metavar="N",
+    click.option("--steps", type=COUNT, metavar="N",
                  help="Rank by the total time of N optimizer steps, compilation included."),
-    click.option("--epochs", type=float, metavar="N", help="The same for N epochs."),
-    click.option("--images-per-epoch", type=int, metavar="N", help="ImageNet-1k's unless given."),
+    click.option("--epochs", type=click.FloatRange(0, min_open=True), metavar="N",
+                 help="The same for N epochs."),
+    click.option("--images-per-epoch", type=COUNT, metavar="N",
+                 help="ImageNet-1k's unless given."),
     click.option("--replay", metavar="FILE", help="Search recorded probes, not a device."),
     click.option("--storage", metavar="URL", help="Any Optuna storage, or a .journal file."),
     click.option("--study-name", default="planner", show_default=True),
@@ -61,7 +68,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--accept-different", is_flag=True,
                  help="Go on with a study of another device or software."),
     click.option("--no-baseline", is_flag=True, help="Do not measure the plain default."),
-    click.option("--seed", type=int, default=0, show_default=True),
+    click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
     click.option("--json", "as_json", is_flag=True, help="Print recommendation.json."),
 ]  # fmt: skip
 
@@ -80,53 +87,60 @@ def command(**given: Any) -> int:
     MODEL is LIBRARY:NAME, a YAML or JSON file, or package.module:factory; with --replay it may be
     left away. The same command goes on where it was stopped. Ctrl-C ends with the best so far.
     """
-    from search.tune import tune
+    from search.interrupts import heard
+    from search.tune import ResultNotWrittenError, tune
 
-    show = _shower(given["as_json"])
-    try:
-        found = tune(**_arguments(given), on_progress=show)
-    finally:
-        show.close()
-    if given["as_json"]:
-        click.echo(found.model_dump_json(indent=2))
-    else:
-        print_recommendation(found)
-    if found.stopped_because == "it was interrupted":
-        return INTERRUPTED
+    show = _shower()
+    with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
+        unwritten: ResultNotWrittenError | None = None
+        try:
+            found = tune(**_arguments(given), on_progress=show)
+        except KeyboardInterrupt:
+            show.close()
+            click.echo("Error: interrupted before anything was found.", err=True)
+            return interrupts.exit_status
+        except ResultNotWrittenError as error:
+            found, unwritten = error.recommendation, error
+        finally:
+            show.close()
+        if given["as_json"]:
+            print_json(found.model_dump(mode="json"))
+        else:
+            print_recommendation(found)
+        if interrupts.number is not None:
+            return interrupts.exit_status
+    if unwritten is not None:
+        raise unwritten
     return 0 if found.status == "recommended" else NOTHING_FITS
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     """What was typed, as the parameters of `tune`. Raises UsageError."""
-    model_fields, setting_fields = _split_fields(given["fields"])
-    for option, field in (
-        ("image_size", "image_size"), ("num_classes", "num_classes"),
-        ("drop_path", "drop_path_rate"),
-    ):  # fmt: skip
-        if given[option] is not None:
-            model_fields[field] = given[option]
-    if given["accumulate"] is not None:
-        setting_fields["accumulate"] = given["accumulate"]
-    restrict = _restrictions(given, setting_fields)
-    sizes = _sizes(given["batch_size"] or setting_fields.pop("batch_size", None))
+    model_fields, setting_fields = given_fields(given, (*AXES, "batch_size", "accumulate"))
+    restrict = {
+        axis: tuple(split_values(setting_fields.pop(axis)))
+        for axis in AXES
+        if axis in setting_fields
+    }
+    sizes = setting_fields.pop("batch_size", None)
+    budget = given["budget"].strip().lower()
     arguments = {
         "model": _model(given["model"], model_fields, replay=given["replay"] is not None),
-        "device": given["device"],
-        "memory_bytes": parse_bytes(given["memory"]) if given["memory"] else None,
+        "memory_bytes": given["memory"],
         "headroom": parse_percent(given["headroom"]),
-        "batch_size": sizes,
-        "base": _base(setting_fields),
+        "batch_size": None if sizes is None else tuple(sizes.split(",")),
+        "base": parse(TrainSetting, setting_fields, "--set"),
         "restrict": restrict,
-        "budget_seconds": None if given["budget"] == "none" else parse_seconds(given["budget"]),
+        "budget_seconds": None if budget == "none" else parse_seconds(budget),
         "tolerance": parse_percent(given["tolerance"]),
         "baseline": not given["no_baseline"],
     }
     same = (
-        "global_batch", "trials", "strategy", "storage", "study_name", "output", "replay",
-        "steps", "epochs", "accept_different", "seed",
+        "device", "global_batch", "trials", "strategy", "storage", "study_name", "output",
+        "replay", "steps", "epochs", "accept_different", "seed",
     )  # fmt: skip
     arguments.update({name: given[name] for name in same})
-    if given["images_per_epoch"]:
+    if given["images_per_epoch"] is not None:
         arguments["images_per_epoch"] = given["images_per_epoch"]
     return arguments
 
@@ -139,67 +153,15 @@ def _model(
     if text is not None:
         return resolve_model(text, overrides)
     if replay:
+        if overrides:
+            raise UsageError(
+                f"--replay has its own model, and {', '.join(overrides)} would be of another.",
+                "Name a MODEL, or leave them away.",
+            )
         return None
     raise UsageError(
         "there is no MODEL.", "Write planner tune native:swin_tiny, or list them: planner models."
     )
-
-
-def _split_fields(fields: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`--set FIELD=VALUE` for the model and for the setting, by whose field it is."""
-    model: dict[str, Any] = {}
-    setting: dict[str, Any] = {}
-    known = [*SwinConfig.model_fields, *TrainSetting.model_fields]
-    for text in fields:
-        field, equals, value = text.partition("=")
-        field = field.strip()
-        if not equals:
-            raise UsageError(f"--set takes FIELD=VALUE, and {text!r} is not.", "Write depths=2,2.")
-        if field not in known:
-            raise unknown_name("field", field, known, "Fields are those of `planner estimate`.")
-        (setting if field in TrainSetting.model_fields else model)[field] = value.strip()
-    return model, setting
-
-
-def _restrictions(given: dict[str, Any], setting: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The values each axis is held to, from its option or from --set."""
-    found = {}
-    for axis in AXES:
-        value = given["compile_" if axis == "compile" else axis] or setting.pop(axis, None)
-        if axis == "checkpointing":
-            chosen = [value] if isinstance(value, str) else [*(value or ())]
-            found[axis] = tuple(v for text in chosen for v in _split_checkpointing(text))
-        elif value:
-            found[axis] = tuple(v.strip() for v in value.split(",") if v.strip())
-    return {axis: values for axis, values in found.items() if values}
-
-
-def _split_checkpointing(text: str) -> list[str]:
-    """`none,stages:0,1,blocks` is none, stages:0,1 and blocks: a number goes on with its stages."""
-    values: list[str] = []
-    for part in (p.strip() for p in text.split(",")):
-        if part.isdigit() and values and ":" in values[-1]:
-            values[-1] += f",{part}"
-        elif part:
-            values.append(part)
-    return values
-
-
-def _sizes(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(
-            f"--batch-size takes numbers, and {text!r} is not.", "Write 64 or 32,64,128."
-        ) from None
-
-
-def _base(fields: dict[str, Any]) -> TrainSetting:
-    from planner.schema import parse
-
-    return parse(TrainSetting, fields, "--set")
 
 
 class PlainLines:
@@ -208,7 +170,7 @@ class PlainLines:
     def __call__(self, progress: Progress) -> None:
         line = describe_progress(progress)
         if line:
-            click.echo(line, err=True)
+            _say(line)
 
     def close(self) -> None:
         return None
@@ -226,11 +188,11 @@ class LiveLine:
             self.current = progress
         elif progress.kind == "end":
             self._erase()
-            click.echo(describe_progress(progress), err=True)
+            _say(describe_progress(progress))
             self.current = None
         elif progress.kind == "note":
             self._erase()
-            click.echo(progress.text, err=True)
+            _say(progress.text)
         if self.current is not None:
             self._draw(self.current, progress)
 
@@ -239,16 +201,23 @@ class LiveLine:
         if progress.step_seconds:
             doing += f" {format_seconds(progress.step_seconds)} a step"
         line = f"{describe_progress(current)} · {doing}"[: _columns() - 1]
-        click.echo("\r" + line.ljust(self.width), nl=False, err=True)
+        _say(line.ljust(self.width), before="\r", after="")
         self.width = len(line)
 
     def _erase(self) -> None:
         if self.width:
-            click.echo("\r" + " " * self.width + "\r", nl=False, err=True)
+            _say(" " * self.width, before="\r", after="\r")
         self.width = 0
 
     def close(self) -> None:
         self._erase()
+
+
+def _say(text: str, before: str = "", after: str = "\n") -> None:
+    """Progress, on standard error. Where nobody can read it (a closed terminal, a full disk) the
+    search goes on: its results are in files."""
+    with suppress(OSError):
+        click.echo(f"{before}{printable(text)}{after}", nl=False, err=True)
 
 
 def _columns() -> int:
@@ -257,7 +226,7 @@ def _columns() -> int:
     return shutil.get_terminal_size().columns
 
 
-def _shower(as_json: bool) -> LiveLine | PlainLines:
+def _shower() -> LiveLine | PlainLines:
     return LiveLine() if sys.stderr.isatty() else PlainLines()
 
 
@@ -304,23 +273,21 @@ def short(setting: TrainSetting) -> str:
 
 def print_recommendation(found: Recommendation) -> None:
     """The recommendation as a person reads it: measured figures, evidence, the others, the rest."""
-    click.echo()
+    say()
     if found.setting is None or found.evidence is None:
-        click.echo(
-            f"Nothing to recommend after {found.num_probes} probes: {found.stopped_because}."
-        )
-        click.echo(found.advice)
+        say(f"Nothing to recommend after {found.num_probes} probes: {found.stopped_because}.")
+        say(found.advice)
     else:
-        click.echo(f"Recommended for {found.model.title} on {found.device.name} (measured):")
-        click.echo(f"  {short(found.setting)}")
-        click.echo(f"  {_evidence(found.evidence)}")
-        click.echo(f"  {_gain(found)}")
-        click.echo()
+        say(f"Recommended for {found.model.title} on {found.device.name} (measured):")
+        say(f"  {short(found.setting)}")
+        say(f"  {_evidence(found.evidence)}")
+        say(f"  {_gain(found)}")
+        say()
         _table([found.evidence, *found.runners_up], found.baseline)
-    click.echo()
+    say()
     for note in found.notes:
-        click.echo(f"- {note}")
-    click.echo(
+        say(f"- {note}")
+    say(
         f"- {found.num_probes} probes of {found.num_candidates} settings; ended because "
         f"{found.stopped_because}."
     )
@@ -383,9 +350,9 @@ def _memory(record: MeasurementRecord) -> str:
 def _print_ruled_out(found: Recommendation) -> None:
     if not found.ruled_out:
         return
-    click.echo("- Not probed (these batches and larger ones):")
+    say("- Not probed (these batches and larger ones):")
     for ruled in found.ruled_out[:MAX_RULED_OUT]:
-        click.echo(f"    {short(ruled.setting)}: {ruled.reason}")
+        say(f"    {short(ruled.setting)}: {ruled.reason}")
     more = len(found.ruled_out) - MAX_RULED_OUT
     if more > 0:
-        click.echo(f"    and {more} more, in recommendation.json")
+        say(f"    and {more} more, in recommendation.json")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from planner.errors import UsageError, shorten
 from planner.units import MIB
 
 _FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_version")
@@ -30,6 +32,17 @@ class DetectedGpu:
     capability: tuple[int, int] | None
     is_split: bool = False  # into MIG instances
     pci_bus_id: str = ""
+
+
+def read_device(text: str) -> str:
+    """A device as people write it (`CUDA`, `cpu:0`) as "auto", "cpu" or "cuda:N". Raises
+    UsageError."""
+    match = re.fullmatch(r"(auto)|(cpu)(?::0)?|cuda(?::([0-9]{1,3}))?", text.strip().lower())
+    if match is None:
+        raise UsageError(
+            f"unknown device {shorten(text)}.", "Devices are auto, cpu, cuda:0, cuda:1 …"
+        )
+    return match.group(1) or match.group(2) or f"cuda:{int(match.group(3) or 0)}"
 
 
 def detect_gpus(query: Query | None = None) -> list[DetectedGpu]:

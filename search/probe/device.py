@@ -25,7 +25,7 @@ from planner.environment.torch_build import (
     why_not_usable,
 )
 from planner.errors import UsageError
-from planner.hardware.detect import DetectedGpu, visible_gpus
+from planner.hardware.detect import DetectedGpu, read_device, visible_gpus
 from planner.hardware.processor import cpu_name
 from planner.schema import DeviceInfo
 from planner.schema.setting import CUDNN_BENCHMARK
@@ -65,13 +65,10 @@ def choose_device(wanted: str = "auto") -> str:
 
     Raises UsageError for anything but auto, cpu, cuda and cuda:N.
     """
-    if wanted == "auto":
+    named = read_device(wanted)
+    if named == "auto":
         return "cuda:0" if why_no_gpu() is None else "cpu"
-    if wanted == "cuda":
-        return "cuda:0"
-    if wanted == "cpu" or re.fullmatch(r"cuda:\d+", wanted):
-        return wanted
-    raise UsageError(f"unknown device {wanted!r}.", "Devices are auto, cpu, cuda:0, cuda:1 …")
+    return named
 
 
 def why_no_gpu(index: int = 0) -> str | None:

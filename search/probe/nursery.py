@@ -53,7 +53,15 @@ class Nursery:
         config = model.model_dump_json() if isinstance(model, SwinConfig) else ""
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), config],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    __name__,
+                    str(theirs.fileno()),
+                    config,
+                    str(os.getpid()),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -113,6 +121,10 @@ class Nursery:
 
 def main() -> None:
     """Import, say so, and fork a guard for each set of channels until the parent is gone."""
+    # While it imports it does not listen: the kernel ends it then, with its parent.
+    guard.set_process_option(guard.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[3]):  # it died before the line above took effect
+        return
     for module in _PRELOADED:
         importlib.import_module(module)
     if sys.argv[2]:
@@ -120,6 +132,7 @@ def main() -> None:
     if importlib.import_module("torch").cuda.is_initialized():
         return
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps the guards
+    guard.set_process_option(guard.PR_SET_PDEATHSIG, 0)
     with socket.socket(fileno=int(sys.argv[1])) as parent:
         parent.send(b"ready")
         while True:

@@ -60,17 +60,75 @@ def test_listing_gpus_imports_neither_torch_nor_pydantic() -> None:
     assert not set(done.stderr.split()) & {"torch", "numpy", "pydantic", "optuna"}
 
 
+@pytest.mark.parametrize("arguments", [["gpus", "--json"], ["tune", "--help"], ["--version"]])
 @pytest.mark.skipif(os.name != "posix", reason="a reader that leaves is a POSIX pipe's affair")
-def test_a_reader_that_leaves_is_not_an_error() -> None:
+def test_a_reader_that_leaves_is_not_an_error(arguments: list[str]) -> None:
     """Standard output is a pipe whose reading end is closed before the command writes."""
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [PLANNER, "gpus", "--json"], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+        [PLANNER, *arguments], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
     )
     os.close(writing)
     assert done.stderr == ""
-    assert done.returncode in (1, 141)
+    assert done.returncode == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk is full here")
+@pytest.mark.parametrize("arguments", [["gpus"], ["--help"], ["models", "--json"]])
+def test_a_full_disk_is_said(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [PLANNER, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+        assert done.stderr == (
+            "Error: standard output cannot be written: No space left on device.\n"
+        )
+        assert done.returncode == 1
+        assert subprocess.run([PLANNER, "nothing"], stdout=full, stderr=full).returncode == 2
+
+
+def test_a_closed_stream_is_taken_for_one_that_nobody_reads(tmp_path: Path) -> None:
+    """And the next file that is opened does not get its number, and what is printed."""
+    file = tmp_path / "swin.json"
+    file.write_text('{"embed_dim": 48}')
+    command = f'"{PLANNER}" estimate {file} --json'
+    for closed in (">&-", "2>&-", "<&-", "<&- >&- 2>&-"):
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (">&-" in closed and closed != "2>&-") == (done.stdout == "")
+    assert file.read_text() == '{"embed_dim": 48}'
+
+
+def test_a_terminal_without_our_signs_gets_their_escapes() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    for arguments in (["tune", "--help"], ["estimate", "--help"], ["gpus"]):
+        done = subprocess.run(
+            [PLANNER, *arguments], capture_output=True, env=environment, check=True
+        )
+        assert done.stderr == b""
+    assert b"\\u2026" in subprocess.run(
+        [PLANNER, "tune", "--help"], capture_output=True, env=environment
+    ).stdout  # fmt: skip
+
+
+def test_what_is_typed_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    """An escape code in a name, a path or a file is shown, not obeyed."""
+    file = tmp_path / "red.yaml"
+    file.write_text('name: "\\e[31mred"')
+    for arguments in (
+        ["estimate", "native:\x1b[31mred"],
+        ["estimate", "\x1b[31m.yaml"],
+        ["estimate", str(file)],
+        ["gpus", "\x1b[31m"],
+        ["\x1b[31m"],
+    ):
+        done = run(*arguments)
+        assert done.returncode == 2
+        assert "\x1b" not in done.stderr
+        assert r"\x1b[31m" in done.stderr
 
 
 def test_an_unknown_command_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

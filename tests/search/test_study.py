@@ -324,12 +324,13 @@ def test_a_disk_that_fills_up_keeps_the_record_elsewhere(
 ) -> None:
     spill = tmp_path / "spill"
     spill.mkdir()
-    monkeypatch.setattr(study_file.tempfile, "gettempdir", lambda: str(spill))
+    monkeypatch.setattr("tempfile.tempdir", str(spill))
     study = open_study(tmp_path)
     study.records_path = Path("/dev/full")
     with pytest.raises(PlannerError, match="No space left") as caught:
         probe_one(study, 0)
-    kept = next(spill.iterdir())
+    kept = next(spill.glob("*/probes.jsonl"))
+    assert kept.parent.stat().st_mode & 0o777 == 0o700  # nobody else reads it or puts a link there
     assert str(kept) in str(caught.value)
     assert len(read_records(kept).records) == 1
 

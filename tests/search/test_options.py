@@ -1,0 +1,188 @@
+"""What `tune` is asked: by the command and from Python, whatever is no question is one error."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.cli import main
+from planner.errors import PlannerError, UsageError
+from planner.hardware.detect import read_device
+from planner.schema import SwinConfig, TrainSetting
+from search import tune
+from search.options import Options, read_restrictions
+from search.recommend import Search, recommend
+from search.records import format_record
+from tests.search.tables import GPU, MODEL, invented_table, make_record
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--steps", "-1"], 2, "--steps"),
+        (["--steps", "0"], 2, "--steps"),
+        (["--epochs", "-1"], 2, "--epochs"),
+        (["--epochs", "nan"], 2, "epochs are a number above 0"),
+        (["--epochs", "inf"], 2, "epochs are a number above 0"),
+        (["--images-per-epoch", "-5"], 2, "--images-per-epoch"),
+        (["--images-per-epoch", "5"], 2, "no epochs are asked for"),
+        (["--trials", "-1"], 2, "--trials"),
+        (["--headroom", "-1"], 2, "share"),
+        (["--tolerance", "-1"], 2, "share"),
+        (["--budget", "-5s"], 2, "duration"),
+        (["--seed", "-1"], 2, "--seed"),
+        (["--seed", "4294967296"], 2, "seed"),
+        (["--global-batch", "0"], 2, "--global-batch"),
+        (["--global-batch", "99999999999"], 2, "global_batch"),
+        (["--memory", "0B"], 2, "from 1 byte"),
+        (["--steps", "5", "--epochs", "5"], 2, "leave one away"),
+        (["--accumulate", "3", "--global-batch", "9"], 2, "accumulate follows from global_batch"),
+        (["--precision", ""], 2, "--precision has no value"),
+        (["--precision", ","], 2, "--precision has no value"),
+        (["--compile", ""], 2, "--compile has no value"),
+        (["--checkpointing", ""], 2, "--checkpointing has no value"),
+        (["--batch-size", ""], 2, "--batch-size has no value"),
+        (["--storage", ""], 2, "--storage has no value"),
+        (["--output", ""], 2, "--output has no value"),
+        (["--batch-size", "8,x"], 2, "'x'"),
+        (["--set", "embed-dim=x"], 2, "embed_dim"),
+        (["--set", "embed_dim=24", "--set", "embed-dim=24"], 2, "given twice"),
+        (["--storage", "sqlite:///"], 2, "names no file"),
+        (["--set", "frozen_stages=9"], 1, "4 stages"),
+        (["--set", "optimizer=lion-fused"], 1, "no fused"),
+        (["--replay", "x", "--precision", "bf16"], 2, "leave away device, precision"),
+        (["--device", "tpu"], 2, "unknown device 'tpu'"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_what_is_no_search_is_said_in_a_few_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, said: str
+) -> None:
+    here = [] if "--output" in arguments else ["--output", str(tmp_path)]
+    device = [] if "--device" in arguments else ["--device", "cpu"]
+    assert main(["tune", "native:swin_tiny", *device, *here, *arguments]) == status
+    out, err = capsys.readouterr()
+    assert said in err
+    assert out == ""
+    assert not list(tmp_path.glob("recommendation.json"))
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "x" * 300, "/proc/nothing", "dangling"])
+def test_an_output_that_cannot_be_made_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing" / "there")
+    arguments = ["tune", "native:swin_tiny", "--device", "cpu", "--output", str(tmp_path / place)]
+    assert main(arguments) == 2
+    assert "cannot be made a folder" in capsys.readouterr().err
+
+
+def test_a_replay_needs_a_folder_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "table.jsonl"
+    table.write_bytes(b"".join(format_record(r) for r in invented_table()))
+    assert main(["tune", "--replay", str(table), "--output", str(table)]) == 2
+    assert "cannot be made a folder" in capsys.readouterr().err
+
+
+def test_a_replay_of_another_model_says_what_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.jsonl"
+    tiny = SwinConfig(name="swin_tiny", embed_dim=48)
+    table.write_bytes(format_record(make_record(TrainSetting(), model=tiny)))
+    assert main(["tune", "native:swin_tiny", "--replay", str(table)]) == 2
+    assert "another native:swin_tiny: embed_dim 48 and not 96" in capsys.readouterr().err
+    assert main(["tune", "--replay", str(table), "--image-size", "64"]) == 2
+    assert "image_size would be of another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"restrict": {"foo": ("bf16",)}}, "unknown axis 'foo'"),
+        ({"restrict": {"precison": ("bf16",)}}, "Did you mean 'precision'"),
+        ({"restrict": {"precision": ()}}, "names none"),
+        ({"restrict": {"precision": ""}}, "names none"),
+        ({"restrict": {"precision": (3,)}}, "names none"),
+        ({"restrict": ["bf16"]}, "by axis"),
+        ({"headroom": -1}, "headroom is a share"),
+        ({"headroom": 1.0}, "headroom is a share"),
+        ({"tolerance": -1}, "tolerance is a share"),
+        ({"tolerance": NAN}, "tolerance is a share"),
+        ({"trials": -1}, "trials is a number from 0"),
+        ({"trials": "4"}, "trials is a number from 0"),
+        ({"budget_seconds": -1}, "budget_seconds"),
+        ({"budget_seconds": NAN}, "budget_seconds"),
+        ({"memory_bytes": -1}, "from 1 byte"),
+        ({"memory_bytes": NAN}, "from 1 byte"),
+        ({"steps": 0}, "steps is a number from 1"),
+        ({"epochs": 0}, "epochs are a number above 0"),
+        ({"images_per_epoch": None, "epochs": 1}, "images_per_epoch"),
+        ({"seed": None}, "seed"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": ()}, "batch_size"),
+        ({"batch_size": "8"}, "batch_size"),
+        ({"batch_size": {"a": 1}}, "batch_size"),
+        ({"global_batch": 8, "base": {"accumulate": 3}}, "accumulate follows"),
+        ({"base": {"batchsize": 3}}, "batchsize: no such field"),
+        ({"base": {"precision": "fp32"}}, "precision is what is searched"),
+        ({"base": 3}, "base is fields"),
+        ({"storage": ""}, "storage is a name"),
+        ({"study_name": 3}, "study_name is a name"),
+        ({"output": 3}, "output is a path"),
+        ({"replay": ""}, "replay is a path"),
+        ({"strategy": "planer"}, "Did you mean 'planner'"),
+        ({"strategy": None}, "unknown strategy None"),
+        ({"model": 3}, "a model is"),
+        ({"model": None}, "no model"),
+        ({"headroom": -1, "trials": -1}, "2 faults"),
+    ],
+    ids=lambda v: str(v)[:60] if isinstance(v, dict) else "",
+)
+def test_what_python_cannot_mean_is_a_usage_error(
+    tmp_path: Path, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        tune(**{"model": MODEL, "device": "cpu", "output": tmp_path, **arguments})
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_value_of_an_axis_may_stand_by_itself() -> None:
+    assert read_restrictions({"precision": "bf16"}) == {"precision": ("bf16",)}
+    assert Options(restrict=read_restrictions({"precision": ["bf16", "fp32"]}))
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [("CPU", "cpu"), ("cpu:0", "cpu"), ("cuda", "cuda:0"), ("CUDA:1", "cuda:1"), ("auto", "auto")],
+)
+def test_a_device_is_read_alike_everywhere(text: str, device: str) -> None:
+    assert read_device(text) == device
+
+
+@pytest.mark.parametrize("text", ["cpu:7", "cuda:", "cuda:-1", "cuda:" + "9" * 5000, "", "gpu"])
+def test_what_is_no_device_is_said(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PlannerError, match="unknown device"):
+        read_device(text)
+    assert main(["doctor", "--rates", "--device", text]) == 2
+    assert "unknown device" in capsys.readouterr().err
+
+
+def test_the_advice_is_of_what_ended_the_search() -> None:
+    """Used-up trials and a model that hangs were both told to allow more time."""
+    search = Search(MODEL, GPU, {}, None, TrainSetting(), trials_used=4)
+    assert "Allow more with --trials" in recommend([], search).advice
+    hung = make_record(TrainSetting()).model_copy(
+        update={
+            "status": "timed_out", "phase": "build", "step_seconds": (), "images_per_second": None,
+            "flags": ("cut short: the budget ended",),
+        }
+    )  # fmt: skip
+    advice = recommend([hung], Search(MODEL, GPU, {}, None, TrainSetting())).advice
+    assert "the last was at: build" in advice

@@ -1,0 +1,183 @@
+"""However a tuner is ended, what it measured is recommended, and nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from search.interrupts import heard
+from search.probe.nursery import Nursery
+from search.records import read_records
+from tests.search.processes import marked, remaining
+
+ARGUMENTS = [
+    "native:swin_tiny", "--batch-size", "8,16,32", "--compile", "off", "--attention", "sdpa",
+    "--checkpointing", "none,blocks", "--precision", "fp32,bf16", "--optimizer", "adamw",
+    "--strategy", "exhaustive", "--no-baseline",
+]  # fmt: skip
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    def usual() -> None:
+        """A suite started in the background ignores interrupts, and so would what it starts."""
+        signal.signal(INT, signal.default_int_handler)
+        for number in (TERM, HUP):
+            signal.signal(number, signal.SIG_DFL)
+
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.search.typed", *ARGUMENTS, *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=usual,
+    )  # fmt: skip
+
+
+def await_line(tuner: subprocess.Popen[str], said: str) -> str:
+    assert tuner.stderr is not None
+    heard = ""
+    for line in tuner.stderr:
+        heard += line
+        if said in line:
+            return heard
+    raise AssertionError(heard)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "status", "because"),
+    [
+        (INT, (), 130, "it was interrupted"),
+        (INT, (INT, INT, TERM), 130, "it was interrupted"),
+        (TERM, (TERM,), 143, "it was ended by SIGTERM"),
+        (HUP, (TERM, INT), 129, "its terminal was closed"),
+    ],
+)
+def test_a_signal_ends_with_what_was_measured(
+    tmp_path: Path, first: signal.Signals, then: tuple[signal.Signals, ...], status: int,
+    because: str,
+) -> None:  # fmt: skip
+    tuner = start("--wait", "--output", str(tmp_path))
+    await_line(tuner, "waiting")
+    tuner.send_signal(first)
+    await_line(tuner, "winding up")
+    for number in then:
+        tuner.send_signal(number)
+        time.sleep(0.05)
+    out, err = tuner.communicate(timeout=60)
+    assert tuner.returncode == status, err
+    assert "Traceback" not in err
+    assert f"ended because {because}" in out
+    result = json.loads((tmp_path / "recommendation.json").read_text())
+    assert because in result["stopped_because"]
+    assert result["num_probes"] == 1
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    """`nohup planner tune …` outlives its terminal."""
+    code = (
+        "import signal, os; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
+        "from search.interrupts import heard\n"
+        "with heard(signal.SIGHUP, signal.SIGTERM):\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    try: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    except KeyboardInterrupt: print('ended')\n"
+        "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "ended\n"
+
+
+def test_signals_are_left_alone_outside_the_main_thread() -> None:
+    found: list[object] = []
+
+    def listen() -> None:
+        with heard(INT) as interrupts:
+            found.append(interrupts.number)
+
+    before = signal.getsignal(INT)
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+    assert found == [None]
+    assert signal.getsignal(INT) is before
+
+
+def test_a_recommendation_that_cannot_be_written_is_printed(tmp_path: Path) -> None:
+    """The output directory is gone, or its disk is full, when the search ends."""
+    tuner = start("--wait", "--output", str(tmp_path / "out"))
+    await_line(tuner, "waiting")
+    for file in (tmp_path / "out").iterdir():
+        file.unlink()
+    (tmp_path / "out").rmdir()
+    tuner.send_signal(INT)
+    out, err = tuner.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert "Recommended for native:swin_tiny" in out
+    assert tuner.returncode == 130
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk is full here")
+def test_a_full_disk_is_said_with_where_the_record_is(tmp_path: Path) -> None:
+    output, temporary = tmp_path / "out", tmp_path / "tmp"
+    output.mkdir()
+    temporary.mkdir()
+    (output / "probes.jsonl").symlink_to("/dev/full")
+    (output / "recommendation.json").mkdir()  # which no file can be moved onto
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.search.typed", *ARGUMENTS, "--output", str(output)],
+        capture_output=True, text=True, env=environment, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "Recommended for native:swin_tiny" in done.stdout
+    kept = next(temporary.glob("planner-*/probes.jsonl"))
+    assert len(read_records(kept).records) == 1
+    assert str(kept) in done.stdout
+    assert f"The probes are in {kept}" in done.stderr
+    assert not list(output.glob(".*"))  # no half of a file
+
+
+def test_progress_that_nobody_can_read_ends_no_search(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        code = "import sys; sys.argv[1:] = [];" + textwrap.dedent("""
+            from planner.cli.tune import LiveLine, PlainLines
+            from search.session import Progress
+            for show in (LiveLine(), PlainLines()):
+                show(Progress("note", "a" * 100_000))
+                show.close()
+            print("went on")
+            import os; sys.stdout.flush(); os._exit(0)
+        """)
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=full, text=True
+        )
+    assert done.stdout == "went on\n"
+
+
+def test_a_nursery_that_still_imports_ends_with_its_parent(tmp_path: Path) -> None:
+    """It does not listen yet: torch takes its time here."""
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text(
+        f"import time; open({str(tmp_path / 'importing')!r}, 'w'); time.sleep(300)"
+    )
+    code = f"from {Nursery.__module__} import Nursery; n = Nursery(); import time; time.sleep(300)"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    with marked() as token:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}
+        )
+        patience = time.monotonic() + 120
+        while not (tmp_path / "importing").exists() and time.monotonic() < patience:
+            time.sleep(0.05)
+        parent.kill()
+        parent.wait()
+        assert not remaining(token)

@@ -1,0 +1,53 @@
+"""`planner tune` over an invented device, as a process of its own that tests may signal.
+
+    python -m tests.search.typed ARGUMENTS…
+
+Its probes take 50 ms. With --wait the second one says so on standard error, waits for a signal, and
+takes half a second to wind up.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from random import Random
+from typing import Any
+
+from planner.cli import main
+from planner.schema import MeasurementRecord
+from search import tune as tune_file
+from search.strategy import Choice
+from tests.search.tables import make_record
+from tests.search.tuner import pretend_gpu
+
+
+class SlowProber:
+    """In place of DeviceProber."""
+
+    def __init__(self, *_: Any) -> None:
+        self.calls = 0
+
+    def __enter__(self) -> SlowProber:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        self.calls += 1
+        time.sleep(0.05)
+        if self.calls == 2 and "--wait" in sys.argv:
+            try:
+                print("waiting", file=sys.stderr, flush=True)
+                time.sleep(60)
+            finally:
+                print("winding up", file=sys.stderr, flush=True)
+                time.sleep(0.5)
+        return make_record(choice.candidate.setting, seed=Random(probe_id).randrange(99))
+
+
+if __name__ == "__main__":
+    pretend_gpu()
+    tune_file.DeviceProber = SlowProber  # type: ignore[misc, assignment]
+    tune_file.device_rates = lambda *_: None  # type: ignore[assignment]
+    sys.exit(main(["tune", *(a for a in sys.argv[1:] if a != "--wait")]))
