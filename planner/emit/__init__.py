@@ -17,6 +17,7 @@ from planner.files import MAX_RESULT_BYTES, NoFileError, parse_json, read_text
 from planner.hardware.precisions import check_device_precision
 from planner.schema import DeviceInfo, FactoryModel, SwinConfig, TrainSetting, parse
 from planner.schema.result import RESULT_FORMAT, Recommendation
+from planner.step.allocator_config import RECORDED_AS
 from planner.units import format_bytes
 
 __all__ = ["TARGETS", "Emitted", "emit", "emit_setting", "read_result"]
@@ -78,7 +79,7 @@ def emit(
         setting,
         _origin(found, setting),
         device=found.device.kind,
-        allocator=found.evidence.versions.get("allocator_config"),
+        allocator=found.evidence.versions.get(RECORDED_AS),
         output=PurePath(output) if output is not None else None,
     )
     changed = bool(setting.differences(found.setting))

@@ -70,7 +70,10 @@ def _script(setting: TrainSetting) -> tuple[str, ...]:
     """The lines of a script that trains with `building.py`."""
     recipe = recipe_of(setting)
     rate = "LEARNING_RATE" if recipe.learning_rate is not None else "LR"
-    clip = ("        accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)",)
+    clip = (
+        "        if accelerator.sync_gradients:",
+        "            accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)",
+    )
     return (
         "loader = DataLoader(data, shuffle=True, **LOADER)",
         "accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATE)",

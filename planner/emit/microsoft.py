@@ -56,7 +56,7 @@ def write(plan: Plan) -> Emitted:
         "AUG": {"MIXUP": recipe.mixup, "CUTMIX": recipe.cutmix},
         "AMP_ENABLE": setting.precision == "fp16",
     }
-    notes = _notes(setting)
+    notes = _notes(plan.swin, setting)
     more = (
         "DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, in the authors' checkout.",
         "With timm==0.4.12, which their get_started.md asks for: later ones refuse its t_mul.",
@@ -164,7 +164,7 @@ def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
     return found
 
 
-def _notes(setting: TrainSetting) -> tuple[str, ...]:
+def _notes(model: SwinConfig, setting: TrainSetting) -> tuple[str, ...]:
     rate = recipe_of(setting).learning_rate
     assert rate is not None, "only adamw is left"
     found = [
@@ -175,6 +175,10 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
         "main.py wraps the model in DDP on one device too, decays no bias and no norm, and keeps "
         "a GradScaler in fp32 as well.",
     ]
+    if model.image_size[0] <= 32:  # data/build.py, build_transform
+        found.append(
+            "main.py resizes nothing to 32 pixels or fewer: its images must have that size."
+        )
     if setting.precision == "fp32":
         found.append("NVIDIA_TF32_OVERRIDE=0 keeps convolutions, too, in plain fp32.")
     if setting.precision == "tf32":
