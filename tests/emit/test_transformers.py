@@ -46,7 +46,7 @@ def test_the_arguments_load_in_the_real_class(
 ) -> None:
     setting = TrainSetting(
         batch_size=8, accumulate=4, precision=precision, optimizer=optimizer, clip_grad=True,
-        checkpointing="nested", compile="reduce-overhead", loss="label-smoothing",
+        checkpointing="nested", compile="max-autotune-no-cudagraphs", loss="label-smoothing",
         validation_batch_size=16,
     )  # fmt: skip
     arguments = written(tiny("transformers"), setting)["ARGUMENTS"]
@@ -57,7 +57,7 @@ def test_the_arguments_load_in_the_real_class(
     assert loaded.fp16 is (precision == "fp16")
     assert loaded.tf32 is {"fp32": False, "tf32": True}.get(precision)
     assert loaded.activation_checkpointing is True
-    assert loaded.torch_compile_mode == "reduce-overhead"
+    assert loaded.torch_compile_mode == "max-autotune-no-cudagraphs"
     assert loaded.max_grad_norm == 5.0
     assert loaded.label_smoothing_factor == 0.1
     assert loaded.per_device_eval_batch_size == 16
