@@ -141,6 +141,27 @@ def test_a_search_ends_where_others_hold_the_device(tmp_path: Path, strategy: st
     assert found.status == "recommended"
 
 
+def test_a_study_resumed_with_more_memory_asks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: None
+) -> None:
+    """Begun with 4 GiB free, where batch 64 in fp32 runs out of memory; gone on with 16 GiB."""
+    given = {"estimator": None, "batch_size": 64, "output": tmp_path, "strategy": "exhaustive",
+             "baseline": False, "budget_seconds": None,
+             "restrict": {**SMALL, "precision": ("fp32",), "checkpointing": ("none",),
+                          "compile": ("off",)}}  # fmt: skip
+    for free, status in ((4, "nothing_fits"), (4, "nothing_fits"), (16, "recommended")):
+        left = MemoryInUse(16 * GIB, (16 - free) * GIB, free * GIB)
+        monkeypatch.setattr(tune_file, "memory_in_use", lambda wanted, left=left: left)
+
+        def prober(choice: Choice, *_: object, free: int = free) -> MeasurementRecord:
+            record = make_record(choice.candidate.setting, total_bytes=free * GIB)
+            return record.model_copy(update={"free_bytes": free * GIB})
+
+        assert tune(MODEL, prober=prober, **given).status == status  # type: ignore[arg-type]
+    records = read_records(tmp_path / "probes.jsonl").records
+    assert [r.status for r in records] == ["out_of_memory", "measured"], "with 4 GiB asked once"
+
+
 def whole(n: int) -> st.SearchStrategy[int | None]:
     return st.one_of(st.none(), st.integers(-n, n), st.sampled_from((0, -1, 2**64 - 1, 1)))
 
