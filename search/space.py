@@ -179,7 +179,9 @@ def axis_choices(
 def _check_base(model: Model, base: TrainSetting) -> None:
     """Raises UnsupportedError for what no probe could run: fields of `base` that are no axis."""
     if isinstance(model, SwinConfig):
-        plain = {"checkpointing": "none", "attention": "library"}
+        plain = {
+            "batch_size": 1, "compile": "off", "checkpointing": "none", "attention": "library",
+        }  # fmt: skip
         find_library(model.library).resolve_setting(model, parse_setting(base, plain))
 
 
@@ -187,7 +189,7 @@ def _check_library(model: Model, axis: str, value: str) -> None:
     """Raises UnsupportedError for what the model's library does not have."""
     if not isinstance(model, FactoryModel):
         find_library(model.library).resolve_setting(
-            model, parse_setting(TrainSetting(), {axis: value})
+            model, parse_setting(TrainSetting(batch_size=1), {axis: value})
         )
     elif value not in ("none", "library"):
         raise UnsupportedError(

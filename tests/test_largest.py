@@ -52,7 +52,7 @@ def test_none_above_the_largest_fits(budget_mib: int) -> None:
 
 
 def test_what_was_not_looked_at_is_said() -> None:
-    model, setting = resolve(TINY, TrainSetting())
+    model, setting = resolve(TINY, TrainSetting(attention="eager"))
     assert isinstance(model, SwinConfig)
     many = largest_batch(model, setting, find_gpu("h200"))
     assert many is not None

@@ -65,13 +65,13 @@ def window_limit(model: SwinConfig, setting: TrainSetting) -> Limit | None:
     if largest is None or setting.batch_size <= largest:
         return None
     per_image = windows_per_image(model, setting)
+    smaller = f"batch_size {largest} or less (and accumulate for a larger step), or "
     return Limit(
         f"sdpa's CUDA kernel takes {SDPA_WINDOWS:,} windows at most where their position bias is "
         "trained",
         f"batch_size {setting.batch_size} makes {setting.batch_size * per_image:,} "
         f"({per_image} an image)",
-        f"Choose batch_size {largest} or less (and accumulate for a larger step), "
-        "or attention eager.",
+        f"Choose {smaller if largest else ''}attention eager.",
     )
 
 

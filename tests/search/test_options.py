@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import planner
 from planner.cli import main
 from planner.errors import PlannerError, UsageError
 from planner.hardware.detect import read_device
@@ -16,6 +17,7 @@ from search import tune
 from search.options import Options, read_restrictions
 from search.recommend import Search, recommend
 from search.records import format_record
+from search.space import make_space
 from tests.search.tables import GPU, MODEL, invented_table, make_record
 
 NAN = float("nan")
@@ -186,3 +188,16 @@ def test_the_advice_is_of_what_ended_the_search() -> None:
     )  # fmt: skip
     advice = recommend([hung], Search(MODEL, GPU, {}, None, TrainSetting())).advice
     assert "the last was at: build" in advice
+
+
+def test_what_holds_for_every_probe_is_checked_without_what_is_searched() -> None:
+    """A batch of 64 of such images has more windows than sdpa takes, and smaller ones have not."""
+    large = SwinConfig(image_size=(1792, 1792))
+    space = make_space(large, GPU, restrict={"attention": ("sdpa",), "compile": ("off",)})
+    assert max(c.setting.batch_size for c in space.candidates) > 0
+
+
+def test_a_way_out_that_is_none_is_not_offered() -> None:
+    huge = SwinConfig(image_size=(28_000, 28_000))
+    with pytest.raises(PlannerError, match=r"Choose attention eager\."):
+        planner.estimate(huge, batch_size=1)
