@@ -142,12 +142,14 @@ def test_a_file_of_somebody_else_s_is_not_replaced(
 
 
 def test_a_link_is_not_followed_unasked(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not even to an earlier output: it lies where nobody named it."""
     real, link = result / "real.yaml", result / "link.yaml"
-    real.write_text("mine: 1\n")
+    assert main(["emit", str(result), "--for", "timm", "--output", str(real)]) == 0
+    before = real.read_text()
     link.symlink_to(real)
     arguments = ["emit", str(result), "--for", "timm", "--output", str(link)]
     assert main(arguments) == 1
-    assert real.read_text() == "mine: 1\n"
+    assert real.read_text() == before
     assert "--force" in capsys.readouterr().err
 
 
