@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from planner.schema import MeasurementRecord
 from search.cost import Array, ProbeCosts
+from search.faults import LIKELY_BROKEN, Faults
+from search.noise import calm, is_disturbed
 from search.prior import Prior, Residual, record_bytes
 from search.probe.interval import median_interval
 from search.space import Space
@@ -20,22 +22,28 @@ from search.space import Space
 # an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
 # sixteen settings, tests/truth/cpu_grid_2026-11-20.jsonl); of a GPU there are none yet.
 REPEAT_SD = 0.01
+# How far a probe that was throttled or disturbed may lie from the next: an assumption.
+DISTURBED_SD = 0.1
+SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at most
 MEMORY_SD = 0.005
 SURE_TO_FIT = 0.99  # the probability that makes checkpointing needless
 NUM_RIVALS = 64  # those that matter for what is left to gain
 NUM_DRAWS = 512
+_erf = np.frompyfunc(erf, 1, 1)
 
 
 @dataclass(frozen=True)
 class Outlook:
     """Beliefs about every candidate, by index. Log means with standard deviations; `fits` is the
-    probability of staying in the budget, `closed` what no probe may be spent on any more."""
+    probability of staying in the budget, `runs` that of running at all, `closed` what no probe may
+    be spent on any more."""
 
     log_seconds: Array
     log_seconds_sd: Array
     log_bytes: Array
     log_bytes_sd: Array
     fits: Array
+    runs: Array
     closed: NDArray[np.bool_]
     log_images: Array
 
@@ -67,10 +75,18 @@ class Belief:
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
         self.twins = _twins(space)
-        self.closed = np.zeros(len(space), dtype=bool)
+        self.shut = np.zeros(len(space), dtype=bool)  # by what was probed itself, or its arm
         self.proven = np.zeros(len(space), dtype=bool)
-        self.failures: dict[str, int] = {}
+        self.faults = Faults(space)
         self.records: dict[int, list[MeasurementRecord]] = {}
+        self.num_measured = 0
+        self.num_disturbed = 0
+
+    @property
+    def closed(self) -> NDArray[np.bool_]:
+        """What no probe may be spent on any more: what is shut, and what shares so much with the
+        failures so far that it will not run."""
+        return np.asarray(self.shut | (self.faults.probabilities() < 1 - LIKELY_BROKEN))
 
     def tell(self, index: int, record: MeasurementRecord) -> None:
         """Learns from one probe of candidate `index`, whatever its end."""
@@ -78,26 +94,40 @@ class Belief:
         if record.inconclusive:
             return
         self.records.setdefault(index, []).append(record)
-        self.closed[index] = True
+        disturbed = self._count_disturbed(record)
+        self.shut[index] = not (disturbed and len(self.records[index]) == 1)
         num_bytes = record_bytes(record)
         if record.status == "measured":
-            self._measured(index, record, num_bytes)
+            self._measured(index, record, num_bytes, disturbed)
         elif record.status == "out_of_memory":
             self._close_from(index)
             self._out_of_memory(index, num_bytes)
         elif record.status == "timed_out":
             self._close_from(index)
         elif record.status in ("unsupported", "non_finite"):
-            self.closed |= self._arm(index)
-            if record.status == "unsupported":
-                self._count_failure(record.setting.compile, self._compiled_as(index))
-        else:
-            self._count_failure(str(self.arms[index]), self._arm(index))
+            self.shut |= self._arm(index)
+        if record.status in ("unsupported", "crashed"):
+            self.faults.broke(index)
 
-    def _measured(self, index: int, record: MeasurementRecord, num_bytes: int | None) -> None:
+    def _count_disturbed(self, record: MeasurementRecord) -> bool:
+        """Whether a probe counts as disturbed, and may be made again. Where most of them are it is
+        how this machine runs, and the training will."""
+        if record.status != "measured":
+            return False
+        self.num_measured += 1
+        self.num_disturbed += is_disturbed(record)
+        return is_disturbed(record) and 2 * self.num_disturbed <= self.num_measured
+
+    def _measured(
+        self, index: int, record: MeasurementRecord, num_bytes: int | None, disturbed: bool
+    ) -> None:
+        self.faults.ran(index)
         interval = median_interval(record.step_seconds)
         spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
-        self.seconds.observe(index, log(interval.median) - float(self.prior_seconds[index]), spread)
+        if disturbed:
+            spread = max(spread, DISTURBED_SD)
+        ratio = log(interval.median) - float(self.prior_seconds[index])
+        self.seconds.observe(index, ratio, max(spread, self._surprise(index, ratio) / SURPRISE))
         if not num_bytes:
             return
         self.bytes.observe(index, log(num_bytes) - float(self.prior_bytes[index]), MEMORY_SD)
@@ -106,12 +136,19 @@ class Belief:
         else:
             self._close_from(index)
 
+    def _surprise(self, index: int, ratio: float) -> float:
+        """By how much a probe is slower than was believed of it. What is far slower than anything
+        that is believed has a cause of its own (memory given back and asked for again, close to the
+        limit) and says little of the others."""
+        believed, _ = self.seconds.posterior(np.array([index]))
+        return max(ratio - float(believed[0]), 0.0) if self.seconds.indices else 0.0
+
     def _arm(self, index: int) -> NDArray[np.bool_]:
         return np.asarray(self.arms == self.arms[index])
 
     def _close_from(self, index: int) -> None:
         """This batch and all larger ones of its arm are out."""
-        self.closed |= self._arm(index) & (self.batch >= self.batch[index])
+        self.shut |= self._arm(index) & (self.batch >= self.batch[index])
 
     def _out_of_memory(self, index: int, num_bytes: int | None) -> None:
         """Its need is only bounded from below: by the budget, and by what was believed of it."""
@@ -123,17 +160,6 @@ class Belief:
         need = _mean_above(need, float(sd[0]), log(max(self.budget_bytes, num_bytes or 1)))
         self.bytes.observe(index, need - float(self.prior_bytes[index]), max(0.02, sd[0] / 2))
 
-    def _compiled_as(self, index: int) -> NDArray[np.bool_]:
-        """What is compiled in the same mode; nothing where that is not compiled at all."""
-        mode = self.space.candidates[index].setting.compile
-        return np.array([c.setting.compile == mode != "off" for c in self.space.candidates])
-
-    def _count_failure(self, of: str, alike: NDArray[np.bool_]) -> None:
-        """Two failures alike say that it is what they share."""
-        self.failures[of] = self.failures.get(of, 0) + 1
-        if self.failures[of] >= 2:
-            self.closed |= alike
-
     def outlook(self) -> Outlook:
         seconds, seconds_sd = self.seconds.posterior()
         num_bytes, bytes_sd = self.bytes.posterior()
@@ -144,7 +170,8 @@ class Belief:
             log_bytes=log_bytes,
             log_bytes_sd=bytes_sd,
             fits=self._fits(log_bytes, bytes_sd),
-            closed=self.closed.copy(),
+            runs=self.faults.probabilities(),
+            closed=self.closed,
             log_images=self.log_images - self._compile_penalty(self.prior_seconds + seconds),
         )
 
@@ -175,14 +202,17 @@ class Belief:
         """The expected gain of probing all that is allowed, as a share of the best rate so far, and
         shared out: in each draw from the joint posterior to the candidate that is best in it."""
         shares = np.zeros(len(self.space))
-        gains = np.where(allowed, expected_gain(outlook, best_rate) * outlook.fits, 0.0)
+        hope = outlook.fits * outlook.runs
+        gains = np.where(allowed, expected_gain(outlook, best_rate) * hope, 0.0)
         top = np.argsort(-gains)[:NUM_RIVALS]
         top = top[gains[top] > 0]
         if not len(top):
             return shares
         random = np.random.default_rng(0)  # the same draws each time: no strategy needs luck
         rates = self._draw(random, outlook.log_rate[top], self.seconds.covariance(top))
-        gain = np.where(self._draw_fitting(random, outlook, top), rates - log(best_rate), 0.0)
+        usable = self._draw_fitting(random, outlook, top)
+        usable &= self.faults.draw(random, NUM_DRAWS, top)
+        gain = np.where(usable, rates - log(best_rate), 0.0)
         winner = gain.argmax(axis=1)
         won = np.maximum(np.exp(gain.max(axis=1)) - 1, 0.0) / NUM_DRAWS
         np.add.at(shares, top[winner], won)
@@ -193,7 +223,7 @@ class Belief:
     ) -> NDArray[np.bool_]:
         """Whether each of `top` fits, in each draw from the joint posterior of what they need."""
         if self.budget_bytes is None:
-            return np.broadcast_to(outlook.fits[top] > 0, (NUM_DRAWS, len(top)))
+            return np.broadcast_to(outlook.fits[top] > 0, (NUM_DRAWS, len(top))).copy()
         need = self._draw(random, outlook.log_bytes[top], self.bytes.covariance(top))
         return np.asarray((need <= log(self.budget_bytes)) | self.proven[top])
 
@@ -208,10 +238,12 @@ class Belief:
         return max(rates, key=lambda pair: pair[1], default=None)
 
     def rate(self, index: int) -> float | None:
-        """Measured images/s of a candidate over all its probes; None unless it ran and fits."""
+        """Measured images/s of a candidate over all its probes (of those that nothing disturbed,
+        where there are such); None unless it ran and fits."""
         good = [r for r in self.records.get(index, []) if is_feasible(r, self.budget_bytes)]
         if not good:
             return None
+        good = calm(good)
         seconds = median([s for r in good for s in r.step_seconds])
         images = self.space.candidates[index].images
         if self.images is None:
@@ -250,7 +282,7 @@ def price_of_compiling(records: Sequence[MeasurementRecord]) -> float:
 
 
 def normal_cdf(z: Array) -> Array:
-    return np.array([0.5 * (1 + erf(float(x) / sqrt(2))) for x in z])
+    return 0.5 * (1 + np.asarray(_erf(z / sqrt(2)), dtype=np.float64))
 
 
 def normal_pdf(z: Array) -> Array:

@@ -22,9 +22,16 @@ COMPILE_SECONDS = {
     "off": 0.0,
     "default": 40.0,
     "reduce-overhead": 45.0,
-    "max-autotune": 240.0,
-    "max-autotune-no-cudagraphs": 240.0,
+    "max-autotune": 40.0,
+    "max-autotune-no-cudagraphs": 40.0,
 }
+# Autotuning takes besides about 1.3 s for each matmul of another shape: an assumption between what
+# is reported of single ones (0.6 to 1.1 s for 20 choices once the compilers are warm; 5.2 s in
+# pytorch/pytorch#107983; 9.6 s the first, vllm-project/vllm@c85b49b docs/design/torch_compile.md).
+# Four stages of a Swin have 60 shapes of matmuls in a step (derived: qkv, proj and two of the MLP
+# in each, three reductions between them and the head, each forward and twice backward), however
+# many blocks.
+AUTOTUNE_SECONDS = 60 * 1.3
 # Measured: 27, 28 and 91 s for native Swins of 2, 4 and 12 blocks (fp32, default mode, two cores
 # of an AMD EPYC, torch 2.13, 2026-11-20). On a GPU's host nothing was measured.
 COMPILE_SLOWDOWN = {"cuda": 1.0, "cpu": 2.3}
@@ -57,12 +64,20 @@ class ProbeCosts:
             self.compiled.setdefault(mode, []).append(compiling)
 
     def compile_seconds(self, mode: str) -> float:
-        """The median of a mode so far; else its guess, as far off as the other modes' were."""
+        """The median of a mode so far; else its guess, as far off as the other modes' were, but for
+        the seconds of autotuning: those pass on the device, and another mode says nothing of it."""
         known = self.compiled.get(mode)
         if known:
             return median(known)
         off = [median(s) / self.guessed[m] for m, s in self.compiled.items() if self.guessed[m]]
-        return self.guessed[mode] * (median(off) if off else 1.0)
+        tuning = self._autotuning(mode)
+        return (self.guessed[mode] - tuning) * (median(off) if off else 1.0) + tuning
+
+    def _autotuning(self, mode: str) -> float:
+        """What a mode is guessed to take longer than the default one, where it autotunes."""
+        if not mode.startswith("max-autotune"):
+            return 0.0
+        return max(self.guessed[mode] - self.guessed.get("default", 0.0), 0.0)
 
     def compiling(self) -> Array:
         """Expected seconds of compilation of each candidate."""
@@ -83,5 +98,7 @@ def guess_compile_seconds(
 ) -> dict[str, float]:
     """Seconds that compiling a step of a model of so many blocks takes, by mode."""
     blocks = COMPILE_FIXED_SHARE + (1 - COMPILE_FIXED_SHARE) * num_blocks / NUM_BLOCKS
-    scale = COMPILE_SLOWDOWN[device_kind] * blocks
-    return {mode: seconds * scale for mode, seconds in COMPILE_SECONDS.items()}
+    slowdown = COMPILE_SLOWDOWN[device_kind]
+    guesses = {mode: seconds * slowdown * blocks for mode, seconds in COMPILE_SECONDS.items()}
+    tuned = {m: s + slowdown * AUTOTUNE_SECONDS for m, s in guesses.items() if "autotune" in m}
+    return guesses | tuned

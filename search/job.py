@@ -8,8 +8,10 @@ from planner.errors import PlannerError
 from planner.libraries.registry import find_library
 from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
 from planner.schema.result import Recommendation
+from planner.units import format_seconds
 from search.baseline import BaselineHunt, plain_arm
 from search.baselines import WALKS, WalkStrategy
+from search.cost import ProbeCosts
 from search.interrupts import ending, hold
 from search.options import Options
 from search.prior import Prior
@@ -98,8 +100,28 @@ class Job:
             num_candidates=len(self.space),
             stopped_because=stopped,
             ruled_out=ruled_out(self.space, self.prior, self.budget_bytes, records),
-            notes=(*self.notes, *self._baseline_note(arm)),
+            notes=(*self.notes, *self._untried_note(records, stopped), *self._baseline_note(arm)),
         )
+
+    def _untried_note(self, records: list[MeasurementRecord], stopped: str) -> list[str]:
+        """The compile modes that the budget ended before, and how long each takes."""
+        if self.options.strategy != "planner" or "budget" not in stopped:
+            return []
+        ends = {r.status for r in records if r.setting.compile != "off"}
+        if ends and "measured" not in ends:
+            return []  # no compiler here, as far as was seen
+        costs = ProbeCosts(self.space, self.prior.compile_seconds)
+        for record in records:
+            costs.tell(record)
+        tried = {"off", *(r.setting.compile for r in records)}
+        modes = [m for m in self.space.choices["compile"] if m not in tried]
+        waits = [f"{m} (about {format_seconds(costs.compile_seconds(m))})" for m in modes]
+        if not waits:
+            return []
+        return [
+            f"Not tried, as compiling takes long and the budget ended: {', '.join(waits)}. "
+            "A longer --budget may find more."
+        ]
 
     def _baseline_note(self, arm: str | None) -> list[str]:
         if arm is None and self.options.baseline:

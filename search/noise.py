@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.schema import MeasurementRecord
 from search.probe.interval import median_interval
 
 REPEAT_SHARE = 0.01  # two processes of one setting differ by about this, whatever each one says
+# Words of the flags of a probe whose samples may be slower than the device is by itself.
+DISTURBANCES = (
+    "throttled:", "other processes on the GPU", "other processes took", "drifted by",
+)  # fmt: skip
+
+
+def is_disturbed(record: MeasurementRecord) -> bool:
+    """Whether something slowed the probe that another time would not: heat, others, drift."""
+    return any(word in flag for flag in record.flags for word in DISTURBANCES)
+
+
+def calm(records: Sequence[MeasurementRecord]) -> list[MeasurementRecord]:
+    """The records that nothing disturbed; all where there are none such."""
+    return [r for r in records if not is_disturbed(r)] or list(records)
 
 
 def rate_interval(images: int, samples: Sequence[float]) -> tuple[float, float]:

@@ -9,7 +9,7 @@ an arm, one per cell. A probe of one setting so corrects all that share a factor
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log2
 from statistics import median
@@ -32,7 +32,8 @@ class Trust:
 
     `bias` is the whole scale, an axis's entry how much one of its values may deviate, `slope` the
     deviation per doubling of the batch, `overhead` that of what a step costs at any batch,
-    `arm` a whole arm's own, `smooth` what bends along it, `cell` what nothing explains.
+    `arm` that of a whole arm but its optimizer's implementation, `implementation` what that adds,
+    `smooth` what bends along an arm, `cell` what nothing explains.
     They are starting points: probes that are further off widen all but the bias. Probes that agree
     do not narrow them: a few say little of what was not probed.
     """
@@ -44,15 +45,16 @@ class Trust:
     arm: float
     smooth: float
     cell: float
+    implementation: float = 0.01
 
 
 # How far off, in log terms. Judgements, not measurements: wide enough that a handful of probes
 # overrules them (the benchmark injects errors of 0 to 20% to see), and refitted as probes come.
 ESTIMATED_SECONDS = Trust(
     bias=0.5,
-    axes={"precision": 0.08, "checkpointing": 0.08, "compile": 0.12, "attention": 0.08,
-          "optimizer": 0.02},
-    slope=0.01, overhead=0.1, arm=0.08, smooth=0.05, cell=0.05,
+    axes={"precision": 0.04, "checkpointing": 0.03, "compile": 0.08, "attention": 0.03,
+          "optimizer": 0.005},
+    slope=0.01, overhead=0.03, arm=0.06, smooth=0.04, cell=0.04,
 )  # fmt: skip
 GUESSED_SECONDS = Trust(
     bias=3.0,
@@ -76,6 +78,11 @@ GUESSED_BYTES = Trust(
 
 MIDDLE_BATCH = 16  # the second of an arm to be estimated
 MIDDLE_OCTAVE = 5.0  # log2 of batch 32, the middle of the ladder: where the slope turns
+# Of the variance that nothing explains (a batch that suits the kernels, or does not): what all
+# settings of a precision have in common at a batch, and what an optimizer's implementations have.
+# Over the recorded CPU table the residuals of straight lines through an arm's batches correlate by
+# 0.52 between arms of one precision; of a GPU nothing was measured.
+RUNG_SHARE, FAMILY_SHARE = 0.45, 0.5
 KNEE = 8.0  # the batch at which fixed and proportional cost are taken to be of one size
 
 
@@ -296,7 +303,10 @@ class Residual:
         self.trust = trust
         self.codes = _axis_codes(space)
         self.arms = _codes(c.arm for c in space.candidates)
+        self.families = _codes(_family(c) for c in space.candidates)
+        self.rungs = _codes((c.setting.precision, c.setting.batch_size) for c in space.candidates)
         batches = np.array([float(c.setting.batch_size) for c in space.candidates])
+        self.cells = _codes(zip(self.families.tolist(), batches.tolist(), strict=True))
         self.octaves = np.log2(batches) - MIDDLE_OCTAVE
         # How much a fixed cost weighs: 1 at batch 1, nothing at large ones.
         self.fixed_share = np.log1p(KNEE / batches) / np.log1p(KNEE)
@@ -357,16 +367,20 @@ class Residual:
         total += trust.slope**2 * octaves[a][:, None] * octaves[b][None, :]
         total += trust.overhead**2 * self.fixed_share[a][:, None] * self.fixed_share[b][None, :]
         gap = octaves[a][:, None] - octaves[b][None, :]
-        same_arm = self.arms[a][:, None] == self.arms[b][None, :]
-        total += trust.arm**2 * same_arm
-        total += trust.smooth**2 * np.exp(-0.5 * gap**2) * (0.5 + 0.5 * same_arm)
-        total += trust.cell**2 * (a[:, None] == b[None, :])
+        same_family = self.families[a][:, None] == self.families[b][None, :]
+        total += trust.arm**2 * same_family
+        total += trust.implementation**2 * (self.arms[a][:, None] == self.arms[b][None, :])
+        total += trust.smooth**2 * np.exp(-0.5 * gap**2) * (0.5 + 0.5 * same_family)
+        total += trust.cell**2 * RUNG_SHARE * (self.rungs[a][:, None] == self.rungs[b][None, :])
+        total += trust.cell**2 * FAMILY_SHARE * (self.cells[a][:, None] == self.cells[b][None, :])
+        own = 1 - RUNG_SHARE - FAMILY_SHARE
+        total += trust.cell**2 * own * (a[:, None] == b[None, :])
         return trust.bias**2 + spread**2 * total
 
     def _variance(self, spread: float, at: NDArray[np.intp]) -> Array:
         trust = self.trust
         steady = sum(sd**2 for sd in trust.axes.values())
-        steady += trust.arm**2 + trust.smooth**2 + trust.cell**2
+        steady += trust.arm**2 + trust.implementation**2 + trust.smooth**2 + trust.cell**2
         by_batch = np.square(trust.slope * self.octaves[at])
         by_batch += np.square(trust.overhead * self.fixed_share[at])
         return np.asarray(trust.bias**2 + spread**2 * (steady + by_batch))
@@ -376,6 +390,12 @@ def _axis_codes(space: Space) -> dict[str, NDArray[np.intp]]:
     return {a: _codes(getattr(c.setting, a) for c in space.candidates) for a in AXES}
 
 
-def _codes(values: Iterable[str]) -> NDArray[np.intp]:
-    numbers: dict[str, int] = {}
+def _family(c: Candidate) -> tuple[str, ...]:
+    """What the implementations of one optimizer share: they differ in its phase of a step only."""
+    values = (getattr(c.setting, axis) for axis in AXES if axis != "optimizer")
+    return (*values, c.setting.optimizer_family)
+
+
+def _codes(values: Iterable[Hashable]) -> NDArray[np.intp]:
+    numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(v, len(numbers)) for v in values], dtype=np.intp)

@@ -11,7 +11,7 @@ from planner.schema import DeviceInfo, MeasurementRecord, TrainSetting
 from planner.schema.result import Recommendation, Ruled
 from planner.units import format_bytes, format_seconds
 from search.belief import is_feasible, price_of_compiling
-from search.noise import rate_interval
+from search.noise import calm, rate_interval
 from search.prior import record_bytes
 from search.space import Model, candidate, setting_id, simplicity
 
@@ -20,7 +20,8 @@ MAX_RUNNERS_UP = 5
 
 @dataclass(frozen=True)
 class Contender:
-    """A setting with all its measured probes. Rates in images/s per device, times in seconds."""
+    """A setting with all its measured probes. Rates in images/s per device, times in seconds: of
+    the probes that nothing disturbed, where there are such."""
 
     setting: TrainSetting
     records: tuple[MeasurementRecord, ...]
@@ -31,7 +32,11 @@ class Contender:
 
     @property
     def samples(self) -> list[float]:
-        return [s for record in self.records for s in record.step_seconds]
+        return [s for record in self.judged for s in record.step_seconds]
+
+    @property
+    def judged(self) -> list[MeasurementRecord]:
+        return calm(self.records)
 
     @property
     def step_seconds(self) -> float:
@@ -57,17 +62,16 @@ class Contender:
     @property
     def evidence(self) -> MeasurementRecord:
         """The one record that stands for it: of several, all their samples together."""
-        if len(self.records) == 1:
-            return self.records[0]
-        flags = tuple(dict.fromkeys(f for r in self.records for f in r.flags))
-        return self.records[0].model_copy(
+        records = self.judged
+        if len(records) == 1:
+            return records[0]
+        flags = tuple(dict.fromkeys(f for r in records for f in r.flags))
+        return records[0].model_copy(
             update={
                 "step_seconds": tuple(self.samples),
                 "images_per_second": self.rate,
-                "compile_seconds": self.compile_seconds
-                if self.records[0].compile_seconds
-                else None,
-                "flags": (*flags, f"{len(self.records)} probes together"),
+                "compile_seconds": self.compile_seconds if records[0].compile_seconds else None,
+                "flags": (*flags, f"{len(records)} probes together"),
             }
         )
 
@@ -92,7 +96,7 @@ def contenders(records: Iterable[MeasurementRecord], budget_bytes: int | None) -
 
 # Noise lets a plainer setting win, but only where its median is slower by no more than this: with
 # few or disturbed samples an interval can be so wide that everything would be level.
-SIMPLER_COSTS = 0.03
+SIMPLER_COSTS = 0.01
 
 
 def choose(found: Sequence[Contender], images: float | None = None) -> Contender:
@@ -267,7 +271,7 @@ def _learning_rate_note(setting: TrainSetting, asked: TrainSetting) -> str:
 
 
 def _flags_note(best: Contender) -> str:
-    flags = sorted({f for r in best.records for f in r.flags})
+    flags = sorted({f for r in best.judged for f in r.flags})
     return f"Noted while it was measured: {'; '.join(flags)}." if flags else ""
 
 

@@ -10,12 +10,14 @@ from typing import Protocol
 from planner.schema import MeasurementRecord
 from planner.schema.record import BUDGET_ENDED
 from search.belief import is_feasible
+from search.faults import is_plain
 from search.replay import Replay
 from search.space import Candidate, Space
 from search.strategy import Choice, Situation, Strategy
 from search.study import Claim
 
 SAME_FAILURES = 3
+PLAIN_BATCH = 8  # images, of the plain setting that is tried after those: it should fit
 # In a row, for what other processes hold or took of the device: then it is not ours to measure on.
 MAX_CROWDED = 3
 MAX_TRIES = 2  # of one setting in one run, where others crowded it out
@@ -162,14 +164,15 @@ class Session:
             if self.limits.trials is not None and len(self.records) >= self.limits.trials:
                 return f"--trials {self.limits.trials} allowed no more probes"
             busy = self.book.busy() | self._crowded_out()
-            choice = strategy.ask(Situation(self.limits.seconds_left(), busy))
+            choice = self._plain_choice(busy) if self._fails_alike() else None
+            choice = choice or strategy.ask(Situation(self.limits.seconds_left(), busy))
             if choice is None:
                 return strategy.stopped_because
             if self.limits.seconds_left() == 0:
                 return "the budget has ended"
             lost = 0 if self._probe(choice) else lost + 1
-            if self._all_fail_alike():
-                return f"the first {SAME_FAILURES} probes failed alike"
+            if self._fails_alike() and self._plain_choice(busy) is None:
+                return f"the first {len(self.in_space())} probes failed alike"
             if self.num_crowded >= MAX_CROWDED:
                 return (
                     "other processes took the device's memory: free it, and run the same command "
@@ -236,13 +239,26 @@ class Session:
         self.records.append(record)
         self.book.finish(claim, record)
 
-    def _all_fail_alike(self) -> bool:
+    def _fails_alike(self) -> bool:
         """Whether nothing but one and the same crash was seen, or one and the same refusal (of a
-        library that is missing): then it is not the settings."""
+        library that is missing)."""
         records = self.in_space()
         ends = {(r.status, r.message) for r in records}
         only = ends.pop() if len(ends) == 1 else ("", "")
         return only[0] in ("crashed", "unsupported") and len(records) >= SAME_FAILURES
+
+    def _plain_choice(self, busy: set[str]) -> Choice | None:
+        """A setting that needs nothing of the machine, where none was tried: what refuses it too
+        has nothing to do with the settings, and what does not (a compiler is missing, a fused
+        optimizer is broken) should not end a search that can still find the best of the rest."""
+        if any(is_plain(r.setting) for r in self.in_space()):
+            return None
+        plain = [c for c in self.space.candidates if is_plain(c.setting) and c.id not in busy]
+        small = [c for c in plain if c.setting.batch_size <= PLAIN_BATCH]
+        # Candidates are in order of simplicity, and of those alike the largest says most.
+        first = next((c.arm for c in small or plain), None)
+        arm = [c for c in small or plain if c.arm == first]
+        return Choice(arm[-1] if small else arm[0], "calibrate") if arm else None
 
     def in_space(self) -> list[MeasurementRecord]:
         """The records of settings that are searched now: a study may have others of a wider search,

@@ -13,7 +13,8 @@ from planner.schema import MeasurementRecord
 from planner.units import format_seconds
 from search.belief import Belief, Outlook, expected_gain
 from search.cost import Array
-from search.noise import rate_interval
+from search.faults import is_plain
+from search.noise import calm, is_disturbed, rate_interval
 from search.prior import GUESSED_SECONDS, Prior
 from search.space import Candidate, Space, simplicity
 
@@ -21,17 +22,22 @@ Mask = NDArray[np.bool_]
 Phase = Literal["calibrate", "search", "finalists", "baseline"]
 
 # Judgements but where a source is named; tests/benchmarks/strategies.py shows what they do.
-TOLERANCE = 0.003  # stop when all further probes are expected to gain less than that share
+TOLERANCE = 0.005  # stop when all further probes are expected to gain less than that share
 SAFE = 0.8  # the first probe must fit with this probability
 CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of the device are known
 FIRST_SHARE = 0.15  # of the time left, that the first probe may be expected to take
 HOPELESS = 1e-3  # a setting that fits with less than this probability is ruled out
-MAX_FINALISTS = 3
+FEWEST = 3  # measured probes before it ends for want of gain: fewer cannot disagree with the prior
+MAX_FINALISTS = 2
+MAX_ROUNDS = 2  # probes of each of them
 # What a longer first probe must promise more of rate, in logs of both: 20% more for one that takes
 # six times as long. Chosen over a CPU's table and tests/benchmarks/predicted_tables.py: little
 # changes from 0.02 to 0.1.
 FIRST_COST = 0.1
 CLIMB = 0.1  # a larger batch is tried before all ends where it fits with this probability
+# After so many failures and nothing measured, a setting that needs nothing of the machine.
+MAX_FAILURES = 2
+FINALISTS_SHARE = 0.15  # of the seconds a search is given, kept for those its finalists need
 LOST = 0.7  # a probe that surely stays under this share of the best rate cannot win
 
 
@@ -92,16 +98,22 @@ class PlannerStrategy:
         self.time_is_guessed = prior.seconds_trust == GUESSED_SECONDS
         self.tolerance = tolerance
         self.finalists = finalists
+        self.kept_seconds = 0.0  # for the finalists, at most
+        self.num_failures = 0
         self.stopped_because = ""
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
         index = self.space.index(candidate.setting)
         if index is not None:
             self.belief.tell(index, record)
+            self.num_failures += record.status in ("unsupported", "crashed")
 
     def ask(self, situation: Situation) -> Choice | None:
         outlook = self.belief.outlook()
         open_now = self._open(outlook, situation)
+        if situation.seconds_left is not None:
+            # The first that is heard of the budget is the most of it that is ever left.
+            self.kept_seconds = max(self.kept_seconds, FINALISTS_SHARE * situation.seconds_left)
         affordable = self._affordable(outlook, open_now, situation)
         best = self.belief.best()
         if not open_now.any():
@@ -130,28 +142,36 @@ class PlannerStrategy:
     def _affordable(self, outlook: Outlook, open_now: Mask, situation: Situation) -> Mask:
         if situation.seconds_left is None:
             return open_now
-        within = self.belief.probe_seconds(outlook) <= situation.seconds_left
-        return np.asarray(open_now & within)
+        left = situation.seconds_left - min(self._finalists_seconds(), self.kept_seconds)
+        return np.asarray(open_now & (self.belief.probe_seconds(outlook) <= left))
+
+    def _finalists_seconds(self) -> float:
+        """What the probes would take that the finalists need now."""
+        if not self.finalists:
+            return 0.0
+        return sum(self._again_seconds(i) for i in self._needed_again())
 
     def _first(self, outlook: Outlook, allowed: Mask, seconds_left: float | None) -> Choice:
         """The fastest that is safe, compilation counted; where none is, the likeliest to fit."""
         seconds = self.belief.probe_seconds(outlook)
-        safe = allowed & (outlook.fits >= SAFE)
+        safe = allowed & (outlook.fits >= SAFE) & (outlook.runs >= outlook.runs[allowed].max() / 2)
         for wish in self._first_wishes(seconds, seconds_left):
             safe = safe & wish if (safe & wish).any() else safe
         if safe.any():
-            worth = outlook.log_rate - FIRST_COST * np.log(seconds)
+            worth = outlook.log_rate - FIRST_COST * np.log(seconds) + np.log(outlook.runs)
             return self._choice(_argmax(worth, safe), outlook, "calibrate")
         likely = np.round(outlook.fits, 6) - 1e-9 * self.belief.prior_bytes
         return self._choice(_argmax(likely, allowed), outlook, "calibrate")
 
     def _first_wishes(self, seconds: Array, seconds_left: float | None) -> Iterator[Mask]:
         """What the first probe had better be, each where there is such a one."""
+        settings = [c.setting for c in self.space.candidates]
+        if self.num_failures >= MAX_FAILURES:
+            yield np.array([is_plain(s) for s in settings])
         if seconds_left is not None:
             yield seconds <= FIRST_SHARE * seconds_left
         if self.time_is_guessed:
             # Nobody knows what a step takes here: a small batch without a compiler says it soonest.
-            settings = [c.setting for c in self.space.candidates]
             yield np.array([s.compile == "off" for s in settings])
             yield np.array([s.batch_size <= CALIBRATION_BATCH for s in settings])
 
@@ -159,9 +179,10 @@ class PlannerStrategy:
         self, outlook: Outlook, allowed: Mask, best_rate: float, situation: Situation
     ) -> Choice | None:
         gain = self.belief.shared_gain(outlook, allowed, best_rate)
-        ended = gain.sum() < self.tolerance
+        ended = gain.sum() < self.tolerance and self.belief.num_measured >= FEWEST
         if not ended and not gain.any():  # too little for any draw to show, and yet asked for
-            gain = np.where(allowed, expected_gain(outlook, best_rate) * outlook.fits, 0.0)
+            hope = outlook.fits * outlook.runs
+            gain = np.where(allowed, expected_gain(outlook, best_rate) * hope, 0.0)
         if ended or not gain.any():
             above = self._rung_above(outlook, allowed)
             if above is not None:
@@ -206,22 +227,33 @@ class PlannerStrategy:
         return again
 
     def _confounded(self, situation: Situation) -> Choice | None:
-        """The finalist with the fewest probes, while a simpler one could be as fast as the best.
+        """The next probe that the finalists need and that there is time for."""
+        for index in self._needed_again():
+            candidate = self.space.candidates[index]
+            if candidate.id in situation.busy:
+                continue
+            left = situation.seconds_left
+            if left is None or self._again_seconds(index) <= left:
+                return Choice(candidate, "finalists", self.belief.rate(index))
+        return None
+
+    def _needed_again(self) -> list[int]:
+        """The finalists to probe once more, those with the fewest probes first: the best where it
+        was disturbed, and all while a simpler one could be as fast as the best.
 
         Two probes each, taken in turns (best, second, third), so that drift falls on all alike.
         """
         finalists = self._finalists()
+        if sum(len(found) - 1 for found in self.belief.records.values()) >= MAX_FINALISTS:
+            return []
         rounds = {i: len(self.belief.records[i]) for i in finalists}
-        if len(finalists) < 2 or min(rounds.values()) >= 2:
-            return None
-        index = min((i for i in finalists if rounds[i] < 2), key=lambda i: rounds[i])
-        candidate = self.space.candidates[index]
-        seconds = sum(r.probe_seconds for r in self.belief.records[index][:1])
-        if candidate.id in situation.busy:
-            return None
-        if situation.seconds_left is not None and seconds > situation.seconds_left:
-            return None
-        return Choice(candidate, "finalists", self.belief.rate(index))
+        if len(finalists) < 2:
+            finalists = [i for i in finalists if all(map(is_disturbed, self.belief.records[i]))]
+        return sorted((i for i in finalists if rounds[i] < MAX_ROUNDS), key=lambda i: rounds[i])
+
+    def _again_seconds(self, index: int) -> float:
+        """As long as its first probe took."""
+        return self.belief.records[index][0].probe_seconds
 
     def _finalists(self) -> list[int]:
         """The best and whatever overlaps it and is simpler: what the second could change."""
@@ -241,7 +273,7 @@ class PlannerStrategy:
         return [best, *others][:MAX_FINALISTS]
 
     def _interval(self, index: int) -> tuple[float, float]:
-        samples = [s for r in self.belief.records[index] for s in r.step_seconds]
+        samples = [s for r in calm(self.belief.records[index]) for s in r.step_seconds]
         return rate_interval(self.space.candidates[index].images, samples)
 
 

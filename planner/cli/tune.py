@@ -51,7 +51,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
                  help="At most N probes in the study."),
     click.option("--budget", default="10m", show_default=True, metavar="TIME",
                  help="Time for probes (90s, 10m, 1h30m), or none."),
-    click.option("--tolerance", default="0.3%", show_default=True,
+    click.option("--tolerance", default="0.5%", show_default=True,
                  help="Stop when all further probes are expected to gain less."),
     click.option("--strategy", default="planner", show_default=True,
                  help="planner, tpe, gp, random, or a baseline."),

@@ -259,11 +259,15 @@ def test_what_the_budget_cut_short_is_open_and_known_to_be_long() -> None:
 def test_one_compilation_says_what_the_other_modes_cost() -> None:
     space = make_space(MODEL, GPU)
     costs = ProbeCosts(space, guess_compile_seconds("cuda", 12))
-    ratio = costs.compile_seconds("max-autotune") / costs.compile_seconds("default")
+    before = {mode: costs.compile_seconds(mode) for mode in ("default", "max-autotune")}
+    ratio = costs.compile_seconds("reduce-overhead") / before["default"]
     slow = make_record(TrainSetting(batch_size=8, compile="default"))
     costs.tell(slow.model_copy(update={"compile_seconds": 100.0}))
     assert costs.compile_seconds("default") == 100.0
-    assert costs.compile_seconds("max-autotune") == pytest.approx(100.0 * ratio)
+    assert costs.compile_seconds("reduce-overhead") == pytest.approx(100.0 * ratio)
+    # Autotuning passes on the device: a slow host says nothing of it.
+    tuning = before["max-autotune"] - before["default"]
+    assert costs.compile_seconds("max-autotune") == pytest.approx(100.0 + tuning)
     assert costs.compile_seconds("off") == 0.0
 
 
@@ -277,7 +281,7 @@ def test_an_unsupported_setting_closes_its_arm() -> None:
 
 
 def test_one_probe_corrects_those_that_share_a_factor() -> None:
-    """A bf16 setting that is slower than predicted lowers bf16 and leaves fp32 alone."""
+    """A bf16 setting that is slower than predicted lowers bf16, and fp32 by much less."""
     replay = Replay(TABLE)
     prior = true_prior(replay)
     belief = Belief(replay.space, prior, BUDGET)
@@ -293,7 +297,7 @@ def test_one_probe_corrects_those_that_share_a_factor() -> None:
         belief.tell(index, record.model_copy(update={"step_seconds": slower}))
     after = belief.outlook().log_seconds - belief.prior_seconds
     assert after[find["bf16", "blocks"]] > 0.1
-    assert after[find["bf16", "blocks"]] > 2 * abs(after[find["fp32", "blocks"]])
+    assert after[find["bf16", "blocks"]] > 1.5 * abs(after[find["fp32", "blocks"]])
 
 
 def test_expected_gain_grows_with_hope_and_doubt() -> None:

@@ -1,0 +1,122 @@
+"""What failures close: what they share, and neither a precision nor an attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from planner.schema import TrainSetting
+from search.faults import LIKELY_BROKEN, Faults, is_plain
+from search.space import make_space
+from tests.search.tables import GPU, MODEL
+
+SPACE = make_space(MODEL, GPU, batch_sizes=(8, 16))
+SETTINGS = [c.setting for c in SPACE.candidates]
+PLAIN = {"precision": "bf16", "checkpointing": "none", "compile": "off", "attention": "sdpa",
+         "optimizer": "adamw", "batch_size": 8}  # fmt: skip
+
+
+def at(**changes: object) -> int:
+    """The position of a plain setting with some changes."""
+    index = SPACE.index(TrainSetting.model_validate({**PLAIN, **changes}))
+    assert index is not None
+    return index
+
+
+def closed_after(*failures: int) -> Faults:
+    faults = Faults(SPACE)
+    for index in failures:
+        faults.broke(index)
+    return faults
+
+
+def closes(faults: Faults) -> np.ndarray:
+    return faults.probabilities() < 1 - LIKELY_BROKEN
+
+
+def share(wanted: Callable[[TrainSetting], bool], found: np.ndarray) -> float:
+    return float(np.mean([f for f, s in zip(found, SETTINGS, strict=True) if wanted(s)]))
+
+
+def test_without_failures_everything_is_taken_to_run() -> None:
+    assert (Faults(SPACE).probabilities() == 1).all()
+
+
+def test_two_failures_of_a_compile_mode_close_it_and_no_other() -> None:
+    one = closed_after(at(compile="default"))
+    assert share(lambda s: s.compile == "default", closes(one)) < 0.1, "one could be its arm's"
+    two = closed_after(at(compile="default"), at(compile="default", precision="fp32"))
+    found = closes(two)
+    assert share(lambda s: s.compile == "default", found) == 1
+    assert share(lambda s: s.compile != "default", found) == 0
+
+
+def test_two_modes_that_fail_close_the_compiler() -> None:
+    found = closed_after(
+        at(compile="default"), at(compile="default", precision="fp32"),
+        at(compile="reduce-overhead"), at(compile="reduce-overhead", precision="fp32"),
+    ).probabilities()  # fmt: skip
+    assert share(lambda s: s.compile == "max-autotune", found) < 0.3
+    assert share(lambda s: s.compile == "off", found) == 1
+
+
+def test_a_mode_that_ran_is_cleared_of_what_its_checkpointing_does() -> None:
+    faults = closed_after(
+        at(compile="default", checkpointing="blocks"),
+        at(compile="default", checkpointing="stages"),
+    )
+    faults.ran(at(compile="default"))
+    found = closes(faults)
+    assert share(lambda s: s.compile == "default" and s.checkpointing == "blocks", found) == 1
+    assert share(lambda s: s.compile == "default" and s.checkpointing == "none", found) == 0
+    assert share(lambda s: s.compile == "off", found) == 0
+
+
+def test_a_broken_optimizer_is_found_whatever_else_the_failures_share() -> None:
+    """Both compiled in one mode and fused: either may be it, until one of them ran."""
+    fused = {"compile": "default", "optimizer": "adamw-fused"}
+    faults = closed_after(at(**fused), at(**fused, precision="fp32"))
+    assert share(lambda s: s.optimizer == "adamw", closes(faults)) == 0
+    faults.ran(at(compile="default"))
+    found = closes(faults)
+    assert share(lambda s: s.optimizer == "adamw-fused", found) == 1
+    assert share(lambda s: s.optimizer == "adamw", found) == 0
+
+
+@pytest.mark.parametrize(("axis", "value"), [("precision", "bf16"), ("attention", "sdpa")])
+def test_a_precision_or_an_attention_is_never_closed(axis: str, value: str) -> None:
+    """Ten arms that share nothing else fail: only they are closed."""
+    arms = [
+        at(**{axis: value, "checkpointing": c, "optimizer": o})
+        for c in SPACE.choices["checkpointing"]
+        for o in SPACE.choices["optimizer"]
+        if axis != "checkpointing"
+    ]
+    faults = Faults(SPACE)
+    for c in SPACE.candidates:  # all else runs
+        if getattr(c.setting, axis) != value:
+            faults.ran(at(**c.setting.differences(TrainSetting.model_validate(PLAIN))))
+    for index in arms:
+        faults.broke(index)
+    compiled = share(lambda s: getattr(s, axis) == value and s.compile != "off", closes(faults))
+    assert compiled == 0
+
+
+def test_a_second_crash_closes_an_arm() -> None:
+    faults = closed_after(at(), at(batch_size=16))
+    assert list(np.flatnonzero(closes(faults))) == sorted((at(), at(batch_size=16)))
+
+
+def test_what_is_drawn_has_the_probabilities_that_are_said() -> None:
+    faults = closed_after(at(compile="default"))
+    everything = np.arange(len(SPACE))
+    drawn = faults.draw(np.random.default_rng(0), 4000, everything).mean(axis=0)
+    assert np.abs(drawn - faults.probabilities()).max() < 0.05
+
+
+def test_what_is_plain_needs_neither_a_compiler_nor_a_fused_optimizer() -> None:
+    assert is_plain(SETTINGS[at()])
+    assert not is_plain(SETTINGS[at(compile="default")])
+    assert not is_plain(SETTINGS[at(optimizer="adamw-fused")])

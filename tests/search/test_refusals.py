@@ -1,0 +1,120 @@
+"""Whole searches on machines that refuse what is fastest: they end with the best of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from planner.schema import MeasurementRecord, TrainSetting
+from planner.units import GIB
+from search.baselines import WALKS, WalkStrategy
+from search.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
+from search.session import SAME_FAILURES, Limits, ReplayBook, Session
+from search.space import space_of
+from search.strategy import Choice, PlannerStrategy, Strategy
+from tests.search.tables import invented_table, make_record, true_bytes, true_seconds
+
+BUDGET = 15 * GIB
+TABLE = invented_table(
+    restrict={
+        "precision": ("fp32", "bf16"),
+        "checkpointing": ("none", "blocks"),
+        "compile": ("off", "default", "reduce-overhead", "max-autotune"),
+        "attention": ("eager", "sdpa"),
+        "optimizer": ("adamw", "adamw-fused"),
+    }
+)
+SPACE = space_of(r.setting for r in TABLE)
+PRIOR = Prior(
+    tuple(Guess(true_seconds(c.setting), true_bytes(c.setting)) for c in SPACE.candidates),
+    ESTIMATED_SECONDS, ESTIMATED_BYTES, "the truth",
+)  # fmt: skip
+Refuses = Callable[[TrainSetting], bool]
+
+
+class Refusing:
+    """A prober for a machine on which some settings fail, with one message for all."""
+
+    def __init__(self, refuses: Refuses, status: str = "unsupported") -> None:
+        self.refuses, self.status = refuses, status
+        self.asked: list[TrainSetting] = []
+
+    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        setting = choice.candidate.setting
+        self.asked.append(setting)
+        record = make_record(setting)
+        if not self.refuses(setting):
+            return record
+        failed = {"status": self.status, "message": "Cannot find a working triton installation.",
+                  "step_seconds": (), "images_per_second": None, "device_bytes": None,
+                  "peak_allocated_bytes": None, "probe_seconds": 6.0}  # fmt: skip
+        return record.model_copy(update=failed)
+
+
+def search(
+    prober: Refusing, strategy: Strategy | None = None, trials: int | None = 40
+) -> tuple[Session, str]:
+    session = Session(SPACE, ReplayBook(), prober, Limits(trials), lambda choice: 600.0, BUDGET)
+    return session, session.run(strategy or PlannerStrategy(SPACE, PRIOR, BUDGET))
+
+
+def best_of_the_rest(refuses: Refuses) -> float:
+    return max(
+        c.images / true_seconds(c.setting)
+        for c in SPACE.candidates
+        if not refuses(c.setting) and true_bytes(c.setting) <= BUDGET
+    )
+
+
+def is_compiled(setting: TrainSetting) -> bool:
+    return setting.compile != "off"
+
+
+def is_fused(setting: TrainSetting) -> bool:
+    return setting.optimizer == "adamw-fused"
+
+
+def is_one_arm(setting: TrainSetting) -> bool:
+    """That of the setting that is probed first."""
+    first = Refusing(lambda s: False)
+    search(first, trials=1)
+    return setting.differences(first.asked[0]).keys() <= {"batch_size"}
+
+
+@pytest.mark.parametrize("status", ["unsupported", "crashed"])
+@pytest.mark.parametrize("refuses", [is_compiled, is_fused, is_one_arm])
+def test_a_search_survives_what_its_machine_lacks(refuses: Refuses, status: str) -> None:
+    prober = Refusing(refuses, status)
+    session, stopped = search(prober)
+    assert "all further probes" in stopped
+    rate = session.best_rate()
+    assert rate is not None
+    assert rate >= 0.98 * best_of_the_rest(refuses)
+    refused = [s for s in prober.asked if refuses(s)]
+    assert len(refused) <= 5, refused
+
+
+def test_without_a_compiler_one_of_the_first_three_probes_needs_none() -> None:
+    prober = Refusing(is_compiled)
+    search(prober, trials=3)
+    assert not all(map(is_compiled, prober.asked))
+
+
+def test_where_everything_is_refused_alike_it_ends_after_a_plain_setting() -> None:
+    prober = Refusing(lambda setting: True)
+    session, stopped = search(prober)
+    assert stopped == f"the first {SAME_FAILURES} probes failed alike"
+    assert any(not is_compiled(s) and not is_fused(s) for s in prober.asked)
+    assert session.best_rate() is None
+
+
+def test_any_strategy_tries_a_plain_setting_before_it_gives_up() -> None:
+    """A walk down the fastest arms meets refusals only."""
+    prober = Refusing(is_compiled)
+    walk = WalkStrategy(WALKS["boundary-walk"](SPACE, PRIOR, BUDGET, 0))
+    session, stopped = search(prober, walk, trials=SAME_FAILURES + 1)
+    assert all(map(is_compiled, prober.asked[:SAME_FAILURES]))
+    assert not is_compiled(prober.asked[SAME_FAILURES])
+    assert session.best_rate() is not None
+    assert "alike" not in stopped
