@@ -1,0 +1,220 @@
+"""Judges the search over devices that do not exist, whose physics it does not know.
+
+    python -m tests.benchmarks.simulated_devices --devices 60 --budget 600 --output DIRECTORY
+    python -m tests.benchmarks.simulated_devices --show DIRECTORY
+
+Each device (tests/benchmarks/simulated_draws.py) is searched whole, as `planner tune` does: its
+session, its limits, its baseline and its recommendation, over its default space. Three ways: within
+a budget of seconds, beside other strategies; without a budget, to the search's own end; and of
+eager settings only. Regret is how much slower than the fastest setting that runs and fits, by the
+truth that was drawn and not by what a probe said of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from planner.schema import MeasurementRecord
+from search.job import Job
+from search.options import Options
+from search.session import Limits, ReplayBook, ReplayProber
+from search.strategy import Choice
+from search.study import Identity
+from tests.benchmarks import simulated_report as report
+from tests.benchmarks.simulated_draws import (
+    PAIRS,
+    Device,
+    Restrict,
+    SimulatedProber,
+    draw_device,
+    make_pair,
+    restricted,
+)
+from tests.benchmarks.simulated_report import Run
+
+WITHIN = 0.01
+MAX_PROBES = 40  # of a search without a budget that does not end by itself
+BASELINES = ("boundary-walk", "tpe", "random", "bounded-grid")
+SLOW_BASELINES = ("gp",)  # a fit costs a second and more: on a few devices only
+EAGER: Restrict = (("compile", ("off",)),)
+WITHOUT_AUTOTUNE: Restrict = (("compile", ("off", "default", "reduce-overhead")),)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to search: a name, the axes restricted, the budget in seconds (None: none)."""
+
+    name: str
+    restrict: Restrict
+    budget_seconds: float | None
+    strategies: tuple[str, ...]
+
+
+Task = tuple[Sequence[Way], Sequence[tuple[str, int]], int]
+
+
+class Watch:
+    """A prober that notes after each probe of the search what had been found by then."""
+
+    def __init__(self, device: Device, limits: Limits) -> None:
+        self.device, self.limits = device, limits
+        self.prober = ReplayProber(SimulatedProber(device), limits)
+        self.rates = device.rates()
+        self.best = 0.0
+        self.trace: list[tuple[float, float]] = []  # seconds spent, best true rate
+        self.statuses: list[str] = []
+        self.phases: list[str] = []
+
+    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        record = self.prober(choice, probe_id, deadline_seconds)
+        index = self.device.pair.space.index(choice.candidate.setting)
+        assert index is not None
+        if record.status == "measured":
+            self.best = max(self.best, float(self.rates[index]))
+        if choice.phase != "baseline":
+            self.trace.append((self.limits.spent_seconds, self.best))
+        self.statuses.append(record.status)
+        self.phases.append(choice.phase)
+        return record
+
+
+def search_device(
+    device: Device, way: str, strategy: str = "planner", budget_seconds: float | None = None,
+    max_probes: int = MAX_PROBES, seed: int = 0,
+) -> Run:  # fmt: skip
+    """One whole search of a device, and what came of it."""
+    pair = device.pair
+    trials = None if budget_seconds else max_probes
+    limits = Limits(trials, budget_seconds, clock=lambda: 0.0)
+    watch = Watch(device, limits)
+    options = Options(
+        trials=trials, budget_seconds=budget_seconds, strategy=strategy, seed=seed,
+        baseline=budget_seconds is not None,
+    )  # fmt: skip
+    identity = Identity(pair.model, pair.device, {"simulated": "not measured"})
+    job = Job(identity, pair.space, pair.prior, pair.budget_bytes, options, [])
+    began = time.process_time()
+    found = job.run(ReplayBook(), watch, limits, lambda progress: None)
+    best = float(watch.rates.max())
+    index = pair.space.index(found.setting) if found.setting else None
+    chosen = float(watch.rates[index]) if index is not None else 0.0
+    regrets = [1 - rate / best for _, rate in watch.trace]
+    arrived = next((i for i, r in enumerate(regrets) if r <= WITHIN), None)
+    return Run(
+        way=way, pair=pair.name, seed=device.seed, strategy=strategy,
+        probes=len(regrets), seconds=round(watch.trace[-1][0] if watch.trace else 0.0, 1),
+        best_probed=round(regrets[-1] if regrets else 1.0, 5),
+        recommended=round(1 - chosen / best, 5),
+        at_2_min=_at(120, watch.trace, best), at_5_min=_at(300, watch.trace, best),
+        probes_to_arrive=None if arrived is None else arrived + 1,
+        seconds_to_arrive=None if arrived is None else round(watch.trace[arrived][0], 1),
+        failed_probes=sum(s not in ("measured", "out_of_memory") for s in watch.statuses),
+        oom_probes=watch.statuses.count("out_of_memory"),
+        finalist_probes=watch.phases.count("finalists"),
+        nothing=found.setting is None,
+        ended_by_itself=_ended_by_itself(found.stopped_because),
+        stopped_because=found.stopped_because,
+        best_compile=pair.space.candidates[int(watch.rates.argmax())].setting.compile,
+        chosen_compile=found.setting.compile if found.setting else "",
+        cpu_seconds=round(time.process_time() - began, 2),
+    )  # fmt: skip
+
+
+def _at(seconds: float, trace: Sequence[tuple[float, float]], best: float) -> float:
+    """The regret of the best found by then."""
+    found = [rate for spent, rate in trace if spent <= seconds]
+    return round(1 - (found[-1] if found else 0.0) / best, 5)
+
+
+def _ended_by_itself(why: str) -> bool:
+    return "all further probes" in why or "every candidate" in why
+
+
+def choose_devices(number: int, pairs: Sequence[str], first: int = 0) -> list[tuple[str, int]]:
+    """(pair, seed) of so many devices, spread evenly over the pairs, seeds from `first` on."""
+    share, rest = divmod(number, len(pairs))
+    return [(p, first + s) for i, p in enumerate(pairs) for s in range(share + (i < rest))]
+
+
+def run_all(
+    ways: Sequence[Way], devices: Sequence[tuple[str, int]], few: int, workers: int = 1
+) -> Iterator[Run]:
+    """Every way over every device, in so many processes, a pair to each at a time."""
+    names = dict.fromkeys(name for name, _ in devices)
+    tasks = [(ways, [d for d in devices if d[0] == name], few) for name in names]
+    if workers == 1:
+        for task in tasks:
+            yield from _run_pair(task)
+        return
+    with get_context("spawn").Pool(workers) as pool:
+        for runs in pool.imap_unordered(_run_each, tasks):
+            yield from runs
+
+
+def _run_each(task: Task) -> list[Run]:
+    return list(_run_pair(task))
+
+
+def _run_pair(task: Task) -> Iterator[Run]:
+    """Every way over the devices of a pair; slow strategies over the first of `few` pairs."""
+    ways, devices, few = task
+    for name, seed in devices:
+        drawn = draw_device(make_pair(name), seed)
+        for way in ways:
+            device = restricted(drawn, way.restrict)
+            for strategy in way.strategies:
+                if strategy in SLOW_BASELINES and (seed or list(PAIRS).index(name) >= few):
+                    continue
+                yield search_device(device, way.name, strategy, way.budget_seconds)
+
+
+def make_ways(budget_seconds: float, only: Sequence[str], others: bool) -> list[Way]:
+    rivals = (*BASELINES, *SLOW_BASELINES) if others else ()
+    free = ("boundary-walk",) if others else ()
+    ways = [
+        Way("budget", (), budget_seconds, ("planner", *rivals)),
+        Way("without-autotune", WITHOUT_AUTOTUNE, budget_seconds, ("planner", *free)),
+        Way("unlimited", (), None, ("planner", *free)),
+        Way("eager", EAGER, None, ("planner", *free)),
+    ]
+    return [way for way in ways if not only or way.name in only]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--devices", type=int, default=60)
+    parser.add_argument("--budget", type=float, default=600.0, help="seconds")
+    parser.add_argument("--pairs", default=",".join(PAIRS))
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--ways", default="", help="budget,without-autotune,unlimited,eager")
+    parser.add_argument("--no-baselines", action="store_true")
+    parser.add_argument("--few", type=int, default=4, help="devices of the slow baselines")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--show", type=Path, help="print the table of that directory's results")
+    args = parser.parse_args()
+    if args.show:
+        print(report.show(args.show))
+        return
+    only = args.ways.split(",") if args.ways else ()
+    ways = make_ways(args.budget, only, not args.no_baselines)
+    devices = choose_devices(args.devices, args.pairs.split(","), args.first_seed)
+    runs = []
+    for run in run_all(ways, devices, args.few, args.workers):
+        runs.append(run)
+        print(run.line(), flush=True)
+        if args.output:
+            report.append(args.output, run, first=len(runs) == 1)
+    print(report.table(report.summarise(runs)))
+    if args.output:
+        report.finish(args.output, runs, {"devices": args.devices, "budget": args.budget,
+                                          "pairs": args.pairs.split(",")})  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
