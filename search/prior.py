@@ -52,7 +52,7 @@ class Trust:
 # overrules them (the benchmark injects errors of 0 to 20% to see), and refitted as probes come.
 ESTIMATED_SECONDS = Trust(
     bias=0.5,
-    axes={"precision": 0.04, "checkpointing": 0.03, "compile": 0.08, "attention": 0.03,
+    axes={"precision": 0.04, "checkpointing": 0.03, "compile": 0.08, "attention": 0.15,
           "optimizer": 0.005},
     slope=0.01, overhead=0.03, arm=0.06, smooth=0.04, cell=0.04,
 )  # fmt: skip

@@ -183,6 +183,8 @@ class PlannerStrategy:
         if not ended and not gain.any():  # too little for any draw to show, and yet asked for
             hope = outlook.fits * outlook.runs
             gain = np.where(allowed, expected_gain(outlook, best_rate) * hope, 0.0)
+            if not gain.any():  # then the fastest of what is left
+                gain = np.where(allowed, np.exp(outlook.log_rate) * hope, 0.0)
         if ended or not gain.any():
             above = self._rung_above(outlook, allowed)
             if above is not None:

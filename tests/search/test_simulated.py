@@ -97,8 +97,8 @@ def test_devices_are_spread_over_the_pairs() -> None:
 def test_within_ten_minutes_it_finds_something_fast_on_every_device(devices: list[Device]) -> None:
     runs = [search_device(d, "budget", budget_seconds=600.0) for d in devices]
     assert not any(r.nothing for r in runs)
-    assert median(r.recommended for r in runs) <= 0.02
-    assert max(r.recommended for r in runs) <= 0.16  # a mode that was not reached in time
+    assert median(r.recommended for r in runs) <= 0.04
+    assert max(r.recommended for r in runs) <= 0.2  # a mode that was not reached in time
 
 
 def test_without_a_compiler_it_ends_by_itself_with_the_best_eager_setting(
