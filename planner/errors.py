@@ -38,8 +38,14 @@ class UnsupportedError(PlannerError):
 def unknown_name(kind: str, name: object, known: Iterable[str], way_out: str = "") -> UsageError:
     """The error for a name that is not in a list: says the nearest of those that are."""
     near = nearest(name, known) if isinstance(name, str) else []
-    hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    hint = f" Did you mean {alternatives(repr(n) for n in near)}?" if near else ""
     return UsageError(f"unknown {kind} {shorten(name)}.{hint}", way_out)
+
+
+def alternatives(words: Iterable[str], last: str = "or") -> str:
+    """`a`, `a or b`, `a, b or c`: as a sentence lists them."""
+    *first, end = words
+    return f"{', '.join(first)} {last} {end}" if first else end
 
 
 def shorten(value: object, length: int = MAX_SHOWN) -> str:

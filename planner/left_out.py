@@ -8,13 +8,13 @@ from planner.step.compiled.modes import left_out_of
 # Quoted, 4 A100s and 8 H100s: issues 964 and 1685 of NVIDIA/nccl.
 NCCL_BUFFERS = (
     "NCCL's own buffers, outside PyTorch's allocator: 0.5 to 1.1 GB for each communicator were "
-    "seen on 4 to 8 GPUs, less is needed on one"
+    "seen on 4 to 8 GPUs; one GPU needs less"
 )
 
 
 def left_out(model: SwinConfig | FactoryModel, setting: TrainSetting) -> list[str]:
     """One line each."""
-    counted = ", but for sdpa's backward" if setting.attention == "sdpa" else ""
+    counted = ", except for sdpa's backward" if setting.attention == "sdpa" else ""
     found = [f"cuDNN's workspace for the patch embedding and kernels' scratch memory{counted}"]
     if setting.lora_rank and setting.attention == "sdpa":
         found.append(

@@ -126,7 +126,8 @@ class Job:
     def _baseline_note(self, arm: str | None) -> list[str]:
         if arm is None and self.options.baseline:
             return [
-                "The plain default (fp32, eager, no checkpointing) was excluded: no gain is said."
+                "The plain default (fp32, eager, no checkpointing) was excluded, so no gain can be "
+                "given."
             ]
         return []
 

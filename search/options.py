@@ -95,11 +95,11 @@ class Options:
 
     def _conflicts(self) -> Iterator[str]:
         if self.steps is not None and self.epochs is not None:
-            yield "steps and epochs both say how long the training is: leave one away"
+            yield "steps and epochs both say how long the training is: leave one out"
         if self.images_per_epoch != IMAGENET_IMAGES and self.epochs is None:
             yield "images_per_epoch says how long an epoch is, and no epochs are asked for"
         if self.global_batch is not None and self.base.accumulate != 1:
-            yield "accumulate follows from global_batch and the micro-batch: leave one of them away"
+            yield "accumulate follows from global_batch and the micro-batch: leave one of them out"
         if self.replay is None:
             return
         on_a_device = {
@@ -113,7 +113,7 @@ class Options:
         }
         given = [name for name, value in on_a_device.items() if value]
         if given:
-            yield f"a replay searches all that was recorded: leave away {', '.join(given)}"
+            yield f"a replay searches all that was recorded: leave out {', '.join(given)}"
 
 
 def read_batch_sizes(batch_size: object) -> tuple[int, ...] | None:
@@ -159,7 +159,7 @@ def read_restrictions(
         if not texts or not values:
             raise UsageError(
                 f"restrict names the values {axis} may take, and {shorten(given)} names none.",
-                "Leave the axis away to search all of it.",
+                "Leave the axis out to search all of it.",
             )
         found[axis] = tuple(values)
     return found

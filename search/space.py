@@ -194,7 +194,7 @@ def _check_library(model: Model, axis: str, value: str) -> None:
     elif value not in ("none", "library"):
         raise UnsupportedError(
             f"{axis} {value} cannot be set in a model of your own ({model.factory}).",
-            "Build it in the factory, and leave the option away.",
+            "Build it in the factory, and leave the option out.",
         )
 
 

@@ -247,7 +247,7 @@ def _of_another(source: str, recorded: Model, asked: Model) -> UsageError:
     differing = [f"{f} {theirs[f]} and not {ours[f]}" for f in ours if theirs[f] != ours[f]]
     return UsageError(
         f"{source} is of another {asked.title}: {', '.join(differing)}.",
-        "Leave MODEL away to search what was recorded.",
+        "Leave MODEL out to search what was recorded.",
     )
 
 

@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner import estimate
-from planner.errors import UsageError
+from planner.errors import UnsupportedError, UsageError
 from planner.hardware import all_gpus, detect_gpus, find_gpu, recognise_gpu
 from planner.hardware.detect import parse_gpus, visible_gpus
 from planner.hardware.gpu import Gpu
 from planner.hardware.overheads import overheads_for
+from planner.hardware.precisions import check_precision
 from planner.units import GIB, MIB
 
 # FP32 lanes of one SM (or FP32 matrix lanes of one AMD compute unit), per architecture.
@@ -136,6 +137,13 @@ def test_names_round_trip(gpu: Gpu) -> None:
 )
 def test_find_gpu_forgives(text: str, name: str) -> None:
     assert find_gpu(text).name == name
+
+
+def test_a_lacking_precision_is_named_with_those_there_are() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        check_precision(find_gpu("v100-sxm-16gb"), "bf16")
+    assert "has only fp32 and fp16." in caught.value.message
+    assert caught.value.way_out == "Choose --precision fp16 or fp32."
 
 
 def test_an_unknown_name_gets_the_nearest_and_the_way_out() -> None:

@@ -85,6 +85,8 @@ def test_a_value_is_shown_short_and_escaped() -> None:
 
 
 def test_a_name_of_another_type_is_unknown() -> None:
+    near = str(unknown_name("model", "swin_tin", ("swin_tiny", "swin_t", "swin_tine")))
+    assert "Did you mean 'swin_tiny', 'swin_tine' or 'swin_t'?" in near
     assert "unknown trainer None" in str(unknown_name("trainer", None, ("timm",)))
 
 

@@ -76,7 +76,7 @@ def given_fields(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """What options and --set say of the model and of the setting, each field once.
 
-    Raises UsageError: an unknown field, one that is said twice, an option without a value.
+    Raises UsageError: an unknown field, one that is given twice, an option without a value.
     """
     refuse_empty(given)
     of_model, of_setting = split_fields(given.get("fields") or ())
@@ -88,8 +88,8 @@ def given_fields(
             continue
         if field in fields:
             raise UsageError(
-                f"{field} is said twice: by --{option.replace('_', '-')} and by --set.",
-                "Leave one away.",
+                f"{field} is given twice: by --{option.replace('_', '-')} and by --set.",
+                "Leave one out.",
             )
         fields[field] = ",".join(written) if isinstance(written, tuple) else str(written)
     return of_model, of_setting
@@ -108,7 +108,7 @@ def split_fields(fields: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]
                 "For example --set embed_dim=64.",
             )
         if field in of_model or field in of_setting:
-            raise UsageError(f"--set {field} is given twice.", "Leave one away.")
+            raise UsageError(f"--set {field} is given twice.", "Leave one out.")
         if field in TrainSetting.model_fields:
             of_setting[field] = value
         elif field in SwinConfig.model_fields or field in FactoryModel.model_fields:
@@ -120,17 +120,17 @@ def split_fields(fields: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]
     return of_model, of_setting
 
 
-EMPTY = "Give it a value (is a variable of the shell unset?), or leave it away."
+EMPTY = "Give it a value (is a variable of the shell unset?), or leave it out."
 
 
 def refuse_empty(given: Mapping[str, Any]) -> None:
-    """Raises UsageError for an option whose value is empty: left away it would mean something
-    else than was asked."""
+    """Raises UsageError for an option whose value is empty: left out it would mean something
+    other than what was asked."""
     for option, value in given.items():
         values = value if isinstance(value, tuple) else (value,)
         if any(isinstance(v, str) and not v.replace(",", " ").strip() for v in values):
             name = {"fields": "set", "compile_": "compile"}.get(option, option.replace("_", "-"))
-            shown = "MODEL" if name == "model" else f"--{name}"
+            shown = name.upper() if name in ("model", "result") else f"--{name}"
             raise UsageError(f"{shown} has no value.", EMPTY)
 
 

@@ -97,7 +97,7 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
     )
     refused: list[tuple[str, object, str]] = []
     if rank:
-        way_out = "name one GPU, or leave it away"
+        way_out = "name one GPU, or leave it out"
         refused += [(o, v, way_out) for o, v in (*pictures, ("--trace", given["traced"]))]
         refused += [("--max-batch", given["max_batch"], way_out)]
         refused += [("--memory", given["memory"], "each GPU is ranked by its own memory")]

@@ -91,7 +91,11 @@ def refuse(trainer: str, refusals: Iterable[Refusal]) -> None:
 
 def _raise(trainer: str, refusals: list[Refusal]) -> NoReturn:
     laws = [refusal.law for refusal in refusals]
-    message = laws[0] if len(laws) == 1 else "\n  ".join(["it cannot say this setting:", *laws])
+    message = (
+        laws[0]
+        if len(laws) == 1
+        else "\n  ".join(["this setting cannot be written for it:", *laws])
+    )
     ways = list(dict.fromkeys(refusal.way_out for refusal in refusals))
     raise UnsupportedError(f"{trainer}: {message}", "\n".join(ways))
 

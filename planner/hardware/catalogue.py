@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from planner.errors import UsageError
+from planner.errors import UsageError, alternatives
 from planner.hardware.gpu import Gpu
 from planner.units import GIB
 
@@ -50,8 +50,8 @@ def find_gpu(text: str) -> Gpu:
     if found:
         names = ", ".join(repr(gpu.name) for gpu in found)
         raise UsageError(f"{text!r} names {len(found)} GPUs: {names}.", "Name one of them.")
-    near = " or ".join(repr(name) for name in _nearest_names(text))
-    hint = f" Did you mean {near}?" if near else ""
+    near = [repr(name) for name in _nearest_names(text)]
+    hint = f" Did you mean {alternatives(near)}?" if near else ""
     raise UsageError(f"unknown GPU {text!r}.{hint}", WAY_OUT)
 
 

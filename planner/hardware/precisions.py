@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.errors import UnsupportedError
+from planner.errors import UnsupportedError, alternatives
 from planner.hardware.catalogue import recognise_gpu
 from planner.hardware.gpu import Gpu
 from planner.schema import DeviceInfo
@@ -60,6 +60,7 @@ def check_device_precision(device: DeviceInfo, precision: str) -> None:
 
 def lacking_error(name: str, precision: str, offered: tuple[str, ...]) -> UnsupportedError:
     return UnsupportedError(
-        f"{precision} needs {_NEEDS[precision]}, and {name} has only {', '.join(offered)}.",
-        f"Choose --precision {' or '.join(reversed(offered))}.",
+        f"{precision} needs {_NEEDS[precision]}, and {name} has only "
+        f"{alternatives(offered, 'and')}.",
+        f"Choose --precision {alternatives(reversed(offered))}.",
     )

@@ -67,10 +67,10 @@ def window_limit(model: SwinConfig, setting: TrainSetting) -> Limit | None:
     per_image = windows_per_image(model, setting)
     smaller = f"batch_size {largest} or less (and accumulate for a larger step), or "
     return Limit(
-        f"sdpa's CUDA kernel takes {SDPA_WINDOWS:,} windows at most where their position bias is "
+        f"sdpa's CUDA kernel takes at most {SDPA_WINDOWS:,} windows when their position bias is "
         "trained",
         f"batch_size {setting.batch_size} makes {setting.batch_size * per_image:,} "
-        f"({per_image} an image)",
+        f"({per_image} per image)",
         f"Choose {smaller if largest else ''}attention eager.",
     )
 

@@ -90,7 +90,9 @@ def verdict(estimate: Estimate) -> str:
     between = f"The device total is expected between {low} and {high}."
     budget = estimate.budget_bytes
     if estimate.fits is None or budget is None:
-        return f"{between}\nWhether it fits is said for a device: --gpu or --memory."
+        return (
+            f"{between}\nName a device with --gpu, or a size with --memory, to see whether it fits."
+        )
     spare = budget - estimate.device_total_bytes
     if estimate.fits and estimate.fits_surely:
         answer = f"Fits in {format_bytes(budget)} with {format_bytes(spare)} to spare."

@@ -19,7 +19,7 @@ RECORDED_AS = "allocator_config"  # the key of a record's versions that holds th
 # kRoundUpPowerOfTwoIntervals: 1 MiB, 2 MiB … 32 GiB and above.
 NUM_ROUNDUP_INTERVALS = 16
 
-_EXAMPLE = "Write it as in PYTORCH_ALLOC_CONF: expandable_segments:True,max_split_size_mb:128"
+_EXAMPLE = "Write it as in PYTORCH_ALLOC_CONF: expandable_segments:True,max_split_size_mb:128."
 # Keys torch accepts that touch host memory, locks or error timing: no effect on these statistics.
 _WITHOUT_EFFECT = frozenset({
     "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register",
@@ -87,7 +87,8 @@ def parse_allocator_config(text: str) -> AllocatorConfig:
             large_segment_bytes = int(str(values["large_segment_bytes"]))
             values.setdefault("max_non_split_rounding_bytes", large_segment_bytes)
     if faults:
-        raise UsageError("; ".join(faults), _EXAMPLE)
+        said = "; ".join(fault.removesuffix(".") for fault in faults)
+        raise UsageError(said if said.endswith("?") else f"{said}.", _EXAMPLE)
     return AllocatorConfig(**values)  # type: ignore[arg-type]
 
 

@@ -90,6 +90,6 @@ def data_parallel_notes(reducer: Reducer | None) -> tuple[str, ...]:
         return ()
     return (
         f"DistributedDataParallel as torch makes it by default: {len(reducer.buckets)} gradient "
-        f"buckets of {format_bytes(reducer.num_bytes)} in all, held besides the gradients and "
+        f"buckets of {format_bytes(reducer.num_bytes)} in all, held beside the gradients and "
         "counted with them, on one GPU as on many (gradient_as_bucket_view=True needs less)",
     )

@@ -356,6 +356,15 @@ def test_a_fault_in_an_allocator_config_is_named(text: str, words: str) -> None:
         parse_allocator_config(text)
 
 
+def test_faults_of_a_config_are_whole_sentences() -> None:
+    for text in ("max_split_size_mb", "nonsense", "expandable_segments:true,per_process:1"):
+        with pytest.raises(UsageError) as caught:
+            parse_allocator_config(text)
+        assert caught.value.message.endswith((".", "?"))
+        assert ".;" not in caught.value.message
+        assert caught.value.way_out.endswith(".")
+
+
 def test_all_faults_of_a_config_come_in_one_message() -> None:
     with pytest.raises(UsageError) as caught:
         parse_allocator_config("max_split_size_mb:1,expandable_segments:yes,colour:blue")
