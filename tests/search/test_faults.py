@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from planner.schema import TrainSetting
+from planner.units import GIB
 from search.faults import LIKELY_BROKEN, Faults, is_plain
+from search.prior import generic_prior
+from search.ruling import ruled_out
 from search.space import make_space
-from tests.search.tables import GPU, MODEL
+from tests.search.tables import GPU, MODEL, make_record
 
 SPACE = make_space(MODEL, GPU, batch_sizes=(8, 16))
 SETTINGS = [c.setting for c in SPACE.candidates]
@@ -120,3 +123,20 @@ def test_what_is_plain_needs_neither_a_compiler_nor_a_fused_optimizer() -> None:
     assert is_plain(SETTINGS[at()])
     assert not is_plain(SETTINGS[at(compile="default")])
     assert not is_plain(SETTINGS[at(optimizer="adamw-fused")])
+
+
+def test_what_failures_closed_is_not_said_to_be_too_large() -> None:
+    """Settings that fit are named with what they share with the failures."""
+    failed = [
+        make_record(SETTINGS[at(compile="default", precision=p)]).model_copy(
+            update={"status": "unsupported", "step_seconds": (), "device_bytes": None}
+        )
+        for p in ("bf16", "fp32")
+    ]
+    found = ruled_out(SPACE, generic_prior(SPACE, GPU), 80 * GIB, failed)
+    others = [r for r in found if "was probed" not in r.reason]
+    assert others
+    for ruled in others:
+        assert ruled.predicted_bytes
+        assert ruled.predicted_bytes < 80 * GIB
+        assert "2 probes with the compiler or compile default failed" in ruled.reason
