@@ -11,6 +11,7 @@ from planner.schema import DeviceInfo, MeasurementRecord, TrainSetting
 from planner.schema.result import Recommendation, Ruled
 from planner.units import format_bytes, format_seconds
 from search.belief import is_feasible, price_of_compiling
+from search.interrupts import ENDINGS
 from search.noise import calm, rate_interval
 from search.prior import record_bytes
 from search.space import Model, candidate, setting_id, simplicity
@@ -304,6 +305,8 @@ def _advice(records: Sequence[MeasurementRecord], search: Search) -> str:
             f"No probe of these settings was made: --trials counts those of the whole study, which "
             f"has {search.trials_used}. Allow more with --trials."
         )
+    if not records and search.stopped_because in ENDINGS.values():
+        return "No probe was made before that: run the same command again."
     if not records and not search.ruled_out:
         return "No probe was made: allow more time with --budget."
     memory_bound = all(r.status in ("out_of_memory", "measured") for r in records)

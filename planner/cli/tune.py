@@ -85,7 +85,7 @@ def command(**given: Any) -> int:
     """Find the fastest way to train MODEL on a device, by short real training runs.
 
     MODEL is LIBRARY:NAME, a YAML or JSON file, or package.module:factory; with --replay it may be
-    left away. The same command goes on where it was stopped. Ctrl-C ends with the best so far.
+    left out. The same command goes on where it was stopped. Ctrl-C ends with the best so far.
     """
     from search.interrupts import heard
     from search.tune import ResultNotWrittenError, tune
@@ -156,7 +156,7 @@ def _model(
         if overrides:
             raise UsageError(
                 f"--replay has its own model, and {', '.join(overrides)} would be of another.",
-                "Name a MODEL, or leave them away.",
+                "Name a MODEL, or leave them out.",
             )
         return None
     raise UsageError(
@@ -275,7 +275,7 @@ def print_recommendation(found: Recommendation) -> None:
     """The recommendation as a person reads it: measured figures, evidence, the others, the rest."""
     say()
     if found.setting is None or found.evidence is None:
-        say(f"Nothing to recommend after {found.num_probes} probes: {found.stopped_because}.")
+        say(f"Nothing to recommend after {_probes(found)}: {found.stopped_because}.")
         say(found.advice)
     else:
         say(f"Recommended for {found.model.title} on {found.device.name} (measured):")
@@ -288,10 +288,14 @@ def print_recommendation(found: Recommendation) -> None:
     for note in found.notes:
         say(f"- {note}")
     say(
-        f"- {found.num_probes} probes of {found.num_candidates} settings; ended because "
+        f"- {_probes(found)} of {found.num_candidates} settings; ended because "
         f"{found.stopped_because}."
     )
     _print_ruled_out(found)
+
+
+def _probes(found: Recommendation) -> str:
+    return "1 probe" if found.num_probes == 1 else f"{found.num_probes} probes"
 
 
 def _evidence(record: MeasurementRecord) -> str:
@@ -308,7 +312,7 @@ def _evidence(record: MeasurementRecord) -> str:
 
 def _gain(found: Recommendation) -> str:
     if found.baseline is None or found.gain is None:
-        return "The plain default was not measured: no gain is said."
+        return "The plain default was not measured, so no gain can be given."
     return (
         f"{found.gain:.2f} × the plain default ({short(found.baseline.setting)}: "
         f"{found.baseline.images_per_second or 0:.4g} images/s)"

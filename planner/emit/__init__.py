@@ -69,8 +69,8 @@ def emit(
     found = result if isinstance(result, Recommendation) else _parse_result(result)
     if found.setting is None or found.evidence is None:
         raise UnsupportedError(
-            f"there is nothing to emit: no setting of {found.model.title} fitted on "
-            f"{found.device.name}.",
+            f"there is nothing to emit: no setting of {found.model.title} "
+            f"{'fitted' if found.num_probes else 'was probed'} on {found.device.name}.",
             found.advice or "Tune with a smaller batch, checkpointing or a smaller model.",
         )
     setting = _changed(found.setting, changes or {})

@@ -74,8 +74,10 @@ def test_nothing_fits_has_nothing_to_emit() -> None:
     found = recommendation(
         status="nothing_fits", setting=None, evidence=None, advice="Try --image-size 192."
     )
-    with pytest.raises(UnsupportedError, match=r"(?s)nothing to emit.*--image-size 192"):
-        emit(found, "timm")
+    for num_probes, said in ((3, "fitted on"), (0, "was probed on")):
+        tried = found.model_copy(update={"num_probes": num_probes})
+        with pytest.raises(UnsupportedError, match=rf"(?s)nothing.*{said}.*--image-size 192"):
+            emit(tried, "timm")
 
 
 def test_the_probed_library_is_not_estimated_anew() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+from planner.cli.tune import print_recommendation
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import GIB
 from search.belief import Belief
+from search.interrupts import ENDINGS
 from search.prior import generic_prior
 from search.recommend import Search, break_even_steps, choose, contenders, front, recommend
 from search.space import candidate, make_space
@@ -97,6 +101,13 @@ def test_nothing_fits_says_what_would() -> None:
     assert "checkpointing" in found.advice
 
 
+def test_an_interrupted_search_without_a_probe_is_told_to_go_on() -> None:
+    advice = recommend([], search(stopped_because=ENDINGS[signal.SIGINT])).advice
+    assert "run the same command again" in advice
+    assert "--budget" not in advice
+    assert "--budget" in recommend([], search(stopped_because="the budget ends")).advice
+
+
 def test_no_probe_ended_well_says_the_last_reason() -> None:
     crashed = at(1).model_copy(
         update={"status": "crashed", "step_seconds": (), "message": "ImportError: no module x"}
@@ -140,3 +151,13 @@ def test_repeats_are_one_contender_with_all_samples() -> None:
     assert len(found) == 1
     assert len(found[0].samples) == 22
     assert "2 probes together" in found[0].evidence.flags
+
+
+@pytest.mark.parametrize(("number", "words"), [(1, "after 1 probe:"), (2, "after 2 probes:")])
+def test_probes_are_counted_as_people_do(
+    capsys: pytest.CaptureFixture[str], number: int, words: str
+) -> None:
+    records = [make_record(change(batch_size=512 + n)) for n in range(number)]
+    print_recommendation(recommend(records, search(stopped_because="all is tried")))
+    printed = capsys.readouterr()
+    assert words in printed.out + printed.err
