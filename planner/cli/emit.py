@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from planner.cli.arguments import refuse_empty
 from planner.emit import TARGETS
 from planner.errors import PlannerError, UsageError
 
@@ -16,13 +17,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("result", type=click.Path(path_type=Path))
+@click.argument("result", type=click.Path())
 @click.option(
     "--for", "target", required=True, metavar="TRAINER", help=f"One of {', '.join(TARGETS)}."
 )
-@click.option(
-    "--output", type=click.Path(path_type=Path), help="Write here (a file or a directory)."
-)
+@click.option("--output", type=click.Path(), help="Write here (a file or a directory).")
 @click.option("--force", is_flag=True, help="Replace files that 'planner emit' did not write, too.")
 @click.option(
     "--set",
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     help="A field of the setting to change; what is written was then not measured.",
 )
 def command(
-    result: Path, target: str, output: Path | None, force: bool, changes: tuple[str, ...]
+    result: str, target: str, output: str | None, force: bool, changes: tuple[str, ...]
 ) -> None:
     """Write RESULT, a recommendation.json or the directory of a `planner tune`, for a trainer.
 
@@ -42,13 +41,14 @@ def command(
     """
     from planner.emit import emit
 
+    refuse_empty({"result": result, "for": target, "output": output})
     changed = dict(_change(text) for text in changes)
     if output is None:
         emitted = emit(result, target, changes=changed)
         click.echo(emitted.text, nl=False)
         _say(emitted, None)
     else:
-        file = _file(output, target)
+        file = _file(Path(output), target)
         emitted = emit(result, target, changes=changed, output=file)
         _say(emitted, write_files(contents_of(emitted, file), force))
 

@@ -76,6 +76,7 @@ def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     if given["published"]:
         from planner.cli.published import print_published
 
+        _refuse_beside_published(models, given)
         print_published(given["published"], given["as_json"])
         return
     budget_seconds = _check(models, given)
@@ -100,6 +101,16 @@ def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
             print_observations(found.observations)
         if records or not found.observations:
             _print_comparison(comparisons, records)
+
+
+def _refuse_beside_published(models: tuple[str, ...], given: dict[str, Any]) -> None:
+    others = ["a MODEL"] * bool(models)
+    others += [f"--{name}" for name in ("matrix", "replay", "fit") if given[name]]
+    if others:
+        raise UsageError(
+            f"{others[0]} and --published were both given, and what is published is only compared.",
+            "Name one of them.",
+        )
 
 
 def _check(models: tuple[str, ...], given: dict[str, Any]) -> float | None:
@@ -199,7 +210,8 @@ def _rows(models: tuple[str, ...], given: dict[str, Any]) -> list[Row]:
 
     if not models:
         raise UsageError(
-            "there is nothing to measure.", "Name a MODEL, --matrix FILE or --replay FILE."
+            "there is nothing to measure.",
+            "Name a MODEL, --matrix FILE, --replay FILE or --published FILE.",
         )
     from planner.estimate import resolve
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.errors import PlannerError
+from planner.errors import UsageError
 from planner.estimate import judge, resolve, step_ledger
 from planner.hardware import Gpu, find_gpu
 from planner.hardware.overheads import overheads_for
@@ -166,17 +166,17 @@ class Published:
 
 
 def read_published(path: Path) -> list[PublishedRow]:
-    """The rows of a file, in its order. Raises PlannerError for a file that cannot be read."""
+    """The rows of a file, in its order. Raises UsageError for a file that cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise PlannerError(f"{path} cannot be read: {error.strerror}.") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
             data = json.loads(line)
         except ValueError as error:
-            raise PlannerError(f"line {number} of {path} is not JSON: {error}.") from error
+            raise UsageError(f"line {number} of {path} is not JSON: {error}.") from error
         rows.append(parse(PublishedRow, data, f"line {number} of {path}"))
     return rows
 

@@ -57,6 +57,8 @@ def test_set_changes_a_field(result: Path, capsys: pytest.CaptureFixture[str]) -
         (["--for", "timm", "--set", "accumulate"], 2, "--set takes FIELD=VALUE"),
         (["--for", "timm", "--set", "accumulate=x"], 2, "accumulate:"),
         ([], 2, "--for"),
+        (["--for", ""], 2, "--for has no value"),
+        (["--for", "timm", "--output", ""], 2, "--output has no value"),
         (["--for", "microsoft"], 1, "fp16 only, not bf16"),
     ],
 )

@@ -19,6 +19,9 @@ def test_contradictions_are_refused(capsys: pytest.CaptureFixture[str], tmp_path
     for arguments, words in (
         (["native:swin_tiny", "--replay", str(file)], "a MODEL and --replay were both given"),
         (["--matrix", "m.yaml", "--replay", str(file)], "a --matrix and --replay were both given"),
+        (["native:swin_tiny", "--published", str(file)], "a MODEL and --published were both"),
+        (["--fit", "--published", str(file)], "--fit and --published were both given"),
+        (["--published", str(tmp_path / "none.jsonl")], "cannot be read: No such file"),
         (["native:swin_tiny", "--budget", "0s"], "--budget 0s is no time"),
         (["native:swin_tiny", "--budget", "-5s"], "a duration is a number with a unit"),
     ):
