@@ -84,14 +84,14 @@ def parse_yaml(text: str, source: str) -> Any:
         raise UsageError(f"{source} cannot be read: {_reason(error)}.") from None
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Whole or not at all: written beside `path` and moved into its place, on disk when this
     returns. Raises OSError."""
     beside = path.with_name(f".{os.urandom(8).hex()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with open(os.open(beside, flags, 0o666), "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(text)
+        with open(os.open(beside, flags, 0o666), "wb") as file:  # noqa: PTH123
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)

@@ -6,10 +6,12 @@ The horizontal axis counts allocations and releases, not seconds.
 from __future__ import annotations
 
 import sys
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import PlannerError, UsageError
+from planner.files import write_whole
 from planner.report.live import LiveBytes, Phase, step_live_bytes
 from planner.step.ledger import Category, Ledger
 from planner.units import GIB, MIB, format_bytes
@@ -83,8 +85,10 @@ def draw_timeline(
     _draw_limits(axes, live, budget_bytes)
     _draw_peak(axes, live)
     figure.suptitle(title or "Live bytes of one optimizer step", x=0.01, ha="left", fontsize=13)
+    drawn = BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:].lower())
     try:
-        figure.savefig(path)
+        write_whole(path.resolve(), drawn.getvalue())  # a full disk leaves what was there
     except OSError as error:
         raise PlannerError(f"the plot cannot be written to {path}: {error.strerror}.") from None
 

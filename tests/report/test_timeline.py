@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -197,6 +199,23 @@ def test_a_plot_that_cannot_be_drawn_says_why(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(PlannerError, match=r"planner\[plots\]"):
         draw_timeline(ledger(), tmp_path / "step.png")
+
+
+def test_a_full_disk_leaves_the_earlier_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "step.svg"
+    path.write_text("earlier")
+    monkeypatch.setattr("planner.files.os.fsync", full)
+    with pytest.raises(PlannerError, match="No space left on device"):
+        draw_timeline(ledger(), path)
+    assert path.read_text() == "earlier"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_importing_the_reports_draws_in_nothing_heavy() -> None:
