@@ -176,13 +176,23 @@ def _versions() -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
+# Variables that change which kernels run, what they keep or how they are timed: probes under
+# another value are of other software. From torch 2.11 on, cuDNN's attention comes first on
+# capability 9.0 and 10.x wherever the mask needs no gradient, unless the first of them is set
+# (sdp_utils.cpp).
+TELLING_VARIABLES = (
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
+    "CUDA_LAUNCH_BLOCKING",
+)  # fmt: skip
+
+
 def versions() -> dict[str, str]:
     """What software a probe runs on: its versions, and what it is told beyond the setting."""
     found = dict(_versions())
     configured = environment_options(os.environ)
     if configured is not None:
         found[RECORDED_AS] = configured[1]
-    return found
+    return found | {name: os.environ[name] for name in TELLING_VARIABLES if os.environ.get(name)}
 
 
 @lru_cache(maxsize=1)

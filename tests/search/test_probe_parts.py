@@ -189,6 +189,14 @@ def test_versions_name_the_allocators_configuration(monkeypatch: pytest.MonkeyPa
     assert device.versions()["allocator_config"] == "expandable_segments:True"
 
 
+def test_versions_name_what_chooses_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+    monkeypatch.delenv(name, raising=False)
+    assert name not in device.versions()
+    monkeypatch.setenv(name, "1")
+    assert device.versions()[name] == "1"
+
+
 def test_versions_say_how_cudnn_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "torch_build", lambda: "12.8")
     assert dict(device._versions.__wrapped__())["cudnn_benchmark"] == "True"
