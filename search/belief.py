@@ -74,7 +74,8 @@ class Belief:
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
-        self.twins = _twins(space)
+        self.twins = _counterparts(space, "checkpointing", "none")
+        self.eager = _counterparts(space, "compile", "off")
         self.shut = np.zeros(len(space), dtype=bool)  # by what was probed itself, or its arm
         self.proven = np.zeros(len(space), dtype=bool)
         self.faults = Faults(space)
@@ -218,6 +219,23 @@ class Belief:
         np.add.at(shares, top[winner], won)
         return shares
 
+    def told_by_scouts(self, gain: Array, allowed: NDArray[np.bool_]) -> Array:
+        """What the eager counterparts of compiled settings would tell of their gain: the share of
+        the others' variance that a probe of each explains."""
+        told = np.zeros(len(self.space))
+        rivals = np.argsort(-gain)[:NUM_RIVALS]
+        rivals = rivals[gain[rivals] > 0]
+        scouts = np.unique(self.eager[rivals])
+        scouts = scouts[(scouts >= 0) & allowed[scouts]]
+        if not len(scouts):
+            return told
+        both = np.concatenate([scouts, rivals])
+        covariance = self.seconds.covariance(both)
+        sd = np.sqrt(np.maximum(covariance.diagonal(), 1e-12))
+        explained = np.square(covariance / np.outer(sd, sd))[: len(scouts), len(scouts) :]
+        told[scouts] = explained @ gain[rivals]
+        return told
+
     def _draw_fitting(
         self, random: np.random.Generator, outlook: Outlook, top: NDArray[np.intp]
     ) -> NDArray[np.bool_]:
@@ -256,13 +274,14 @@ class Belief:
         return self.costs.probing(outlook.log_seconds)
 
 
-def _twins(space: Space) -> NDArray[np.intp]:
-    """The position of each candidate's counterpart without checkpointing; -1 where it has none."""
+def _counterparts(space: Space, axis: str, plain: str) -> NDArray[np.intp]:
+    """The position of each candidate's counterpart with the `plain` value of an axis; -1 where it
+    has none, or is it."""
     found = []
     for c in space.candidates:
-        checkpoints = c.setting.checkpointing != "none"
-        twin = c.setting.model_copy(update={"checkpointing": "none"})
-        index = space.index(twin) if checkpoints else None
+        differs = getattr(c.setting, axis) != plain
+        twin = c.setting.model_copy(update={axis: plain})
+        index = space.index(twin) if differs else None
         found.append(-1 if index is None else index)
     return np.array(found, dtype=np.intp)
 

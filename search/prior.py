@@ -45,20 +45,20 @@ class Trust:
     arm: float
     smooth: float
     cell: float
-    implementation: float = 0.01
+    implementation: float = 0.005
 
 
 # How far off, in log terms. Judgements, not measurements: wide enough that a handful of probes
 # overrules them (the benchmark injects errors of 0 to 20% to see), and refitted as probes come.
 ESTIMATED_SECONDS = Trust(
     bias=0.5,
-    axes={"precision": 0.04, "checkpointing": 0.03, "compile": 0.08, "attention": 0.15,
+    axes={"precision": 0.04, "checkpointing": 0.03, "compile": 0.1, "attention": 0.3,
           "optimizer": 0.005},
     slope=0.01, overhead=0.03, arm=0.06, smooth=0.04, cell=0.04,
 )  # fmt: skip
 GUESSED_SECONDS = Trust(
     bias=3.0,
-    axes={"precision": 0.4, "checkpointing": 0.15, "compile": 0.25, "attention": 0.15,
+    axes={"precision": 0.4, "checkpointing": 0.15, "compile": 0.25, "attention": 0.3,
           "optimizer": 0.03},
     slope=0.02, overhead=0.5, arm=0.1, smooth=0.08, cell=0.05,
 )  # fmt: skip
@@ -70,7 +70,7 @@ ESTIMATED_BYTES = Trust(
 )  # fmt: skip
 GUESSED_BYTES = Trust(
     bias=1.0,
-    axes={"precision": 0.15, "checkpointing": 0.3, "compile": 0.2, "attention": 0.15,
+    axes={"precision": 0.15, "checkpointing": 0.3, "compile": 0.2, "attention": 0.3,
           "optimizer": 0.05},
     slope=0.1, overhead=0.3, arm=0.1, smooth=0.1, cell=0.03,
 )  # fmt: skip

@@ -34,6 +34,9 @@ MAX_ROUNDS = 2  # probes of each of them
 # six times as long. Chosen over a CPU's table and tests/benchmarks/predicted_tables.py: little
 # changes from 0.02 to 0.1.
 FIRST_COST = 0.1
+# Of the gain that an eager probe tells of, without being what gains: within a budget a compiled one
+# costs ten times as much, and most of what is not known of it is not its compiler's doing.
+SCOUTING = 0.1
 CLIMB = 0.1  # a larger batch is tried before all ends where it fits with this probability
 # After so many failures and nothing measured, a setting that needs nothing of the machine.
 MAX_FAILURES = 2
@@ -193,7 +196,10 @@ class PlannerStrategy:
                 f"all further probes together are expected to gain less than {self.tolerance:.1%}",
                 situation,
             )
-        worth = gain / self.belief.probe_seconds(outlook)
+        worth = gain
+        if situation.seconds_left is not None:
+            worth = gain + SCOUTING * self.belief.told_by_scouts(gain, allowed)
+        worth = worth / self.belief.probe_seconds(outlook)
         index = _argmax(worth, allowed)
         return self._choice(index, outlook, "search", best_rate)
 
