@@ -1,6 +1,7 @@
 """Compares strategies over recorded tables: how many probes, and recorded seconds, to the best.
 
     python -m tests.benchmarks.strategies TABLE… [--seeds 50] [--output DIRECTORY]
+    python -m tests.benchmarks.strategies TABLE… --strategies NAME,… --before DIRECTORY --output …
     python -m tests.benchmarks.strategies --show DIRECTORY
 
 A strategy has arrived when it has probed a setting within 1% of the fastest of the table. The prior
@@ -164,6 +165,9 @@ def main() -> None:
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--independent", action="store_true")
     parser.add_argument("--output", type=Path)
+    parser.add_argument(
+        "--before", type=Path, help="results to take the strategies from that are not run again"
+    )
     parser.add_argument("--show", type=Path, help="print the README's table from that directory")
     args = parser.parse_args()
     if args.show:
@@ -177,7 +181,9 @@ def main() -> None:
             print(json.dumps(report.summarise(runs[-1:])[0] | {"runs": len(runs)}), flush=True)
     for row in report.summarise(runs):
         print(json.dumps(row))
-    if args.output:
+    if args.output and args.before:
+        report.rewrite(args.output, args.before, runs)
+    elif args.output:
         report.write(args.output, runs)
 
 

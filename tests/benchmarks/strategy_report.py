@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,15 +116,17 @@ def _mean(values: Iterable[float], digits: int = 1) -> float | None:
     return round(float(np.mean(known)), digits) if known else None
 
 
-def curves(runs: Sequence[Run]) -> list[Row]:
-    """Mean, median and 90th percentile of the regret, over probes and over recorded seconds."""
+def curves(runs: Sequence[Run], instants: Mapping[str, Sequence[float]] | None = None) -> list[Row]:
+    """Mean, median and 90th percentile of the regret, over probes and over recorded seconds (at
+    the `instants` of each table, where they are given)."""
     rows: list[Row] = []
     for (table, strategy, error), group in grouped(runs).items():
         named = {"table": table, "strategy": strategy, "prior_error": error}
         for n in range(1, MAX_PROBES_SHOWN + 1):
             regrets = [r.regret_after(n) for r in group]
             rows.append({**named, "over": "probes", "at": n, **_spread(regrets)})
-        for seconds in _instants([r for r in runs if r.table == table]):
+        at = instants[table] if instants else _instants([r for r in runs if r.table == table])
+        for seconds in at:
             regrets = [r.regret_at(seconds) for r in group]
             rows.append({**named, "over": "seconds", "at": seconds, **_spread(regrets)})
     return rows
@@ -148,17 +150,52 @@ def write(directory: Path, runs: Sequence[Run]) -> None:
     """runs.csv (one line a seed), summary.csv, curves.csv and a picture per table."""
     directory.mkdir(parents=True, exist_ok=True)
     found = curves(runs)
-    lines: list[Row] = [
+    _write_rows(directory / "runs.csv", _lines(runs))
+    _write_rows(directory / "summary.csv", summarise(runs))
+    _write_rows(directory / "curves.csv", found)
+    for table in dict.fromkeys(r.table for r in runs):
+        draw([row for row in found if row["table"] == table], directory / f"{table}.png")
+
+
+def rewrite(directory: Path, before: Path, runs: Sequence[Run]) -> None:
+    """As `write`, with what `before` holds of the strategies that were not run again: those whose
+    code and table are as they were."""
+    directory.mkdir(parents=True, exist_ok=True)
+    anew = {r.strategy for r in runs}
+    old = {name: _read_rows(before / name) for name in ("runs.csv", "summary.csv", "curves.csv")}
+    instants: dict[str, list[float]] = {}
+    for row in old["curves.csv"]:
+        if row["over"] == "seconds":
+            times = instants.setdefault(str(row["table"]), [])
+            times += [float(str(row["at"]))] if float(str(row["at"])) not in times else []
+    found = {"runs.csv": _lines(runs), "summary.csv": summarise(runs),
+             "curves.csv": curves(runs, instants)}  # fmt: skip
+    for name, rows in found.items():
+        kept = [row for row in old[name] if row["strategy"] not in anew]
+        _write_rows(directory / name, [*rows, *kept])
+    for table in instants:
+        rows = [_numbered(r) for r in _read_rows(directory / "curves.csv") if r["table"] == table]
+        draw(rows, directory / f"{table}.png")
+
+
+def _numbered(row: Row) -> Row:
+    """A row of curves.csv with its numbers as such."""
+    words = ("table", "strategy", "over")
+    return {k: v if k in words else float(str(v)) if v != "" else None for k, v in row.items()}
+
+
+def _read_rows(path: Path) -> list[Row]:
+    with path.open(newline="") as file:
+        return [dict(row) for row in csv.DictReader(file)]
+
+
+def _lines(runs: Sequence[Run]) -> list[Row]:
+    return [
         {"table": r.table, "strategy": r.strategy, "prior_error": r.error, "seed": r.seed,
          "probes": r.probes, "seconds": _rounded(r.seconds), "total_probes": r.total_probes,
          "total_seconds": _rounded(r.total_seconds), "regret": r.regret_after(r.total_probes)}
         for r in runs
     ]  # fmt: skip
-    _write_rows(directory / "runs.csv", lines)
-    _write_rows(directory / "summary.csv", summarise(runs))
-    _write_rows(directory / "curves.csv", found)
-    for table in dict.fromkeys(r.table for r in runs):
-        draw([row for row in found if row["table"] == table], directory / f"{table}.png")
 
 
 def _write_rows(path: Path, rows: Sequence[Row]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from search.records import read_records
 from search.replay import Replay, pooled
 from tests.benchmarks.strategies import injected_prior, run_once, table_budget
-from tests.benchmarks.strategy_report import Run, quantile, show, summarise, write
+from tests.benchmarks.strategy_report import Run, quantile, rewrite, show, summarise, write
 from tests.search.tables import invented_table, true_seconds
 
 REPLAY = Replay(invented_table(wobble=0.0))
@@ -56,6 +56,20 @@ def test_the_report_has_every_strategy_and_draws_it(tmp_path: Path) -> None:
     assert own["walk_regret"] is not None
     assert walk["walk_regret"] == walk["mean_regret"]
     assert blind["prior_error"] is None
+
+
+def test_strategies_that_were_not_run_again_are_kept(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    runs = [run_once(REPLAY, "table", name, 0.1, 0) for name in ("boundary-walk", "random")]
+    write(before, runs)
+    again = run_once(REPLAY, "table", "boundary-walk", 0.1, 1)
+    rewrite(after, before, [again])
+    for name in ("runs.csv", "curves.csv", "summary.csv"):
+        old, new = ((d / name).read_text().splitlines() for d in (before, after))
+        assert old[0] == new[0]
+        assert [x for x in old if ",random," in x] == [x for x in new if ",random," in x]
+    assert len([x for x in new if ",boundary-walk," in x]) == 1
+    assert (after / "table.png").exists()
 
 
 def test_regret_over_seconds_counts_what_had_ended() -> None:

@@ -245,6 +245,16 @@ def test_a_replay_is_charged_the_recorded_seconds(table: Path) -> None:
     assert 1 < found.num_probes < len(invented_table())
 
 
+@pytest.mark.parametrize(("budget", "tried"), [(40.0, False), (600.0, True)])
+def test_a_mode_that_the_budget_ended_before_is_named(
+    table: Path, budget: float, tried: bool
+) -> None:
+    found = tune(None, replay=table, budget_seconds=budget)
+    said = [note for note in found.notes if "compiling takes long and the budget ended" in note]
+    assert bool(said) == (not tried)
+    assert all("default (about " in note for note in said)
+
+
 def test_a_replay_is_cut_where_a_device_would_have_been() -> None:
     limits = Limits(budget_seconds=100.0, clock=lambda: 0.0)
     records = [r for r in invented_table() if r.setting.compile == "default"]
