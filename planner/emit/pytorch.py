@@ -219,9 +219,14 @@ def synthetic_batches(device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
 
 def loader(folder: Path, train: bool, workers: int, world: int) -> DataLoader[Any]:
     """Images of folder/CLASS/, cropped and flipped at random where `train`."""
-    from torchvision.datasets import ImageFolder
-    from torchvision.transforms import v2
-
+    try:
+        from torchvision.datasets import ImageFolder
+        from torchvision.transforms import v2
+    except (ImportError, RuntimeError) as error:  # the latter where it was built for another torch
+        raise SystemExit(
+            f"Pictures are read with torchvision, which cannot be imported: {error}. "
+            "Install the torchvision of this torch, or try the script with --synthetic --steps 20."
+        ) from error
     if CHANNELS != 3:
         raise SystemExit(f"pictures have 3 channels, and the model takes {CHANNELS}")
     if train:

@@ -235,3 +235,18 @@ def test_scripts_are_formatted_and_clean(tmp_path: Path) -> None:
             capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stdout
+
+
+def test_pictures_without_torchvision_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script(tiny("native")))
+    without = (
+        "import runpy, sys; sys.modules['torchvision'] = None; sys.argv = sys.argv[1:]; "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", without, "train.py", str(tmp_path), "--device", "cpu"],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert "Install the torchvision of this torch" in ended.stderr
