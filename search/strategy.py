@@ -36,7 +36,7 @@ MAX_ROUNDS = 2  # probes of each of them
 FIRST_COST = 0.1
 # Of the gain that an eager probe tells of, without being what gains: within a budget a compiled one
 # costs ten times as much, and most of what is not known of it is not its compiler's doing.
-SCOUTING = 0.1
+SCOUTING = 0.25
 CLIMB = 0.1  # a larger batch is tried before all ends where it fits with this probability
 # After so many failures and nothing measured, a setting that needs nothing of the machine.
 MAX_FAILURES = 2
