@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.autocast import AutocastScope
 from planner.step.autograd import backward
 from planner.step.data_parallel import Reducer, data_parallel_notes
+from planner.step.frames import plain_calls
 from planner.step.ledger import Ledger
 from planner.step.loss import cross_entropy
 from planner.step.nn import Module, name_modules
@@ -222,14 +224,12 @@ def record_training(
     """Builds the model on shapes and runs `num_steps` optimizer steps, then the validation that the
     setting asks for; returns all their events.
 
-    Lifetimes are those of reference counts, so the cyclic collector is off meanwhile: it would
-    only cost time (a test shows that it finds nothing).
+    Lifetimes are those of reference counts, so calls are Python's own, and the cyclic collector is
+    off meanwhile: it would only cost time (a test shows that it finds nothing).
     """
     device = Device(in_place_sums, "bfloat16" if setting.precision == "pure-bf16" else "float32")
     device.channels_last = setting.memory_format == "channels_last"
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with plain_calls(), _no_collector():
         module = build(device)
         name_modules(module)
         training = Training(device, module, setting, make_batch(device, model, setting))
@@ -243,7 +243,15 @@ def record_training(
         notes = data_parallel_notes(training.reducer)
         device.on_gradient = None  # else device and reducer would keep each other
         del training, module
+    return Ledger(events, setting.batch_size, num_parameters, notes)
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()
-    return Ledger(events, setting.batch_size, num_parameters, notes)
