@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.benchmarks import estimate_speed, other_tools, strategy_report
+from tests.benchmarks import estimate_speed, other_tools, simulated_report, strategy_report
 from tests.benchmarks.dated import RESULTS, latest_results
 
 TRUTH = Path(__file__).with_name("truth")
@@ -85,3 +86,50 @@ def test_every_recorded_table_was_compared_over() -> None:
 
 def _known(text: str) -> float:
     return float(text) if text else float("inf")
+
+
+SIMULATED = sorted(RESULTS.glob("simulated-????-??-??"))[-1]
+
+
+def _simulated(way: str, strategy: str = "planner") -> dict[str, str]:
+    with (SIMULATED / "summary.csv").open(newline="") as file:
+        found = [r for r in csv.DictReader(file) if (r["way"], r["strategy"]) == (way, strategy)]
+    return found[0]
+
+
+def test_the_simulated_devices_are_many_and_each_ends_with_something() -> None:
+    row = _simulated("budget")
+    assert int(row["devices"]) >= 60
+    assert int(row["nothing"]) == 0
+    asked = json.loads((SIMULATED / "configuration.json").read_text())["asked"]
+    assert asked["budget"] == 600
+    assert len(asked["pairs"]) == 9
+
+
+def test_the_docs_show_both_comparisons() -> None:
+    docs = (Path(__file__).parents[1] / "docs" / "search.md").read_text(encoding="utf-8")
+    assert strategy_report.show(STRATEGIES) in docs
+    assert simulated_report.show(SIMULATED) in docs
+
+
+def test_in_ten_minutes_it_is_close_to_the_best_of_devices_it_does_not_know() -> None:
+    """At most 1% below in the median and 6% in nine of ten, and ahead of every other strategy."""
+    for way in ("budget", "without-autotune"):
+        own = _simulated(way)
+        assert float(own["recommended_median"]) <= 0.01
+        assert float(own["recommended_p90"]) <= 0.06
+    for rival in ("boundary-walk", "tpe", "random", "bounded-grid"):
+        other = _simulated("budget", rival)
+        for figure in ("recommended_median", "recommended_mean", "recommended_p90"):
+            assert float(_simulated("budget")[figure]) < float(other[figure])
+
+
+def test_a_search_that_is_left_alone_ends_by_itself() -> None:
+    """What is reached, not what was asked (docs/search.md says both)."""
+    eager, unlimited = _simulated("eager"), _simulated("unlimited")
+    assert eager["ended_by_itself"] == eager["devices"]
+    assert float(eager["probes_mean"]) <= 12
+    assert float(eager["recommended_p90"]) <= 0.015
+    assert int(unlimited["ended_by_itself"]) >= 0.95 * int(unlimited["devices"])
+    assert float(unlimited["probes_to_arrive_median"]) <= 7
+    assert float(unlimited["probes_to_arrive_p90"]) <= 12

@@ -212,8 +212,9 @@ def main() -> None:
             report.append(args.output, run, first=len(runs) == 1)
     print(report.table(report.summarise(runs)))
     if args.output:
-        report.finish(args.output, runs, {"devices": args.devices, "budget": args.budget,
-                                          "pairs": args.pairs.split(",")})  # fmt: skip
+        asked = {"devices": args.devices, "first_seed": args.first_seed, "budget": args.budget,
+                 "pairs": args.pairs.split(",")}  # fmt: skip
+        report.finish(args.output, runs, asked)
 
 
 if __name__ == "__main__":
