@@ -39,7 +39,7 @@ from search.validation.observe import observe, remaining_observations
 from search.validation.reading import read_matrix_file
 from search.validation.rehearsal import TINY, rehearse
 from search.validation.survey import Seen, carry_out, snapshot_folder, unexplained
-from tests.search.processes import remaining
+from tests.search.processes import carrying, remaining
 from tests.search.test_validation import exact_record
 from tests.step.test_snapshot import record as recorded_history
 
@@ -192,6 +192,7 @@ def test_expected_workspace_is_that_of_the_first_stage() -> None:
 def test_failures_deadlines_and_crashes_are_records_and_leave_nothing(
     tmp_path: Path, token: str
 ) -> None:
+    before = carrying(token)  # other tests' fork server
     failed = look(small("one-step", setting={"optimizer": "lion-fused"}), tmp_path)
     assert failed.status == "failed"
     assert "fused" in failed.message
@@ -200,7 +201,7 @@ def test_failures_deadlines_and_crashes_are_records_and_leave_nothing(
     crashed = look(small("context", environment={"PYTHONPATH": str(tmp_path)}), tmp_path)
     assert crashed.status == "crashed"
     assert "No module named 'search'" in crashed.message
-    assert remaining(token) == set()
+    assert remaining(token, before) == set()
 
 
 def test_the_environment_is_set_for_the_process_and_recorded(tmp_path: Path) -> None:
@@ -401,6 +402,7 @@ def test_the_whole_of_first_yaml_runs_on_a_stand_in(
 ) -> None:
     """Tiny models and short times on the CPU: every sight is told, nothing is left behind, and the
     same command then has nothing to do but what a rehearsal never settles."""
+    before = carrying(token)  # other tests' fork server
     file = tmp_path / "first.jsonl"
     arguments = ["validate", "--matrix", str(FIRST), "--rehearse", "--device", "cpu"]
     assert main([*arguments, "--record", str(file)]) == 0
@@ -423,7 +425,7 @@ def test_the_whole_of_first_yaml_runs_on_a_stand_in(
     assert by_name["settling"].figures["after_0.6_s"]["num_steps"] >= 2  # type: ignore[index,call-overload]
     assert [r.status for r in found.records] == ["measured"] * len(rehearse(
         read_matrix_file(FIRST)).rows)  # fmt: skip
-    assert remaining(token) == set()
+    assert remaining(token, before) == set()
     printed = capsys.readouterr().out
     assert all(o.what in printed for o in wanted)
     assert not snapshot_folder(file).exists()
