@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from planner.errors import PlannerError
 from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.step.frames import plain_calls
 from planner.step.ledger import Allocated, Event, Freed, Marked
 from planner.trace.building import build_module, make_fake
 from planner.trace.cuda_rules import as_on_cuda
@@ -122,7 +123,7 @@ def trace_training(
         import_lion()  # else it would be imported amid fake tensors
     with unset_fake_temporarily():
         module = build_module(build, setting)
-    with collector_off(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with plain_calls(), collector_off(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         make_fake(module, mode)
         num_parameters = sum(p.numel() for p in module.parameters())
         recorder = Recorder(gradient_sums, ModulePaths(module) if detailed else None)
