@@ -23,7 +23,7 @@ from planner.schema.observation import Observation, ObservationRecord
 from planner.step.attention import backward_scratch
 from planner.step.snapshot import load_snapshot, replay_snapshot
 from planner.units import MIB
-from search.probe.device import describe_device
+from search.probe.device import describe_device, worker_environment
 from search.probe.nvml import NvmlDevice, NvmlMemory
 from search.probe.observation import history, steps, view
 from search.probe.observation.attention import first_stage
@@ -198,9 +198,11 @@ def test_failures_deadlines_and_crashes_are_records_and_leave_nothing(
     assert "fused" in failed.message
     late = look(small("timing", seconds=[1000]), tmp_path, seconds=0.2)
     assert (late.status, late.message) == ("timed_out", "not done after 0.2 s")
-    crashed = look(small("context", environment={"PYTHONPATH": str(tmp_path)}), tmp_path)
+    (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')")
+    broken = os.pathsep.join([str(tmp_path), worker_environment()["PYTHONPATH"]])
+    crashed = look(small("context", environment={"PYTHONPATH": broken}), tmp_path)
     assert crashed.status == "crashed"
-    assert "No module named 'search'" in crashed.message
+    assert "this torch is broken" in crashed.message
     assert remaining(token, before) == set()
 
 
