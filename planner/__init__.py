@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from planner.emit import emit, emit_setting
     from planner.errors import PlannerError, UnsupportedError, UsageError
-    from planner.estimate import Estimate, estimate
+    from planner.estimation import Estimate, estimate
     from planner.hardware import Gpu, all_gpus, find_gpu
     from planner.largest import largest_batch
     from planner.libraries.resolve import resolve_model
     from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
     from planner.schema.result import Recommendation
+    from planner.trainers.emission import emit, emit_setting
 
 _HOMES = {
-    "emit": "planner.emit", "emit_setting": "planner.emit",
+    "emit": "planner.trainers.emission", "emit_setting": "planner.trainers.emission",
     "PlannerError": "planner.errors", "UnsupportedError": "planner.errors",
     "UsageError": "planner.errors",
-    "Estimate": "planner.estimate", "estimate": "planner.estimate",
+    "Estimate": "planner.estimation", "estimate": "planner.estimation",
     "largest_batch": "planner.largest",
     "Gpu": "planner.hardware", "all_gpus": "planner.hardware", "find_gpu": "planner.hardware",
     "resolve_model": "planner.libraries.resolve",

@@ -13,8 +13,8 @@ from planner.errors import UsageError, nearest, shorten
 from planner.hardware import find_gpu
 from planner.hardware.gpu import Gpu
 from planner.libraries.resolve import override, resolve_model
+from planner.memory.allocator_config import AllocatorConfig, parse_allocator_config
 from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
-from planner.step.allocator_config import AllocatorConfig, parse_allocator_config
 from planner.units import check_memory, parse_bytes
 
 ModelLike = str | PathLike[str] | Mapping[str, Any] | SwinConfig | FactoryModel

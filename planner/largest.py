@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import cache
 
 from planner.errors import UnsupportedError
-from planner.estimate import Estimate, judge, resolve, step_ledger
+from planner.estimation import Estimate, judge, resolve, step_ledger
 from planner.hardware.gpu import Gpu
 from planner.hardware.precisions import check_precision
 from planner.libraries.limits import largest_sdpa_batch
+from planner.memory.allocator_config import AllocatorConfig
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.model import MAX_SIZE
-from planner.step.allocator_config import AllocatorConfig
 
 # Batches looked at above the one that bisection finds: 7 ms each for a tiny Swin on a CPU core.
 MAX_LOOKS = 200

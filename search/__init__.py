@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from search.tune import tune
+    from search.tuning import tune
 
 __all__ = ["tune"]
 
@@ -19,4 +19,4 @@ __all__ = ["tune"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'search' has no attribute {name!r}")
-    return importlib.import_module("search.tune")  # which can be called, as its function
+    return importlib.import_module("search.tuning").tune

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.schema import TrainSetting
-from search.cost import Array
 from search.space import Space
+from search.surrogate.probe_cost import Array
 
 Mask = NDArray[np.bool_]
 

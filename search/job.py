@@ -9,19 +9,19 @@ from planner.libraries.registry import find_library
 from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
 from planner.schema.result import Recommendation
 from planner.units import format_seconds
-from search.baseline import BaselineHunt, plain_arm
-from search.baselines import WALKS, WalkStrategy
-from search.cost import ProbeCosts
 from search.interrupts import ending, hold
 from search.options import Options
-from search.prior import Prior
-from search.recommend import Search, recommend
-from search.records import RecordsNotWrittenError, append_records
-from search.ruling import ruled_out
+from search.result.exclusions import ruled_out
+from search.result.recommend import Search, recommend
 from search.session import Book, Limits, OnProgress, Prober, Progress, Session
 from search.space import Model, Space
-from search.strategy import Choice, PlannerStrategy, Strategy
-from search.study import Identity, Study
+from search.strategies.plain_default import BaselineHunt, plain_arm
+from search.strategies.planner_strategy import Choice, PlannerStrategy, Strategy
+from search.strategies.walks import WALKS, WalkStrategy
+from search.study.records import RecordsNotWrittenError, append_records
+from search.study.study import Identity, Study
+from search.surrogate.prior import Prior
+from search.surrogate.probe_cost import ProbeCosts
 
 BASELINE_SHARE = 0.15  # of the budget, kept to measure what the gain is over
 # A probe that takes longer than all of this is hung: imports and building took under a minute on
@@ -159,7 +159,7 @@ class Job:
         if name in WALKS:
             walk = WALKS[name](self.space, self.prior, self.budget_bytes, self.options.seed)
             return WalkStrategy(walk)
-        from search.sampler import SamplerStrategy, make_sampler
+        from search.strategies.optuna_samplers import SamplerStrategy, make_sampler
 
         sampler = make_sampler(name, self.options.seed)
         return SamplerStrategy(self.space, sampler, self.budget_bytes)

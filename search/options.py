@@ -13,10 +13,10 @@ from planner.errors import UsageError, shorten, unknown_name
 from planner.schema import TrainSetting, parse
 from planner.schema.model import MAX_SIZE
 from planner.units import MAX_SECONDS
-from search.baselines import WALKS
 from search.space import AXES
-from search.strategy import TOLERANCE
-from search.study import STUDY_NAME
+from search.strategies.planner_strategy import TOLERANCE
+from search.strategies.walks import WALKS
+from search.study.study import STUDY_NAME
 
 STRATEGIES = ("planner", "tpe", "gp", "random", *WALKS)
 BUDGET_SECONDS = 600.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from planner.schema import DeviceInfo, MeasurementRecord
-from search.probe.nursery import Nursery
+from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
-from search.probe.runner import ProbeEvent, run_probe
 from search.space import Model
-from search.strategy import Choice
+from search.strategies.planner_strategy import Choice
 
 
 class DeviceProber:
@@ -37,7 +37,7 @@ class DeviceProber:
         self.timing: dict[str, float] = {}
         if measure_seconds is not None:
             self.timing["max_measure_seconds"] = measure_seconds
-        self.nursery: Nursery | None = None
+        self.fork_server: ForkServer | None = None
 
     def __enter__(self) -> DeviceProber:
         self._prepare()
@@ -47,9 +47,9 @@ class DeviceProber:
         self.close()
 
     def close(self) -> None:
-        if self.nursery is not None:
-            self.nursery.close()
-            self.nursery = None
+        if self.fork_server is not None:
+            self.fork_server.close()
+            self.fork_server = None
 
     def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         request = ProbeRequest(
@@ -68,7 +68,7 @@ class DeviceProber:
             on_event=self.on_event,
             on_answer=self._answered,
             worker_command=self.worker_command,
-            nursery=self.nursery,
+            fork_server=self.fork_server,
         )
         return self._described(record)
 
@@ -79,8 +79,8 @@ class DeviceProber:
         return self.timing
 
     def _prepare(self) -> None:
-        if self.nursery is None and self.worker_command is None:
-            self.nursery = Nursery(self.model)
+        if self.fork_server is None and self.worker_command is None:
+            self.fork_server = ForkServer(self.model)
 
     def _answered(self, record: MeasurementRecord) -> None:
         if self.on_answer is not None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from planner.hardware.overheads import LT_VARIABLE, WORKSPACE_VARIABLE
-from planner.step.allocator_config import VARIABLES
+from planner.memory.allocator_config import VARIABLES
 from planner.step.frames import plain_calls
 
 HALVED = ("test_timm_shapes.py", "test_torchvision_shapes.py", "test_transformers_shapes.py")

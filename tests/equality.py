@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from planner.ledger import Allocated, Event, Freed, Marked
 from planner.schema import SwinConfig, TrainSetting
-from planner.step.ledger import Allocated, Event, Freed, Marked
 from planner.step.nn import Module
 from planner.step.tensor import Device
 from planner.step.training import record_training

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from planner import SwinConfig, emit, estimate
+from planner import SwinConfig
+from planner import estimation as estimate
 from planner.errors import UsageError
 from planner.schema.model import MAX_SIZE
+from planner.trainers import emission as emit
 
 
 def test_the_largest_sizes_are_counted_in_order_and_do_not_fit() -> None:

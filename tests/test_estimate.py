@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
+from planner import SwinConfig, TrainSetting, find_gpu, largest_batch
+from planner import estimation as estimate
+from planner.affine import Recorder
 from planner.errors import UnsupportedError, UsageError
-from planner.estimate import Estimate, judge, step_ledger
+from planner.estimation import Estimate, judge, step_ledger
 from planner.libraries.registry import find_library
-from planner.step.recording import Recorder
 from planner.step.training import record_training
 from planner.units import MIB
 

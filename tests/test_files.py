@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.emit import read_result
 from planner.errors import PlannerError, UsageError
 from planner.files import MAX_DEPTH, parse_json, parse_yaml, read_text, write_whole
 from planner.libraries.resolve import resolve_model
+from planner.trainers.emission import read_result
 
 BOMB = "\n".join(
     ["a: &a [x, x, x, x, x, x, x, x, x]"]

@@ -26,7 +26,7 @@ def run(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "before", ["", "import planner.estimate", "from planner.estimate import Estimate"]
+    "before", ["", "import planner.estimation", "from planner.estimation import Estimate"]
 )
 def test_estimate_is_a_function_whatever_was_imported_before(before: str) -> None:
     printed = run(
@@ -36,7 +36,7 @@ def test_estimate_is_a_function_whatever_was_imported_before(before: str) -> Non
     assert printed == "28288354"  # Swin-T with 1000 classes, as in timm
 
 
-@pytest.mark.parametrize("before", ["", "import planner.emit", "import search"])
+@pytest.mark.parametrize("before", ["", "import planner.trainers.emission", "import search"])
 def test_emit_is_a_function_whatever_was_imported_before(before: str) -> None:
     assert run(f"{before}\nimport planner\nprint(callable(planner.emit))") == "True"
 

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 from planner.cli.validate import command
 from planner.errors import UsageError
-from planner.estimate import step_ledger
-from planner.hardware import efficiency
+from planner.estimation import step_ledger
+from planner.ledger import Allocated, Computed, Freed, Ledger, Marked
 from planner.schema import SwinConfig, TrainSetting
-from planner.step.ledger import Allocated, Computed, Freed, Ledger, Marked
+from planner.throughput import efficiency
 from search.validation.published import (
     Published,
     PublishedRow,

@@ -22,9 +22,9 @@ from planner.environment.rates import (
     save_rates,
 )
 from planner.hardware import find_gpu
+from planner.ledger import Computed
 from planner.schema import TrainSetting
-from planner.step.ledger import Computed
-from planner.throughput import DeviceRates, predict_step, rates_for
+from planner.throughput.prediction import DeviceRates, predict_step, rates_for
 from planner.units import GIB, MIB
 
 TINY = Workload(

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.hardware import all_gpus, efficiency, find_gpu
+from planner.hardware import all_gpus, find_gpu
 from planner.hardware.gpu import Gpu
+from planner.ledger import Computed, OperationKind
 from planner.schema import TrainSetting
-from planner.step.ledger import Computed, OperationKind
-from planner.throughput import (
+from planner.throughput.prediction import (
     WAITING,
     DeviceRates,
     Operation,
     StepTime,
+    efficiency,
     fuse_operations,
     predict_step,
     rates_for,
@@ -257,7 +258,7 @@ def test_fused_attention_has_a_rate_of_its_own_in_any_dtype() -> None:
 def test_convolutions_of_fp32_tensors_run_in_tf32_unless_fp32_was_asked_for(
     precision: str, took: float
 ) -> None:
-    """As a probe sets cuDNN (search/probe/precision.py). A convolution reaches half of the rate."""
+    """As a probe sets cuDNN (worker/precision.py). A convolution reaches half of the rate."""
     setting = EAGER.model_copy(update={"precision": precision})
     convolution = matmul(1e10)._replace(kind="conv")
     found = step(("forward", convolution), setting=setting)

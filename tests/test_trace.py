@@ -22,9 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E4
 from torch.nn import functional as F  # noqa: E402
 
 from planner.errors import PlannerError, UnsupportedError  # noqa: E402
+from planner.ledger import Allocated, Computed, Event, Freed, Marked, Tagged  # noqa: E402
 from planner.libraries.torchvision.import_shim import declare_missing_operators  # noqa: E402
 from planner.schema import FactoryModel, SwinConfig, TrainSetting  # noqa: E402
-from planner.step.ledger import Allocated, Computed, Event, Freed, Marked, Tagged  # noqa: E402
 from planner.trace import (  # noqa: E402
     Trace,
     cuda_rules,

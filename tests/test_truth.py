@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from search.records import read_records
+from search.study.records import read_records
 from search.validation.compare import Comparison, accuracy, compare, rank_correlation
 
 TRUTH = Path(__file__).parent / "truth"

@@ -15,7 +15,7 @@ from planner.hardware.detect import read_device
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.throughput import DeviceRates
+    from planner.throughput.prediction import DeviceRates
 
 
 @click.command()
@@ -56,7 +56,7 @@ def _measure(device: str, checkup: Checkup) -> DeviceRates:
     """The rates of `device`, numbered by its bus as everywhere here; kept, unless others or
     throttling disturbed them."""
     from planner.environment.rates import measure_rates, measuring_environment, save_rates
-    from search.rates import watched
+    from search.surrogate.device_rates import watched
 
     kind, _, index = device.partition(":")
     memory_bytes = checkup.torch.gpus[int(index or 0)].total_bytes if kind == "cuda" else None

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from planner.cli.arguments import refuse_empty
-from planner.emit import TARGETS
 from planner.errors import PlannerError, UsageError
+from planner.trainers.emission import TARGETS
 
 if TYPE_CHECKING:
-    from planner.emit import Emitted
+    from planner.trainers.emission import Emitted
 
 
 @click.command()
@@ -39,7 +39,7 @@ def command(
     Python of yours beside it, that to a second one). Warnings go to standard error. An earlier
     output is replaced; any other file only with --force.
     """
-    from planner.emit import emit
+    from planner.trainers.emission import emit
 
     refuse_empty({"result": result, "for": target, "output": output})
     changed = dict(_change(text) for text in changes)
@@ -55,7 +55,7 @@ def command(
 
 def _file(output: Path, target: str) -> Path:
     """The file meant: `output`, or in a directory the trainer's usual name."""
-    from planner.emit import usual_name
+    from planner.trainers.emission import usual_name
 
     try:
         into_directory = output.is_dir() or not output.suffix
@@ -113,7 +113,7 @@ def write_files(contents: dict[Path, str], force: bool) -> list[Path]:
 
 
 def _is_anothers(path: Path) -> bool:
-    from planner.emit.comments import is_ours
+    from planner.trainers.comments import is_ours
 
     if not path.exists() and not path.is_symlink():
         return False
@@ -143,7 +143,7 @@ def _unwritable(path: Path, error: OSError) -> PlannerError:
 
 
 def _say(emitted: Emitted, written: list[Path] | None) -> None:
-    from planner.emit.comments import one_line
+    from planner.trainers.comments import one_line
 
     for warning in emitted.warnings:
         click.echo(f"Warning: {warning}", err=True)

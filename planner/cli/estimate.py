@@ -15,7 +15,7 @@ import click
 from planner.cli.arguments import model_and_settings, refuse_empty, with_model_options
 from planner.cli.output import print_json
 from planner.errors import UnsupportedError, UsageError
-from planner.estimate import (
+from planner.estimation import (
     Estimate,
     default_precision,
     judge,
@@ -24,15 +24,15 @@ from planner.estimate import (
 )
 from planner.hardware import Gpu, all_gpus, find_gpu
 from planner.hardware.precisions import check_precision, lacks
+from planner.ledger import Ledger
 from planner.libraries.limits import SDPA_WINDOWS, largest_sdpa_batch
-from planner.schema import SwinConfig, TrainSetting
-from planner.schema.record import FactoryModel
-from planner.step.allocator_config import (
+from planner.memory.allocator_config import (
     AllocatorConfig,
     environment_allocator,
     parse_allocator_config,
 )
-from planner.step.ledger import Ledger
+from planner.schema import SwinConfig, TrainSetting
+from planner.schema.record import FactoryModel
 from planner.units import format_bytes, parse_bytes
 
 Rows = list[tuple[SwinConfig | FactoryModel, TrainSetting]]

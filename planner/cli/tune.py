@@ -88,7 +88,7 @@ def command(**given: Any) -> int:
     left out. The same command goes on where it was stopped. Ctrl-C ends with the best so far.
     """
     from search.interrupts import heard
-    from search.tune import ResultNotWrittenError, tune
+    from search.tuning import ResultNotWrittenError, tune
 
     show = _shower()
     with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
@@ -299,7 +299,7 @@ def _probes(found: Recommendation) -> str:
 
 
 def _evidence(record: MeasurementRecord) -> str:
-    from search.noise import rate_interval
+    from search.surrogate.noise import rate_interval
 
     images = record.setting.batch_size * record.setting.accumulate
     low, high = rate_interval(images, record.step_seconds)
@@ -345,7 +345,7 @@ def _cells(record: MeasurementRecord) -> list[str]:
 
 
 def _memory(record: MeasurementRecord) -> str:
-    from search.prior import record_bytes
+    from search.surrogate.prior import record_bytes
 
     num_bytes = record_bytes(record)
     return "memory unknown" if num_bytes is None else format_bytes(num_bytes)

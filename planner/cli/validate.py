@@ -18,7 +18,7 @@ from planner.schema.observation import ObservationRecord
 from planner.units import format_bytes, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
-    from search.records import RecordFile
+    from search.study.records import RecordFile
     from search.validation.compare import Comparison
     from search.validation.matrix import Matrix, Row
     from search.validation.run import Progress
@@ -132,7 +132,7 @@ def _check(models: tuple[str, ...], given: dict[str, Any]) -> float | None:
 
 
 def _replayed(files: Sequence[str]) -> RecordFile:
-    from search.records import RecordFile, read_records
+    from search.study.records import RecordFile, read_records
 
     records: list[MeasurementRecord] = []
     observations: list[ObservationRecord] = []
@@ -153,7 +153,7 @@ def _measured(
     models: tuple[str, ...], given: dict[str, Any], budget_seconds: float | None
 ) -> RecordFile:
     from search.probe.device import choose_device, describe_device, why_no_gpu
-    from search.records import RecordFile, check_writable, read_records
+    from search.study.records import RecordFile, check_writable, read_records
     from search.validation.observe import remaining_observations
     from search.validation.run import remaining_rows
     from search.validation.survey import carry_out
@@ -213,7 +213,7 @@ def _rows(models: tuple[str, ...], given: dict[str, Any]) -> list[Row]:
             "there is nothing to measure.",
             "Name a MODEL, --matrix FILE, --replay FILE or --published FILE.",
         )
-    from planner.estimate import resolve
+    from planner.estimation import resolve
 
     rows = []
     for text in models:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from planner.step.ledger import OperationKind
+from planner.ledger import OperationKind
 
 if TYPE_CHECKING:
     import torch

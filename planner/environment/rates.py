@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from planner.environment.bench import Bench, Workload
 from planner.environment.torch_build import bus_ordered
-from planner.hardware.efficiency import BACKWARD_MATMUL_SHARE
 from planner.hardware.processor import cpu_name
-from planner.throughput import MEASURED_UNCERTAINTY, DeviceRates
+from planner.throughput.efficiency import BACKWARD_MATMUL_SHARE
+from planner.throughput.prediction import MEASURED_UNCERTAINTY, DeviceRates
 from planner.units import GIB
 
 if TYPE_CHECKING:

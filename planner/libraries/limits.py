@@ -1,6 +1,6 @@
 """Settings that a library's code takes and a step then breaks on: what cannot run, before it fails.
 
-`LibraryRoom.resolve_setting` refuses them, a search leaves them out, `emit` does not write them.
+`LibrarySpec.resolve_setting` refuses them, a search leaves them out, `emit` does not write them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 from planner.errors import UsageError, nearest, unknown_name
 from planner.libraries.microsoft.yaml_files import is_authors_file, read_authors_file
-from planner.libraries.registry import ROOMS, find_library
+from planner.libraries.registry import SPECS, find_library
 from planner.schema import FactoryModel, SwinConfig, parse
 
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
@@ -37,35 +37,35 @@ def resolve_model(
     prefix, colon, name = text.partition(":")
     if not colon:
         return override(_find_published(text), overrides)
-    if prefix in ROOMS:
+    if prefix in SPECS:
         return override(_find_in_library(prefix, name), overrides)
     if _is_mistyped_library(prefix, name):
-        raise unknown_name("library", prefix, ROOMS, f"Libraries: {', '.join(ROOMS)}.")
+        raise unknown_name("library", prefix, SPECS, f"Libraries: {', '.join(SPECS)}.")
     return _factory(text, overrides)
 
 
 def _find_in_library(library: str, name: str) -> SwinConfig:
-    room = find_library(library)
-    config = room.find(name)
+    spec = find_library(library)
+    config = spec.find(name)
     if config is None:
-        known = {**room.published, **room.tagged}
+        known = {**spec.published, **spec.tagged}
         raise unknown_name(f"model of {library}", name, known, LIST_MODELS)
     return config
 
 
 def _find_published(name: str) -> SwinConfig:
     found = [
-        config for room in ROOMS.values() if (config := _find_quietly(room.name, name)) is not None
+        config for spec in SPECS.values() if (config := _find_quietly(spec.name, name)) is not None
     ]
     if not found:
-        if name in ROOMS:
-            example = next(iter(ROOMS[name].published))
+        if name in SPECS:
+            example = next(iter(SPECS[name].published))
             raise UsageError(
                 f"{name!r} is a library and not a model.",
                 f"Write {name}:NAME, as {name}:{example}.",
             )
-        for room in ROOMS.values():
-            room.find(name)  # says why, where it is a model that a library refuses
+        for spec in SPECS.values():
+            spec.find(name)  # says why, where it is a model that a library refuses
         raise unknown_name("model", name, _all_names(), f"Write LIBRARY:NAME. {LIST_MODELS}")
     if len(found) > 1:
         choices = ", ".join(config.title for config in found)
@@ -78,12 +78,12 @@ def _find_published(name: str) -> SwinConfig:
 def _find_quietly(library: str, name: str) -> SwinConfig | None:
     """A bare name is refused only where nobody has it: one library's other model may be a Swin of
     another's."""
-    room = ROOMS[library]
-    return room.published.get(name) or room.tagged.get(name)
+    spec = SPECS[library]
+    return spec.published.get(name) or spec.tagged.get(name)
 
 
 def _all_names() -> list[str]:
-    return [name for room in ROOMS.values() for name in room.published]
+    return [name for spec in SPECS.values() for name in spec.published]
 
 
 def override(config: SwinConfig, overrides: Mapping[str, Any]) -> SwinConfig:
@@ -116,9 +116,9 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def _is_mistyped_library(prefix: str, name: str) -> bool:
     """`tim:swin_tiny_…` and not a factory: no module of that name, but a library's near it."""
-    if "." in prefix or not nearest(prefix, ROOMS):
+    if "." in prefix or not nearest(prefix, SPECS):
         return False
-    known = any(name in room.published or name in room.tagged for room in ROOMS.values())
+    known = any(name in spec.published or name in spec.tagged for spec in SPECS.values())
     return known or not (_FACTORY.fullmatch(f"{prefix}:{name}") and _is_module(prefix))
 
 
@@ -133,7 +133,7 @@ def _factory(text: str, overrides: Mapping[str, Any]) -> FactoryModel:
     if not _FACTORY.fullmatch(text):
         raise UsageError(
             f"{text!r} names no model.",
-            f"Write LIBRARY:NAME (libraries: {', '.join(ROOMS)}), a YAML or JSON file, or "
+            f"Write LIBRARY:NAME (libraries: {', '.join(SPECS)}), a YAML or JSON file, or "
             "package.module:factory.",
         )
     return parse(FactoryModel, {"factory": text, **overrides}, text)

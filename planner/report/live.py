@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.errors import PlannerError
-from planner.step.ledger import CATEGORIES, Allocated, Category, Freed, Ledger, Marked, Tagged
+from planner.ledger import CATEGORIES, Allocated, Category, Freed, Ledger, Marked, Tagged
 
 MIN_BLOCK_BYTES = 512  # the caching allocator's; live bytes count requests rounded up to it
 

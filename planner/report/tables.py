@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from planner.estimate import Estimate
+from planner.estimation import Estimate
 from planner.schema import TrainSetting
 from planner.units import format_bytes, format_seconds
 

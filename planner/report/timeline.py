@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from planner.errors import PlannerError, UsageError
 from planner.files import write_whole
+from planner.ledger import Category, Ledger
 from planner.report.live import LiveBytes, Phase, step_live_bytes
-from planner.step.ledger import Category, Ledger
 from planner.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _draw_stack(axes: Axes, live: LiveBytes) -> None:
 
 
 def _draw_phases(axes: Axes, live: LiveBytes) -> None:
-    """A shaded band behind every other phase, and its name above where there is room."""
+    """A shaded band behind every other phase, and its name above where there is spec."""
     count = len(live.total)
     for number, phase in enumerate(live.phases):
         if number % 2:
@@ -225,7 +225,7 @@ def _column(live: LiveBytes, point: int, height: int, glyphs: dict[Category, str
 
 
 def _peak_line(live: LiveBytes, points: list[int], tip: str, width: int) -> str:
-    """The peak's marker over its column, and its name on the side with more room."""
+    """The peak's marker over its column, and its name on the side with more spec."""
     column = 9 + points.index(live.peak)
     text = f"peak {format_bytes(live.peak_bytes)}: {live.peak_at}"
     room_right, room_left = width - column - 2, column - 1
@@ -239,7 +239,7 @@ def _shorten(text: str, length: int) -> str:
 
 
 def _phase_line(phases: tuple[Phase, ...], bounds: list[int], bar: str) -> str:
-    """Each phase's name from the column it begins in, as far as there is room."""
+    """Each phase's name from the column it begins in, as far as there is spec."""
     cells = [" "] * len(bounds)
     for phase in phases:
         columns = [c for c, first in enumerate(bounds) if phase.start <= first < phase.stop]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from planner.step.ledger import (
+from planner.ledger import (
     Allocated,
     Category,
     Computed,

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from planner.ledger import Ledger
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.autocast import AutocastScope
 from planner.step.autograd import backward
 from planner.step.data_parallel import Reducer, data_parallel_notes
 from planner.step.frames import plain_calls
-from planner.step.ledger import Ledger
 from planner.step.loss import cross_entropy
 from planner.step.nn import Module, name_modules
 from planner.step.optimizers import Optimizer, clip_gradients, make_optimizer

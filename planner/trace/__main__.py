@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from planner.errors import PlannerError, unknown_name
-from planner.libraries.registry import ROOMS
+from planner.libraries.registry import SPECS
 from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
 from planner.trace.dump import format_events
 from planner.trace.ledger import build_for
@@ -43,11 +43,11 @@ def main() -> None:
 def find_model(text: str) -> SwinConfig | FactoryModel:
     """A published name of a library, else a factory of the user's own."""
     library, _, name = text.partition(":")
-    if library not in ROOMS:
+    if library not in SPECS:
         return FactoryModel(factory=text)
-    found = ROOMS[library].find(name)
+    found = SPECS[library].find(name)
     if found is None:
-        raise unknown_name(f"model of {library}", name, ROOMS[library].published)
+        raise unknown_name(f"model of {library}", name, SPECS[library].published)
     return found
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 
 from planner.errors import PlannerError, UnsupportedError
+from planner.ledger import Ledger
 from planner.schema import FactoryModel, SwinConfig, TrainSetting
 from planner.schema.setting import GRAPH_MODES
 from planner.step.compiled.graph import Graph
 from planner.step.compiled.ledger import notes_for
 from planner.step.compiled.module import CompiledModule, compile_graph
-from planner.step.ledger import Ledger
 from planner.step.nn import Module, buffer
 from planner.step.tensor import Device, Parameter
 from planner.step.training import record_training

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from planner.step.ledger import Computed, OperationKind
+from planner.ledger import Computed, OperationKind
 
 aten = torch.ops.aten
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from planner.ledger import Allocated, Event, Freed, Marked
 from planner.schema import FactoryModel, SwinConfig, TrainSetting
-from planner.step.ledger import Allocated, Event, Freed, Marked
 from planner.trace.run import Build, Trace, collector_off
 from planner.training import Training, make_batch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.step.ledger import Allocated, Freed, Marked
+from planner.ledger import Allocated, Freed, Marked
 from planner.trace.run import Trace
 
 

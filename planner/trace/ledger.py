@@ -9,10 +9,10 @@ from types import TracebackType
 import torch
 
 from planner.errors import PlannerError, UnsupportedError
+from planner.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
 from planner.libraries.factory import load_factory
 from planner.libraries.registry import find_library
 from planner.schema import FactoryModel, SwinConfig, TrainSetting
-from planner.step.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
 from planner.trace.run import BrokenTraceError, Build, trace_training
 
 
@@ -49,8 +49,8 @@ def build_for(model: SwinConfig | FactoryModel, setting: TrainSetting) -> Build:
     """What makes the real module of `model`. Raises UsageError or PlannerError."""
     if isinstance(model, FactoryModel):
         return load_factory(model.factory)
-    room = find_library(model.library)
-    return lambda: room.build(model, setting)
+    spec = find_library(model.library)
+    return lambda: spec.build(model, setting)
 
 
 def _check(model: SwinConfig | FactoryModel, setting: TrainSetting) -> None:

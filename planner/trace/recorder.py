@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from planner.errors import UnsupportedError
+from planner.ledger import Allocated, Category, Event, Freed, Marked, Tagged
 from planner.step.attention import backward_scratch
-from planner.step.ledger import Allocated, Category, Event, Freed, Marked, Tagged
 from planner.trace.costs import cost_of
 from planner.trace.kernels import host_results, run_as_on_cuda
 from planner.trace.paths import ModulePaths

@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from planner.errors import PlannerError
+from planner.ledger import Allocated, Event, Freed, Marked
 from planner.schema import FactoryModel, SwinConfig, TrainSetting
 from planner.step.frames import plain_calls
-from planner.step.ledger import Allocated, Event, Freed, Marked
 from planner.trace.building import build_module, make_fake
 from planner.trace.cuda_rules import as_on_cuda
 from planner.trace.paths import ModulePaths

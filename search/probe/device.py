@@ -27,9 +27,9 @@ from planner.environment.torch_build import (
 from planner.errors import UsageError
 from planner.hardware.detect import DetectedGpu, read_device, visible_gpus
 from planner.hardware.processor import cpu_name
+from planner.memory.allocator_config import RECORDED_AS, environment_options
 from planner.schema import DeviceInfo
 from planner.schema.setting import CUDNN_BENCHMARK
-from planner.step.allocator_config import RECORDED_AS, environment_options
 from search.probe import nvml
 from search.probe.accounting import agree
 

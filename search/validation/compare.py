@@ -8,11 +8,11 @@ from statistics import median
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.estimate import Estimate, judge, step_ledger
+from planner.estimation import Estimate, judge, step_ledger
 from planner.hardware import Gpu, recognise_gpu
+from planner.memory.allocator_config import recorded_allocator
 from planner.schema import MeasurementRecord, SwinConfig
 from planner.schema.setting import GRAPH_MODES
-from planner.step.allocator_config import recorded_allocator
 from search.validation.disturbance import has_own_bytes
 from search.validation.matrix import is_held_out
 

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from planner.memory.allocator_config import RECORDED_AS, environment_options
 from planner.schema.observation import Observation, ObservationRecord
-from planner.step.allocator_config import RECORDED_AS, environment_options
-from search.probe import guard
 from search.probe.device import describe_device, versions, worker_environment
 from search.probe.failure import last_words
 from search.probe.observation.order import WORKER_COMMAND, Hearer, Order
+from search.probe.parent import supervisor
 
 # How long the kernel may take to end killed processes before they are given up on.
 _KILL_SECONDS = 15.0
@@ -110,7 +110,7 @@ def _run(order: Order, deadline_seconds: float) -> tuple[Hearer, str, bool]:
             stack.callback(os.close, fd)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-S", "-E", guard.__file__,
+                [sys.executable, "-S", "-E", supervisor.__file__,
                  str(lifeline_theirs), str(status_theirs), *command],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=theirs,
                 start_new_session=True,
@@ -125,7 +125,7 @@ def _run(order: Order, deadline_seconds: float) -> tuple[Hearer, str, bool]:
         try:
             ended = _listen({status: None, result: heard}, deadline)
         finally:
-            os.close(lifeline)  # the guard ends all that still runs
+            os.close(lifeline)  # the supervisor ends all that still runs
         if not ended:
             _listen({status: None, result: heard}, time.monotonic() + _KILL_SECONDS)
         with contextlib.suppress(subprocess.TimeoutExpired):

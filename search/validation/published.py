@@ -20,17 +20,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.errors import UsageError
-from planner.estimate import judge, resolve, step_ledger
+from planner.estimation import judge, resolve, step_ledger
 from planner.hardware import Gpu, find_gpu
 from planner.hardware.overheads import overheads_for
+from planner.ledger import Allocated, Computed, Freed, Ledger, Marked, Tagged
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
+from planner.memory.profile import device_requests, profile
+from planner.memory.replay import replay
 from planner.schema import SwinConfig, TrainSetting, parse
-from planner.step.allocator import replay
-from planner.step.ledger import Allocated, Computed, Freed, Ledger, Marked, Tagged
-from planner.step.reading import device_requests, profile
 from planner.step.training import record_forward
-from planner.throughput import DeviceRates, Operation, predict_step, rates_for
+from planner.throughput.prediction import DeviceRates, Operation, predict_step, rates_for
 from planner.units import GIB, MIB
 
 HELD_OUT_ONE_IN = 4

@@ -14,10 +14,10 @@ from planner.errors import PlannerError
 from planner.schema import MeasurementRecord, SwinConfig
 from planner.schema.record import BUDGET_ENDED
 from search.probe.device import describe_device
-from search.probe.nursery import Nursery
+from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import run_probe
 from search.probe.protocol import ProbeRequest
-from search.probe.runner import run_probe
-from search.records import append_records, read_records
+from search.study.records import append_records, read_records
 from search.validation.disturbance import is_disturbed
 from search.validation.matrix import Row, row_key
 
@@ -52,7 +52,7 @@ class _Nurseries:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._by_library: dict[str, Nursery] = {}
+        self._by_library: dict[str, ForkServer] = {}
 
     def __enter__(self) -> _Nurseries:
         return self
@@ -64,11 +64,11 @@ class _Nurseries:
         """Whether the library of `row` was imported for an earlier one."""
         return _library_of(row) in self._by_library
 
-    def of(self, row: Row) -> Nursery:
+    def of(self, row: Row) -> ForkServer:
         library = _library_of(row)
         if library not in self._by_library:
-            nursery = Nursery(row.model if library else None)
-            self._by_library[library] = self._stack.enter_context(nursery)
+            fork_server = ForkServer(row.model if library else None)
+            self._by_library[library] = self._stack.enter_context(fork_server)
         return self._by_library[library]
 
 
@@ -148,8 +148,8 @@ def measure(
             f"{known.fault}.", "The lines before it are whole: mend or cut the file, then go on."
         )
     left = remaining_rows(rows, known.records, describe_device(device).name)
-    with _Nurseries() as nurseries:
-        return _measure_all(left, device, file, on_progress, budget_seconds, phases, nurseries)
+    with _Nurseries() as fork_servers:
+        return _measure_all(left, device, file, on_progress, budget_seconds, phases, fork_servers)
 
 
 def _measure_all(
@@ -159,12 +159,12 @@ def _measure_all(
     on_progress: Callable[[Progress], None],
     budget_seconds: float | None,
     phases: bool,
-    nurseries: _Nurseries,
+    fork_servers: _Nurseries,
 ) -> list[MeasurementRecord]:
     started = time.monotonic()
     measured = []
     for number, row in enumerate(left, start=1):
-        deadline = row_deadline(row, first_of_library=not nurseries.has(row))
+        deadline = row_deadline(row, first_of_library=not fork_servers.has(row))
         rest = math.inf
         if budget_seconds is not None:
             rest = budget_seconds - (time.monotonic() - started)
@@ -178,7 +178,9 @@ def _measure_all(
             max_measure_seconds=row.measure_seconds,
             record_phases=phases,
         )
-        record = run_probe(request, deadline_seconds=min(deadline, rest), nursery=nurseries.of(row))
+        record = run_probe(
+            request, deadline_seconds=min(deadline, rest), fork_server=fork_servers.of(row)
+        )
         if record.status == "timed_out" and rest < deadline:
             record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
         append_records(file, [record], "--record")

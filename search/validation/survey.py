@@ -15,7 +15,7 @@ from planner.libraries.resolve import resolve_model
 from planner.schema import MeasurementRecord, SwinConfig
 from planner.schema.observation import Observation, ObservationRecord
 from search.probe.device import describe_device
-from search.records import append_records, read_records
+from search.study.records import append_records, read_records
 from search.validation.compare import compare
 from search.validation.matrix import Matrix, row_key
 from search.validation.observe import observe, remaining_observations

@@ -26,8 +26,8 @@ import time
 from datetime import date
 
 from planner.libraries.timm.shapes import SwinTransformer
+from planner.memory.replay import ledger_requests, parse_allocator_config, replay
 from planner.schema import SwinConfig, TrainSetting
-from planner.step.allocator import ledger_requests, parse_allocator_config, replay
 from planner.step.training import record_training
 
 MODEL = SwinConfig(

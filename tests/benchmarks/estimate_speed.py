@@ -27,10 +27,10 @@ from typing import Any
 
 from tabulate import tabulate
 
-from planner.estimate import choose, estimate, judge, step_ledger
+from planner.estimation import choose, estimate, judge, step_ledger
 from planner.hardware import find_gpu
+from planner.ledger import Ledger
 from planner.schema import SwinConfig, TrainSetting
-from planner.step.ledger import Ledger
 from tests.benchmarks.dated import latest_results, write_results
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -2,7 +2,7 @@
 `python -m tests.benchmarks.fit_rates`.
 
 Prints the rows, the fit and its errors, on the rows that enter it and on those held out. The
-constants of planner/hardware/efficiency.py are what it prints, rounded. Needs scipy, no torch.
+constants of planner/throughput/efficiency.py are what it prints, rounded. Needs scipy, no torch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from math import log
 from pathlib import Path
 
 from planner.hardware import Gpu
-from planner.hardware.efficiency import memory_kind
 from planner.report.tables import describe_setting
 from planner.schema import TrainSetting
-from planner.throughput import DeviceRates, Operation, device_seconds, rates_for
+from planner.throughput.efficiency import memory_kind
+from planner.throughput.prediction import DeviceRates, Operation, device_seconds, rates_for
 from search.validation.published import (
     PublishedRow,
     errors_of,

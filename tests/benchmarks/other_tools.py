@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from planner.estimate import choose, estimate
+from planner.estimation import choose, estimate
 from planner.schema import SwinConfig, TrainSetting
 from planner.units import GIB
 from tests.benchmarks.dated import latest_results, write_results
@@ -69,7 +69,7 @@ class Tool:
 
 
 def ask_reference(model: SwinConfig, setting: TrainSetting) -> int:
-    from planner.step.reading import profile
+    from planner.memory.profile import profile
     from planner.trace import trace_estimate
 
     return profile(trace_estimate(model, setting)).peak_bytes

@@ -16,11 +16,11 @@ from random import Random
 from planner.libraries.resolve import resolve_model
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig
 from planner.units import GIB
-from search.cost import guess_compile_seconds
-from search.prior import Guess, estimated_prior
-from search.records import append_records
 from search.space import Candidate, make_space
-from search.tune import device_estimator
+from search.study.records import append_records
+from search.surrogate.prior import Guess, estimated_prior
+from search.surrogate.probe_cost import guess_compile_seconds
+from search.tuning import device_estimator
 
 H100 = DeviceInfo(
     kind="cuda", name="NVIDIA H100 80GB HBM3", total_bytes=80 * GIB, capability=(9, 0)

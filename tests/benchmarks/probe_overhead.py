@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.probe_overhead [--device cuda:0] [--library timm] [--repeat 3]
 
-A probe of Swin-T at batch 4, each time in a process of its own and forked from a nursery. Prints
+A probe of Swin-T at batch 4, each time in a process of its own and forked from a server. Prints
 the median seconds of each phase, and what a probe costs beyond its timed steps; keeps all of them
 in results/. Run it on an idle machine.
 """
@@ -17,9 +17,9 @@ from tabulate import tabulate
 
 from planner.schema import SwinConfig, TrainSetting
 from search.probe.device import choose_device, describe_device, versions
-from search.probe.nursery import Nursery
+from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import ProbeRequest
-from search.probe.runner import ProbeEvent, run_probe
 from tests.benchmarks.dated import write_results
 
 # What each phase spends its time on, for the table's reader.
@@ -34,10 +34,12 @@ MEANING = {
 }
 
 
-def run_once(request: ProbeRequest, nursery: Nursery | None) -> dict[str, float]:
+def run_once(request: ProbeRequest, fork_server: ForkServer | None) -> dict[str, float]:
     """Seconds by phase of one probe, with what it cost in all beyond its timed steps."""
     events: list[ProbeEvent] = []
-    record = run_probe(request, deadline_seconds=600, nursery=nursery, on_event=events.append)
+    record = run_probe(
+        request, deadline_seconds=600, fork_server=fork_server, on_event=events.append
+    )
     assert record.status == "measured", record.message
     spent = dict.fromkeys(MEANING, 0.0)
     times = [*(event.elapsed_seconds for event in events), record.probe_seconds]
@@ -58,14 +60,15 @@ def main() -> None:
     model = SwinConfig(library=options.library)
     setting = TrainSetting(batch_size=4, precision="fp32")
     columns: dict[str, list[dict[str, float]]] = {}
-    for name, make in (("own process", nullcontext), ("nursery", lambda: Nursery(model))):
-        with make() as nursery:
+    for name, make in (("own process", nullcontext), ("fork_server", lambda: ForkServer(model))):
+        with make() as fork_server:
             columns[name] = [
                 run_once(
-                    ProbeRequest(model=model, setting=setting, device=device, max_steps=5), nursery
+                    ProbeRequest(model=model, setting=setting, device=device, max_steps=5),
+                    fork_server,
                 )
                 for _ in range(options.repeat + 1)
-            ][1:]  # the first fills the disk's cache, or waits for the nursery
+            ][1:]  # the first fills the disk's cache, or waits for the fork_server
     rows = [
         [phase, *(median(run[phase] for run in runs) for runs in columns.values()), meaning]
         for phase, meaning in {**MEANING, "beyond the steps": "all of the above"}.items()

@@ -19,11 +19,11 @@ from random import Random
 from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
 from search.probe.device import describe_device, versions
 from search.prober import DeviceProber
-from search.records import append_records, read_records
 from search.session import Limits, Progress, Session
 from search.space import Candidate, Space, make_space
-from search.strategy import Choice, Situation
-from search.study import Identity, make_study
+from search.strategies.planner_strategy import Choice, Situation
+from search.study.records import append_records, read_records
+from search.study.study import Identity, make_study
 
 MODEL = SwinConfig(
     name="grid", image_size=(56, 56), embed_dim=32, depths=(1, 1), num_heads=(2, 4),

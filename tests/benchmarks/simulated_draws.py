@@ -15,15 +15,15 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.estimate import choose
+from planner.estimation import choose
 from planner.hardware import recognise_gpu
 from planner.libraries.resolve import resolve_model
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from planner.throughput import DeviceRates, rates_for
+from planner.throughput.prediction import DeviceRates, rates_for
 from planner.units import GIB, MIB
-from search.prior import Prior, estimated_prior
 from search.space import Candidate, Space, make_space, space_of
-from search.tune import device_estimator
+from search.surrogate.prior import Prior, estimated_prior
+from search.tuning import device_estimator
 from tests.benchmarks.simulated_physics import (
     MATRIX_KINDS,
     RECORDED,

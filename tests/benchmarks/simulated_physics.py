@@ -1,7 +1,7 @@
 """A training step's time on a device of any physics, for many batches at once.
 
-`planner.throughput.predict_step`, vectorised over the batch, and with a bandwidth of each kind of
-kernel, a fusion and matmuls that are a device's own. With the planner's rates it gives the
+`predict_step` (planner.throughput.prediction), vectorised over the batch, with a bandwidth of each
+kind of kernel, a fusion and matmuls that are a device's own. With the planner's rates it gives the
 planner's seconds (tests/search/test_simulated.py). n operations of a step, B batches.
 """
 
@@ -14,11 +14,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.estimate import choose, step_ledger
+from planner.affine import operations_of
+from planner.estimation import choose, step_ledger
+from planner.ledger import Computed
 from planner.schema import SwinConfig, TrainSetting
-from planner.step.ledger import Computed
-from planner.step.recording import operations_of
-from planner.throughput import DeviceRates
+from planner.throughput.prediction import DeviceRates
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.str_]

@@ -25,12 +25,12 @@ from statistics import median
 
 import numpy as np
 
-from search.baselines import WALKS, WalkStrategy
-from search.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior, record_bytes
-from search.records import read_records
 from search.replay import Replay, Step, pooled, probes_to_within, run_strategy
 from search.space import AXES, Candidate, Space
-from search.strategy import PlannerStrategy, Strategy
+from search.strategies.planner_strategy import PlannerStrategy, Strategy
+from search.strategies.walks import WALKS, WalkStrategy
+from search.study.records import read_records
+from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior, record_bytes
 from tests.benchmarks import strategy_report as report
 from tests.benchmarks.strategy_report import Run
 
@@ -94,7 +94,7 @@ def _truth(replay: Replay, c: Candidate) -> tuple[float, float]:
 
 def _sampler(name: str, seeded: bool = False) -> Make:
     def make(space: Space, prior: Prior, budget: int, seed: int) -> Strategy:
-        from search.sampler import SamplerStrategy, make_sampler
+        from search.strategies.optuna_samplers import SamplerStrategy, make_sampler
 
         first = _fastest_fitting(space, prior, budget) if seeded else None
         return SamplerStrategy(space, make_sampler(name, seed), budget, first)

@@ -19,7 +19,7 @@ from planner.environment.torch_build import TorchBuild, TorchGpu
 from planner.errors import PlannerError, UsageError
 from planner.hardware import all_gpus
 from planner.hardware.detect import parse_gpus
-from planner.throughput import DeviceRates
+from planner.throughput.prediction import DeviceRates
 
 PLANNER = Path(sys.executable).with_name("planner")
 
@@ -323,8 +323,8 @@ def test_the_doctor_measures_by_bus_order_and_keeps_what_nobody_disturbed(
     from planner.cli import doctor
     from planner.environment import rates
     from planner.hardware import find_gpu
-    from planner.throughput import rates_for
-    from search import rates as search_rates
+    from planner.throughput.prediction import rates_for
+    from search.surrogate import device_rates as search_rates
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)

@@ -10,7 +10,7 @@ import yaml
 
 from planner.cli import main
 from planner.schema import TrainSetting
-from tests.emit.cases import recommendation, tiny
+from tests.trainers.cases import recommendation, tiny
 
 
 @pytest.fixture

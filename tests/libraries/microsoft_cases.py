@@ -17,11 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from planner.ledger import Allocated, Event, Marked
 from planner.libraries.microsoft.module import CHECKOUT_VARIABLE
 from planner.libraries.microsoft.names import PUBLISHED
 from planner.libraries.registry import find_library
 from planner.schema import SwinConfig, TrainSetting
-from planner.step.ledger import Allocated, Event, Marked
 from tests.equality import phase_ends
 from tests.libraries.steps import Changes, setting_of
 
@@ -72,8 +72,8 @@ class Case:
 
     @property
     def train_setting(self) -> TrainSetting:
-        room = find_library("microsoft")
-        return room.resolve_setting(self.config, setting_of(self.setting))
+        spec = find_library("microsoft")
+        return spec.resolve_setting(self.config, setting_of(self.setting))
 
     @property
     def title(self) -> str:

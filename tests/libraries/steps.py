@@ -26,10 +26,10 @@ def needs(*packages: str) -> pytest.MarkDecorator:
 
 def assert_equal_to_trace(config: SwinConfig, setting: TrainSetting) -> None:
     """Event by event with the real module on fake tensors, under CUDA's rules."""
-    room = find_library(config.library)
-    setting = room.resolve_setting(config, setting)
-    on_shapes = room.on_shapes(config, setting)
-    assert_equal_steps(on_shapes, lambda: room.build(config, setting), config, setting)
+    spec = find_library(config.library)
+    setting = spec.resolve_setting(config, setting)
+    on_shapes = spec.on_shapes(config, setting)
+    assert_equal_steps(on_shapes, lambda: spec.build(config, setting), config, setting)
 
 
 def assert_equal_to_cpu(config: SwinConfig, setting: TrainSetting) -> None:
@@ -40,11 +40,11 @@ def assert_equal_to_cpu(config: SwinConfig, setting: TrainSetting) -> None:
     """
     from planner.trace import measure_cpu_memory_events
 
-    room = find_library(config.library)
-    setting = room.resolve_setting(config, setting)
-    ledger = record_training(room.on_shapes(config, setting), config, setting)
+    spec = find_library(config.library)
+    setting = spec.resolve_setting(config, setting)
+    ledger = record_training(spec.on_shapes(config, setting), config, setting)
     with generator_state_uncounted():
-        real = measure_cpu_memory_events(lambda: room.build(config, setting), config, setting)
+        real = measure_cpu_memory_events(lambda: spec.build(config, setting), config, setting)
     assert phase_ends(ledger.events) == phase_ends(real.events)
 
 

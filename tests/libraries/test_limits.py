@@ -6,19 +6,20 @@ import json
 
 import pytest
 
-from planner import SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
+from planner import SwinConfig, TrainSetting, find_gpu, largest_batch
+from planner import estimation as estimate
 from planner.cli import main
-from planner.emit import emit, emit_setting
 from planner.errors import UnsupportedError
-from planner.estimate import resolve
+from planner.estimation import resolve
 from planner.hardware import all_gpus
 from planner.hardware.precisions import device_precisions, precisions_of
 from planner.libraries.limits import SDPA_WINDOWS, largest_sdpa_batch, windows_per_image
 from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, FactoryModel
+from planner.trainers.emission import emit, emit_setting
 from planner.units import GIB
 from search.space import make_space
-from tests.emit.cases import recommendation, tiny
+from tests.trainers.cases import recommendation, tiny
 
 A100 = DeviceInfo(kind="cuda", name="A100", total_bytes=2**36, capability=(8, 0))
 T4 = DeviceInfo(kind="cuda", name="Tesla T4", total_bytes=15 * GIB, capability=(7, 5))
@@ -89,18 +90,18 @@ def test_the_largest_batch_with_sdpa_follows_from_the_windows(
     changes: dict[str, object], windows: int
 ) -> None:
     model = SwinConfig.model_validate(changes)
-    room = find_library("native")
+    spec = find_library("native")
     setting = TrainSetting(attention="sdpa")
     assert windows_per_image(model, setting) == windows
     largest = SDPA_WINDOWS // windows
     assert largest_sdpa_batch(model, setting) == largest
-    room.resolve_setting(model, setting.model_copy(update={"batch_size": largest}))
+    spec.resolve_setting(model, setting.model_copy(update={"batch_size": largest}))
     over = setting.model_copy(update={"batch_size": largest + 1})
     with pytest.raises(UnsupportedError, match=rf"(?s)65,535.*batch_size {largest} or less"):
-        room.resolve_setting(model, over)
-    room.resolve_setting(model, over.model_copy(update={"attention": "eager"}))
-    room.resolve_setting(model, over.model_copy(update={"lora_rank": 4}))  # no bias is trained
-    room.resolve_setting(model, over.model_copy(update={"frozen_stages": 4}))
+        spec.resolve_setting(model, over)
+    spec.resolve_setting(model, over.model_copy(update={"attention": "eager"}))
+    spec.resolve_setting(model, over.model_copy(update={"lora_rank": 4}))  # no bias is trained
+    spec.resolve_setting(model, over.model_copy(update={"frozen_stages": 4}))
 
 
 @pytest.mark.parametrize("library", ["native", "timm", "transformers"])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from planner.errors import PlannerError, UnsupportedError
 from planner.libraries.microsoft.module import CHECKOUT_VARIABLE
-from planner.libraries.registry import ROOMS, find_library
+from planner.libraries.registry import SPECS, find_library
 from planner.schema import SwinConfig, TrainSetting
 
 BUILT = ("native", "timm", "torchvision", "transformers")
@@ -115,18 +115,18 @@ def test_attention_is_what_was_asked_for(library: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", count)
     config = small(library, 1)
-    room = find_library(library)
+    spec = find_library(library)
     for attention, expected in (("eager", 0), ("sdpa", 4)):
         calls.clear()
-        run(room.build(config, setting(attention=attention)), config)
+        run(spec.build(config, setting(attention=attention)), config)
         assert len(calls) == expected
 
 
 def test_the_librarys_own_attention_is_resolved() -> None:
     """What each does by itself on CUDA."""
     own = {
-        (name, version): room.resolve_setting(small(name, version), setting()).attention
-        for name, room in ROOMS.items()
+        (name, version): spec.resolve_setting(small(name, version), setting()).attention
+        for name, spec in SPECS.items()
         for version in (1, 2)
     }
     fused = {key for key, attention in own.items() if attention == "sdpa"}
@@ -161,13 +161,13 @@ def test_refuses_what_a_library_cannot_build_with_every_fault() -> None:
 def test_transformers_fails_where_it_is_said_to() -> None:
     """The refusal of a window beyond the feature map rests on this failure: drop it when mended."""
     config = small("transformers", 1, image_size=16)
-    room = find_library("transformers")
+    spec = find_library("transformers")
     with pytest.raises(UnsupportedError, match="larger than the feature map of stage 1"):
-        room.check(config)
+        spec.check(config)
     from planner.libraries.transformers.module import build
 
     with pytest.raises(RuntimeError, match="must match the size"):
-        run(build(config, room.resolve_setting(config, setting())), config)
+        run(build(config, spec.resolve_setting(config, setting())), config)
 
 
 def test_a_library_that_is_not_installed_says_how_to_get_it(

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from planner.errors import UnsupportedError
-from planner.libraries.registry import ROOMS, find_library
-from planner.libraries.room import LibraryRoom
+from planner.libraries.registry import SPECS, find_library
+from planner.libraries.spec import LibrarySpec
 from planner.libraries.timm.names import PUBLISHED as TIMM
 from planner.libraries.timm.names import TAGGED
 from planner.libraries.torchvision.import_shim import declare_missing_operators
@@ -48,9 +48,9 @@ CHECKED = [
 ]
 
 
-def on_meta(room: LibraryRoom, config: SwinConfig) -> nn.Module:
+def on_meta(spec: LibrarySpec, config: SwinConfig) -> nn.Module:
     with torch.device("meta"):
-        return room.build(config, TrainSetting())
+        return spec.build(config, TrainSetting())
 
 
 def num_parameters(module: nn.Module) -> int:
@@ -84,11 +84,11 @@ def test_timm_lists_nothing_else() -> None:
     declare_missing_operators()
     import timm
 
-    room = find_library("timm")
+    spec = find_library("timm")
     known = set()
     for name in timm.list_models("swin*"):
         try:
-            known |= {name} if room.find(name) else set()
+            known |= {name} if spec.find(name) else set()
         except UnsupportedError:
             assert name.startswith("swinv2_cr_")
             known.add(name)
@@ -112,27 +112,27 @@ def test_torchvision_names_build_what_torchvision_builds(name: str) -> None:
         assert num_parameters(ours) == TORCHVISION_V2[name]
 
 
-@pytest.mark.parametrize(("room", "name", "size"), CHECKED, ids=[name for _, name, _ in CHECKED])
-def test_parameter_counts(room: LibraryRoom, name: str, size: tuple[int, str]) -> None:
-    config = room.published[name]
+@pytest.mark.parametrize(("spec", "name", "size"), CHECKED, ids=[name for _, name, _ in CHECKED])
+def test_parameter_counts(spec: LibrarySpec, name: str, size: tuple[int, str]) -> None:
+    config = spec.published[name]
     assert config.num_classes == 1000
-    assert num_parameters(on_meta(room, config)) == PARAMETERS[size]
+    assert num_parameters(on_meta(spec, config)) == PARAMETERS[size]
 
 
 def test_imagenet_22k_names_have_its_classes() -> None:
-    for room in ROOMS.values():
-        for name, config in {**room.published, **room.tagged}.items():
+    for spec in SPECS.values():
+        for name, config in {**spec.published, **spec.tagged}.items():
             pretrained = name.endswith(("22k", "in22k")) or (
-                room.name == "timm" and "window12_192" in name
+                spec.name == "timm" and "window12_192" in name
             )
             assert config.num_classes == (21841 if pretrained else 1000), name
 
 
 def test_every_name_is_its_own_and_passes_its_library() -> None:
-    for room in ROOMS.values():
-        for name, config in {**room.published, **room.tagged}.items():
-            assert (config.library, config.name) == (room.name, name)
-            room.check(config)
+    for spec in SPECS.values():
+        for name, config in {**spec.published, **spec.tagged}.items():
+            assert (config.library, config.name) == (spec.name, name)
+            spec.check(config)
 
 
 def test_names_import_no_torch() -> None:
@@ -145,5 +145,5 @@ def test_names_import_no_torch() -> None:
 
 
 def test_each_room_has_its_module() -> None:
-    for name in ROOMS:
+    for name in SPECS:
         assert importlib.util.find_spec(f"planner.libraries.{name}.module") is not None

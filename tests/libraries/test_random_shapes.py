@@ -52,17 +52,17 @@ def configs(draw: st.DrawFn, library: str) -> SwinConfig:
 @given(data=st.data())
 def test_random_models(library: str, data: st.DataObject) -> None:
     config = data.draw(configs(library), "config")
-    room = find_library(library)
+    spec = find_library(library)
     setting = setting_of(
         {
             "batch_size": data.draw(st.integers(1, 3), "batch"),
             "precision": data.draw(st.sampled_from(["fp32", "bf16", "fp16", "pure-bf16"])),
-            "attention": data.draw(st.sampled_from(room.attentions(config))),
-            "checkpointing": data.draw(st.sampled_from(room.checkpointings(config))),
+            "attention": data.draw(st.sampled_from(spec.attentions(config))),
+            "checkpointing": data.draw(st.sampled_from(spec.checkpointings(config))),
         }
     )
     try:
-        room.check(config)
+        spec.check(config)
     except UnsupportedError:
         assume(False)
     assert_equal_to_trace(config, setting)

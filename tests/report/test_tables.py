@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.estimate import Estimate, Throughput
+from planner.estimation import Estimate, Throughput
 from planner.report.tables import breakdown_table, describe_setting, estimate_table, verdict
 from planner.schema import SwinConfig, TrainSetting
 

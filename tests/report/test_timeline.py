@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlannerError, UsageError
+from planner.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
 from planner.report.live import step_live_bytes
 from planner.report.timeline import draw_timeline, timeline_text
-from planner.step.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
 
 MIB = 1024**2
 

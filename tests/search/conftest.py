@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from search.probe.nursery import Nursery
-from search.probe.runner import run_probe
+from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import run_probe
 from tests.search.probes import AMPLE_SECONDS, request_of
 from tests.search.processes import marked
 
@@ -20,10 +20,10 @@ def token() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def nursery(token: str) -> Iterator[Nursery]:
+def fork_server(token: str) -> Iterator[ForkServer]:
     """One for all tests, ready: what a worker does must not reach the next."""
-    with Nursery() as found:
-        run_probe(request_of("tiny"), deadline_seconds=AMPLE_SECONDS, nursery=found)
+    with ForkServer() as found:
+        run_probe(request_of("tiny"), deadline_seconds=AMPLE_SECONDS, fork_server=found)
         yield found
 
 

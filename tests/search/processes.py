@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from search.probe.guard import descendants
+from search.probe.parent.supervisor import descendants
 
 VARIABLE = "PLANNER_TEST_PROCESSES"
 # Longer than the kernel takes to end a killed process on a busy machine.

@@ -13,10 +13,10 @@ import torch._dynamo.utils
 from torch._inductor import async_compile, config
 from torch._inductor.async_compile import AsyncCompile
 
-from search.probe import guard
-from search.probe.compiler import CompileWatch, end_workers
-from search.probe.nursery import Nursery
-from search.probe.runner import run_probe
+from search.probe.parent import supervisor
+from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import run_probe
+from search.probe.worker.compiler import CompileWatch, end_workers
 from tests.search.probes import AMPLE_SECONDS, request_of
 
 
@@ -28,11 +28,11 @@ def test_real_workers_are_gone_when_steps_are_timed(monkeypatch: pytest.MonkeyPa
     pool = AsyncCompile.process_pool()
     pool.submit(time.monotonic).result()  # then the pool has forked its workers
     sidecar = pool.process.pid  # type: ignore[union-attr]
-    workers = [sidecar, *guard.descendants(sidecar)]
+    workers = [sidecar, *supervisor.descendants(sidecar)]
     assert len(workers) == 3
-    assert guard._strays(sidecar) == [], "the guard knows them as the compiler's"
+    assert supervisor._strays(sidecar) == [], "the supervisor knows them as the compiler's"
     assert end_workers(AMPLE_SECONDS) == []
-    assert all(guard._stat(pid)[0] in ("", "Z") for pid in workers)
+    assert all(supervisor._stat(pid)[0] in ("", "Z") for pid in workers)
 
 
 class Pool:
@@ -72,12 +72,12 @@ def test_graphs_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-def test_inductor_counts_the_graphs_it_leaves_out(nursery: Nursery) -> None:
+def test_inductor_counts_the_graphs_it_leaves_out(fork_server: ForkServer) -> None:
     """On the CPU it leaves out all."""
     record = run_probe(
         request_of("tiny", compile="reduce-overhead"),
         deadline_seconds=AMPLE_SECONDS,
-        nursery=nursery,
+        fork_server=fork_server,
     )
     assert record.status == "measured", record.message
     assert any("CUDA graphs" in flag for flag in record.flags)

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from planner.schema import DeviceInfo, MeasurementRecord, TrainSetting
 from planner.schema.record import BUDGET_ENDED
 from planner.units import GIB, MIB
-from search import tune as tune_file
-from search.baselines import WalkStrategy, largest_batch
-from search.belief import Belief, is_feasible
-from search.prior import generic_prior, record_bytes
+from search import tuning as tune_file
 from search.probe.device import MemoryInUse
-from search.recommend import contenders
-from search.records import format_record, parse_record, read_records
-from search.sampler import SamplerStrategy, constraint, make_sampler
+from search.result.recommend import contenders
 from search.session import MAX_CROWDED
 from search.space import make_space
-from search.strategy import Choice, Situation
-from search.tune import tune
+from search.strategies.optuna_samplers import SamplerStrategy, constraint, make_sampler
+from search.strategies.planner_strategy import Choice, Situation
+from search.strategies.walks import WalkStrategy, largest_batch
+from search.study.records import format_record, parse_record, read_records
+from search.surrogate.posterior import Belief, is_feasible
+from search.surrogate.prior import generic_prior, record_bytes
+from search.tuning import tune
 from search.validation.disturbance import is_disturbed
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 

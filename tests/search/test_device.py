@@ -16,11 +16,11 @@ from planner.environment.torch_build import TorchBuild, TorchGpu
 from planner.errors import UsageError
 from planner.schema import DeviceInfo
 from planner.units import GIB, MIB
-from search import lock
+from search.memory_budget import find_budget
 from search.options import Options
 from search.probe import device, nvml
 from search.probe.device import MemoryInUse
-from search.room import find_room
+from search.study.study import lock
 
 A = TorchGpu("Fake A", 24 * GIB - GIB // 2, (9, 0), "aaaa")
 B = TorchGpu("Fake B", 48 * GIB - GIB // 2, (9, 1), "bbbb")
@@ -150,13 +150,13 @@ def test_one_visible_card_needs_no_name(machine: Machine, monkeypatch: pytest.Mo
 )  # fmt: skip
 def test_a_few_mebibytes_of_others_are_no_note(total: int, used: int, noted: bool) -> None:
     card = DeviceInfo(kind="cuda", name="Card", total_bytes=total)
-    room = find_room(card, MemoryInUse(total, used, total - used), Options())
-    assert any("Other processes hold" in note for note in room.notes) == noted
+    spec = find_budget(card, MemoryInUse(total, used, total - used), Options())
+    assert any("Other processes hold" in note for note in spec.notes) == noted
 
 
 HOLD = """
 import sys, time
-from search.lock import hold_gpu
+from search.study.lock import hold_gpu
 with hold_gpu(sys.argv[1]) as alone:
     print(alone, flush=True)
     time.sleep(600)

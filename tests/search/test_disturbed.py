@@ -6,11 +6,11 @@ import pytest
 
 from planner.schema import MeasurementRecord
 from planner.units import GIB
-from search.belief import Belief
-from search.noise import is_disturbed
-from search.recommend import contenders
 from search.replay import Replay
-from search.strategy import PlannerStrategy, Situation
+from search.result.recommend import contenders
+from search.strategies.planner_strategy import PlannerStrategy, Situation
+from search.surrogate.noise import is_disturbed
+from search.surrogate.posterior import Belief
 from tests.search.tables import invented_table, true_bytes
 from tests.search.test_strategy import BUDGET, true_prior
 

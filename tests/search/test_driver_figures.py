@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from planner.hardware.overheads import CONTEXT_BYTES
 from planner.units import GIB, MIB
-from search.probe import meter, nvml
+from search.probe import nvml
 from search.probe.accounting import (
     CONTEXT_GROWTH_BYTES,
     CONTEXT_HIGH_BYTES,
@@ -26,7 +26,8 @@ from search.probe.accounting import (
     others_bytes,
     process_bytes,
 )
-from search.probe.meter import Crowding
+from search.probe.worker import meter
+from search.probe.worker.meter import Crowding
 
 UNKNOWN = 2**64 - 1
 figures = st.one_of(

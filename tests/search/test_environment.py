@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from planner.units import GIB
-from search.probe import environment
 from search.probe.device import MemoryInUse
-from search.probe.environment import THREADS, compile_threads, cpu_quota, probe_environment
-from search.probe.nursery import Nursery
-from search.probe.runner import run_probe
+from search.probe.parent import environment
+from search.probe.parent.environment import THREADS, compile_threads, cpu_quota, probe_environment
+from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import run_probe
 from tests.search.probes import AMPLE_SECONDS, request_of
 
 
@@ -91,7 +91,7 @@ def test_workers_and_nurseries_are_told(monkeypatch: pytest.MonkeyPatch, token: 
     monkeypatch.delenv(THREADS, raising=False)
     monkeypatch.setattr(environment, "compile_threads", lambda: 3)
     monkeypatch.setattr(subprocess, "Popen", popen)
-    Nursery().close()
+    ForkServer().close()
     run_probe(
         request_of("tiny"), deadline_seconds=AMPLE_SECONDS, worker_command=["/no/such/program"]
     )
@@ -100,7 +100,7 @@ def test_workers_and_nurseries_are_told(monkeypatch: pytest.MonkeyPatch, token: 
 
 POISONED = """
 import os
-from search.probe import worker
+from search.probe.worker import worker
 from search.probe.protocol import AnswerReader, OutcomeMessage, WorkOrder, encode
 from tests.search.probes import request_of
 import torch

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from planner.estimate import RECORDED_MICRO_BATCHES, choose, estimate, step_ledger
+from planner.affine import operations_of
+from planner.estimation import RECORDED_MICRO_BATCHES, choose, estimate, step_ledger
 from planner.hardware import recognise_gpu
 from planner.libraries.resolve import resolve_model
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
-from planner.step.recording import operations_of
-from planner.throughput import predict_step, rates_for
+from planner.throughput.prediction import predict_step, rates_for
 from planner.units import GIB
-from search.estimator import DeviceEstimator
+from search.surrogate.estimator import DeviceEstimator
 
 H100 = DeviceInfo(
     kind="cuda", name="NVIDIA H100 80GB HBM3", total_bytes=80 * GIB, capability=(9, 0)

@@ -13,8 +13,8 @@ from torch._inductor.exc import InductorError
 from planner.errors import UnsupportedError
 from planner.units import GIB, MIB
 from search.probe import failure, measure, verdict
-from search.probe.report import Report
-from search.probe.verdict import MemoryReading, classify
+from search.probe.worker.report import Report
+from search.probe.worker.verdict import MemoryReading, classify
 from tests.search.probes import request_of
 
 AMPLE = MemoryReading(free_bytes=60 * GIB, total_bytes=80 * GIB)

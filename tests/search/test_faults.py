@@ -10,9 +10,9 @@ import pytest
 from planner.schema import TrainSetting
 from planner.units import GIB
 from search.faults import LIKELY_BROKEN, Faults, is_plain
-from search.prior import generic_prior
-from search.ruling import ruled_out
+from search.result.exclusions import ruled_out
 from search.space import make_space
+from search.surrogate.prior import generic_prior
 from tests.search.tables import GPU, MODEL, make_record
 
 SPACE = make_space(MODEL, GPU, batch_sizes=(8, 16))

@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
-from search.records import read_records
 from search.space import make_space, setting_id
-from search.study import make_study
+from search.study.records import read_records
+from search.study.study import make_study
 from tests.search.tables import GPU, MODEL
 from tests.search.tuner import BATCHES, RESTRICT
 

@@ -18,10 +18,10 @@ import torch
 from planner.cli import main
 from planner.errors import UnsupportedError, UsageError
 from planner.libraries.registry import find_library
+from planner.memory.snapshot import load_snapshot, replay_snapshot
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.schema.observation import Observation, ObservationRecord
 from planner.step.attention import backward_scratch
-from planner.step.snapshot import load_snapshot, replay_snapshot
 from planner.units import MIB
 from search.probe.device import describe_device, worker_environment
 from search.probe.nvml import NvmlDevice, NvmlMemory
@@ -33,15 +33,15 @@ from search.probe.observation.steps import whole_text
 from search.probe.observation.subject import Subject
 from search.probe.observation.view import requests_in
 from search.probe.observation.worker import SIGHTS
-from search.records import append_records, parse_records, read_records
+from search.study.records import append_records, parse_records, read_records
 from search.validation.matrix import Matrix
 from search.validation.observe import observe, remaining_observations
 from search.validation.reading import read_matrix_file
 from search.validation.rehearsal import TINY, rehearse
 from search.validation.survey import Seen, carry_out, snapshot_folder, unexplained
+from tests.memory.test_snapshot import record as recorded_history
 from tests.search.processes import carrying, remaining
 from tests.search.test_validation import exact_record
-from tests.step.test_snapshot import record as recorded_history
 
 TRUTH = Path(__file__).parents[1] / "truth"
 FIRST = TRUTH / "first.yaml"
@@ -417,7 +417,7 @@ def test_the_whole_of_first_yaml_runs_on_a_stand_in(
             ("seen", "not_here")} == {}  # fmt: skip
     assert {name for name, o in by_name.items() if o.status == "not_here"} == {"driver", "context"}
     for name in ("limit-eager", "limit-compiled", "limit-expandable"):
-        # a compiled step may find room where an eager one does not
+        # a compiled step may find spec where an eager one does not
         figures = by_name[name].figures
         assert figures["failed"] == bool(by_name[name].message)
         assert figures["failed"] or name == "limit-compiled", by_name[name]

@@ -13,11 +13,11 @@ from planner.cli import main
 from planner.errors import PlannerError, UsageError
 from planner.hardware.detect import read_device
 from planner.schema import SwinConfig, TrainSetting
-from search import tune
+from search import tuning as tune
 from search.options import Options, read_restrictions
-from search.recommend import Search, recommend
-from search.records import format_record
+from search.result.recommend import Search, recommend
 from search.space import make_space
+from search.study.records import format_record
 from tests.search.tables import GPU, MODEL, invented_table, make_record
 
 NAN = float("nan")

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.estimate import Estimate, Throughput
+from planner.estimation import Estimate, Throughput
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
 from planner.units import GIB
-from search.belief import Belief
-from search.prior import GUESSED_SECONDS, Residual, estimated_prior, generic_prior
 from search.space import make_space
+from search.surrogate.posterior import Belief
+from search.surrogate.prior import GUESSED_SECONDS, Residual, estimated_prior, generic_prior
 from tests.search.tables import GPU, MODEL, SMALL, make_record, true_bytes, true_seconds
 
 SPACE = make_space(MODEL, GPU, restrict=SMALL)

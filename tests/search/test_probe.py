@@ -12,9 +12,9 @@ from planner.errors import UsageError
 from planner.schema import FactoryModel, MeasurementRecord, SwinConfig, TrainSetting
 from planner.units import MIB
 from search.probe.device import versions
-from search.probe.nursery import Nursery
+from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import ProbeRequest
-from search.probe.runner import ProbeEvent, run_probe
 from tests.search.probes import AMPLE_SECONDS, request_of
 
 # Two stages, a shifted window and a merging: every kind of layer there is.
@@ -32,8 +32,8 @@ def swin_request(model: SwinConfig = MODEL, **fields: object) -> ProbeRequest:
     )
 
 
-def measured(nursery: Nursery, request: ProbeRequest) -> MeasurementRecord:
-    record = run_probe(request, deadline_seconds=AMPLE_SECONDS, nursery=nursery)
+def measured(fork_server: ForkServer, request: ProbeRequest) -> MeasurementRecord:
+    record = run_probe(request, deadline_seconds=AMPLE_SECONDS, fork_server=fork_server)
     assert record.status == "measured", record.message
     return record
 
@@ -49,9 +49,9 @@ def measured(nursery: Nursery, request: ProbeRequest) -> MeasurementRecord:
         {"checkpointing": "stages", "loss": "soft-target", "ema": True, "clip_grad": True},
     ],
 )
-def test_training_is_measured(nursery: Nursery, setting: dict[str, object]) -> None:
+def test_training_is_measured(fork_server: ForkServer, setting: dict[str, object]) -> None:
     request = swin_request(**setting)
-    record = measured(nursery, request)
+    record = measured(fork_server, request)
     assert record.probe_id == request.probe_id
     assert (record.model, record.setting) == (request.model, request.setting)
     assert 3 <= len(record.step_seconds) <= 8
@@ -65,10 +65,13 @@ def test_training_is_measured(nursery: Nursery, setting: dict[str, object]) -> N
     assert MeasurementRecord.model_validate_json(record.model_dump_json()) == record
 
 
-def test_events_tell_the_phases_in_order(nursery: Nursery) -> None:
+def test_events_tell_the_phases_in_order(fork_server: ForkServer) -> None:
     events: list[ProbeEvent] = []
     run_probe(
-        swin_request(), deadline_seconds=AMPLE_SECONDS, nursery=nursery, on_event=events.append
+        swin_request(),
+        deadline_seconds=AMPLE_SECONDS,
+        fork_server=fork_server,
+        on_event=events.append,
     )
     phases = list(dict.fromkeys(event.phase for event in events))
     assert phases == [
@@ -79,46 +82,48 @@ def test_events_tell_the_phases_in_order(nursery: Nursery) -> None:
     assert times == sorted(times)
 
 
-def test_a_process_of_its_own_measures_alike(nursery: Nursery) -> None:
-    """Without a nursery: the same answer, to within what an allocator may vary."""
+def test_a_process_of_its_own_measures_alike(fork_server: ForkServer) -> None:
+    """Without a fork_server: the same answer, to within what an allocator may vary."""
     request = swin_request(batch_size=32)
-    forked = measured(nursery, request)
+    forked = measured(fork_server, request)
     fresh = run_probe(request, deadline_seconds=AMPLE_SECONDS)
     assert fresh.status == "measured"
     assert fresh.peak_allocated_bytes is not None
     assert fresh.peak_allocated_bytes == pytest.approx(forked.peak_allocated_bytes, rel=0.3)
 
 
-def test_compiled_training_says_what_compiling_cost(nursery: Nursery) -> None:
-    record = measured(nursery, request_of("tiny", compile="default"))
+def test_compiled_training_says_what_compiling_cost(fork_server: ForkServer) -> None:
+    record = measured(fork_server, request_of("tiny", compile="default"))
     assert record.compile_seconds is not None
     assert record.compile_seconds > 0
 
 
-def test_memory_grows_with_the_batch(nursery: Nursery) -> None:
-    small, large = (measured(nursery, swin_request(batch_size=b)) for b in (8, 128))
+def test_memory_grows_with_the_batch(fork_server: ForkServer) -> None:
+    small, large = (measured(fork_server, swin_request(batch_size=b)) for b in (8, 128))
     assert small.peak_allocated_bytes is not None
     assert large.peak_allocated_bytes is not None
     assert large.peak_allocated_bytes > 4 * small.peak_allocated_bytes
 
 
-def test_cpu_peak_is_what_the_step_holds(nursery: Nursery) -> None:
+def test_cpu_peak_is_what_the_step_holds(fork_server: ForkServer) -> None:
     """A weight of 64 MiB, its gradient and Adam's two states are alive together: 256 MiB, and the
     for-loop's temporaries of one weight each at most twice."""
-    record = measured(nursery, request_of("out_of_memory_in_optimizer", optimizer="adamw-forloop"))
+    record = measured(
+        fork_server, request_of("out_of_memory_in_optimizer", optimizer="adamw-forloop")
+    )
     assert record.peak_allocated_bytes is not None
     assert 256 * MIB <= record.peak_allocated_bytes <= (256 + 128 + 16) * MIB
 
 
-def test_memory_cap_is_real_and_named(nursery: Nursery) -> None:
+def test_memory_cap_is_real_and_named(fork_server: ForkServer) -> None:
     """A batch that fits alone, under a cap of half of what it takes."""
-    free = measured(nursery, swin_request(batch_size=64))
+    free = measured(fork_server, swin_request(batch_size=64))
     assert free.peak_allocated_bytes is not None
     cap = free.peak_allocated_bytes // 2
     capped = run_probe(
         swin_request(batch_size=64, memory_cap_bytes=cap),
         deadline_seconds=AMPLE_SECONDS,
-        nursery=nursery,
+        fork_server=fork_server,
     )
     assert capped.status == "out_of_memory"
     assert capped.device.memory_cap_bytes == cap
@@ -127,18 +132,18 @@ def test_memory_cap_is_real_and_named(nursery: Nursery) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_any_cap_is_kept_or_named(nursery: Nursery, precision: str) -> None:
+def test_any_cap_is_kept_or_named(fork_server: ForkServer, precision: str) -> None:
     """From too little for anything to ample: never a crash, never more than the cap, and the line
     is where a run without a cap has its peak (±15%: the heap's fragments differ from run to run).
     """
-    free = measured(nursery, swin_request(batch_size=64, precision=precision))
+    free = measured(fork_server, swin_request(batch_size=64, precision=precision))
     assert free.peak_allocated_bytes is not None
     for share in (0.02, 0.1, 0.3, 0.6, 0.8, 0.85, 0.95, 1.0, 1.05, 1.15, 1.4):
         cap = int(free.peak_allocated_bytes * share)
         record = run_probe(
             swin_request(batch_size=64, precision=precision, memory_cap_bytes=cap),
             deadline_seconds=AMPLE_SECONDS,
-            nursery=nursery,
+            fork_server=fork_server,
         )
         assert record.status in ("measured", "out_of_memory"), (share, record.message)
         if record.status == "measured":
@@ -150,38 +155,38 @@ def test_any_cap_is_kept_or_named(nursery: Nursery, precision: str) -> None:
 
 
 @pytest.mark.long
-def test_cap_binds_a_compiled_step_too(nursery: Nursery) -> None:
+def test_cap_binds_a_compiled_step_too(fork_server: ForkServer) -> None:
     record = run_probe(
         request_of("out_of_memory_in_optimizer", cap_bytes=200 * MIB, compile="default"),
         deadline_seconds=AMPLE_SECONDS,
-        nursery=nursery,
+        fork_server=fork_server,
     )
     assert record.status == "out_of_memory"
 
 
 @pytest.mark.long
-def test_compiler_is_not_held_to_the_cap(nursery: Nursery) -> None:
+def test_compiler_is_not_held_to_the_cap(fork_server: ForkServer) -> None:
     """A cap under which no C++ compiler could run."""
     record = run_probe(
         request_of("tiny", cap_bytes=64 * MIB, compile="default"),
         deadline_seconds=AMPLE_SECONDS,
-        nursery=nursery,
+        fork_server=fork_server,
     )
     assert record.status == "measured"
 
 
-def test_hopeless_probe_ends_early(nursery: Nursery) -> None:
+def test_hopeless_probe_ends_early(fork_server: ForkServer) -> None:
     request = request_of("tiny").model_copy(
         update={"give_up_images_per_second": 1e12, "max_steps": 400}
     )
-    record = measured(nursery, request)
+    record = measured(fork_server, request)
     assert len(record.step_seconds) < 10
     assert any("stopped early" in flag for flag in record.flags)
 
 
 @pytest.mark.long
-def test_fallback_to_eager_is_told(nursery: Nursery) -> None:
-    record = measured(nursery, request_of("recompiles_over_the_limit", compile="default"))
+def test_fallback_to_eager_is_told(fork_server: ForkServer) -> None:
+    record = measured(fork_server, request_of("recompiles_over_the_limit", compile="default"))
     assert any("fell back to eager" in flag for flag in record.flags)
 
 
@@ -190,9 +195,11 @@ def test_fallback_to_eager_is_told(nursery: Nursery) -> None:
     [{"precision": "tf32"}, {"parallelism": "ddp"}, {"validation_batch_size": 8}],
 )
 def test_what_a_probe_cannot_stand_for_is_unsupported(
-    nursery: Nursery, fields: dict[str, object]
+    fork_server: ForkServer, fields: dict[str, object]
 ) -> None:
-    record = run_probe(swin_request(**fields), deadline_seconds=AMPLE_SECONDS, nursery=nursery)
+    record = run_probe(
+        swin_request(**fields), deadline_seconds=AMPLE_SECONDS, fork_server=fork_server
+    )
     assert record.status == "unsupported"
     assert record.message
 
@@ -206,13 +213,14 @@ def test_device_that_is_not_there_is_the_callers_fault() -> None:
 @pytest.mark.parametrize("library", ["timm", "torchvision", "transformers"])
 def test_other_libraries_train(library: str) -> None:
     config = MODEL.model_copy(update={"library": library})
-    with Nursery(config) as nursery:
-        measured(nursery, swin_request(config))
+    with ForkServer(config) as fork_server:
+        measured(fork_server, swin_request(config))
 
 
 def test_parent_imports_no_torch() -> None:
     code = (
-        "import sys, search.probe.runner, search.probe.device as d; d.describe_device('cpu');"
+        "import sys, search.probe.parent.runner, search.probe.device as d;"
+        "d.describe_device('cpu');"
         "d.versions(); d.memory_in_use('cpu'); print([m for m in sys.modules if m == 'torch'])"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

@@ -18,11 +18,11 @@ import torch
 from planner.schema import FactoryModel, TrainSetting
 from planner.schema.record import Clocks
 from planner.units import GIB, MIB
-from search.probe import measure, meter
 from search.probe.nvml import NvmlMemory, NvmlProcess
 from search.probe.protocol import ProbeRequest
-from search.probe.report import Report
 from search.probe.stopping import StopRule
+from search.probe.worker import measure, meter
+from search.probe.worker.report import Report
 
 ASK = """
 import json

@@ -14,25 +14,25 @@ import pytest
 
 from planner.schema import MeasurementRecord
 from planner.units import MIB
-from search.probe.nursery import Nursery
-from search.probe.runner import EXIT_SECONDS, TAIL_BYTES, ProbeEvent, run_probe
+from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import EXIT_SECONDS, TAIL_BYTES, ProbeEvent, run_probe
 from tests.search.probes import AMPLE_SECONDS, request_of
 from tests.search.processes import carrying, remaining
 
-# Enough to come to training from a nursery, on a busy machine.
+# Enough to come to training from a fork_server, on a busy machine.
 SHORT_SECONDS = 20.0
 
 
-def probe(nursery: Nursery | None, factory: str, **setting: object) -> MeasurementRecord:
+def probe(fork_server: ForkServer | None, factory: str, **setting: object) -> MeasurementRecord:
     return run_probe(
-        request_of(factory, **setting), deadline_seconds=AMPLE_SECONDS, nursery=nursery
+        request_of(factory, **setting), deadline_seconds=AMPLE_SECONDS, fork_server=fork_server
     )
 
 
 @pytest.fixture(autouse=True)
-def _nothing_remains(token: str, nursery: Nursery) -> Iterator[None]:
+def _nothing_remains(token: str, fork_server: ForkServer) -> Iterator[None]:
     yield
-    assert not remaining(token, besides={nursery.pid})
+    assert not remaining(token, besides={fork_server.pid})
 
 
 @pytest.mark.parametrize(
@@ -44,60 +44,62 @@ def _nothing_remains(token: str, nursery: Nursery) -> Iterator[None]:
         ("out_of_memory_in_optimizer", "optimizer"),
     ],
 )
-def test_out_of_memory_names_its_phase(nursery: Nursery, factory: str, phase: str) -> None:
-    record = probe(nursery, factory, cap_bytes=160 * MIB)
+def test_out_of_memory_names_its_phase(fork_server: ForkServer, factory: str, phase: str) -> None:
+    record = probe(fork_server, factory, cap_bytes=160 * MIB)
     assert (record.status, record.phase) == ("out_of_memory", phase)
     assert "can't allocate memory" in record.message
 
 
-def test_the_optimizer_fits_under_a_larger_cap(nursery: Nursery) -> None:
+def test_the_optimizer_fits_under_a_larger_cap(fork_server: ForkServer) -> None:
     """The cap and not the fault decides: weight, gradient, two states and a temporary of 64 MiB."""
-    assert probe(nursery, "out_of_memory_in_optimizer", cap_bytes=450 * MIB).status == "measured"
+    assert (
+        probe(fork_server, "out_of_memory_in_optimizer", cap_bytes=450 * MIB).status == "measured"
+    )
 
 
-def test_segmentation_fault(nursery: Nursery) -> None:
-    record = probe(nursery, "segmentation_fault")
+def test_segmentation_fault(fork_server: ForkServer) -> None:
+    record = probe(fork_server, "segmentation_fault")
     assert (record.status, record.phase) == ("crashed", "backward")
     assert "SIGSEGV" in record.message
     assert "factories.py" in record.message, "the stack of the fault is kept"
 
 
-def test_abort(nursery: Nursery) -> None:
-    record = probe(nursery, "abort")
+def test_abort(fork_server: ForkServer) -> None:
+    record = probe(fork_server, "abort")
     assert (record.status, record.phase) == ("crashed", "forward")
     assert "SIGABRT" in record.message
 
 
-def test_kill_from_outside_is_no_lack_of_memory(nursery: Nursery) -> None:
-    record = probe(nursery, "kill_itself")
+def test_kill_from_outside_is_no_lack_of_memory(fork_server: ForkServer) -> None:
+    record = probe(fork_server, "kill_itself")
     assert (record.status, record.phase) == ("crashed", "forward")
     assert "SIGKILL" in record.message
 
 
 def test_kill_by_the_kernel_is_lack_of_memory(
-    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+    fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = iter([7, 8])
     monkeypatch.setattr("search.probe.failure.count_kernel_kills", lambda: next(counts))
-    assert probe(nursery, "kill_itself").status == "out_of_memory"
+    assert probe(fork_server, "kill_itself").status == "out_of_memory"
 
 
-def test_quiet_exit_is_no_measurement(nursery: Nursery) -> None:
-    record = probe(nursery, "exit_quietly")
+def test_quiet_exit_is_no_measurement(fork_server: ForkServer) -> None:
+    record = probe(fork_server, "exit_quietly")
     assert record.status == "crashed"
     assert "exit status 0 and no answer" in record.message
 
 
-def test_hang_after_the_answer_keeps_it(nursery: Nursery) -> None:
-    assert probe(nursery, "hang_at_the_end").status == "measured"
+def test_hang_after_the_answer_keeps_it(fork_server: ForkServer) -> None:
+    assert probe(fork_server, "hang_at_the_end").status == "measured"
 
 
-def test_an_answer_is_heard_before_its_worker_has_ended(nursery: Nursery) -> None:
+def test_an_answer_is_heard_before_its_worker_has_ended(fork_server: ForkServer) -> None:
     """What a tuner that is killed meanwhile would otherwise lose."""
     heard: list[MeasurementRecord] = []
     request = request_of("hang_at_the_end")
     whole = run_probe(
-        request, deadline_seconds=AMPLE_SECONDS, nursery=nursery, on_answer=heard.append
+        request, deadline_seconds=AMPLE_SECONDS, fork_server=fork_server, on_answer=heard.append
     )
     (answer,) = heard
     assert answer.status == "measured"
@@ -105,46 +107,46 @@ def test_an_answer_is_heard_before_its_worker_has_ended(nursery: Nursery) -> Non
     assert answer.probe_seconds < whole.probe_seconds - EXIT_SECONDS / 2
 
 
-def test_flood_of_output(nursery: Nursery) -> None:
-    assert probe(nursery, "flood").status == "measured"
+def test_flood_of_output(fork_server: ForkServer) -> None:
+    assert probe(fork_server, "flood").status == "measured"
 
 
-def test_flood_keeps_the_last_words_only(nursery: Nursery) -> None:
-    record = probe(nursery, "flood_and_abort")
+def test_flood_keeps_the_last_words_only(fork_server: ForkServer) -> None:
+    record = probe(fork_server, "flood_and_abort")
     assert record.status == "crashed"
     assert len(record.message) < TAIL_BYTES
     assert "SIGABRT" in record.message
 
 
-def test_garbage_on_the_result_channel(nursery: Nursery) -> None:
-    record = probe(nursery, "write_on_every_channel")
+def test_garbage_on_the_result_channel(fork_server: ForkServer) -> None:
+    record = probe(fork_server, "write_on_every_channel")
     assert record.status == "measured"
     assert any("unreadable" in flag for flag in record.flags)
 
 
-def test_garbage_and_no_answer(nursery: Nursery) -> None:
-    record = probe(nursery, "write_on_every_channel_and_exit")
+def test_garbage_and_no_answer(fork_server: ForkServer) -> None:
+    record = probe(fork_server, "write_on_every_channel_and_exit")
     assert record.status == "crashed"
     assert "unreadable" in record.message
 
 
-def test_children_left_behind_are_ended(nursery: Nursery) -> None:
-    record = probe(nursery, "leave_children")
+def test_children_left_behind_are_ended(fork_server: ForkServer) -> None:
+    record = probe(fork_server, "leave_children")
     assert record.status == "measured"
     assert any("left 3 processes behind" in flag for flag in record.flags)
 
 
-def test_compile_workers_are_ended_without_a_word(nursery: Nursery) -> None:
+def test_compile_workers_are_ended_without_a_word(fork_server: ForkServer) -> None:
     """They are the compiler's, and end with every compiled probe on a GPU."""
-    record = probe(nursery, "leave_compile_workers")
+    record = probe(fork_server, "leave_compile_workers")
     assert record.status == "measured"
     assert not any("left" in flag for flag in record.flags)
 
 
 @pytest.mark.parametrize("factory", ["nan_at_once", "nan_while_timed"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_loss_that_is_no_number(nursery: Nursery, factory: str, precision: str) -> None:
-    assert probe(nursery, factory, precision=precision).status == "non_finite"
+def test_loss_that_is_no_number(fork_server: ForkServer, factory: str, precision: str) -> None:
+    assert probe(fork_server, factory, precision=precision).status == "non_finite"
 
 
 @pytest.mark.parametrize(
@@ -156,27 +158,27 @@ def test_loss_that_is_no_number(nursery: Nursery, factory: str, precision: str) 
         ("no_such_factory", "no_such_factory"),
     ],
 )
-def test_factory_without_a_module(nursery: Nursery, factory: str, words: str) -> None:
-    record = probe(nursery, factory)
+def test_factory_without_a_module(fork_server: ForkServer, factory: str, words: str) -> None:
+    record = probe(fork_server, factory)
     assert (record.status, record.phase) == ("unsupported", "build")
     assert words in record.message
 
 
-def test_factory_that_prints(nursery: Nursery) -> None:
+def test_factory_that_prints(fork_server: ForkServer) -> None:
     """Even what looks like an answer does not reach the channel."""
-    record = probe(nursery, "prints")
+    record = probe(fork_server, "prints")
     assert record.status == "measured"
     assert not any("unreadable" in flag for flag in record.flags)
 
 
-def test_model_that_returns_no_logits(nursery: Nursery) -> None:
-    record = probe(nursery, "no_logits")
+def test_model_that_returns_no_logits(fork_server: ForkServer) -> None:
+    record = probe(fork_server, "no_logits")
     assert (record.status, record.phase) == ("crashed", "forward")
     assert "not a tensor of logits" in record.message
 
 
-def test_compiler_that_fails(nursery: Nursery) -> None:
-    record = probe(nursery, "compile_fails", compile="default")
+def test_compiler_that_fails(fork_server: ForkServer) -> None:
+    record = probe(fork_server, "compile_fails", compile="default")
     assert (record.status, record.phase) == ("unsupported", "compile")
     assert "this pass does not know the graph" in record.message
 
@@ -192,13 +194,13 @@ HANGING = {
 
 
 @pytest.fixture(scope="module")
-def hung(nursery: Nursery) -> dict[str, MeasurementRecord]:
+def hung(fork_server: ForkServer) -> dict[str, MeasurementRecord]:
     """All at once: they do nothing but wait for the deadline."""
 
     def run(factory: str) -> MeasurementRecord:
         compile_mode = "default" if factory.startswith("compile") else "off"
         request = request_of(factory, compile=compile_mode)
-        return run_probe(request, deadline_seconds=SHORT_SECONDS, nursery=nursery)
+        return run_probe(request, deadline_seconds=SHORT_SECONDS, fork_server=fork_server)
 
     with ThreadPoolExecutor(len(HANGING)) as pool:
         return dict(zip(HANGING, pool.map(run, HANGING), strict=True))
@@ -242,30 +244,30 @@ def test_worker_that_cannot_be_started() -> None:
     assert "could not be started" in record.message
 
 
-def test_guard_killed_from_outside(nursery: Nursery, token: str) -> None:
+def test_guard_killed_from_outside(fork_server: ForkServer, token: str) -> None:
     """The worker goes with it, and the record says whose fault it was."""
 
     def kill_guard(event: ProbeEvent) -> None:
         if event.phase == "forward":
-            for pid in carrying(token) - {nursery.pid}:
-                if _parent(pid) == nursery.pid:
+            for pid in carrying(token) - {fork_server.pid}:
+                if _parent(pid) == fork_server.pid:
                     os.kill(pid, signal.SIGKILL)
 
     record = run_probe(
         request_of("hang_in_forward"),
         deadline_seconds=AMPLE_SECONDS,
-        nursery=nursery,
+        fork_server=fork_server,
         on_event=kill_guard,
     )
     assert record.status == "crashed"
-    assert "guard" in record.message
+    assert "supervisor" in record.message
 
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
-def test_interrupt_ends_the_worker(nursery: Nursery) -> None:
+def test_interrupt_ends_the_worker(fork_server: ForkServer) -> None:
     """Ctrl-C arrives while listening; the fixture looks for what remains."""
 
     def interrupt(event: ProbeEvent) -> None:
@@ -276,7 +278,7 @@ def test_interrupt_ends_the_worker(nursery: Nursery) -> None:
         run_probe(
             request_of("leave_children_and_hang"),
             deadline_seconds=AMPLE_SECONDS,
-            nursery=nursery,
+            fork_server=fork_server,
             on_event=interrupt,
         )
 
@@ -284,18 +286,18 @@ def test_interrupt_ends_the_worker(nursery: Nursery) -> None:
 PARENT = """
 import sys
 from contextlib import nullcontext
-from search.probe.nursery import Nursery
-from search.probe.runner import run_probe
+from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import run_probe
 from tests.search.probes import request_of
-with Nursery() if sys.argv[1] == "nursery" else nullcontext() as nursery:
-    run_probe(request_of("leave_children_and_hang"), deadline_seconds=300, nursery=nursery,
+with ForkServer() if sys.argv[1] == "fork_server" else nullcontext() as fork_server:
+    run_probe(request_of("leave_children_and_hang"), deadline_seconds=300, fork_server=fork_server,
               on_event=lambda event: print(event.phase, flush=True))
 """
 
 
-@pytest.mark.parametrize("start", ["process", "nursery"])
+@pytest.mark.parametrize("start", ["process", "fork_server"])
 def test_killed_parent_leaves_no_orphan(start: str) -> None:
-    """SIGKILL to the tuner in mid-probe: guard, nursery, worker and its children go too."""
+    """SIGKILL to the tuner in mid-probe: supervisor, server, worker and its children go too."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT, start], stdout=subprocess.PIPE)
     assert parent.stdout is not None
     for line in parent.stdout:
@@ -305,16 +307,16 @@ def test_killed_parent_leaves_no_orphan(start: str) -> None:
     parent.wait()
 
 
-def test_nursery_that_is_gone_is_done_without(token: str) -> None:
-    with Nursery() as gone:
+def test_fork_server_that_is_gone_is_done_without(token: str) -> None:
+    with ForkServer() as gone:
         os.kill(gone.pid, signal.SIGKILL)
         assert probe(gone, "tiny").status == "measured"
 
 
-def test_deadline_holds_while_the_nursery_starts(token: str) -> None:
-    with Nursery() as slow:
+def test_deadline_holds_while_the_fork_server_starts(token: str) -> None:
+    with ForkServer() as slow:
         os.kill(slow.pid, signal.SIGSTOP)
-        record = run_probe(request_of("tiny"), deadline_seconds=1.0, nursery=slow)
+        record = run_probe(request_of("tiny"), deadline_seconds=1.0, fork_server=slow)
         os.kill(slow.pid, signal.SIGKILL)
-    # A machine that was quick had the nursery answer before it was stopped: then the worker runs.
+    # A machine that was quick had the server answer before it was stopped: then the worker runs.
     assert record.status == "timed_out"

@@ -12,10 +12,11 @@ import torch
 
 from planner.schema import DeviceInfo
 from planner.units import GIB
-from search.probe import measure, meter, precision, runner
 from search.probe.device import MemoryInUse
-from search.probe.meter import Crowding
-from search.probe.report import Report
+from search.probe.parent import runner
+from search.probe.worker import measure, meter, precision
+from search.probe.worker.meter import Crowding
+from search.probe.worker.report import Report
 from tests.search.probes import AMPLE_SECONDS, request_of
 
 CARD = DeviceInfo(kind="cuda", name="Card", total_bytes=24 * GIB, capability=(8, 6))

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from planner.errors import UsageError
 from planner.schema import FactoryModel, TrainSetting
-from search.probe import device, guard
+from search.probe import device
 from search.probe.interval import median_interval
+from search.probe.parent import supervisor
 from search.probe.protocol import (
     MAX_MESSAGE_BYTES,
     AnswerReader,
@@ -220,16 +221,16 @@ def test_guard_looks_less_often_for_what_does_not_die(monkeypatch: pytest.Monkey
             raise ChildProcessError
         return {}
 
-    monkeypatch.setattr(guard, "descendants", lambda ancestor: [])
-    monkeypatch.setattr(guard, "reap", reap)
-    monkeypatch.setattr(guard.time, "sleep", waits.append)
-    guard.end_descendants()
+    monkeypatch.setattr(supervisor, "descendants", lambda ancestor: [])
+    monkeypatch.setattr(supervisor, "reap", reap)
+    monkeypatch.setattr(supervisor.time, "sleep", waits.append)
+    supervisor.end_descendants()
     assert waits[:3] == [0.002, 0.004, 0.008]
     assert max(waits) == waits[-1] == 0.05
 
 
 def test_guard_imports_little() -> None:
     """It is started for every probe: no more than a bare interpreter and ctypes."""
-    code = "import sys; import search.probe.guard; print(len(sys.modules))"
+    code = "import sys; import search.probe.parent.supervisor; print(len(sys.modules))"
     answer = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, check=True)
     assert int(answer.stdout) < 80

@@ -14,12 +14,12 @@ import pytest
 from planner.environment.rates import load_rates
 from planner.hardware import find_gpu
 from planner.schema import DeviceInfo, TrainSetting
-from planner.throughput import rates_for
+from planner.throughput.prediction import rates_for
 from planner.units import GIB, MIB
-from search import rates
-from search.estimator import DeviceEstimator
 from search.probe.device import MemoryInUse, describe_device
 from search.probe.nvml import NvmlProcess
+from search.surrogate import device_rates as rates
+from search.surrogate.estimator import DeviceEstimator
 from tests.search.processes import carrying, marked, remaining
 from tests.search.tables import MODEL
 
@@ -30,7 +30,7 @@ H100 = DeviceInfo(
 MEASURE = """
 import json, sys
 from search.probe.device import describe_device
-from search.rates import device_rates
+from search.surrogate.device_rates import device_rates
 said = []
 found = [device_rates("cpu", describe_device("cpu"), None, said.append) for _ in range(2)]
 assert found[0] == found[1] and found[0] is not None, found
@@ -120,7 +120,7 @@ def measure(device):
     print("measuring", os.environ["OMP_WAIT_POLICY"], flush=True)
     time.sleep(600)
 rates.measure_rates = measure
-from search.rates import main
+from search.surrogate.device_rates import main
 main()
 """
 TUNER = """

@@ -9,11 +9,11 @@ import pytest
 from planner.cli.tune import print_recommendation
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import GIB
-from search.belief import Belief
 from search.interrupts import ENDINGS
-from search.prior import generic_prior
-from search.recommend import Search, break_even_steps, choose, contenders, front, recommend
+from search.result.recommend import Search, break_even_steps, choose, contenders, front, recommend
 from search.space import candidate, make_space
+from search.surrogate.posterior import Belief
+from search.surrogate.prior import generic_prior
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 PLAIN = TrainSetting(precision="fp32", batch_size=16, attention="eager")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.schema import TrainSetting
-from search.records import (
+from search.study.records import (
     RecordsNotWrittenError,
     append_records,
     format_record,

@@ -8,11 +8,11 @@ import pytest
 
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import GIB
-from search.baselines import WALKS, WalkStrategy
-from search.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 from search.session import SAME_FAILURES, Limits, ReplayBook, Session
 from search.space import space_of
-from search.strategy import Choice, PlannerStrategy, Situation, Strategy
+from search.strategies.planner_strategy import Choice, PlannerStrategy, Situation, Strategy
+from search.strategies.walks import WALKS, WalkStrategy
+from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 from tests.search.tables import invented_table, make_record, true_bytes, true_seconds
 
 BUDGET = 15 * GIB

@@ -14,8 +14,8 @@ from pathlib import Path
 import optuna
 import pytest
 
-from search.records import read_records
-from search.study import make_study
+from search.study.records import read_records
+from search.study.study import make_study
 from tests.search.tables import make_record
 from tests.search.test_killed import SPACE, check_whole, finish, start, survive
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from search.interrupts import heard
-from search.probe.nursery import Nursery
-from search.records import read_records
+from search.probe.parent.fork_server import ForkServer
+from search.study.records import read_records
 from tests.search.processes import marked, remaining
 
 ARGUMENTS = [
@@ -162,14 +162,15 @@ def test_progress_that_nobody_can_read_ends_no_search(tmp_path: Path) -> None:
     assert done.stdout == "went on\n"
 
 
-def test_a_nursery_that_still_imports_ends_with_its_parent(tmp_path: Path) -> None:
+def test_a_fork_server_that_still_imports_ends_with_its_parent(tmp_path: Path) -> None:
     """It does not listen yet: torch takes its time here."""
     torch = tmp_path / "torch"
     torch.mkdir()
     (torch / "__init__.py").write_text(
         f"import time; open({str(tmp_path / 'importing')!r}, 'w'); time.sleep(300)"
     )
-    code = f"from {Nursery.__module__} import Nursery; n = Nursery(); import time; time.sleep(300)"
+    server = f"from {ForkServer.__module__} import ForkServer; n = ForkServer()"
+    code = f"{server}; import time; time.sleep(300)"
     path = os.pathsep.join([str(tmp_path), *sys.path])
     with marked() as token:
         parent = subprocess.Popen(

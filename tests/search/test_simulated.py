@@ -14,10 +14,10 @@ from statistics import median
 import numpy as np
 import pytest
 
-from planner.estimate import choose, step_ledger
+from planner.affine import operations_of
+from planner.estimation import choose, step_ledger
 from planner.hardware import recognise_gpu
-from planner.step.recording import operations_of
-from planner.throughput import predict_step, rates_for
+from planner.throughput.prediction import predict_step, rates_for
 from tests.benchmarks import simulated_report as report
 from tests.benchmarks.simulated_devices import EAGER, choose_devices, search_device
 from tests.benchmarks.simulated_draws import (

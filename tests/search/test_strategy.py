@@ -12,18 +12,9 @@ from planner.errors import PlannerError
 from planner.schema import TrainSetting
 from planner.schema.record import BUDGET_ENDED
 from planner.units import GIB
-from search.baselines import WALKS, WalkStrategy
-from search.belief import Belief, expected_gain
-from search.cost import ProbeCosts, guess_compile_seconds
-from search.prior import (
-    ESTIMATED_BYTES,
-    ESTIMATED_SECONDS,
-    Guess,
-    Prior,
-    generic_prior,
-)
 from search.replay import Replay, probes_to_within, run_strategy
-from search.sampler import (
+from search.space import make_space
+from search.strategies.optuna_samplers import (
     BYTES_ATTR,
     PlannerSampler,
     SamplerStrategy,
@@ -32,8 +23,17 @@ from search.sampler import (
     suggest,
     to_params,
 )
-from search.space import make_space
-from search.strategy import PlannerStrategy, Situation
+from search.strategies.planner_strategy import PlannerStrategy, Situation
+from search.strategies.walks import WALKS, WalkStrategy
+from search.surrogate.posterior import Belief, expected_gain
+from search.surrogate.prior import (
+    ESTIMATED_BYTES,
+    ESTIMATED_SECONDS,
+    Guess,
+    Prior,
+    generic_prior,
+)
+from search.surrogate.probe_cost import ProbeCosts, guess_compile_seconds
 from tests.search.tables import (
     GPU,
     MODEL,

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import backends, nn
 
-from planner.emit import TARGETS, emit_setting
 from planner.schema import FactoryModel, TrainSetting
 from planner.schema.setting import CUDNN_BENCHMARK
-from search.probe import subject
-from search.probe.nursery import Nursery
-from search.probe.precision import set_precision
+from planner.trainers.emission import TARGETS, emit_setting
+from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import run_probe
 from search.probe.protocol import ProbeRequest
-from search.probe.runner import run_probe
-from tests.emit.cases import FakeEstimator, tiny
+from search.probe.worker import subject
+from search.probe.worker.precision import set_precision
 from tests.search.probes import AMPLE_SECONDS, request_of
+from tests.trainers.cases import FakeEstimator, tiny
 
 # (precision, what fp32 matmul is set to, whether cuDNN may use TF32)
 PRECISIONS = [("fp32", "highest", False), ("tf32", "high", True), ("bf16", "highest", True)]
@@ -79,8 +79,8 @@ def test_precision_holds_over_what_the_newer_interface_set(
 
 
 @pytest.mark.parametrize("factory", ["sets_tf32_anew", "sets_tf32_of_old"])
-def test_users_precision_gives_way_to_the_settings(nursery: Nursery, factory: str) -> None:
-    record = run_probe(request_of(factory), deadline_seconds=AMPLE_SECONDS, nursery=nursery)
+def test_users_precision_gives_way_to_the_settings(fork_server: ForkServer, factory: str) -> None:
+    record = run_probe(request_of(factory), deadline_seconds=AMPLE_SECONDS, fork_server=fork_server)
     assert record.status == "measured", record.message
 
 

@@ -11,13 +11,13 @@ import pytest
 from planner.schema import FactoryModel, MeasurementRecord, TrainSetting
 from planner.units import GIB
 from search import prober as probing
-from search.probe import measure, meter
 from search.probe.protocol import CUDA_SECONDS, FINALIST_SECONDS, ProbeRequest, WorkOrder
-from search.probe.report import Report
 from search.probe.stopping import StopRule
+from search.probe.worker import measure, meter
+from search.probe.worker.report import Report
 from search.prober import DeviceProber
 from search.space import candidate
-from search.strategy import Choice
+from search.strategies.planner_strategy import Choice
 from tests.search.probes import request_of
 
 MODEL = FactoryModel(factory="a:b")
@@ -85,7 +85,7 @@ def test_drift_is_told(samples: list[float], words: str | None) -> None:
 
 
 class Clock:
-    """A clock for `search.probe.measure` that only steps move."""
+    """A clock for `search.probe.worker.measure` that only steps move."""
 
     now = 0.0
 

@@ -14,14 +14,14 @@ from planner.schema import MeasurementRecord
 from planner.schema.record import BUDGET_ENDED
 from planner.schema.result import Recommendation
 from planner.units import GIB
-from search import lock
-from search import tune as tune_file
+from search import tuning as tune_file
 from search.probe.device import MemoryInUse
-from search.records import format_record, read_records
 from search.replay import Replay
 from search.session import Limits, ReplayProber
-from search.strategy import Choice
-from search.tune import tune
+from search.strategies.planner_strategy import Choice
+from search.study.records import format_record, read_records
+from search.study.study import lock
+from search.tuning import tune
 from tests.search.tables import GPU, MODEL, SMALL, invented_table, make_record
 
 
@@ -288,7 +288,7 @@ def test_an_unknown_strategy_says_the_nearest() -> None:
 
 def test_the_tuner_imports_no_torch(table: Path) -> None:
     script = (
-        "import sys; from search.tune import tune;"
+        "import sys; from search.tuning import tune;"
         f"tune(None, replay={str(table)!r}); tune(None, replay={str(table)!r}, strategy='tpe');"
         "print('torch' in sys.modules)"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from search.records import format_record, read_records
+from search.study.records import format_record, read_records
 from tests.search.tables import invented_table
 
 TINY = [

@@ -12,7 +12,7 @@ import pytest
 from planner.errors import PlannerError, UsageError
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.schema.record import BUDGET_ENDED, PhaseBytes
-from search.records import append_records, read_records
+from search.study.records import append_records, read_records
 from search.validation.compare import (
     accuracy,
     compare,

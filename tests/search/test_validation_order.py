@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import create_model
 
-from planner.estimate import estimate
+from planner.estimation import estimate
 from planner.schema import SwinConfig, TrainSetting
 from search.validation.matrix import (
     HELD_OUT_ONE_IN,

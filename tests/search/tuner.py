@@ -14,9 +14,9 @@ from random import Random
 
 from planner.schema import MeasurementRecord
 from planner.units import GIB
-from search import tune as tune_file
+from search import tuning as tune_file
 from search.probe.device import MemoryInUse
-from search.strategy import Choice
+from search.strategies.planner_strategy import Choice
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 BATCHES = (8, 16, 512)

@@ -15,8 +15,8 @@ from typing import Any
 
 from planner.cli import main
 from planner.schema import MeasurementRecord
-from search import tune as tune_file
-from search.strategy import Choice
+from search import tuning as tune_file
+from search.strategies.planner_strategy import Choice
 from tests.search.tables import make_record
 from tests.search.tuner import pretend_gpu
 

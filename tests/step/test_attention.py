@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from planner import TrainSetting, estimate
+from planner import TrainSetting
+from planner import estimation as estimate
+from planner.ledger import Allocated, Event, Freed
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.schema import SwinConfig
 from planner.step.attention import backward_scratch
 from planner.step.compiled.ledger import CompiledRecorder
-from planner.step.ledger import Allocated, Event, Freed
 
 LABEL = "aten._scaled_dot_product_efficient_attention_backward"
 TINY = SwinConfig(

@@ -16,7 +16,8 @@ from typing import Any
 import networkx
 import pytest
 
-from planner import estimate
+from planner import estimation as estimate
+from planner.ledger import Allocated, Computed, Freed, Ledger, Marked, Tagged
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.schema import SwinConfig, TrainSetting
@@ -27,7 +28,6 @@ from planner.step.compiled.module import peak_bytes
 from planner.step.compiled.operators import RANDOM, RECOMPUTABLE, VIEWS
 from planner.step.compiled.partition import Partition, partition
 from planner.step.compiled.recording import record_graph
-from planner.step.ledger import Allocated, Computed, Freed, Ledger, Marked, Tagged
 from planner.step.strides import Shape
 from planner.step.training import record_training
 from tests.libraries.steps import Changes, name_of, needs
@@ -78,8 +78,8 @@ def assert_saves_as_torch(config: SwinConfig, setting: TrainSetting) -> None:
     transcribed partitioner chooses the same nodes of the real joint graph."""
     from planner.trace.partition import partition_compiled
 
-    room = find_library(config.library)
-    real = partition_compiled(lambda: room.build(config, setting), config, setting)
+    spec = find_library(config.library)
+    real = partition_compiled(lambda: spec.build(config, setting), config, setting)
     on_real_graph = partition(real.graph())
     names = [node.name for node in real.joint.graph.nodes]
     chosen = {names[node.index] for node in on_real_graph.saved_intermediates()}
@@ -156,8 +156,8 @@ def test_pure_bf16_saves_wider_statistics_than_on_a_cpu() -> None:
 
     config = tiny("timm")
     setting = setting_for(config, precision="pure-bf16")
-    room = find_library("timm")
-    real = partition_compiled(lambda: room.build(config, setting), config, setting).saved_bytes()
+    spec = find_library("timm")
+    real = partition_compiled(lambda: spec.build(config, setting), config, setting).saved_bytes()
     mine = partition(graph_of(config, setting))
     statistics = sum(
         node.num_bytes

@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from planner import SwinConfig, TrainSetting, estimate
+from planner import SwinConfig, TrainSetting
+from planner import estimation as estimate
+from planner.affine import Recorder
 from planner.errors import UnsupportedError
-from planner.estimate import Estimate, step_ledger
+from planner.estimation import Estimate, step_ledger
+from planner.ledger import Allocated, Ledger, Marked
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
+from planner.memory.profile import find_alive
 from planner.report.tables import breakdown_table
 from planner.schema import DeviceInfo
 from planner.step.data_parallel import BUCKET_LABEL, REBUILT_LIMITS, assign_buckets
-from planner.step.ledger import Allocated, Ledger, Marked
-from planner.step.reading import find_alive
-from planner.step.recording import Recorder
 from planner.step.training import record_training
 from planner.trace import cpu_memory, measure_cpu_memory_events
 from planner.training import Training
@@ -89,10 +90,10 @@ def test_buckets_are_those_that_ddp_makes_of_the_real_module(
     group: None, library: str, checkpointing: str
 ) -> None:
     model = SMALL.model_copy(update={"library": library})
-    room = find_library(model.library)
-    setting = room.resolve_setting(model, DDP.model_copy(update={"checkpointing": checkpointing}))
-    ledger = record_training(room.on_shapes(model, setting), model, setting)
-    module = room.build(model, setting)
+    spec = find_library(model.library)
+    setting = spec.resolve_setting(model, DDP.model_copy(update={"checkpointing": checkpointing}))
+    ledger = record_training(spec.on_shapes(model, setting), model, setting)
+    module = spec.build(model, setting)
     wrapped = DistributedDataParallel(module)
     optimizer = torch.optim.SGD(module.parameters(), 1e-3)
     for _ in range(3):
@@ -107,15 +108,15 @@ def test_buckets_are_those_that_ddp_makes_of_the_real_module(
 @pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"frozen_stages": 1}])
 def test_a_step_holds_what_it_does_on_a_cpu(group: None, changes: dict[str, int]) -> None:
     setting = DDP.model_copy(update={"optimizer": "sgd-forloop", **changes})
-    room = find_library("native")
-    ledger = record_training(room.on_shapes(SMALL, setting), SMALL, setting)
+    spec = find_library("native")
+    ledger = record_training(spec.on_shapes(SMALL, setting), SMALL, setting)
 
     def wrapped(module: nn.Module, *rest: object) -> Training:
         call = DistributedDataParallel(module)
         return Training(module, *rest, compiled=call)  # type: ignore[arg-type]
 
     with mock.patch.object(cpu_memory, "Training", wrapped):
-        real = measure_cpu_memory_events(lambda: room.build(SMALL, setting), SMALL, setting)
+        real = measure_cpu_memory_events(lambda: spec.build(SMALL, setting), SMALL, setting)
     for mine, theirs in zip(phase_ends(ledger.events), phase_ends(real.events), strict=True):
         assert mine[:2] == theirs[:2]
         # DDP keeps a few numbers on the host, which is here the device.

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from planner.ledger import Ledger
 from planner.libraries.registry import find_library
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.frames import _callers_keep_arguments, plain_calls
-from planner.step.ledger import Ledger
 from planner.step.training import record_training
 
 TINY = SwinConfig(image_size=(56, 56), depths=(2, 2), num_heads=(1, 2), embed_dim=32)

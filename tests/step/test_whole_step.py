@@ -11,12 +11,12 @@ from importlib.util import find_spec
 import pytest
 
 from planner.errors import UnsupportedError
-from planner.estimate import Estimate, estimate
+from planner.estimation import Estimate, estimate
+from planner.ledger import Computed
 from planner.libraries.adapters_on_shapes import named_parameters
 from planner.libraries.registry import find_library
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.autocast import AutocastScope
-from planner.step.ledger import Computed
 from planner.step.nn import Linear
 from planner.step.tensor import Device, empty
 from tests.libraries.steps import (
@@ -48,7 +48,7 @@ WITH_ADAPTERS = [("native", 1), ("timm", 1), ("transformers", 1), ("transformers
 
 
 def needs_library(library: str) -> None:
-    """Skips where `library` is not installed; to import it is its room's own matter."""
+    """Skips where `library` is not installed; to import it is its spec's own matter."""
     if library != "native" and find_spec(library) is None:
         pytest.skip(f"not installed: {library}")
 
@@ -259,9 +259,9 @@ def test_the_same_weights_are_trained(library: str, version: int) -> None:
     if (library, version) in WITH_ADAPTERS:
         settings.append(TrainSetting(frozen_stages=1, lora_rank=2))
     for setting in settings:
-        room = find_library(library)
-        real = room.build(config, setting).named_parameters()
-        ours = named_parameters(room.on_shapes(config, setting)(Device()))
+        spec = find_library(library)
+        real = spec.build(config, setting).named_parameters()
+        ours = named_parameters(spec.on_shapes(config, setting)(Device()))
         assert [(name, tuple(p.shape), p.requires_grad) for name, p in real] == [
             (name, p.shape, p.requires_grad) for name, p in ours
         ]

@@ -41,7 +41,7 @@ BIAS_CEILING = 16.0  # version 2: the position bias is 16 × sigmoid, the author
 
 
 def build(config: SwinConfig, setting: TrainSetting) -> SwinTransformer:
-    """As every library's room has it; the setting's attention is resolved (eager or sdpa)."""
+    """As every library's spec has it; the setting's attention is resolved (eager or sdpa)."""
     attention: Attention = "eager" if setting.attention == "eager" else "sdpa"
     return build_swin(config, attention, setting.checkpointing)
 

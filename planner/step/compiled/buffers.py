@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from planner.ledger import OperationKind
 from planner.step.attention import backward_scratch
 from planner.step.compiled.graph import Value
 from planner.step.compiled.operators import RECOMPUTABLE, VIEWS
-from planner.step.ledger import OperationKind
 
 _MAX_READS_REUSED = 4  # config.realize_reads_threshold
 _MAX_READS = 8  # config.realize_acc_reads_threshold

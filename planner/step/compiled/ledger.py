@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from planner.ledger import Ledger
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.setting import GRAPH_MODES
 from planner.step.compiled.graph import Graph, Value, between
 from planner.step.compiled.module import CompiledGraph, CompiledModule, compile_graph
 from planner.step.compiled.recording import record_graph
-from planner.step.ledger import Ledger
 from planner.step.nn import Module
 from planner.step.tensor import Device
 from planner.step.training import record_training

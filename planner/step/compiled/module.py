@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from planner.ledger import Allocated, Freed
 from planner.step.autograd import Gradients, Node, begin, finish
 from planner.step.compiled.buffers import Kernel, buffer_of, plan
 from planner.step.compiled.graph import Graph, Value, is_input
 from planner.step.compiled.partition import partition
-from planner.step.ledger import Allocated, Freed
 from planner.step.nn import Module
 from planner.step.strides import contiguous_strides
 from planner.step.tensor import Device, Parameter, Storage, Tensor

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.step.snapshot import replay_snapshot
+from planner.memory.snapshot import replay_snapshot
 from search.probe.observation.order import Order, Teller
 from search.probe.observation.subject import Subject
 from search.probe.observation.view import CudaView, NotHereError, View, record_history

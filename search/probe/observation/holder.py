@@ -11,7 +11,7 @@ import sys
 import torch
 
 from planner.units import MIB
-from search.probe.guard import PR_SET_PDEATHSIG, set_process_option
+from search.probe.parent.supervisor import PR_SET_PDEATHSIG, set_process_option
 
 _PIECE_BYTES = 256 * MIB
 

@@ -14,11 +14,11 @@ import torch
 
 from planner.training import Training
 from search.probe.interval import median_interval
-from search.probe.meter import Mark, make_meter
 from search.probe.observation.order import WORKER_COMMAND, Hearer, Order, Teller
 from search.probe.observation.subject import Subject
 from search.probe.observation.view import View
-from search.probe.verdict import causes, classify, read_memory
+from search.probe.worker.meter import Mark, make_meter
+from search.probe.worker.verdict import causes, classify, read_memory
 
 # The head of a long error says what, its tail where: both are kept.
 _HEAD_CHARACTERS, _TAIL_CHARACTERS = 4000, 2000

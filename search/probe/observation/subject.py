@@ -14,9 +14,9 @@ from planner.schema import SwinConfig, TrainSetting
 from planner.schema.observation import Observation
 from planner.training import Training, make_batch
 from search.probe.observation.view import NotHereError
-from search.probe.precision import set_precision
 from search.probe.protocol import ProbeRequest
-from search.probe.subject import seed_everything, touch_libraries
+from search.probe.worker.precision import set_precision
+from search.probe.worker.subject import seed_everything, touch_libraries
 
 
 class Subject:
@@ -32,9 +32,9 @@ class Subject:
         self.model = model
         self.device = torch.device(device)
         fields = dict(observation.setting)
-        room = find_library(model.library)
+        spec = find_library(model.library)
         if fields.get("attention", "library") == "library":
-            fields["attention"] = room.default_attention(model)
+            fields["attention"] = spec.default_attention(model)
         self.setting = TrainSetting().model_copy(update=fields)
         if self.setting.precision == "tf32" and self.device.type == "cpu":
             raise NotHereError("the CPU has no tf32")

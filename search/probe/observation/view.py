@@ -14,9 +14,9 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from search.probe import resident
 from search.probe.device import nvml_device
 from search.probe.nvml import NvmlDevice
+from search.probe.worker import process_memory
 
 # What is left of a device beside a ballast is asked of the driver, which gives whole pages.
 _PAGE_BYTES = 2 * 1024**2
@@ -200,35 +200,35 @@ class CpuView:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self.base = resident.read_resident()
+        self.base = process_memory.read_resident()
 
     def start(self) -> None:
-        resident.settle()
-        self.base = resident.read_resident()
+        process_memory.settle()
+        self.base = process_memory.read_resident()
 
     def synchronize(self) -> None:
         pass
 
     def memory(self) -> dict[str, int]:
-        now = resident.read_resident()
+        now = process_memory.read_resident()
         return {"resident_bytes": now.anonymous, "peak_resident_bytes": now.peak}
 
     def reset_peak(self) -> None:
-        resident.reset_peak()
+        process_memory.reset_peak()
 
     def release_cache(self) -> None:
         gc.collect()
-        resident.settle()
+        process_memory.settle()
 
     def held_peak(self) -> int:
-        now = resident.read_resident()
+        now = process_memory.read_resident()
         return max(0, now.peak - now.file - self.base.anonymous)
 
     def leave_room(self, num_bytes: int) -> object:
         """A wall for this process's memory, and a ballast in front of it."""
         ballast = 64 * 1024**2
-        cap = resident.GrowthCap(resident.read_resident(), ballast + num_bytes)
-        cap.limit -= resident.UNTOUCHED_BYTES
+        cap = process_memory.GrowthCap(process_memory.read_resident(), ballast + num_bytes)
+        cap.limit -= process_memory.UNTOUCHED_BYTES
         filled = torch.empty(ballast, dtype=torch.uint8)
         cap.impose()
         return filled, cap

@@ -1,0 +1,376 @@
+"""Model + setting + GPU -> Estimate. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from planner.affine import LineEvents, Recorder, operations_of
+from planner.arguments import (
+    ModelLike,
+    SettingLike,
+    check_fields,
+    read_allocator,
+    read_gpu,
+    read_memory,
+    read_model,
+    read_setting,
+)
+from planner.errors import UsageError
+from planner.hardware.gpu import Gpu
+from planner.hardware.overheads import Overheads, overheads_for
+from planner.hardware.precisions import check_precision
+from planner.ledger import CATEGORIES, Ledger
+from planner.left_out import left_out
+from planner.libraries.limits import graph_limit
+from planner.libraries.registry import find_library
+from planner.memory.allocator_config import AllocatorConfig, environment_allocator
+from planner.memory.profile import Instant, Profile, Reading, read_ledger
+from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
+from planner.step.compiled.modes import (
+    BROKEN_RANGE,
+    COMPILED_RANGE,
+    is_one_graph,
+    shares_a_ledger,
+)
+from planner.step.training import BuildOnShapes, record_training
+from planner.units import format_bytes
+
+if TYPE_CHECKING:
+    from planner.step.compiled.ledger import CompiledRecorder
+    from planner.throughput.prediction import DeviceRates, StepTime
+
+# One ledger holds at most so many micro-batches: the third repeats the second.
+RECORDED_MICRO_BATCHES = 2
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """A predicted optimizer step in seconds and images/s; `basis` says what the rates rest on.
+
+    `uncertainty` is relative: 0.35 means that either figure may be off by 35% either way.
+    """
+
+    step_seconds: float
+    images_per_second: float
+    basis: str
+    uncertainty: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A ledger judged. All sizes in bytes; `breakdown` is what is live at the peak instant."""
+
+    model: SwinConfig | FactoryModel
+    setting: TrainSetting
+    num_parameters: int
+    breakdown: dict[str, int]
+    saved_activation_bytes: int
+    peak_live_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_total_bytes: int
+    peak_at: str
+    fits: bool | None
+    budget_bytes: int | None
+    headroom_bytes: int | None
+    low_bytes: int
+    high_bytes: int
+    assumed: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    throughput: Throughput | None = None
+    live_bytes: dict[str, int] = field(default_factory=dict)
+    largest_at_peak: tuple[tuple[str, str, int], ...] = ()
+
+    @property
+    def fits_surely(self) -> bool | None:
+        """Whether even the upper end of what is expected fits; None where nothing was named."""
+        if self.fits is None or self.budget_bytes is None:
+            return None
+        return self.fits and self.high_bytes <= self.budget_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `planner estimate --json` prints: sizes are integers in bytes."""
+        return {
+            "model": self.model.model_dump(mode="json"),
+            "setting": self.setting.model_dump(mode="json"),
+            "parameters": self.num_parameters,
+            "breakdown": dict(self.breakdown),
+            "saved_activation_bytes": self.saved_activation_bytes,
+            "peak_live_bytes": self.peak_live_bytes,
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "device_total_bytes": self.device_total_bytes,
+            "peak_at": self.peak_at,
+            "live_bytes": dict(self.live_bytes),
+            "largest_at_peak": [
+                {"path": path, "operation": label, "bytes": num_bytes}
+                for path, label, num_bytes in self.largest_at_peak
+            ],
+            "fits": self.fits,
+            "fits_surely": self.fits_surely,
+            "budget_bytes": self.budget_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "uncertainty": {"low_bytes": self.low_bytes, "high_bytes": self.high_bytes},
+            "assumed": list(self.assumed),
+            "left_out": list(self.left_out),
+            "throughput": asdict(self.throughput) if self.throughput else None,
+        }
+
+
+def estimate(
+    model: ModelLike,
+    setting: SettingLike | None = None,
+    *,
+    gpu: str | Gpu | None = None,
+    memory_bytes: int | str | None = None,
+    allocator: str | AllocatorConfig | None = None,
+    **overrides: Any,
+) -> Estimate:
+    """The memory and time of one training step, without running it.
+
+    `model` is `LIBRARY:NAME`, a configuration file, a `SwinConfig` or its fields; `setting`
+    defaults to batch 64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are
+    fields of either. The budget is `memory_bytes` (or a text as 24GiB), else the GPU's memory, else
+    none and `fits` is None. `allocator` are
+    the caching allocator's options; None are those that torch would find in this environment.
+    Raises UsageError for what is unknown, UnsupportedError for what the library cannot do.
+    """
+    device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
+    config, chosen = choose(model, setting, device, overrides)
+    ledger = step_ledger(config, chosen)
+    if allocator is None:
+        allocator = environment_allocator(os.environ)
+    return judge(config, chosen, ledger, device, memory, allocator)
+
+
+def choose(
+    model: ModelLike,
+    setting: SettingLike | None,
+    gpu: Gpu | None,
+    overrides: Mapping[str, Any],
+) -> tuple[SwinConfig, TrainSetting]:
+    """The architecture and the setting meant, the setting resolved for the model's library."""
+    check_fields(overrides)
+    of_setting = {k: v for k, v in overrides.items() if k in TrainSetting.model_fields}
+    of_model = {k: v for k, v in overrides.items() if k not in of_setting}
+    chosen = read_setting(setting, {"precision": default_precision(gpu)})
+    chosen = parse(TrainSetting, {**chosen.model_dump(), **of_setting}, "the setting")
+    check_precision(gpu, chosen.precision)
+    resolved, chosen = resolve(read_model(model, of_model), chosen)
+    assert isinstance(resolved, SwinConfig)
+    return resolved, chosen
+
+
+def resolve(
+    model: SwinConfig | FactoryModel, setting: TrainSetting, traced: bool = False
+) -> tuple[SwinConfig | FactoryModel, TrainSetting]:
+    """The setting as the model's library will run it; a module of one's own only for a trace.
+
+    Raises UsageError and UnsupportedError.
+    """
+    if isinstance(model, FactoryModel):
+        if traced:
+            limit = graph_limit(setting)
+            if limit is not None:
+                raise limit.error()
+            return model, setting
+        raise UsageError(
+            f"{model.factory!r} is a module of your own, which only a trace can estimate.",
+            "Add --trace, which runs it on fake tensors, or probe it with 'planner tune'.",
+        )
+    spec = find_library(model.library)
+    spec.check(model)
+    return model, spec.resolve_setting(model, setting)
+
+
+def default_precision(gpu: Gpu | None) -> str:
+    """bf16, or fp16 where the device has no bf16."""
+    return "fp16" if gpu is not None and not gpu.has_bf16 else "bf16"
+
+
+_RECORDERS: dict[tuple[SwinConfig, TrainSetting], Recorder | CompiledRecorder] = {}
+
+
+def step_ledger(config: SwinConfig, setting: TrainSetting) -> Ledger:
+    """The events of building the model and of its first two optimizer steps.
+
+    Kept per model and setting: other batch sizes are read from two recordings. At most
+    `RECORDED_MICRO_BATCHES` micro-batches are recorded, since the third repeats the second.
+    """
+    mode = shares_a_ledger(setting.compile) if is_one_graph(config, setting) else "off"
+    # What does not change the events shares a recording.
+    alike = setting.model_copy(
+        update={
+            "batch_size": 1,
+            "accumulate": min(setting.accumulate, RECORDED_MICRO_BATCHES),
+            "compile": mode,
+        }
+    )
+    recorder = _RECORDERS.get((config, alike))
+    if recorder is None:
+        build = find_library(config.library).on_shapes(config, setting)
+
+        def record(batch_size: int) -> Ledger:
+            at_batch = alike.model_copy(update={"batch_size": batch_size})
+            return record_training(build, config, at_batch)
+
+        recorder = Recorder(record) if mode == "off" else _compiled(build, config, alike)
+        _RECORDERS[config, alike] = recorder
+    return recorder.ledger(setting.batch_size)
+
+
+def _compiled(build: BuildOnShapes, config: SwinConfig, setting: TrainSetting) -> CompiledRecorder:
+    from planner.step.compiled.ledger import CompiledRecorder
+
+    return CompiledRecorder(build, config, setting)
+
+
+def judge(
+    config: SwinConfig | FactoryModel,
+    setting: TrainSetting,
+    ledger: Ledger,
+    gpu: Gpu | None = None,
+    memory_bytes: int | None = None,
+    allocator: AllocatorConfig | None = None,
+    rates: DeviceRates | None = None,
+) -> Estimate:
+    """What a ledger means on a device: totals, verdict, range, and what they rest on.
+
+    `allocator` None means torch's defaults. Time is predicted by `rates`, or by those of the
+    catalogue's `gpu`.
+    """
+    outside = overheads_for(gpu)
+    workspace = outside.num_workspaces * outside.workspace_bytes
+    budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
+    allowed = None
+    if allocator is not None:
+        allowed = allocator.allowed_bytes(gpu.memory_bytes if gpu else memory_bytes)
+    if allowed is not None and budget is not None:
+        budget = min(budget, allowed + outside.context_bytes)
+    reading = _read(ledger, outside.workspace_bytes, allocator, allowed)
+    live, peak, reserved = reading.live, reading.peak, reading.peak_reserved_bytes
+    total = reserved + outside.context_bytes
+    breakdown: dict[str, int] = {c: peak.by_category.get(c, 0) for c in CATEGORIES}
+    breakdown |= {
+        "workspace": workspace,
+        "allocator_overhead": reserved - live.peak_bytes - workspace,
+        "cuda_context": outside.context_bytes,
+    }
+    low, high = _range(config, setting, reserved, outside)
+    time = _step_time(ledger, setting, gpu, rates)
+    return Estimate(
+        model=config,
+        setting=setting,
+        num_parameters=ledger.num_parameters,
+        breakdown=breakdown,
+        saved_activation_bytes=live.saved_bytes + ledger.pooled_saved_bytes,
+        peak_live_bytes=live.peak_bytes,
+        peak_allocated_bytes=reading.peak_allocated_bytes,
+        peak_reserved_bytes=reserved,
+        device_total_bytes=total,
+        peak_at=describe_instant(peak, setting),
+        fits=None if budget is None else total <= budget,
+        budget_bytes=budget,
+        headroom_bytes=None if budget is None else budget - total,
+        low_bytes=low,
+        high_bytes=high,
+        assumed=(*outside.basis, *_allocator_basis(allocator, allowed), *ledger.notes),
+        left_out=(*left_out(config, setting), *_left_out_of_time(time)),
+        throughput=_throughput(time),
+        live_bytes=_phase_live_bytes(live),
+        largest_at_peak=peak.largest,
+    )
+
+
+def _read(
+    ledger: Ledger,
+    workspace_bytes: int,
+    allocator: AllocatorConfig | None,
+    allowed_bytes: int | None,
+) -> Reading:
+    """From its line's course where the ledger has one, which is the short way to the same."""
+    course = ledger.events.course if isinstance(ledger.events, LineEvents) else None
+    if course is None:
+        return read_ledger(ledger, workspace_bytes, allocator, allowed_bytes)
+    return course.read(ledger.batch_size, workspace_bytes, allocator, allowed_bytes)
+
+
+def _range(
+    config: SwinConfig | FactoryModel, setting: TrainSetting, reserved: int, outside: Overheads
+) -> tuple[int, int]:
+    """Between these the device total is expected to lie."""
+    low_share, high_share = 1 - outside.reserved_error, 1 + outside.reserved_error
+    if setting.compile != "off":
+        one_graph = is_one_graph(config, setting)
+        low_share, high_share = COMPILED_RANGE if one_graph else BROKEN_RANGE
+    return (
+        int(reserved * low_share) + outside.context_low_bytes,
+        int(reserved * high_share) + outside.context_high_bytes,
+    )
+
+
+def _allocator_basis(config: AllocatorConfig | None, allowed_bytes: int | None) -> list[str]:
+    if config is None:
+        return ["the caching allocator with its default settings"]
+    basis = [f"the caching allocator with {config.source or 'the options given'}"]
+    share = config.per_process_memory_fraction
+    if allowed_bytes is not None:
+        basis.append(
+            f"per_process_memory_fraction lets it reserve {format_bytes(allowed_bytes)}, which "
+            "leaves out the CUDA context"
+        )
+    elif share is not None and share < 1:
+        basis.append(
+            "per_process_memory_fraction is a share of the device's memory, and no device was "
+            "named: it is not applied"
+        )
+    if config.garbage_collection_threshold and allowed_bytes is None:
+        basis.append(
+            "garbage_collection_threshold changes nothing: torch collects only where a memory "
+            "fraction below 1 is set"
+        )
+    return basis
+
+
+def _phase_live_bytes(live: Profile) -> dict[str, int]:
+    """Live bytes at the end of each phase of the steady step (of its last micro-batch)."""
+    ends = {"before_step": live.before_step}
+    for phase, num_bytes in live.ends:
+        ends[f"after_{phase}"] = num_bytes
+    return ends
+
+
+def describe_instant(peak: Instant, setting: TrainSetting) -> str:
+    """`backward of layers.0.blocks.1.mlp.fc1 (aten.mm)`, with the micro-batch where it matters."""
+    where = f"{peak.phase} of {peak.path}" if peak.path else peak.phase
+    text = f"{where} ({peak.label.removeprefix('aten.')})" if peak.label else where
+    if setting.accumulate > 1 and peak.phase in ("forward", "backward"):
+        text += f", micro-batch {peak.micro_batch}"
+    return text
+
+
+def _step_time(
+    ledger: Ledger, setting: TrainSetting, gpu: Gpu | None, rates: DeviceRates | None
+) -> StepTime | None:
+    if gpu is None and rates is None:
+        return None
+    from planner.throughput.prediction import predict_step, rates_for
+
+    if rates is None:
+        assert gpu is not None
+        rates = rates_for(gpu)
+    operations = operations_of(ledger)
+    return predict_step(operations, rates, setting, min(setting.accumulate, RECORDED_MICRO_BATCHES))
+
+
+def _throughput(time: StepTime | None) -> Throughput | None:
+    if time is None:
+        return None
+    return Throughput(time.step_seconds, time.images_per_second, time.basis, time.uncertainty)
+
+
+def _left_out_of_time(time: StepTime | None) -> list[str]:
+    return [] if time is None else [f"of the time: {', '.join(time.left_out)}"]

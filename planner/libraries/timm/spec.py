@@ -1,0 +1,37 @@
+"""What timm's Swin can do."""
+
+from __future__ import annotations
+
+from planner.libraries.spec import (
+    Attention,
+    LibrarySpec,
+    at_least_blocks,
+    no_pretrained_window,
+    required,
+)
+from planner.libraries.timm.names import PUBLISHED, TAGGED
+from planner.schema import SwinConfig
+
+
+def _attentions(config: SwinConfig) -> tuple[Attention, ...]:
+    """Version 1 has a fused attention that timm leaves off; version 2 has none."""
+    return ("eager", "sdpa") if config.version == 1 else ("eager",)
+
+
+def _faults(config: SwinConfig) -> list[str]:
+    return [
+        *required(config, patch_norm=True, absolute_position_embedding=False),
+        *no_pretrained_window(config),
+    ]
+
+
+SPEC = LibrarySpec(
+    name="timm",
+    title="timm",
+    published=PUBLISHED,
+    tagged=TAGGED,
+    attentions=_attentions,
+    checkpointings=at_least_blocks,
+    faults=_faults,
+    refused={"^swinv2_cr_": "is another architecture than Swin version 2 and is not modelled."},
+)

@@ -1,0 +1,438 @@
+"""The CUDA caching allocator's rules: which block serves a request, and what the driver is asked.
+
+Quoted from PyTorch's c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h: constants
+from torch 2.13's own header; search, split, merge, release, garbage collection and expandable
+segments from the 2.7 sources, which later versions kept; `large_segment_size` and
+`max_non_split_rounding` from 2.13. Held to figures derived by hand and to a slow second
+implementation (tests/memory/test_allocator.py); found equal to 25 public recordings of real GPUs on
+2026-11-20, none of which is kept. One stream is modelled: a training step on one device uses one.
+
+Sizes and addresses are counted in units of 512 B, the smallest block.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+
+from planner.memory.allocator_config import AllocatorConfig
+
+MIB = 1024**2
+UNIT_BITS = 9
+UNIT_BYTES = 1 << UNIT_BITS  # kMinBlockSize
+SMALL_BYTES = MIB  # kSmallSize: the largest request of the small pool
+SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
+MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: from here on a request gets a segment of its own …
+ROUND_LARGE_BYTES = 2 * MIB  # … rounded up to kRoundLarge
+
+SMALL = SMALL_BYTES >> UNIT_BITS
+SMALL_SEGMENT = SMALL_SEGMENT_BYTES >> UNIT_BITS
+MIN_LARGE = MIN_LARGE_BYTES >> UNIT_BITS
+ROUND_LARGE = ROUND_LARGE_BYTES >> UNIT_BITS
+# Blocks of the private pool lie from this address on, which is how a release finds its pool.
+_PRIVATE_BASE = 1 << 48
+# Address space of one expandable segment. The allocator takes 9/8 of the device's memory; here it
+# only has to be more than any device has.
+_VIRTUAL_UNITS = 1 << 34
+_NO_LIMIT = 1 << 62
+
+Block = tuple[int, int]  # address and size, in units
+
+
+class OutOfMemoryError(Exception):
+    """The driver has no segment left to give, not even after the cached ones were returned."""
+
+
+class Pool:
+    """The free blocks of one pool: by size for best fit, and by both their ends for merging.
+
+    The allocator orders blocks by size, then address: that is `sizes` (those there are, ascending)
+    and under each the ascending addresses in `by_size`. A block is split when at least `min_rest`
+    units remain and less than `max_split` is asked for; `page` is what an expandable segment grows
+    by.
+    """
+
+    __slots__ = (
+        "by_size", "ends", "lookups", "max_split", "min_rest", "page", "segments", "sizes",
+        "starts", "unmapped",
+    )  # fmt: skip
+
+    def __init__(self, *, page: int, min_rest: int, max_split: int) -> None:
+        self.page = page
+        self.min_rest = min_rest
+        self.max_split = max_split
+        self.sizes: list[int] = []
+        self.by_size: dict[int, list[int]] = {}
+        self.starts: dict[int, int] = {}  # address -> size of the free block there
+        self.ends: dict[int, int] = {}  # address just past it -> size of the free block before
+        self.segments: dict[int, int] = {}  # address -> size, of segments taken from the driver
+        self.unmapped: dict[int, int] = {}  # address -> size, of expandable segments
+        self.lookups = 0
+
+    def add(self, address: int, size: int) -> None:
+        """Hold a free block, as it is."""
+        self.starts[address] = size
+        self.ends[address + size] = size
+        if size in self.by_size:
+            insort(self.by_size[size], address)
+        else:
+            self.by_size[size] = [address]
+            insort(self.sizes, size)
+
+    def remove(self, address: int, size: int) -> None:
+        del self.starts[address]
+        del self.ends[address + size]
+        self._unlist(address, size)
+
+    def merge(self, address: int, size: int) -> Block:
+        """Hold a free block, joined with those on its two sides; returns what came of it."""
+        end = address + size
+        if end in self.starts:
+            after = self.starts.pop(end)
+            self._unlist(end, after)
+            size += after
+        if address in self.ends:
+            before = self.ends.pop(address)
+            address -= before
+            self._unlist(address, before)
+            size += before
+        self.add(address, size)
+        return address, size
+
+    def blocks_from(self, size: int) -> Iterator[Block]:
+        """Free blocks of `size` and more, in the allocator's order."""
+        for index in range(bisect_left(self.sizes, size), len(self.sizes)):
+            fitting = self.sizes[index]
+            for address in self.by_size[fitting]:
+                yield address, fitting
+
+    def whole_segments(self) -> list[Block]:
+        """Free blocks that are a whole segment of the driver's, which alone can be given back."""
+        starts = self.starts
+        return [(a, size) for a, size in self.segments.items() if starts.get(a) == size]
+
+    def _unlist(self, address: int, size: int) -> None:
+        addresses = self.by_size[size]
+        if len(addresses) == 1:
+            del self.by_size[size]
+            del self.sizes[bisect_left(self.sizes, size)]
+        else:
+            del addresses[bisect_left(addresses, address)]
+
+
+class CachingAllocator:
+    """The allocator's state: which blocks are free, and what was taken from the driver.
+
+    `capacity_bytes` is what the driver can give this process beyond its context, `allowed_bytes`
+    the cap of `torch.cuda.set_per_process_memory_fraction`, without which torch does not collect
+    garbage either. Without both, memory never runs out.
+
+    Addresses are invented: each segment lies above all earlier ones. Of blocks of one size the
+    lowest is taken, so a driver that hands out addresses in another order may end elsewhere.
+    """
+
+    def __init__(
+        self,
+        config: AllocatorConfig | None = None,
+        *,
+        capacity_bytes: int | None = None,
+        allowed_bytes: int | None = None,
+    ) -> None:
+        config = config or AllocatorConfig()
+        self.reserved_units = 0
+        self.num_segments = 0
+        self.num_alloc_retries = 0
+        self._expandable = config.expandable_segments
+        self._capacity = _units_within(capacity_bytes)
+        self._allowed = _units_within(allowed_bytes)
+        self._max_split = _units_within(config.max_split_bytes)
+        self._max_rounding = config.max_non_split_rounding_bytes >> UNIT_BITS
+        self._large_segment = config.large_segment_bytes >> UNIT_BITS
+        self._divisions = config.roundup_power2_divisions
+        threshold = config.garbage_collection_threshold
+        self._collects = bool(threshold) and allowed_bytes is not None
+        self._gc_units = int(threshold * self._allowed) if self._collects else 0
+        self._born: dict[int, int] = {}  # free block's address -> its pool's lookups back then
+        self._default_pools = self._new_pools()
+        self._private_pools: tuple[Pool, Pool] | None = None
+        self.small, self.large = self._default_pools
+        self._next_address = 0
+        self._next_private_address = _PRIVATE_BASE
+        # Whether best fit and exact rounding are all there is to it (replay has a short way then).
+        self.is_plain = not (
+            self._expandable
+            or self._collects
+            or self._divisions
+            or config.max_split_bytes is not None
+        )
+
+    @property
+    def reserved_bytes(self) -> int:
+        """All memory taken from the driver, as `torch.cuda.memory_reserved()`."""
+        return self.reserved_units << UNIT_BITS
+
+    def allocate(self, num_bytes: int) -> Block:
+        """The block that serves a request of `num_bytes` > 0. Raises OutOfMemoryError."""
+        if self._divisions:
+            num_bytes = _round_to_division(num_bytes, self._divisions)
+        units = (num_bytes + UNIT_BYTES - 1) >> UNIT_BITS
+        pool = self.small if units <= SMALL else self.large
+        found = self._find(pool, units)
+        if found is None:
+            address, size = self.obtain(pool, units)
+        else:
+            address, size = found
+            pool.remove(address, size)
+        rest = size - units
+        if rest < pool.min_rest or units >= pool.max_split:
+            return address, size
+        pool.add(address + units, rest)
+        self._note_birth(pool, address + units)
+        return address, units
+
+    def free(self, block: Block) -> None:
+        """Take back a block that `allocate` gave."""
+        address, size = block
+        pools = self._default_pools
+        if address >= _PRIVATE_BASE:
+            assert self._private_pools is not None
+            pools = self._private_pools
+        # The size tells the pool: blocks of the small pool are split to 512 B, so none of those
+        # handed out is above 1 MiB, and none of the large pool's is below.
+        pool = pools[size > SMALL]
+        address, _ = pool.merge(address, size)
+        self._note_birth(pool, address)
+
+    def empty_cache(self) -> None:
+        """Return every segment that is wholly free to the driver, as `torch.cuda.empty_cache()`.
+        The private pool keeps its own."""
+        for pool in reversed(self._default_pools):
+            for address, size in pool.whole_segments():
+                self._release(pool, address, size)
+            if pool.unmapped:
+                for address, size in list(pool.blocks_from(0)):
+                    self._unmap(pool, address, size)
+
+    def begin_capture(self) -> None:
+        """From here on serve requests from a private pool, as while a CUDA graph is captured."""
+        self._private_pools = self._private_pools or self._new_pools()
+        self.small, self.large = self._private_pools
+
+    def end_capture(self) -> None:
+        """Serve requests from the common pools again. The private pool keeps what it took."""
+        self.small, self.large = self._default_pools
+
+    def obtain(self, pool: Pool, units: int) -> Block:
+        """A block from the driver, for which cached segments may have to go. Not yet split."""
+        if self._collects:
+            self._collect_garbage()
+        block = self._grow(pool, units)
+        if block is None and self._release_oversize(pool, units):
+            block = self._grow(pool, units)
+        if block is None and pool in self._default_pools:
+            # Nothing may be released to the driver during a capture.
+            self.empty_cache()
+            self.num_alloc_retries += 1
+            block = self._grow(pool, units)
+        if block is None:
+            raise OutOfMemoryError(f"no segment for a block of {units << UNIT_BITS} bytes")
+        return block
+
+    def _new_pools(self) -> tuple[Pool, Pool]:
+        exact = self._expandable
+        small = Pool(page=SMALL_SEGMENT, min_rest=1, max_split=_NO_LIMIT)
+        large = Pool(
+            page=self._large_segment,
+            min_rest=1 if exact else SMALL + 1,
+            max_split=_NO_LIMIT if exact else self._max_split,
+        )
+        return small, large
+
+    def _find(self, pool: Pool, units: int) -> Block | None:
+        """`get_free_block`: best fit, which options may refuse or pass over."""
+        pool.lookups += 1
+        blocks = pool.blocks_from(units)
+        best = next(blocks, None)
+        if best is None:
+            return None
+        if self._expandable:
+            # A block at the growing end counts as large as it can become, so that it comes last.
+            for following in blocks:
+                if _room(pool, following) >= _room(pool, best):
+                    break
+                best = following
+        size = best[1]
+        if units < self._max_split <= size:
+            return None
+        if units >= self._max_split and size >= units + self._max_rounding:
+            return None
+        return best
+
+    def _note_birth(self, pool: Pool, address: int) -> None:
+        if self._collects:
+            self._born[address] = pool.lookups
+
+    def _grow(self, pool: Pool, units: int) -> Block | None:
+        """A fresh block of `units` or more from the driver, or None when it has no more."""
+        segment = self._segment_units(units)
+        if self.reserved_units + segment > self._allowed:
+            return None
+        if self._expandable:
+            return self._expand(pool, units)
+        if self.reserved_units + segment > self._capacity:
+            return None
+        address = self._new_address(segment, pool)
+        pool.segments[address] = segment
+        self.reserved_units += segment
+        self.num_segments += 1
+        return address, segment
+
+    def _segment_units(self, units: int) -> int:
+        """`get_allocation_size`."""
+        if units <= SMALL:
+            return SMALL_SEGMENT
+        if units < MIN_LARGE:
+            return self._large_segment
+        return -(-units // ROUND_LARGE) * ROUND_LARGE
+
+    def _new_address(self, units: int, pool: Pool) -> int:
+        """Where a segment begins. A gap keeps blocks of two segments from being neighbours."""
+        if pool in self._default_pools:
+            address = self._next_address
+            self._next_address += units + 1
+        else:
+            address = self._next_private_address
+            self._next_private_address += units + 1
+        return address
+
+    def _release(self, pool: Pool, address: int, size: int) -> None:
+        """Give a whole segment back to the driver."""
+        pool.remove(address, size)
+        del pool.segments[address]
+        self.reserved_units -= size
+        self.num_segments -= 1
+
+    def _release_oversize(self, pool: Pool, units: int) -> bool:
+        """Under max_split_size, return as many unsplittable segments as make room; whether enough
+        were found."""
+        if self._max_split == _NO_LIMIT or self._expandable:
+            return False
+        wanted = max(units, self._max_split)
+        fitting = next(pool.blocks_from(wanted), None)
+        if fitting is not None:
+            self._release(pool, *fitting)
+            return True
+        released = 0
+        for address, size in reversed(list(pool.blocks_from(self._max_split))):
+            if released >= wanted:
+                break
+            released += size
+            self._release(pool, address, size)
+        return released >= wanted
+
+    def _collect_garbage(self) -> None:
+        """Return the large segments that lay free longest, until reserved memory is under the
+        threshold or none is left. Age is counted in searches of the pool."""
+        if self.reserved_units <= self._gc_units:
+            return
+        pool = self._default_pools[1]
+        target = self.reserved_units - self._gc_units
+        ages = {b: pool.lookups - self._born[b[0]] for b in pool.whole_segments()}
+        reclaimed = 0
+        while ages and reclaimed < target:
+            mean = sum(ages.values()) / len(ages)
+            for block in [b for b, age in ages.items() if age >= mean]:
+                reclaimed += block[1]
+                del ages[block]
+                self._release(pool, *block)
+
+    # Expandable segments: one range of addresses per pool, of which pages are mapped as needed.
+
+    def _expand(self, pool: Pool, units: int) -> Block | None:
+        """`try_allocate_expandable_block`: map pages at the lowest address where free and unmapped
+        memory together have room."""
+        address = self._find_room(pool, units)
+        block: Block | None = address, pool.starts.get(address, 0)
+        if address in pool.unmapped:
+            block = self._map(pool, address, min(units, pool.unmapped[address]))
+        while block is not None and block[1] < units:
+            end = block[0] + block[1]
+            block = self._map(pool, end, min(units - block[1], pool.unmapped[end]))
+        if block is not None:
+            pool.remove(*block)
+        return block
+
+    def _find_room(self, pool: Pool, units: int) -> int:
+        for address in sorted(pool.unmapped):
+            first = address - pool.ends.get(address, 0)
+            if _has_room(pool, first, units):
+                return first
+        page = pool.page
+        address = -(-self._new_address(_VIRTUAL_UNITS + page, pool) // page) * page
+        pool.unmapped[address] = _VIRTUAL_UNITS // page * page
+        self.num_segments += 1
+        return address
+
+    def _map(self, pool: Pool, address: int, units: int) -> Block | None:
+        """Back the addresses from `address` on with whole pages, and merge them with the free
+        blocks beside them; None when the driver has no page left."""
+        mapped = -(-units // pool.page) * pool.page
+        if self.reserved_units + mapped > self._capacity:
+            return None
+        rest = pool.unmapped.pop(address) - mapped
+        if rest:
+            pool.unmapped[address + mapped] = rest
+        self.reserved_units += mapped
+        return pool.merge(address, mapped)
+
+    def _unmap(self, pool: Pool, start: int, size: int) -> None:
+        """Give back the pages that lie wholly within a free block."""
+        end = start + size
+        first = -(-start // pool.page) * pool.page
+        last = end // pool.page * pool.page
+        if first >= last:
+            return
+        pool.remove(start, size)
+        if first > start:
+            pool.add(start, first - start)
+        if end > last:
+            pool.add(last, end - last)
+        self.reserved_units -= last - first
+        last += pool.unmapped.pop(last, 0)
+        for address, units in pool.unmapped.items():
+            if address + units == first:
+                pool.unmapped[address] = last - address
+                return
+        pool.unmapped[first] = last - first
+
+
+def _room(pool: Pool, block: Block) -> int:
+    """A free block's size together with the unmapped addresses behind it."""
+    address, size = block
+    return size + pool.unmapped.get(address + size, 0)
+
+
+def _has_room(pool: Pool, address: int, units: int) -> bool:
+    """Whether free and unmapped memory from `address` on come to `units`."""
+    while units > 0:
+        size = pool.starts.get(address) or pool.unmapped.get(address, 0)
+        if not size:
+            return False
+        address += size
+        units -= size
+    return True
+
+
+def _units_within(num_bytes: int | None) -> int:
+    return _NO_LIMIT if num_bytes is None else num_bytes >> UNIT_BITS
+
+
+def _round_to_division(num_bytes: int, divisions: Sequence[int]) -> int:
+    """`round_size` under roundup_power2_divisions: the way from one power of two to the next in as
+    many steps as the divisions of its interval (1 MiB and below, 2 MiB, … 32 GiB and above)."""
+    interval = min(max(num_bytes.bit_length() - 21, 0), len(divisions) - 1)
+    steps = divisions[interval]
+    if steps <= 1 or num_bytes <= UNIT_BYTES * steps:
+        return num_bytes
+    step = (1 << (num_bytes.bit_length() - 1)) // steps
+    return -(-num_bytes // step) * step

@@ -1,0 +1,1 @@
+"""Readers of ledgers: the seconds that a step takes."""

@@ -1,0 +1,359 @@
+"""Ledger + a device's rates -> seconds.
+
+Each operation takes what its FLOPs or its bytes need, whichever is more (the roofline), after a
+fixed start. The host issues operations ahead of the device: the device waits where the host is
+late, which is what bounds small batches. `torch.compile` fuses chains of pointwise operations and
+costs the host less; CUDA graphs cost it next to nothing. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+from planner.hardware.gpu import Gpu
+from planner.ledger import Computed, OperationKind
+from planner.schema.setting import GRAPH_MODES, TrainSetting
+from planner.throughput import efficiency
+
+Operation = tuple[str, Computed]  # (phase, operation), as `Ledger.operations` yields them
+
+WAITING = "waiting for the host"  # the entry of `kind_seconds` in which the device is idle
+
+_MATRIX_KINDS = frozenset(("matmul", "conv", "attention"))
+_FUSIBLE_KINDS = frozenset(("pointwise", "reduction", "copy"))
+# Kernels of a compiled step's own ledger are named so, as Inductor names them: they are fused.
+FUSED_PREFIX = "triton_"
+_COMPILED_PHASES = frozenset(("forward", "backward"))  # the optimizer's step is not compiled
+
+# What kernels reach of a device's figures is fitted: planner/throughput/efficiency.py. The numbers
+# below are assumptions, replaced by `planner doctor --rates` on a device at hand.
+
+# Of the matmul rate, by a patch embedding's convolution (a patch is 48 numbers deep), and by
+# attention where no rate of its own is known; of the bandwidth, by what moves tensors.
+_KIND_SHARE: Mapping[OperationKind, float] = MappingProxyType(
+    {"matmul": 1.0, "conv": 0.5, "attention": 0.35, "pointwise": 1.0,
+     "reduction": efficiency.REDUCTION_SHARE, "copy": 1.0}
+)  # fmt: skip
+# Start and drain of one kernel on the device, and of one inside a CUDA graph.
+_KERNEL_SECONDS = 3e-6
+_GRAPH_KERNEL_SECONDS = 1.5e-6
+# What the host spends per operation: Python modules, dispatcher and autograd's recording in the
+# forward, autograd's C++ engine in the backward, foreach lists in the optimizer; per further
+# launch of the same operation; per launch of compiled code's wrapper; per replay of a graph.
+_HOST_SECONDS: Mapping[str, float] = MappingProxyType(
+    {"forward": 15e-6, "backward": 10e-6, "optimizer": 10e-6, "zero_grad": 5e-6}
+)
+_LAUNCH_SECONDS = 4e-6
+_COMPILED_LAUNCH_SECONDS = 6e-6
+_GRAPH_SECONDS = 30e-6
+# Half-width of what the result may be off by, relative, by rates measured on the device.
+MEASURED_UNCERTAINTY = 0.2
+# A pointwise operation inside a chain reads and writes equally much. Fused, the read vanishes and
+# the write stays only where backward needs it: between 0 and 1/2 of its bytes remain (derived);
+# the middle is assumed.
+_FUSED_BYTES_KEPT = 0.25
+
+
+@dataclass(frozen=True)
+class DeviceRates:
+    """What a device achieves, and `basis`: how that is known.
+
+    `matmul_flops` are FLOP/s a large matmul reaches by dtype ("float32", "tf32", "bfloat16",
+    "float16"); `bandwidth` is bytes/s of a copy (read + written); `kind_share` scales the matmul
+    rate of conv and attention, and the bandwidth of pointwise, reduction and copy. Matmuls and
+    convolutions reach `backward_matmul_share` of their rate in backward. `attention_flops`, where
+    it is known, is the rate of fused attention in any dtype.
+    `host_seconds` is the host's cost of an operation by phase. `asynchronous`: the host runs ahead
+    (CUDA); otherwise it computes itself (CPU) and both times add up.
+    `uncertainty` is relative: 0.35 means the time may be off by 35% either way. It holds for eager
+    steps in fp32 or 16 bits with eager attention, as most are measured; `other_uncertainty` for all
+    others.
+    """
+
+    name: str
+    basis: str
+    matmul_flops: Mapping[str, float]
+    bandwidth: float
+    kind_share: Mapping[OperationKind, float] = field(default_factory=lambda: dict(_KIND_SHARE))
+    kernel_seconds: float = _KERNEL_SECONDS
+    graph_kernel_seconds: float = _GRAPH_KERNEL_SECONDS
+    host_seconds: Mapping[str, float] = field(default_factory=lambda: dict(_HOST_SECONDS))
+    launch_seconds: float = _LAUNCH_SECONDS
+    compiled_launch_seconds: float = _COMPILED_LAUNCH_SECONDS
+    graph_seconds: float = _GRAPH_SECONDS
+    asynchronous: bool = True
+    uncertainty: float = efficiency.WIDE_UNCERTAINTY
+    other_uncertainty: float = efficiency.WIDE_UNCERTAINTY
+    backward_matmul_share: float = 1.0
+    attention_flops: float | None = None
+
+    def matmul_rate(self, dtype: str, precision: str) -> float:
+        """FLOP/s of a matmul on `dtype`. A dtype without matrix units runs at fp32's rate."""
+        if dtype == "float32" and precision == "tf32" and "tf32" in self.matmul_flops:
+            return self.matmul_flops["tf32"]
+        return self.matmul_flops.get(dtype, self.matmul_flops["float32"])
+
+    def matrix_rate(self, phase: str, operation: Computed, precision: str) -> float:
+        """FLOP/s of a matmul, convolution or attention in `phase` under a setting's `precision`."""
+        if operation.kind == "attention":
+            shared = self.matmul_rate(operation.dtype, precision) * self.kind_share["attention"]
+            return self.attention_flops or shared
+        if operation.kind == "conv" and precision != "fp32":
+            precision = "tf32"  # cuDNN's default, which only a setting of fp32 turns off
+        rate = self.matmul_rate(operation.dtype, precision) * self.kind_share[operation.kind]
+        return rate * self.backward_matmul_share if phase == "backward" else rate
+
+    def uncertainty_of(self, setting: TrainSetting) -> float:
+        """Of a step of `setting`, relative: what was measured narrows it only for its like."""
+        alike = setting.compile == "off" and setting.attention == "eager"
+        alike = alike and setting.precision != "tf32"
+        return self.uncertainty if alike else self.other_uncertainty
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One steady optimizer step, predicted. `phase_seconds` and `kind_seconds` each sum to
+    `step_seconds`; `host_seconds` and `device_seconds` are what each would take alone."""
+
+    step_seconds: float
+    images_per_second: float
+    basis: str
+    uncertainty: float
+    phase_seconds: Mapping[str, float]
+    kind_seconds: Mapping[str, float]
+    host_seconds: float
+    device_seconds: float
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether the device waits for the host for more than a tenth of the step."""
+        return self.kind_seconds.get(WAITING, 0.0) > 0.1 * self.step_seconds
+
+
+def predict_step(
+    operations: Iterable[Operation],
+    rates: DeviceRates,
+    setting: TrainSetting,
+    recorded_accumulate: int | None = None,
+) -> StepTime:
+    """The time of one optimizer step that runs `operations` ((phase, operation), in order).
+
+    `operations` hold `recorded_accumulate` micro-batches (`setting.accumulate` where not given);
+    the rest of the step's micro-batches take as long as those on average. Images per second are
+    those of one device.
+    """
+    recorded = recorded_accumulate or setting.accumulate
+    ordered = list(operations)
+    if setting.compile != "off":
+        ordered = fuse_operations(ordered)
+    priced = _price(ordered, rates, setting)
+    timeline = _Timeline(rates, setting)
+    if rates.asynchronous:
+        timeline.advance(priced)  # the step counted starts with the host as far ahead as it got
+    timeline.run(priced)
+    return timeline.result(setting.accumulate / recorded)
+
+
+def fuse_operations(operations: Sequence[Operation]) -> list[Operation]:
+    """`operations` as Inductor runs them: a chain of pointwise, reduction and copy operations in
+    one compiled phase becomes one kernel per reduction (at least one), and most of what it would
+    write between them stays in registers. The optimizer is left as it is."""
+    fused: list[Operation] = []
+    chain: list[Computed] = []
+    chain_phase = ""
+    for phase, operation in operations:
+        fusible = operation.kind in _FUSIBLE_KINDS and phase in _COMPILED_PHASES
+        fusible = fusible and not operation.name.startswith(FUSED_PREFIX)
+        if chain and (not fusible or phase != chain_phase):
+            fused.append((chain_phase, _fuse(chain)))
+            chain = []
+        if fusible:
+            chain.append(operation)
+            chain_phase = phase
+        else:
+            fused.append((phase, operation))
+    if chain:
+        fused.append((chain_phase, _fuse(chain)))
+    return fused
+
+
+def rates_for(gpu: Gpu) -> DeviceRates:
+    """What `gpu` should achieve: its datasheet's figures times the fitted shares."""
+    tensor = efficiency.tensor_matmul_share(gpu)
+    bandwidth = efficiency.bandwidth_share(gpu)
+    peaks = {"tf32": gpu.tf32_flops, "bfloat16": gpu.bf16_flops, "float16": gpu.fp16_flops}
+    flops = {dtype: peak * tensor for dtype, peak in peaks.items() if peak is not None}
+    fp32 = gpu.fp32_flops * efficiency.fp32_matmul_share(gpu)
+    attention = None
+    if gpu.num_sms is not None:
+        attention = gpu.num_sms * efficiency.ATTENTION_FLOPS_PER_SM
+    held = "" if gpu.name in efficiency.MEASURED_CARDS else ", none of them of this card"
+    return DeviceRates(
+        name=gpu.name,
+        basis=(
+            f"datasheet of {gpu.title}; {bandwidth:.0%} of its bandwidth is reached, as fitted to "
+            f"published measurements{held}, and {tensor:.0%} of its matrix units' FLOP/s, as quoted"
+        ),
+        matmul_flops={"float32": fp32, **flops},
+        bandwidth=gpu.bandwidth * bandwidth,
+        uncertainty=efficiency.uncertainty(gpu),
+        backward_matmul_share=efficiency.BACKWARD_MATMUL_SHARE,
+        attention_flops=attention,
+    )
+
+
+def device_seconds(
+    phase: str, operation: Computed, rates: DeviceRates, setting: TrainSetting
+) -> float:
+    """The roofline: FLOPs or bytes, whichever takes longer, after the kernels' own start."""
+    start = rates.kernel_seconds
+    if _is_graphed(setting):
+        start = rates.graph_kernel_seconds
+    if operation.kind in _MATRIX_KINDS:
+        rate = rates.matrix_rate(phase, operation, setting.precision)
+        busy = max(operation.flops / rate, operation.num_bytes / rates.bandwidth)
+    else:
+        busy = operation.num_bytes / (rates.bandwidth * rates.kind_share[operation.kind])
+    return busy + operation.kernels * start
+
+
+def host_seconds(phase: str, operation: Computed, rates: DeviceRates, mode: str) -> float:
+    """What the host spends on issuing `operation` under compile mode `mode`."""
+    if mode == "off" or phase not in _COMPILED_PHASES:
+        further = max(operation.kernels - 1, 0) * rates.launch_seconds
+        return rates.host_seconds.get(phase, rates.host_seconds["backward"]) + further
+    if mode in GRAPH_MODES:
+        return 0.0
+    return operation.kernels * rates.compiled_launch_seconds
+
+
+class _Priced(NamedTuple):
+    """What one operation costs the host to issue and the device to do, in seconds."""
+
+    phase: str
+    phase_kind: tuple[str, str]
+    issue: float
+    busy: float
+
+
+def _price(
+    operations: Sequence[Operation], rates: DeviceRates, setting: TrainSetting
+) -> list[_Priced]:
+    """The cost of each. Operations alike may be one object: then they are priced once."""
+    known: dict[tuple[str, int], _Priced] = {}
+    priced = []
+    for phase, operation in operations:
+        key = phase, id(operation)
+        cost = known.get(key)
+        if cost is None:
+            cost = known[key] = _Priced(
+                phase,
+                (phase, operation.kind),
+                host_seconds(phase, operation, rates, setting.compile),
+                device_seconds(phase, operation, rates, setting),
+            )
+        priced.append(cost)
+    return priced
+
+
+class _Timeline:
+    """Host and device clocks in seconds, and where the device's time went in what was `run`."""
+
+    def __init__(self, rates: DeviceRates, setting: TrainSetting) -> None:
+        self.rates = rates
+        self.setting = setting
+        self.host = 0.0
+        self.device = 0.0
+        self.phase_kind: dict[tuple[str, str], float] = defaultdict(float)
+        self.issuing: dict[str, float] = defaultdict(float)
+
+    def advance(self, operations: Sequence[_Priced]) -> None:
+        """`run` without account of it, where the host runs ahead."""
+        previous = ""
+        for phase, _, issue, busy in operations:
+            if phase != previous:
+                self._enter(phase)
+                previous = phase
+            self.host += issue
+            if self.host > self.device:
+                self.device = self.host
+            self.device += busy
+        self.issuing.clear()
+
+    def run(self, operations: Sequence[_Priced]) -> None:
+        phase_kind, issuing, asynchronous = self.phase_kind, self.issuing, self.rates.asynchronous
+        previous = ""
+        for phase, key, issue, busy in operations:
+            if phase != previous:
+                self._enter(phase)
+                previous = phase
+            self.host += issue
+            issuing[phase] += issue
+            if self.host > self.device:
+                phase_kind[phase, WAITING] += self.host - self.device
+                self.device = self.host
+            self.device += busy
+            phase_kind[key] += busy
+            if not asynchronous:
+                self.host = self.device
+
+    def _enter(self, phase: str) -> None:
+        if phase in _COMPILED_PHASES and _is_graphed(self.setting):
+            self.host += self.rates.graph_seconds
+            self.issuing[phase] += self.rates.graph_seconds
+        if phase == "optimizer" and self.setting.precision == "fp16":
+            # GradScaler reads found_inf on the host before it lets the optimizer step.
+            self.host = max(self.host, self.device)
+
+    def result(self, micro_batch_scale: float) -> StepTime:
+        """`micro_batch_scale`: micro-batches of a step over those that were run here."""
+
+        def scaled(phase: str, seconds: float) -> float:
+            return seconds * (micro_batch_scale if phase in _COMPILED_PHASES else 1.0)
+
+        phases: dict[str, float] = defaultdict(float)
+        kinds: dict[str, float] = defaultdict(float)
+        for (phase, kind), seconds in self.phase_kind.items():
+            phases[phase] += scaled(phase, seconds)
+            kinds[kind] += scaled(phase, seconds)
+        total = sum(phases.values())
+        images = self.setting.batch_size * self.setting.accumulate
+        left_out = ["loading the data", "clocks falling under sustained load"]
+        if self.setting.world_size > 1:
+            left_out.append("communication between devices")
+        return StepTime(
+            step_seconds=total,
+            images_per_second=images / total if total else 0.0,
+            basis=self.rates.basis,
+            uncertainty=self.rates.uncertainty_of(self.setting),
+            phase_seconds=dict(phases),
+            kind_seconds=dict(kinds),
+            host_seconds=sum(scaled(p, s) for p, s in self.issuing.items()),
+            device_seconds=total - kinds.get(WAITING, 0.0),
+            left_out=tuple(left_out),
+        )
+
+
+def _is_graphed(setting: TrainSetting) -> bool:
+    return setting.compile in GRAPH_MODES
+
+
+def _fuse(chain: Sequence[Computed]) -> Computed:
+    if len(chain) == 1:
+        return chain[0]
+    largest = max(chain, key=lambda operation: operation.num_bytes)
+    others = sum(operation.num_bytes for operation in chain) - largest.num_bytes
+    return Computed(
+        name=f"fused_{len(chain)}",
+        kind=largest.kind,
+        dtype=largest.dtype,
+        flops=sum(operation.flops for operation in chain),
+        num_bytes=largest.num_bytes + int(_FUSED_BYTES_KEPT * others),
+        kernels=max(1, sum(operation.kind == "reduction" for operation in chain)),
+        path=chain[0].path,
+    )

@@ -1,0 +1,1 @@
+"""A setting in the words of the trainer that people use."""

@@ -1,0 +1,126 @@
+"""accelerate: the YAML of `accelerate launch --config_file`, and what belongs in your script.
+
+Keys are the fields of ClusterConfig in accelerate 1.15, commands/config/config_args.py. There is
+none for accumulation, and `--gradient_accumulation_steps` of `accelerate launch` reaches only
+DeepSpeed: it is an argument of `Accelerator`, or ACCELERATE_GRADIENT_ACCUMULATION_STEPS in the
+environment (utils/launch.py, accelerator.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from planner.schema import TrainSetting
+from planner.trainers.building import FILENAME as CODE_FILENAME
+from planner.trainers.building import building_source
+from planner.trainers.launch import launch
+from planner.trainers.plan import Emitted, Plan, Refusal, unsaid, way_out
+from planner.trainers.recipe import learning_rate_note, recipe_of
+
+LIBRARY = None
+TITLE = "accelerate"
+FILENAME = "accelerate.yaml"
+
+
+def write(plan: Plan) -> Emitted:
+    """`accelerate.yaml`, with `building.py` as code."""
+    setting = plan.setting
+    command = f"accelerate launch --config_file {plan.path(FILENAME)} your_script.py"
+    variables = {}
+    if setting.accumulate > 1:
+        variables["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(setting.accumulate)
+    run = launch(plan, command, variables)
+    notes = (learning_rate_note(setting), *loop_notes(setting))
+    more = f"The model, the optimizer and what your script does with them: {CODE_FILENAME}."
+    return Emitted(
+        target="accelerate",
+        filename=FILENAME,
+        text=plan.comment(run, more, notes=notes) + yaml.safe_dump(_values(plan), sort_keys=False),
+        launch=run,
+        warnings=(*plan.warnings, *notes),
+        code=building_source(plan, run, _script(setting), notes),
+        code_filename=CODE_FILENAME,
+    )
+
+
+def _values(plan: Plan) -> dict[str, Any]:
+    setting, cpu = plan.setting, plan.device == "cpu"
+    several = "MULTI_CPU" if cpu else "MULTI_GPU"
+    values: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": several if setting.world_size > 1 else "NO",
+        "num_machines": 1,
+        "num_processes": setting.world_size,
+        "mixed_precision": setting.precision if setting.autocast_dtype else "no",
+        "use_cpu": cpu,
+    }
+    if setting.compile != "off":
+        values["dynamo_config"] = {
+            "dynamo_backend": "INDUCTOR",
+            "dynamo_mode": setting.compile,
+            "dynamo_use_dynamic": False,
+            "dynamo_use_fullgraph": False,
+        }
+    return values
+
+
+def _script(setting: TrainSetting) -> tuple[str, ...]:
+    """The lines of a script that trains with `building.py`."""
+    recipe = recipe_of(setting)
+    rate = "LEARNING_RATE" if recipe.learning_rate is not None else "LR"
+    clip = (
+        "        if accelerator.sync_gradients:",
+        "            accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)",
+    )
+    return (
+        "loader = DataLoader(data, shuffle=True, **LOADER)",
+        "accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATE)",
+        "model = build_model().to(accelerator.device)",
+        f"optimizer = build_optimizer(model, {rate})",
+        "schedule = build_schedule(optimizer, steps)  # of the optimizer, on one device",
+        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+        "for images, targets in loader:",
+        *(("    images, targets = mix(images, targets)",) if recipe.mixes else ()),
+        *(f"    {line}" for line in image_lines(setting)),
+        "    with accelerator.accumulate(model):",
+        "        accelerator.backward(training_loss(model(images), targets))",
+        *(clip if recipe.clip_norm is not None else ()),
+        "        optimizer.step()",
+        f"        optimizer.zero_grad(set_to_none={setting.zero_grad_to_none})",
+        "        if accelerator.sync_gradients:",
+        "            schedule.step()",
+    )
+
+
+def image_lines(setting: TrainSetting) -> tuple[str, ...]:
+    """What a loop does to the images of a batch, where the setting asks it."""
+    found = []
+    if setting.precision == "pure-bf16":
+        found.append("images = images.to(torch.bfloat16)")
+    if setting.memory_format == "channels_last":
+        found.append("images = images.contiguous(memory_format=torch.channels_last)")
+    return tuple(found)
+
+
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's setting."""
+    # Pure bf16 and gradients that stay are a matter of the script's own loop, which the file shows.
+    found = unsaid(plan.setting, "accelerate", "ema", "pure-bf16", "zero_grad_to_none")
+    if plan.device == "cpu" and plan.setting.precision == "fp16":
+        found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
+    return found
+
+
+def loop_notes(setting: TrainSetting) -> tuple[str, ...]:
+    """What the setting asks of a script that the file does not write out."""
+    found = []
+    if setting.ema:
+        found.append("Keep an average of the weights in your loop (ema), as the probe did.")
+    if setting.validation_batch_size:
+        found.append(
+            f"Validate with batches of {setting.validation_batch_size} images "
+            "(VALIDATION_BATCH_SIZE), as probed."
+        )
+    return tuple(found)

@@ -1,0 +1,49 @@
+"""`building.py`: what a script of the user's own takes from the planner, where one is needed.
+
+Model, optimizer, schedule, loss and the numbers of the setting, so that nothing of it is left to
+be read from a message.
+"""
+
+from __future__ import annotations
+
+from planner.trainers.plan import Plan
+from planner.trainers.recipe import recipe_of
+from planner.trainers.source import import_block, model_source, placed, process_source
+from planner.trainers.steps import (
+    loader_source,
+    loss_source,
+    mixing_source,
+    optimizer_source,
+    rate_source,
+    schedule_source,
+)
+
+FILENAME = "building.py"
+
+
+def building_source(plan: Plan, run: str, use: tuple[str, ...], notes: tuple[str, ...]) -> str:
+    """The module. `use` are the lines of a script that trains with it, said at its head."""
+    setting, recipe = plan.setting, recipe_of(plan.setting)
+    model = model_source(plan.model, setting)
+    pieces = [optimizer_source(setting), schedule_source(), loss_source(setting)]
+    if recipe.mixes:
+        pieces.append(mixing_source())
+    imports = (*model.imports, *(line for found, _ in pieces for line in found))
+    constants = [
+        f"ACCUMULATE = {setting.accumulate}  # micro-batches of one optimizer step\n",
+        f"VALIDATION_BATCH_SIZE = {recipe.validation_batch_size}\n",
+        f"NUM_CLASSES = {plan.model.num_classes}\n",
+        rate_source(setting),
+        f"CLIP_NORM = {recipe.clip_norm}\n" if recipe.clip_norm is not None else "",
+        loader_source(setting),
+    ]
+    return "".join(
+        (
+            plan.comment(run, "Your script:", *(f"    {line}" for line in use), notes=notes),
+            import_block(imports),
+            "\n" + process_source(setting),
+            "\n" + "".join(constants),
+            "\n\n" + placed(model.body, setting),
+            *("\n\n" + body for _, body in pieces),
+        )
+    )

@@ -1,0 +1,126 @@
+"""DeepSpeed: `ds_config.json` for `deepspeed.initialize(config=…)`.
+
+Keys as in DeepSpeed 0.19, runtime/constants.py and runtime/config.py. Autocast is the block
+`torch_autocast` (with fp16 and without ZeRO the engine keeps a GradScaler); `bf16.enabled` and
+`fp16.enabled` convert the model instead, which is another setting. Gradients are clipped at 1.0
+unless told. Its `activation_checkpointing` block does nothing for these models: checkpointing is in
+the model, and so in `building.py`. Without ZeRO it reduces gradients in one flat copy, on one
+device too (runtime/engine.py, allreduce_bucket).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from planner.schema import TrainSetting
+from planner.trainers.accelerate import image_lines, loop_notes
+from planner.trainers.building import FILENAME as CODE_FILENAME
+from planner.trainers.building import building_source
+from planner.trainers.comments import WRITTEN_BY, one_line
+from planner.trainers.launch import launch
+from planner.trainers.plan import Emitted, Plan, Refusal, unsaid, way_out
+from planner.trainers.recipe import learning_rate_note, recipe_of
+from planner.trainers.source import literal
+
+LIBRARY = None
+TITLE = "DeepSpeed"
+FILENAME = "ds_config.json"
+
+
+def write(plan: Plan) -> Emitted:
+    """`ds_config.json`, with `building.py` as code: build the optimizer and hand it over."""
+    setting = plan.setting
+    cpu = plan.device == "cpu"
+    count = "--num_accelerators" if cpu else "--num_gpus"
+    run = launch(
+        plan,
+        f"deepspeed {count} {setting.world_size} your_script.py",
+        {"DS_ACCELERATOR": "cpu"} if cpu else None,
+    )
+    notes = _notes(setting)
+    about = [WRITTEN_BY + ".", *plan.heading, f"Run: {run}", *notes]
+    values = {"comment": [one_line(line, 2000) for line in about], **_values(setting)}
+    return Emitted(
+        target="deepspeed",
+        filename=FILENAME,
+        text=json.dumps(values, indent=2) + "\n",
+        launch=run,
+        warnings=(*plan.warnings, *notes),
+        code=building_source(plan, run, _script(plan), notes),
+        code_filename=CODE_FILENAME,
+    )
+
+
+def _values(setting: TrainSetting) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "train_batch_size": setting.global_batch,
+        "train_micro_batch_size_per_gpu": setting.batch_size,
+        "gradient_accumulation_steps": setting.accumulate,
+        "gradient_clipping": recipe_of(setting).clip_norm or 0.0,
+        "zero_optimization": {"stage": 0},
+    }
+    if setting.autocast_dtype is not None:
+        values["torch_autocast"] = {"enabled": True, "dtype": setting.autocast_dtype}
+    return values
+
+
+def _script(plan: Plan) -> tuple[str, ...]:
+    """The lines of a script that trains with `building.py`."""
+    setting, recipe = plan.setting, recipe_of(plan.setting)
+    rate = "LEARNING_RATE" if recipe.learning_rate is not None else "LR"
+    mode = literal(setting.compile)
+    shuffle = "shuffle=True" if setting.world_size == 1 else "sampler=DistributedSampler(data)"
+    compiled = f'engine.compile(compile_kwargs={{"mode": {mode}, "dynamic": False}})'
+    return (
+        f"loader = DataLoader(data, {shuffle}, **LOADER)",
+        "model = build_model()",
+        f"model = model.to({literal(plan.device)})  # before the optimizer takes its parameters",
+        f"optimizer = build_optimizer(model, {rate})",
+        "schedule = build_schedule(optimizer, steps)  # of the optimizer",
+        "engine, *_ = deepspeed.initialize(",
+        f"    model=model, optimizer=optimizer, lr_scheduler=schedule, config={_config(plan)})",
+        *((compiled,) if setting.compile != "off" else ()),
+        "for images, targets in loader:  # on engine.device",
+        *(("    images, targets = mix(images, targets)",) if recipe.mixes else ()),
+        *(f"    {line}" for line in image_lines(setting)),
+        "    engine.backward(training_loss(engine(images), targets))",
+        "    engine.step()",
+    )
+
+
+def _config(plan: Plan) -> str:
+    return literal(one_line(str(plan.output or FILENAME)))
+
+
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's setting."""
+    setting = plan.setting
+    # In pure bf16 the engine would add fp32 masters of its own: another setting.
+    found = unsaid(setting, "its engine", "ema")
+    if plan.device == "cpu" and setting.precision == "fp16":
+        found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
+    return found
+
+
+def _notes(setting: TrainSetting) -> tuple[str, ...]:
+    found = [
+        "Hand the engine the optimizer of building.py (deepspeed.initialize(optimizer=…)): its own "
+        '"AdamW" is another kernel.',
+        learning_rate_note(setting),
+        "The engine copies all gradients into one flat tensor at each optimizer step, on one "
+        "device too: as many bytes as the parameters take, when the activations are gone.",
+    ]
+    if setting.autocast_dtype is not None:
+        found.append(
+            "torch_autocast is what was probed; bf16.enabled or fp16.enabled would convert the "
+            "model instead."
+        )
+    if setting.checkpointing != "none":
+        found.append(
+            "Its activation_checkpointing block does nothing for these models: "
+            f"checkpointing={setting.checkpointing} is in building.py."
+        )
+    if setting.compile != "off":
+        found.append(f"To compile is a call, mode {setting.compile}: see building.py.")
+    return (*found, *loop_notes(setting))

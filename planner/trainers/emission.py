@@ -1,0 +1,259 @@
+"""A setting in a trainer's own words: `emit` writes what `planner tune` found for one trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path, PurePath
+from typing import Any, Protocol
+
+from planner.errors import UnsupportedError, UsageError, unknown_name
+from planner.files import MAX_RESULT_BYTES, NoFileError, parse_json, read_text
+from planner.hardware.precisions import check_device_precision
+from planner.memory.allocator_config import RECORDED_AS
+from planner.schema import DeviceInfo, FactoryModel, SwinConfig, TrainSetting, parse
+from planner.schema.result import RESULT_FORMAT, Recommendation
+from planner.trainers.comments import one_line
+from planner.trainers.counterpart import as_library, setting_faults
+from planner.trainers.plan import Emitted, Model, Plan, refuse
+from planner.units import format_bytes
+
+__all__ = ["TARGETS", "Emitted", "emit", "emit_setting", "read_result"]
+
+TARGETS = (
+    "timm", "transformers", "accelerate", "lightning", "microsoft", "deepspeed", "mmengine",
+    "pytorch",
+)  # fmt: skip
+RESULT_FILE = "recommendation.json"
+
+
+_DDP = "trains under DDP here, and the copy of the gradients in its buckets is counted"
+_CHANGED = "the setting was changed after it was probed"
+
+
+class Judged(Protocol):
+    """What is asked of an estimate: bytes on the device, and whether they fit its budget."""
+
+    @property
+    def device_total_bytes(self) -> int: ...
+    @property
+    def fits(self) -> bool | None: ...
+
+
+Estimator = Callable[[SwinConfig, TrainSetting, DeviceInfo | None], Judged]
+"""(model, setting, device or None) -> an estimate; `planner.estimate` unless another is given."""
+
+
+def emit(
+    result: Recommendation | Mapping[str, Any] | str | Path,
+    target: str,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    estimator: Estimator | None = None,
+    output: str | PurePath | None = None,
+) -> Emitted:
+    """The recommended setting for `target`, one of `TARGETS`.
+
+    `result` is a Recommendation, its JSON as a mapping, or the path of `recommendation.json` or of
+    the directory that holds it. `changes` are fields of TrainSetting to set otherwise than probed.
+    A trainer of another library than the one probed trains that library's counterpart of the
+    model: it is estimated anew (`estimator`), and the file says that it was not measured; so is a
+    setting that trains under DDP. `output` is where you will write the file, for its launch line.
+
+    Raises UsageError (unknown target, unreadable result, a bad change) and UnsupportedError
+    (nothing was found to fit, the trainer cannot express the setting, or it would not fit).
+    """
+    writer = _writer(target)
+    found = result if isinstance(result, Recommendation) else _parse_result(result)
+    if found.setting is None or found.evidence is None:
+        raise UnsupportedError(
+            f"there is nothing to emit: no setting of {found.model.title} "
+            f"{'fitted' if found.num_probes else 'was probed'} on {found.device.name}.",
+            found.advice or "Tune with a smaller batch, checkpointing or a smaller model.",
+        )
+    setting = _changed(found.setting, changes or {})
+    plan = Plan(
+        found.model,
+        setting,
+        _origin(found, setting),
+        device=found.device.kind,
+        allocator=found.evidence.versions.get(RECORDED_AS),
+        output=PurePath(output) if output is not None else None,
+    )
+    changed = bool(setting.differences(found.setting))
+    return _write(writer, target, plan, changed, found.device, estimator)
+
+
+def emit_setting(
+    model: SwinConfig | FactoryModel,
+    setting: TrainSetting,
+    target: str,
+    *,
+    estimator: Estimator | None = None,
+    device: DeviceInfo | None = None,
+    output: str | PurePath | None = None,
+) -> Emitted:
+    """A model and a setting of your own, which nobody measured, for `target`. Raises as `emit`.
+
+    `device` is what it will train on: a CUDA device of any size where None is given.
+    """
+    plan = Plan(
+        model,
+        setting,
+        (f"planner: {one_line(model.title)}, with a setting that was not measured.",),
+        device=device.kind if device is not None else "cuda",
+        output=PurePath(output) if output is not None else None,
+    )
+    return _write(_writer(target), target, plan, False, device, estimator)
+
+
+def read_result(path: str | Path) -> Recommendation:
+    """The recommendation in a file, or in a directory's `recommendation.json`.
+
+    Raises UsageError: no such file, not JSON, another format version, or fields that do not fit.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / RESULT_FILE
+    try:
+        text = read_text(file, MAX_RESULT_BYTES)
+    except NoFileError:
+        raise UsageError(
+            f"there is no result at {file}.",
+            f"`planner tune MODEL --output DIR` leaves {RESULT_FILE} in DIR.",
+        ) from None
+    try:
+        data = parse_json(text, str(file))
+    except UsageError as error:
+        raise UsageError(
+            error.message,
+            "Run the same `planner tune` again: it goes on from its study and rewrites the file.",
+        ) from None
+    return _as_result(data, str(file))
+
+
+def usual_name(target: str) -> str:
+    """The usual name of the file for `target`. Raises UsageError for an unknown trainer."""
+    name: str = _writer(target).FILENAME
+    return name
+
+
+def _parse_result(result: Mapping[str, Any] | str | Path) -> Recommendation:
+    return read_result(result) if isinstance(result, str | Path) else _as_result(result, "result")
+
+
+def _as_result(data: object, source: str) -> Recommendation:
+    if not isinstance(data, Mapping):
+        raise UsageError(f"{source} holds no recommendation: a JSON object was expected.")
+    version = data.get("format")
+    if version != RESULT_FORMAT:
+        raise UsageError(
+            f"{source} has result format {version!r}, and this planner reads {RESULT_FORMAT}.",
+            "Run `planner tune` again with this version, or emit with the one that wrote it.",
+        )
+    return parse(Recommendation, data, source)
+
+
+def _changed(setting: TrainSetting, changes: Mapping[str, Any]) -> TrainSetting:
+    return parse(TrainSetting, {**setting.model_dump(), **changes}, "--set") if changes else setting
+
+
+def _writer(target: str) -> Any:
+    if target not in TARGETS:
+        raise unknown_name("trainer", target, TARGETS, f"Trainers: {', '.join(TARGETS)}.")
+    return import_module(f"planner.trainers.emission.{target}")
+
+
+def _write(
+    writer: Any,
+    target: str,
+    plan: Plan,
+    changed: bool,
+    device: DeviceInfo | None,
+    estimator: Estimator | None,
+) -> Emitted:
+    """`writer` is a trainer's file: LIBRARY (None where it trains any model), TITLE, MODELS (whose
+    Swin it trains, where that is not LIBRARY's), ALWAYS_DDP, refusals() and write()."""
+    title: str = writer.TITLE
+    trained = as_library(plan.model, writer.LIBRARY, title) if writer.LIBRARY else plan.model
+    moved = trained is not plan.model
+    if device is not None:
+        check_device_precision(device, plan.setting.precision)
+    faults = setting_faults(trained, plan.setting, getattr(writer, "MODELS", None))
+    planned = replace(plan, model=trained)
+    refuse(title, [*faults, *writer.refusals(planned)])
+    ddp = plan.setting.world_size > 1 or getattr(writer, "ALWAYS_DDP", False)
+    run = plan.setting.model_copy(update={"parallelism": "ddp"}) if ddp else plan.setting
+    reasons = []
+    if moved:
+        assert isinstance(trained, SwinConfig)
+        probed = one_line(plan.model.title)
+        reasons.append(f"the setting is {probed}'s, and this is the Swin of {trained.library}")
+    if changed:
+        reasons.append(_CHANGED)
+    if run != plan.setting:
+        reasons.append(f"{title} {_DDP}")
+    warnings = _judge(trained, run, device, reasons, estimator) if reasons else ()
+    emitted = writer.write(replace(planned, heading=(*plan.heading, *warnings), warnings=warnings))
+    assert isinstance(emitted, Emitted)
+    assert emitted.target == target
+    return emitted
+
+
+def _judge(
+    model: Model,
+    setting: TrainSetting,
+    device: DeviceInfo | None,
+    reasons: list[str],
+    estimator: Estimator | None,
+) -> tuple[str, ...]:
+    """Says what was not measured and what it is estimated to take. Raises where it cannot fit."""
+    why = "; ".join(reasons)
+    if not isinstance(model, SwinConfig):
+        return (f"Not measured: {why}.",)
+    estimate = (estimator or _estimate)(model, setting, device)
+    total = format_bytes(estimate.device_total_bytes)
+    if estimate.fits is False:
+        raise UnsupportedError(
+            f"{why}: it is estimated to take {total} on a CUDA device, which does not fit.",
+            "Emit with a smaller --set batch_size=N (and a larger accumulate), "
+            f"or tune {model.library}'s own model.",
+        )
+    return (f"Not measured: {why}. It is estimated to take {total} on a CUDA device.",)
+
+
+def _estimate(model: SwinConfig, setting: TrainSetting, device: DeviceInfo | None) -> Judged:
+    from planner.estimation import estimate
+    from planner.hardware import recognise_gpu
+
+    if device is None:
+        return estimate(model, setting)
+    gpu = recognise_gpu(device.name, device.total_bytes) if device.kind == "cuda" else None
+    budget = device.memory_cap_bytes or device.total_bytes
+    return estimate(model, setting, gpu=gpu, memory_bytes=budget)
+
+
+def _origin(found: Recommendation, setting: TrainSetting) -> tuple[str, ...]:
+    """Where the setting comes from: the probe, in a comment's lines."""
+    evidence = found.evidence
+    assert evidence is not None
+    rate = f"{evidence.images_per_second:.1f} images/s" if evidence.images_per_second else "no rate"
+    peak = evidence.peak_allocated_bytes
+    memory = f", {format_bytes(peak)} allocated at the peak" if peak is not None else ""
+    emulated = (
+        f" (capped at {format_bytes(found.device.memory_cap_bytes)}: an emulation)"
+        if found.device.memory_cap_bytes is not None
+        else ""
+    )
+    model, device = one_line(found.model.title), one_line(found.device.name)
+    torch = one_line(evidence.versions.get("torch", "unknown"))
+    lines = [
+        f"planner: {model} on {device}{emulated}, probed {one_line(evidence.date)}:",
+        f"{rate}{memory}, torch {torch}.",
+    ]
+    changed = setting.differences(found.setting) if found.setting else {}
+    if changed:
+        said = ", ".join(f"{field}={value}" for field, value in changed.items())
+        lines.append(f"Changed since, and so not what was measured: {said}.")
+    return tuple(lines)

@@ -1,0 +1,41 @@
+"""The command that trains with an emitted file, and the environment in front of it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from planner.trainers.plan import Plan
+
+
+def launch(plan: Plan, command: str, variables: Mapping[str, str] | None = None) -> str:
+    """`command` behind its environment: the allocator's as it was probed, and `variables`.
+
+    torch reads PYTORCH_ALLOC_CONF from 2.9 on, before that PYTORCH_CUDA_ALLOC_CONF
+    (c10/core/AllocatorConfig.h). On the CPU it says nothing.
+    """
+    given = dict(variables or {})
+    if plan.allocator and plan.device == "cuda":
+        given = {"PYTORCH_ALLOC_CONF": plan.allocator, **given}
+    words = [f"{name}={shlex.quote(value)}" for name, value in given.items()]
+    return " ".join((*words, command))
+
+
+def torchrun(script: str, plan: Plan, arguments: str = "") -> str:
+    """The command that runs `script` (quoted already) on every device."""
+    world = plan.setting.world_size
+    command = f"torchrun --nproc_per_node {world} {script}" if world > 1 else f"python {script}"
+    return f"{command} {arguments}".rstrip()
+
+
+def tf32_environment(plan: Plan) -> dict[str, str]:
+    """The variables that set TF32 where a trainer has no key for it.
+
+    Quoted: pytorch aten/src/ATen/Context.h reads TORCH_ALLOW_TF32_CUBLAS_OVERRIDE for matrices
+    (convolutions are in TF32 unless told); NVIDIA's libraries read NVIDIA_TF32_OVERRIDE.
+    """
+    if plan.device == "cpu":
+        return {}
+    if plan.setting.precision == "tf32":
+        return {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    return {"NVIDIA_TF32_OVERRIDE": "0"} if plan.setting.precision == "fp32" else {}

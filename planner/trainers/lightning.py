@@ -1,0 +1,185 @@
+"""Lightning: a Python file with a LightningModule and `build_trainer()`.
+
+Argument names as in Lightning 2.6, `Trainer`. Batch, workers, checkpointing, compilation and the
+optimizer have no argument there: they are user code, and so in this file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.schema import TrainSetting
+from planner.trainers.launch import launch, torchrun
+from planner.trainers.plan import Emitted, Plan, Refusal, unsaid, way_out
+from planner.trainers.recipe import EPOCHS, learning_rate_note, recipe_of
+from planner.trainers.source import (
+    import_block,
+    literal,
+    mapping,
+    model_source,
+    placed,
+    process_source,
+)
+from planner.trainers.steps import (
+    loader_source,
+    loss_source,
+    mixing_source,
+    optimizer_source,
+    rate_source,
+    schedule_source,
+)
+
+LIBRARY = None
+TITLE = "Lightning's Trainer"
+FILENAME = "training_lightning.py"
+PRECISIONS = {
+    # Lightning's names: "mixed" is autocast; "true" converts the model and its inputs.
+    "fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed",
+    "pure-bf16": "bf16-true",
+}  # fmt: skip
+
+
+def write(plan: Plan) -> Emitted:
+    """`training_lightning.py`: `TRAINER`, `build_model()`, `Training` (a LightningModule)."""
+    run = launch(plan, torchrun("your_script.py", plan))
+    notes = _notes(plan.setting)
+    return Emitted(
+        target="lightning",
+        filename=FILENAME,
+        text=_text(plan, run, notes),
+        launch=run,
+        warnings=(*plan.warnings, *notes),
+    )
+
+
+def trainer_arguments(plan: Plan) -> dict[str, Any]:
+    """The keyword arguments of `Trainer` for the setting."""
+    setting, recipe = plan.setting, recipe_of(plan.setting)
+    values: dict[str, Any] = {
+        "precision": PRECISIONS[setting.precision],
+        "accumulate_grad_batches": setting.accumulate,
+        "devices": setting.world_size,
+        "strategy": "ddp" if setting.world_size > 1 else "auto",
+        "benchmark": True,
+    }
+    if plan.device == "cpu":
+        values["accelerator"] = "cpu"
+    if recipe.clip_norm is not None and not _clips_by_itself(setting):
+        values |= {"gradient_clip_val": recipe.clip_norm, "gradient_clip_algorithm": "norm"}
+    return values
+
+
+def _clips_by_itself(setting: TrainSetting) -> bool:
+    """Whether the module clips: Lightning refuses to, for a fused optimizer under autocast.
+
+    Read in Lightning 2.6, plugins/precision/amp.py: the fused ones "perform unscaling internally".
+    With bf16 nothing is scaled, and the gradients are what they are.
+    """
+    fused = setting.optimizer_implementation == "fused"
+    return setting.clip_grad and fused and setting.precision == "bf16"
+
+
+def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
+    setting, recipe = plan.setting, recipe_of(plan.setting)
+    model = model_source(plan.model, setting)
+    pieces = [optimizer_source(setting), schedule_source(), loss_source(setting)]
+    if recipe.mixes:
+        pieces.append(mixing_source())
+    imports = (
+        *model.imports,
+        *(line for found, _ in pieces for line in found),
+        "import lightning",
+    )
+    # "bf16-true" converts the model by itself.
+    layout = setting.model_copy(update={"precision": "bf16"})
+    rate = "" if recipe.learning_rate is not None else "lr=LR"
+    use = (
+        f"In your script: from {plan.module(FILENAME)} import LOADER, TRAINER, Training",
+        "    train_loader = DataLoader(data, shuffle=True, **LOADER)",
+        f"    trainer = lightning.Trainer(**TRAINER, max_epochs={EPOCHS})",
+        f"    trainer.fit(Training({rate}), train_loader, validation_loader)",
+        "For Lightning 2.6.",
+    )
+    return "".join(
+        (
+            plan.comment(run, *use, notes=notes),
+            import_block(imports),
+            "\n" + process_source(setting),
+            f"\nVALIDATION_BATCH_SIZE = {recipe.validation_batch_size}\n",
+            f"NUM_CLASSES = {plan.model.num_classes}\n",
+            rate_source(setting),
+            loader_source(setting),
+            mapping("TRAINER", trainer_arguments(plan)),
+            "\n\n" + placed(model.body, layout),
+            *("\n\n" + body for _, body in pieces),
+            "\n\n" + _module(setting),
+        )
+    )
+
+
+def _module(setting: TrainSetting) -> str:
+    recipe = recipe_of(setting)
+    compiled = (
+        f"        self.model.compile(mode={literal(setting.compile)}, dynamic=False)\n"
+        if setting.compile != "off"
+        else ""
+    )
+    layout = (
+        "        images = images.contiguous(memory_format=torch.channels_last)\n"
+        if setting.memory_format == "channels_last"
+        else ""
+    )
+    mixed = "        images, targets = mix(images, targets)\n" if recipe.mixes else ""
+    given = "lr: float = LEARNING_RATE" if recipe.learning_rate is not None else "lr: float"
+    clipping = (
+        "\n"
+        "    def configure_gradient_clipping(self, optimizer: Any, **given: Any) -> None:\n"
+        "        # Lightning itself clips no fused optimizer under autocast; bf16 scales nothing.\n"
+        f"        torch.nn.utils.clip_grad_norm_(self.model.parameters(), {recipe.clip_norm})\n"
+        if _clips_by_itself(setting)
+        else ""
+    )
+    return (
+        "class Training(lightning.LightningModule):\n"
+        f"    def __init__(self, {given}) -> None:\n"
+        "        super().__init__()\n"
+        "        self.lr = lr\n"
+        "        self.model = build_model()\n"
+        f"{compiled}\n"
+        "    def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:\n"
+        "        images, targets = batch\n"
+        f"{mixed}{layout}"
+        "        return training_loss(self.model(images), targets)\n"
+        "\n"
+        "    def validation_step(self, batch: Any, batch_index: int) -> None:\n"
+        "        images, targets = batch\n"
+        f"{layout}"
+        "        output = self.model(images)\n"
+        '        best = getattr(output, "logits", output).argmax(dim=1)\n'
+        '        self.log("accuracy", (best == targets).float().mean(), sync_dist=True)\n'
+        f"{clipping}"
+        "\n"
+        "    def configure_optimizers(self) -> Any:\n"
+        "        optimizer = build_optimizer(self.model, self.lr)\n"
+        "        steps = int(self.trainer.estimated_stepping_batches)\n"
+        "        schedule = build_schedule(optimizer, steps)\n"
+        '        return [optimizer], [{"scheduler": schedule, "interval": "step"}]\n'
+    )
+
+
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's setting."""
+    setting = plan.setting
+    found = unsaid(setting, "the Trainer", "pure-bf16")
+    fused = setting.optimizer_implementation == "fused"
+    if setting.clip_grad and fused and setting.precision == "fp16":
+        family = setting.optimizer_family
+        law = f"it does not clip the gradients of a fused optimizer in fp16 ({setting.optimizer})"
+        found.append(Refusal(law, way_out(f"optimizer={family}-foreach")))
+    if plan.device == "cpu" and setting.precision == "fp16":
+        found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
+    return found
+
+
+def _notes(setting: TrainSetting) -> tuple[str, ...]:
+    return (learning_rate_note(setting),)

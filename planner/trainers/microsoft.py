@@ -1,0 +1,186 @@
+"""microsoft/Swin-Transformer: a yacs YAML file for `main.py --cfg`.
+
+Keys are those of its config.py @f82860b; what it does by itself is read in main.py, optimizer.py,
+utils.py and data/build.py: autocast is fp16 only, with a GradScaler also in fp32; the learning rate
+is BASE_LR × batch × world × accumulation / 512; the classes are the data set's, 1000 or 21841,
+whatever MODEL.NUM_CLASSES says; it validates with the training batch; its SGD is Nesterov's; biases
+and norms are not decayed; the model is always wrapped in DDP, and needs CUDA.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from planner.schema import Library, SwinConfig, TrainSetting
+from planner.trainers.launch import launch, tf32_environment
+from planner.trainers.plan import Emitted, Plan, Refusal, blocks_alone, unsaid, way_out
+from planner.trainers.recipe import (
+    BASE_LR,
+    EPOCHS,
+    FINAL_SHARE,
+    WARMUP_EPOCHS,
+    WARMUP_START,
+    WORKERS,
+    learning_rate_note,
+    recipe_of,
+    rounded,
+)
+
+LIBRARY: Library = "microsoft"
+TITLE = "microsoft's main.py"
+FILENAME = "swin_microsoft.yaml"
+ALWAYS_DDP = True
+_DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_dataset
+
+
+def write(plan: Plan) -> Emitted:
+    """`swin_microsoft.yaml`."""
+    setting, recipe = plan.setting, recipe_of(plan.setting)
+    command = (
+        f"torchrun --nproc_per_node {setting.world_size} main.py --cfg {plan.path(FILENAME)} "
+        "--data-path DATA"
+    )
+    run = launch(plan, command, tf32_environment(plan))
+    values = {
+        "DATA": {
+            "BATCH_SIZE": setting.batch_size,
+            "IMG_SIZE": plan.swin.image_size[0],
+            "DATASET": _DATA_SETS[plan.swin.num_classes],
+            "NUM_WORKERS": WORKERS,
+            "PIN_MEMORY": True,
+        },
+        "MODEL": {**_model_values(plan.swin), "LABEL_SMOOTHING": recipe.smoothing},
+        "TRAIN": _train_values(setting),
+        "AUG": {"MIXUP": recipe.mixup, "CUTMIX": recipe.cutmix},
+        "AMP_ENABLE": setting.precision == "fp16",
+    }
+    notes = _notes(plan.swin, setting)
+    more = (
+        "DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, in the authors' checkout.",
+        "With timm==0.4.12, which their get_started.md asks for: later ones refuse its t_mul.",
+    )
+    text = plan.comment(run, *more, notes=notes)
+    return Emitted(
+        target="microsoft",
+        filename=FILENAME,
+        text=text + yaml.safe_dump(values, sort_keys=False),
+        launch=run,
+        warnings=(*plan.warnings, *notes),
+    )
+
+
+def _model_values(model: SwinConfig) -> dict[str, Any]:
+    shape: dict[str, Any] = {
+        "PATCH_SIZE": model.patch_size,
+        "IN_CHANS": model.in_channels,
+        "EMBED_DIM": model.embed_dim,
+        "DEPTHS": list(model.depths),
+        "NUM_HEADS": list(model.num_heads),
+        "WINDOW_SIZE": model.windows[0],
+        "MLP_RATIO": model.mlp_ratio,
+        "QKV_BIAS": model.qkv_bias,
+        "APE": model.absolute_position_embedding,
+        "PATCH_NORM": model.patch_norm,
+    }
+    if model.version == 2:
+        shape["PRETRAINED_WINDOW_SIZES"] = list(model.pretrained_windows)
+    return {
+        "TYPE": "swin" if model.version == 1 else "swinv2",
+        "NAME": model.name or "swin",
+        "NUM_CLASSES": model.num_classes,
+        "DROP_RATE": model.drop_rate,
+        "DROP_PATH_RATE": model.drop_path_rate,
+        "SWIN" if model.version == 1 else "SWINV2": shape,
+    }
+
+
+def _train_values(setting: TrainSetting) -> dict[str, Any]:
+    recipe = recipe_of(setting)
+    return {
+        "EPOCHS": EPOCHS,
+        "WARMUP_EPOCHS": WARMUP_EPOCHS,
+        "BASE_LR": BASE_LR,  # for 512 images: main.py scales the three
+        "WARMUP_LR": rounded(BASE_LR * WARMUP_START),
+        "MIN_LR": rounded(BASE_LR * FINAL_SHARE),
+        "WEIGHT_DECAY": recipe.weight_decay,
+        "CLIP_GRAD": recipe.clip_norm,
+        "ACCUMULATION_STEPS": setting.accumulate,
+        "USE_CHECKPOINT": setting.checkpointing == "blocks",
+        "OPTIMIZER": {"NAME": setting.optimizer_family},
+    }
+
+
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's model and setting."""
+    found = [*_model_refusals(plan.swin), *_setting_refusals(plan.setting)]
+    if plan.device == "cpu":
+        found.append(Refusal("main.py needs CUDA, and this was probed on the CPU", way_out()))
+    return found
+
+
+def _model_refusals(model: SwinConfig) -> list[Refusal]:
+    found = []
+    if model.image_size[0] != model.image_size[1]:
+        size = f"{model.image_size[0]}x{model.image_size[1]}"
+        found.append(Refusal(f"its data loader makes square images, not {size}", way_out()))
+    if model.attn_drop_rate:
+        law = f"config.py has no key for attn_drop_rate={model.attn_drop_rate:g}"
+        found.append(Refusal(law, way_out()))
+    if model.num_classes not in _DATA_SETS:
+        law = (
+            "it takes the number of classes from its data set, 1000 (imagenet) or 21841 "
+            f"(imagenet22K), and never {model.num_classes}"
+        )
+        found.append(Refusal(law, f"Tune with --num-classes 1000. {way_out()}"))
+    return found
+
+
+def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
+    found = blocks_alone(setting, "main.py") + unsaid(setting, "main.py")
+    if setting.precision == "bf16":
+        found.append(Refusal("its autocast is fp16 only, not bf16", way_out("precision=fp16")))
+    if setting.compile != "off":
+        law = f"main.py does not compile (compile={setting.compile})"
+        found.append(Refusal(law, way_out("compile=off")))
+    if setting.optimizer_family == "sgd":
+        law = "its sgd is Nesterov's, not the one that was probed"
+        found.append(Refusal(law, way_out("optimizer=adamw")))
+    elif setting.optimizer not in ("adamw", "adamw-foreach"):
+        law = f"it knows torch's default adamw, not {setting.optimizer}"
+        found.append(Refusal(law, way_out("optimizer=adamw")))
+    if setting.amsgrad:
+        found.append(Refusal("its adamw has no amsgrad", way_out("amsgrad=false")))
+    if setting.validation_batch_size not in (0, setting.batch_size):
+        law = (
+            f"main.py validates with the training batch of {setting.batch_size}, not "
+            f"{setting.validation_batch_size}"
+        )
+        found.append(Refusal(law, way_out(f"validation_batch_size={setting.batch_size}")))
+    if setting.memory_format == "channels_last":
+        law = "main.py does not lay images out channels_last"
+        found.append(Refusal(law, way_out("memory_format=contiguous")))
+    return found
+
+
+def _notes(model: SwinConfig, setting: TrainSetting) -> tuple[str, ...]:
+    rate = recipe_of(setting).learning_rate
+    assert rate is not None, "only adamw is left"
+    found = [
+        "main.py scales the learning rate by itself: BASE_LR × "
+        f"{setting.batch_size} × {setting.world_size} × {setting.accumulate} / 512 = {rate:g}. "
+        "Leave TRAIN.BASE_LR alone when the batch changes.",
+        learning_rate_note(setting),
+        "main.py wraps the model in DDP on one device too, decays no bias and no norm, and keeps "
+        "a GradScaler in fp32 as well.",
+    ]
+    if model.image_size[0] <= 32:  # data/build.py, build_transform
+        found.append(
+            "main.py resizes nothing to 32 pixels or fewer: its images must have that size."
+        )
+    if setting.precision == "fp32":
+        found.append("NVIDIA_TF32_OVERRIDE=0 keeps convolutions, too, in plain fp32.")
+    if setting.precision == "tf32":
+        found.append("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: main.py has no key for it.")
+    return tuple(found)

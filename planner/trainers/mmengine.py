@@ -1,0 +1,266 @@
+"""mmengine, with mmpretrain's Swin: a whole config for mmpretrain's tools/train.py.
+
+Keys as in mmengine 0.10 (`AmpOptimWrapper`, `OptimWrapper`, `Runner.cfg.compile`) and mmpretrain
+1.2 (`SwinTransformer`, `SwinTransformerV2`, `ImageClassifier`, `CustomDataset`). mmpretrain's Swin
+is written after microsoft's; this planner has it neither on shapes nor as a probe, and estimates
+microsoft's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.schema import Library, SwinConfig, TrainSetting
+from planner.trainers.launch import launch, tf32_environment, torchrun
+from planner.trainers.plan import Emitted, Plan, Refusal, blocks_alone, unsaid, way_out
+from planner.trainers.recipe import (
+    EMA_DECAY,
+    EPOCHS,
+    FINAL_SHARE,
+    WARMUP_EPOCHS,
+    WARMUP_START,
+    WORKERS,
+    learning_rate_note,
+    recipe_of,
+    rounded,
+)
+from planner.trainers.source import literal
+
+LIBRARY: Library = "microsoft"
+TITLE = "mmengine"
+MODELS = "mmpretrain"
+FILENAME = "swin_mmpretrain.py"
+
+_OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "rmsprop": "RMSprop",
+               "nadam": "NAdam", "radam": "RAdam"}  # fmt: skip
+
+
+def write(plan: Plan) -> Emitted:
+    """`swin_mmpretrain.py`: model, data, schedule and all."""
+    setting = plan.setting
+    launcher = " --launcher pytorch" if setting.world_size > 1 else ""
+    rated = recipe_of(setting).learning_rate is not None
+    rate = "" if rated else " optim_wrapper.optimizer.lr=LR"
+    arguments = (
+        f"{plan.path(FILENAME)}{launcher} --cfg-options train_dataloader.dataset.data_root="
+        f"DATA/train val_dataloader.dataset.data_root=DATA/val{rate}"
+    )
+    run = launch(plan, torchrun("tools/train.py", plan, arguments), tf32_environment(plan))
+    notes = _notes(setting)
+    sections = _sections(plan)
+    text = "".join(f"{name} = {_written(value)}\n" for name, value in sections.items())
+    more = ("DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, in mmpretrain's checkout.",)
+    return Emitted(
+        target="mmengine",
+        filename=FILENAME,
+        text=plan.comment(run, *more, notes=notes) + text,
+        launch=run,
+        warnings=(*plan.warnings, *notes),
+    )
+
+
+def _sections(plan: Plan) -> dict[str, Any]:
+    """The names that the config defines, and their values."""
+    setting = plan.setting
+    preprocessor = {
+        "num_classes": plan.swin.num_classes,
+        "mean": [123.675, 116.28, 103.53],
+        "std": [58.395, 57.12, 57.375],
+        "to_rgb": True,
+    }
+    found: dict[str, Any] = {
+        "default_scope": "mmpretrain",
+        "model": _model(plan.swin, setting),
+        "data_preprocessor": preprocessor,
+        "optim_wrapper": _optim_wrapper(setting),
+        "param_scheduler": _schedule(setting),
+        "train_cfg": {"by_epoch": True, "max_epochs": EPOCHS, "val_interval": 1},
+        "val_cfg": {},
+        "train_dataloader": _loader(plan, train=True),
+        "val_dataloader": _loader(plan, train=False),
+        "val_evaluator": {"type": "Accuracy", "topk": (1,)},
+        "env_cfg": {"cudnn_benchmark": True},
+    }
+    if setting.compile != "off":
+        found["compile"] = {"backend": "inductor", "mode": setting.compile, "dynamic": False}
+    if setting.ema:
+        hook = {"type": "EMAHook", "momentum": rounded(1 - EMA_DECAY)}
+        found["custom_hooks"] = [hook]
+    return found
+
+
+def _loader(plan: Plan, train: bool) -> dict[str, Any]:
+    """Images of a folder of classes; its place, data_root, is said when training is started."""
+    height, width = plan.swin.image_size
+    scale = (width, height)  # mmcv's order
+    load: dict[str, Any] = {"type": "LoadImageFromFile"}
+    pack: dict[str, Any] = {"type": "PackInputs"}
+    if train:
+        crop: list[dict[str, Any]] = [
+            {"type": "RandomResizedCrop", "scale": scale},
+            {"type": "RandomFlip", "prob": 0.5, "direction": "horizontal"},
+        ]
+    else:
+        crop = [{"type": "Resize", "scale": scale}]
+    recipe = recipe_of(plan.setting)
+    return {
+        "batch_size": plan.setting.batch_size if train else recipe.validation_batch_size,
+        "num_workers": WORKERS,
+        "persistent_workers": True,
+        "drop_last": train,
+        "sampler": {"type": "DefaultSampler", "shuffle": train},
+        "dataset": {
+            "type": "CustomDataset",
+            "data_root": "DATA",
+            "pipeline": [load, *crop, pack],
+        },
+    }
+
+
+def _schedule(setting: TrainSetting) -> list[dict[str, Any]]:
+    """Warm-up and cosine by optimizer step; mmengine counts epochs and converts them."""
+    warmup = {
+        "type": "LinearLR",
+        "start_factor": WARMUP_START,
+        "by_epoch": True,
+        "end": WARMUP_EPOCHS,
+        "convert_to_iter_based": True,
+    }
+    cosine = {
+        "type": "CosineAnnealingLR",
+        "eta_min_ratio": FINAL_SHARE,
+        "by_epoch": True,
+        "begin": WARMUP_EPOCHS,
+        "end": EPOCHS,
+        "T_max": EPOCHS - WARMUP_EPOCHS,
+        "convert_to_iter_based": True,
+    }
+    return [warmup, cosine]
+
+
+def _model(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
+    architecture: dict[str, Any] = {
+        "embed_dims": model.embed_dim,
+        "depths": list(model.depths),
+        "num_heads": list(model.num_heads),
+    }
+    if model.version == 2:
+        architecture["extra_norm_every_n_blocks"] = 0
+    backbone: dict[str, Any] = {
+        "type": "SwinTransformer" if model.version == 1 else "SwinTransformerV2",
+        "arch": architecture,
+        "img_size": model.image_size,
+        "patch_size": model.patch_size,
+        "in_channels": model.in_channels,
+        "window_size": model.windows[0],
+        "drop_rate": model.drop_rate,
+        "drop_path_rate": model.drop_path_rate,
+        "use_abs_pos_embed": model.absolute_position_embedding,
+        "with_cp": setting.checkpointing == "blocks",
+        "out_indices": (model.num_stages - 1,),
+    }
+    if model.version == 2:
+        backbone["pretrained_window_sizes"] = list(model.pretrained_windows)
+    loss: dict[str, Any] = {"type": "CrossEntropyLoss", "loss_weight": 1.0}
+    recipe = recipe_of(setting)
+    if recipe.smoothing:  # of soft targets as well, which Mixup and CutMix make
+        loss = {"type": "LabelSmoothLoss", "label_smooth_val": recipe.smoothing, "mode": "original"}
+    head = {
+        "type": "LinearClsHead",
+        "num_classes": model.num_classes,
+        "in_channels": model.stage_channels(model.num_stages - 1),
+        "loss": loss,
+    }
+    augments = [
+        {"type": "Mixup", "alpha": recipe.mixup},
+        {"type": "CutMix", "alpha": recipe.cutmix},
+    ]
+    return {
+        "type": "ImageClassifier",
+        "backbone": backbone,
+        "neck": {"type": "GlobalAveragePooling"},
+        "head": head,
+        **({"train_cfg": {"augments": augments}} if recipe.mixes else {}),
+    }
+
+
+def _optim_wrapper(setting: TrainSetting) -> dict[str, Any]:
+    optimizer: dict[str, Any] = {"type": _OPTIMIZERS[setting.optimizer_family]}
+    recipe = recipe_of(setting)
+    if recipe.learning_rate is not None:
+        optimizer["lr"] = recipe.learning_rate
+    optimizer["weight_decay"] = recipe.weight_decay
+    if setting.optimizer_family == "sgd":
+        optimizer["momentum"] = 0.9
+    optimizer["foreach"] = setting.optimizer_implementation == "foreach"
+    if setting.optimizer_implementation == "fused":
+        optimizer["fused"] = True
+    if setting.amsgrad:
+        optimizer["amsgrad"] = True
+    wrapper: dict[str, Any] = {"type": "OptimWrapper"}
+    if setting.autocast_dtype is not None:
+        wrapper = {"type": "AmpOptimWrapper", "dtype": setting.autocast_dtype}
+        wrapper["loss_scale"] = "dynamic" if setting.precision == "fp16" else 1.0
+    wrapper |= {"optimizer": optimizer, "accumulative_counts": setting.accumulate}
+    if recipe.clip_norm is not None:
+        wrapper["clip_grad"] = {"max_norm": recipe.clip_norm}
+    return wrapper
+
+
+def _written(value: Any, depth: int = 0) -> str:
+    """`value` in the field's own spelling: `dict(key=…)`, one key a line."""
+    inner, outer = "    " * (depth + 1), "    " * depth
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        lines = "".join(f"{inner}{_written(entry, depth + 1)},\n" for entry in value)
+        return f"[\n{lines}{outer}]"
+    if not isinstance(value, dict):
+        return literal(value)
+    if not value:
+        return "dict()"
+    lines = "".join(f"{inner}{k}={_written(v, depth + 1)},\n" for k, v in value.items())
+    return f"dict(\n{lines}{outer})"
+
+
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's model and setting."""
+    found = [*_model_refusals(plan.swin), *_setting_refusals(plan.setting)]
+    if plan.device == "cpu" and plan.setting.autocast_dtype is not None:
+        law = f"its autocast needs a GPU, and this {plan.setting.precision} was probed on the CPU"
+        found.append(Refusal(law, way_out("precision=fp32")))
+    return found
+
+
+def _model_refusals(model: SwinConfig) -> list[Refusal]:
+    script = way_out()
+    found = []
+    if model.mlp_ratio != 4.0 or not model.qkv_bias or model.attn_drop_rate:
+        law = "mmpretrain's Swin takes mlp_ratio 4, qkv_bias and attn_drop_rate 0 from its backbone"
+        found.append(Refusal(law, script))
+    if not model.patch_norm:
+        found.append(Refusal("mmpretrain's Swin always normalises its patches", script))
+    return found
+
+
+def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
+    found = blocks_alone(setting, "mmengine") + unsaid(setting, "mmengine", "ema")
+    if setting.optimizer_family not in _OPTIMIZERS:
+        law = f"it registers torch's optimizers, and {setting.optimizer} is not one it knows"
+        found.append(Refusal(law, way_out("optimizer=adamw")))
+    if setting.memory_format == "channels_last":
+        law = "it does not lay images out channels_last"
+        found.append(Refusal(law, way_out("memory_format=contiguous")))
+    return found
+
+
+def _notes(setting: TrainSetting) -> tuple[str, ...]:
+    found = [
+        "This planner does not know mmpretrain's own Swin: the estimate is microsoft's, after "
+        "which it was written.",
+        learning_rate_note(setting),
+        "Change this file in place: as a second _base_ it would collide with mmpretrain's own.",
+    ]
+    if setting.precision == "fp32":
+        found.append("NVIDIA_TF32_OVERRIDE=0 keeps convolutions, too, in plain fp32.")
+    if setting.precision == "tf32":
+        found.append("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: mmengine has no key.")
+    return tuple(found)

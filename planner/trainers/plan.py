@@ -1,0 +1,149 @@
+"""What every trainer's file gets, and what it gives back."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Literal, NamedTuple, NoReturn
+
+from planner.errors import UnsupportedError, UsageError
+from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.trainers.comments import comment
+
+Model = SwinConfig | FactoryModel
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What to write into a trainer. `text` is a whole file, for which `filename` is the usual name.
+
+    `launch` is the command that trains with it. `code` is Python for the user's own script where
+    the trainer's file cannot say it all (model, checkpointing wrapper, optimizer), "" where it can.
+    """
+
+    target: str
+    filename: str
+    text: str
+    launch: str
+    warnings: tuple[str, ...] = ()
+    code: str = ""
+    code_filename: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model of the trainer's own library, the setting to run it with, and what is known of it.
+
+    `heading` says where the setting comes from, a comment's line each; `warnings` are said on
+    standard error too. `device` is what was probed, and `allocator` the configuration of torch's
+    caching allocator there (None: its own). `output` is where the file will be written, None where
+    that is not known: then it is called by its usual name.
+    """
+
+    model: Model
+    setting: TrainSetting
+    heading: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    device: Literal["cuda", "cpu"] = "cuda"
+    allocator: str | None = None
+    output: PurePath | None = None
+
+    @property
+    def swin(self) -> SwinConfig:
+        """The model of a trainer that builds it by itself (`as_library` has refused factories)."""
+        assert isinstance(self.model, SwinConfig)
+        return self.model
+
+    def path(self, usual: str) -> str:
+        """The file as a command line says it: where it is written, else its usual name."""
+        return shlex.quote(str(self.output or usual))
+
+    def module(self, usual: str) -> str:
+        """The name under which a script imports the file. Raises UsageError where it has none."""
+        stem = (self.output or PurePath(usual)).stem
+        if not stem.isidentifier():
+            raise UsageError(
+                f"a script of yours imports this file, and {stem!r} is no name for a module.",
+                f"Name it with letters, digits and underscores: --output {usual}.",
+            )
+        return stem
+
+    def comment(self, run: str, *more: str, notes: Iterable[str] = ()) -> str:
+        """The `#` lines above the file: the heading, how to run it, and what to know of it."""
+        return comment(self.heading, run, more, notes)
+
+
+class Refusal(NamedTuple):
+    """What a trainer cannot say (the law and the value), and the way out."""
+
+    law: str
+    way_out: str
+
+
+def refuse(trainer: str, refusals: Iterable[Refusal]) -> None:
+    """Raises UnsupportedError with every refusal and each one's way out, if there are any."""
+    given = list(refusals)
+    if given:
+        _raise(trainer, given)
+
+
+def _raise(trainer: str, refusals: list[Refusal]) -> NoReturn:
+    laws = [refusal.law for refusal in refusals]
+    message = (
+        laws[0]
+        if len(laws) == 1
+        else "\n  ".join(["this setting cannot be written for it:", *laws])
+    )
+    ways = list(dict.fromkeys(refusal.way_out for refusal in refusals))
+    raise UnsupportedError(f"{trainer}: {message}", "\n".join(ways))
+
+
+def way_out(change: str = "") -> str:
+    """The ways out that always exist: another value (then unmeasured), or the plain script."""
+    script = "emit the plain script, which can: --for pytorch"
+    return f"Emit with --set {change} (not measured), or {script}." if change else f"Or {script}."
+
+
+def blocks_alone(setting: TrainSetting, trainer: str) -> list[Refusal]:
+    """The refusal of a trainer that checkpoints every block or none."""
+    if setting.checkpointing in ("none", "blocks"):
+        return []
+    law = f"{trainer} checkpoints blocks or none, not {setting.checkpointing}"
+    return [Refusal(law, way_out("checkpointing=blocks"))]
+
+
+def unsaid(setting: TrainSetting, trainer: str, *said: str) -> list[Refusal]:
+    """Refusals for the fields that most trainers have no word for, but for those in `said`."""
+    found = []
+    if setting.ema and "ema" not in said:
+        found.append(
+            Refusal(f"{trainer} keeps no average of the weights (ema)", way_out("ema=false"))
+        )
+    if setting.frozen_stages and "frozen_stages" not in said:
+        found.append(
+            Refusal(
+                f"{trainer} cannot freeze stages (frozen_stages={setting.frozen_stages})",
+                "Freeze them in your own code (requires_grad_(False)), "
+                "and emit with --set frozen_stages=0.",
+            )
+        )
+    if setting.lora_rank and "lora_rank" not in said:
+        found.append(
+            Refusal(
+                f"{trainer} has no adapters (lora_rank={setting.lora_rank})",
+                "Put them in with your own code (requires_grad_(False) on the rest), "
+                "and emit with --set lora_rank=0.",
+            )
+        )
+    if not setting.zero_grad_to_none and "zero_grad_to_none" not in said:
+        found.append(
+            Refusal(
+                f"{trainer} always drops gradients (zero_grad_to_none=false cannot be said)",
+                way_out("zero_grad_to_none=true"),
+            )
+        )
+    if setting.precision == "pure-bf16" and "pure-bf16" not in said:
+        found.append(Refusal(f"{trainer} has no pure bf16 training", way_out("precision=bf16")))
+    return found

@@ -1,0 +1,389 @@
+"""A plain PyTorch training script that runs: `python train.py DATA` or `--synthetic`.
+
+Its step is that of `planner.training`, line for line what was probed; around it stand the data, a
+warm-up and cosine schedule, validation and checkpoints. Only native models import the planner.
+"""
+
+from __future__ import annotations
+
+from string import Template
+
+from planner.schema import TrainSetting
+from planner.trainers.launch import launch, torchrun
+from planner.trainers.plan import Emitted, Plan, Refusal, unsaid
+from planner.trainers.recipe import (
+    EMA_DECAY,
+    EPOCHS,
+    FINAL_SHARE,
+    LABEL_SMOOTHING,
+    WARMUP_EPOCHS,
+    WARMUP_START,
+    WORKERS,
+    learning_rate_note,
+    recipe_of,
+)
+from planner.trainers.source import import_block, literal, model_source, placed, process_source
+from planner.trainers.steps import mixing_source, optimizer_source
+
+LIBRARY = None
+TITLE = "the PyTorch script"
+FILENAME = "train.py"
+
+
+def write(plan: Plan) -> Emitted:
+    """`train.py`, whole."""
+    setting, recipe = plan.setting, recipe_of(plan.setting)
+    script = plan.path(FILENAME)
+    rate = "" if recipe.learning_rate is not None else " --lr LR"
+    run = launch(plan, torchrun(script, plan, f"DATA{rate}"))
+    trial = launch(plan, torchrun(script, plan, f"--synthetic --steps 20{rate}"))
+    note = learning_rate_note(setting)
+    model = model_source(plan.model, setting)
+    optimizer_imports, optimizer = optimizer_source(setting)
+    mixing = mixing_source()[1] if recipe.mixes else ""
+    imports = (*model.imports, *optimizer_imports, *_IMPORTS)
+    standard = ("argparse", "math", "os", "time")
+    about = ("(DATA/train/CLASS/*.jpg, DATA/val/CLASS/*.jpg)", f" or: {trial}")
+    sections = (
+        plan.comment(run, *about, notes=(note,)),
+        import_block(imports, standard),
+        "\n" + _constants(plan),
+        process_source(setting),
+        "\n\n" + placed(model.body, setting),
+        "\n\n" + optimizer,
+        "\n\n" + _step(setting),
+        "\n\n" + mixing if mixing else "",
+        "\n\n" + _DATA.substitute(prepare=_prepare(setting), mix=_mix(setting)),
+        "\n\n" + _LOOP.substitute(
+            compiled=_compiled(setting),
+            ema_made=_EMA_MADE if setting.ema else "",
+            ema_argument=", average" if setting.ema else "",
+            scaler='torch.amp.GradScaler(device.type)' if setting.precision == "fp16" else "None",
+            ema_saved=', "average": average' if setting.ema else "",
+            start=WARMUP_START, final=FINAL_SHARE,
+        ),
+        "\n\n" + _main(plan),
+    )  # fmt: skip
+    return Emitted(
+        target="pytorch",
+        filename=FILENAME,
+        text="".join(sections),
+        launch=run,
+        warnings=(*plan.warnings, note),
+    )
+
+
+def refusals(plan: Plan) -> list[Refusal]:
+    """Only frozen stages and adapters: everything else of a setting is written out."""
+    return unsaid(plan.setting, "the script", "ema", "pure-bf16", "zero_grad_to_none")
+
+
+_IMPORTS = (
+    "from collections.abc import Iterator",
+    "from contextlib import nullcontext",
+    "from pathlib import Path",
+    "from typing import Any",
+    "import torch",
+    "import torch.distributed as dist",
+    "from torch import Tensor, nn",
+    "from torch.nn import functional as F",
+    "from torch.nn.parallel import DistributedDataParallel",
+    "from torch.utils.data import DataLoader, DistributedSampler",
+)
+
+
+def _constants(plan: Plan) -> str:
+    setting = plan.setting
+    height, width = plan.model.image_size
+    lines = [
+        f"BATCH_SIZE = {setting.batch_size}  # images of one device and micro-batch",
+        f"ACCUMULATE = {setting.accumulate}  # micro-batches of one optimizer step",
+        f"WORLD_SIZE = {setting.world_size}  # devices",
+        f"VALIDATION_BATCH_SIZE = {recipe_of(setting).validation_batch_size}",
+        f"HEIGHT, WIDTH = {height}, {width}",
+        f"CHANNELS = {plan.model.in_channels}",
+        f"NUM_CLASSES = {plan.model.num_classes}",
+    ]
+    if setting.autocast_dtype is not None:
+        lines.append(f"AUTOCAST: torch.dtype | None = torch.{setting.autocast_dtype}")
+    else:
+        lines.append("AUTOCAST: torch.dtype | None = None")
+    if setting.ema:
+        lines.append(f"EMA_DECAY = {EMA_DECAY}")
+    if setting.clip_grad:
+        lines.append(f"CLIP_NORM = {recipe_of(setting).clip_norm}")
+    return "\n".join(lines) + "\n"
+
+
+def _prepare(setting: TrainSetting) -> str:
+    lines = ""
+    if setting.precision == "pure-bf16":
+        lines += "    images = images.to(torch.bfloat16)\n"
+    if setting.memory_format == "channels_last":
+        lines += "    images = images.contiguous(memory_format=torch.channels_last)\n"
+    return lines
+
+
+def _mix(setting: TrainSetting) -> str:
+    if not recipe_of(setting).mixes:
+        return ""
+    return "    if train:\n        images, targets = mix(images, targets)\n"
+
+
+def _compiled(setting: TrainSetting) -> str:
+    if setting.compile == "off":
+        return "    call: nn.Module = model\n"
+    return (
+        "    call: nn.Module = torch.compile(model, "
+        f"mode={literal(setting.compile)}, dynamic=False)\n"
+    )
+
+
+_EMA_MADE = "    average = [p.detach().clone() for p in model.parameters()]\n"
+
+
+def _step(setting: TrainSetting) -> str:
+    smoothing = f", label_smoothing={LABEL_SMOOTHING}" if setting.loss == "label-smoothing" else ""
+    clip = ""
+    if setting.clip_grad:
+        clip = """    if scaler is not None:
+        scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], CLIP_NORM)
+"""
+    average, argument = "", ""
+    if setting.ema:
+        argument = "\n    average: list[Tensor],"
+        average = """    with torch.no_grad():
+        torch._foreach_lerp_(average, list(model.parameters()), 1 - EMA_DECAY)
+"""
+    return _STEP.substitute(
+        smoothing=smoothing, clip=clip, average=average, average_argument=argument,
+        divided="    return loss / ACCUMULATE\n" if setting.accumulate > 1 else "    return loss\n",
+        to_none=setting.zero_grad_to_none,
+    )  # fmt: skip
+
+
+_STEP = Template(
+    '''def forward(call: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
+    """The loss of one micro-batch, divided by the number of them."""
+    with torch.autocast(images.device.type, dtype=AUTOCAST) if AUTOCAST else nullcontext():
+        output = call(images)
+        logits = getattr(output, "logits", output)
+        loss = F.cross_entropy(logits, targets$smoothing)
+$divided
+
+def optimizer_step(
+    call: nn.Module,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,$average_argument
+    batches: Iterator[tuple[Tensor, Tensor]],
+) -> Tensor:
+    """One optimizer step over ACCUMULATE micro-batches; returns the mean loss."""
+    total: Tensor | float = 0.0
+    for index in range(ACCUMULATE):
+        images, targets = next(batches)
+        last = index == ACCUMULATE - 1
+        apart = isinstance(call, DistributedDataParallel) and not last
+        with call.no_sync() if apart else nullcontext():
+            loss = forward(call, images, targets)
+            (scaler.scale(loss) if scaler is not None else loss).backward()
+        total = total + loss.detach()
+        del loss
+$clip    if scaler is not None:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+$average    optimizer.zero_grad(set_to_none=$to_none)
+    assert isinstance(total, Tensor)
+    return total
+'''
+)
+
+_DATA = Template(
+    '''def to_device(
+    images: Tensor, targets: Tensor, device: torch.device, train: bool
+) -> tuple[Tensor, Tensor]:
+    images = images.to(device, non_blocking=True)
+    targets = targets.to(device, non_blocking=True)
+$mix$prepare    return images, targets
+
+
+def synthetic_batches(device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    images = torch.randn(BATCH_SIZE, CHANNELS, HEIGHT, WIDTH, device=device)
+    targets = torch.randint(NUM_CLASSES, (BATCH_SIZE,), device=device)
+    while True:
+        yield to_device(images, targets, device, train=True)
+
+
+def loader(folder: Path, train: bool, workers: int, world: int) -> DataLoader[Any]:
+    """Images of folder/CLASS/, cropped and flipped at random where `train`."""
+    try:
+        from torchvision.datasets import ImageFolder
+        from torchvision.transforms import v2
+    except (ImportError, RuntimeError) as error:  # the latter where it was built for another torch
+        raise SystemExit(
+            f"Pictures are read with torchvision, which cannot be imported: {error}. "
+            "Install the torchvision of this torch, or try the script with --synthetic --steps 20."
+        ) from error
+    if CHANNELS != 3:
+        raise SystemExit(f"pictures have 3 channels, and the model takes {CHANNELS}")
+    if train:
+        crop = [v2.RandomResizedCrop((HEIGHT, WIDTH), antialias=True), v2.RandomHorizontalFlip()]
+    else:
+        crop = [v2.Resize(max(HEIGHT, WIDTH), antialias=True), v2.CenterCrop((HEIGHT, WIDTH))]
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    scaled = v2.ToDtype(torch.float32, scale=True)
+    transform = v2.Compose([v2.ToImage(), *crop, scaled, v2.Normalize(mean, std)])
+    dataset = ImageFolder(folder, transform)
+    if len(dataset.classes) > NUM_CLASSES:
+        raise SystemExit(f"{folder} has {len(dataset.classes)} classes, the model {NUM_CLASSES}")
+    sampler = DistributedSampler(dataset, shuffle=train) if world > 1 else None
+    return DataLoader(
+        dataset,
+        BATCH_SIZE if train else VALIDATION_BATCH_SIZE,
+        shuffle=train and sampler is None,
+        sampler=sampler,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        persistent_workers=workers > 0,
+        drop_last=train,
+    )
+
+
+def folder_batches(data: DataLoader[Any], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Epoch after epoch without end; whoever asks counts the steps."""
+    epoch = 0
+    while True:
+        if isinstance(data.sampler, DistributedSampler):
+            data.sampler.set_epoch(epoch)
+        for images, targets in data:
+            yield to_device(images, targets, device, train=True)
+        epoch += 1
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: DataLoader[Any], device: torch.device) -> float:
+    """The share of validation images whose best class is right, over all devices."""
+    model.eval()
+    counts = torch.zeros(2, device=device)
+    for images, targets in data:
+        images, targets = to_device(images, targets, device, train=False)
+        with torch.autocast(device.type, dtype=AUTOCAST) if AUTOCAST else nullcontext():
+            output = model(images)
+        best = getattr(output, "logits", output).argmax(dim=1)
+        counts += torch.stack([(best == targets).sum(), torch.tensor(len(best), device=device)])
+    if dist.is_initialized():
+        dist.all_reduce(counts)
+    model.train()
+    return float(counts[0] / counts[1])
+'''
+)
+
+_LOOP = Template(
+    """def train(options: argparse.Namespace, device: torch.device, rank: int) -> None:
+    model = build_model().to(device).train()
+$compiled    if dist.is_initialized():
+        ids = [device] if device.type == "cuda" else None
+        call = DistributedDataParallel(call, device_ids=ids, gradient_as_bucket_view=True)
+    optimizer = build_optimizer(model, options.lr)
+    scaler: torch.amp.GradScaler | None = $scaler
+$ema_made    if options.synthetic:
+        batches, steps_per_epoch, validation = synthetic_batches(device), options.steps, None
+    else:
+        data = loader(options.data / "train", True, options.workers, WORLD_SIZE)
+        batches, steps_per_epoch = folder_batches(data, device), len(data) // ACCUMULATE
+        if steps_per_epoch == 0:
+            raise SystemExit(f"{options.data} has fewer images than one optimizer step takes")
+        has_validation = (options.data / "val").is_dir()
+        validation = (
+            loader(options.data / "val", False, options.workers, WORLD_SIZE)
+            if has_validation
+            else None
+        )
+    steps = options.steps or options.epochs * steps_per_epoch
+    warmup = max(1, min(options.warmup_epochs * steps_per_epoch, steps // 10))
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return $start + (1 - $start) * step / warmup
+        share = min(1.0, (step - warmup) / max(1, steps - warmup))
+        return $final + (1 - $final) * 0.5 * (1 + math.cos(math.pi * share))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    since, images = time.perf_counter(), 0
+    for step in range(1, steps + 1):
+        loss = optimizer_step(call, model, optimizer, scaler$ema_argument, batches)
+        schedule.step()
+        images += BATCH_SIZE * ACCUMULATE * WORLD_SIZE
+        if rank == 0 and (step % options.log_every == 0 or step == steps):
+            value = float(loss)  # waits for the device: the time below is of finished steps
+            speed = images / (time.perf_counter() - since)
+            peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+            print(f"step {step}/{steps}  loss {value:.4f}  {speed:.1f} images/s  {peak:.2f} GiB")
+            since, images = time.perf_counter(), 0
+        if step % steps_per_epoch == 0 or step == steps:
+            if validation is not None:
+                share = accuracy(model, validation, device)
+                if rank == 0:
+                    print(f"step {step}/{steps}  validation {share:.2%}")
+            if rank == 0 and options.output is not None:
+                options.output.parent.mkdir(parents=True, exist_ok=True)
+                state = {"model": model.state_dict(), "step": step$ema_saved}
+                torch.save(state, options.output)
+"""
+)
+
+
+def _main(plan: Plan) -> str:
+    setting = plan.setting
+    rate = recipe_of(setting).learning_rate
+    given = (
+        f'default={rate:g}, help="for the global batch of {setting.global_batch}"'
+        if rate is not None
+        else 'required=True, help="no published rate for this optimizer"'
+    )
+    device = '"cuda" if torch.cuda.is_available() else "cpu"' if plan.device == "cuda" else '"cpu"'
+    return _MAIN.substitute(
+        lr=given, device=device, epochs=EPOCHS, warmup_epochs=WARMUP_EPOCHS, workers=WORKERS
+    )
+
+
+_MAIN = Template(
+    """def main() -> None:
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("data", nargs="?", type=Path, help="folder with train/ and perhaps val/")
+    parser.add_argument("--synthetic", action="store_true", help="random images, for --steps")
+    parser.add_argument("--steps", type=int, default=0, help="optimizer steps; 0: by --epochs")
+    parser.add_argument("--epochs", type=int, default=$epochs)
+    parser.add_argument("--warmup-epochs", type=int, default=$warmup_epochs)
+    parser.add_argument("--lr", type=float, $lr)
+    parser.add_argument("--workers", type=int, default=min($workers, os.cpu_count() or 1))
+    parser.add_argument("--log-every", type=int, default=50)
+    parser.add_argument("--device", default=$device)
+    parser.add_argument("--output", type=Path, default=None, help="checkpoint file")
+    options = parser.parse_args()
+    if options.synthetic == (options.data is not None):
+        parser.error("give a data folder, or --synthetic")
+    if options.synthetic and not options.steps:
+        parser.error("--synthetic needs --steps")
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world != WORLD_SIZE:
+        parser.error(f"this setting is for {WORLD_SIZE} devices, and torchrun started {world}")
+    rank = int(os.environ.get("RANK", "0"))
+    device = torch.device(options.device)
+    if world > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+    train(options, device, rank)
+    if world > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+)

@@ -1,0 +1,326 @@
+"""Python source that several trainers' files share: the model, its checkpointing, its precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.trainers.plan import Model
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """`build_model()` as source, with the imports that it needs, one line each."""
+
+    imports: tuple[str, ...]
+    body: str
+
+
+def model_source(model: Model, setting: TrainSetting) -> ModelSource:
+    """The source of `build_model() -> nn.Module`, checkpointing and attention as in `setting`."""
+    if isinstance(model, FactoryModel):
+        return _factory(model)
+    writers = {
+        "native": _native,
+        "timm": _timm,
+        "torchvision": _torchvision,
+        "transformers": _transformers,
+        "microsoft": _microsoft,
+    }
+    return writers[model.library](model, setting)
+
+
+def literal(value: Any) -> str:
+    """`value` as Python source, strings in double quotes."""
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(literal(v) for v in value) + "]"
+    if isinstance(value, tuple):
+        inner = ", ".join(literal(v) for v in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return repr(value)
+
+
+def _quoted(text: str) -> str:
+    """A Python string in double quotes; what does not print is escaped."""
+    inner = repr(f"'{text}")[2:-1]  # a leading quote makes repr choose double quotes, if it can
+    return f'"{inner}"' if '"' not in text else repr(text)
+
+
+def call(name: str, arguments: dict[str, Any], positional: tuple[str, ...] = ()) -> str:
+    """`name(positional, key=value, …)`, one argument a line, to stand inside a function."""
+    lines = [f"        {p},\n" for p in positional]
+    lines += [f"        {k}={literal(v)},\n" for k, v in arguments.items()]
+    return f"{name}(\n{''.join(lines)}    )" if lines else f"{name}()"
+
+
+def mapping(name: str, values: dict[str, Any]) -> str:
+    """`name = {…}` at the top of a file, one key a line."""
+    lines = "".join(f"    {literal(k)}: {literal(v)},\n" for k, v in values.items())
+    return f"{name} = {{\n{lines}}}\n"
+
+
+def _function(lines: str) -> str:
+    return f"def build_model() -> nn.Module:\n{lines}"
+
+
+def _factory(model: FactoryModel) -> ModelSource:
+    module, name = model.parts
+    outermost = name.partition(".")[0]
+    return ModelSource(
+        imports=("import sys",),
+        body=_function(
+            '    sys.path.insert(0, "")  # your module is found where you stand\n'
+            f"    from {module} import {outermost}\n\n"
+            f"    model: nn.Module = {name}()\n    return model\n"
+        ),
+    )
+
+
+def _native(model: SwinConfig, setting: TrainSetting) -> ModelSource:
+    fields = model.model_dump(exclude_defaults=True, exclude={"name"})
+    attention = "eager" if setting.attention == "eager" else "sdpa"
+    checkpointing = literal(setting.checkpointing)
+    return ModelSource(
+        imports=(
+            "from planner.schema import SwinConfig",
+            "from planner.libraries.native.module import build_swin",
+        ),
+        body=_function(
+            f"    config = {call('SwinConfig', fields)}\n"
+            f"    model: nn.Module = build_swin(config, {literal(attention)}, {checkpointing})\n"
+            "    return model\n"
+        ),
+    )
+
+
+def _timm(model: SwinConfig, setting: TrainSetting) -> ModelSource:
+    from planner.trainers.timm import create_model_arguments
+
+    name, arguments = create_model_arguments(model)
+    imports = ["import timm"]
+    attention = ""
+    if setting.attention != "library":
+        imports.append("from timm.layers import set_fused_attn")
+        fused = "True, experimental=True" if setting.attention == "sdpa" else "False"
+        attention = f"    set_fused_attn({fused})  # looked at while the model is built\n"
+    created = call("timm.create_model", arguments, (literal(name),))
+    built = f"{attention}    model: nn.Module = {created}\n"
+    if setting.checkpointing == "blocks":
+        return ModelSource(
+            tuple(imports),
+            _function(f"{built}    model.set_grad_checkpointing(True)\n    return model\n"),
+        )
+    return _wrapped(tuple(imports), built, _loop("model.layers", setting))
+
+
+def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
+    arguments: dict[str, Any] = {
+        "patch_size": [model.patch_size] * 2,
+        "embed_dim": model.embed_dim,
+        "depths": list(model.depths),
+        "num_heads": list(model.num_heads),
+        "window_size": [model.windows[0]] * 2,
+        "mlp_ratio": model.mlp_ratio,
+        "dropout": model.drop_rate,
+        "attention_dropout": model.attn_drop_rate,
+        "stochastic_depth_prob": model.drop_path_rate,
+        "num_classes": model.num_classes,
+    }
+    block = "SwinTransformerBlock" if model.version == 1 else "SwinTransformerBlockV2"
+    merging = "PatchMerging" if model.version == 1 else "PatchMergingV2"
+    created = call("SwinTransformer", arguments).removesuffix("    )")
+    created += f"        block={block},\n        downsample_layer={merging},\n    )"
+    names = sorted({"SwinTransformer", block, merging})
+    imports = (
+        "from torchvision.models.swin_transformer import (\n"
+        + "".join(f"    {name},\n" for name in names)
+        + ")"
+    )
+    blocks = f"[m for m in model.modules() if isinstance(m, {block})]"
+    # features: patches, then by turns a stage's blocks and a patch merging
+    where = blocks if setting.checkpointing == "blocks" else "model.features[1::2]"
+    return _wrapped((imports,), f"    model: nn.Module = {created}\n", _loop(where, setting))
+
+
+_WRAPPER = '''def recompute(module: nn.Module) -> None:
+    """From here on `module` keeps only its inputs, and computes its inside again in backward.
+
+    Only its class changes: names in the state dict stay what they are.
+    """
+    kind = type(module)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(kind.forward, self, *args, use_reentrant=False, **kwargs)
+
+    module.__class__ = type(f"Recomputed{kind.__name__}", (kind,), {"forward": forward})
+
+
+'''
+
+
+def _loop(where: str, setting: TrainSetting) -> str:
+    """Lines that checkpoint the modules in `where`, or those of the chosen stages; "" for none."""
+    if setting.checkpointing == "none":
+        return ""
+    chosen = setting.checkpointed_stages
+    if chosen is None:
+        return f"    for module in {where}:\n        recompute(module)\n"
+    return (
+        f"    stages = list({where})\n"
+        f"    for index in {literal(chosen)}:\n"
+        "        recompute(stages[index])\n"
+    )
+
+
+def _wrapped(imports: tuple[str, ...], built: str, loop: str) -> ModelSource:
+    """The source of a model whose library does not checkpoint this way by itself."""
+    if not loop:
+        return ModelSource(imports, _function(f"{built}    return model\n"))
+    more = ("from typing import Any", "from torch.utils.checkpoint import checkpoint")
+    return ModelSource((*imports, *more), _WRAPPER + _function(f"{built}{loop}    return model\n"))
+
+
+def transformers_config(model: SwinConfig) -> tuple[str, dict[str, Any]]:
+    """(the config class, its arguments) of transformers for `model`; names as in 5.23."""
+    height, width = model.image_size
+    arguments: dict[str, Any] = {
+        "image_size": height if height == width else [height, width],
+        "patch_size": model.patch_size,
+        "num_channels": model.in_channels,
+        "embed_dim": model.embed_dim,
+        "depths": list(model.depths),
+        "num_heads": list(model.num_heads),
+        "window_size": model.windows[0],
+        "mlp_ratio": model.mlp_ratio,
+        "qkv_bias": model.qkv_bias,
+        "hidden_dropout_prob": model.drop_rate,
+        "attention_probs_dropout_prob": model.attn_drop_rate,
+        "drop_path_rate": model.drop_path_rate,
+        "use_absolute_embeddings": model.absolute_position_embedding,
+        "num_labels": model.num_classes,
+    }
+    if model.version == 2:
+        arguments["pretrained_window_sizes"] = list(model.pretrained_windows)
+    return ("SwinConfig" if model.version == 1 else "Swinv2Config"), arguments
+
+
+def _transformers(model: SwinConfig, setting: TrainSetting) -> ModelSource:
+    kind, arguments = transformers_config(model)
+    attention = (
+        ""
+        if setting.attention == "library"
+        else f", attn_implementation={literal(setting.attention)}"
+    )
+    lines = f"    config = {call(kind, arguments)}\n"
+    lines += (
+        "    model: nn.Module = AutoModelForImageClassification.from_config(\n"
+        f"        config{attention}\n    )\n"
+        if attention
+        else "    model: nn.Module = AutoModelForImageClassification.from_config(config)\n"
+    )
+    imports = (f"from transformers import AutoModelForImageClassification, {kind}",)
+    if transformers_own(model, setting):
+        lines += (
+            "    # Called gradient_checkpointing_enable in earlier versions of transformers 5.\n"
+            "    model.activation_checkpointing_enable()\n"
+        )
+        return ModelSource(imports, _function(lines + "    return model\n"))
+    stages = f"model.{'swin' if model.version == 1 else 'swinv2'}.encoder.layers"
+    blocks = f"[block for stage in {stages} for block in stage.blocks]"
+    where = blocks if setting.checkpointing == "blocks" else stages
+    return _wrapped(imports, lines, _loop(where, setting))
+
+
+def transformers_own(model: SwinConfig, setting: TrainSetting) -> bool:
+    """Whether the checkpointing asked for is what transformers does by itself."""
+    return setting.checkpointing == ("nested" if model.version == 1 else "stages")
+
+
+def _microsoft(model: SwinConfig, setting: TrainSetting) -> ModelSource:
+    height, width = model.image_size
+    arguments: dict[str, Any] = {
+        "img_size": height if height == width else (height, width),
+        "patch_size": model.patch_size,
+        "in_chans": model.in_channels,
+        "num_classes": model.num_classes,
+        "embed_dim": model.embed_dim,
+        "depths": list(model.depths),
+        "num_heads": list(model.num_heads),
+        "window_size": model.windows[0],
+        "mlp_ratio": model.mlp_ratio,
+        "qkv_bias": model.qkv_bias,
+        "drop_rate": model.drop_rate,
+        "attn_drop_rate": model.attn_drop_rate,
+        "drop_path_rate": model.drop_path_rate,
+        "ape": model.absolute_position_embedding,
+        "patch_norm": model.patch_norm,
+        "use_checkpoint": setting.checkpointing == "blocks",
+    }
+    suffix = "" if model.version == 1 else "_v2"
+    kind = "SwinTransformer" if model.version == 1 else "SwinTransformerV2"
+    if model.version == 2:
+        arguments["pretrained_window_sizes"] = list(model.pretrained_windows)
+    built = (
+        "    # There is no package: set SWIN_TRANSFORMER_CHECKOUT to what `git clone` made.\n"
+        '    sys.path.insert(0, os.environ["SWIN_TRANSFORMER_CHECKOUT"])\n'
+        f"    from models.swin_transformer{suffix} import {kind}\n\n"
+        f"    model: nn.Module = {call(kind, arguments)}\n"
+    )
+    own = setting.checkpointing == "blocks"
+    return _wrapped(
+        ("import os", "import sys"), built, "" if own else _loop("model.layers", setting)
+    )
+
+
+def import_block(imports: tuple[str, ...], standard: tuple[str, ...] = ()) -> str:
+    """The imports of a file, in isort's order: the standard library's, then all others."""
+    lines = {*imports, *(f"import {name}" for name in standard), "import torch"}
+    if "from torch import Tensor, nn" not in lines:
+        lines.add("from torch import nn")
+    first = sorted((line for line in lines if _module(line) in _STANDARD), key=_isort_key)
+    second = sorted((line for line in lines if _module(line) not in _STANDARD), key=_isort_key)
+    blocks = ["from __future__ import annotations", "\n".join(first), "\n".join(second)]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+_STANDARD = frozenset(
+    {"argparse", "collections", "contextlib", "math", "os", "pathlib", "sys", "time", "typing"}
+)
+
+
+def _module(line: str) -> str:
+    return line.split()[1].partition(".")[0]
+
+
+def _isort_key(line: str) -> tuple[bool, str]:
+    return line.startswith("from"), line.split()[1]
+
+
+BENCHMARK = "torch.backends.cudnn.benchmark = True\n"
+"""cuDNN chooses its convolution by trying them, as it did in the probe."""
+
+
+def process_source(setting: TrainSetting) -> str:
+    """What is set once in a process: the precision of fp32 matrices, and cuDNN's choice."""
+    if setting.precision not in ("fp32", "tf32"):
+        return BENCHMARK
+    tf32 = setting.precision == "tf32"
+    return (
+        f'torch.set_float32_matmul_precision("{"high" if tf32 else "highest"}")\n'
+        f"torch.backends.cudnn.allow_tf32 = {tf32}\n{BENCHMARK}"
+    )
+
+
+def placed(body: str, setting: TrainSetting) -> str:
+    """`body` with the model brought into the setting's dtype and memory format at its end."""
+    lines = ""
+    if setting.precision == "pure-bf16":
+        lines += "    model.to(torch.bfloat16)\n"
+    if setting.memory_format == "channels_last":
+        lines += "    model.to(memory_format=torch.channels_last)\n"
+    return body.replace("    return model\n", f"{lines}    return model\n")

@@ -1,0 +1,128 @@
+"""Python source of what stands around a model: optimizer, schedule, mixing of images, loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.schema import TrainSetting
+from planner.trainers.recipe import (
+    CUTMIX,
+    EPOCHS,
+    FINAL_SHARE,
+    LABEL_SMOOTHING,
+    MIXUP,
+    WARMUP_EPOCHS,
+    WARMUP_START,
+    WORKERS,
+    recipe_of,
+)
+from planner.trainers.source import literal, mapping
+
+Source = tuple[tuple[str, ...], str]
+"""(the imports, one line each; the functions)"""
+
+_CLASSES = {
+    "adamw": "torch.optim.AdamW", "adam": "torch.optim.Adam", "sgd": "torch.optim.SGD",
+    "adafactor": "torch.optim.Adafactor", "rmsprop": "torch.optim.RMSprop",
+    "nadam": "torch.optim.NAdam", "radam": "torch.optim.RAdam", "lion": "Lion",
+}  # fmt: skip
+_FUNCTIONAL = "from torch.nn import functional as F"
+
+
+def optimizer_source(setting: TrainSetting) -> Source:
+    """`build_optimizer(model, lr)`: the optimizer that was probed, decay as in the recipe."""
+    family, implementation = setting.optimizer_family, setting.optimizer_implementation
+    arguments: dict[str, Any] = {}
+    if family == "adamw":
+        arguments["weight_decay"] = recipe_of(setting).weight_decay
+    if family == "sgd":
+        arguments["momentum"] = 0.9
+    if setting.amsgrad:
+        arguments["amsgrad"] = True
+    arguments["foreach"] = implementation == "foreach"
+    if implementation == "fused":
+        arguments["fused"] = True
+    keywords = "".join(f", {k}={literal(v)}" for k, v in arguments.items())
+    body = (
+        "def build_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:\n"
+        "    parameters = [p for p in model.parameters() if p.requires_grad]\n"
+        f"    return {_CLASSES[family]}(parameters, lr=lr{keywords})\n"
+    )
+    return (("from timm.optim import Lion",) if family == "lion" else ()), body
+
+
+def loader_source(setting: TrainSetting) -> str:
+    """`LOADER`: the arguments of a DataLoader for training; a smaller last batch is dropped."""
+    values = {
+        "batch_size": setting.batch_size, "drop_last": True, "pin_memory": True,
+        "num_workers": WORKERS, "persistent_workers": True,
+    }  # fmt: skip
+    return mapping("LOADER", values)
+
+
+def rate_source(setting: TrainSetting) -> str:
+    """`LEARNING_RATE = …`, or a comment where the optimizer has no published one."""
+    rate = recipe_of(setting).learning_rate
+    if rate is None:
+        return f"# LEARNING_RATE is yours to set, for a global batch of {setting.global_batch}.\n"
+    return f"LEARNING_RATE = {rate:g}  # for a global batch of {setting.global_batch}\n"
+
+
+def schedule_source() -> Source:
+    """`build_schedule(optimizer, steps)`: the published warm-up and cosine, over `steps`."""
+    return ("import math",), _SCHEDULE
+
+
+_SCHEDULE = f'''def build_schedule(
+    optimizer: torch.optim.Optimizer, steps: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """A linear warm-up over {WARMUP_EPOCHS}/{EPOCHS} of the optimizer steps, then half a cosine."""
+    warmup = max(1, steps * {WARMUP_EPOCHS} // {EPOCHS})
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return {WARMUP_START} + (1 - {WARMUP_START}) * step / warmup
+        share = min(1.0, (step - warmup) / max(1, steps - warmup))
+        return {FINAL_SHARE} + (1 - {FINAL_SHARE}) * 0.5 * (1 + math.cos(math.pi * share))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+'''
+
+
+def mixing_source() -> Source:
+    """`mix(images, targets)`: Mixup and CutMix by turns, and smoothed soft targets."""
+    return (_FUNCTIONAL,), _MIXING
+
+
+_MIXING = f'''\
+def mix(images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mixup or CutMix of a batch with itself, turned round; targets [batch, classes] are soft."""
+    soft = F.one_hot(targets, NUM_CLASSES).float()
+    soft = (1 - {LABEL_SMOOTHING}) * soft + {LABEL_SMOOTHING} / NUM_CLASSES
+    if torch.rand(()) < 0.5:
+        share = float(torch.distributions.Beta({MIXUP}, {MIXUP}).sample())
+        images = share * images + (1 - share) * images.flip(0)
+    else:
+        side = (1 - float(torch.distributions.Beta({CUTMIX}, {CUTMIX}).sample())) ** 0.5
+        height, width = images.shape[2:]
+        down, across = int(height * side), int(width * side)
+        top = int(torch.randint(height - down + 1, ()))
+        left = int(torch.randint(width - across + 1, ()))
+        cut = (slice(None), slice(None), slice(top, top + down), slice(left, left + across))
+        other = images.flip(0)
+        images = images.clone()
+        images[cut] = other[cut]
+        share = 1 - down * across / (height * width)
+    return images, share * soft + (1 - share) * soft.flip(0)
+'''
+
+
+def loss_source(setting: TrainSetting) -> Source:
+    """`training_loss(output, targets)`; hard targets or soft ones, as `mix` gives them."""
+    smoothing = f", label_smoothing={LABEL_SMOOTHING}" if setting.loss == "label-smoothing" else ""
+    body = (
+        "def training_loss(output: Any, targets: torch.Tensor) -> torch.Tensor:\n"
+        '    logits = getattr(output, "logits", output)\n'
+        f"    return F.cross_entropy(logits, targets{smoothing})\n"
+    )
+    return ("from typing import Any", _FUNCTIONAL), body

@@ -1,0 +1,237 @@
+"""timm: `args.yaml` for its train.py (`python train.py -c args.yaml`).
+
+Keys are the `dest` names of train.py's argument parser, which `-c` sets as its defaults
+(huggingface/pytorch-image-models @aa4b585, timm 1.0.29.dev0; the package does not hold that file).
+What it does by itself, read there: TF32 and cuDNN benchmark on, labels smoothed by 0.1, weight
+decay 2e-5, a warm-up from 1e-5 whatever the batch; `create_model` does not get `img_size`; biases
+and norms are not decayed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from planner.libraries.timm.names import PUBLISHED
+from planner.schema import Library, SwinConfig, TrainSetting
+from planner.trainers.launch import launch, torchrun
+from planner.trainers.plan import Emitted, Plan, Refusal, blocks_alone, unsaid, way_out
+from planner.trainers.recipe import (
+    EMA_DECAY,
+    EPOCHS,
+    FINAL_SHARE,
+    WARMUP_EPOCHS,
+    WARMUP_START,
+    WORKERS,
+    learning_rate_note,
+    recipe_of,
+    rounded,
+)
+
+LIBRARY: Library = "timm"
+TITLE = "timm's train.py"
+FILENAME = "args.yaml"
+
+_ARGUMENTS = {
+    # A field of SwinConfig, and what `create_model` calls it where it differs from the name's own.
+    "image_size": "img_size", "patch_size": "patch_size", "embed_dim": "embed_dim",
+    "depths": "depths", "num_heads": "num_heads", "window_size": "window_size",
+    "mlp_ratio": "mlp_ratio", "qkv_bias": "qkv_bias", "attn_drop_rate": "attn_drop_rate",
+    "pretrained_windows": "pretrained_window_sizes",
+}  # fmt: skip
+_OPTIMIZERS = {
+    # timm's names for torch's classes: its `sgd` is Nesterov's, which was not probed.
+    "adamw": "adamw", "adam": "adam", "sgd": "momentum", "lion": "lion", "rmsprop": "rmsprop",
+    "nadam": "nadam", "radam": "radam",
+}  # fmt: skip
+
+
+def write(plan: Plan) -> Emitted:
+    """`args.yaml`."""
+    setting = plan.setting
+    values = {**_model_values(plan.swin), **_setting_values(plan)}
+    rate = "" if recipe_of(setting).learning_rate is not None else " --lr LR"
+    arguments = f"-c {plan.path(FILENAME)} --data-dir DATA{rate}"
+    run = launch(plan, torchrun("train.py", plan, arguments), _environment(plan))
+    notes = _notes(setting)
+    layout = "DATA/train/CLASS/*.jpg and DATA/validation/CLASS/*.jpg, in timm's checkout."
+    text = plan.comment(run, layout, notes=notes)
+    return Emitted(
+        target="timm",
+        filename=FILENAME,
+        text=text + yaml.safe_dump(values, sort_keys=False),
+        launch=run,
+        warnings=(*plan.warnings, *notes),
+    )
+
+
+def create_model_arguments(model: SwinConfig) -> tuple[str, dict[str, Any]]:
+    """(the name, the other arguments) of `timm.create_model` that build `model`."""
+    name = _published_name(model)
+    return name, {
+        **({"in_chans": model.in_channels} if model.in_channels != 3 else {}),
+        "num_classes": model.num_classes,
+        **({"drop_rate": model.drop_rate} if model.drop_rate else {}),
+        "drop_path_rate": model.drop_path_rate,
+        **_overrides(model, name),
+    }
+
+
+def _model_values(model: SwinConfig) -> dict[str, Any]:
+    name = _published_name(model)
+    overrides = {key: _listed(value) for key, value in _overrides(model, name).items()}
+    height, width = model.image_size
+    values: dict[str, Any] = {"model": name, "num_classes": model.num_classes}
+    if height == width and model.in_channels == 3:
+        values["img_size"] = height
+    else:
+        values["input_size"] = [model.in_channels, height, width]
+    if model.in_channels != 3:
+        values["in_chans"] = model.in_channels
+    if overrides:
+        values["model_kwargs"] = overrides
+    if model.drop_rate:
+        values["drop"] = model.drop_rate
+    return {**values, "drop_path": model.drop_path_rate}
+
+
+def _listed(value: Any) -> Any:
+    """YAML has no tuples."""
+    return [_listed(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _setting_values(plan: Plan) -> dict[str, Any]:
+    setting = plan.setting
+    values: dict[str, Any] = {
+        "batch_size": setting.batch_size,
+        "grad_accum_steps": setting.accumulate,
+        "validation_batch_size": recipe_of(setting).validation_batch_size,
+        "grad_checkpointing": setting.checkpointing == "blocks",
+        "amp": setting.autocast_dtype is not None,
+    }
+    if plan.device == "cpu":
+        values["device"] = "cpu"
+    if setting.autocast_dtype is not None:
+        values["amp_dtype"] = setting.autocast_dtype
+    if setting.precision == "pure-bf16":
+        values["model_dtype"] = "bfloat16"
+    if setting.compile != "off":
+        values["torchcompile"] = "inductor"
+        values["torchcompile_mode"] = setting.compile
+    values["channels_last"] = setting.memory_format == "channels_last"
+    values |= {"workers": WORKERS, "pin_mem": True}
+    return {**values, **_optimizer_values(setting), **_recipe_values(setting)}
+
+
+def _optimizer_values(setting: TrainSetting) -> dict[str, Any]:
+    values: dict[str, Any] = {"opt": _OPTIMIZERS[setting.optimizer_family]}
+    arguments: dict[str, Any] = {}
+    if setting.optimizer_implementation != "foreach":
+        arguments["foreach"] = False
+    if setting.optimizer_implementation == "fused":
+        arguments["fused"] = True
+    if setting.amsgrad:
+        arguments["amsgrad"] = True
+    if arguments:
+        values["opt_kwargs"] = arguments
+    if setting.optimizer_family == "rmsprop":
+        values["momentum"] = 0.0  # train.py's 0.9 would keep one more copy of the parameters
+    # train.py's 2e-5 for all makes torch copy the gradients of the others once more.
+    values["weight_decay"] = recipe_of(setting).weight_decay
+    return values
+
+
+def _recipe_values(setting: TrainSetting) -> dict[str, Any]:
+    """The schedule, the loss and mixing, clipping and averaging, also where train.py's own hold."""
+    recipe = recipe_of(setting)
+    values: dict[str, Any] = {
+        "sched": "cosine",
+        "sched_on_updates": True,
+        "epochs": EPOCHS - WARMUP_EPOCHS,  # train.py adds the warm-up to them
+        "warmup_epochs": WARMUP_EPOCHS,
+        "warmup_prefix": True,
+        "warmup_lr": 0.0,
+    }
+    if recipe.learning_rate is not None:
+        values |= {
+            "lr": recipe.learning_rate,
+            "warmup_lr": rounded(recipe.learning_rate * WARMUP_START),
+            "min_lr": rounded(recipe.learning_rate * FINAL_SHARE),
+        }
+    values |= {"smoothing": recipe.smoothing, "mixup": recipe.mixup, "cutmix": recipe.cutmix}
+    if recipe.clip_norm is not None:
+        values |= {"clip_grad": recipe.clip_norm, "clip_mode": "norm"}
+    if setting.ema:
+        values |= {"model_ema": True, "model_ema_decay": EMA_DECAY}
+    return values
+
+
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's setting."""
+    setting = plan.setting
+    found = blocks_alone(setting, "train.py") + unsaid(setting, "train.py", "ema", "pure-bf16")
+    if setting.optimizer_family not in _OPTIMIZERS:
+        found.append(
+            Refusal(
+                f"its {setting.optimizer_family} is timm's own, not the torch one that was probed",
+                way_out("optimizer=adamw"),
+            )
+        )
+    return found
+
+
+def _environment(plan: Plan) -> dict[str, str]:
+    found = {}
+    if plan.setting.attention == "sdpa":
+        found["TIMM_FUSED_ATTN"] = "2"
+    if plan.setting.precision == "fp32" and plan.device == "cuda":
+        found["NVIDIA_TF32_OVERRIDE"] = "0"
+    return found
+
+
+def _notes(setting: TrainSetting) -> tuple[str, ...]:
+    found = [learning_rate_note(setting)]
+    if setting.attention == "sdpa":
+        found.append(
+            "Fused attention is off for Swin unless TIMM_FUSED_ATTN=2 is in the environment."
+        )
+    if setting.precision == "fp32":
+        found.append(
+            "train.py turns TF32 on: NVIDIA_TF32_OVERRIDE=0 in the environment keeps plain fp32."
+        )
+    if setting.compile != "off":
+        found.append(
+            "train.py compiles without dynamic=False, which the probe had: a batch of another "
+            "size compiles once more."
+        )
+    found.append(
+        f"{WARMUP_EPOCHS} epochs of warm-up come before the {EPOCHS - WARMUP_EPOCHS} of `epochs`."
+    )
+    return tuple(found)
+
+
+def _published_name(model: SwinConfig) -> str:
+    """The model's own timm name, or that of the published one with the least to override."""
+    if model.library == "timm" and model.name is not None:
+        name = model.name.partition(".")[0]  # a tag names weights, not a shape
+        if name in PUBLISHED:
+            return name
+    same = [name for name, found in PUBLISHED.items() if found.version == model.version]
+    return min(same, key=lambda name: len(_overrides(model, name)))
+
+
+def _overrides(model: SwinConfig, name: str) -> dict[str, Any]:
+    """The `create_model` arguments in which `model` is not what timm's `name` stands for."""
+    published = PUBLISHED[name]
+    found = {
+        argument: getattr(model, field)
+        for field, argument in _ARGUMENTS.items()
+        if getattr(model, field) != getattr(published, field)
+    }
+    if model.version == 1:
+        found.pop("pretrained_window_sizes", None)
+    if isinstance(found.get("window_size"), tuple):
+        # One pair a stage: timm reads two bare numbers as one window's height and width.
+        found["window_size"] = tuple((window, window) for window in model.windows)
+    return found

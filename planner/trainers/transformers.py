@@ -1,0 +1,238 @@
+"""transformers: a Python file with the model and `TrainingArguments` for its Trainer.
+
+Argument names as in transformers 5.23, training_args.py; `activation_checkpointing` is what was
+called `gradient_checkpointing` before. What the Trainer does by itself, read there: it clips
+gradients at 1.0, decays nothing, warms nothing up and keeps the last, smaller batch; its learning
+rate is 5e-5 whatever the batch, its optimizer is `adamw_torch_fused` and `num_labels` is 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.schema import Library, TrainSetting
+from planner.trainers.launch import launch, torchrun
+from planner.trainers.plan import Emitted, Plan, Refusal, unsaid, way_out
+from planner.trainers.recipe import (
+    EPOCHS,
+    FINAL_SHARE,
+    WARMUP_EPOCHS,
+    WARMUP_START,
+    WORKERS,
+    learning_rate_note,
+    recipe_of,
+    rounded,
+)
+from planner.trainers.source import (
+    BENCHMARK,
+    import_block,
+    mapping,
+    model_source,
+    placed,
+    transformers_own,
+)
+from planner.trainers.steps import mixing_source, optimizer_source
+
+LIBRARY: Library = "transformers"
+TITLE = "transformers' Trainer"
+FILENAME = "training_transformers.py"
+
+_OPTIMIZERS = {
+    # The Trainer's names for the very optimizer that was probed; every other is built in the file.
+    "adamw": "adamw_torch", "adamw-foreach": "adamw_torch", "adamw-fused": "adamw_torch_fused",
+    "rmsprop": "rmsprop", "rmsprop-foreach": "rmsprop",
+}  # fmt: skip
+
+
+def write(plan: Plan) -> Emitted:
+    """`training_transformers.py`: `ARGUMENTS`, `build_model()`, `build_trainer(train_dataset)`."""
+    run = launch(plan, torchrun("your_script.py", plan))
+    notes = _notes(plan.setting)
+    return Emitted(
+        target="transformers",
+        filename=FILENAME,
+        text=_text(plan, run, notes),
+        launch=run,
+        warnings=(*plan.warnings, *notes),
+    )
+
+
+def training_arguments(plan: Plan) -> dict[str, Any]:
+    """The keyword arguments of `TrainingArguments` for the setting, `output_dir` left to you."""
+    setting, recipe = plan.setting, recipe_of(plan.setting)
+    values: dict[str, Any] = {
+        "per_device_train_batch_size": setting.batch_size,
+        "gradient_accumulation_steps": setting.accumulate,
+        "per_device_eval_batch_size": recipe.validation_batch_size,
+        "bf16": setting.precision == "bf16",
+        "fp16": setting.precision == "fp16",
+    }
+    if plan.device == "cpu":
+        values["use_cpu"] = True
+    elif setting.precision in ("fp32", "tf32"):
+        values["tf32"] = setting.precision == "tf32"
+    values["activation_checkpointing"] = transformers_own(plan.swin, setting)
+    values["torch_compile"] = setting.compile != "off"
+    if setting.compile != "off":
+        values["torch_compile_mode"] = setting.compile
+    if _optimizer_name(setting) is not None:
+        values["optim"] = _optimizer_name(setting)
+    if recipe.learning_rate is not None:
+        values["learning_rate"] = recipe.learning_rate
+    values |= {
+        "weight_decay": recipe.weight_decay,
+        "max_grad_norm": recipe.clip_norm or 0.0,
+        "num_train_epochs": EPOCHS,
+        "lr_scheduler_type": "cosine_warmup_with_min_lr",
+        "warmup_steps": rounded(WARMUP_EPOCHS / EPOCHS),  # below 1, a share of all steps
+        "lr_scheduler_kwargs": {"min_lr_rate": FINAL_SHARE, "warmup_lr_rate": WARMUP_START},
+        "dataloader_drop_last": True,
+        "dataloader_num_workers": WORKERS,
+        "dataloader_persistent_workers": True,
+    }
+    if setting.loss == "label-smoothing":
+        values["label_smoothing_factor"] = recipe.smoothing
+    # Images pass through a transform, whose columns the Trainer would drop before it sees them.
+    return {**values, "remove_unused_columns": False}
+
+
+def _optimizer_name(setting: TrainSetting) -> str | None:
+    return None if setting.amsgrad else _OPTIMIZERS.get(setting.optimizer)
+
+
+def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
+    setting = plan.setting
+    own = transformers_own(plan.swin, setting)  # then the Trainer turns it on, from its argument
+    built = setting.model_copy(update={"checkpointing": "none"}) if own else setting
+    model = model_source(plan.model, built)
+    optimizer_imports, optimizer = optimizer_source(setting)
+    own_optimizer = _optimizer_name(setting) is None
+    mixing_imports, mixing = mixing_source() if _soft(setting) else ((), "")
+    imports = [
+        "from typing import Any",
+        *(line for line in model.imports if "transformers" not in line),
+        *(optimizer_imports if own_optimizer else ()),
+        *mixing_imports,
+        "from transformers import (\n    AutoModelForImageClassification,\n"
+        f"    {_config_class(plan)},\n    Trainer,\n    TrainingArguments,\n)",
+    ]
+    rate = "" if recipe_of(setting).learning_rate is not None else ", learning_rate=LR"
+    use = (
+        f"In your script: from {plan.module(FILENAME)} import build_trainer",
+        f"                build_trainer(train_dataset, eval_dataset{rate}).train()",
+        "For transformers 5.23.",
+    )
+    return "".join(
+        (
+            plan.comment(run, *use, notes=notes),
+            import_block(tuple(imports)) + "\n",
+            BENCHMARK,
+            f"NUM_CLASSES = {plan.model.num_classes}\n" if mixing else "",
+            mapping("ARGUMENTS", training_arguments(plan)) + "\n\n",
+            placed(model.body, setting),
+            "\n\n" + optimizer if own_optimizer else "",
+            "\n\n" + _collate(setting),
+            "\n\n" + mixing + "\n\n" + _MIXING_TRAINER if mixing else "",
+            "\n\n" + _trainer(setting, own_optimizer),
+        )
+    )
+
+
+def _soft(setting: TrainSetting) -> bool:
+    return setting.loss == "soft-target"
+
+
+def _config_class(plan: Plan) -> str:
+    return "SwinConfig" if plan.swin.version == 1 else "Swinv2Config"
+
+
+def _collate(setting: TrainSetting) -> str:
+    lines = '    images = torch.stack([example["pixel_values"] for example in examples])\n'
+    if setting.precision == "pure-bf16":
+        lines += "    images = images.to(torch.bfloat16)\n"
+    if setting.memory_format == "channels_last":
+        lines += "    images = images.contiguous(memory_format=torch.channels_last)\n"
+    return (
+        "def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:\n"
+        '    """One example: pixel_values [channels, height, width], and labels, its class."""\n'
+        f"{lines}"
+        '    labels = torch.tensor([example["labels"] for example in examples])\n'
+        '    return {"pixel_values": images, "labels": labels}\n'
+    )
+
+
+_MIXING_TRAINER = '''class MixingTrainer(Trainer):
+    """Mixes the images of each training batch, on the device."""
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *more: Any) -> torch.Tensor:
+        inputs = self._prepare_inputs(inputs)
+        images, labels = mix(inputs["pixel_values"], inputs["labels"])
+        return super().training_step(model, {"pixel_values": images, "labels": labels}, *more)
+
+
+def soft_target_loss(
+    outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None
+) -> torch.Tensor:
+    """Cross-entropy with soft targets, over all the images of an optimizer step while training."""
+    if num_items_in_batch is None:
+        return F.cross_entropy(outputs.logits, labels)
+    return F.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+'''
+
+
+def _trainer(setting: TrainSetting, own_optimizer: bool) -> str:
+    optimizer = (
+        "        optimizers=(build_optimizer(model, arguments.learning_rate), None),\n"
+        if own_optimizer
+        else ""
+    )
+    loss = "        compute_loss_func=soft_target_loss,\n" if _soft(setting) else ""
+    rated = recipe_of(setting).learning_rate is not None
+    rate = "" if rated else ", learning_rate: float"
+    given = (
+        "**{**ARGUMENTS, **more}"
+        if rated
+        else ('**{**ARGUMENTS, "learning_rate": learning_rate, **more}')
+    )
+    signature = (
+        "def build_trainer(\n"
+        "    train_dataset: Any,\n"
+        "    eval_dataset: Any = None,\n"
+        '    output_dir: str = "output",\n'
+        + (f"    *,\n    {rate[2:]},\n" if rate else "")
+        + "    **more: Any,\n"
+        ") -> Trainer:\n"
+    )
+    return (
+        f"{signature}"
+        '    """`more` are further TrainingArguments, or others than those above."""\n'
+        f"    arguments = TrainingArguments(output_dir, {given})\n"
+        "    model = build_model()\n"
+        + ("    model.to(arguments.device)  # before the optimizer takes its parameters\n"
+           if own_optimizer else "")
+        + f"    return {'MixingTrainer' if _soft(setting) else 'Trainer'}(\n"
+        "        model,\n"
+        "        arguments,\n"
+        "        train_dataset=train_dataset,\n"
+        "        eval_dataset=eval_dataset,\n"
+        "        data_collator=collate,\n"
+        f"{optimizer}{loss}"
+        "    )\n"
+    )  # fmt: skip
+
+
+def refusals(plan: Plan) -> list[Refusal]:
+    """What it cannot say of the plan's setting."""
+    found = unsaid(plan.setting, "the Trainer", "pure-bf16")
+    if plan.device == "cpu" and plan.setting.precision == "fp16":
+        found.append(
+            Refusal("the Trainer's fp16 needs a GPU, not the CPU", way_out("precision=bf16"))
+        )
+    return found
+
+
+def _notes(setting: TrainSetting) -> tuple[str, ...]:
+    found = [learning_rate_note(setting)]
+    if recipe_of(setting).weight_decay and _optimizer_name(setting) is not None:
+        found.append("The Trainer decays no bias and no norm.")
+    return tuple(found)

@@ -1,0 +1,316 @@
+"""A short real training run: build, warm up, time whole optimizer steps, read memory.
+
+Runs in the worker alone. Any failure of the model ends as an outcome, never as an exception.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from statistics import median
+
+import torch
+
+from planner.schema import ProbeStatus
+from planner.schema.record import PhaseBytes
+from planner.training import Training
+from planner.units import format_bytes
+from search.probe.failure import shorten
+from search.probe.protocol import OutcomeMessage, ProbeRequest
+from search.probe.stopping import StopRule
+from search.probe.worker.compiler import CompileWatch, end_workers
+from search.probe.worker.meter import Mark, Meter, make_meter
+from search.probe.worker.phases import StepPhases
+from search.probe.worker.precision import set_precision
+from search.probe.worker.report import Report
+from search.probe.worker.subject import (
+    WatchedTraining,
+    build_training,
+    refuse_unsupported,
+    seed_everything,
+    touch_libraries,
+)
+from search.probe.worker.verdict import (
+    NonFiniteError,
+    causes,
+    classify,
+    is_compile_failure,
+    read_memory,
+)
+
+# CUDA graphs (reduce-overhead, max-autotune) are run once, recorded once and replayed from then on:
+# two more steps than eager needs until every step is alike.
+_GRAPH_WARMUP_STEPS = 2
+# GradScaler starts at 65536 and halves at each overflow; a step that overflows is skipped, and only
+# executed steps count as warm-up. 16 halvings reach a scale of 1.
+_SCALE_WARMUP_STEPS = 16
+# Steps after the allocator's cache was given back: the first asks the device for memory anew.
+_RELEASED_WARMUP_STEPS = 2
+# What is given back is told from this share of what was reserved on.
+_RELEASED_SHARE = 0.01
+_PROGRESS_SECONDS = 0.5
+
+
+def measure(request: ProbeRequest, deadline: float, report: Report) -> OutcomeMessage:
+    """Carry out one probe until `deadline` (an instant of `time.monotonic`) and say how it ended.
+
+    A failure is described outside of its handler: its traceback holds frames, and so tensors.
+    """
+    run = _Run(request, deadline, report)
+    failure: tuple[ProbeStatus, str, str] | None = None
+    try:
+        return run.outcome()
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        run.let_go_of_cap()
+        failure = (*classify(error, read_memory(request.device)), _phase_of(error, run))
+        crowding, flags = run.crowding(), run.flags_of_failure()
+    status, message, phase = failure
+    return OutcomeMessage(
+        probe_id=request.probe_id,
+        status=status,
+        message=shorten(message),
+        phase=phase,
+        flags=flags,
+        **crowding,
+    )
+
+
+def _phase_of(error: BaseException, run: _Run) -> str:
+    if any(is_compile_failure(link) for link in causes(error)):
+        return "compile"
+    return run.phases.current if run.in_step else run.report.phase
+
+
+@dataclass
+class _Run:
+    request: ProbeRequest
+    deadline: float
+    report: Report
+    flags: list[str] = field(default_factory=list)
+    phases: StepPhases = field(default_factory=StepPhases)
+    in_step: bool = False
+    meter: Meter | None = None
+
+    def outcome(self) -> OutcomeMessage:
+        request = self.request
+        refuse_unsupported(request)
+        set_precision(request)
+        seed_everything(request.seed)
+        self.report.enter("device")
+        touch_libraries(request)
+        meter = self.meter = make_meter(request.device)
+        compiling = CompileWatch() if request.setting.compile != "off" else None
+        if request.memory_cap_bytes is not None:
+            meter.impose_cap(request.memory_cap_bytes)
+        self.report.enter("build")
+        training = build_training(request)
+        self.phases.accumulate = request.setting.accumulate
+        warmup = self._warm_up(training, meter, self.phases)
+        self._settle(training, meter, 0.0 if compiling else sum(warmup[1:]))
+        self.report.enter("measure")
+        if compiling is None:
+            self._refuse_over_cap(meter)
+        else:
+            compiling.begin_timing()
+        rule = StopRule(request, time.monotonic(), self.deadline)
+        scale = training.scaler.get_scale() if training.scaler is not None else None
+        meter.reset_peak()
+        samples = self._time(training, meter, self.phases, rule)
+        use = meter.memory()
+        self.flags += rule.flags(samples) + meter.flags()
+        self._refuse_over_cap(meter)
+        self.flags += compiling.flags() if compiling is not None else []
+        self.flags += _scale_flags(training, scale)
+        self.report.enter("check")
+        phase_bytes = self._check(training, meter, self.phases)
+        step_seconds = median(samples)
+        return OutcomeMessage(
+            probe_id=request.probe_id,
+            status="measured",
+            step_seconds=tuple(round(seconds, 9) for seconds in samples),
+            peak_allocated_bytes=use.peak_allocated,
+            peak_reserved_bytes=use.peak_reserved,
+            device_bytes=use.device,
+            phases=phase_bytes,
+            compile_seconds=_compile_seconds(warmup, step_seconds, compiling is not None),
+            clocks=meter.clocks(),
+            flags=tuple(self.flags),
+            **self.crowding(),
+        )
+
+    def crowding(self) -> dict[str, int | None]:
+        """What others left and took of the device's memory, in the fields of an outcome."""
+        return {} if self.meter is None else asdict(self.meter.crowding())
+
+    def flags_of_failure(self) -> tuple[str, ...]:
+        """What disturbed the run until it failed: the failure may be due to it."""
+        metered = [] if self.meter is None else self.meter.flags()
+        return tuple(dict.fromkeys([*self.flags, *metered]))
+
+    def _warm_up(self, training: WatchedTraining, meter: Meter, phases: StepPhases) -> list[float]:
+        """Whole steps until all that is lazy has happened; their wall times in seconds.
+
+        The optimizer makes its state in the first executed step, so the second is the first that
+        is like all others. While a compiler may work, the CPU's cap is lifted: compilers are
+        processes that would inherit it, and what they need is not the setting's.
+        """
+        setting = self.request.setting
+        compiled = setting.compile != "off"
+        graphs = setting.compile in ("reduce-overhead", "max-autotune")
+        wanted = self.request.warmup_steps + (_GRAPH_WARMUP_STEPS if graphs else 0)
+        self.in_step = True
+        phases.announce = self.report.enter
+        training.watching = True
+        seconds: list[float] = []
+        executed = 0
+        if compiled:
+            meter.lift_cap()
+            phases.announce = None
+            self.report.enter("compile")
+        else:
+            self.report.enter("forward")
+        while executed < wanted and len(seconds) < wanted + _SCALE_WARMUP_STEPS:
+            started = time.perf_counter()
+            scale = training.scaler.get_scale() if training.scaler is not None else None
+            training.step(phases)
+            meter.synchronize()
+            seconds.append(time.perf_counter() - started)
+            phases.announce = self.report.enter
+            executed += not _scale_fell(training, scale)
+        if compiled and self.request.memory_cap_bytes is not None:
+            meter.impose_cap(self.request.memory_cap_bytes)
+        training.watching = False
+        phases.announce = None
+        self.in_step = False
+        return seconds
+
+    def _settle(self, training: WatchedTraining, meter: Meter, warm_seconds: float) -> None:
+        """Brings the device into the state in which a training will find it.
+
+        What compiling left there goes: its processes, and the memory that the benchmarks of its
+        kernels took, which a training from a warm cache never takes. Then untimed steps, until the
+        clocks have had `warmup_seconds` of work, `warm_seconds` of which they have had.
+        """
+        least = 0
+        if self.request.setting.compile != "off":
+            self.flags += end_workers()
+            released = meter.release_cache()
+            if released is not None:
+                self.flags += _release_flags(*released)
+                least = _RELEASED_WARMUP_STEPS
+        self.in_step = True
+        steps = 0
+        while steps < least or warm_seconds < self.request.warmup_seconds:
+            self.report.enter("warm-up")
+            started = time.perf_counter()
+            training.step(self.phases)
+            meter.synchronize()
+            took = time.perf_counter() - started
+            steps, warm_seconds = steps + 1, warm_seconds + took
+            if time.monotonic() + took >= self.deadline:
+                break
+        self.in_step = False
+
+    def _time(
+        self, training: WatchedTraining, meter: Meter, phases: StepPhases, rule: StopRule
+    ) -> list[float]:
+        """Seconds of each whole optimizer step, back to back.
+
+        Steps are marked on the device, and at most `meter.in_flight` are queued ahead of the one
+        that is waited for: the device is never idle for our sake, and the host never far ahead.
+        """
+        self.in_step = True
+        samples: list[float] = []
+        marks: deque[Mark] = deque([meter.mark()])
+        told = time.monotonic()
+        while not rule.is_enough(samples):
+            training.step(phases)
+            marks.append(meter.mark())
+            if len(marks) > meter.in_flight + 1:
+                samples.append(meter.seconds(marks.popleft(), marks[0]))
+                meter.observe()
+            if samples and time.monotonic() - told >= _PROGRESS_SECONDS:
+                told = time.monotonic()
+                self.report.progress(len(samples), median(samples))
+        while len(marks) > 1:
+            samples.append(meter.seconds(marks.popleft(), marks[0]))
+        self.in_step = False
+        return samples
+
+    def _check(
+        self, training: WatchedTraining, meter: Meter, phases: StepPhases
+    ) -> PhaseBytes | None:
+        """Whether the training is still sound after the timed steps, and what each phase holds.
+
+        A loss that is no number leaves weights that are none, but under a GradScaler, which skips
+        such steps: there one more loss is looked at. Raises NonFiniteError.
+        """
+        norms = torch._foreach_norm([p.detach() for p in training.parameters])
+        if not torch.isfinite(torch.stack([n.float() for n in norms])).all().item():
+            raise NonFiniteError("weights are not finite after the timed steps")
+        del norms
+        if training.scaler is None and not self.request.record_phases:
+            return None
+        training.watching = True
+        live: dict[str, int | None] = {"before": meter.live_bytes()}
+
+        def on_phase(ended: str) -> None:
+            live[ended] = meter.live_bytes()
+            phases(ended)
+
+        training.step(on_phase)
+        meter.synchronize()
+        before, forward, backward, after = (
+            live.get(name) for name in ("before", "forward", "backward", "optimizer")
+        )
+        if not self.request.record_phases or None in (before, forward, backward, after):
+            return None
+        return PhaseBytes.model_validate(
+            {
+                "before_step": before,
+                "after_forward": forward,
+                "after_backward": backward,
+                "after_step": after,
+            }
+        )
+
+    def _refuse_over_cap(self, meter: Meter) -> None:
+        """Out of memory where the measured peak is over a cap that did not bind by itself: the
+        CPU's stands a little behind, and is lifted for compilers."""
+        cap, peak = self.request.memory_cap_bytes, meter.memory().peak_allocated
+        if cap is not None and peak > cap:
+            raise MemoryError(
+                f"the peak of {format_bytes(peak)} is over the cap of {format_bytes(cap)}"
+            )
+
+    def let_go_of_cap(self) -> None:
+        if self.meter is not None:
+            self.meter.lift_cap()
+
+
+def _scale_fell(training: Training, before: float | None) -> bool:
+    return (
+        before is not None and training.scaler is not None and training.scaler.get_scale() < before
+    )
+
+
+def _scale_flags(training: Training, before: float | None) -> list[str]:
+    if not _scale_fell(training, before) or training.scaler is None:
+        return []
+    now = training.scaler.get_scale()
+    return [f"the loss scale fell from {before:g} to {now:g}: some timed steps were skipped"]
+
+
+def _release_flags(before: int, after: int) -> list[str]:
+    if before - after <= before * _RELEASED_SHARE:
+        return []
+    return [
+        f"{format_bytes(before)} were reserved after compiling, and {format_bytes(before - after)} "
+        "of them given back before timing"
+    ]
+
+
+def _compile_seconds(warmup: list[float], step_seconds: float, compiled: bool) -> float | None:
+    """What the warm-up took longer than as many steady steps; None where nothing was compiled."""
+    return max(0.0, sum(warmup) - len(warmup) * step_seconds) if compiled else None

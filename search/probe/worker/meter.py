@@ -1,0 +1,357 @@
+"""What a device says about a running step: time, memory and disturbances.
+
+One meter for CUDA and one for the CPU, alike to the code that trains. Imported by the worker only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from planner.schema.record import Clocks, noteworthy_bytes
+from planner.units import format_bytes
+from search.probe.accounting import (
+    Reading,
+    agree,
+    measure_context,
+    others_bytes,
+    process_bytes,
+)
+from search.probe.device import nvml_device
+from search.probe.nvml import DISTURBING_REASONS, NvmlDevice, NvmlMemory
+from search.probe.worker import process_memory
+
+# Counts of the caching allocator that say a step met the end of memory, in words.
+_FAILED_ALLOCATIONS = {
+    "num_alloc_retries": "allocations succeeded only after cached memory was given back",
+    "num_ooms": "out-of-memory errors were caught inside the step",
+}
+# Seconds between two readings of clocks and temperature while steps are timed.
+_CLOCK_SECONDS = 1.0
+
+Mark = torch.cuda.Event | float
+
+
+class CapTooSmallError(MemoryError):
+    """The cap does not even hold what a process takes before the model."""
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes since the last `reset_peak`; None where this device has no such figure."""
+
+    peak_allocated: int
+    peak_reserved: int | None
+    device: int | None
+
+
+@dataclass(frozen=True)
+class Crowding:
+    """What other processes did to a device's memory, in bytes: what they had left free when the
+    meter was made, and what they took from then until now; None where nobody says."""
+
+    free_bytes: int | None = None
+    taken_bytes: int | None = None
+
+
+class Meter(Protocol):
+    """`in_flight` steps may be queued on the device while the next one is prepared."""
+
+    in_flight: int
+
+    def impose_cap(self, cap_bytes: int) -> None:
+        """Let the worker have no more than `cap_bytes` from now on. Imposing it again where it was
+        not lifted changes nothing."""
+
+    def lift_cap(self) -> None:
+        """Let go of the cap where it binds more than the training (compilers, messages)."""
+
+    def mark(self) -> Mark:
+        """A point in the device's time."""
+
+    def seconds(self, start: Mark, end: Mark) -> float:
+        """Device time between two marks; waits for the second."""
+
+    def synchronize(self) -> None: ...
+
+    def reset_peak(self) -> None: ...
+
+    def release_cache(self) -> tuple[int, int] | None:
+        """Give the device what the allocator keeps and nothing uses: bytes reserved before and
+        after. None where there is no such allocator."""
+
+    def memory(self) -> MemoryUse: ...
+
+    def live_bytes(self) -> int | None:
+        """Bytes held by tensors now."""
+
+    def observe(self) -> None:
+        """Read the clocks, if the last reading is old."""
+
+    def clocks(self) -> Clocks | None: ...
+
+    def crowding(self) -> Crowding:
+        """What others left and took of the memory, until now. Never raises: it is asked after
+        failures too."""
+
+    def flags(self) -> list[str]:
+        """What may have disturbed the samples, in words. Never raises, as above."""
+
+
+def make_meter(device: str) -> Meter:
+    """The meter of "cpu" or "cuda:N". For CUDA it creates the context."""
+    return CpuMeter() if device == "cpu" else CudaMeter(device)
+
+
+class CpuMeter:
+    """Time by the host's clock, memory by the growth of the resident set over its construction.
+
+    Pages of libraries count neither in the base nor in the growth: they come in when code first
+    runs, whatever the setting.
+    """
+
+    in_flight = 0
+
+    def __init__(self) -> None:
+        process_memory.settle()
+        self.base = process_memory.read_resident()
+        self.cap: process_memory.GrowthCap | None = None
+        self.peak_was_reset: bool | None = None  # None: it was not asked for yet
+
+    def impose_cap(self, cap_bytes: int) -> None:
+        self.cap = process_memory.GrowthCap(self.base, cap_bytes)
+        self.cap.impose()
+
+    def lift_cap(self) -> None:
+        if self.cap is not None:
+            self.cap.lift()
+
+    def mark(self) -> Mark:
+        return time.perf_counter()
+
+    def seconds(self, start: Mark, end: Mark) -> float:
+        assert isinstance(start, float)
+        assert isinstance(end, float)
+        return end - start
+
+    def synchronize(self) -> None:
+        pass
+
+    def reset_peak(self) -> None:
+        self.peak_was_reset = process_memory.reset_peak()
+
+    def release_cache(self) -> tuple[int, int] | None:
+        return None
+
+    def memory(self) -> MemoryUse:
+        now = process_memory.read_resident()
+        peak = max(now.peak - now.file, now.anonymous)
+        return MemoryUse(max(0, peak - self.base.anonymous), None, None)
+
+    def live_bytes(self) -> int | None:
+        return None
+
+    def observe(self) -> None:
+        pass
+
+    def clocks(self) -> Clocks | None:
+        return None
+
+    def crowding(self) -> Crowding:
+        return Crowding()
+
+    def flags(self) -> list[str]:
+        return ["the peak includes the warm-up"] if self.peak_was_reset is False else []
+
+
+class CudaMeter:
+    """Time by device events, memory by the caching allocator and the driver.
+
+    The driver's figures are believed as far as they agree with torch's: see `accounting`.
+    """
+
+    in_flight = 2
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.nvml = nvml_device(device)
+        before = self.nvml.memory if self.nvml is not None else None
+        self.holders = _holders(self.nvml)
+        torch.cuda.set_device(self.device)
+        torch.zeros(1, device=self.device)  # creates the context
+        self.total: int = torch.cuda.get_device_properties(self.device).total_memory
+        self.doubts: list[str] = []
+        if before is not None and not agree(before.total, self.total):
+            self.doubts.append(_doubt(before, self.total))
+            self.nvml = before = None
+        self.used_before = before.used if before is not None else None
+        now = self._read()
+        self.context = measure_context(self.used_before, now)
+        self.free_before = before.free if before is not None else self._free_before(now)
+        self.others_before = self.used_before
+        if self.others_before is None:
+            self.others_before = others_bytes(self.context, now)
+        self.readings: list[Clocks] = []
+        self.last_reading = 0.0
+        self.cap: int | None = None
+        self.failures_before: dict[str, int] = {}
+
+    def impose_cap(self, cap_bytes: int) -> None:
+        if self.cap == cap_bytes:
+            return
+        context = self.context
+        if cap_bytes <= context.num_bytes:
+            raise CapTooSmallError(
+                f"the CUDA context takes {format_bytes(context.num_bytes)} ({context.source}) "
+                f"of the {format_bytes(cap_bytes)} allowed"
+            )
+        share = min(1.0, (cap_bytes - context.num_bytes) / self.total)
+        torch.cuda.set_per_process_memory_fraction(share, self.device)
+        self.cap = cap_bytes
+
+    def lift_cap(self) -> None:
+        """Nothing: the cap binds the caching allocator of this process and stays. A compiler that
+        times kernels here meets it as on the smaller card, and leaves out what does not fit."""
+
+    def mark(self) -> Mark:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Mark, end: Mark) -> float:
+        assert isinstance(start, torch.cuda.Event)
+        assert isinstance(end, torch.cuda.Event)
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.failures_before = self._allocation_failures()
+
+    def release_cache(self) -> tuple[int, int] | None:
+        before = torch.cuda.memory_reserved(self.device)
+        torch.cuda.empty_cache()
+        return before, torch.cuda.memory_reserved(self.device)
+
+    def memory(self) -> MemoryUse:
+        reserved = torch.cuda.max_memory_reserved(self.device)
+        return MemoryUse(
+            torch.cuda.max_memory_allocated(self.device),
+            reserved,
+            process_bytes(self.context, reserved, self.used_before, self._read()),
+        )
+
+    def crowding(self) -> Crowding:
+        now = others_bytes(self.context, self._read())
+        if now is None or self.others_before is None:
+            return Crowding(self.free_before)
+        return Crowding(self.free_before, max(0, now - self.others_before))
+
+    def _read(self) -> Reading:
+        """What the driver says now; where NVML does not, the use of the whole device from CUDA."""
+        reserved = torch.cuda.memory_reserved(self.device)
+        memory = self.nvml.memory if self.nvml is not None else None
+        if self.nvml is None or memory is None:
+            free = self._free()
+            return Reading(reserved, None if free is None else self.total - free)
+        own = [p.used_bytes for p in self.nvml.processes or () if p.pid == os.getpid()]
+        return Reading(reserved, memory.used, own[0] if own else None)
+
+    def _free(self) -> int | None:
+        try:
+            free: int = torch.cuda.mem_get_info(self.device)[0]
+        except RuntimeError:  # an illegal access leaves a context that answers nothing any more
+            return None
+        return free if 0 <= free <= self.total else None
+
+    def _free_before(self, now: Reading) -> int | None:
+        """What was free before the context came, by CUDA, which could not be asked before."""
+        if now.used is None:
+            return None
+        return min(self.total, self.total - now.used + now.reserved + self.context.num_bytes)
+
+    def live_bytes(self) -> int | None:
+        return torch.cuda.memory_allocated(self.device)
+
+    def observe(self) -> None:
+        now = time.perf_counter()
+        if self.nvml is None or now - self.last_reading < _CLOCK_SECONDS:
+            return
+        self.last_reading = now
+        self.readings.append(_read_clocks(self.nvml))
+
+    def clocks(self) -> Clocks | None:
+        """The last reading, under load, with all reasons for lower clocks that were ever seen."""
+        if not self.readings:
+            return None
+        reasons = {reason for reading in self.readings for reason in reading.throttle_reasons}
+        return self.readings[-1].model_copy(update={"throttle_reasons": tuple(sorted(reasons))})
+
+    def flags(self) -> list[str]:
+        found = [*self.doubts, *self._cap_flags(), *self._others_flags()]
+        clocks = self.clocks()
+        slowed = sorted(DISTURBING_REASONS.intersection(clocks.throttle_reasons if clocks else ()))
+        if slowed:
+            found.append(f"throttled: {', '.join(slowed)}")
+        failures = self._allocation_failures()
+        for key, words in _FAILED_ALLOCATIONS.items():
+            count = failures.get(key, 0) - self.failures_before.get(key, 0)
+            if count > 0:
+                found.append(f"{count} {words}")
+        return found
+
+    def _cap_flags(self) -> list[str]:
+        if self.cap is None:
+            return []
+        return [
+            f"emulates a device of {format_bytes(self.cap)}: the caching allocator was held to "
+            f"{format_bytes(self.cap - self.context.num_bytes)}, the context was not"
+        ]
+
+    def _others_flags(self) -> list[str]:
+        """Who else held memory when this process came, and what others took since, from what is
+        worth a word on."""
+        found = []
+        least = noteworthy_bytes(self.total)
+        held = self.others_before or 0
+        if held > least:
+            who = f"{self.holders} other processes" if self.holders else "other processes"
+            found.append(f"{who} on the GPU hold {format_bytes(held)}")
+        taken = self.crowding().taken_bytes or 0
+        if taken > least:
+            found.append(f"other processes took {format_bytes(taken)} of the GPU meanwhile")
+        return found
+
+    def _allocation_failures(self) -> dict[str, int]:
+        stats = torch.cuda.memory_stats(self.device)
+        return {key: stats.get(key, 0) for key in _FAILED_ALLOCATIONS}
+
+
+def _holders(device: NvmlDevice | None) -> int:
+    """How many processes compute on the device, where the driver lists them."""
+    return len((device.processes if device is not None else None) or ())
+
+
+def _doubt(memory: NvmlMemory, total: int) -> str:
+    return (
+        f"NVML's figures are left aside: its device has {format_bytes(memory.total)}, "
+        f"torch's {format_bytes(total)}"
+    )
+
+
+def _read_clocks(device: NvmlDevice) -> Clocks:
+    return Clocks(
+        sm_mhz=device.sm_mhz,
+        sm_max_mhz=device.sm_max_mhz,
+        memory_mhz=device.memory_mhz,
+        temperature_c=device.temperature_c,
+        power_watts=device.power_watts,
+        throttle_reasons=device.throttle_reasons,
+    )

@@ -1,0 +1,109 @@
+"""What a probe trains: a module with its optimizer, its batch and its compiler."""
+
+from __future__ import annotations
+
+import importlib
+import random
+
+import torch
+from torch import Tensor, nn
+
+from planner.errors import UnsupportedError
+from planner.libraries.limits import graph_limit
+from planner.schema import FactoryModel
+from planner.training import Training, make_batch
+from search.probe.protocol import ProbeRequest
+from search.probe.worker.precision import has_tf32, set_precision
+from search.probe.worker.verdict import NonFiniteError
+
+
+class WatchedTraining(Training):
+    """A training whose losses can be looked at; looking waits for the device."""
+
+    watching = False
+
+    def loss(self, logits: Tensor) -> Tensor:
+        loss = super().loss(logits)
+        if self.watching and not torch.isfinite(loss.detach()).item():
+            raise NonFiniteError(f"the loss is {loss.item()}")
+        return loss
+
+
+def refuse_unsupported(request: ProbeRequest) -> None:
+    """Raise UnsupportedError for settings that a probe on one device cannot stand for."""
+    setting = request.setting
+    if setting.parallelism != "none":
+        raise UnsupportedError(
+            f"a probe runs on one device, and parallelism is {setting.parallelism!r}.",
+            "Probe with parallelism none.",
+        )
+    if setting.validation_batch_size:
+        raise UnsupportedError(
+            "a probe times training steps alone, and validation_batch_size is "
+            f"{setting.validation_batch_size}.",
+            "Probe with validation_batch_size 0.",
+        )
+    if isinstance(request.model, FactoryModel) and (setting.frozen_stages or setting.lora_rank):
+        raise UnsupportedError(
+            f"what is trained is a matter of the factory {request.model.factory}.",
+            "Freeze inside the factory, and probe with frozen_stages 0 and lora_rank 0.",
+        )
+    limit = graph_limit(setting)
+    if limit is not None:
+        raise limit.error()
+    if setting.precision == "tf32" and not has_tf32(request):
+        raise UnsupportedError(
+            f"tf32 needs an NVIDIA GPU of compute capability 8.0 or more, and {request.device} "
+            "is none.",
+            "Use fp32, bf16 or fp16.",
+        )
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def touch_libraries(request: ProbeRequest) -> None:
+    """Start threads and load the code that any training needs, before memory is first read.
+
+    (The first optimizer of a process imports a hundred megabytes of torch._dynamo.)
+    """
+    layers = nn.Sequential(nn.Conv2d(3, 8, 2), nn.GELU(), nn.Flatten(), nn.Linear(72, 8))
+    optimizer = torch.optim.AdamW(layers.parameters())
+    layers(torch.randn(64, 3, 4, 4)).logsumexp(1).sum().backward()
+    optimizer.step()
+    torch.ones(1 << 20).sum()
+    if request.setting.compile != "off":
+        importlib.import_module("torch._inductor.compile_fx")
+
+
+def build_training(request: ProbeRequest) -> WatchedTraining:
+    """The module of the request on its device, with its optimizer, its batch and its compiler.
+
+    Its code, a user's not least, may have set a precision of its own while it was loaded.
+    """
+    setting = request.setting
+    device = torch.device(request.device)
+    module = build_module(request).train()
+    set_precision(request)
+    dtype = torch.bfloat16 if setting.precision == "pure-bf16" else None
+    module = module.to(device=device, dtype=dtype)
+    if setting.memory_format == "channels_last":
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    compiled = None
+    if setting.compile != "off":
+        compiled = torch.compile(module, mode=setting.compile, dynamic=False)
+    images, targets = make_batch(request.model, setting, device)
+    return WatchedTraining(module, setting, images, targets, compiled)
+
+
+def build_module(request: ProbeRequest) -> nn.Module:
+    """The real module, on the CPU. Raises PlannerError where it cannot be had."""
+    if isinstance(request.model, FactoryModel):
+        from planner.libraries.factory import load_factory
+
+        return load_factory(request.model.factory)()
+    from planner.libraries.registry import find_library
+
+    return find_library(request.model.library).build(request.model, request.setting)

@@ -1,0 +1,66 @@
+"""The process of one probe: `python -m search.probe.worker.worker REQUEST_FD RESULT_FD`.
+
+Reads one work order, trains, answers on its own channel and ends at once. What user code prints
+goes to standard output and error and cannot reach the channel.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+from typing import NoReturn
+
+from search.probe.protocol import WorkOrder
+from search.probe.worker.report import Report
+
+COMMAND = (sys.executable, "-P", "-m", "search.probe.worker.worker")
+
+
+def main() -> NoReturn:
+    work(int(sys.argv[1]), int(sys.argv[2]))
+
+
+def work(request_fd: int, result_fd: int) -> NoReturn:
+    """Read the order, carry it out, answer it and end the process.
+
+    By `os._exit`: what a library or the user's code does at exit is not the probe's.
+    """
+    began = time.monotonic()
+    if is_unfit():
+        start_afresh(request_fd, result_fd)
+    os.set_inheritable(request_fd, False)
+    os.set_inheritable(result_fd, False)
+    faulthandler.enable()
+    with open(request_fd, "rb") as channel:
+        order = WorkOrder.model_validate_json(channel.readline())
+    report = Report(result_fd, order.request.probe_id)
+    report.enter("import")
+    from search.probe.worker import measure
+
+    report.outcome(measure.measure(order.request, began + order.deadline_seconds, report))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def is_unfit() -> bool:
+    """Whether this process was forked from one that had initialised CUDA: it can never use it.
+
+    Asking for the number of GPUs is enough, where NVML does not answer; the server does not ask,
+    and what it imports does not as far as it was read.
+    """
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda._is_in_bad_fork())
+
+
+def start_afresh(request_fd: int, result_fd: int) -> NoReturn:
+    """Become a process that has imported nothing, for the same order, which was not read yet."""
+    for fd in (request_fd, result_fd):
+        os.set_inheritable(fd, True)
+    os.execv(COMMAND[0], [*COMMAND, str(request_fd), str(result_fd)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a search has found: the recommendation, and why settings were not probed."""

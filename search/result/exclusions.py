@@ -1,0 +1,79 @@
+"""Which settings were not worth a probe, and why: said for each arm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+
+from planner.errors import alternatives
+from planner.schema import MeasurementRecord, TrainSetting
+from planner.schema.result import Ruled
+from planner.units import format_bytes
+from search.faults import shared_parts
+from search.space import Space, candidate
+from search.strategies.planner_strategy import HOPELESS
+from search.surrogate.posterior import Belief
+from search.surrogate.prior import Prior, record_bytes
+
+
+def ruled_out(
+    space: Space, prior: Prior, budget_bytes: int | None, records: Sequence[MeasurementRecord]
+) -> tuple[Ruled, ...]:
+    """Per arm the smallest batch that was not worth a probe, and why; larger ones go with it."""
+    if budget_bytes is None:
+        return ()
+    belief = Belief(space, prior, budget_bytes)
+    for record in records:
+        index = space.index(record.setting)
+        if index is not None:
+            belief.tell(index, record)
+    outlook = belief.outlook()
+    failed = _failed_arms(records, budget_bytes)
+    found: dict[str, Ruled] = {}
+    order = sorted(range(len(space)), key=lambda i: space.candidates[i].setting.batch_size)
+    for i in order:
+        c = space.candidates[i]
+        fits = outlook.fits[i] > HOPELESS
+        worth_it = fits and not belief.closed[i]
+        if c.arm in found or i in belief.records or worth_it:
+            continue
+        need = int(exp(min(outlook.log_bytes[i], 40.0)))
+        found[c.arm] = Ruled(
+            setting=c.setting,
+            predicted_bytes=need,
+            reason=failed.get(c.arm)
+            or (_broken(c.setting, records) if fits else _over(need, budget_bytes)),
+        )
+    return tuple(found.values())
+
+
+def _over(need: int, budget_bytes: int) -> str:
+    return f"about {format_bytes(need)} is over the {format_bytes(budget_bytes)} allowed"
+
+
+def _broken(setting: TrainSetting, records: Sequence[MeasurementRecord]) -> str:
+    """What `setting` shares with probes that failed, and with none that ran."""
+    ran = {p for r in records if r.status == "measured" for p in shared_parts(r.setting)}
+    suspects = set(shared_parts(setting)) - ran
+    ends = [r for r in records if r.status in ("unsupported", "crashed") and not r.inconclusive]
+    failed = [s for r in ends if (s := suspects & set(shared_parts(r.setting)))]
+    parts = [p for p in shared_parts(setting) if any(p in shared for shared in failed)]
+    shown = alternatives("the compiler" if p == "compiler" else p for p in parts)
+    count = "1 probe" if len(failed) == 1 else f"{len(failed)} probes"
+    return f"unlikely to run, as {count} with {shown} failed"
+
+
+def _failed_arms(records: Sequence[MeasurementRecord], budget_bytes: int) -> dict[str, str]:
+    """Why larger batches of an arm were not tried, where a probe said so."""
+    said = {}
+    for record in records:
+        if record.inconclusive:
+            continue
+        num_bytes = record_bytes(record) or 0
+        arm = candidate(record.setting).arm
+        batch = record.setting.batch_size
+        if record.status != "measured":
+            said[arm] = f"batch {batch} was probed: {record.status.replace('_', ' ')}"
+        elif num_bytes > budget_bytes:
+            said[arm] = f"batch {batch} was probed and took {format_bytes(num_bytes)}"
+    return said

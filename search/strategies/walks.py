@@ -1,0 +1,166 @@
+"""How others search, to compare with: each yields a candidate and is sent its record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from random import Random
+
+import numpy as np
+
+from planner.schema import MeasurementRecord
+from search.space import Candidate, Space
+from search.strategies.planner_strategy import Choice, Situation
+from search.surrogate.posterior import is_feasible
+from search.surrogate.prior import Prior
+
+Walk = Generator[Candidate, MeasurementRecord, None]
+
+
+class WalkStrategy:
+    """A walk as a strategy. What is already measured is sent to the walk without a probe."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self.known: dict[str, MeasurementRecord] = {}
+        self.wanted: Candidate | None = None
+        self.started = False
+        self.stopped_because = ""
+
+    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
+        if not record.inconclusive:
+            self.known.setdefault(candidate.id, record)
+
+    def ask(self, situation: Situation) -> Choice | None:
+        if not self.started:
+            self.started = True
+            self._advance(None)
+        while self.wanted is not None and self.wanted.id in self.known:
+            self._advance(self.known[self.wanted.id])
+        if self.wanted is None:
+            self.stopped_because = "the walk has ended"
+            return None
+        return Choice(self.wanted)
+
+    def _advance(self, record: MeasurementRecord | None) -> None:
+        try:
+            self.wanted = next(self.walk) if record is None else self.walk.send(record)
+        except StopIteration:
+            self.wanted = None
+
+
+def arm_candidates(space: Space, arm: str) -> list[Candidate]:
+    """The candidates of an arm, smallest batch first."""
+    found = [c for c in space.candidates if c.arm == arm]
+    return sorted(found, key=lambda c: c.setting.batch_size)
+
+
+def largest_batch(space: Space, budget_bytes: int | None, arm: str | None = None) -> Walk:
+    """The largest batch that fits, as trainers' finders look for it: doubling until it fails, then
+    bisection between. One arm: the user's own setting (the plainest of the space)."""
+    ladder = arm_candidates(space, arm or space.candidates[0].arm)
+    good, bad, at = -1, len(ladder), 0
+    while at < len(ladder):
+        if not is_feasible((yield ladder[at]), budget_bytes):
+            bad = at
+            break
+        good, at = at, _doubled(ladder, at)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if is_feasible((yield ladder[middle]), budget_bytes):
+            good = middle
+        else:
+            bad = middle
+
+
+def _doubled(ladder: list[Candidate], at: int) -> int:
+    wanted = 2 * ladder[at].setting.batch_size
+    return next((i for i, c in enumerate(ladder) if c.setting.batch_size >= wanted), len(ladder))
+
+
+def bounded_grid(space: Space, budget_bytes: int | None, per_arm: int = 3) -> Walk:
+    """As DeepSpeed's autotuner: for each arm find the largest batch, then try `per_arm` batches
+    spread below it, and go on while they get faster."""
+    for arm in dict.fromkeys(c.arm for c in space.candidates):
+        ladder = arm_candidates(space, arm)
+        largest = -1
+        walk = largest_batch(space, budget_bytes, arm)
+        wanted = next(walk)
+        while True:
+            record = yield wanted
+            if is_feasible(record, budget_bytes):
+                largest = max(largest, ladder.index(wanted))
+            try:
+                wanted = walk.send(record)
+            except StopIteration:
+                break
+        for i in np.linspace(0, max(largest, 0), per_arm + 1)[1:-1].round().astype(int):
+            yield ladder[int(i)]
+
+
+def boundary_walk(space: Space, prior: Prior, budget_bytes: int | None) -> Walk:
+    """Arms by predicted rate at their predicted largest batch; in each, that batch, then down one
+    rung on failure or up one on success. The prior only: nothing is learned across arms."""
+    rate = {
+        c.id: c.images / g.seconds for c, g in zip(space.candidates, prior.guesses, strict=True)
+    }
+    need = {c.id: g.num_bytes for c, g in zip(space.candidates, prior.guesses, strict=True)}
+
+    def fitting(arm: str) -> list[Candidate]:
+        ladder = arm_candidates(space, arm)
+        return [c for c in ladder if budget_bytes is None or need[c.id] <= budget_bytes]
+
+    arms = dict.fromkeys(c.arm for c in space.candidates)
+    tops = [cs for arm in arms if (cs := fitting(arm))]
+    tops.sort(key=lambda cs: -max(rate[c.id] for c in cs))
+    for candidates in tops:
+        yield from _walk_edge(
+            arm_candidates(space, candidates[0].arm),
+            max(range(len(candidates)), key=lambda i: rate[candidates[i].id]),
+            budget_bytes,
+        )
+
+
+def _walk_edge(ladder: list[Candidate], at: int, budget_bytes: int | None) -> Walk:
+    best = None
+    direction = 0
+    while 0 <= at < len(ladder):
+        record = yield ladder[at]
+        rate = record.images_per_second if is_feasible(record, budget_bytes) else None
+        if rate is None:
+            if direction == 1:
+                return
+            direction = -1
+        elif best is None or rate > best:
+            best = rate
+            if direction == -1:
+                return
+            direction = 1
+        else:
+            return
+        at += direction
+
+
+def random_order(space: Space, seed: int) -> Walk:
+    """Every candidate once, shuffled."""
+    shuffled = list(space.candidates)
+    Random(seed).shuffle(shuffled)
+    yield from _each(shuffled)
+
+
+def exhaustive(space: Space) -> Walk:
+    """Every candidate once, in order: what records a table."""
+    yield from _each(space.candidates)
+
+
+def _each(candidates: Sequence[Candidate]) -> Walk:
+    for i in range(len(candidates)):  # not `yield from`: a tuple's iterator cannot be sent records
+        yield candidates[i]
+
+
+WALKS: dict[str, Callable[[Space, Prior, int | None, int], Walk]] = {
+    "random-walk": lambda space, prior, budget, seed: random_order(space, seed),
+    "largest-batch": lambda space, prior, budget, seed: largest_batch(space, budget),
+    "bounded-grid": lambda space, prior, budget, seed: bounded_grid(space, budget),
+    "boundary-walk": lambda space, prior, budget, seed: boundary_walk(space, prior, budget),
+    "exhaustive": lambda space, prior, budget, seed: exhaustive(space),
+}

@@ -1,0 +1,1 @@
+"""What is expected of settings that were not probed: prior, posterior and the cost of a probe."""

@@ -1,0 +1,168 @@
+"""The planner's estimate for a whole space of settings, in seconds: settings that differ only in
+what hardly moves memory share one recorded step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.affine import operations_of
+from planner.errors import UnsupportedError
+from planner.estimation import Estimate, Throughput, choose, judge, step_ledger
+from planner.hardware import Gpu, recognise_gpu
+from planner.memory.allocator_config import AllocatorConfig
+from planner.memory.profile import growth_within
+from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.schema.setting import GRAPH_MODES
+from planner.throughput.prediction import DeviceRates, Operation, StepTime, predict_step, rates_for
+
+Key = tuple[SwinConfig, TrainSetting]
+
+
+class DeviceEstimator:
+    """Estimates settings for `device`, by the `rates` measured on it or those of the catalogue.
+
+    `allocator` are the caching allocator's options that a probe will run with; None are torch's
+    defaults.
+
+    What settings are given of another's memory: a compiled one that of the eager one, which is what
+    it may need at most, and with CUDA graphs besides what the optimizer needs for its step, since
+    their pool is not given back to it; tf32 that of fp32; fp16 that of bf16, which keeps as many
+    bytes; a fused optimizer that of the one in many kernels, which needs more while it steps. Their
+    times are the shared step's, corrected for precision, compilation and the optimizer.
+    None for a setting that is not modelled (which can still be probed).
+    """
+
+    def __init__(
+        self,
+        device: DeviceInfo,
+        rates: DeviceRates | None = None,
+        allocator: AllocatorConfig | None = None,
+    ) -> None:
+        self.device = device
+        self.allocator = allocator
+        cuda = device.kind == "cuda"
+        self.gpu: Gpu | None = recognise_gpu(device.name, device.total_bytes) if cuda else None
+        self.rates = rates_for(self.gpu) if rates is None and self.gpu else rates
+        self._shared: dict[Key, Estimate | None] = {}
+        self._operations: dict[Key, list[Operation]] = {}
+        self._steps: dict[Key, StepTime] = {}
+        self._optimizers: dict[Key, int] = {}
+
+    def __call__(self, model: SwinConfig, setting: TrainSetting) -> Estimate | None:
+        shared = self.shared_setting(setting)
+        if (model, shared) not in self._shared:
+            self._shared[model, shared] = self._estimate(model, shared)
+        found = self._shared[model, shared]
+        if found is None or shared == setting:
+            return found
+        if setting.compile in GRAPH_MODES:
+            found = _beside_a_pool(found, self._optimizer_bytes(model, setting))
+        return replace(found, setting=setting, throughput=self._timed(model, setting, found))
+
+    def shared_setting(self, setting: TrainSetting) -> TrainSetting:
+        """The setting whose recorded step stands for that of `setting`."""
+        alike = {"tf32": "fp32"}
+        if (self.device.capability or (0, 0)) >= (8, 0):
+            alike["fp16"] = "bf16"
+        changes = {
+            "compile": "off",
+            "precision": alike.get(setting.precision, setting.precision),
+            "optimizer": setting.optimizer_family,
+        }
+        return setting.model_copy(update=changes)
+
+    def _estimate(self, model: SwinConfig, setting: TrainSetting) -> Estimate | None:
+        try:
+            config, chosen = choose(model, setting, self.gpu, {})
+            ledger = step_ledger(config, chosen)
+            return judge(
+                config, chosen, ledger, self.gpu, allocator=self.allocator, rates=self.rates
+            )
+        except UnsupportedError:
+            return None
+
+    def _timed(
+        self, model: SwinConfig, setting: TrainSetting, found: Estimate
+    ) -> Throughput | None:
+        """The shared step's time made that of `setting`: its micro-batches by precision and
+        compilation, its optimizer's step by the implementation."""
+        if self.rates is None or found.throughput is None:
+            return None
+        plain = setting.model_copy(update={"optimizer": found.setting.optimizer})
+        here, there = self._step(model, plain), self._step(model, found.setting)
+        micro_batches = found.throughput.step_seconds - _optimizer_seconds(there)
+        seconds = micro_batches * _micro_batch_seconds(here) / _micro_batch_seconds(there)
+        seconds += _optimizer_seconds(here) * self._optimizer_ratio(model, setting, plain)
+        images = setting.batch_size * setting.accumulate
+        return replace(
+            found.throughput,
+            step_seconds=seconds,
+            images_per_second=images / seconds,
+            uncertainty=self.rates.uncertainty_of(setting),
+        )
+
+    def _optimizer_ratio(
+        self, model: SwinConfig, setting: TrainSetting, plain: TrainSetting
+    ) -> float:
+        """How long the optimizer of `setting` steps, to that of `plain`: at a small batch, since
+        only what is trained has to do with it."""
+        if setting.optimizer == plain.optimizer:
+            return 1.0
+        bare = {"batch_size": 2, "compile": "off", "checkpointing": "none"}
+        own, other = (
+            _optimizer_seconds(self._step(model, s.model_copy(update=bare)))
+            for s in (setting, plain)
+        )
+        return own / other if other else 1.0
+
+    def _optimizer_bytes(self, model: SwinConfig, setting: TrainSetting) -> int:
+        """What the optimizer takes within its step: at a small batch, with which it has nothing
+        to do."""
+        bare = {
+            "batch_size": 2, "accumulate": 1, "compile": "off", "checkpointing": "none",
+            "precision": "fp32" if setting.precision != "pure-bf16" else setting.precision,
+        }  # fmt: skip
+        at = setting.model_copy(update=bare)
+        if (model, at) not in self._optimizers:
+            ledger = step_ledger(*choose(model, at, self.gpu, {}))
+            self._optimizers[model, at] = growth_within(ledger, "optimizer")
+        return self._optimizers[model, at]
+
+    def _step(self, model: SwinConfig, setting: TrainSetting) -> StepTime:
+        """The predicted time of one micro-batch and the optimizer's step, run as `setting` says."""
+        at = setting.model_copy(update={"accumulate": 1})
+        if (model, at) not in self._steps:
+            assert self.rates is not None
+            recorded = self.shared_setting(at).model_copy(update={"optimizer": at.optimizer})
+            if (model, recorded) not in self._operations:
+                ledger = step_ledger(model, recorded)
+                self._operations[model, recorded] = list(operations_of(ledger))
+            operations = self._operations[model, recorded]
+            self._steps[model, at] = predict_step(operations, self.rates, at)
+        return self._steps[model, at]
+
+
+def _beside_a_pool(found: Estimate, more: int) -> Estimate:
+    """`found` with `more` bytes that cannot come from the pool of its graphs."""
+    total = found.device_total_bytes + more
+    temporaries = found.breakdown["temporaries"] + more
+    spare = None if found.budget_bytes is None else found.budget_bytes - total
+    return replace(
+        found,
+        breakdown={**found.breakdown, "temporaries": temporaries},
+        peak_allocated_bytes=found.peak_allocated_bytes + more,
+        peak_reserved_bytes=found.peak_reserved_bytes + more,
+        device_total_bytes=total,
+        low_bytes=found.low_bytes + more,
+        high_bytes=found.high_bytes + more,
+        fits=None if spare is None else spare >= 0,
+        headroom_bytes=spare,
+    )
+
+
+def _optimizer_seconds(step: StepTime) -> float:
+    return step.phase_seconds.get("optimizer", 0.0)
+
+
+def _micro_batch_seconds(step: StepTime) -> float:
+    return step.step_seconds - _optimizer_seconds(step)

@@ -1,0 +1,326 @@
+"""What the probes say of every candidate so far: seconds, memory, whether it fits, its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import erf, log, sqrt
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.schema import MeasurementRecord
+from search.faults import LIKELY_BROKEN, Faults
+from search.probe.interval import median_interval
+from search.space import Space
+from search.surrogate.noise import calm, is_disturbed
+from search.surrogate.prior import Prior, Residual, record_bytes
+from search.surrogate.probe_cost import Array, ProbeCosts
+
+# Between processes the same setting repeats to about a percent, whatever the samples of one say:
+# an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
+# sixteen settings, tests/truth/cpu_grid_2026-11-20.jsonl); of a GPU there are none yet.
+REPEAT_SD = 0.01
+# How far a probe that was throttled or disturbed may lie from the next: an assumption.
+DISTURBED_SD = 0.1
+SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at most
+MEMORY_SD = 0.005
+SURE_TO_FIT = 0.99  # the probability that makes checkpointing needless
+NUM_RIVALS = 64  # those that matter for what is left to gain
+NUM_DRAWS = 512
+_erf = np.frompyfunc(erf, 1, 1)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Beliefs about every candidate, by index. Log means with standard deviations; `fits` is the
+    probability of staying in the budget, `runs` that of running at all, `closed` what no probe may
+    be spent on any more."""
+
+    log_seconds: Array
+    log_seconds_sd: Array
+    log_bytes: Array
+    log_bytes_sd: Array
+    fits: Array
+    runs: Array
+    closed: NDArray[np.bool_]
+    log_images: Array
+
+    @property
+    def log_rate(self) -> Array:
+        """Mean log of images/s."""
+        return np.asarray(self.log_images - self.log_seconds)
+
+
+class Belief:
+    """A prior with every probe's correction. `budget_bytes` None means nothing is known of it.
+
+    With `images`, the length of a whole training on one device, a rate counts compilation: images
+    over the seconds of all of it.
+    """
+
+    def __init__(
+        self, space: Space, prior: Prior, budget_bytes: int | None, images: float | None = None
+    ) -> None:
+        self.space = space
+        self.images = images
+        self.budget_bytes = budget_bytes
+        self.log_images = np.log([float(c.images) for c in space.candidates])
+        self.prior_seconds = np.log([g.seconds for g in prior.guesses])
+        self.prior_bytes = np.log([max(g.num_bytes, 1.0) for g in prior.guesses])
+        self.seconds = Residual(space, prior.seconds_trust)
+        self.bytes = Residual(space, prior.bytes_trust)
+        self.costs = ProbeCosts(space, prior.compile_seconds)
+        self.batch = np.array([c.setting.batch_size for c in space.candidates])
+        self.arms = np.array([c.arm for c in space.candidates])
+        self.twins = _counterparts(space, "checkpointing", "none")
+        self.eager = _counterparts(space, "compile", "off")
+        self.shut = np.zeros(len(space), dtype=bool)  # by what was probed itself, or its arm
+        self.proven = np.zeros(len(space), dtype=bool)
+        self.faults = Faults(space)
+        self.records: dict[int, list[MeasurementRecord]] = {}
+        self.num_measured = 0
+        self.num_disturbed = 0
+
+    @property
+    def closed(self) -> NDArray[np.bool_]:
+        """What no probe may be spent on any more: what is shut, and what shares so much with the
+        failures so far that it will not run."""
+        return np.asarray(self.shut | (self.faults.probabilities() < 1 - LIKELY_BROKEN))
+
+    def tell(self, index: int, record: MeasurementRecord) -> None:
+        """Learns from one probe of candidate `index`, whatever its end."""
+        self.costs.tell(record)
+        if record.inconclusive:
+            return
+        self.records.setdefault(index, []).append(record)
+        disturbed = self._count_disturbed(record)
+        self.shut[index] = not (disturbed and len(self.records[index]) == 1)
+        num_bytes = record_bytes(record)
+        if record.status == "measured":
+            self._measured(index, record, num_bytes, disturbed)
+        elif record.status == "out_of_memory":
+            self._close_from(index)
+            self._out_of_memory(index, num_bytes)
+        elif record.status == "timed_out":
+            self._close_from(index)
+        elif record.status in ("unsupported", "non_finite"):
+            self.shut |= self._arm(index)
+        if record.status in ("unsupported", "crashed"):
+            self.faults.broke(index)
+
+    def _count_disturbed(self, record: MeasurementRecord) -> bool:
+        """Whether a probe counts as disturbed, and may be made again. Where most of them are it is
+        how this machine runs, and the training will."""
+        if record.status != "measured":
+            return False
+        self.num_measured += 1
+        self.num_disturbed += is_disturbed(record)
+        return is_disturbed(record) and 2 * self.num_disturbed <= self.num_measured
+
+    def _measured(
+        self, index: int, record: MeasurementRecord, num_bytes: int | None, disturbed: bool
+    ) -> None:
+        self.faults.ran(index)
+        interval = median_interval(record.step_seconds)
+        spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
+        if disturbed:
+            spread = max(spread, DISTURBED_SD)
+        ratio = log(interval.median) - float(self.prior_seconds[index])
+        self.seconds.observe(index, ratio, max(spread, self._surprise(index, ratio) / SURPRISE))
+        if not num_bytes:
+            return
+        self.bytes.observe(index, log(num_bytes) - float(self.prior_bytes[index]), MEMORY_SD)
+        if self.budget_bytes is None or num_bytes <= self.budget_bytes:
+            self.proven |= self._arm(index) & (self.batch <= self.batch[index])
+        else:
+            self._close_from(index)
+
+    def _surprise(self, index: int, ratio: float) -> float:
+        """By how much a probe is slower than was believed of it. What is far slower than anything
+        that is believed has a cause of its own (memory given back and asked for again, close to the
+        limit) and says little of the others."""
+        believed, _ = self.seconds.posterior(np.array([index]))
+        return max(ratio - float(believed[0]), 0.0) if self.seconds.indices else 0.0
+
+    def _arm(self, index: int) -> NDArray[np.bool_]:
+        return np.asarray(self.arms == self.arms[index])
+
+    def _close_from(self, index: int) -> None:
+        """This batch and all larger ones of its arm are out."""
+        self.shut |= self._arm(index) & (self.batch >= self.batch[index])
+
+    def _out_of_memory(self, index: int, num_bytes: int | None) -> None:
+        """Its need is only bounded from below: by the budget, and by what was believed of it."""
+        if self.budget_bytes is None:
+            return
+        believed, sd = self.bytes.posterior(np.array([index]))
+        need = float(believed[0] + self.prior_bytes[index])
+        # The mean of a normal belief given that it exceeds the budget, by its truncation.
+        need = _mean_above(need, float(sd[0]), log(max(self.budget_bytes, num_bytes or 1)))
+        self.bytes.observe(index, need - float(self.prior_bytes[index]), max(0.02, sd[0] / 2))
+
+    def outlook(self) -> Outlook:
+        seconds, seconds_sd = self.seconds.posterior()
+        num_bytes, bytes_sd = self.bytes.posterior()
+        log_bytes = self.prior_bytes + num_bytes
+        return Outlook(
+            log_seconds=self.prior_seconds + seconds,
+            log_seconds_sd=seconds_sd,
+            log_bytes=log_bytes,
+            log_bytes_sd=bytes_sd,
+            fits=self._fits(log_bytes, bytes_sd),
+            runs=self.faults.probabilities(),
+            closed=self.closed,
+            log_images=self.log_images - self._compile_penalty(self.prior_seconds + seconds),
+        )
+
+    def _compile_penalty(self, log_seconds: Array) -> Array:
+        """The log by which compilation lowers each candidate's rate over the whole training."""
+        if self.images is None:
+            return np.zeros(len(self.space))
+        training = self.images * np.exp(log_seconds - self.log_images)
+        return np.asarray(np.log1p(self.costs.compiling() / training))
+
+    def needless(self, outlook: Outlook) -> NDArray[np.bool_]:
+        """What checkpoints although the same without checkpointing fits: it does all of the other's
+        work and some of it twice. What failed for another reason than memory spares nothing."""
+        usable = ~outlook.closed
+        usable[[i for i in self.records if self.rate(i) is not None]] = True
+        twin_fits = (
+            (self.twins >= 0) & usable[self.twins] & (outlook.fits[self.twins] >= SURE_TO_FIT)
+        )
+        return np.asarray(twin_fits)
+
+    def _fits(self, log_bytes: Array, sd: Array) -> Array:
+        if self.budget_bytes is None:
+            return np.where(self.closed & ~self.proven, 0.0, 1.0)
+        within = normal_cdf((log(self.budget_bytes) - log_bytes) / sd)
+        return np.where(self.proven, 1.0, within)
+
+    def shared_gain(self, outlook: Outlook, allowed: NDArray[np.bool_], best_rate: float) -> Array:
+        """The expected gain of probing all that is allowed, as a share of the best rate so far, and
+        shared out: in each draw from the joint posterior to the candidate that is best in it."""
+        shares = np.zeros(len(self.space))
+        hope = outlook.fits * outlook.runs
+        gains = np.where(allowed, expected_gain(outlook, best_rate) * hope, 0.0)
+        top = np.argsort(-gains)[:NUM_RIVALS]
+        top = top[gains[top] > 0]
+        if not len(top):
+            return shares
+        random = np.random.default_rng(0)  # the same draws each time: no strategy needs luck
+        rates = self._draw(random, outlook.log_rate[top], self.seconds.covariance(top))
+        usable = self._draw_fitting(random, outlook, top)
+        usable &= self.faults.draw(random, NUM_DRAWS, top)
+        gain = np.where(usable, rates - log(best_rate), 0.0)
+        winner = gain.argmax(axis=1)
+        won = np.maximum(np.exp(gain.max(axis=1)) - 1, 0.0) / NUM_DRAWS
+        np.add.at(shares, top[winner], won)
+        return shares
+
+    def told_by_scouts(self, gain: Array, allowed: NDArray[np.bool_]) -> Array:
+        """What the eager counterparts of compiled settings would tell of their gain: the share of
+        the others' variance that a probe of each explains."""
+        told = np.zeros(len(self.space))
+        rivals = np.argsort(-gain)[:NUM_RIVALS]
+        rivals = rivals[gain[rivals] > 0]
+        scouts = np.unique(self.eager[rivals])
+        scouts = scouts[(scouts >= 0) & allowed[scouts]]
+        if not len(scouts):
+            return told
+        both = np.concatenate([scouts, rivals])
+        covariance = self.seconds.covariance(both)
+        sd = np.sqrt(np.maximum(covariance.diagonal(), 1e-12))
+        explained = np.square(covariance / np.outer(sd, sd))[: len(scouts), len(scouts) :]
+        told[scouts] = explained @ gain[rivals]
+        return told
+
+    def _draw_fitting(
+        self, random: np.random.Generator, outlook: Outlook, top: NDArray[np.intp]
+    ) -> NDArray[np.bool_]:
+        """Whether each of `top` fits, in each draw from the joint posterior of what they need."""
+        if self.budget_bytes is None:
+            return np.broadcast_to(outlook.fits[top] > 0, (NUM_DRAWS, len(top))).copy()
+        need = self._draw(random, outlook.log_bytes[top], self.bytes.covariance(top))
+        return np.asarray((need <= log(self.budget_bytes)) | self.proven[top])
+
+    @staticmethod
+    def _draw(random: np.random.Generator, mean: Array, covariance: Array) -> Array:
+        spread = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(mean)))
+        return np.asarray(mean + random.standard_normal((NUM_DRAWS, len(mean))) @ spread.T)
+
+    def best(self) -> tuple[int, float] | None:
+        """(index, images/s) of the fastest measured candidate that stays in the budget."""
+        rates = [(i, r) for i in self.records if (r := self.rate(i)) is not None]
+        return max(rates, key=lambda pair: pair[1], default=None)
+
+    def rate(self, index: int) -> float | None:
+        """Measured images/s of a candidate over all its probes (of those that nothing disturbed,
+        where there are such); None unless it ran and fits."""
+        good = [r for r in self.records.get(index, []) if is_feasible(r, self.budget_bytes)]
+        if not good:
+            return None
+        good = calm(good)
+        seconds = median([s for r in good for s in r.step_seconds])
+        images = self.space.candidates[index].images
+        if self.images is None:
+            return images / seconds
+        compiling = price_of_compiling(good)
+        return self.images / (compiling + self.images * seconds / images)
+
+    def probe_seconds(self, outlook: Outlook) -> Array:
+        """Expected seconds of probing each candidate: start, compilation, then timed steps."""
+        return self.costs.probing(outlook.log_seconds)
+
+
+def _counterparts(space: Space, axis: str, plain: str) -> NDArray[np.intp]:
+    """The position of each candidate's counterpart with the `plain` value of an axis; -1 where it
+    has none, or is it."""
+    found = []
+    for c in space.candidates:
+        differs = getattr(c.setting, axis) != plain
+        twin = c.setting.model_copy(update={axis: plain})
+        index = space.index(twin) if differs else None
+        found.append(-1 if index is None else index)
+    return np.array(found, dtype=np.intp)
+
+
+def is_feasible(record: MeasurementRecord, budget_bytes: int | None) -> bool:
+    """Whether a probe ran to its end within the budget."""
+    if record.status != "measured" or not record.step_seconds:
+        return False
+    num_bytes = record_bytes(record)
+    return budget_bytes is None or num_bytes is None or num_bytes <= budget_bytes
+
+
+def price_of_compiling(records: Sequence[MeasurementRecord]) -> float:
+    """Seconds that compiling a setting takes: the longest of its probes. In the others the compiler
+    found its work of before in a cache."""
+    return max(r.compile_seconds or 0.0 for r in records)
+
+
+def normal_cdf(z: Array) -> Array:
+    return 0.5 * (1 + np.asarray(_erf(z / sqrt(2)), dtype=np.float64))
+
+
+def normal_pdf(z: Array) -> Array:
+    return np.asarray(np.exp(-0.5 * z * z) / sqrt(2 * np.pi))
+
+
+def _mean_above(mean: float, sd: float, bound: float) -> float:
+    """The mean of a normal variable known to exceed `bound`."""
+    z = (bound - mean) / sd
+    above = 0.5 * (1 - erf(z / sqrt(2)))
+    if above < 1e-6:
+        return bound + 0.1 * sd
+    return mean + sd * float(normal_pdf(np.array(z))) / above
+
+
+def expected_gain(outlook: Outlook, best_rate: float) -> Array:
+    """Expected improvement of each candidate over `best_rate`, as a share of it: the mean of
+    max(rate / best − 1, 0) for a log-normal rate."""
+    mean = outlook.log_rate - log(best_rate)
+    sd = outlook.log_seconds_sd
+    above = np.exp(mean + 0.5 * sd * sd) * normal_cdf(mean / sd + sd)
+    return np.asarray(np.maximum(above - normal_cdf(mean / sd), 0.0))

@@ -1,0 +1,320 @@
+"""tune(): the one public entry. Finds the fastest setting for a model on a device by running it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from planner.arguments import ModelLike, SettingLike, read_memory, read_model
+from planner.errors import PlannerError, UnsupportedError, UsageError, shorten
+from planner.files import write_whole
+from planner.memory.allocator_config import AllocatorConfig, recorded_allocator
+from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig
+from planner.schema.result import Recommendation
+from planner.throughput.prediction import DeviceRates
+from search.interrupts import heard
+from search.job import Job
+from search.memory_budget import find_budget, less_headroom, with_allocator
+from search.options import (
+    BUDGET_SECONDS,
+    IMAGENET_IMAGES,
+    Options,
+    read_base,
+    read_batch_sizes,
+    read_path,
+    read_restrictions,
+)
+from search.probe.device import (
+    choose_device,
+    describe_device,
+    memory_in_use,
+    name_card,
+    versions,
+    why_no_gpu,
+)
+from search.probe.parent.runner import ProbeEvent
+from search.prober import DeviceProber
+from search.replay import Replay
+from search.session import Limits, OnProgress, Prober, Progress, ReplayBook, ReplayProber
+from search.space import Model, Space, make_space
+from search.strategies.planner_strategy import TOLERANCE
+from search.study.lock import hold_gpu
+from search.study.records import read_records
+from search.study.study import STUDY_NAME, Identity, Study, make_study
+from search.surrogate.device_rates import device_rates, kept_rates
+from search.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior
+
+
+def tune(
+    model: ModelLike | None,
+    *,
+    device: str = "auto",
+    memory_bytes: int | str | None = None,
+    headroom: float = 0.05,
+    batch_size: int | Sequence[int] | None = None,
+    global_batch: int | None = None,
+    base: SettingLike | None = None,
+    restrict: Mapping[str, str | Sequence[str]] | None = None,
+    trials: int | None = None,
+    budget_seconds: float | None = BUDGET_SECONDS,
+    strategy: str = "planner",
+    storage: str | None = None,
+    study_name: str = STUDY_NAME,
+    output: Path | str | None = None,
+    replay: Path | str | None = None,
+    steps: int | None = None,
+    epochs: float | None = None,
+    images_per_epoch: int = IMAGENET_IMAGES,
+    tolerance: float = TOLERANCE,
+    baseline: bool = True,
+    accept_different: bool = False,
+    seed: int = 0,
+    estimator: Estimator | Literal["auto"] | None = "auto",
+    prober: Prober | None = None,
+    on_progress: OnProgress = lambda progress: None,
+) -> Recommendation:
+    """Probes settings of `model` on a device until the fastest is known; what it ran is what it
+    recommends.
+
+    `model` is a SwinConfig (or its fields), a FactoryModel or what the command takes: LIBRARY:NAME,
+    a file, package.module:factory.
+
+    `memory_bytes` emulates a smaller device, `headroom` is the share of memory left free.
+    `batch_size` fixes the micro-batch (or lists those to try); `global_batch` holds micro-batch ×
+    accumulation × world. `restrict` names the values an axis (precision, checkpointing, compile,
+    attention, optimizer) may take; other fields of `base` hold for every probe. It ends after
+    `trials` probes in the study, `budget_seconds` (those that earlier runs of the study took
+    included), or when another probe is expected to gain less than `tolerance` (a share).
+    `steps` (of `base`'s global batch) or `epochs` rank by total time with compilation.
+    `output` (default tune-LIBRARY-NAME) receives recommendation.json, probes.jsonl and, unless
+    `storage` names another place, study.db; the same call goes on from there. `replay` is a file
+    of records to search in place of a device (`model` may then be None). `estimator` gives the
+    prior (None: none), `prober` runs a probe in place of a worker process.
+    Ctrl-C ends with the best so far, also a second one. Raises UsageError, UnsupportedError,
+    StudyError, RecordsNotWrittenError and ResultNotWrittenError, which has the recommendation
+    (PlannerErrors all).
+    """
+    options = Options(
+        device, read_memory(memory_bytes), headroom, read_batch_sizes(batch_size), global_batch,
+        read_base(base), read_restrictions(restrict), trials, budget_seconds, strategy, storage,
+        study_name, read_path("output", output), read_path("replay", replay), steps, epochs,
+        images_per_epoch, tolerance, baseline, accept_different, seed,
+    )  # fmt: skip
+    chosen = None if model is None else read_model(model, {})
+    with heard(signal.SIGINT):
+        if options.replay:
+            return _replayed(chosen, options, estimator, on_progress)
+        if chosen is None:
+            raise UsageError("there is no model to tune.", "Name one, or pass --replay FILE.")
+        return _probed(chosen, options, estimator, prober, on_progress)
+
+
+def _probed(
+    model: Model, options: Options, estimator: Estimator | Literal["auto"] | None,
+    prober: Prober | None, on_progress: OnProgress,
+) -> Recommendation:  # fmt: skip
+    limits = Limits(options.trials, options.budget_seconds)
+    where = choose_device(options.device)
+    found = describe_device(where)
+    identity = Identity(
+        model, found.model_copy(update={"memory_cap_bytes": options.memory_bytes}), versions()
+    )
+    allocator, allocator_notes = _allocator(identity)
+    memory = find_budget(found, memory_in_use(where), options, allocator)
+    output = _folder(options.output or Path(_slug(model)))
+    space = make_space(
+        model, identity.device, options.base, restrict=options.restrict,
+        batch_sizes=options.batch_sizes, global_batch=options.global_batch,
+    )  # fmt: skip
+    study = make_study(options.storage, output, space, memory.budget_bytes, options.study_name)
+    notes = [*allocator_notes, *memory.notes, *space.left_out, *_adopt(study, identity, options)]
+    if where == "cpu" and options.device == "auto":
+        notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
+    limits.spent_seconds = _spent(study.records())
+    say = _note(on_progress)
+    with contextlib.ExitStack() as stack:
+        alone = stack.enter_context(hold_gpu(found.uuid))
+        notes += _card_notes(where, alone)
+        for note in notes:
+            say(note)
+        if estimator == "auto" and isinstance(model, SwinConfig):
+            rates = device_rates(where, identity.device, limits.seconds_left(), say)
+            estimator = device_estimator(identity.device, rates, allocator)
+        if prober is None:
+            own = DeviceProber(
+                model,
+                where,
+                identity.device,
+                memory.cap_bytes,
+                _hear(on_progress),
+                study.note_answer,
+            )
+            prober = stack.enter_context(own)
+        prior = _prior(space, model, identity.device, estimator, memory.budget_bytes)
+        job = Job(identity, space, prior, memory.budget_bytes, options, notes)
+        recommendation = job.run(study, prober, limits, on_progress)
+    where_kept = study.spilled or study.records_path
+    _write(output / "recommendation.json", recommendation, f"The probes are in {where_kept}: ")
+    return recommendation
+
+
+def _card_notes(where: str, alone: bool) -> list[str]:
+    """Which of differing cards is tuned, and whether another tuner is at it."""
+    card = name_card(where)
+    shared = (
+        f"Another tuner of this machine is at {where}: both measure too slow, and each may take "
+        "the other's memory. Let one end first."
+    )
+    return [*([card] if card else []), *([] if alone else [shared])]
+
+
+def _allocator(identity: Identity) -> tuple[AllocatorConfig | None, list[str]]:
+    """The caching allocator's options that probes run with, and what is to be said of them.
+
+    Raises UsageError for options that torch would not start with.
+    """
+    if identity.device.kind != "cuda":
+        return None, []
+    try:
+        found = recorded_allocator(identity.versions)
+    except UnsupportedError as error:
+        return None, [f"Memory is guessed as with torch's own allocator: {error.message}"]
+    if found is None:
+        return None, []
+    return found, [f"Probes run with the allocator's options of this environment: {found.source}."]
+
+
+def _adopt(study: Study, identity: Identity, options: Options) -> list[str]:
+    """Makes the study ours and whole again; what is to be said of it."""
+    differences = study.adopt(identity, options.accept_different)
+    notes = [f"Accepted as different: {d}." for d in differences]
+    return [*notes, *study.reconcile()]
+
+
+def _note(on_progress: OnProgress) -> Callable[[str], None]:
+    return lambda text: on_progress(Progress("note", text))
+
+
+def _hear(on_progress: OnProgress) -> Callable[[ProbeEvent], None]:
+    """Passes on where a running probe is."""
+
+    def heard(event: ProbeEvent) -> None:
+        on_progress(Progress("step", event.phase, step_seconds=event.step_seconds))
+
+    return heard
+
+
+def _replayed(
+    model: Model | None, options: Options, estimator: Estimator | Literal["auto"] | None,
+    on_progress: OnProgress,
+) -> Recommendation:  # fmt: skip
+    assert options.replay, "asked for"
+    if not options.replay.exists():
+        raise UsageError(
+            f"{options.replay} does not exist.", "Name a file of records (JSON lines)."
+        )
+    file = read_records(options.replay)
+    replay = Replay(file.records, str(options.replay))
+    if model is not None and model != replay.model:
+        raise _of_another(str(options.replay), replay.model, model)
+    identity = Identity(replay.model, replay.device, replay.versions)
+    allocator, allocator_notes = _allocator(identity)
+    notes = [f"Replayed from {options.replay}: nothing was run.", *allocator_notes]
+    if file.fault:
+        notes.append(f"{file.fault}: read up to there.")
+    say = _note(on_progress)
+    for note in notes:
+        say(note)
+    sizes = (options.memory_bytes, replay.device.memory_cap_bytes, replay.device.total_bytes)
+    limit = with_allocator(next(n for n in sizes if n is not None), replay.device, allocator)
+    budget = less_headroom(limit, options.headroom)
+    prior = _prior(replay.space, replay.model, replay.device, estimator, budget, allocator)
+    # Nothing but recorded seconds is charged: the clock stands still.
+    limits = Limits(options.trials, options.budget_seconds, clock=lambda: 0.0)
+    job = Job(identity, replay.space, prior, budget, options, notes)
+    found = job.run(ReplayBook(), ReplayProber(replay, limits), limits, on_progress)
+    if options.output:
+        _write(_folder(options.output) / "recommendation.json", found)
+    return found
+
+
+def _of_another(source: str, recorded: Model, asked: Model) -> UsageError:
+    """What differs, where the names do not say it."""
+    message = f"{source} is of {recorded.title}, not of {asked.title}."
+    if recorded.title != asked.title or type(recorded) is not type(asked):
+        return UsageError(message)
+    theirs, ours = recorded.model_dump(), asked.model_dump()
+    differing = [f"{f} {theirs[f]} and not {ours[f]}" for f in ours if theirs[f] != ours[f]]
+    return UsageError(
+        f"{source} is of another {asked.title}: {', '.join(differing)}.",
+        "Leave MODEL out to search what was recorded.",
+    )
+
+
+def _prior(
+    space: Space, model: Model, device: DeviceInfo,
+    estimator: Estimator | Literal["auto"] | None, budget_bytes: int | None,
+    allocator: AllocatorConfig | None = None,
+) -> Prior:  # fmt: skip
+    if estimator is None or not isinstance(model, SwinConfig):
+        return generic_prior(space, device)
+    if estimator == "auto":
+        estimator = device_estimator(device, kept_rates(device), allocator)
+    return estimated_prior(space, model, device, estimator, budget_bytes)
+
+
+def device_estimator(
+    device: DeviceInfo,
+    rates: DeviceRates | None = None,
+    allocator: AllocatorConfig | None = None,
+) -> Estimator:
+    """The planner's estimate for `device`, quick enough for a whole space; its time by `rates`, or
+    by the catalogue's."""
+    from search.surrogate.estimator import DeviceEstimator
+
+    return DeviceEstimator(device, rates, allocator)
+
+
+def _spent(records: Sequence[MeasurementRecord]) -> float:
+    return sum(record.probe_seconds for record in records)
+
+
+def _slug(model: Model) -> str:
+    return "tune-" + re.sub(r"[^A-Za-z0-9_.]+", "-", model.title).strip("-")[:100]
+
+
+def _folder(path: Path) -> Path:
+    """The folder for results, made where it is not there. Raises UsageError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"--output {shorten(str(path))} cannot be made a folder: {reason}.",
+            "Choose another --output.",
+        ) from None
+    return path
+
+
+class ResultNotWrittenError(PlannerError):
+    """`recommendation` was found, and recommendation.json cannot be written."""
+
+    def __init__(self, message: str, way_out: str, recommendation: Recommendation) -> None:
+        super().__init__(message, way_out)
+        self.recommendation = recommendation
+
+
+def _write(path: Path, recommendation: Recommendation, kept: str = "") -> None:
+    """Raises ResultNotWrittenError; `kept` says where the probes are."""
+    try:
+        write_whole(path, recommendation.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise ResultNotWrittenError(
+            f"{path} cannot be written: {error.strerror}.",
+            f"{kept}free space and run the same command, or choose another --output.",
+            recommendation,
+        ) from error

@@ -1,0 +1,260 @@
+"""The allocator's rules once more, slowly and plainly, to hold the fast one against.
+
+Every block is an object in a list; each search looks at all of them, and neighbours are found by
+address. It shares no code and no data structure with planner/memory/replay.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MIB = 1024**2
+TOP = 1 << 46
+
+
+@dataclass
+class Block:
+    segment: int
+    offset: int
+    size: int
+    small: bool
+    free: bool
+
+
+@dataclass
+class SlowAllocator:
+    """Default pools, without expandable segments. Raises MemoryError when nothing is left."""
+
+    max_split: int | None = None
+    max_rounding: int = 20 * MIB
+    capacity: int | None = None
+    descending: bool = False
+    blocks: list[Block] = field(default_factory=list)
+    bases: list[int] = field(default_factory=list)
+    sizes: dict[int, int] = field(default_factory=dict)
+    retries: int = 0
+    log: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def reserved(self) -> int:
+        return sum(self.sizes.values())
+
+    def allocated(self) -> int:
+        return sum(b.size for b in self.blocks if not b.free)
+
+    def address(self, block: Block) -> int:
+        return self.bases[block.segment] + block.offset
+
+    def allocate(self, num_bytes: int) -> Block:
+        size = (num_bytes + 511) // 512 * 512
+        small = size <= MIB
+        block = self._best_fit(size, small) or self._new_segment(size, small)
+        block.free = False
+        rest = block.size - size
+        unsplittable = self.max_split is not None and size >= self.max_split
+        if (rest >= 512) if small else (rest > MIB and not unsplittable):
+            block.size = size
+            self.blocks.append(Block(block.segment, block.offset + size, rest, small, True))
+        self.log.append(("alloc", self.address(block), num_bytes))
+        return block
+
+    def free(self, block: Block, num_bytes: int) -> None:
+        self.log.append(("free_completed", self.address(block), num_bytes))
+        block.free = True
+        for one in [b for b in self.blocks if b.free and b.segment == block.segment]:
+            if one.offset + one.size == block.offset:
+                block.offset, block.size = one.offset, one.size + block.size
+                self.blocks.remove(one)
+            elif block.offset + block.size == one.offset:
+                block.size += one.size
+                self.blocks.remove(one)
+
+    def _best_fit(self, size: int, small: bool) -> Block | None:
+        fitting = [b for b in self.blocks if b.free and b.small == small and b.size >= size]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda b: (b.size, self.address(b)))
+        if self.max_split is not None:
+            if size < self.max_split <= best.size:
+                return None
+            if size >= self.max_split and best.size >= size + self.max_rounding:
+                return None
+        return best
+
+    def _new_segment(self, size: int, small: bool) -> Block:
+        if small:
+            total = 2 * MIB
+        elif size < 10 * MIB:
+            total = 20 * MIB
+        else:
+            total = (size + 2 * MIB - 1) // (2 * MIB) * (2 * MIB)
+        if not self._has(total) and not (self._release_oversize(size, small) and self._has(total)):
+            for block in [b for b in self.blocks if self._is_whole(b)]:
+                self._release(block)
+            self.retries += 1
+        if not self._has(total):
+            raise MemoryError
+        # Segments touch, as a driver's may: blocks of two segments must not merge all the same.
+        past = sum(taken for action, _, taken in self.log if action == "segment_alloc")
+        base = TOP - past - total if self.descending else TOP + past
+        self.bases.append(base)
+        segment = len(self.bases) - 1
+        self.sizes[segment] = total
+        block = Block(segment, 0, total, small, True)
+        self.blocks.append(block)
+        self.log.append(("segment_alloc", base, total))
+        return block
+
+    def _has(self, total: int) -> bool:
+        return self.capacity is None or self.reserved() + total <= self.capacity
+
+    def _is_whole(self, block: Block) -> bool:
+        return block.free and block.size == self.sizes[block.segment]
+
+    def _release_oversize(self, size: int, small: bool) -> bool:
+        if self.max_split is None:
+            return False
+        wanted = max(size, self.max_split)
+        free = [b for b in self.blocks if b.free and b.small == small]
+        free.sort(key=lambda b: (b.size, self.address(b)))
+        for block in free:
+            if block.size >= wanted:
+                self._release(block)
+                return True
+        released = 0
+        for block in reversed(free):
+            if released >= wanted or block.size < self.max_split:
+                break
+            released += block.size
+            self._release(block)
+        return released >= wanted
+
+    def _release(self, block: Block) -> None:
+        self.log.append(("segment_free", self.address(block), block.size))
+        self.blocks.remove(block)
+        del self.sizes[block.segment]
+
+
+class SlowExpandable:
+    """The same under expandable_segments:True: each pool is one row of ranges, free, used or
+    unmapped, and every step rebuilds the row. Raises MemoryError when nothing is left."""
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity = capacity
+        self.rows: dict[bool, list[Range]] = {
+            s: [Range(1 << 50, "unmapped")] for s in (True, False)
+        }
+        self.retries = 0
+
+    def reserved(self) -> int:
+        return sum(r.size for row in self.rows.values() for r in row if r.state != "unmapped")
+
+    def allocated(self) -> int:
+        return sum(r.size for row in self.rows.values() for r in row if r.state == "used")
+
+    def allocate(self, num_bytes: int) -> Range:
+        size = (num_bytes + 511) // 512 * 512
+        small = size <= MIB
+        found = self._best_fit(small, size)
+        if found is None and not self._extend(small, size):
+            for each in self.rows:
+                self._unmap(each)
+            self.retries += 1
+            if not self._extend(small, size):
+                raise MemoryError
+        if found is None:
+            found = next(r for r in self.rows[small] if r.state == "free" and r.size >= size)
+        row = self.rows[small]
+        index = next(i for i, r in enumerate(row) if r is found)
+        block = Range(size, "used")
+        row[index : index + 1] = [block, Range(found.size - size, "free")]
+        self._tidy(small)
+        return block
+
+    def free(self, block: Range, num_bytes: int) -> None:
+        block.state = "free"
+        self._tidy((num_bytes + 511) // 512 * 512 <= MIB)
+
+    def _best_fit(self, small: bool, size: int) -> Range | None:
+        row = self.rows[small]
+
+        def with_room(number: int) -> int:
+            after = row[number + 1] if number + 1 < len(row) else None
+            return row[number].size + (after.size if after and after.state == "unmapped" else 0)
+
+        fits = [i for i, r in enumerate(row) if r.state == "free" and r.size >= size]
+        fits.sort(key=lambda i: (row[i].size, i))
+        while len(fits) > 1 and with_room(fits[1]) < with_room(fits[0]):
+            fits.pop(0)
+        return row[fits[0]] if fits else None
+
+    def _extend(self, small: bool, size: int) -> bool:
+        """Map pages in the lowest run of free and unmapped ranges that has spec."""
+        page = 2 * MIB if small else 20 * MIB
+        row = self.rows[small]
+        start = next(
+            i for i in range(len(row))
+            if row[i].state != "used"
+            and "unmapped" in (row[i].state, row[min(i + 1, len(row) - 1)].state)
+            and (row[i].state == "free" or i == 0 or row[i - 1].state == "used")
+            and self._run(row, i) >= size
+        )  # fmt: skip
+        have = 0
+        while have < size:
+            part = row[start]
+            if part.state == "unmapped":
+                pages = -(-min(size - have, part.size) // page) * page
+                if self.capacity is not None and self.reserved() + pages > self.capacity:
+                    self._tidy(small)
+                    return False
+                row[start : start + 1] = [
+                    Range(pages, "free"),
+                    Range(part.size - pages, "unmapped"),
+                ]
+                part = row[start]
+            have += part.size
+            start += 1
+        self._tidy(small)
+        return True
+
+    def _run(self, row: list[Range], start: int) -> int:
+        total = 0
+        for part in row[start:]:
+            if part.state == "used":
+                break
+            total += part.size
+        return total
+
+    def _unmap(self, small: bool) -> None:
+        page = 2 * MIB if small else 20 * MIB
+        parts: list[Range] = []
+        position = 0
+        for part in self.rows[small]:
+            first = -(-position // page) * page
+            last = (position + part.size) // page * page
+            if part.state == "free" and first < last:
+                parts += [
+                    Range(first - position, "free"),
+                    Range(last - first, "unmapped"),
+                    Range(position + part.size - last, "free"),
+                ]
+            else:
+                parts.append(part)
+            position += part.size
+        self.rows[small] = parts
+        self._tidy(small)
+
+    def _tidy(self, small: bool) -> None:
+        """Join neighbours that are both free or both unmapped; drop empty ranges."""
+        row: list[Range] = []
+        for part in self.rows[small]:
+            if row and part.state != "used" and row[-1].state == part.state:
+                row[-1] = Range(row[-1].size + part.size, part.state)
+            elif part.size:
+                row.append(part)
+        self.rows[small] = row
+
+
+@dataclass(eq=False)
+class Range:
+    size: int
+    state: str

@@ -1,0 +1,638 @@
+"""The caching allocator's rules: hand-derived figures, laws, and a slow second implementation."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.errors import PlannerError, UnsupportedError, UsageError
+from planner.ledger import Allocated, Freed, Ledger, Marked, Tagged
+from planner.memory.allocator_config import environment_allocator
+from planner.memory.caching_allocator import CachingAllocator, OutOfMemoryError
+from planner.memory.replay import (
+    AllocatorConfig,
+    ledger_requests,
+    parse_allocator_config,
+    repeat_step,
+    replay,
+    replay_steady,
+)
+from tests.memory.slow_allocator import SlowAllocator, SlowExpandable
+
+KIB, MIB = 1024, 1024**2
+EXPANDABLE = AllocatorConfig(expandable_segments=True)
+
+
+# -- figures derived by hand ---------------------------------------------------------------------
+
+
+def test_a_request_is_rounded_to_512_bytes_in_a_2_mib_segment() -> None:
+    result = replay([1, 512, 513])  # 512 + 512 + 1024
+    assert result.peak_allocated_bytes == 2048
+    assert result.peak_reserved_bytes == 2 * MIB
+    assert result.num_segments == 1
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "block_bytes", "segment_bytes"),
+    [
+        (MIB, MIB, 2 * MIB),  # the largest small request
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        # 11.2 MiB in a 12 MiB segment: the 0.8 MiB left are not split off, being 1 MiB or less.
+        (11 * MIB + 200 * KIB, 12 * MIB, 12 * MIB),
+        # 10.5 MiB leave 1.5 MiB, which are.
+        (10 * MIB + 512 * KIB, 10 * MIB + 512 * KIB, 12 * MIB),
+        (11 * MIB, 12 * MIB, 12 * MIB),  # exactly 1 MiB left: not more than 1 MiB
+        # 19 MiB and up in a 20 MiB segment do not come up here: 10 MiB and more get their own.
+        (19 * MIB, 20 * MIB, 20 * MIB),
+    ],
+)
+def test_block_and_segment_of_one_request(
+    request_bytes: int, block_bytes: int, segment_bytes: int
+) -> None:
+    result = replay([request_bytes])
+    assert (result.peak_allocated_bytes, result.peak_reserved_bytes) == (
+        block_bytes, segment_bytes,
+    )  # fmt: skip
+
+
+def test_a_large_segment_is_shared_and_best_fit_takes_the_smallest_hole() -> None:
+    # 20 MiB segment: a 4, b 6, c 4, then 6 free. Freeing b leaves two holes of 6 MiB; of equals
+    # the lower is taken, so d (5 MiB) goes where b was, with the 1 MiB left that is not split off.
+    result = replay([4 * MIB, 6 * MIB, 4 * MIB, ~1, 5 * MIB])
+    assert result.peak_reserved_bytes == 20 * MIB
+    assert result.running_allocated_bytes() == [n * MIB for n in (4, 10, 14, 8, 14)]
+
+
+def test_freed_neighbours_merge() -> None:
+    # a and b of 10 MiB would not hold 20 MiB: they are two segments. c and d of 5 MiB are one.
+    assert replay([10 * MIB, 10 * MIB, ~0, ~1, 20 * MIB]).peak_reserved_bytes == 40 * MIB
+    merged = replay([5 * MIB, 5 * MIB, 5 * MIB, ~0, ~2, ~1, 9 * MIB, 9 * MIB])
+    assert merged.peak_reserved_bytes == 20 * MIB
+
+
+def test_a_second_equal_round_can_take_more_from_the_driver() -> None:
+    # Round one: 2 MiB opens a 20 MiB segment, 10.5 MiB fit behind it, 11 MiB get their own of 12.
+    # Round two: 2 MiB go to the smaller free block, the 12 MiB one; 10.5 MiB to the 20; and now
+    # nothing is left for the 11 MiB but a second segment of 12. So a step is not steady because it
+    # is the second one.
+    once = [2 * MIB, 10 * MIB + MIB // 2, 11 * MIB]
+    twice = [*once, ~0, ~1, ~2, *once]
+    assert replay(once).peak_reserved_bytes == 32 * MIB
+    assert replay(twice).peak_reserved_bytes == 44 * MIB
+
+
+def test_small_and_large_pools_do_not_share() -> None:
+    result = replay([2 * MIB, ~0, 512])
+    assert result.peak_reserved_bytes == 22 * MIB
+
+
+def test_a_cached_large_block_serves_a_smaller_request_whole_or_split() -> None:
+    # 100 MiB cached; 60 MiB is split from it, 40 MiB remain and serve 39 MiB, 1 MiB kept unsplit.
+    result = replay([100 * MIB, ~0, 60 * MIB, 39 * MIB])
+    assert result.peak_reserved_bytes == 100 * MIB
+    assert result.allocated_bytes == 100 * MIB
+
+
+def test_zero_bytes_take_no_block() -> None:
+    result = replay([0, ~0, 0])
+    assert (result.peak_allocated_bytes, result.peak_reserved_bytes) == (0, 0)
+    assert result.peak_index == -1
+
+
+def test_out_of_memory_releases_whole_cached_segments_first() -> None:
+    # 30 + 30 of 64 MiB; 40 more fit only once the freed 30 went back to the driver.
+    requests = [30 * MIB, 30 * MIB, ~0, 32 * MIB]
+    result = replay(requests, capacity_bytes=64 * MIB)
+    assert result.num_alloc_retries == 1
+    assert result.out_of_memory_at is None
+    assert result.reserved_bytes == 62 * MIB
+    assert result.peak_reserved_bytes == 62 * MIB
+    assert replay(requests).peak_reserved_bytes == 92 * MIB
+
+
+def test_out_of_memory_where_no_whole_segment_is_free() -> None:
+    # 20 MiB segment, 4 MiB of it in use: its 16 MiB cannot go back, so 60 do not fit into 64.
+    result = replay([4 * MIB, 4 * MIB, ~0, 60 * MIB, 512], capacity_bytes=64 * MIB)
+    assert result.out_of_memory_at == 3
+    assert result.num_alloc_retries == 1
+    assert len(result.block_units) == 3
+    assert result.allocated_bytes == 4 * MIB
+
+
+def test_peaks_count_from_the_steady_step() -> None:
+    requests = [100 * MIB, ~0, 10 * MIB, 20 * MIB]
+    result = replay(requests, steady_from=2)
+    # 100 MiB stay reserved (a cached segment), but only 10 + 20 are allocated: 10 is split off 100.
+    assert result.peak_allocated_bytes == 30 * MIB
+    assert result.peak_reserved_bytes == 100 * MIB
+    assert result.peak_index == 3
+    assert replay(requests).peak_allocated_bytes == 100 * MIB
+    # Nothing happens after the reset: what is held is the peak.
+    held = replay([10 * MIB, 20 * MIB, ~1], steady_from=3)
+    assert (held.peak_allocated_bytes, held.peak_reserved_bytes) == (10 * MIB, 30 * MIB)
+
+
+def test_fragmentation_is_reserved_less_allocated_at_the_peak() -> None:
+    # Two 10 MiB segments stay cached after a and b, and c needs one of 30: 30 of 50 at the peak.
+    result = replay([10 * MIB, 10 * MIB, ~0, ~1, 30 * MIB])
+    assert result.reserved_at_peak_bytes == 50 * MIB
+    assert result.fragmentation_bytes == 20 * MIB
+    assert result.running_reserved_bytes() == [n * MIB for n in (10, 20, 20, 20, 50)]
+
+
+def test_max_split_keeps_large_blocks_whole() -> None:
+    config = AllocatorConfig(max_split_bytes=64 * MIB)
+    # 80 MiB cached is oversize: 30 MiB may not be cut from it.
+    assert replay([80 * MIB, ~0, 30 * MIB], config).peak_reserved_bytes == 110 * MIB
+    # 70 MiB is itself oversize and within 20 MiB of it: it takes all 80.
+    result = replay([80 * MIB, ~0, 70 * MIB], config)
+    assert (result.reserved_bytes, result.allocated_bytes) == (80 * MIB, 80 * MIB)
+    # 64 MiB is too, but 80 is not under 64 + 16; with rounding of 16 allowed it is refused.
+    tight = AllocatorConfig(max_split_bytes=64 * MIB, max_non_split_rounding_bytes=16 * MIB)
+    assert replay([80 * MIB, ~0, 64 * MIB], tight).peak_reserved_bytes == 144 * MIB
+
+
+def test_max_split_releases_one_oversize_block_before_all_caches() -> None:
+    config = AllocatorConfig(max_split_bytes=64 * MIB)
+    # 20 cached (one small-ish segment) + 80 cached; 30 more do not fit in 100: the oversize one
+    # goes, the other stays, and that does not count as a retry.
+    requests = [20 * MIB, 80 * MIB, ~0, ~1, 30 * MIB]
+    result = replay(requests, config, capacity_bytes=100 * MIB)
+    assert result.num_alloc_retries == 0
+    assert result.reserved_bytes == 50 * MIB
+
+
+def test_expandable_segments_count_what_is_asked_for_and_map_whole_pages() -> None:
+    # 11.2 MiB count as such, on one 20 MiB page; 10 MiB more run over to the second page.
+    request = 11 * MIB + 200 * KIB
+    result = replay([request, 10 * MIB, 1000], EXPANDABLE)
+    assert result.peak_allocated_bytes == request + 10 * MIB + 1024
+    assert result.peak_reserved_bytes == 42 * MIB
+    assert result.num_segments == 2
+
+
+def test_expandable_segments_grow_instead_of_leaving_holes() -> None:
+    # Without: 100 MiB cached cannot serve 101, so 202 are held. With: the segment grows by a page.
+    requests = [100 * MIB, ~0, 101 * MIB]
+    assert replay(requests).peak_reserved_bytes == 202 * MIB
+    assert replay(requests, EXPANDABLE).peak_reserved_bytes == 120 * MIB
+
+
+def test_expandable_segments_return_whole_pages_on_out_of_memory() -> None:
+    # a 30 | b 30 | 20 MiB pages: 60 mapped. a freed: pages [0, 20) go back, [20, 40) holds b's
+    # beginning. 40 more do not fit in 80 at once (60 + 40 > 80), but with 20 back they do: 30 MiB
+    # hole at the front is too small, 0 free at the end: 40 MiB mapped behind b.
+    requests = [30 * MIB, 30 * MIB, ~0, 40 * MIB]
+    result = replay(requests, EXPANDABLE, capacity_bytes=80 * MIB)
+    assert result.out_of_memory_at is None
+    assert result.num_alloc_retries == 1
+    assert result.reserved_bytes == 80 * MIB
+
+
+def test_expandable_segments_fill_gaps_first() -> None:
+    # As above, then b freed: the lowest spec is the unmapped page at the front with the free
+    # memory behind it, and mapping it again joins all into one block.
+    requests = [30 * MIB, 30 * MIB, ~0, 40 * MIB, ~3, ~1, 90 * MIB]
+    result = replay(requests, EXPANDABLE, capacity_bytes=100 * MIB)
+    assert result.out_of_memory_at is None
+    assert result.reserved_bytes == 100 * MIB
+
+
+def test_garbage_is_collected_above_the_threshold_oldest_first() -> None:
+    config = AllocatorConfig(garbage_collection_threshold=0.5)
+    # Cap 100: threshold 50. a 20 freed first, then b 30; ages at the request for c: a 1 search
+    # older than b. 60 needed: reserved 50 is not above 50, so nothing goes, and 50 + 60 > 100
+    # releases all (a retry).
+    requests = [20 * MIB, 30 * MIB, ~0, ~1, 60 * MIB]
+    result = replay(requests, config, allowed_bytes=100 * MIB)
+    assert result.num_alloc_retries == 1
+    # With 22 instead of 20: reserved 52 > 50, 2 to reclaim. Ages: both freed before the search
+    # for c (the 3rd), so both are 1 old, the mean is 1, and both go: no retry needed.
+    requests = [22 * MIB, 30 * MIB, ~0, ~1, 60 * MIB]
+    result = replay(requests, config, allowed_bytes=100 * MIB)
+    assert result.num_alloc_retries == 0
+    assert result.reserved_bytes == 60 * MIB
+    # b is taken again and freed again, so at the search for 40 it is 1 old and a 2: the mean is
+    # 1.5, and only a goes, which is enough.
+    requests = [22 * MIB, 30 * MIB, ~0, ~1, 30 * MIB, ~4, 40 * MIB]
+    result = replay(requests, config, allowed_bytes=100 * MIB)
+    assert (result.num_alloc_retries, result.reserved_bytes) == (0, 70 * MIB)
+
+
+def test_garbage_is_not_collected_without_a_memory_fraction() -> None:
+    config = AllocatorConfig(garbage_collection_threshold=0.1)
+    assert replay([22 * MIB, ~0, 60 * MIB], config).reserved_bytes == 82 * MIB
+
+
+def test_a_private_pool_keeps_what_it_took() -> None:
+    # Entries 1 and 2 are captured: 30 MiB come from a private segment although 30 are cached, and
+    # stay out of reach after.
+    requests = [30 * MIB, ~0, 30 * MIB, ~2, 30 * MIB]
+    result = replay(requests, captured=(2, 4))
+    assert result.peak_reserved_bytes == 60 * MIB
+    # On a full device the common pool's segment goes back, the private one does not.
+    full = [*requests, ~4, 32 * MIB]
+    assert replay(full, captured=(2, 4), capacity_bytes=62 * MIB).reserved_bytes == 62 * MIB
+    assert replay([*full, ~6, 50 * MIB], captured=(2, 4), capacity_bytes=62 * MIB).out_of_memory_at
+    # While capturing nothing is released, so the request fails that would succeed otherwise.
+    tight = [30 * MIB, ~0, 40 * MIB]
+    assert replay(tight, captured=(2, 3), capacity_bytes=64 * MIB).out_of_memory_at == 2
+    assert replay(tight, capacity_bytes=64 * MIB).out_of_memory_at is None
+
+
+def test_rounding_to_divisions_as_pytorch_documents_it() -> None:
+    """docs/source/notes/cuda.rst: 1200 in 4 divisions lies between 1024, 1280, 1536 and 1792 and is
+    rounded to 1280. test/test_cuda.py::test_allocator_settings: 84 MiB, and 400 MiB under a list.
+    """
+    four = parse_allocator_config("roundup_power2_divisions:4")
+    assert replay([1200 * MIB], four).allocated_bytes == 1280 * MIB
+    assert replay([84 * MIB], four).allocated_bytes == 96 * MIB  # 64 + 2 × 16
+    listed = parse_allocator_config("roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1]")
+    assert replay([84 * MIB], listed).allocated_bytes == 88 * MIB  # 64 + 3 × 8
+    assert replay([400 * MIB], listed).allocated_bytes == 448 * MIB  # 256 + 3 × 64
+    assert replay([64 * MIB], four).allocated_bytes == 64 * MIB  # a power of two stays
+    assert replay([600], four).allocated_bytes == 1024  # 512 × 4 and less: to 512 B
+    assert replay([2100], four).allocated_bytes == 2560  # 2048 + 512
+
+
+# -- options as text -----------------------------------------------------------------------------
+
+
+def test_an_allocator_config_is_read_as_torch_reads_it() -> None:
+    text = "expandable_segments:True, max_split_size_mb:128,garbage_collection_threshold:0.6"
+    assert parse_allocator_config(text) == AllocatorConfig(
+        expandable_segments=True, max_split_bytes=128 * MIB, garbage_collection_threshold=0.6
+    )
+    assert parse_allocator_config("") == AllocatorConfig()
+    assert parse_allocator_config("backend:native,pinned_use_background_threads:True,") == (
+        AllocatorConfig()
+    )
+    large = parse_allocator_config("max_split_size_mb:64,large_segment_size_mb:32")
+    assert (large.large_segment_bytes, large.max_non_split_rounding_bytes) == (32 * MIB, 32 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, None),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
+        # CUDAAllocatorConfig::instance asks for the older name first and stops there.
+        (
+            {
+                "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
+                "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+            },
+            False,
+        ),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}, None),
+    ],
+)
+def test_the_environment_is_read_in_torchs_order(
+    environment: dict[str, str], found: bool | None
+) -> None:
+    config = environment_allocator(environment)
+    assert (None if config is None else config.expandable_segments) == found
+
+
+def test_a_fault_in_the_environment_names_the_variable() -> None:
+    with pytest.raises(UsageError, match="PYTORCH_ALLOC_CONF=colour:blue"):
+        environment_allocator({"PYTORCH_ALLOC_CONF": "colour:blue"})
+    with pytest.raises(UnsupportedError, match="PYTORCH_ALLOC_CONF=backend:cudaMallocAsync"):
+        environment_allocator({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
+
+
+def test_a_memory_fraction_is_a_share_of_the_whole_device() -> None:
+    config = parse_allocator_config("per_process_memory_fraction:0.25")
+    assert config.allowed_bytes(400 * MIB) == 100 * MIB
+    assert config.allowed_bytes(None) is None
+    assert parse_allocator_config("per_process_memory_fraction:1").allowed_bytes(400) is None
+    assert AllocatorConfig().allowed_bytes(400) is None
+
+
+def test_a_step_that_garbage_collection_cannot_save_is_played_without_the_limit() -> None:
+    config = AllocatorConfig(garbage_collection_threshold=0.5)
+    # 60 MiB are cached when 80 are asked for: collected under the limit, kept without one.
+    requests = [60 * MIB, ~0, 80 * MIB]
+    assert replay_steady(requests, config, 0, 100 * MIB).peak_reserved_bytes == 80 * MIB
+    assert replay_steady(requests, config, 0, None).peak_reserved_bytes == 140 * MIB
+    found = replay_steady(requests, config, 0, 70 * MIB)
+    assert (found.out_of_memory_at, found.peak_reserved_bytes) == (None, 140 * MIB)
+
+
+def test_divisions_fill_below_the_first_interval_and_above_the_last() -> None:
+    """c10/test/core/AllocatorConfig_test.cpp: 32 and 64 MiB divide by 8, 128 by 2, 256 by 4, 512
+    by 2, 1024 by 4, and 2048 and more by 1."""
+    config = parse_allocator_config("roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1]")
+    assert config.roundup_power2_divisions == (*(8,) * 7, 2, 4, 2, 4, *(1,) * 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("expandable_segment:True", "expandable_segments"),
+        ("expandable_segments:true", "'true'"),
+        ("max_split_size_mb:19", "20 or more"),
+        ("max_split_size_mb:24,large_segment_size_mb:32", "32 or more"),
+        ("max_split_size_mb", "key:value"),
+        ("garbage_collection_threshold:1", "below 1"),
+        ("roundup_power2_divisions:3", "powers of two"),
+        ("roundup_power2_divisions:[256:1,", "closing bracket"),
+        ("backend:cudaMallocSync", "cudaMallocAsync"),
+        ("backend:cudaMallocAsync", "driver"),
+        ("per_process_memory_fraction:1.5", "1 at most"),
+    ],
+)
+def test_a_fault_in_an_allocator_config_is_named(text: str, words: str) -> None:
+    with pytest.raises(PlannerError, match=words):
+        parse_allocator_config(text)
+
+
+def test_faults_of_a_config_are_whole_sentences() -> None:
+    for text in ("max_split_size_mb", "nonsense", "expandable_segments:true,per_process:1"):
+        with pytest.raises(UsageError) as caught:
+            parse_allocator_config(text)
+        assert caught.value.message.endswith((".", "?"))
+        assert ".;" not in caught.value.message
+        assert caught.value.way_out.endswith(".")
+
+
+def test_all_faults_of_a_config_come_in_one_message() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_allocator_config("max_split_size_mb:1,expandable_segments:yes,colour:blue")
+    assert all(word in str(caught.value) for word in ("max_split", "'yes'", "'colour'"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "expandable_segments:True", "expandable_segments:true", "max_split_size_mb:20",
+        "max_split_size_mb:19", "garbage_collection_threshold:0.8",
+        "garbage_collection_threshold:1.0", "roundup_power2_divisions:4",
+        "roundup_power2_divisions:3", "roundup_power2_divisions:[256:1,512:2,>:8]",
+        "roundup_power2_divisions:[256:3]", "large_segment_size_mb:10", "large_segment_size_mb:11",
+        "max_split_size_mb:24,large_segment_size_mb:32", "max_non_split_rounding_mb:8",
+        "max_split_size_mb:64,expandable_segments:False",
+    ],
+)  # fmt: skip
+def test_what_is_accepted_is_what_torch_accepts(text: str) -> None:
+    """The parser of these keys is in torch's CPU library too."""
+    torch = pytest.importorskip("torch")
+    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if setter is None:
+        pytest.skip("this torch does not expose its parser")
+    try:
+        setter(text)
+        accepted = True
+    except (ValueError, RuntimeError):
+        accepted = False
+    finally:
+        setter("")
+    try:
+        parse_allocator_config(text)
+        ours = True
+    except UsageError:
+        ours = False
+    assert ours == accepted
+
+
+def test_a_step_is_repeated_with_what_it_hands_on() -> None:
+    # Step one (entries 0-2) leaves a; step two (3-6) leaves b and releases a: so does each further.
+    requests = [100, 7, ~1, 100, 9, ~4, ~0]
+    assert repeat_step(requests, 3) == [*requests, 100, 9, ~8, ~3]
+    assert repeat_step(requests, 3, times=2) == [*requests, 100, 9, ~8, ~3, 100, 9, ~12, ~7]
+    assert replay(repeat_step(requests, 3, times=5)).allocated_bytes == 512
+    assert repeat_step([0, 5, ~1, ~0], 1) == [0, 5, ~1, ~0, 5, ~4, 0]
+
+
+def test_a_step_that_is_not_steady_is_not_repeated() -> None:
+    with pytest.raises(ValueError, match="takes over 0 blocks and leaves 1"):
+        repeat_step([5, ~0, 6], 2)
+    with pytest.raises(ValueError, match="takes over 1 blocks and leaves 1"):
+        repeat_step([5, 6, ~0], 1)
+
+
+# -- laws ----------------------------------------------------------------------------------------
+
+SIZES = st.one_of(
+    st.integers(0, 3000),
+    st.integers(1, 2 * MIB),
+    st.integers(MIB // 2, 24 * MIB),
+    st.integers(8 * MIB, 300 * MIB),
+    st.sampled_from([512, MIB, MIB + 1, 10 * MIB, 11 * MIB, 12 * MIB, 20 * MIB, 64 * MIB]),
+)
+CONFIGS = st.sampled_from(
+    [
+        AllocatorConfig(),
+        EXPANDABLE,
+        AllocatorConfig(max_split_bytes=32 * MIB),
+        AllocatorConfig(garbage_collection_threshold=0.5),
+        AllocatorConfig(roundup_power2_divisions=(4,) * 16),
+        AllocatorConfig(large_segment_bytes=32 * MIB, max_non_split_rounding_bytes=32 * MIB),
+    ]
+)
+
+
+@st.composite
+def request_lists(draw: st.DrawFn) -> list[int]:
+    """Requests, each perhaps followed by the release of one that is still held."""
+    requests: list[int] = []
+    held: list[int] = []
+    for size in draw(st.lists(SIZES, max_size=60)):
+        held.append(len(requests))
+        requests.append(size)
+        while held and draw(st.booleans()):
+            requests.append(~held.pop(draw(st.integers(0, len(held) - 1))))
+    return requests
+
+
+def requested(requests: list[int]) -> list[int]:
+    """Bytes asked for and not yet released, after each entry."""
+    running, total = [], 0
+    for entry in requests:
+        total += entry if entry >= 0 else -requests[~entry]
+        running.append(total)
+    return running
+
+
+@settings(max_examples=150, deadline=None)
+@given(request_lists(), CONFIGS)
+def test_reserved_covers_allocated_covers_requested(
+    requests: list[int], config: AllocatorConfig
+) -> None:
+    result = replay(requests, config, allowed_bytes=1 << 40)
+    triples = zip(
+        result.running_reserved_bytes(), result.running_allocated_bytes(), requested(requests),
+        strict=True,
+    )  # fmt: skip
+    assert all(reserved >= allocated >= asked for reserved, allocated, asked in triples)
+    assert result == replay(requests, config, allowed_bytes=1 << 40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(request_lists(), CONFIGS, st.integers(20, 900))
+def test_blocks_never_overlap_and_everything_merges_back(
+    requests: list[int], config: AllocatorConfig, capacity: int
+) -> None:
+    allocator = CachingAllocator(config, capacity_bytes=capacity * MIB, allowed_bytes=600 * MIB)
+    live: dict[int, tuple[int, int]] = {}
+    blocks: dict[int, tuple[int, int]] = {}
+    for index, entry in enumerate(requests):
+        try:
+            if entry > 0:
+                blocks[index] = block = allocator.allocate(entry)
+                start, end = block[0] * 512, (block[0] + block[1]) * 512
+                assert end - start >= entry
+                assert all(end <= s or e <= start for s, e in live.values())
+                live[index] = start, end
+            elif entry < 0 and ~entry in live:
+                allocator.free(blocks[~entry])
+                del live[~entry]
+        except OutOfMemoryError:
+            continue
+        assert allocator.reserved_bytes <= capacity * MIB
+        assert allocator.reserved_bytes >= sum(e - s for s, e in live.values())
+    for index in live:
+        allocator.free(blocks[index])
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(request_lists(), st.integers(2, 900))
+def test_the_short_way_is_the_long_one(requests: list[int], capacity: int) -> None:
+    # An empty capture at the end takes the long way, and changes nothing.
+    end = len(requests)
+    assert replay(requests, captured=(end, end)) == replay(requests)
+    bound = capacity * MIB
+    assert replay(requests, captured=(end, end), capacity_bytes=bound) == replay(
+        requests, capacity_bytes=bound
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_short_way_is_the_long_one_over_many_blocks_of_few_sizes(seed: int) -> None:
+    """Which of equally large blocks is taken matters here."""
+    requests = random_requests(random.Random(seed), 2500)
+    end = len(requests)
+    assert replay(requests, captured=(end, end)) == replay(requests)
+
+
+@settings(max_examples=100, deadline=None)
+@given(request_lists(), st.integers(2, 300), st.integers(0, 300))
+def test_a_larger_device_never_runs_out_where_a_smaller_one_did_not(
+    requests: list[int], capacity: int, more: int
+) -> None:
+    # Of any two capacities this need not hold (a retry can defragment), but it must between one
+    # that never had to release anything and any larger one, which then plays the same.
+    small = replay(requests, capacity_bytes=capacity * MIB)
+    large = replay(requests, capacity_bytes=(capacity + more) * MIB)
+    if small.out_of_memory_at is None and small.num_alloc_retries == 0:
+        assert large == small
+    if (
+        small.out_of_memory_at is not None
+        and large.out_of_memory_at is not None
+        and (large.num_alloc_retries == 1)
+    ):
+        assert large.out_of_memory_at >= small.out_of_memory_at
+
+
+# -- a second implementation ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("max_split", [None, 48 * MIB])
+@pytest.mark.parametrize("share", [None, 0.97, 0.9, 0.8])
+def test_equal_to_a_slow_allocator(seed: int, max_split: int | None, share: float | None) -> None:
+    requests = random_requests(random.Random(seed), 300)
+    config = AllocatorConfig(max_split_bytes=max_split)
+    unbound = replay(requests, config)
+    capacity = None if share is None else int(share * unbound.peak_reserved_bytes)
+    result = replay(requests, config, capacity_bytes=capacity)
+    slow = SlowAllocator(max_split=max_split, capacity=capacity)
+    allocated, reserved, stopped = play_slowly(slow, requests)
+    assert result.out_of_memory_at == stopped
+    assert result.running_allocated_bytes() == allocated
+    assert result.running_reserved_bytes() == reserved
+    assert result.num_alloc_retries == slow.retries
+    assert share is None or result.running_reserved_bytes() != unbound.running_reserved_bytes()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("share", [None, 0.97, 0.9, 0.8])
+def test_expandable_segments_are_equal_to_slow_ones(seed: int, share: float | None) -> None:
+    requests = random_requests(random.Random(seed), 300)
+    unbound = replay(requests, EXPANDABLE)
+    capacity = None if share is None else int(share * unbound.peak_reserved_bytes)
+    result = replay(requests, EXPANDABLE, capacity_bytes=capacity)
+    slow = SlowExpandable(capacity)
+    allocated, reserved, stopped = play_slowly(slow, requests)
+    assert result.out_of_memory_at == stopped
+    assert result.running_allocated_bytes() == allocated
+    assert result.running_reserved_bytes() == reserved
+    assert result.num_alloc_retries == slow.retries
+
+
+def random_requests(source: random.Random, count: int) -> list[int]:
+    """Requests of a few recurring sizes in every range, most of them released again."""
+    sizes = [source.randint(1, 2 * MIB) for _ in range(6)]
+    sizes += [source.randint(MIB, 12 * MIB) for _ in range(6)]
+    sizes += [source.randint(10 * MIB, 90 * MIB) for _ in range(5)]
+    requests: list[int] = []
+    held: list[int] = []
+    while len(requests) < count:
+        if held and source.random() < len(held) / 24:
+            requests.append(~held.pop(source.randrange(len(held))))
+        else:
+            held.append(len(requests))
+            requests.append(source.choice(sizes))
+    return requests
+
+
+def play_slowly(
+    slow: SlowAllocator | SlowExpandable, requests: list[int]
+) -> tuple[list[int], list[int], int | None]:
+    blocks = {}
+    allocated, reserved = [], []
+    for index, entry in enumerate(requests):
+        try:
+            if entry >= 0:
+                blocks[index] = slow.allocate(entry)
+            else:
+                slow.free(blocks.pop(~entry), requests[~entry])
+        except MemoryError:
+            return allocated, reserved, index
+        allocated.append(slow.allocated())
+        reserved.append(slow.reserved())
+    return allocated, reserved, None
+
+
+# -- ledgers -------------------------------------------------------------------------------------
+
+
+def test_a_ledger_becomes_requests() -> None:
+    events = (
+        Allocated(7, 100, "a"), Tagged(7, "parameters"), Allocated(9, 0, "b"), Marked("forward", 0),
+        Freed(7), Allocated(7, 300, "c"), Freed(7), Freed(9),
+    )  # fmt: skip
+    ledger = Ledger(events, batch_size=1, num_parameters=0)
+    requests, indices = ledger_requests(ledger)
+    assert requests == [100, 0, ~0, 300, ~3, ~1]
+    assert indices == [0, 2, 4, 5, 6, 7]
+    assert replay(requests).peak_allocated_bytes == 512
+
+
+def test_a_replay_imports_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys; import planner.memory.replay, planner.memory.snapshot; "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'pydantic')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,258 @@
+"""Pictures to train on, a launch line followed word for word, and what should have been seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.estimation import estimate, resolve
+from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.trainers.emission import Emitted, emit
+from planner.trainers.recipe import CLIP_NORM, EMA_DECAY, WARMUP_START, recipe_of
+from tests.trainers.cases import GIB, FakeEstimator, recommendation
+
+SPY = Path(__file__).with_name("spy.py")
+ROOT = Path(__file__).parents[3]
+CPU = DeviceInfo(kind="cpu", name="a processor", total_bytes=16 * GIB)
+RATE = 1e-3  # LR, where the optimizer has no published rate
+NUM_TRAINING, NUM_VALIDATION = 19, 6  # two steps of 8 images and 3 that are dropped
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training: what was asked, and the reports of its ranks."""
+
+    emitted: Emitted
+    model: SwinConfig
+    setting: TrainSetting
+    reports: list[dict[str, Any]]
+    output: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and a setting for a trainer, and where it is run."""
+
+    target: str
+    model: SwinConfig
+    fields: dict[str, Any] = field(default_factory=dict)
+    device: DeviceInfo = CPU
+
+    @property
+    def setting(self) -> TrainSetting:
+        return TrainSetting(
+            **{"batch_size": 4, "accumulate": 2, "precision": "fp32", **self.fields}
+        )
+
+    @property
+    def title(self) -> str:
+        said = self.setting.differences(TrainSetting(batch_size=4, accumulate=2, precision="fp32"))
+        shown = ", ".join(str(v) if isinstance(v, str) else f"{k}={v}" for k, v in said.items())
+        return f"{self.model.library} v{self.model.version} {shown or 'fp32'}"
+
+
+def make_pictures(folder: Path, side: int = 48, classes: int = 2) -> Path:
+    """train/, val/ and validation/, of NUM_TRAINING and NUM_VALIDATION small pictures."""
+    from PIL import Image
+
+    made = random.Random(0)
+    for part, count in (
+        ("train", NUM_TRAINING), ("val", NUM_VALIDATION), ("validation", NUM_VALIDATION),
+    ):  # fmt: skip
+        for index in range(count):
+            place = folder / part / f"class{index % classes}"
+            place.mkdir(parents=True, exist_ok=True)
+            colour = tuple(made.randrange(256) for _ in range(3))
+            Image.new("RGB", (side, side), colour).save(place / f"{index}.png")
+    return folder
+
+
+def train(
+    case: Case,
+    folder: Path,
+    script: str = "",
+    scripts: dict[str, Path] | None = None,
+    paths: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+    seconds: float = 300,
+) -> Run:
+    """Emits for `case`, writes the files into `folder` and follows the launch line.
+
+    `script` is what your_script.py says; `scripts` are where a trainer's own lie. All run under the
+    spy. `paths` come first on PYTHONPATH.
+    """
+    found = recommendation(case.model, case.setting, device=case.device)
+    emitted = emit(found, case.target, estimator=FakeEstimator())
+    (folder / emitted.filename).write_text(emitted.text)
+    if emitted.code:
+        (folder / emitted.code_filename).write_text(emitted.code)
+    own = folder / "your_script.py"
+    own.write_text(f"import tests.trainers.running.spy\n{script}")
+    _mend_imports(folder / "site")
+    side = case.model.image_size[0] + (0 if case.target == "microsoft" else 16)
+    data = make_pictures(folder / "DATA", side)
+    command = _command(emitted.launch, data, scripts or {}, folder)
+    own_paths = (str(ROOT), str(folder / "site"), os.environ.get("PYTHONPATH", ""))
+    given = {
+        **os.environ, "OMP_NUM_THREADS": "1", "SPY_REPORT": str(folder / "report"),
+        "PYTHONPATH": os.pathsep.join((*paths, *own_paths)),
+        "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", **(environment or {}),
+    }  # fmt: skip
+    ended = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=given, text=True, timeout=seconds, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    reports = [json.loads(file.read_text()) for file in sorted(folder.glob("report.*"))]
+    assert reports, f"{command}\n{ended.stdout[-6000:]}"
+    return Run(emitted, case.model, case.setting, reports, ended.stdout)
+
+
+def _mend_imports(folder: Path) -> None:
+    """Lets a launcher import PyPI's torchvision beside a CPU torch, as the spy does for scripts."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if any(word.endswith('accelerate') for word in sys.orig_argv[:2]):\n"
+        "    from planner.libraries.torchvision.import_shim import declare_missing_operators\n"
+        "    declare_missing_operators()\n"
+    )
+
+
+def _command(launch: str, data: Path, scripts: dict[str, Path], folder: Path) -> str:
+    """The launch line with DATA and LR filled in, the script under the spy and a port of its own.
+
+    `your_script.py` imports the spy by itself: its trainer starts it.
+    """
+    words = shlex.split(launch)
+    words = [w.replace("DATA", str(data)) for w in words]
+    words = [w if w != "LR" else str(RATE) for w in words]
+    words = [w.removesuffix("=LR") + f"={RATE}" if w.endswith("=LR") else w for w in words]
+    for place, word in enumerate(words):
+        if word.endswith(".py") and word != "your_script.py" and not word.startswith("-"):
+            words[place : place + 1] = [str(SPY), str(scripts.get(word, folder / word))]
+            break
+    if "torchrun" in words:
+        place = words.index("torchrun")
+        words[place + 1 : place + 1] = ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
+    words = [sys.executable if word == "python" else word for word in words]
+    return " ".join(
+        word if "=" in word and not word.startswith("-") and index < 4 else shlex.quote(word)
+        for index, word in enumerate(words)
+    )
+
+
+def differences(run: Run, **instead: Any) -> list[str]:
+    """What was seen otherwise than asked. `instead` are values that a trainer may show for its own
+    reasons, each said where it is called; None there leaves a value unlooked at."""
+    wanted = {**expected(run.model, run.setting), **instead}
+    found = []
+    for rank, report in enumerate(run.reports):
+        seen = observed(report)
+        for key, value in wanted.items():
+            if value is not None and not _alike(key, seen.get(key), value):
+                found.append(f"rank {rank}: {key} is {seen.get(key)!r}, not {value!r}")
+    return found
+
+
+def _alike(key: str, seen: Any, wanted: Any) -> bool:
+    """Whether the two are one: bytes within one allocation's rounding, rates in six digits."""
+    if key == "saved_bytes" and seen is not None:
+        return bool(abs(seen - wanted) <= 512)
+    if key == "first_rate":
+        return seen == pytest.approx(wanted, rel=1e-5)
+    return bool(seen == wanted)
+
+
+def expected(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
+    """What a training of `setting` shows, in the words of `observed`."""
+    recipe = recipe_of(setting)
+    micro = setting.accumulate * 2
+    _, setting = resolve(model, setting)
+    judged = estimate(model, setting.model_copy(update={"world_size": 1}))
+    # What fused attention keeps is the kernel's matter, and the CPU's is not CUDA's.
+    kernels = setting.attention == "sdpa" and setting.checkpointing == "none"
+    compared = setting.precision == "fp32" and not kernels
+    implementation = setting.optimizer_implementation
+    dtypes = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+    found = {
+        "world": setting.world_size,
+        "images": [setting.batch_size * setting.accumulate] * 2,
+        "micro_batches": [setting.accumulate] * 2,
+        "autocast": dtypes.get(setting.precision),
+        "parameter_dtype": "torch.float32",
+        "checkpoints": _checkpoints(model, setting) * micro,
+        "sdpa": setting.attention == "sdpa",
+        "fused": implementation == "fused",
+        "foreach": implementation == "foreach",
+        "nesterov": False,
+        "decay": recipe.weight_decay,
+        "clips": [CLIP_NORM] * 2 if setting.clip_grad else [],
+        "drop_path": model.drop_path_rate,
+        "classes": model.num_classes,
+        "soft": recipe.mixes,
+        "smoothing": None if recipe.mixes else recipe.smoothing,  # mixed into the targets
+        "first_rate": recipe.learning_rate and recipe.learning_rate * WARMUP_START,
+        "averaged": setting.ema,
+        "compiles": [setting.compile] if setting.compile != "off" else [],
+        "validation_batch": recipe.validation_batch_size,
+        "num_parameters": judged.num_parameters,
+        "saved_bytes": judged.saved_activation_bytes if compared else None,
+        "benchmark": True,
+    }
+    if setting.optimizer_family == "sgd":
+        found["momentum"] = 0.9
+    else:
+        found["betas"] = [0.9, 0.999]
+    return found
+
+
+def _checkpoints(model: SwinConfig, setting: TrainSetting) -> int:
+    """Calls of `checkpoint` in a forward. Nested, a stage's blocks are checkpointed within it and
+    within its second forward."""
+    chosen = setting.checkpointed_stages
+    counts = {
+        "none": 0, "blocks": sum(model.depths), "stages": model.num_stages,
+        "nested": model.num_stages + 2 * sum(model.depths),
+    }  # fmt: skip
+    return len(chosen) if chosen is not None else counts[setting.checkpointing]
+
+
+def observed(report: dict[str, Any]) -> dict[str, Any]:
+    """The report in the words of `expected`."""
+    first, second = report["steps"]
+    groups = first["groups"]
+    losses = report["losses"]
+    smoothing = max([s for _, s in losses if isinstance(s, int | float)], default=0.0)
+    assert second["rate"] >= first["rate"], "the warm-up rises; main.py's from the third step on"
+    return {
+        **{key: report.get(key) for key in (
+            "world", "images", "micro_batches", "autocast", "parameter_dtype", "checkpoints",
+            "clips", "classes", "num_parameters", "saved_bytes", "benchmark", "drop_path",
+        )},
+        "sdpa": report["sdpa"] > 0,
+        "fused": bool(groups[0].get("fused")),
+        # None is torch's own choice on CUDA: foreach, where nothing is fused.
+        "foreach": not groups[0].get("fused") and groups[0].get("foreach") is not False,
+        "nesterov": bool(groups[0].get("nesterov")),
+        "momentum": groups[0].get("momentum"),
+        "betas": list(groups[0].get("betas") or ()) or None,
+        "decay": max(group["weight_decay"] for group in groups),
+        "soft": any("soft" in name.lower() for name, _ in losses),
+        "smoothing": smoothing,
+        "first_rate": first["rate"],
+        "averaged": report["averaged"] > 0 or bool(report["averages"]),
+        "compiles": [call["mode"] for call in report["compiles"]],
+        "validation_batch": next(iter(report["validation_batches"]), None),
+    }  # fmt: skip
+
+
+__all__ = ["CPU", "EMA_DECAY", "RATE", "Case", "Run", "differences", "make_pictures", "train"]

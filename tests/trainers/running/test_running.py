@@ -1,0 +1,328 @@
+"""What is emitted, followed word for word in each trainer's own code, for two optimizer steps.
+
+On the CPU, over a folder of made pictures. Every trainer that pip installs here is run; the others
+where a variable names what pip does not have: TIMM_CHECKOUT (its train.py), MMPRETRAIN_PATH (a
+folder with mmpretrain and mmcv-lite), SWIN_TRANSFORMER_CHECKOUT and SWIN_TRANSFORMER_TIMM (a folder
+with timm 0.4.12). A table at the end says what ran and what was refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import UnsupportedError
+from planner.estimation import estimate, resolve
+from planner.schema import DeviceInfo
+from planner.trainers.emission import emit_setting
+from planner.trainers.recipe import WARMUP_START, recipe_of
+from tests.trainers.cases import GIB, FakeEstimator, tiny
+from tests.trainers.running.harness import RATE, Case, differences, train
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]  # starts a trainer, twice or so a minute
+
+CUDA = DeviceInfo(kind="cuda", name="NVIDIA GeForce RTX 3090", total_bytes=24 * GIB)
+Record = Callable[[str, object], None]
+
+
+def row(record: Record, case: Case, result: str) -> None:
+    """A line of the table at the end."""
+    record("row", (case.target, case.title, result))
+
+
+def ran(record: Record, case: Case, found: list[str]) -> None:
+    row(record, case, "ran" if not found else f"differs: {'; '.join(found)}")
+    assert not found, "\n".join(found)
+
+
+PYTORCH = [
+    Case("pytorch", tiny("native", drop_path_rate=0.2), {
+        "checkpointing": "blocks", "optimizer": "adamw-fused", "clip_grad": True, "ema": True,
+        "validation_batch_size": 6, "attention": "sdpa",
+    }),
+    Case("pytorch", tiny("torchvision"), {
+        "precision": "bf16", "optimizer": "sgd", "loss": "soft-target", "attention": "eager",
+    }),
+    Case("pytorch", tiny("torchvision"), {
+        "precision": "bf16", "loss": "label-smoothing", "world_size": 2, "attention": "eager",
+    }),
+    Case("pytorch", tiny("timm"), {"compile": "default", "attention": "eager"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PYTORCH, ids=lambda case: case.title)
+def test_the_plain_script(case: Case, tmp_path: Path, record_property: Record) -> None:
+    compiled = case.setting.compile != "off"
+    run = train(case, tmp_path, environment={"SPY_COMPILED": "1"} if compiled else {})
+    instead: dict[str, Any] = {}
+    if compiled:  # nothing looks into compiled code; what saves its inputs is the compiler's choice
+        unseen = ("images", "micro_batches", "autocast", "sdpa", "classes", "saved_bytes")
+        instead = dict.fromkeys((*unseen, "validation_batch", "drop_path"))
+    if case.setting.world_size > 1:
+        instead["validation_batch"] = 3  # each of two ranks has half of the six pictures
+    ran(record_property, case, differences(run, **instead))
+
+
+_TRANSFORMERS = """
+from pathlib import Path
+import torch
+from PIL import Image
+from torchvision.transforms.functional import pil_to_tensor, resize
+from training_transformers import build_trainer
+
+def read(part):
+    files = sorted(Path("DATA", part).rglob("*.png"))
+    return [
+        {"pixel_values": resize(pil_to_tensor(Image.open(f)), [32, 32]).float() / 255,
+         "labels": int(f.parent.name[-1])}
+        for f in files
+    ]
+
+if __name__ == "__main__":
+    more = {"eval_strategy": "epoch", "report_to": "none"}
+    build_trainer(read("train"), read("val")RATE, **more).train()
+"""
+
+TRANSFORMERS = [
+    Case("transformers", tiny("transformers"), {
+        "checkpointing": "nested", "optimizer": "adamw-fused", "attention": "eager",
+        "validation_batch_size": 6,
+    }),
+    Case("transformers", tiny("transformers", drop_path_rate=0.2), {
+        "precision": "bf16", "optimizer": "sgd", "clip_grad": True, "loss": "label-smoothing",
+        "attention": "sdpa",
+    }),
+    Case("transformers", tiny("transformers"), {
+        "checkpointing": "blocks", "loss": "soft-target", "attention": "sdpa",
+    }),
+    Case("transformers", tiny("transformers", 2), {
+        "checkpointing": "stages", "optimizer": "adamw-forloop",
+    }),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TRANSFORMERS, ids=lambda case: case.title)
+def test_transformers(case: Case, tmp_path: Path, record_property: Record) -> None:
+    rate = ", learning_rate=1e-3" if case.setting.optimizer_family == "sgd" else ""
+    run = train(case, tmp_path, _TRANSFORMERS.replace("RATE", rate))
+    ran(record_property, case, differences(run))
+
+
+_LOADER = """
+from torch.utils.data import ConcatDataset, DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+import torch
+
+transform = v2.Compose([v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+folder, validation = (ImageFolder(f"DATA/{part}", transform) for part in ("train", "val"))
+"""
+
+_LIGHTNING = f"""{_LOADER}
+import lightning
+from training_lightning import LOADER, TRAINER, VALIDATION_BATCH_SIZE, Training
+
+if __name__ == "__main__":
+    loader = DataLoader(folder, shuffle=True, **LOADER)
+    trainer = lightning.Trainer(**TRAINER, max_epochs=300, num_sanity_val_steps=0, logger=False)
+    trainer.fit(Training(RATE), loader, DataLoader(validation, VALIDATION_BATCH_SIZE))
+"""
+
+LIGHTNING = [
+    Case("lightning", tiny("native"), {
+        "precision": "bf16", "checkpointing": "blocks", "optimizer": "adamw-fused",
+        "clip_grad": True, "attention": "sdpa", "validation_batch_size": 6,
+    }),
+    Case("lightning", tiny("timm"), {
+        "checkpointing": "stages", "optimizer": "sgd", "loss": "soft-target", "attention": "eager",
+    }),
+    Case("lightning", tiny("native"), {
+            "clip_grad": True, "optimizer": "adamw-fused", "attention": "eager",
+        }),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LIGHTNING, ids=lambda case: case.title)
+def test_lightning(case: Case, tmp_path: Path, record_property: Record) -> None:
+    rate = "lr=1e-3" if case.setting.optimizer_family == "sgd" else ""
+    run = train(case, tmp_path, _LIGHTNING.replace("RATE", rate))
+    ran(record_property, case, differences(run))
+
+
+def script_of(code: str, prelude: str) -> str:
+    """A script of the lines that building.py shows, with what they take for granted before them."""
+    head = code.partition("# Your script:\n")[2].partition("\n#\n")[0]
+    lines = [line.removeprefix("#     ") for line in head.splitlines()]
+    body = "\n".join(f"    {line}" for line in lines)
+    return f'{prelude}\nfrom building import *\n\nif __name__ == "__main__":\n{body}\n'
+
+
+_ACCELERATE = f"""{_LOADER}
+from accelerate import Accelerator
+
+data, steps, LR = ConcatDataset([folder] * 3), 100, 1e-3
+"""
+
+ACCELERATE = [
+    Case("accelerate", tiny("native"), {
+        "precision": "bf16", "checkpointing": "blocks", "optimizer": "sgd", "clip_grad": True,
+        "attention": "sdpa",
+    }),
+    Case("accelerate", tiny("torchvision"), {
+        "checkpointing": "stages:0,1", "optimizer": "adamw-fused", "loss": "soft-target",
+    }),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ACCELERATE, ids=lambda case: case.title)
+def test_accelerate(case: Case, tmp_path: Path, record_property: Record) -> None:
+    code = emit_setting(case.model, case.setting, case.target, device=case.device).code
+    run = train(case, tmp_path, script_of(code, _ACCELERATE))
+    # Validation is a loop of one's own.
+    ran(record_property, case, differences(run, validation_batch=None))
+
+
+_DEEPSPEED = f"""{_LOADER}
+import deepspeed
+
+data, steps, LR = ConcatDataset([folder] * 3), 100, 1e-3
+"""
+
+DEEPSPEED = [
+    Case("deepspeed", tiny("native"), {
+        "checkpointing": "blocks", "optimizer": "adamw-fused", "clip_grad": True,
+    }),
+    Case("deepspeed", tiny("native"), {
+        "precision": "bf16", "optimizer": "sgd", "attention": "sdpa", "accumulate": 1,
+    }),
+]  # fmt: skip
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
+@pytest.mark.parametrize("case", DEEPSPEED, ids=lambda case: case.title)
+def test_deepspeed(case: Case, tmp_path: Path, record_property: Record) -> None:
+    code = emit_setting(case.model, case.setting, case.target, device=case.device).code
+    run = train(case, tmp_path, script_of(code, _DEEPSPEED))
+    # It clips by a function of its own, and validation is a loop of one's own.
+    ran(record_property, case, differences(run, validation_batch=None, clips=None))
+
+
+TIMM = [
+    Case("timm", tiny("timm"), {
+        "checkpointing": "blocks", "optimizer": "adamw-fused", "attention": "sdpa",
+    }),
+    Case("timm", tiny("timm", drop_path_rate=0.2), {"optimizer": "sgd", "attention": "eager"}),
+    Case("timm", tiny("timm"), {
+        "precision": "bf16", "loss": "soft-target", "clip_grad": True, "ema": True,
+        "validation_batch_size": 6, "attention": "eager",
+    }),
+]  # fmt: skip
+TIMM_CHECKOUT = os.environ.get("TIMM_CHECKOUT")
+
+
+@pytest.mark.skipif(
+    not TIMM_CHECKOUT, reason="TIMM_CHECKOUT names no timm repository: the package has no train.py"
+)
+@pytest.mark.parametrize("case", TIMM, ids=lambda case: case.title)
+def test_timm(case: Case, tmp_path: Path, record_property: Record) -> None:
+    run = train(case, tmp_path, scripts={"train.py": Path(str(TIMM_CHECKOUT), "train.py")})
+    # train.py sets cuDNN's benchmark only where there is CUDA.
+    instead: dict[str, Any] = {"benchmark": None}
+    if case.setting.optimizer_family == "sgd":
+        instead["first_rate"] = 0.0  # without a published rate, the warm-up starts at nothing
+    ran(record_property, case, differences(run, **instead))
+
+
+MICROSOFT = [
+    Case("microsoft", tiny("microsoft", num_classes=1000), {
+        "checkpointing": "blocks", "loss": "soft-target", "clip_grad": True,
+    }, CUDA),
+    Case("microsoft", tiny("microsoft", num_classes=1000, drop_path_rate=0.2), {}, CUDA),
+]  # fmt: skip
+SWIN = os.environ.get("SWIN_TRANSFORMER_CHECKOUT")
+OLD_TIMM = os.environ.get("SWIN_TRANSFORMER_TIMM")
+
+
+@pytest.mark.skipif(
+    not (SWIN and OLD_TIMM),
+    reason="SWIN_TRANSFORMER_CHECKOUT names no checkout, or SWIN_TRANSFORMER_TIMM no timm 0.4.12",
+)
+@pytest.mark.parametrize("case", MICROSOFT, ids=lambda case: case.title)
+def test_microsoft(case: Case, tmp_path: Path, record_property: Record) -> None:
+    """CUDA and NCCL are made the CPU and gloo from outside."""
+    main = Path(str(SWIN), "main.py")
+    environment = {"SPY_PRETEND_CUDA": "1"}
+    paths = (str(OLD_TIMM),)
+    run = train(case, tmp_path, scripts={"main.py": main}, paths=paths, environment=environment)
+    assert all(report["ddp"] for report in run.reports), "main.py wraps the model, and we say so"
+    instead: dict[str, Any] = {}
+    if case.setting.loss == "soft-target":
+        # timm's loss keeps one more [images, classes] than torch's: 4 × 1000 numbers of 4 bytes,
+        # in whole 512s.
+        own = estimate(*resolve(case.model, case.setting)).saved_activation_bytes
+        instead["saved_bytes"] = own + 32 * 512
+    ran(record_property, case, differences(run, **instead))
+
+
+MMENGINE = [
+    Case("mmengine", tiny("native"), {
+        "checkpointing": "blocks", "loss": "soft-target", "clip_grad": True,
+        "validation_batch_size": 6, "attention": "eager",
+    }),
+    Case("mmengine", tiny("native", 2), {
+        "optimizer": "sgd", "loss": "label-smoothing", "attention": "eager",
+    }),
+    Case("mmengine", tiny("native", drop_path_rate=0.2), {"ema": True, "attention": "eager"}),
+]  # fmt: skip
+MMPRETRAIN = os.environ.get("MMPRETRAIN_PATH")
+
+
+@pytest.mark.skipif(
+    find_spec("mmpretrain") is None and not MMPRETRAIN,
+    reason="mmpretrain is not installed, and MMPRETRAIN_PATH names no folder with it",
+)
+@pytest.mark.parametrize("case", MMENGINE, ids=lambda case: case.title)
+def test_mmengine(case: Case, tmp_path: Path, record_property: Record) -> None:
+    folder = (
+        Path(MMPRETRAIN) if MMPRETRAIN else Path(str(find_spec("mmpretrain").origin)).parents[1]
+    )  # type: ignore[union-attr]
+    script = folder / "mmpretrain" / ".mim" / "tools" / "train.py"
+    paths = (MMPRETRAIN,) if MMPRETRAIN else ()
+    run = train(case, tmp_path, scripts={"tools/train.py": script}, paths=paths)
+    # Its Swin is not one that the planner knows: what it saves is not estimated.
+    # Its rates rise with each micro-batch: at the second of 4 × 20 a first step is taken.
+    rate = recipe_of(case.setting).learning_rate or RATE
+    start = rate * (WARMUP_START + (1 - WARMUP_START) / 79)
+    # Its Swin is not one that the planner knows: what it saves is not estimated.
+    ran(record_property, case, differences(run, saved_bytes=None, first_rate=start))
+
+
+REFUSED = [
+    (Case("timm", tiny("timm"), {"checkpointing": "stages"}), "blocks or none"),
+    (Case("timm", tiny("timm"), {"optimizer": "adafactor"}), "timm's own"),
+    (Case("microsoft", tiny("microsoft"), {}, CUDA), "never 10"),
+    (Case("microsoft", tiny("microsoft", num_classes=1000), {"optimizer": "sgd"}, CUDA), "Nest"),
+    (Case("microsoft", tiny("microsoft", num_classes=1000)), "needs CUDA"),
+    (Case("microsoft", tiny("microsoft", num_classes=1000), {"precision": "bf16"}, CUDA), "bf16"),
+    (Case("mmengine", tiny("native"), {"precision": "bf16"}), "needs a GPU"),
+    (Case("lightning", tiny("native"), {
+        "precision": "fp16", "optimizer": "adamw-fused", "clip_grad": True,
+    }, CUDA), "does not clip"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "law"), REFUSED, ids=lambda v: getattr(v, "title", v))
+def test_what_a_trainer_would_do_otherwise_is_refused(
+    case: Case, law: str, record_property: Record
+) -> None:
+    with pytest.raises(UnsupportedError, match=law) as caught:
+        emit_setting(
+            case.model, case.setting, case.target, device=case.device, estimator=FakeEstimator()
+        )
+    assert caught.value.way_out
+    row(record_property, case, "refused rightly")

@@ -1,0 +1,216 @@
+"""What every trainer has in common: reading a result, refusing, estimating anew, saying so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import UnsupportedError, UsageError
+from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.trainers.emission import TARGETS, emit, emit_setting
+from tests.trainers.cases import FakeEstimator, recommendation, tiny
+
+FP16 = TrainSetting(batch_size=32, accumulate=4, world_size=2, precision="fp16")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_trainer_keeps_the_global_batch_and_says_the_drop_path(target: str) -> None:
+    model = tiny(drop_path_rate=0.25, num_classes=1000)
+    emitted = emit_setting(model, FP16, target, estimator=FakeEstimator())
+    assert emitted.target == target
+    written = emitted.text + emitted.code
+    assert "0.25" in written
+    assert "32" in emitted.text
+    assert "4" in emitted.text + emitted.launch
+    assert "2" in emitted.launch + emitted.text
+    assert any("256" in warning or "/ 512" in warning for warning in emitted.warnings)
+
+
+@pytest.mark.parametrize("form", ["object", "mapping", "file", "directory"])
+def test_a_result_is_read_in_every_form(form: str, tmp_path: Path) -> None:
+    found = recommendation()
+    file = tmp_path / "recommendation.json"
+    file.write_text(found.model_dump_json())
+    given: Any = {
+        "object": found, "mapping": json.loads(found.model_dump_json()), "file": file,
+        "directory": str(tmp_path),
+    }[form]  # fmt: skip
+    text = emit(given, "timm").text
+    assert "batch_size: 128" in text
+    assert "1280.0 images/s" in text, "the probe is cited"
+    assert "NVIDIA GeForce RTX 3090" in text
+
+
+def test_an_unknown_trainer_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="Did you mean 'lightning'"):
+        emit(recommendation(), "lightening")
+
+
+def test_faults_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no result at"):
+        emit(tmp_path / "nowhere", "timm")
+    file = tmp_path / "recommendation.json"
+    whole = recommendation().model_dump_json()
+    file.write_text(whole[: len(whole) // 2])
+    with pytest.raises(UsageError, match="not whole JSON"):
+        emit(file, "timm")
+    file.write_text(whole.replace('"format":1', '"format":99', 1))
+    with pytest.raises(UsageError, match="format 99"):
+        emit(file, "timm")
+    file.write_text("[]")
+    with pytest.raises(UsageError, match="JSON object"):
+        emit(file, "timm")
+    broken = {**json.loads(whole), "device": None, "colour": "red"}
+    with pytest.raises(UsageError, match=r"(?s)2 faults.*device.*colour"):
+        emit(broken, "timm")
+
+
+def test_nothing_fits_has_nothing_to_emit() -> None:
+    found = recommendation(
+        status="nothing_fits", setting=None, evidence=None, advice="Try --image-size 192."
+    )
+    for num_probes, said in ((3, "fitted on"), (0, "was probed on")):
+        tried = found.model_copy(update={"num_probes": num_probes})
+        with pytest.raises(UnsupportedError, match=rf"(?s)nothing.*{said}.*--image-size 192"):
+            emit(tried, "timm")
+
+
+def test_the_probed_library_is_not_estimated_anew() -> None:
+    estimator = FakeEstimator()
+    emitted = emit(recommendation(), "timm", estimator=estimator)
+    assert not estimator.asked
+    assert not any("Not measured" in warning for warning in emitted.warnings)
+
+
+def test_another_library_is_estimated_and_called_unmeasured() -> None:
+    estimator = FakeEstimator()
+    found = recommendation()
+    emitted = emit(found, "transformers", estimator=estimator)
+    (model, setting, device), *_ = estimator.asked
+    assert (model.library, model.name, setting, device) == (
+        "transformers", None, found.setting, found.device,
+    )  # fmt: skip
+    assert "Not measured" in emitted.warnings[0]
+    assert "7.00 GiB" in emitted.warnings[0]
+    assert "Not measured" in emitted.text, "the file says it too"
+
+
+def test_another_library_that_would_not_fit_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"(?s)7.00 GiB.*does not fit.*batch_size=N"):
+        emit(recommendation(), "transformers", estimator=FakeEstimator(fits=False))
+
+
+def test_a_changed_setting_is_estimated_and_called_unmeasured() -> None:
+    estimator = FakeEstimator()
+    changes = {"precision": "fp16", "world_size": "8"}
+    emitted = emit(recommendation(), "timm", changes=changes, estimator=estimator)
+    assert estimator.asked[0][1] == TrainSetting(
+        batch_size=128, precision="fp16", world_size=8, parallelism="ddp"
+    )
+    assert "amp_dtype: float16" in emitted.text
+    assert "Changed since, and so not what was measured: world_size=8, precision=fp16" in (
+        emitted.text
+    )
+    with pytest.raises(UsageError, match=r"precison: no such field\. Did you mean 'precision'"):
+        emit(recommendation(), "timm", changes={"precison": "fp16"})
+
+
+REFUSALS: list[tuple[str, SwinConfig, dict[str, Any], str]] = [
+    ("timm", tiny("timm"), {"checkpointing": "stages"}, "blocks or none, not stages"),
+    ("timm", tiny("timm", 2), {"attention": "sdpa"}, "only by eager, not sdpa"),
+    ("pytorch", tiny("torchvision"), {"attention": "sdpa"}, "only by eager, not sdpa"),
+    ("timm", tiny("timm"), {"optimizer": "adafactor"}, "adafactor is timm's own"),
+    ("transformers", tiny("timm", window_size=(4, 2)), {}, "window_size"),
+    ("transformers", tiny("transformers"), {"ema": True}, "no average of the weights"),
+    ("transformers", tiny("transformers", 2), {"checkpointing": "nested"}, "not nested"),
+    ("microsoft", tiny("native"), {"precision": "bf16"}, "fp16 only, not bf16"),
+    ("microsoft", tiny("native"), {"compile": "default"}, "does not compile"),
+    ("microsoft", tiny("native"), {"attention": "sdpa"}, "only by eager, not sdpa"),
+    ("microsoft", tiny("native"), {"optimizer": "adamw-fused"}, "not adamw-fused"),
+    ("microsoft", tiny("native", image_size=(32, 64)), {}, "square images, not 32x64"),
+    ("deepspeed", tiny("native"), {"precision": "pure-bf16"}, "no pure bf16"),
+    ("mmengine", tiny("native"), {"optimizer": "lion"}, "lion is not one"),
+    ("mmengine", tiny("native", mlp_ratio=3.0), {}, "mlp_ratio 4"),
+    ("pytorch", tiny("native"), {"frozen_stages": 1}, "cannot freeze stages"),
+    ("pytorch", tiny("native"), {"lora_rank": 4}, "has no adapters"),
+    ("pytorch", tiny("native"), {"checkpointing": "stages:5"}, "no stage 5"),
+]
+
+
+@pytest.mark.parametrize(("target", "model", "fields", "law"), REFUSALS)
+def test_what_a_trainer_cannot_say_is_refused_with_a_way_out(
+    target: str, model: SwinConfig, fields: dict[str, Any], law: str
+) -> None:
+    setting = TrainSetting(batch_size=2, **{"precision": "fp16", **fields})
+    with pytest.raises(UnsupportedError, match=law) as caught:
+        emit_setting(model, setting, target, estimator=FakeEstimator())
+    assert caught.value.way_out
+    assert "--" in caught.value.way_out or "own" in caught.value.way_out
+
+
+def test_several_devices_are_estimated_with_their_buckets() -> None:
+    estimator = FakeEstimator()
+    emitted = emit_setting(tiny("timm"), FP16, "timm", estimator=estimator)
+    assert any("copy of the gradients" in warning for warning in emitted.warnings)
+    assert estimator.asked[0][1].parallelism == "ddp"
+    alone = emit_setting(tiny("timm"), FP16.model_copy(update={"world_size": 1}), "timm")
+    assert not any("copy of the gradients" in warning for warning in alone.warnings)
+    with pytest.raises(UnsupportedError, match=r"(?s)buckets.*7.00 GiB.*does not fit"):
+        emit_setting(tiny("timm"), FP16, "timm", estimator=FakeEstimator(fits=False))
+
+
+def test_emitting_imports_no_torch() -> None:
+    code = (
+        "import sys; from planner.trainers.emission import emit_setting, TARGETS; "
+        "from planner.schema import SwinConfig, TrainSetting as T; "
+        "from types import SimpleNamespace as N; judge = lambda *a: N(device_total_bytes=1, "
+        "fits=True); "
+        "[emit_setting(SwinConfig(), T(precision='fp16'), t, estimator=judge) for t in TARGETS]; "
+        "print(sorted({'torch', 'timm', 'transformers', 'optuna', 'numpy'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
+
+
+def test_a_refusal_needs_no_estimate() -> None:
+    estimator = FakeEstimator()
+    with pytest.raises(UnsupportedError):
+        emit(recommendation(), "microsoft", estimator=estimator)
+    assert not estimator.asked
+
+
+def test_all_refusals_come_together() -> None:
+    setting = TrainSetting(batch_size=2, compile="default", optimizer="lion", ema=True)
+    with pytest.raises(UnsupportedError) as caught:
+        emit_setting(tiny("microsoft"), setting, "microsoft")
+    for law in ("compile", "lion", "ema", "bf16"):
+        assert law in caught.value.message
+
+
+def test_a_factory_goes_where_any_module_goes() -> None:
+    model = FactoryModel(factory="my.models:make")
+    for target in ("pytorch", "accelerate", "lightning", "deepspeed"):
+        emitted = emit_setting(model, TrainSetting(batch_size=2), target)
+        assert "from my.models import make" in emitted.text + emitted.code
+    for target in ("timm", "transformers", "microsoft", "mmengine"):
+        with pytest.raises(UnsupportedError, match=r"(?s)my\.models:make.*pytorch"):
+            emit_setting(model, TrainSetting(batch_size=2), target)
+    with pytest.raises(UnsupportedError, match="its own matter"):
+        emit_setting(model, TrainSetting(checkpointing="blocks"), "pytorch")
+
+
+def test_the_learning_rate_follows_the_global_batch() -> None:
+    """Derived: 5e-4 × (32 × 4 × 2) / 512 = 2.5e-4."""
+    for target in ("timm", "transformers", "lightning", "pytorch", "accelerate", "deepspeed"):
+        emitted = emit_setting(tiny("timm"), FP16, target, estimator=FakeEstimator())
+        assert any("0.00025" in warning for warning in emitted.warnings), target
+    sgd = FP16.model_copy(update={"optimizer": "sgd"})
+    emitted = emit_setting(tiny("timm"), sgd, "timm")
+    assert any("no published Swin learning rate for sgd" in w for w in emitted.warnings)
+    assert "\nlr: " not in emitted.text
+    assert emitted.launch.endswith("--lr LR")

@@ -1,0 +1,252 @@
+"""The plain script: it runs, and its step is the one that is probed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.libraries.registry import find_library
+from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.trainers.emission import emit_setting
+from planner.training import Training
+from tests.trainers.cases import tiny
+
+declare_missing_operators()
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+# The scripts know nothing of the planner: what lets PyPI's torchvision import beside a CPU torch
+# is done for them from outside.
+RUN = (
+    "import runpy, sys; from planner.libraries.torchvision.import_shim import "
+    "declare_missing_operators as declare; declare(); "
+    "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+def run_script(
+    text: str, folder: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    file = folder / "train.py"
+    file.write_text(text)
+    return subprocess.run(
+        [sys.executable, "-c", RUN, str(file), "--device", "cpu", *arguments],
+        capture_output=True, text=True, timeout=120, cwd=folder, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+
+
+def script(model: SwinConfig | FactoryModel, **fields: Any) -> str:
+    return emit_setting(model, TrainSetting(batch_size=2, **fields), "pytorch").text
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (tiny("native"), {"checkpointing": "stages:0", "accumulate": 2}),
+        (tiny("timm", 2), {"checkpointing": "blocks", "ema": True, "loss": "soft-target"}),
+        (tiny("transformers"), {"checkpointing": "nested", "precision": "fp32"}),
+    ],
+)
+def test_the_script_runs(model: SwinConfig, fields: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint = tmp_path / "out" / "last.pt"
+    ended = run_script(
+        script(model, **fields), tmp_path, "--synthetic", "--steps", "2", "--output",
+        str(checkpoint), "--log-every", "1",
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "step 2/2  loss 2." in ended.stdout, ended.stdout
+    saved = torch.load(checkpoint)
+    built = find_library(model.library).build(model, TrainSetting(**fields))
+    assert set(saved["model"]) == set(built.state_dict()), "a checkpoint any script can load"
+
+
+def test_the_script_trains_on_a_folder(tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    for part, count in (("train", 4), ("val", 2)):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "data" / part / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                pillow.new("RGB", (40, 48), (index * 20, 90, 90)).save(folder / f"{index}.png")
+    ended = run_script(
+        script(tiny("native"), accumulate=2), tmp_path, str(tmp_path / "data"), "--epochs", "1",
+        "--workers", "0", "--log-every", "1",
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "step 2/2" in ended.stdout, "8 images / (2 × 2) = 2 steps"
+    assert "validation" in ended.stdout
+
+
+def test_two_devices_train_as_one(tmp_path: Path) -> None:
+    """torchrun with two CPU processes: all-reduced gradients, one log."""
+    (tmp_path / "train.py").write_text(script(tiny("native"), world_size=2, accumulate=2))
+    ended = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port",
+         "0", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", "train.py", "--device",
+         "cpu", "--synthetic", "--steps", "2", "--log-every", "1"],
+        capture_output=True, text=True, timeout=180, cwd=tmp_path, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("step 2/2") == 1, ended.stdout
+
+
+def test_wrong_use_is_one_line(tmp_path: Path) -> None:
+    text = script(tiny("native"))
+    for arguments, message in (
+        ((), "give a data folder, or --synthetic"),
+        (("--synthetic",), "--synthetic needs --steps"),
+    ):
+        ended = run_script(text, tmp_path, *arguments)
+        assert ended.returncode == 2
+        assert message in ended.stderr
+        assert "Traceback" not in ended.stderr
+    alone = run_script(script(tiny("native"), world_size=4), tmp_path, "--synthetic", "--steps=1")
+    assert "is for 4 devices, and torchrun started 1" in alone.stderr
+    rate = run_script(script(tiny("native"), optimizer="sgd"), tmp_path, "--synthetic")
+    assert "required: --lr" in rate.stderr, "no published rate, so none is made up"
+
+
+STEPS: list[dict[str, Any]] = [
+    {},
+    {"accumulate": 3, "clip_grad": True},
+    {"precision": "bf16", "optimizer": "adamw-forloop", "loss": "label-smoothing"},
+    {"precision": "fp16", "clip_grad": True, "optimizer": "adamw-fused"},
+    {"precision": "pure-bf16", "memory_format": "channels_last", "optimizer": "sgd"},
+    {"ema": True, "amsgrad": True, "zero_grad_to_none": False},
+    {"optimizer": "lion"},
+    {"optimizer": "rmsprop-forloop"},
+]
+
+
+@pytest.mark.parametrize("fields", STEPS)
+def test_its_step_is_the_probed_step(fields: dict[str, Any]) -> None:
+    """The script's optimizer_step and `planner.training`'s, from the same weights and batch, leave
+    the same weights after two steps, bit for bit."""
+    setting = TrainSetting(batch_size=2, **{"precision": "fp32", **fields})
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(script_of(setting), "train.py", "exec"), names)
+    torch.manual_seed(0)
+    model: nn.Module = names["build_model"]().train()
+    twin: nn.Module = names["build_model"]().train()
+    twin.load_state_dict(model.state_dict())
+    device = torch.device("cpu")
+    images, targets = next(names["synthetic_batches"](device))
+
+    probed = Training(twin, setting, images, targets)
+    for group in probed.optimizer.param_groups:
+        group.update({"lr": 1e-3, "weight_decay": 0.05 if "adamw" in setting.optimizer else 0.0})
+
+    optimizer = names["build_optimizer"](model, 1e-3)
+    scaler = torch.amp.GradScaler("cpu") if setting.precision == "fp16" else None
+    average = [p.detach().clone() for p in model.parameters()]
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield images, targets
+
+    for _ in range(2):
+        probed.step()
+        given = (average,) if setting.ema else ()
+        names["optimizer_step"](model, model, optimizer, scaler, *given, batches())
+    for (name, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+    if setting.ema:
+        assert probed.ema is not None
+        assert all(torch.equal(a, b) for a, b in zip(average, probed.ema, strict=True))
+    kept = all(p.grad is not None for p in model.parameters())
+    assert kept is not setting.zero_grad_to_none
+
+
+def script_of(setting: TrainSetting) -> str:
+    return emit_setting(tiny("native"), setting, "pytorch").text
+
+
+CHECKPOINTING = [
+    (library, version, kind)
+    for library in ("native", "timm", "torchvision", "transformers")
+    for version in (1, 2)
+    for kind in ("none", "blocks", "stages", "stages:1", "nested")
+    if kind != "nested" or (library, version) == ("transformers", 1)
+]
+
+
+@pytest.mark.parametrize(("library", "version", "kind"), CHECKPOINTING)
+def test_its_model_saves_what_the_probed_model_saves(library: str, version: int, kind: str) -> None:
+    """Bytes held for backward: the emitted model's checkpointing and attention are the probe's."""
+    model = tiny(library, version)
+    spec = find_library(library)
+    for attention in spec.attentions(model):
+        setting = TrainSetting(checkpointing=kind, attention=attention)
+        names: dict[str, Any] = {"__name__": "emitted"}
+        exec(compile(emit_setting(model, setting, "pytorch").text, "train.py", "exec"), names)
+        assert saved_bytes(names["build_model"]()) == saved_bytes(spec.build(model, setting))
+
+
+def saved_bytes(module: nn.Module) -> int:
+    count = 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal count
+        count += tensor.numel() * tensor.element_size()
+        return tensor
+
+    torch.manual_seed(0)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        module.train()(torch.randn(2, 3, 32, 32))
+    return count
+
+
+def test_a_factory_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n\n\ndef make():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))\n"
+    )
+    model = FactoryModel(factory="mine:make", image_size=(32, 32), num_classes=10)
+    ended = run_script(script(model), tmp_path, "--synthetic", "--steps", "1")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_scripts_are_formatted_and_clean(tmp_path: Path) -> None:
+    """What people get passes the checks that this project puts on itself."""
+    for index, (library, version, kind) in enumerate(CHECKPOINTING):
+        setting = TrainSetting(
+            checkpointing=kind, ema=True, clip_grad=True, loss="soft-target", accumulate=2,
+            compile="default", precision="fp32" if index % 2 else "pure-bf16",
+        )  # fmt: skip
+        for target in ("pytorch", "lightning"):
+            changes = {"ema": False} if target == "lightning" else {}
+            emitted = emit_setting(
+                tiny(library, version), setting.model_copy(update=changes), target
+            )
+            (tmp_path / f"{target}{index}.py").write_text(emitted.text)
+    config = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
+    for check in (["check", *config], ["format", "--check", *config]):
+        ended = subprocess.run(
+            [sys.executable, "-m", "ruff", *check, str(tmp_path)],
+            capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stdout
+
+
+def test_pictures_without_torchvision_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script(tiny("native")))
+    without = (
+        "import runpy, sys; sys.modules['torchvision'] = None; sys.argv = sys.argv[1:]; "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", without, "train.py", str(tmp_path), "--device", "cpu"],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert "Install the torchvision of this torch" in ended.stderr

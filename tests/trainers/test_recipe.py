@@ -1,0 +1,254 @@
+"""One recipe for every trainer, written in the file: what was probed, and what goes with it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.errors import UnsupportedError
+from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.schema import DeviceInfo, MeasurementRecord, TrainSetting
+from planner.trainers.emission import TARGETS, Emitted, emit, emit_setting
+from tests.trainers.cases import GIB, FakeEstimator, recommendation, tiny
+
+declare_missing_operators()
+CPU = DeviceInfo(kind="cpu", name="a processor", total_bytes=16 * GIB)
+LIBRARIES = {"timm": "timm", "transformers": "transformers"}
+
+
+def emitted(target: str, device: DeviceInfo | None = None, **fields: Any) -> Emitted:
+    """For a model with 1000 classes, which every trainer can train, of the trainer's library."""
+    setting = TrainSetting(**{"batch_size": 4, "precision": "fp32", **fields})
+    model = tiny(LIBRARIES.get(target, "native"), num_classes=1000)
+    return emit_setting(model, setting, target, estimator=FakeEstimator(), device=device)
+
+
+def values(target: str, **fields: Any) -> dict[str, Any]:
+    """The keys of a YAML or JSON file, or the names that a Python one defines."""
+    text = emitted(target, **fields).text
+    if target in ("timm", "microsoft", "accelerate"):
+        loaded = yaml.safe_load(text)
+        assert isinstance(loaded, dict)
+        return loaded
+    if target == "deepspeed":
+        loaded = json.loads(text)
+        assert isinstance(loaded, dict)
+        return loaded
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(text, "emitted.py", "exec"), names)
+    return names
+
+
+def whole(result: Emitted) -> str:
+    """All that is written, without the marks and line ends of comments."""
+    lines = f"{result.text}\n{result.code}".replace("\\u00d7", "×").replace("\\u2026", "…")
+    return " ".join(lines.replace('\\"', '"').replace("#", " ").split())
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"checkpointing": "blocks", "accumulate": 2},
+    {"loss": "soft-target", "clip_grad": True},
+    {"precision": "fp16", "loss": "label-smoothing"},
+    {"precision": "tf32", "world_size": 2},
+]
+
+
+@pytest.mark.parametrize("fields", SETTINGS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_warned_of_stands_in_the_file(target: str, fields: dict[str, Any]) -> None:
+    """A warning scrolls away; the file is read when training goes wrong."""
+    result = emitted(target, **fields)
+    assert result.warnings
+    for warning in result.warnings:
+        assert " ".join(warning.split()) in whole(result), warning
+    assert " ".join(result.launch.split()) in whole(result)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_learning_rate_of_the_new_batch_stands_in_the_file(target: str) -> None:
+    """Derived: 5e-4 × (32 × 4 × 2) / 512 = 2.5e-4."""
+    result = emitted(target, batch_size=32, accumulate=4, world_size=2)
+    assert "0.00025" in result.text + result.code
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_validation_batch_stands_in_the_file(target: str) -> None:
+    """microsoft's main.py validates with the training batch, and another is refused."""
+    if target == "microsoft":
+        with pytest.raises(UnsupportedError, match="validates with the training batch of 4"):
+            emitted(target, validation_batch_size=17)
+        return
+    result = emitted(target, validation_batch_size=17)
+    assert "17" in result.text + result.code
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_result_of_the_cpu_says_how_to_run_there(target: str) -> None:
+    if target == "microsoft":
+        with pytest.raises(UnsupportedError, match="needs CUDA"):
+            emitted(target, device=CPU)
+        return
+    result = emitted(target, device=CPU)
+    said = {
+        "timm": "device: cpu", "transformers": '"use_cpu": True', "accelerate": "use_cpu: true",
+        "lightning": '"accelerator": "cpu"', "deepspeed": "DS_ACCELERATOR=cpu",
+        "pytorch": '"--device", default="cpu"', "mmengine": "",
+    }  # fmt: skip
+    assert said[target] in result.text
+    assert "TF32" not in result.launch
+
+
+@pytest.mark.parametrize("target", ["transformers", "accelerate", "lightning", "deepspeed"])
+def test_fp16_of_the_cpu_is_refused_where_it_needs_a_gpu(target: str) -> None:
+    with pytest.raises(UnsupportedError, match="GPU, not the CPU"):
+        emitted(target, device=CPU, precision="fp16")
+
+
+def test_mmengine_s_autocast_needs_a_gpu() -> None:
+    with pytest.raises(UnsupportedError, match="needs a GPU"):
+        emitted("mmengine", device=CPU, precision="bf16")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_allocator_is_set_as_it_was_probed(target: str) -> None:
+    """A measured peak holds for the allocator that it was measured with."""
+    setting = TrainSetting(batch_size=4, precision="fp32")
+    found = recommendation(tiny(LIBRARIES.get(target, "native"), num_classes=1000), setting)
+    evidence = found.evidence
+    assert isinstance(evidence, MeasurementRecord)
+    options = "expandable_segments:True"
+    versions = {**evidence.versions, "allocator_config": options}
+    probed = found.model_copy(
+        update={"evidence": evidence.model_copy(update={"versions": versions})}
+    )
+    result = emit(probed, target, estimator=FakeEstimator())
+    assert result.launch.startswith(f"PYTORCH_ALLOC_CONF={options} ")
+    assert f"PYTORCH_ALLOC_CONF={options}" in result.text
+    assert "ALLOC_CONF" not in emit(found, target, estimator=FakeEstimator()).launch
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_cudnn_tries_its_convolutions_as_in_the_probe(target: str) -> None:
+    """timm's train.py and main.py do so by themselves, and have no key for it."""
+    result = emitted(target)
+    said = {
+        "mmengine": "cudnn_benchmark=True", "lightning": '"benchmark": True',
+        "timm": "", "microsoft": "",
+    }  # fmt: skip
+    assert said.get(target, "cudnn.benchmark = True") in result.text + result.code
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "label-smoothing", "soft-target"])
+def test_labels_are_smoothed_and_images_mixed_as_probed(loss: str) -> None:
+    """timm's train.py smooths by 0.1 unless told, main.py mixes images unless told."""
+    smoothing = 0.0 if loss == "cross-entropy" else 0.1
+    mixing = (0.8, 1.0) if loss == "soft-target" else (0.0, 0.0)
+    timm = values("timm", loss=loss)
+    assert (timm["smoothing"], timm["mixup"], timm["cutmix"]) == (smoothing, *mixing)
+    microsoft = values("microsoft", loss=loss)
+    assert (microsoft["AUG"]["MIXUP"], microsoft["AUG"]["CUTMIX"]) == mixing
+    assert microsoft["MODEL"]["LABEL_SMOOTHING"] == smoothing
+    model = values("mmengine", loss=loss)["model"]
+    assert model["head"]["loss"].get("label_smooth_val", 0.0) == smoothing
+    augments = model.get("train_cfg", {}).get("augments", [])
+    assert [a["alpha"] for a in augments] == ([0.8, 1.0] if loss == "soft-target" else [])
+    for target in ("pytorch", "lightning", "transformers"):
+        assert ("def mix(" in emitted(target, loss=loss).text) is (loss == "soft-target")
+
+
+def test_timm_warms_up_from_below_its_rate() -> None:
+    """train.py starts at 1e-5 whatever the batch: above the rate of 4 images, 3.9e-6."""
+    found = values("timm")
+    assert found["lr"] == pytest.approx(5e-4 * 4 / 512, rel=1e-5)
+    assert found["warmup_lr"] == pytest.approx(found["lr"] * 1e-3)
+    assert found["min_lr"] == pytest.approx(found["lr"] * 1e-2)
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_clipping_is_said_both_ways(clip: bool) -> None:
+    """main.py clips at 5.0 unless told, the Trainer at 1.0, DeepSpeed at 1.0."""
+    assert values("microsoft", clip_grad=clip)["TRAIN"]["CLIP_GRAD"] == (5.0 if clip else None)
+    assert values("deepspeed", clip_grad=clip)["gradient_clipping"] == (5.0 if clip else 0.0)
+    arguments = values("transformers", clip_grad=clip)["ARGUMENTS"]
+    assert arguments["max_grad_norm"] == (5.0 if clip else 0.0)
+
+
+def test_decay_is_adamw_s_only() -> None:
+    for optimizer, decay in (("adamw", 0.05), ("adam", 0.0)):
+        assert values("timm", optimizer=optimizer)["weight_decay"] == decay
+        arguments = values("transformers", optimizer=optimizer)["ARGUMENTS"]
+        assert arguments["weight_decay"] == decay
+        wrapper = values("mmengine", optimizer=optimizer)["optim_wrapper"]
+        assert wrapper["optimizer"]["weight_decay"] == decay
+    assert values("microsoft")["TRAIN"]["WEIGHT_DECAY"] == 0.05
+
+
+def test_main_py_s_classes_are_its_data_set_s() -> None:
+    assert values("microsoft")["DATA"]["DATASET"] == "imagenet"
+    large = emit_setting(
+        tiny("microsoft", num_classes=21841), TrainSetting(precision="fp16"), "microsoft",
+        estimator=FakeEstimator(),
+    )  # fmt: skip
+    assert "DATASET: imagenet22K" in large.text
+    with pytest.raises(UnsupportedError, match=r"(?s)1000 .*21841 .*never 10.*--num-classes 1000"):
+        emit_setting(tiny("microsoft"), TrainSetting(precision="fp16"), "microsoft")
+
+
+def test_main_py_s_sgd_is_another() -> None:
+    with pytest.raises(UnsupportedError, match="Nesterov"):
+        emitted("microsoft", optimizer="sgd")
+
+
+def test_main_py_starts_with_a_timm_of_its_time() -> None:
+    assert "timm==0.4.12" in emitted("microsoft").text
+
+
+def test_fp16_gradients_of_a_fused_optimizer_are_not_lightning_s_to_clip() -> None:
+    fields = {"clip_grad": True, "optimizer": "adamw-fused"}
+    with pytest.raises(UnsupportedError, match=r"(?s)does not clip.*adamw-foreach"):
+        emitted("lightning", precision="fp16", **fields)
+    assert "gradient_clip_val" in values("lightning", precision="fp32", **fields)["TRAINER"]
+    assert "gradient_clip_val" not in values("lightning", precision="bf16", **fields)["TRAINER"]
+
+
+@pytest.mark.parametrize("target", ["pytorch", "lightning", "mmengine", "deepspeed"])
+def test_what_is_compiled_has_one_shape(target: str) -> None:
+    """As in the probe: dynamic=False."""
+    result = emitted(target, compile="default")
+    code = (result.text + result.code).replace(" ", "").replace('"', "").replace(":", "=")
+    assert "dynamic=False" in code
+
+
+def test_mmengine_s_file_is_whole() -> None:
+    """mmengine builds nothing of mmpretrain without its scope, and no validation by halves."""
+    names = values("mmengine", validation_batch_size=7)
+    assert names["default_scope"] == "mmpretrain"
+    for part in ("train_dataloader", "val_dataloader"):
+        assert names[part]["dataset"]["type"] == "CustomDataset"
+    assert names["val_dataloader"]["batch_size"] == 7
+    assert names["val_cfg"] == {}
+    assert names["val_evaluator"]["type"] == "Accuracy"
+    assert names["train_dataloader"]["drop_last"] is True
+    assert names["train_cfg"]["max_epochs"] == 300
+
+
+def test_a_timm_model_of_an_unpublished_name_is_written_out() -> None:
+    """A YAML file may call its model anything."""
+    model = tiny("timm").model_copy(update={"name": "my_swin"})
+    for target in ("timm", "pytorch", "lightning", "accelerate", "deepspeed"):
+        result = emit_setting(model, TrainSetting(precision="fp32"), target)
+        assert "swin_tiny_patch4_window7_224" in result.text + result.code
+        assert "embed_dim" in result.text + result.code
+
+
+@pytest.mark.parametrize("fields", [{"lora_rank": 4}, {"frozen_stages": 1}])
+@pytest.mark.parametrize("target", TARGETS)
+def test_adapters_and_frozen_stages_are_refused_with_a_way_out(
+    target: str, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        emitted(target, **fields)
+    assert f"--set {next(iter(fields))}=0" in caught.value.way_out

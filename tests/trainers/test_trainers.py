@@ -1,0 +1,139 @@
+"""accelerate, Lightning, DeepSpeed and mmengine: their files in the real library, or by key."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.schema import TrainSetting
+from planner.trainers.emission import emit_setting
+from tests.trainers.cases import FakeEstimator, tiny
+from tests.trainers.keys import DEEPSPEED_KEYS, MMENGINE_KEYS
+
+declare_missing_operators()
+import torch  # noqa: E402
+
+SETTING = TrainSetting(
+    batch_size=8,
+    accumulate=4,
+    precision="bf16",
+    checkpointing="blocks",
+    compile="max-autotune-no-cudagraphs",
+)
+
+
+def emitted(target: str, **fields: Any) -> Any:
+    setting = SETTING.model_copy(update=fields)
+    return emit_setting(tiny("torchvision"), setting, target, estimator=FakeEstimator())
+
+
+def executed(code: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(compile(code, "emitted.py", "exec"), names)
+    return names
+
+
+def test_accelerate_reads_its_file(tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    file = tmp_path / "accelerate.yaml"
+    result = emitted("accelerate", world_size=2)
+    file.write_text(result.text)
+    config = load_config_from_file(str(file))
+    assert config.mixed_precision == "bf16"
+    assert config.num_processes == 2
+    assert config.dynamo_config["dynamo_mode"] == "max-autotune-no-cudagraphs"
+    assert "gradient_accumulation" not in file.read_text().split("compute_environment")[1]
+    assert result.launch.startswith("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 accelerate launch")
+
+
+def test_accelerate_takes_accumulation_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from accelerate import Accelerator
+
+    name, value = emitted("accelerate").launch.split()[0].split("=")
+    monkeypatch.setenv(name, value)
+    assert Accelerator(cpu=True).gradient_accumulation_steps == 4
+
+
+def test_the_code_beside_it_has_the_checkpointing_wrapper() -> None:
+    """torchvision checkpoints nothing: the wrapper is written out, and changes no weight's name."""
+    code = emitted("accelerate").code
+    assert "def recompute(module: nn.Module)" in code
+    names = executed(code)
+    plain = executed(emitted("accelerate", checkpointing="none").code)["build_model"]()
+    model = names["build_model"]()
+    assert list(model.state_dict()) == list(plain.state_dict())
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+    optimizer = names["build_optimizer"](model, 1e-4)
+    assert type(optimizer) is torch.optim.AdamW
+
+
+# A warning of a class of Lightning's makes the process that gathers reports import Lightning, which
+# cannot be imported beside this torch before its missing operators are declared.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("precision", "optimizer"),
+    [
+        ("fp32", "adamw"), ("tf32", "adamw"), ("bf16", "adamw"), ("pure-bf16", "adamw"),
+        ("bf16", "adamw-fused"), ("fp32", "adamw-fused"),
+    ],
+)  # fmt: skip
+def test_lightning_trains(precision: str, optimizer: str, tmp_path: Path) -> None:
+    """Clipped: Lightning itself clips no fused optimizer under autocast."""
+    import lightning
+
+    fields = {"precision": precision, "optimizer": optimizer}
+    result = emitted("lightning", **fields, compile="off", clip_grad=True)
+    names = executed(result.text)
+    known = inspect.signature(lightning.Trainer.__init__).parameters
+    assert set(names["TRAINER"]) <= set(known)
+    trainer = lightning.Trainer(
+        **names["TRAINER"], accelerator="cpu", max_steps=2, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=str(tmp_path),
+    )  # fmt: skip
+    assert trainer.accumulate_grad_batches == 4
+    data = [(torch.randn(3, 32, 32), i % 10) for i in range(16)]
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    module = names["Training"]()
+    before = [p.detach().clone() for p in module.parameters()]
+    trainer.fit(module, loader)
+    assert trainer.global_step == 2
+    assert any(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
+def test_deepspeed_has_the_keys_it_knows() -> None:
+    result = emitted("deepspeed", world_size=2)
+    config = json.loads(result.text)
+    assert set(config) <= DEEPSPEED_KEYS[""]
+    assert set(config["torch_autocast"]) <= DEEPSPEED_KEYS["torch_autocast"]
+    # DeepSpeed's own law: global = micro × accumulation × world.
+    assert config["train_batch_size"] == 8 * 4 * 2
+    assert "bf16" not in config, "that would convert the model"
+    assert "activation_checkpointing" not in config
+    assert any("activation_checkpointing block does nothing" in w for w in result.warnings)
+    assert any("max-autotune-no-cudagraphs" in warning for warning in result.warnings)
+    assert "build_optimizer" in executed(result.code)
+
+
+def test_mmengine_has_the_keys_it_knows() -> None:
+    result = emitted("mmengine", ema=True, clip_grad=True)
+    config = executed(result.text)
+    config.pop("__builtins__")
+    assert set(config) <= MMENGINE_KEYS[""]
+    assert set(config["optim_wrapper"]) <= MMENGINE_KEYS["optim_wrapper"]
+    assert set(config["model"]["backbone"]) <= MMENGINE_KEYS["backbone"]
+    assert set(config["compile"]) <= MMENGINE_KEYS["compile"]
+    assert config["optim_wrapper"]["type"] == "AmpOptimWrapper"
+    assert config["optim_wrapper"]["accumulative_counts"] == 4
+    assert config["model"]["backbone"]["with_cp"] is True
+    assert config["model"]["head"]["in_channels"] == 32, "two stages of 16 channels: 16 × 2"
+    plain = executed(emitted("mmengine", precision="fp32").text)
+    assert plain["optim_wrapper"]["type"] == "OptimWrapper"

@@ -1,0 +1,116 @@
+"""The emitted file, executed: its arguments in the real class, and its Trainer for two steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.schema import SwinConfig, TrainSetting
+from planner.trainers.emission import emit_setting
+from planner.trainers.plan import Plan
+from planner.trainers.source import transformers_config
+from planner.trainers.transformers import training_arguments
+from tests.trainers.cases import FakeEstimator, tiny
+
+declare_missing_operators()
+import torch  # noqa: E402
+import transformers  # noqa: E402
+import transformers.training_args as training_args  # noqa: E402
+
+
+@pytest.fixture
+def no_device_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16, fp16 and tf32 ask for a GPU and nothing else here stands in for one: the two questions
+    about the device are answered yes, everything else of TrainingArguments stays as it is."""
+    monkeypatch.setattr(training_args, "is_torch_bf16_gpu_available", lambda: True, raising=False)
+    monkeypatch.setattr(training_args, "is_torch_tf32_available", lambda: True, raising=False)
+    monkeypatch.setattr(training_args, "enable_tf32", lambda on: None, raising=False)
+
+
+def written(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
+    """The names that the emitted file defines."""
+    text = emit_setting(model, setting, "transformers", estimator=FakeEstimator()).text
+    names: dict[str, Any] = {}
+    exec(compile(text, "training.py", "exec"), names)
+    return names
+
+
+@pytest.mark.usefixtures("no_device_check")
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused", "rmsprop", "sgd", "lion"])
+def test_the_arguments_load_in_the_real_class(
+    precision: str, optimizer: str, tmp_path: Path
+) -> None:
+    setting = TrainSetting(
+        batch_size=8, accumulate=4, precision=precision, optimizer=optimizer, clip_grad=True,
+        checkpointing="nested", compile="max-autotune-no-cudagraphs", loss="label-smoothing",
+        validation_batch_size=16,
+    )  # fmt: skip
+    arguments = written(tiny("transformers"), setting)["ARGUMENTS"]
+    assert arguments == training_arguments(Plan(tiny("transformers"), setting, ()))
+    loaded = transformers.TrainingArguments(str(tmp_path), **arguments)
+    assert (loaded.per_device_train_batch_size, loaded.gradient_accumulation_steps) == (8, 4)
+    assert loaded.bf16 is (precision == "bf16")
+    assert loaded.fp16 is (precision == "fp16")
+    assert loaded.tf32 is {"fp32": False, "tf32": True}.get(precision)
+    assert loaded.activation_checkpointing is True
+    assert loaded.torch_compile_mode == "max-autotune-no-cudagraphs"
+    assert loaded.max_grad_norm == 5.0
+    assert loaded.label_smoothing_factor == 0.1
+    assert loaded.per_device_eval_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("version", "fields"),
+    [
+        (1, {"checkpointing": "nested", "attention": "eager", "clip_grad": True}),
+        (1, {"checkpointing": "blocks", "optimizer": "sgd", "loss": "soft-target"}),
+        (2, {"checkpointing": "stages", "optimizer": "adamw-fused", "loss": "label-smoothing"}),
+        (1, {"precision": "pure-bf16", "memory_format": "channels_last", "amsgrad": True}),
+    ],
+)
+def test_the_trainer_trains(version: int, fields: dict[str, Any], tmp_path: Path) -> None:
+    """Two optimizer steps of the real Trainer. On the CPU: `use_cpu` and fp32 stand in for bf16."""
+    model = tiny("transformers", version)
+    setting = TrainSetting(batch_size=2, accumulate=2, **{"precision": "fp32", **fields})
+    names = written(model, setting)
+    dataset = [{"pixel_values": torch.randn(3, 32, 32), "labels": i % 10} for i in range(8)]
+    more: dict[str, Any] = {"use_cpu": True, "max_steps": 2, "report_to": "none"}
+    if not setting.optimizer.startswith("adam"):
+        more["learning_rate"] = 1e-3  # there is no published one
+    more |= {"dataloader_num_workers": 0, "dataloader_persistent_workers": False}
+    more |= {"logging_steps": 1, "save_strategy": "no", "disable_tqdm": True}
+    trainer = names["build_trainer"](dataset, str(tmp_path), **more)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 2
+    assert all(2.0 < loss < 3.0 for loss in losses), "ln 10 = 2.3: accumulation is averaged, once"
+    moved = [not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True)]
+    assert any(moved)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_model_arguments_are_the_config_class_s(version: int) -> None:
+    model = tiny("transformers", version, drop_path_rate=0.3)
+    kind, arguments = transformers_config(model)
+    config = getattr(transformers, kind)(**arguments)
+    for key, value in arguments.items():
+        assert getattr(config, key) == value, key
+    assert config.drop_path_rate == 0.3
+    assert config.num_labels == 10, "transformers' own default is 2"
+
+
+def test_nothing_is_left_to_the_trainer_s_defaults() -> None:
+    """It would clip at 1.0, decay nothing, start at full speed and keep the last, smaller batch."""
+    arguments = training_arguments(Plan(tiny("transformers"), TrainSetting(), ()))
+    assert arguments["max_grad_norm"] == 0.0
+    assert arguments["weight_decay"] == 0.05
+    assert arguments["dataloader_drop_last"] is True
+    assert arguments["warmup_steps"] == pytest.approx(20 / 300, abs=1e-6)
+    assert "use_cpu" not in arguments
+    on_cpu = training_arguments(Plan(tiny("transformers"), TrainSetting(), (), device="cpu"))
+    assert on_cpu["use_cpu"] is True
