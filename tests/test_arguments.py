@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner import SwinConfig
-from planner import estimation as estimate
+from planner import SwinConfig, estimate
 from planner.errors import UsageError
 from planner.schema.model import MAX_SIZE
 from planner.trainers import emission as emit

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import SwinConfig, TrainSetting, find_gpu, largest_batch
-from planner import estimation as estimate
+from planner import SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
 from planner.affine import Recorder
 from planner.errors import UnsupportedError, UsageError
 from planner.estimation import Estimate, judge, step_ledger

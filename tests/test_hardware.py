@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner import estimation as estimate
+from planner import estimate
 from planner.errors import UnsupportedError, UsageError
 from planner.hardware import all_gpus, detect_gpus, find_gpu, recognise_gpu
 from planner.hardware.detect import parse_gpus, visible_gpus

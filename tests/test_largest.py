@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner import Estimate, SwinConfig, find_gpu, largest_batch
-from planner import estimation as estimate
+from planner import Estimate, SwinConfig, estimate, find_gpu, largest_batch
 from planner.estimation import resolve
 from planner.libraries.resolve import resolve_model
 from planner.schema import TrainSetting

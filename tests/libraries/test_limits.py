@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from planner import SwinConfig, TrainSetting, find_gpu, largest_batch
-from planner import estimation as estimate
+from planner import SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
 from planner.cli import main
 from planner.errors import UnsupportedError
 from planner.estimation import resolve

@@ -8,8 +8,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from planner import SwinConfig, TrainSetting, find_gpu, largest_batch
-from planner import estimation as estimate
+from planner import SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
 from planner.cli.estimate import command
 from planner.hardware.overheads import overheads_for
 from planner.memory.allocator_config import AllocatorConfig, parse_allocator_config

@@ -13,7 +13,7 @@ from planner.cli import main
 from planner.errors import PlannerError, UsageError
 from planner.hardware.detect import read_device
 from planner.schema import SwinConfig, TrainSetting
-from search import tuning as tune
+from search import tune
 from search.options import Options, read_restrictions
 from search.result.recommend import Search, recommend
 from search.space import make_space

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner import TrainSetting
-from planner import estimation as estimate
+from planner import TrainSetting, estimate
 from planner.ledger import Allocated, Event, Freed
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model

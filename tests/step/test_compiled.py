@@ -16,7 +16,7 @@ from typing import Any
 import networkx
 import pytest
 
-from planner import estimation as estimate
+from planner import estimate
 from planner.ledger import Allocated, Computed, Freed, Ledger, Marked, Tagged
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model

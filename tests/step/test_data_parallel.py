@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from planner import SwinConfig, TrainSetting
-from planner import estimation as estimate
+from planner import SwinConfig, TrainSetting, estimate
 from planner.affine import Recorder
 from planner.errors import UnsupportedError
 from planner.estimation import Estimate, step_ledger
