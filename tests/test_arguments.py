@@ -12,7 +12,7 @@ import pytest
 from planner import SwinConfig, estimate
 from planner.errors import UsageError
 from planner.schema.model import MAX_SIZE
-from planner.trainers import emission as emit
+from planner.trainers.emission import emit
 
 
 def test_the_largest_sizes_are_counted_in_order_and_do_not_fit() -> None:

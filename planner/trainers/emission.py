@@ -162,7 +162,7 @@ def _changed(setting: TrainSetting, changes: Mapping[str, Any]) -> TrainSetting:
 def _writer(target: str) -> Any:
     if target not in TARGETS:
         raise unknown_name("trainer", target, TARGETS, f"Trainers: {', '.join(TARGETS)}.")
-    return import_module(f"planner.trainers.emission.{target}")
+    return import_module(f"planner.trainers.{target}")
 
 
 def _write(

@@ -20,7 +20,7 @@ from search.memory_budget import find_budget
 from search.options import Options
 from search.probe import device, nvml
 from search.probe.device import MemoryInUse
-from search.study.study import lock
+from search.study import lock
 
 A = TorchGpu("Fake A", 24 * GIB - GIB // 2, (9, 0), "aaaa")
 B = TorchGpu("Fake B", 48 * GIB - GIB // 2, (9, 1), "bbbb")

@@ -12,7 +12,8 @@ from torch._inductor.exc import InductorError
 
 from planner.errors import UnsupportedError
 from planner.units import GIB, MIB
-from search.probe import failure, measure, verdict
+from search.probe import failure
+from search.probe.worker import measure, verdict
 from search.probe.worker.report import Report
 from search.probe.worker.verdict import MemoryReading, classify
 from tests.search.probes import request_of

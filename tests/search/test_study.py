@@ -13,10 +13,10 @@ from planner.errors import PlannerError, UsageError
 from planner.schema import SwinConfig, TrainSetting
 from search.replay import Replay
 from search.space import Space, make_space
+from search.study import study as study_file
 from search.study.records import append_records, read_records
 from search.study.storage import StudyError, hidden_password
 from search.study.study import Identity, Study, make_study
-from search.study.study import study as study_file
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 SPACE: Space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16, 32, 512))

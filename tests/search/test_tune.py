@@ -19,8 +19,8 @@ from search.probe.device import MemoryInUse
 from search.replay import Replay
 from search.session import Limits, ReplayProber
 from search.strategies.planner_strategy import Choice
+from search.study import lock
 from search.study.records import format_record, read_records
-from search.study.study import lock
 from search.tuning import tune
 from tests.search.tables import GPU, MODEL, SMALL, invented_table, make_record
 
