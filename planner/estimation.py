@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from planner.affine import LineEvents, Recorder, operations_of
+from planner.affine import LineEvents, operations_of
 from planner.arguments import (
     ModelLike,
     SettingLike,
@@ -23,6 +23,7 @@ from planner.hardware.gpu import Gpu
 from planner.hardware.overheads import Overheads, overheads_for
 from planner.hardware.precisions import check_precision
 from planner.ledger import CATEGORIES, Ledger
+from planner.ledgers import RECORDED_MICRO_BATCHES, step_ledger
 from planner.left_out import left_out
 from planner.libraries.limits import graph_limit
 from planner.libraries.registry import find_library
@@ -33,17 +34,11 @@ from planner.step.compiled.modes import (
     BROKEN_RANGE,
     COMPILED_RANGE,
     is_one_graph,
-    shares_a_ledger,
 )
-from planner.step.training import BuildOnShapes, record_training
 from planner.units import format_bytes
 
 if TYPE_CHECKING:
-    from planner.step.compiled.ledger import CompiledRecorder
     from planner.throughput.prediction import DeviceRates, StepTime
-
-# One ledger holds at most so many micro-batches: the third repeats the second.
-RECORDED_MICRO_BATCHES = 2
 
 
 @dataclass(frozen=True)
@@ -189,43 +184,6 @@ def resolve(
 def default_precision(gpu: Gpu | None) -> str:
     """bf16, or fp16 where the device has no bf16."""
     return "fp16" if gpu is not None and not gpu.has_bf16 else "bf16"
-
-
-_RECORDERS: dict[tuple[SwinConfig, TrainSetting], Recorder | CompiledRecorder] = {}
-
-
-def step_ledger(config: SwinConfig, setting: TrainSetting) -> Ledger:
-    """The events of building the model and of its first two optimizer steps.
-
-    Kept per model and setting: other batch sizes are read from two recordings. At most
-    `RECORDED_MICRO_BATCHES` micro-batches are recorded, since the third repeats the second.
-    """
-    mode = shares_a_ledger(setting.compile) if is_one_graph(config, setting) else "off"
-    # What does not change the events shares a recording.
-    alike = setting.model_copy(
-        update={
-            "batch_size": 1,
-            "accumulate": min(setting.accumulate, RECORDED_MICRO_BATCHES),
-            "compile": mode,
-        }
-    )
-    recorder = _RECORDERS.get((config, alike))
-    if recorder is None:
-        build = find_library(config.library).on_shapes(config, setting)
-
-        def record(batch_size: int) -> Ledger:
-            at_batch = alike.model_copy(update={"batch_size": batch_size})
-            return record_training(build, config, at_batch)
-
-        recorder = Recorder(record) if mode == "off" else _compiled(build, config, alike)
-        _RECORDERS[config, alike] = recorder
-    return recorder.ledger(setting.batch_size)
-
-
-def _compiled(build: BuildOnShapes, config: SwinConfig, setting: TrainSetting) -> CompiledRecorder:
-    from planner.step.compiled.ledger import CompiledRecorder
-
-    return CompiledRecorder(build, config, setting)
 
 
 def judge(

@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import cache
 
 from planner.errors import UnsupportedError
-from planner.estimation import Estimate, judge, resolve, step_ledger
+from planner.estimation import Estimate, judge, resolve
 from planner.hardware.gpu import Gpu
 from planner.hardware.precisions import check_precision
+from planner.ledgers import step_ledger
 from planner.libraries.limits import largest_sdpa_batch
 from planner.memory.allocator_config import AllocatorConfig
 from planner.schema import SwinConfig, TrainSetting

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from planner import SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
 from planner.affine import Recorder
 from planner.errors import UnsupportedError, UsageError
-from planner.estimation import Estimate, judge, step_ledger
+from planner.estimation import Estimate, judge
+from planner.ledgers import step_ledger
 from planner.libraries.registry import find_library
 from planner.step.training import record_training
 from planner.units import MIB

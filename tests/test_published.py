@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from planner.cli.validate import command
 from planner.errors import UsageError
-from planner.estimation import step_ledger
 from planner.ledger import Allocated, Computed, Freed, Ledger, Marked
+from planner.ledgers import step_ledger
 from planner.schema import SwinConfig, TrainSetting
 from planner.throughput import efficiency
 from search.validation.published import (

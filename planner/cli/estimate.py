@@ -15,16 +15,11 @@ import click
 from planner.cli.arguments import model_and_settings, refuse_empty, with_model_options
 from planner.cli.output import print_json
 from planner.errors import UnsupportedError, UsageError
-from planner.estimation import (
-    Estimate,
-    default_precision,
-    judge,
-    resolve,
-    step_ledger,
-)
+from planner.estimation import Estimate, default_precision, judge, resolve
 from planner.hardware import Gpu, all_gpus, find_gpu
 from planner.hardware.precisions import check_precision, lacks
 from planner.ledger import Ledger
+from planner.ledgers import step_ledger
 from planner.libraries.limits import SDPA_WINDOWS, largest_sdpa_batch
 from planner.memory.allocator_config import (
     AllocatorConfig,

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from planner.affine import operations_of
 from planner.errors import UnsupportedError
-from planner.estimation import Estimate, Throughput, choose, judge, step_ledger
+from planner.estimation import Estimate, Throughput, choose, judge
 from planner.hardware import Gpu, recognise_gpu
+from planner.ledgers import step_ledger
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting

@@ -8,8 +8,9 @@ from statistics import median
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.estimation import Estimate, judge, step_ledger
+from planner.estimation import Estimate, judge
 from planner.hardware import Gpu, recognise_gpu
+from planner.ledgers import step_ledger
 from planner.memory.allocator_config import recorded_allocator
 from planner.schema import MeasurementRecord, SwinConfig
 from planner.schema.setting import GRAPH_MODES

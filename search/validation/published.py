@@ -20,10 +20,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.errors import UsageError
-from planner.estimation import judge, resolve, step_ledger
+from planner.estimation import judge, resolve
 from planner.hardware import Gpu, find_gpu
 from planner.hardware.overheads import overheads_for
 from planner.ledger import Allocated, Computed, Freed, Ledger, Marked, Tagged
+from planner.ledgers import step_ledger
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.memory.profile import device_requests, profile

@@ -27,9 +27,10 @@ from typing import Any
 
 from tabulate import tabulate
 
-from planner.estimation import choose, estimate, judge, step_ledger
+from planner.estimation import choose, estimate, judge
 from planner.hardware import find_gpu
 from planner.ledger import Ledger
+from planner.ledgers import step_ledger
 from planner.schema import SwinConfig, TrainSetting
 from tests.benchmarks.dated import latest_results, write_results
 

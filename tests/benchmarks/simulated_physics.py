@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.affine import operations_of
-from planner.estimation import choose, step_ledger
+from planner.estimation import choose
 from planner.ledger import Computed
+from planner.ledgers import step_ledger
 from planner.schema import SwinConfig, TrainSetting
 from planner.throughput.prediction import DeviceRates
 

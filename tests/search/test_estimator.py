@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from planner.affine import operations_of
-from planner.estimation import RECORDED_MICRO_BATCHES, choose, estimate, step_ledger
+from planner.estimation import choose, estimate
 from planner.hardware import recognise_gpu
+from planner.ledgers import RECORDED_MICRO_BATCHES, step_ledger
 from planner.libraries.resolve import resolve_model
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
 from planner.throughput.prediction import predict_step, rates_for

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from planner.affine import operations_of
-from planner.estimation import choose, step_ledger
+from planner.estimation import choose
 from planner.hardware import recognise_gpu
+from planner.ledgers import step_ledger
 from planner.throughput.prediction import predict_step, rates_for
 from tests.benchmarks import simulated_report as report
 from tests.benchmarks.simulated_devices import EAGER, choose_devices, search_device

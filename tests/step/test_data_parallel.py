@@ -16,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from planner import SwinConfig, TrainSetting, estimate
 from planner.affine import Recorder
 from planner.errors import UnsupportedError
-from planner.estimation import Estimate, step_ledger
+from planner.estimation import Estimate
 from planner.ledger import Allocated, Ledger, Marked
+from planner.ledgers import step_ledger
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.memory.profile import find_alive
