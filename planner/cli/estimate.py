@@ -165,7 +165,7 @@ def _table(found: Sequence[Estimate]) -> str:
 def _draw(ledgers: Sequence[Ledger], found: Sequence[Estimate], given: dict[str, Any]) -> None:
     if not (given["plot"] or given["timeline"]):
         return
-    from planner.report.tables import describe_setting
+    from planner.report.settings import describe_setting
     from planner.report.timeline import draw_timeline, timeline_text
 
     if given["timeline"]:

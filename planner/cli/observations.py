@@ -26,7 +26,7 @@ _SHOWN_CHARACTERS = 300
 
 def describe_row(row: Row) -> str:
     """A row in words."""
-    from planner.report.tables import describe_setting
+    from planner.report.settings import describe_setting
 
     return f"{row.model.title}, {describe_setting(row.setting)}"
 

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import click
 
 from planner.cli.arguments import given_fields, split_values
 from planner.cli.output import print_json, say
-from planner.errors import UsageError, printable
+from planner.errors import UsageError
 from planner.schema import SwinConfig, TrainSetting, parse
-from planner.schema.record import FactoryModel, MeasurementRecord
-from planner.schema.result import Recommendation
-from planner.units import format_bytes, format_seconds, parse_percent, parse_seconds
-
-if TYPE_CHECKING:
-    from search.session import Progress
+from planner.schema.record import FactoryModel
+from planner.units import parse_percent, parse_seconds
 
 AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")
 NOTHING_FITS = 1
 COUNT = click.IntRange(1)
-MAX_RULED_OUT = 12  # lines; recommendation.json has them all
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("model", required=False),
@@ -87,10 +80,12 @@ def command(**given: Any) -> int:
     MODEL is LIBRARY:NAME, a YAML or JSON file, or package.module:factory; with --replay it may be
     left out. The same command goes on where it was stopped. Ctrl-C ends with the best so far.
     """
+    from planner.cli.progress import make_progress
+    from planner.report.recommendation import recommendation_text
     from search.interrupts import heard
     from search.tuning import ResultNotWrittenError, tune
 
-    show = _shower()
+    show = make_progress()
     with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
         unwritten: ResultNotWrittenError | None = None
         try:
@@ -106,7 +101,7 @@ def command(**given: Any) -> int:
         if given["as_json"]:
             print_json(found.model_dump(mode="json"))
         else:
-            print_recommendation(found)
+            say("\n" + recommendation_text(found))
         if interrupts.number is not None:
             return interrupts.exit_status
     if unwritten is not None:
@@ -162,201 +157,3 @@ def _model(
     raise UsageError(
         "there is no MODEL.", "Write planner tune native:swin_tiny, or list them: planner models."
     )
-
-
-class PlainLines:
-    """Progress where nobody watches: a line when a probe begins or ends."""
-
-    def __call__(self, progress: Progress) -> None:
-        line = describe_progress(progress)
-        if line:
-            _say(line)
-
-    def close(self) -> None:
-        return None
-
-
-class LiveLine:
-    """Progress on a terminal: ended probes as lines, and one line that lives."""
-
-    def __init__(self) -> None:
-        self.current: Progress | None = None
-        self.width = 0
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.kind == "start":
-            self.current = progress
-        elif progress.kind == "end":
-            self._erase()
-            _say(describe_progress(progress))
-            self.current = None
-        elif progress.kind == "note":
-            self._erase()
-            _say(progress.text)
-        if self.current is not None:
-            self._draw(self.current, progress)
-
-    def _draw(self, current: Progress, progress: Progress) -> None:
-        doing = progress.text if progress.kind == "step" else "start"
-        if progress.step_seconds:
-            doing += f" {format_seconds(progress.step_seconds)} a step"
-        line = f"{describe_progress(current)} · {doing}"[: _columns() - 1]
-        _say(line.ljust(self.width), before="\r", after="")
-        self.width = len(line)
-
-    def _erase(self) -> None:
-        if self.width:
-            _say(" " * self.width, before="\r", after="\r")
-        self.width = 0
-
-    def close(self) -> None:
-        self._erase()
-
-
-def _say(text: str, before: str = "", after: str = "\n") -> None:
-    """Progress, on standard error. Where nobody can read it (a closed terminal, a full disk) the
-    search goes on: its results are in files."""
-    with suppress(OSError):
-        click.echo(f"{before}{printable(text)}{after}", nl=False, err=True)
-
-
-def _columns() -> int:
-    import shutil
-
-    return shutil.get_terminal_size().columns
-
-
-def _shower() -> LiveLine | PlainLines:
-    return LiveLine() if sys.stderr.isatty() else PlainLines()
-
-
-def describe_progress(progress: Progress) -> str:
-    """One line: phase, probe n of N, the setting, what it found, the best so far, time left."""
-    if progress.kind == "note":
-        return progress.text
-    if progress.kind not in ("start", "end") or progress.candidate is None:
-        return ""
-    of = f" of {progress.num_probes}" if progress.num_probes else ""
-    parts = [f"[{progress.phase}] probe {progress.probe}{of}: {short(progress.candidate.setting)}"]
-    if progress.record is not None:
-        parts.append(found_text(progress.record))
-    if progress.best_rate:
-        parts.append(f"best {progress.best_rate:.4g} images/s")
-    if progress.seconds_left is not None:
-        parts.append(f"{format_seconds(progress.seconds_left)} left")
-    return " · ".join(parts)
-
-
-def found_text(record: MeasurementRecord) -> str:
-    """`123 images/s, 4.5 GiB`, or how the probe ended instead."""
-    if record.status != "measured" or record.images_per_second is None:
-        reason = record.message.splitlines()[0][:100] if record.message else ""
-        return record.status.replace("_", " ") + (f" ({reason})" if reason else "")
-    return f"{record.images_per_second:.4g} images/s, {_memory(record)}"
-
-
-def short(setting: TrainSetting) -> str:
-    """`batch 64 bf16 compile default sdpa`: what a person tells settings apart by."""
-    words = [f"batch {setting.batch_size}"]
-    if setting.accumulate > 1:
-        words.append(f"× {setting.accumulate}")
-    words.append(setting.precision)
-    if setting.checkpointing != "none":
-        words.append(f"checkpoint {setting.checkpointing}")
-    if setting.compile != "off":
-        words.append(f"compile {setting.compile}")
-    if setting.attention != "library":
-        words.append(setting.attention)
-    words.append(setting.optimizer)
-    return " ".join(words)
-
-
-def print_recommendation(found: Recommendation) -> None:
-    """The recommendation as a person reads it: measured figures, evidence, the others, the rest."""
-    say()
-    if found.setting is None or found.evidence is None:
-        say(f"Nothing to recommend after {_probes(found)}: {found.stopped_because}.")
-        say(found.advice)
-    else:
-        say(f"Recommended for {found.model.title} on {found.device.name} (measured):")
-        say(f"  {short(found.setting)}")
-        say(f"  {_evidence(found.evidence)}")
-        say(f"  {_gain(found)}")
-        say()
-        _table([found.evidence, *found.runners_up], found.baseline)
-    say()
-    for note in found.notes:
-        say(f"- {note}")
-    say(
-        f"- {_probes(found)} of {found.num_candidates} settings; ended because "
-        f"{found.stopped_because}."
-    )
-    _print_ruled_out(found)
-
-
-def _probes(found: Recommendation) -> str:
-    return "1 probe" if found.num_probes == 1 else f"{found.num_probes} probes"
-
-
-def _evidence(record: MeasurementRecord) -> str:
-    from search.surrogate.noise import rate_interval
-
-    images = record.setting.batch_size * record.setting.accumulate
-    low, high = rate_interval(images, record.step_seconds)
-    return (
-        f"{record.images_per_second or 0:.4g} images/s ({low:.4g} to {high:.4g}, "
-        f"{len(record.step_seconds)} steps), {_memory(record)}, probe {record.probe_id[:8]} of "
-        f"{record.date[:16].replace('T', ' ')}"
-    )
-
-
-def _gain(found: Recommendation) -> str:
-    if found.baseline is None or found.gain is None:
-        return "The plain default was not measured, so no gain can be given."
-    return (
-        f"{found.gain:.2f} × the plain default ({short(found.baseline.setting)}: "
-        f"{found.baseline.images_per_second or 0:.4g} images/s)"
-    )
-
-
-def _table(records: Sequence[MeasurementRecord], baseline: MeasurementRecord | None) -> None:
-    from planner.cli.output import print_table
-
-    headers = ["", "setting", "images/s", "step", "memory", "compile"]
-    rows = []
-    for i, record in enumerate(records):
-        rows.append([str(i + 1), *_cells(record)])
-    if baseline is not None and baseline not in records:
-        rows.append(["plain", *_cells(baseline)])
-    print_table(rows, headers)
-
-
-def _cells(record: MeasurementRecord) -> list[str]:
-    compiling = record.compile_seconds
-    rate = record.images_per_second or 0.0
-    images = record.setting.batch_size * record.setting.accumulate
-    return [
-        short(record.setting),
-        f"{rate:.4g}",
-        format_seconds(images / rate) if rate else "-",
-        _memory(record),
-        format_seconds(compiling) if compiling else "-",
-    ]
-
-
-def _memory(record: MeasurementRecord) -> str:
-    from search.surrogate.prior import record_bytes
-
-    num_bytes = record_bytes(record)
-    return "memory unknown" if num_bytes is None else format_bytes(num_bytes)
-
-
-def _print_ruled_out(found: Recommendation) -> None:
-    if not found.ruled_out:
-        return
-    say("- Not probed (these batches and larger ones):")
-    for ruled in found.ruled_out[:MAX_RULED_OUT]:
-        say(f"    {short(ruled.setting)}: {ruled.reason}")
-    more = len(found.ruled_out) - MAX_RULED_OUT
-    if more > 0:
-        say(f"    and {more} more, in recommendation.json")

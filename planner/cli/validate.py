@@ -241,7 +241,7 @@ def _print_progress(progress: Progress) -> None:
 def _print_comparison(
     comparisons: Sequence[Comparison], records: Sequence[MeasurementRecord]
 ) -> None:
-    from planner.report.tables import describe_setting
+    from planner.report.settings import describe_setting
     from search.validation.compare import QUANTITIES, accuracy, rank_correlation
 
     if not comparisons:

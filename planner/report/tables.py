@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from planner.estimation import Estimate
+from planner.report.settings import describe_setting, value_text
 from planner.schema import TrainSetting
 from planner.units import format_bytes, format_seconds
 
@@ -64,7 +65,7 @@ def estimate_table(estimates: Sequence[Estimate]) -> str:
     rows = [
         [
             *([e.model.title] if models else []),
-            *(_plain(getattr(e.setting, field)) for field in fields),
+            *(value_text(getattr(e.setting, field)) for field in fields),
             format_bytes(e.saved_activation_bytes),
             format_bytes(e.peak_allocated_bytes),
             format_bytes(e.peak_reserved_bytes),
@@ -122,18 +123,6 @@ def _heading(estimate: Estimate) -> str:
         f"{estimate.model.title}: {estimate.num_parameters:,} parameters\n"
         f"{describe_setting(estimate.setting)}"
     )
-
-
-def describe_setting(setting: TrainSetting) -> str:
-    """The setting in one line: what is always worth saying, and what differs from the default."""
-    said = [f"batch {setting.batch_size}", setting.precision, setting.optimizer]
-    said.append(f"checkpointing {setting.checkpointing}")
-    default = TrainSetting()
-    for field in type(setting).model_fields:
-        value = getattr(setting, field)
-        if field not in (*ALWAYS_SHOWN, "optimizer") and value != getattr(default, field):
-            said.append(f"{field.replace('_', ' ')} {_plain(value)}")
-    return ", ".join(said)
 
 
 def _breakdown(estimate: Estimate) -> str:
@@ -241,12 +230,6 @@ def _shown_fields(settings: Sequence[TrainSetting]) -> list[str]:
 
 def _header(field: str) -> str:
     return "check-\npointing" if field == "checkpointing" else field.replace("_", "\n")
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)
 
 
 def fits_word(estimate: Estimate) -> str:

@@ -177,6 +177,17 @@ class MeasurementRecord(BaseModel):
     )
 
     @property
+    def used_bytes(self) -> int | None:
+        """What the probe took of the device: its whole process on a GPU, the growth of its RSS on a
+        CPU. None where nothing is known.
+
+        Each figure is a lower bound, so the largest counts: a driver may not see all of a process.
+        A figure of 0 or less is one that nobody has.
+        """
+        figures = (self.device_bytes, self.peak_reserved_bytes, self.peak_allocated_bytes)
+        return max((n for n in figures if n is not None and n > 0), default=None)
+
+    @property
     def cut_short(self) -> bool:
         """Whether the budget ended it: then it says a probe's cost, and nothing of its setting."""
         return BUDGET_ENDED in self.flags

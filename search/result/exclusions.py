@@ -13,7 +13,7 @@ from search.faults import shared_parts
 from search.space import Space, candidate
 from search.strategies.planner_strategy import HOPELESS
 from search.surrogate.posterior import Belief
-from search.surrogate.prior import Prior, record_bytes
+from search.surrogate.prior import Prior
 
 
 def ruled_out(
@@ -69,7 +69,7 @@ def _failed_arms(records: Sequence[MeasurementRecord], budget_bytes: int) -> dic
     for record in records:
         if record.inconclusive:
             continue
-        num_bytes = record_bytes(record) or 0
+        num_bytes = record.used_bytes or 0
         arm = candidate(record.setting).arm
         batch = record.setting.batch_size
         if record.status != "measured":

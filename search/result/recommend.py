@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
+from planner.report.settings import describe_changes
 from planner.schema import DeviceInfo, MeasurementRecord, TrainSetting
 from planner.schema.result import Recommendation, Ruled
 from planner.units import format_bytes, format_seconds
@@ -14,7 +15,6 @@ from search.interrupts import ENDINGS
 from search.space import Model, candidate, setting_id, simplicity
 from search.surrogate.noise import calm, rate_interval
 from search.surrogate.posterior import is_feasible, price_of_compiling
-from search.surrogate.prior import record_bytes
 
 MAX_RUNNERS_UP = 5
 
@@ -57,7 +57,7 @@ class Contender:
 
     @property
     def num_bytes(self) -> int | None:
-        known = [n for r in self.records if (n := record_bytes(r)) is not None]
+        known = [n for r in self.records if (n := r.used_bytes) is not None]
         return max(known, default=None)
 
     @property
@@ -219,9 +219,10 @@ def _simpler_note(best: Contender, found: Sequence[Contender], search: Search) -
     fastest = found[0]
     if fastest is best or search.images is not None:
         return ""
+    other = describe_changes(fastest.setting, best.setting)
     return (
-        f"{describe(fastest.setting, best.setting)} measured {fastest.rate / best.rate - 1:.1%} "
-        "faster, which is within the noise: the simpler setting is recommended."
+        f"{other} measured {fastest.rate / best.rate - 1:.1%} faster, "
+        "which is within the noise: the simpler setting is recommended."
     )
 
 
@@ -276,12 +277,6 @@ def _flags_note(best: Contender) -> str:
     return f"Noted while it was measured: {'; '.join(flags)}." if flags else ""
 
 
-def describe(setting: TrainSetting, against: TrainSetting) -> str:
-    """What makes a setting another than `against`: `batch_size 32, compile default`."""
-    changed = setting.differences(against)
-    return ", ".join(f"{name} {value}" for name, value in changed.items()) or "the same setting"
-
-
 def _advice(records: Sequence[MeasurementRecord], search: Search) -> str:
     """What would make it fit, from how the probes (or the estimate) failed."""
     if records and all(r.cut_short for r in records):
@@ -311,7 +306,7 @@ def _advice(records: Sequence[MeasurementRecord], search: Search) -> str:
         return "No probe was made: allow more time with --budget."
     memory_bound = all(r.status in ("out_of_memory", "measured") for r in records)
     if memory_bound:
-        needs = [n for r in records if (n := record_bytes(r)) and r.status == "measured"]
+        needs = [n for r in records if (n := r.used_bytes) and r.status == "measured"]
         needs += [r.predicted_bytes for r in search.ruled_out if r.predicted_bytes]
         least = (
             f"; the least that any setting needs is about {format_bytes(min(needs))}"

@@ -19,7 +19,7 @@ from planner.schema import DeviceInfo, MeasurementRecord
 from search.space import AXES, Candidate, Model, Space
 from search.strategies.planner_strategy import Choice, PlannerStrategy, Situation
 from search.surrogate.posterior import is_feasible
-from search.surrogate.prior import Prior, record_bytes
+from search.surrogate.prior import Prior
 
 RUNG = "batch_rung"  # the position of the micro-batch in the ladder: its order is what matters
 BYTES_ATTR = "planner:bytes"
@@ -250,7 +250,7 @@ def constraint(record: MeasurementRecord, budget_bytes: int | None) -> float:
     """How far a record is over its budget, as a share: 0 or less is feasible, 1 a failed probe."""
     if record.status != "measured":
         return 1.0
-    num_bytes = record_bytes(record)
+    num_bytes = record.used_bytes
     if budget_bytes is None or num_bytes is None:
         return -1.0
     return num_bytes / budget_bytes - 1.0

@@ -15,7 +15,7 @@ from search.faults import LIKELY_BROKEN, Faults
 from search.probe.interval import median_interval
 from search.space import Space
 from search.surrogate.noise import calm, is_disturbed
-from search.surrogate.prior import Prior, Residual, record_bytes
+from search.surrogate.prior import Prior, Residual
 from search.surrogate.probe_cost import Array, ProbeCosts
 
 # Between processes the same setting repeats to about a percent, whatever the samples of one say:
@@ -97,7 +97,7 @@ class Belief:
         self.records.setdefault(index, []).append(record)
         disturbed = self._count_disturbed(record)
         self.shut[index] = not (disturbed and len(self.records[index]) == 1)
-        num_bytes = record_bytes(record)
+        num_bytes = record.used_bytes
         if record.status == "measured":
             self._measured(index, record, num_bytes, disturbed)
         elif record.status == "out_of_memory":
@@ -290,7 +290,7 @@ def is_feasible(record: MeasurementRecord, budget_bytes: int | None) -> bool:
     """Whether a probe ran to its end within the budget."""
     if record.status != "measured" or not record.step_seconds:
         return False
-    num_bytes = record_bytes(record)
+    num_bytes = record.used_bytes
     return budget_bytes is None or num_bytes is None or num_bytes <= budget_bytes
 
 

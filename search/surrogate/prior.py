@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.estimation import Estimate
-from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.schema import DeviceInfo, SwinConfig, TrainSetting
 from search.space import AXES, Candidate, Space
 from search.surrogate.probe_cost import NUM_BLOCKS, Array, guess_compile_seconds
 
@@ -268,18 +268,8 @@ def _interpolate(at: float, xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def estimate_bytes(estimate: Estimate, device: DeviceInfo) -> int:
-    """The figure of an estimate that `record_bytes` of a probe on `device` is held against."""
+    """The figure of an estimate that `used_bytes` of a probe on `device` is held against."""
     return estimate.device_total_bytes if device.kind == "cuda" else estimate.peak_live_bytes
-
-
-def record_bytes(record: MeasurementRecord) -> int | None:
-    """What a probe took of the device: all of the process on a GPU, growth of its RSS on a CPU.
-
-    Each figure is a lower bound, so the largest counts: a driver may tell too little of a process.
-    Nothing takes 0 bytes or fewer: that is a figure nobody has. None where nothing is known.
-    """
-    figures = (record.device_bytes, record.peak_reserved_bytes, record.peak_allocated_bytes)
-    return max((n for n in figures if n is not None and n > 0), default=None)
 
 
 def _scaled(

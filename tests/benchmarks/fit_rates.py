@@ -14,7 +14,7 @@ from math import log
 from pathlib import Path
 
 from planner.hardware import Gpu
-from planner.report.tables import describe_setting
+from planner.report.settings import describe_setting
 from planner.schema import TrainSetting
 from planner.throughput.efficiency import memory_kind
 from planner.throughput.prediction import DeviceRates, Operation, device_seconds, rates_for

@@ -30,7 +30,7 @@ from search.space import AXES, Candidate, Space
 from search.strategies.planner_strategy import PlannerStrategy, Strategy
 from search.strategies.walks import WALKS, WalkStrategy
 from search.study.records import read_records
-from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior, record_bytes
+from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 from tests.benchmarks import strategy_report as report
 from tests.benchmarks.strategy_report import Run
 
@@ -43,7 +43,7 @@ Make = Callable[[Space, Prior, int, int], Strategy]
 
 def table_budget(replay: Replay) -> int:
     """The third quartile of the bytes that the table's settings took."""
-    known = [n for rs in replay.records.values() for r in rs if (n := record_bytes(r))]
+    known = [n for rs in replay.records.values() for r in rs if (n := r.used_bytes)]
     return int(np.quantile(known, QUANTILE))
 
 
@@ -89,7 +89,7 @@ def _truth(replay: Replay, c: Candidate) -> tuple[float, float]:
         return 1.0, 2.0**40
     o, record = own[0]
     ratio = c.setting.batch_size / o.setting.batch_size
-    return median(record.step_seconds) * ratio, float(record_bytes(record) or 1) * ratio
+    return median(record.step_seconds) * ratio, float(record.used_bytes or 1) * ratio
 
 
 def _sampler(name: str, seeded: bool = False) -> Make:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from planner.estimation import Estimate, Throughput
-from planner.report.tables import breakdown_table, describe_setting, estimate_table, verdict
+from planner.report.settings import describe_changes, describe_setting
+from planner.report.tables import breakdown_table, estimate_table, verdict
 from planner.schema import SwinConfig, TrainSetting
 
 MIB, GIB = 1024**2, 1024**3
@@ -126,3 +127,9 @@ def test_a_setting_is_described_by_what_is_not_default() -> None:
     assert describe_setting(TrainSetting()) == "batch 64, bf16, adamw, checkpointing none"
     text = describe_setting(TrainSetting(accumulate=4, ema=True, compile="reduce-overhead"))
     assert text.endswith("accumulate 4, compile reduce-overhead, ema yes")
+
+
+def test_two_settings_are_told_apart_in_the_same_words() -> None:
+    changed = TrainSetting(batch_size=32, compile="default")
+    assert describe_changes(changed, TrainSetting()) == "batch 32, compile default"
+    assert describe_changes(changed, changed) == "the same setting"

@@ -22,7 +22,7 @@ from search.strategies.planner_strategy import Choice, Situation
 from search.strategies.walks import WalkStrategy, largest_batch
 from search.study.records import format_record, parse_record, read_records
 from search.surrogate.posterior import Belief, is_feasible
-from search.surrogate.prior import generic_prior, record_bytes
+from search.surrogate.prior import generic_prior
 from search.tuning import tune
 from search.validation.disturbance import is_disturbed
 from tests.search.tables import GPU, MODEL, SMALL, make_record
@@ -178,7 +178,7 @@ def test_no_figure_of_a_driver_ends_a_search_or_passes_a_budget(
             "peak_allocated_bytes": allocated,
         }
     )
-    num_bytes = record_bytes(record)
+    num_bytes = record.used_bytes
     assert num_bytes is None or num_bytes >= max(1, reserved or 0, allocated or 0)
     for figure in (device, reserved, allocated):
         if figure is not None and figure > BUDGET:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from planner.cli.tune import print_recommendation
+from planner.report.recommendation import recommendation_text
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import GIB
 from search.interrupts import ENDINGS
@@ -154,10 +154,7 @@ def test_repeats_are_one_contender_with_all_samples() -> None:
 
 
 @pytest.mark.parametrize(("number", "words"), [(1, "after 1 probe:"), (2, "after 2 probes:")])
-def test_probes_are_counted_as_people_do(
-    capsys: pytest.CaptureFixture[str], number: int, words: str
-) -> None:
+def test_probes_are_counted_as_people_do(number: int, words: str) -> None:
     records = [make_record(change(batch_size=512 + n)) for n in range(number)]
-    print_recommendation(recommend(records, search(stopped_because="all is tried")))
-    printed = capsys.readouterr()
-    assert words in printed.out + printed.err
+    found = recommend(records, search(stopped_because="all is tried"))
+    assert words in recommendation_text(found)

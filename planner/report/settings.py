@@ -1,0 +1,39 @@
+"""A setting in words, the same in every table and sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.schema import TrainSetting
+
+ALWAYS_SAID = ("batch_size", "precision", "optimizer", "checkpointing")
+_NAMED_BY_VALUE = ("precision", "optimizer")
+
+
+def describe_setting(setting: TrainSetting) -> str:
+    """`batch 64, bf16, adamw, checkpointing none, accumulate 4`: what is always worth saying, then
+    what differs from the default."""
+    other = setting.differences(TrainSetting())
+    always = {field: getattr(setting, field) for field in ALWAYS_SAID}
+    return _in_words({**always, **other})
+
+
+def describe_changes(setting: TrainSetting, against: TrainSetting) -> str:
+    """What makes a setting another than `against`: `batch 32, compile default`."""
+    return _in_words(setting.differences(against)) or "the same setting"
+
+
+def value_text(value: object) -> str:
+    """A field's value: `yes` and `no` for what is on and off."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def _in_words(fields: Mapping[str, object]) -> str:
+    return ", ".join(
+        value_text(value)
+        if field in _NAMED_BY_VALUE
+        else f"{field.replace('batch_size', 'batch').replace('_', ' ')} {value_text(value)}"
+        for field, value in fields.items()
+    )
