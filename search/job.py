@@ -11,12 +11,13 @@ from planner.schema.result import Recommendation
 from planner.units import format_seconds
 from search.interrupts import ending, hold
 from search.options import Options
-from search.result.exclusions import ruled_out
+from search.result.exclusions import find_excluded
 from search.result.recommend import Search, recommend
 from search.session import Book, Limits, OnProgress, Prober, Progress, Session
 from search.space import Model, Space
-from search.strategies.plain_default import BaselineHunt, plain_arm
-from search.strategies.planner_strategy import Choice, PlannerStrategy, Strategy
+from search.strategies.plain_default import PlainDefaultHunt, plain_arm
+from search.strategies.planner_strategy import PlannerStrategy
+from search.strategies.strategy import Choice, Strategy
 from search.strategies.walks import WALKS, WalkStrategy
 from search.study.records import RecordsNotWrittenError, append_records
 from search.study.study import Identity, Study
@@ -59,7 +60,7 @@ class Job:
             stopped = session.run(self._strategy())
             limits.reserved_seconds = 0.0
             if arm and wants_baseline and session.best_rate():
-                session.run(BaselineHunt(self.space, self.prior, self.budget_bytes, arm))
+                session.run(PlainDefaultHunt(self.space, self.prior, self.budget_bytes, arm))
             hold()
         except KeyboardInterrupt:
             stopped = ending()
@@ -99,7 +100,7 @@ class Job:
             images=self._images(),
             num_candidates=len(self.space),
             stopped_because=stopped,
-            ruled_out=ruled_out(self.space, self.prior, self.budget_bytes, records),
+            ruled_out=find_excluded(self.space, self.prior, self.budget_bytes, records),
             notes=(*self.notes, *self._untried_note(records, stopped), *self._baseline_note(arm)),
         )
 
@@ -112,7 +113,7 @@ class Job:
             return []  # no compiler here, as far as was seen
         costs = ProbeCosts(self.space, self.prior.compile_seconds)
         for record in records:
-            costs.tell(record)
+            costs.observe(record)
         tried = {"off", *(r.setting.compile for r in records)}
         modes = [m for m in self.space.choices["compile"] if m not in tried]
         waits = [f"{m} (about {format_seconds(costs.compile_seconds(m))})" for m in modes]

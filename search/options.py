@@ -14,7 +14,7 @@ from planner.schema import TrainSetting, parse
 from planner.schema.model import MAX_SIZE
 from planner.units import MAX_SECONDS
 from search.space import AXES
-from search.strategies.planner_strategy import TOLERANCE
+from search.strategies.strategy import TOLERANCE
 from search.strategies.walks import WALKS
 from search.study.study import STUDY_NAME
 

@@ -9,7 +9,7 @@ from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
 from search.space import Model
-from search.strategies.planner_strategy import Choice
+from search.strategies.strategy import Choice
 
 
 class DeviceProber:

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from planner.errors import PlannerError, UsageError
 from planner.schema import DeviceInfo, MeasurementRecord
+from search.probe.evidence import is_feasible
 from search.space import Candidate, setting_id, space_of
-from search.strategies.planner_strategy import Situation, Strategy
-from search.surrogate.posterior import is_feasible
+from search.strategies.strategy import Situation, Strategy
 
 T = TypeVar("T")
 

@@ -9,12 +9,12 @@ from typing import Protocol
 
 from planner.schema import MeasurementRecord
 from planner.schema.record import BUDGET_ENDED
-from search.faults import is_plain
+from search.probe.evidence import is_feasible
 from search.replay import Replay
 from search.space import Candidate, Space
-from search.strategies.planner_strategy import Choice, Situation, Strategy
+from search.strategies.strategy import Choice, Situation, Strategy
 from search.study.study import Claim
-from search.surrogate.posterior import is_feasible
+from search.surrogate.broken_parts import is_plain
 
 SAME_FAILURES = 3
 PLAIN_BATCH = 8  # images, of the plain setting that is tried after those: it should fit

@@ -41,7 +41,7 @@ from search.prober import DeviceProber
 from search.replay import Replay
 from search.session import Limits, OnProgress, Prober, Progress, ReplayBook, ReplayProber
 from search.space import Model, Space, make_space
-from search.strategies.planner_strategy import TOLERANCE
+from search.strategies.strategy import TOLERANCE
 from search.study.lock import hold_gpu
 from search.study.records import read_records
 from search.study.study import STUDY_NAME, Identity, Study, make_study

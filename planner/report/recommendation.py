@@ -10,7 +10,7 @@ from planner.schema import TrainSetting
 from planner.schema.record import MeasurementRecord
 from planner.schema.result import Recommendation
 from planner.units import format_bytes, format_seconds
-from search.surrogate.noise import rate_interval
+from search.probe.evidence import rate_interval
 
 if TYPE_CHECKING:
     from search.session import Progress

@@ -13,7 +13,7 @@ from planner.schema.setting import TrainSetting
 RESULT_FORMAT = 1
 
 
-class Ruled(BaseModel):
+class Excluded(BaseModel):
     """A setting that was not probed, and why: an estimate or another probe ruled it out."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -48,6 +48,6 @@ class Recommendation(BaseModel):
     num_probes: int = 0
     num_candidates: int = 0
     stopped_because: str = ""
-    ruled_out: tuple[Ruled, ...] = ()
+    ruled_out: tuple[Excluded, ...] = ()
     notes: tuple[str, ...] = Field(default=(), description="said to the person, one line each")
     advice: str = ""

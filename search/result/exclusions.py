@@ -7,38 +7,38 @@ from math import exp
 
 from planner.errors import alternatives
 from planner.schema import MeasurementRecord, TrainSetting
-from planner.schema.result import Ruled
+from planner.schema.result import Excluded
 from planner.units import format_bytes
-from search.faults import shared_parts
 from search.space import Space, candidate
-from search.strategies.planner_strategy import HOPELESS
-from search.surrogate.posterior import Belief
+from search.strategies.planner_strategy import INFEASIBLE
+from search.surrogate.broken_parts import shared_parts
+from search.surrogate.posterior import Posterior
 from search.surrogate.prior import Prior
 
 
-def ruled_out(
+def find_excluded(
     space: Space, prior: Prior, budget_bytes: int | None, records: Sequence[MeasurementRecord]
-) -> tuple[Ruled, ...]:
+) -> tuple[Excluded, ...]:
     """Per arm the smallest batch that was not worth a probe, and why; larger ones go with it."""
     if budget_bytes is None:
         return ()
-    belief = Belief(space, prior, budget_bytes)
+    posterior = Posterior(space, prior, budget_bytes)
     for record in records:
         index = space.index(record.setting)
         if index is not None:
-            belief.tell(index, record)
-    outlook = belief.outlook()
+            posterior.observe(index, record)
+    predicted = posterior.predict()
     failed = _failed_arms(records, budget_bytes)
-    found: dict[str, Ruled] = {}
+    found: dict[str, Excluded] = {}
     order = sorted(range(len(space)), key=lambda i: space.candidates[i].setting.batch_size)
     for i in order:
         c = space.candidates[i]
-        fits = outlook.fits[i] > HOPELESS
-        worth_it = fits and not belief.closed[i]
-        if c.arm in found or i in belief.records or worth_it:
+        fits = predicted.fits[i] > INFEASIBLE
+        worth_it = fits and not posterior.excluded[i]
+        if c.arm in found or i in posterior.records or worth_it:
             continue
-        need = int(exp(min(outlook.log_bytes[i], 40.0)))
-        found[c.arm] = Ruled(
+        need = int(exp(min(predicted.log_bytes[i], 40.0)))
+        found[c.arm] = Excluded(
             setting=c.setting,
             predicted_bytes=need,
             reason=failed.get(c.arm)

@@ -9,12 +9,11 @@ from statistics import median
 
 from planner.report.settings import describe_changes
 from planner.schema import DeviceInfo, MeasurementRecord, TrainSetting
-from planner.schema.result import Recommendation, Ruled
+from planner.schema.result import Excluded, Recommendation
 from planner.units import format_bytes, format_seconds
 from search.interrupts import ENDINGS
+from search.probe.evidence import calm, is_feasible, price_of_compiling, rate_interval
 from search.space import Model, candidate, setting_id, simplicity
-from search.surrogate.noise import calm, rate_interval
-from search.surrogate.posterior import is_feasible, price_of_compiling
 
 MAX_RUNNERS_UP = 5
 
@@ -122,7 +121,7 @@ def choose(found: Sequence[Contender], images: float | None = None) -> Contender
     return min(level, key=lambda c: simplicity(c.setting))
 
 
-def front(found: Iterable[Contender]) -> list[Contender]:
+def pareto_front(found: Iterable[Contender]) -> list[Contender]:
     """The front of throughput against memory: nothing else is both faster and smaller.
     Least memory first."""
     kept: list[Contender] = []
@@ -132,7 +131,7 @@ def front(found: Iterable[Contender]) -> list[Contender]:
     return kept
 
 
-def find_baseline(found: Iterable[Contender], arm: str) -> Contender | None:
+def find_plain_default(found: Iterable[Contender], arm: str) -> Contender | None:
     """The plain default (the settings of `arm`) at the largest batch that was measured to fit."""
     plain = [c for c in found if candidate(c.setting).arm == arm]
     return max(plain, key=lambda c: c.setting.batch_size, default=None)
@@ -163,7 +162,7 @@ class Search:
     num_candidates: int = 0
     stopped_because: str = ""
     trials_used: int | None = None
-    ruled_out: tuple[Ruled, ...] = ()
+    ruled_out: tuple[Excluded, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -190,7 +189,7 @@ def recommend(records: Sequence[MeasurementRecord], search: Search) -> Recommend
     if search.images is not None:
         images = search.images
         others.sort(key=lambda c: c.total_seconds(images))
-    baseline = find_baseline(found, search.plain_arm)
+    baseline = find_plain_default(found, search.plain_arm)
     return Recommendation(
         status="recommended",
         setting=best.setting,
@@ -208,7 +207,7 @@ def _notes(best: Contender, found: Sequence[Contender], search: Search) -> list[
         _simpler_note(best, found, search),
         _compile_note(best, found),
         _length_note(best, search),
-        _front_note(found),
+        _pareto_note(found),
         _learning_rate_note(best.setting, search.asked),
         _flags_note(best),
     )
@@ -240,9 +239,9 @@ def _compile_note(best: Contender, found: Sequence[Contender]) -> str:
     )
 
 
-def _front_note(found: Sequence[Contender]) -> str:
+def _pareto_note(found: Sequence[Contender]) -> str:
     """What less memory costs: the front of throughput against memory."""
-    kept = [c for c in front(found) if c.num_bytes is not None]
+    kept = [c for c in pareto_front(found) if c.num_bytes is not None]
     if len(kept) < 2:
         return ""
     points = [f"{c.rate:.4g} images/s in {format_bytes(c.num_bytes or 0)}" for c in kept]

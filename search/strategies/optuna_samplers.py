@@ -16,9 +16,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from planner.errors import PlannerError, unknown_name
 from planner.schema import DeviceInfo, MeasurementRecord
+from search.probe.evidence import is_feasible
 from search.space import AXES, Candidate, Model, Space
-from search.strategies.planner_strategy import Choice, PlannerStrategy, Situation
-from search.surrogate.posterior import is_feasible
+from search.strategies.planner_strategy import PlannerStrategy
+from search.strategies.strategy import Choice, Situation
 from search.surrogate.prior import Prior
 
 RUNG = "batch_rung"  # the position of the micro-batch in the ladder: its order is what matters

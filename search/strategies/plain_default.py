@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from planner.schema import MeasurementRecord, TrainSetting
+from search.probe.evidence import is_feasible
 from search.space import Candidate, Space
-from search.strategies.planner_strategy import Choice, PlannerStrategy, Situation
+from search.strategies.planner_strategy import PlannerStrategy
+from search.strategies.strategy import Choice, Situation
 from search.strategies.walks import arm_candidates
-from search.surrogate.posterior import is_feasible
 from search.surrogate.prior import Prior
 
 MAX_PROBES = 4
@@ -31,12 +32,12 @@ def _is_plain(setting: TrainSetting) -> bool:
     )
 
 
-class BaselineHunt:
+class PlainDefaultHunt:
     """A strategy for that arm alone: where it is believed to end, then one up or down until the
     largest batch that fits is known, in at most four probes."""
 
     def __init__(self, space: Space, prior: Prior, budget_bytes: int | None, arm: str) -> None:
-        self.beliefs = PlannerStrategy(space, prior, budget_bytes, finalists=False)
+        self.planner = PlannerStrategy(space, prior, budget_bytes, finalists=False)
         self.ladder = arm_candidates(space, arm)
         self.positions = [space.index(c.setting) for c in self.ladder]
         self.budget_bytes = budget_bytes
@@ -45,7 +46,7 @@ class BaselineHunt:
         self.stopped_because = ""
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
-        self.beliefs.tell(candidate, record)
+        self.planner.tell(candidate, record)
         if not record.inconclusive and any(c.id == candidate.id for c in self.ladder):
             self.fits[candidate.id] = is_feasible(record, self.budget_bytes)
 
@@ -66,8 +67,8 @@ class BaselineHunt:
         good = max((i for i, c in enumerate(self.ladder) if self.fits.get(c.id)), default=-1)
         bad = [i for i, c in enumerate(self.ladder) if i > good and self.fits.get(c.id) is False]
         end = min(bad, default=len(self.ladder))
-        outlook = self.beliefs.belief.outlook()
-        chance, seconds = outlook.fits, self.beliefs.belief.probe_seconds(outlook)
+        predicted = self.planner.posterior.predict()
+        chance, seconds = predicted.fits, self.planner.posterior.probe_seconds(predicted)
         likely = [
             i
             for i in range(good + 1, end)

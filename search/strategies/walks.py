@@ -8,9 +8,9 @@ from random import Random
 import numpy as np
 
 from planner.schema import MeasurementRecord
+from search.probe.evidence import is_feasible
 from search.space import Candidate, Space
-from search.strategies.planner_strategy import Choice, Situation
-from search.surrogate.posterior import is_feasible
+from search.strategies.strategy import Choice, Situation
 from search.surrogate.prior import Prior
 
 Walk = Generator[Candidate, MeasurementRecord, None]

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import erf, log, sqrt
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.schema import MeasurementRecord
-from search.faults import LIKELY_BROKEN, Faults
+from search.probe.evidence import calm, is_disturbed, is_feasible, price_of_compiling
 from search.probe.interval import median_interval
 from search.space import Space
-from search.surrogate.noise import calm, is_disturbed
-from search.surrogate.prior import Prior, Residual
-from search.surrogate.probe_cost import Array, ProbeCosts
+from search.surrogate.arrays import Array, Indices, Mask
+from search.surrogate.broken_parts import LIKELY_BROKEN, BrokenParts
+from search.surrogate.gaussian_process import GaussianProcess
+from search.surrogate.prior import Prior
+from search.surrogate.probe_cost import ProbeCosts
 
 # Between processes the same setting repeats to about a percent, whatever the samples of one say:
 # an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
@@ -26,17 +26,17 @@ REPEAT_SD = 0.01
 DISTURBED_SD = 0.1
 SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at most
 MEMORY_SD = 0.005
-SURE_TO_FIT = 0.99  # the probability that makes checkpointing needless
+SURE_TO_FIT = 0.99  # the probability that makes checkpointing dominated
 NUM_RIVALS = 64  # those that matter for what is left to gain
 NUM_DRAWS = 512
 _erf = np.frompyfunc(erf, 1, 1)
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """Beliefs about every candidate, by index. Log means with standard deviations; `fits` is the
-    probability of staying in the budget, `runs` that of running at all, `closed` what no probe may
-    be spent on any more."""
+class Prediction:
+    """What is expected of every candidate, by index: log means with standard deviations, `fits` the
+    probability of staying in the budget, `runs` that of running at all, `excluded` what no probe is
+    spent on any more."""
 
     log_seconds: Array
     log_seconds_sd: Array
@@ -44,7 +44,7 @@ class Outlook:
     log_bytes_sd: Array
     fits: Array
     runs: Array
-    closed: NDArray[np.bool_]
+    excluded: Mask
     log_images: Array
 
     @property
@@ -53,7 +53,7 @@ class Outlook:
         return np.asarray(self.log_images - self.log_seconds)
 
 
-class Belief:
+class Posterior:
     """A prior with every probe's correction. `budget_bytes` None means nothing is known of it.
 
     With `images`, the length of a whole training on one device, a rate counts compilation: images
@@ -69,46 +69,46 @@ class Belief:
         self.log_images = np.log([float(c.images) for c in space.candidates])
         self.prior_seconds = np.log([g.seconds for g in prior.guesses])
         self.prior_bytes = np.log([max(g.num_bytes, 1.0) for g in prior.guesses])
-        self.seconds = Residual(space, prior.seconds_trust)
-        self.bytes = Residual(space, prior.bytes_trust)
+        self.seconds = GaussianProcess(space, prior.seconds_scales)
+        self.bytes = GaussianProcess(space, prior.bytes_scales)
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
         self.twins = _counterparts(space, "checkpointing", "none")
         self.eager = _counterparts(space, "compile", "off")
-        self.shut = np.zeros(len(space), dtype=bool)  # by what was probed itself, or its arm
+        self.settled = np.zeros(len(space), dtype=bool)  # by what was probed itself, or its arm
         self.proven = np.zeros(len(space), dtype=bool)
-        self.faults = Faults(space)
+        self.broken_parts = BrokenParts(space)
         self.records: dict[int, list[MeasurementRecord]] = {}
         self.num_measured = 0
         self.num_disturbed = 0
 
     @property
-    def closed(self) -> NDArray[np.bool_]:
-        """What no probe may be spent on any more: what is shut, and what shares so much with the
+    def excluded(self) -> Mask:
+        """What no probe is spent on any more: what is settled, and what shares so much with the
         failures so far that it will not run."""
-        return np.asarray(self.shut | (self.faults.probabilities() < 1 - LIKELY_BROKEN))
+        return np.asarray(self.settled | (self.broken_parts.probabilities() < 1 - LIKELY_BROKEN))
 
-    def tell(self, index: int, record: MeasurementRecord) -> None:
+    def observe(self, index: int, record: MeasurementRecord) -> None:
         """Learns from one probe of candidate `index`, whatever its end."""
-        self.costs.tell(record)
+        self.costs.observe(record)
         if record.inconclusive:
             return
         self.records.setdefault(index, []).append(record)
         disturbed = self._count_disturbed(record)
-        self.shut[index] = not (disturbed and len(self.records[index]) == 1)
+        self.settled[index] = not (disturbed and len(self.records[index]) == 1)
         num_bytes = record.used_bytes
         if record.status == "measured":
             self._measured(index, record, num_bytes, disturbed)
         elif record.status == "out_of_memory":
-            self._close_from(index)
+            self._exclude_from(index)
             self._out_of_memory(index, num_bytes)
         elif record.status == "timed_out":
-            self._close_from(index)
+            self._exclude_from(index)
         elif record.status in ("unsupported", "non_finite"):
-            self.shut |= self._arm(index)
+            self.settled |= self._arm(index)
         if record.status in ("unsupported", "crashed"):
-            self.faults.broke(index)
+            self.broken_parts.broke(index)
 
     def _count_disturbed(self, record: MeasurementRecord) -> bool:
         """Whether a probe counts as disturbed, and may be made again. Where most of them are it is
@@ -122,7 +122,7 @@ class Belief:
     def _measured(
         self, index: int, record: MeasurementRecord, num_bytes: int | None, disturbed: bool
     ) -> None:
-        self.faults.ran(index)
+        self.broken_parts.ran(index)
         interval = median_interval(record.step_seconds)
         spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
         if disturbed:
@@ -135,44 +135,44 @@ class Belief:
         if self.budget_bytes is None or num_bytes <= self.budget_bytes:
             self.proven |= self._arm(index) & (self.batch <= self.batch[index])
         else:
-            self._close_from(index)
+            self._exclude_from(index)
 
     def _surprise(self, index: int, ratio: float) -> float:
         """By how much a probe is slower than was believed of it. What is far slower than anything
         that is believed has a cause of its own (memory given back and asked for again, close to the
         limit) and says little of the others."""
-        believed, _ = self.seconds.posterior(np.array([index]))
+        believed, _ = self.seconds.predict(np.array([index]))
         return max(ratio - float(believed[0]), 0.0) if self.seconds.indices else 0.0
 
-    def _arm(self, index: int) -> NDArray[np.bool_]:
+    def _arm(self, index: int) -> Mask:
         return np.asarray(self.arms == self.arms[index])
 
-    def _close_from(self, index: int) -> None:
+    def _exclude_from(self, index: int) -> None:
         """This batch and all larger ones of its arm are out."""
-        self.shut |= self._arm(index) & (self.batch >= self.batch[index])
+        self.settled |= self._arm(index) & (self.batch >= self.batch[index])
 
     def _out_of_memory(self, index: int, num_bytes: int | None) -> None:
         """Its need is only bounded from below: by the budget, and by what was believed of it."""
         if self.budget_bytes is None:
             return
-        believed, sd = self.bytes.posterior(np.array([index]))
+        believed, sd = self.bytes.predict(np.array([index]))
         need = float(believed[0] + self.prior_bytes[index])
-        # The mean of a normal belief given that it exceeds the budget, by its truncation.
+        # The mean of a normal posterior given that it exceeds the budget, by its truncation.
         need = _mean_above(need, float(sd[0]), log(max(self.budget_bytes, num_bytes or 1)))
         self.bytes.observe(index, need - float(self.prior_bytes[index]), max(0.02, sd[0] / 2))
 
-    def outlook(self) -> Outlook:
-        seconds, seconds_sd = self.seconds.posterior()
-        num_bytes, bytes_sd = self.bytes.posterior()
+    def predict(self) -> Prediction:
+        seconds, seconds_sd = self.seconds.predict()
+        num_bytes, bytes_sd = self.bytes.predict()
         log_bytes = self.prior_bytes + num_bytes
-        return Outlook(
+        return Prediction(
             log_seconds=self.prior_seconds + seconds,
             log_seconds_sd=seconds_sd,
             log_bytes=log_bytes,
             log_bytes_sd=bytes_sd,
             fits=self._fits(log_bytes, bytes_sd),
-            runs=self.faults.probabilities(),
-            closed=self.closed,
+            runs=self.broken_parts.probabilities(),
+            excluded=self.excluded,
             log_images=self.log_images - self._compile_penalty(self.prior_seconds + seconds),
         )
 
@@ -183,43 +183,43 @@ class Belief:
         training = self.images * np.exp(log_seconds - self.log_images)
         return np.asarray(np.log1p(self.costs.compiling() / training))
 
-    def needless(self, outlook: Outlook) -> NDArray[np.bool_]:
-        """What checkpoints although the same without checkpointing fits: it does all of the other's
-        work and some of it twice. What failed for another reason than memory spares nothing."""
-        usable = ~outlook.closed
+    def dominated(self, predicted: Prediction) -> Mask:
+        """Checkpointed settings whose plain twin surely fits: they do all of the twin's work, and
+        some of it twice. A twin that failed for another reason than memory does not count."""
+        usable = ~predicted.excluded
         usable[[i for i in self.records if self.rate(i) is not None]] = True
         twin_fits = (
-            (self.twins >= 0) & usable[self.twins] & (outlook.fits[self.twins] >= SURE_TO_FIT)
+            (self.twins >= 0) & usable[self.twins] & (predicted.fits[self.twins] >= SURE_TO_FIT)
         )
         return np.asarray(twin_fits)
 
     def _fits(self, log_bytes: Array, sd: Array) -> Array:
         if self.budget_bytes is None:
-            return np.where(self.closed & ~self.proven, 0.0, 1.0)
+            return np.where(self.excluded & ~self.proven, 0.0, 1.0)
         within = normal_cdf((log(self.budget_bytes) - log_bytes) / sd)
         return np.where(self.proven, 1.0, within)
 
-    def shared_gain(self, outlook: Outlook, allowed: NDArray[np.bool_], best_rate: float) -> Array:
+    def shared_improvement(self, predicted: Prediction, allowed: Mask, best_rate: float) -> Array:
         """The expected gain of probing all that is allowed, as a share of the best rate so far, and
         shared out: in each draw from the joint posterior to the candidate that is best in it."""
         shares = np.zeros(len(self.space))
-        hope = outlook.fits * outlook.runs
-        gains = np.where(allowed, expected_gain(outlook, best_rate) * hope, 0.0)
+        hope = predicted.fits * predicted.runs
+        gains = np.where(allowed, expected_improvement(predicted, best_rate) * hope, 0.0)
         top = np.argsort(-gains)[:NUM_RIVALS]
         top = top[gains[top] > 0]
         if not len(top):
             return shares
         random = np.random.default_rng(0)  # the same draws each time: no strategy needs luck
-        rates = self._draw(random, outlook.log_rate[top], self.seconds.covariance(top))
-        usable = self._draw_fitting(random, outlook, top)
-        usable &= self.faults.draw(random, NUM_DRAWS, top)
+        rates = self._draw(random, predicted.log_rate[top], self.seconds.covariance(top))
+        usable = self._draw_fitting(random, predicted, top)
+        usable &= self.broken_parts.draw(random, NUM_DRAWS, top)
         gain = np.where(usable, rates - log(best_rate), 0.0)
         winner = gain.argmax(axis=1)
         won = np.maximum(np.exp(gain.max(axis=1)) - 1, 0.0) / NUM_DRAWS
         np.add.at(shares, top[winner], won)
         return shares
 
-    def told_by_scouts(self, gain: Array, allowed: NDArray[np.bool_]) -> Array:
+    def explained_by_scouts(self, gain: Array, allowed: Mask) -> Array:
         """What the eager counterparts of compiled settings would tell of their gain: the share of
         the others' variance that a probe of each explains."""
         told = np.zeros(len(self.space))
@@ -237,12 +237,12 @@ class Belief:
         return told
 
     def _draw_fitting(
-        self, random: np.random.Generator, outlook: Outlook, top: NDArray[np.intp]
-    ) -> NDArray[np.bool_]:
+        self, random: np.random.Generator, predicted: Prediction, top: Indices
+    ) -> Mask:
         """Whether each of `top` fits, in each draw from the joint posterior of what they need."""
         if self.budget_bytes is None:
-            return np.broadcast_to(outlook.fits[top] > 0, (NUM_DRAWS, len(top))).copy()
-        need = self._draw(random, outlook.log_bytes[top], self.bytes.covariance(top))
+            return np.broadcast_to(predicted.fits[top] > 0, (NUM_DRAWS, len(top))).copy()
+        need = self._draw(random, predicted.log_bytes[top], self.bytes.covariance(top))
         return np.asarray((need <= log(self.budget_bytes)) | self.proven[top])
 
     @staticmethod
@@ -269,12 +269,12 @@ class Belief:
         compiling = price_of_compiling(good)
         return self.images / (compiling + self.images * seconds / images)
 
-    def probe_seconds(self, outlook: Outlook) -> Array:
+    def probe_seconds(self, predicted: Prediction) -> Array:
         """Expected seconds of probing each candidate: start, compilation, then timed steps."""
-        return self.costs.probing(outlook.log_seconds)
+        return self.costs.probing(predicted.log_seconds)
 
 
-def _counterparts(space: Space, axis: str, plain: str) -> NDArray[np.intp]:
+def _counterparts(space: Space, axis: str, plain: str) -> Indices:
     """The position of each candidate's counterpart with the `plain` value of an axis; -1 where it
     has none, or is it."""
     found = []
@@ -284,20 +284,6 @@ def _counterparts(space: Space, axis: str, plain: str) -> NDArray[np.intp]:
         index = space.index(twin) if differs else None
         found.append(-1 if index is None else index)
     return np.array(found, dtype=np.intp)
-
-
-def is_feasible(record: MeasurementRecord, budget_bytes: int | None) -> bool:
-    """Whether a probe ran to its end within the budget."""
-    if record.status != "measured" or not record.step_seconds:
-        return False
-    num_bytes = record.used_bytes
-    return budget_bytes is None or num_bytes is None or num_bytes <= budget_bytes
-
-
-def price_of_compiling(records: Sequence[MeasurementRecord]) -> float:
-    """Seconds that compiling a setting takes: the longest of its probes. In the others the compiler
-    found its work of before in a cache."""
-    return max(r.compile_seconds or 0.0 for r in records)
 
 
 def normal_cdf(z: Array) -> Array:
@@ -317,10 +303,10 @@ def _mean_above(mean: float, sd: float, bound: float) -> float:
     return mean + sd * float(normal_pdf(np.array(z))) / above
 
 
-def expected_gain(outlook: Outlook, best_rate: float) -> Array:
+def expected_improvement(predicted: Prediction, best_rate: float) -> Array:
     """Expected improvement of each candidate over `best_rate`, as a share of it: the mean of
     max(rate / best − 1, 0) for a log-normal rate."""
-    mean = outlook.log_rate - log(best_rate)
-    sd = outlook.log_seconds_sd
+    mean = predicted.log_rate - log(best_rate)
+    sd = predicted.log_seconds_sd
     above = np.exp(mean + 0.5 * sd * sd) * normal_cdf(mean / sd + sd)
     return np.asarray(np.maximum(above - normal_cdf(mean / sd), 0.0))

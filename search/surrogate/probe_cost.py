@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.schema import MeasurementRecord
 from search.space import Space
-
-Array = NDArray[np.float64]
+from search.surrogate.arrays import Array
 
 STARTUP_SECONDS = 5.0  # before the first probe says better: python, torch, building the model
 TIMED_SECONDS = 5.0
@@ -48,11 +46,11 @@ class ProbeCosts:
         self.timed: list[float] = []
         self.compiled: dict[str, list[float]] = {}
 
-    def tell(self, record: MeasurementRecord) -> None:
+    def observe(self, record: MeasurementRecord) -> None:
         """Learns from a probe that was measured, or that ended early for no fault of its own."""
         mode = record.setting.compile
         if record.status == "timed_out" and record.inconclusive and mode != "off":
-            # It would have taken longer: as long again is the least informed of guesses.
+            # It would have taken longer: a search without a better guess doubles it.
             self.compiled.setdefault(mode, []).append(2 * record.probe_seconds)
         if record.status != "measured":
             return

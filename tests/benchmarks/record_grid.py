@@ -21,7 +21,7 @@ from search.probe.device import describe_device, versions
 from search.prober import DeviceProber
 from search.session import Limits, Progress, Session
 from search.space import Candidate, Space, make_space
-from search.strategies.planner_strategy import Choice, Situation
+from search.strategies.strategy import Choice, Situation
 from search.study.records import append_records, read_records
 from search.study.study import Identity, make_study
 

@@ -23,7 +23,7 @@ from planner.schema import MeasurementRecord
 from search.job import Job
 from search.options import Options
 from search.session import Limits, ReplayBook, ReplayProber
-from search.strategies.planner_strategy import Choice
+from search.strategies.strategy import Choice
 from search.study.study import Identity
 from tests.benchmarks import simulated_report as report
 from tests.benchmarks.simulated_draws import (

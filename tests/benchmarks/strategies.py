@@ -27,7 +27,8 @@ import numpy as np
 
 from search.replay import Replay, Step, pooled, probes_to_within, run_strategy
 from search.space import AXES, Candidate, Space
-from search.strategies.planner_strategy import PlannerStrategy, Strategy
+from search.strategies.planner_strategy import PlannerStrategy
+from search.strategies.strategy import Strategy
 from search.strategies.walks import WALKS, WalkStrategy
 from search.study.records import read_records
 from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior

@@ -18,7 +18,7 @@ from search import tuning as tune_file
 from search.memory_budget import find_budget
 from search.options import Options
 from search.probe.device import MemoryInUse
-from search.strategies.planner_strategy import Choice
+from search.strategies.strategy import Choice
 from search.tuning import tune
 from search.validation.compare import estimate_of
 from tests.search.tables import make_record

@@ -14,14 +14,15 @@ from planner.schema.record import BUDGET_ENDED
 from planner.units import GIB, MIB
 from search import tuning as tune_file
 from search.probe.device import MemoryInUse
+from search.probe.evidence import is_feasible
 from search.result.recommend import contenders
 from search.session import MAX_CROWDED
 from search.space import make_space
 from search.strategies.optuna_samplers import SamplerStrategy, constraint, make_sampler
-from search.strategies.planner_strategy import Choice, Situation
+from search.strategies.strategy import Choice, Situation
 from search.strategies.walks import WalkStrategy, largest_batch
 from search.study.records import format_record, parse_record, read_records
-from search.surrogate.posterior import Belief, is_feasible
+from search.surrogate.posterior import Posterior
 from search.surrogate.prior import generic_prior
 from search.tuning import tune
 from search.validation.disturbance import is_disturbed
@@ -91,10 +92,10 @@ def test_no_reader_of_records_holds_it_against_the_setting() -> None:
     assert index is not None
     candidate = space.candidates[index]
     crowded = crowded.model_copy(update={"setting": candidate.setting})
-    belief = Belief(space, generic_prior(space, GPU), BUDGET)
-    belief.tell(index, crowded)
-    assert not belief.closed.any()
-    assert not belief.bytes.indices
+    posterior = Posterior(space, generic_prior(space, GPU), BUDGET)
+    posterior.observe(index, crowded)
+    assert not posterior.excluded.any()
+    assert not posterior.bytes.indices
     sampler = SamplerStrategy(space, make_sampler("random", 0), BUDGET)
     sampler.tell(candidate, crowded)
     assert not sampler.told
@@ -185,6 +186,6 @@ def test_no_figure_of_a_driver_ends_a_search_or_passes_a_budget(
             assert not is_feasible(record, BUDGET), "no other figure hides it"
     assert math.isfinite(constraint(record, BUDGET))
     space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
-    belief = Belief(space, generic_prior(space, GPU), BUDGET)
-    belief.tell(0, record)
-    assert not math.isnan(float(belief.outlook().log_bytes.sum()))
+    posterior = Posterior(space, generic_prior(space, GPU), BUDGET)
+    posterior.observe(0, record)
+    assert not math.isnan(float(posterior.predict().log_bytes.sum()))

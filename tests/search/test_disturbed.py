@@ -6,11 +6,12 @@ import pytest
 
 from planner.schema import MeasurementRecord
 from planner.units import GIB
+from search.probe.evidence import is_disturbed
 from search.replay import Replay
 from search.result.recommend import contenders
-from search.strategies.planner_strategy import PlannerStrategy, Situation
-from search.surrogate.noise import is_disturbed
-from search.surrogate.posterior import Belief
+from search.strategies.planner_strategy import PlannerStrategy
+from search.strategies.strategy import Situation
+from search.surrogate.posterior import Posterior
 from tests.search.tables import invented_table, true_bytes
 from tests.search.test_strategy import BUDGET, true_prior
 
@@ -47,25 +48,25 @@ def test_a_settings_own_doing_does_not(flag: str) -> None:
 
 def test_a_disturbed_probe_leaves_its_setting_open_once() -> None:
     replay = Replay(TABLE)
-    belief = Belief(replay.space, true_prior(replay), BUDGET)
+    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
     good = [i for i, c in enumerate(replay.space.candidates) if true_bytes(c.setting) < 8 * GIB]
     first, second = (replay.probe(replay.space.candidates[i]) for i in good[:2])
-    belief.tell(good[0], first)
-    belief.tell(good[1], slowed(second))
-    assert belief.closed[good[0]]
-    assert not belief.closed[good[1]]
-    belief.tell(good[1], slowed(second))
-    assert belief.closed[good[1]]
+    posterior.observe(good[0], first)
+    posterior.observe(good[1], slowed(second))
+    assert posterior.excluded[good[0]]
+    assert not posterior.excluded[good[1]]
+    posterior.observe(good[1], slowed(second))
+    assert posterior.excluded[good[1]]
 
 
 def test_where_most_probes_are_disturbed_that_is_how_the_machine_runs() -> None:
     replay = Replay(TABLE)
-    belief = Belief(replay.space, true_prior(replay), BUDGET)
+    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
     for index in range(3):
         record = replay.probe(replay.space.candidates[index])
         if record.status == "measured":
-            belief.tell(index, slowed(record))
-            assert belief.closed[index]
+            posterior.observe(index, slowed(record))
+            assert posterior.excluded[index]
 
 
 def test_the_winner_is_probed_again_where_it_was_throttled() -> None:

@@ -11,8 +11,9 @@ from planner.estimation import Estimate, Throughput
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
 from planner.units import GIB
 from search.space import make_space
-from search.surrogate.posterior import Belief
-from search.surrogate.prior import GUESSED_SECONDS, Residual, estimated_prior, generic_prior
+from search.surrogate.gaussian_process import GaussianProcess
+from search.surrogate.posterior import Posterior
+from search.surrogate.prior import GUESSED_SECONDS, estimated_prior, generic_prior
 from tests.search.tables import GPU, MODEL, SMALL, make_record, true_bytes, true_seconds
 
 SPACE = make_space(MODEL, GPU, restrict=SMALL)
@@ -53,7 +54,7 @@ def test_three_estimates_an_arm_give_all_batches() -> None:
 def test_without_rates_the_time_is_a_guess_and_says_so() -> None:
     prior = estimated_prior(SPACE, MODEL, GPU, lambda m, s: estimate(s, None), 16 * GIB)
     assert "no rates" in prior.basis
-    assert prior.seconds_trust == GUESSED_SECONDS
+    assert prior.seconds_scales == GUESSED_SECONDS
 
 
 def test_an_arm_without_an_estimate_is_on_the_others_scale() -> None:
@@ -85,37 +86,37 @@ def test_the_generic_prior_has_the_shape_of_the_trade_off(device: DeviceInfo) ->
 
 
 def test_a_probe_makes_its_own_setting_known_and_the_scale_too() -> None:
-    belief = Belief(SPACE, generic_prior(SPACE, GPU), 16 * GIB)
-    before = belief.outlook()
+    posterior = Posterior(SPACE, generic_prior(SPACE, GPU), 16 * GIB)
+    before = posterior.predict()
     index = next(i for i, c in enumerate(SPACE.candidates) if c.setting.batch_size == 32)
     record = make_record(SPACE.candidates[index].setting)
     assert record.status == "measured"
-    belief.tell(index, record)
-    after = belief.outlook()
+    posterior.observe(index, record)
+    after = posterior.predict()
     rate = record.images_per_second or 0
     assert np.exp(after.log_rate[index]) == pytest.approx(rate, rel=0.02)
     assert (after.log_seconds_sd <= before.log_seconds_sd + 1e-9).all()
 
 
 def test_an_out_of_memory_closes_what_is_as_large_and_raises_the_rest() -> None:
-    belief = Belief(SPACE, generic_prior(SPACE, GPU), 16 * GIB)
+    posterior = Posterior(SPACE, generic_prior(SPACE, GPU), 16 * GIB)
     index = next(i for i, c in enumerate(SPACE.candidates) if c.setting.batch_size == 512)
     arm = SPACE.candidates[index].arm
-    before = belief.outlook()
-    belief.tell(index, make_record(SPACE.candidates[index].setting))
-    after = belief.outlook()
+    before = posterior.predict()
+    posterior.observe(index, make_record(SPACE.candidates[index].setting))
+    after = posterior.predict()
     for i, c in enumerate(SPACE.candidates):
         if c.arm == arm:
-            assert belief.closed[i] == (c.setting.batch_size >= 512)
+            assert posterior.excluded[i] == (c.setting.batch_size >= 512)
     assert after.log_bytes[index] > np.log(16 * GIB)
     assert after.log_bytes[index] >= before.log_bytes[index]
 
 
 def test_what_fits_says_that_smaller_batches_do() -> None:
-    belief = Belief(SPACE, generic_prior(SPACE, GPU), 16 * GIB)
+    posterior = Posterior(SPACE, generic_prior(SPACE, GPU), 16 * GIB)
     index = next(i for i, c in enumerate(SPACE.candidates) if c.setting.batch_size == 64)
-    belief.tell(index, make_record(SPACE.candidates[index].setting))
-    fits = belief.outlook().fits
+    posterior.observe(index, make_record(SPACE.candidates[index].setting))
+    fits = posterior.predict().fits
     for i, c in enumerate(SPACE.candidates):
         if c.arm == SPACE.candidates[index].arm and c.setting.batch_size <= 64:
             assert fits[i] == 1.0
@@ -123,12 +124,12 @@ def test_what_fits_says_that_smaller_batches_do() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, len(SPACE) - 1), st.floats(-1, 1)), max_size=8))
 def test_the_posterior_is_always_a_distribution(observed: list[tuple[int, float]]) -> None:
-    residual = Residual(SPACE, GUESSED_SECONDS)
+    process = GaussianProcess(SPACE, GUESSED_SECONDS)
     for index, value in observed:
-        residual.observe(index, value, 0.01)
-    mean, sd = residual.posterior()
+        process.observe(index, value, 0.01)
+    mean, sd = process.predict()
     assert np.isfinite(mean).all()
     assert (sd > 0).all()
     few = np.arange(0, len(SPACE), 17)
-    values = np.linalg.eigvalsh(residual.covariance(few))
+    values = np.linalg.eigvalsh(process.covariance(few))
     assert values.min() > -1e-6

@@ -10,9 +10,16 @@ from planner.report.recommendation import recommendation_text
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import GIB
 from search.interrupts import ENDINGS
-from search.result.recommend import Search, break_even_steps, choose, contenders, front, recommend
+from search.result.recommend import (
+    Search,
+    break_even_steps,
+    choose,
+    contenders,
+    pareto_front,
+    recommend,
+)
 from search.space import candidate, make_space
-from search.surrogate.posterior import Belief
+from search.surrogate.posterior import Posterior
 from search.surrogate.prior import generic_prior
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
@@ -74,12 +81,12 @@ def test_a_repeat_from_the_cache_does_not_lower_what_compiling_costs() -> None:
     assert next(c for c in found if c.setting == compiled).compile_seconds == 100
     assert choose(found, images=100_000).setting == PLAIN
     space = make_space(MODEL, GPU, restrict={**SMALL, "attention": ("eager",)}, batch_sizes=(16,))
-    belief = Belief(space, generic_prior(space, GPU), None, images=100_000)
+    posterior = Posterior(space, generic_prior(space, GPU), None, images=100_000)
     index = space.index(records[0].setting)
     assert index is not None
     for record in records:
-        belief.tell(index, record)
-    assert belief.rate(index) == pytest.approx(100_000 / (100 + 100_000 / 105), rel=1e-3)
+        posterior.observe(index, record)
+    assert posterior.rate(index) == pytest.approx(100_000 / (100 + 100_000 / 105), rel=1e-3)
 
 
 def test_what_exceeds_the_budget_is_not_recommended() -> None:
@@ -132,7 +139,7 @@ def test_break_even_is_derived() -> None:
 def test_the_front_has_nothing_that_is_slower_and_larger() -> None:
     records = [at(100, num_bytes=GIB), at(90, change(batch_size=8), num_bytes=2 * GIB),
                at(150, change(batch_size=32), num_bytes=3 * GIB)]  # fmt: skip
-    kept = front(contenders(records, None))
+    kept = pareto_front(contenders(records, None))
     assert [c.setting.batch_size for c in kept] == [16, 32]
     notes = recommend(records, search()).notes
     assert any("100 images/s in 1.00 GiB, 150 images/s in 3.00 GiB" in note for note in notes)

@@ -10,7 +10,8 @@ from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import GIB
 from search.session import SAME_FAILURES, Limits, ReplayBook, Session
 from search.space import space_of
-from search.strategies.planner_strategy import Choice, PlannerStrategy, Situation, Strategy
+from search.strategies.planner_strategy import PlannerStrategy
+from search.strategies.strategy import Choice, Situation, Strategy
 from search.strategies.walks import WALKS, WalkStrategy
 from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 from tests.search.tables import invented_table, make_record, true_bytes, true_seconds

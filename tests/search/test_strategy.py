@@ -23,9 +23,10 @@ from search.strategies.optuna_samplers import (
     suggest,
     to_params,
 )
-from search.strategies.planner_strategy import PlannerStrategy, Situation
+from search.strategies.planner_strategy import PlannerStrategy
+from search.strategies.strategy import Situation
 from search.strategies.walks import WALKS, WalkStrategy
-from search.surrogate.posterior import Belief, expected_gain
+from search.surrogate.posterior import Posterior, expected_improvement
 from search.surrogate.prior import (
     ESTIMATED_BYTES,
     ESTIMATED_SECONDS,
@@ -115,12 +116,12 @@ def test_checkpointing_is_not_probed_where_the_same_without_it_fits() -> None:
     replay = Replay(TABLE)
     strategy = planner(replay, true_prior(replay))
     run_strategy(strategy, replay, BUDGET)
-    belief = strategy.belief
-    needless = belief.needless(belief.outlook())
+    posterior = strategy.posterior
+    dominated = posterior.dominated(posterior.predict())
     checkpointed = [c.setting.checkpointing != "none" for c in replay.space.candidates]
-    assert needless.any()
-    assert not needless[~np.array(checkpointed)].any()
-    for index, records in belief.records.items():
+    assert dominated.any()
+    assert not dominated[~np.array(checkpointed)].any()
+    for index, records in posterior.records.items():
         if records[0].setting.checkpointing != "none":
             twin = records[0].setting.model_copy(update={"checkpointing": "none"})
             assert true_bytes(twin) > 0.9 * BUDGET, replay.space.candidates[index]
@@ -140,7 +141,7 @@ def test_checkpointing_is_probed_where_the_same_without_it_fails(status: str) ->
             record = record.model_copy(update={**failed, "peak_allocated_bytes": None,
                                                "device_bytes": None})  # fmt: skip
         strategy.tell(choice.candidate, record)
-    found = strategy.belief.best()
+    found = strategy.posterior.best()
     rates = replay.rates(BUDGET)
     best = max(
         rates[c.id]
@@ -153,7 +154,7 @@ def test_checkpointing_is_probed_where_the_same_without_it_fails(status: str) ->
 
 def test_two_failures_to_compile_close_the_mode() -> None:
     replay = Replay(TABLE)
-    belief = Belief(replay.space, true_prior(replay), BUDGET)
+    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
     compiled = [
         i
         for i, c in enumerate(replay.space.candidates)
@@ -162,10 +163,10 @@ def test_two_failures_to_compile_close_the_mode() -> None:
     failed = {"status": "unsupported", "phase": "compile"}
     for count, index in enumerate(compiled[:2]):
         setting = replay.space.candidates[index].setting
-        belief.tell(index, make_record(setting).model_copy(update=failed))
-        assert belief.closed[compiled].all() == (count == 1)
+        posterior.observe(index, make_record(setting).model_copy(update=failed))
+        assert posterior.excluded[compiled].all() == (count == 1)
     assert not any(
-        belief.closed[i]
+        posterior.excluded[i]
         for i, c in enumerate(replay.space.candidates)
         if c.setting.compile == "off"
     )
@@ -242,18 +243,18 @@ def test_a_gain_that_the_budget_does_not_allow_is_said() -> None:
 
 def test_what_the_budget_cut_short_is_open_and_known_to_be_long() -> None:
     replay = Replay(TABLE)
-    belief = Belief(replay.space, true_prior(replay), BUDGET)
+    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
     index, c = next(
         (i, c) for i, c in enumerate(replay.space.candidates) if c.setting.compile == "default"
     )
-    before = belief.probe_seconds(belief.outlook())[index]
+    before = posterior.probe_seconds(posterior.predict())[index]
     ended = {"status": "timed_out", "flags": (BUDGET_ENDED,), "probe_seconds": 2 * before}
-    belief.tell(index, make_record(c.setting).model_copy(update=ended))
-    assert not belief.closed.any()
-    assert belief.probe_seconds(belief.outlook())[index] > 2 * before
+    posterior.observe(index, make_record(c.setting).model_copy(update=ended))
+    assert not posterior.excluded.any()
+    assert posterior.probe_seconds(posterior.predict())[index] > 2 * before
     hung = {"status": "timed_out", "flags": ()}
-    belief.tell(index, make_record(c.setting).model_copy(update=hung))
-    assert belief.closed[index]
+    posterior.observe(index, make_record(c.setting).model_copy(update=hung))
+    assert posterior.excluded[index]
 
 
 def test_one_compilation_says_what_the_other_modes_cost() -> None:
@@ -262,7 +263,7 @@ def test_one_compilation_says_what_the_other_modes_cost() -> None:
     before = {mode: costs.compile_seconds(mode) for mode in ("default", "max-autotune")}
     ratio = costs.compile_seconds("reduce-overhead") / before["default"]
     slow = make_record(TrainSetting(batch_size=8, compile="default"))
-    costs.tell(slow.model_copy(update={"compile_seconds": 100.0}))
+    costs.observe(slow.model_copy(update={"compile_seconds": 100.0}))
     assert costs.compile_seconds("default") == 100.0
     assert costs.compile_seconds("reduce-overhead") == pytest.approx(100.0 * ratio)
     # Autotuning passes on the device: a slow host says nothing of it.
@@ -273,18 +274,20 @@ def test_one_compilation_says_what_the_other_modes_cost() -> None:
 
 def test_an_unsupported_setting_closes_its_arm() -> None:
     replay = Replay(TABLE)
-    belief = Belief(replay.space, true_prior(replay), BUDGET)
+    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
     c = replay.space.candidates[0]
     failed = make_record(c.setting).model_copy(update={"status": "unsupported"})
-    belief.tell(0, failed)
-    assert all(belief.closed[i] == (o.arm == c.arm) for i, o in enumerate(replay.space.candidates))
+    posterior.observe(0, failed)
+    assert all(
+        posterior.excluded[i] == (o.arm == c.arm) for i, o in enumerate(replay.space.candidates)
+    )
 
 
 def test_one_probe_corrects_those_that_share_a_factor() -> None:
     """A bf16 setting that is slower than predicted lowers bf16, and fp32 by much less."""
     replay = Replay(TABLE)
     prior = true_prior(replay)
-    belief = Belief(replay.space, prior, BUDGET)
+    posterior = Posterior(replay.space, prior, BUDGET)
     find = {
         (c.setting.precision, c.setting.checkpointing): i
         for i, c in enumerate(replay.space.candidates)
@@ -294,17 +297,17 @@ def test_one_probe_corrects_those_that_share_a_factor() -> None:
     for index, factor in ((fp32, 1.0), (bf16, 1.3)):
         record = make_record(replay.space.candidates[index].setting)
         slower = tuple(s * factor for s in record.step_seconds)
-        belief.tell(index, record.model_copy(update={"step_seconds": slower}))
-    after = belief.outlook().log_seconds - belief.prior_seconds
+        posterior.observe(index, record.model_copy(update={"step_seconds": slower}))
+    after = posterior.predict().log_seconds - posterior.prior_seconds
     assert after[find["bf16", "blocks"]] > 0.1
     assert after[find["bf16", "blocks"]] > 1.5 * abs(after[find["fp32", "blocks"]])
 
 
 def test_expected_gain_grows_with_hope_and_doubt() -> None:
     replay = Replay(TABLE)
-    belief = Belief(replay.space, true_prior(replay), BUDGET)
-    outlook = belief.outlook()
-    low, high = expected_gain(outlook, 2000.0), expected_gain(outlook, 500.0)
+    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
+    predicted = posterior.predict()
+    low, high = expected_improvement(predicted, 2000.0), expected_improvement(predicted, 500.0)
     assert (high > low).all()
     assert (low >= 0).all()
 

@@ -17,7 +17,7 @@ from search.probe.worker import measure, meter
 from search.probe.worker.report import Report
 from search.prober import DeviceProber
 from search.space import candidate
-from search.strategies.planner_strategy import Choice
+from search.strategies.strategy import Choice
 from tests.search.probes import request_of
 
 MODEL = FactoryModel(factory="a:b")

@@ -18,7 +18,7 @@ from search import tuning as tune_file
 from search.probe.device import MemoryInUse
 from search.replay import Replay
 from search.session import Limits, ReplayProber
-from search.strategies.planner_strategy import Choice
+from search.strategies.strategy import Choice
 from search.study import lock
 from search.study.records import format_record, read_records
 from search.tuning import tune

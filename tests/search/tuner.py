@@ -16,7 +16,7 @@ from planner.schema import MeasurementRecord
 from planner.units import GIB
 from search import tuning as tune_file
 from search.probe.device import MemoryInUse
-from search.strategies.planner_strategy import Choice
+from search.strategies.strategy import Choice
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 BATCHES = (8, 16, 512)

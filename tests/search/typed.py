@@ -16,7 +16,7 @@ from typing import Any
 from planner.cli import main
 from planner.schema import MeasurementRecord
 from search import tuning as tune_file
-from search.strategies.planner_strategy import Choice
+from search.strategies.strategy import Choice
 from tests.search.tables import make_record
 from tests.search.tuner import pretend_gpu
 

@@ -9,9 +9,9 @@ import pytest
 
 from planner.schema import TrainSetting
 from planner.units import GIB
-from search.faults import LIKELY_BROKEN, Faults, is_plain
-from search.result.exclusions import ruled_out
+from search.result.exclusions import find_excluded
 from search.space import make_space
+from search.surrogate.broken_parts import LIKELY_BROKEN, BrokenParts, is_plain
 from search.surrogate.prior import generic_prior
 from tests.search.tables import GPU, MODEL, make_record
 
@@ -28,15 +28,15 @@ def at(**changes: object) -> int:
     return index
 
 
-def closed_after(*failures: int) -> Faults:
-    faults = Faults(SPACE)
+def closed_after(*failures: int) -> BrokenParts:
+    broken = BrokenParts(SPACE)
     for index in failures:
-        faults.broke(index)
-    return faults
+        broken.broke(index)
+    return broken
 
 
-def closes(faults: Faults) -> np.ndarray:
-    return faults.probabilities() < 1 - LIKELY_BROKEN
+def closes(broken: BrokenParts) -> np.ndarray:
+    return broken.probabilities() < 1 - LIKELY_BROKEN
 
 
 def share(wanted: Callable[[TrainSetting], bool], found: np.ndarray) -> float:
@@ -44,7 +44,7 @@ def share(wanted: Callable[[TrainSetting], bool], found: np.ndarray) -> float:
 
 
 def test_without_failures_everything_is_taken_to_run() -> None:
-    assert (Faults(SPACE).probabilities() == 1).all()
+    assert (BrokenParts(SPACE).probabilities() == 1).all()
 
 
 def test_two_failures_of_a_compile_mode_close_it_and_no_other() -> None:
@@ -66,12 +66,12 @@ def test_two_modes_that_fail_close_the_compiler() -> None:
 
 
 def test_a_mode_that_ran_is_cleared_of_what_its_checkpointing_does() -> None:
-    faults = closed_after(
+    broken = closed_after(
         at(compile="default", checkpointing="blocks"),
         at(compile="default", checkpointing="stages"),
     )
-    faults.ran(at(compile="default"))
-    found = closes(faults)
+    broken.ran(at(compile="default"))
+    found = closes(broken)
     assert share(lambda s: s.compile == "default" and s.checkpointing == "blocks", found) == 1
     assert share(lambda s: s.compile == "default" and s.checkpointing == "none", found) == 0
     assert share(lambda s: s.compile == "off", found) == 0
@@ -80,10 +80,10 @@ def test_a_mode_that_ran_is_cleared_of_what_its_checkpointing_does() -> None:
 def test_a_broken_optimizer_is_found_whatever_else_the_failures_share() -> None:
     """Both compiled in one mode and fused: either may be it, until one of them ran."""
     fused = {"compile": "default", "optimizer": "adamw-fused"}
-    faults = closed_after(at(**fused), at(**fused, precision="fp32"))
-    assert share(lambda s: s.optimizer == "adamw", closes(faults)) == 0
-    faults.ran(at(compile="default"))
-    found = closes(faults)
+    broken = closed_after(at(**fused), at(**fused, precision="fp32"))
+    assert share(lambda s: s.optimizer == "adamw", closes(broken)) == 0
+    broken.ran(at(compile="default"))
+    found = closes(broken)
     assert share(lambda s: s.optimizer == "adamw-fused", found) == 1
     assert share(lambda s: s.optimizer == "adamw", found) == 0
 
@@ -97,26 +97,26 @@ def test_a_precision_or_an_attention_is_never_closed(axis: str, value: str) -> N
         for o in SPACE.choices["optimizer"]
         if axis != "checkpointing"
     ]
-    faults = Faults(SPACE)
+    broken = BrokenParts(SPACE)
     for c in SPACE.candidates:  # all else runs
         if getattr(c.setting, axis) != value:
-            faults.ran(at(**c.setting.differences(TrainSetting.model_validate(PLAIN))))
+            broken.ran(at(**c.setting.differences(TrainSetting.model_validate(PLAIN))))
     for index in arms:
-        faults.broke(index)
-    compiled = share(lambda s: getattr(s, axis) == value and s.compile != "off", closes(faults))
+        broken.broke(index)
+    compiled = share(lambda s: getattr(s, axis) == value and s.compile != "off", closes(broken))
     assert compiled == 0
 
 
 def test_a_second_crash_closes_an_arm() -> None:
-    faults = closed_after(at(), at(batch_size=16))
-    assert list(np.flatnonzero(closes(faults))) == sorted((at(), at(batch_size=16)))
+    broken = closed_after(at(), at(batch_size=16))
+    assert list(np.flatnonzero(closes(broken))) == sorted((at(), at(batch_size=16)))
 
 
 def test_what_is_drawn_has_the_probabilities_that_are_said() -> None:
-    faults = closed_after(at(compile="default"))
+    broken = closed_after(at(compile="default"))
     everything = np.arange(len(SPACE))
-    drawn = faults.draw(np.random.default_rng(0), 4000, everything).mean(axis=0)
-    assert np.abs(drawn - faults.probabilities()).max() < 0.05
+    drawn = broken.draw(np.random.default_rng(0), 4000, everything).mean(axis=0)
+    assert np.abs(drawn - broken.probabilities()).max() < 0.05
 
 
 def test_what_is_plain_needs_neither_a_compiler_nor_a_fused_optimizer() -> None:
@@ -133,7 +133,7 @@ def test_what_failures_closed_is_not_said_to_be_too_large() -> None:
         )
         for p in ("bf16", "fp32")
     ]
-    found = ruled_out(SPACE, generic_prior(SPACE, GPU), 80 * GIB, failed)
+    found = find_excluded(SPACE, generic_prior(SPACE, GPU), 80 * GIB, failed)
     others = [r for r in found if "was probed" not in r.reason]
     assert others
     for ruled in others:

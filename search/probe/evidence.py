@@ -1,4 +1,4 @@
-"""How far apart two measured rates must be to be called different."""
+"""What records of one setting prove: its rate, its memory, whether it fits, what disturbed it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,25 @@ def calm(records: Sequence[MeasurementRecord]) -> list[MeasurementRecord]:
 
 
 def rate_interval(images: int, samples: Sequence[float]) -> tuple[float, float]:
-    """Images/s, (low, high): the samples' 95% interval, no narrower than processes repeat.
+    """Images/s, (low, high): the samples' 95% interval, never narrower than
+    the difference between two processes that run one setting.
 
     `images` of one optimizer step, `samples` its seconds.
     """
     interval = median_interval(samples)
     margin = 1 + REPEAT_SHARE / 2
     return images / (interval.high * margin), images * margin / interval.low
+
+
+def is_feasible(record: MeasurementRecord, budget_bytes: int | None) -> bool:
+    """Whether a probe ran to its end within the budget."""
+    if record.status != "measured" or not record.step_seconds:
+        return False
+    num_bytes = record.used_bytes
+    return budget_bytes is None or num_bytes is None or num_bytes <= budget_bytes
+
+
+def price_of_compiling(records: Sequence[MeasurementRecord]) -> float:
+    """Seconds that compiling a setting takes: the longest of its probes. In the others the compiler
+    found its work of before in a cache."""
+    return max(r.compile_seconds or 0.0 for r in records)

@@ -12,13 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.schema import TrainSetting
 from search.space import Space
-from search.surrogate.probe_cost import Array
-
-Mask = NDArray[np.bool_]
+from search.surrogate.arrays import Array, Indices, Mask
 
 # How probable it is that each is broken on a machine, before anything is known: judgements. What
 # matters is their order: a mode is more often broken than the whole compiler, a shared part more
@@ -58,7 +55,7 @@ class _Case:
     runs: Array
 
 
-class Faults:
+class BrokenParts:
     """What is believed of every candidate's running, from the probes told of."""
 
     def __init__(self, space: Space) -> None:
@@ -91,7 +88,7 @@ class Faults:
         running = np.where(case.breaks, 0.0, case.runs)
         return np.asarray((case.weights @ running)[self.arms])
 
-    def draw(self, random: np.random.Generator, num_draws: int, at: NDArray[np.intp]) -> Mask:
+    def draw(self, random: np.random.Generator, num_draws: int, at: Indices) -> Mask:
         """Whether each candidate of `at` runs, in so many draws: together where they share."""
         if not self.failed:
             return np.ones((num_draws, len(at)), dtype=bool)

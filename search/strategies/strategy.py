@@ -1,0 +1,45 @@
+"""What a strategy is: asked for a candidate to probe, told what its probe found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from planner.schema import MeasurementRecord
+from search.space import Candidate
+
+Phase = Literal["calibrate", "search", "finalists", "baseline"]
+
+# Stop when all further probes are expected to gain less than that share: a judgement.
+TOLERANCE = 0.005
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate to probe, in which phase, and the rate below which it cannot win."""
+
+    candidate: Candidate
+    phase: Phase = "search"
+    expected_rate: float | None = None
+    give_up_images_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a strategy may count on: seconds left (None: no limit) and what others are probing."""
+
+    seconds_left: float | None = None
+    busy: Collection[str] = ()
+
+
+class Strategy(Protocol):
+    """Asked for the next probe until it has none; told of every probe, its own and others'."""
+
+    stopped_because: str
+
+    def ask(self, situation: Situation) -> Choice | None:
+        """The next probe, or None (then `stopped_because` says why)."""
+
+    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
+        """What the probe of a candidate found. May come for candidates that were never asked."""
