@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from planner.affine import Recorder
@@ -45,7 +46,9 @@ def step_ledger(config: SwinConfig, setting: TrainSetting) -> Ledger:
 
         recorder = Recorder(record) if mode == "off" else _compiled(build, config, alike)
         _RECORDERS[config, alike] = recorder
-    return recorder.ledger(setting.batch_size)
+    ledger = recorder.ledger(setting.batch_size)
+    drift = find_library(config.library).drift(config)
+    return replace(ledger, notes=(*ledger.notes, *drift)) if drift else ledger
 
 
 def _compiled(build: BuildOnShapes, config: SwinConfig, setting: TrainSetting) -> CompiledRecorder:

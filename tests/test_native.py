@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import PlannerError, UnsupportedError
-from planner.libraries.microsoft.module import CHECKOUT_VARIABLE
+from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
 from planner.libraries.native.module import (
     Attention,
     SwinTransformer,

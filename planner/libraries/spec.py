@@ -6,9 +6,11 @@ import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from planner.errors import PlannerError, UnsupportedError
+from planner.libraries.drift import drift_notes, package_folder
 from planner.libraries.limits import limit_of
 from planner.libraries.trainable import FrozenNames, Trainable, stem_and_layers
 from planner.schema import Library, SwinConfig, TrainSetting
@@ -44,6 +46,7 @@ class LibrarySpec:
     names that are understood but not listed; `refused` maps a pattern of names to why not.
     `frozen_names` gives what freezing so many stages freezes; `takes_adapters` whether attention
     calls its linear layers; `reentrant` are the checkpointings of PyTorch's reentrant kind.
+    `installed` finds the folder of its source, where that is not the package of its name.
     """
 
     name: Library
@@ -57,10 +60,16 @@ class LibrarySpec:
     frozen_names: FrozenNames = stem_and_layers
     takes_adapters: Callable[[SwinConfig], bool] = calls_its_linears
     reentrant: tuple[str, ...] = ()
+    installed: Callable[[], Path | None] | None = None
 
     def default_attention(self, config: SwinConfig) -> Attention:
         """What the library does by itself on CUDA."""
         return self.attentions(config)[0]
+
+    def drift(self, config: SwinConfig) -> tuple[str, ...]:
+        """What to say where the installed library is not the transcribed one (never imported)."""
+        folder = self.installed() if self.installed else package_folder(self.name)
+        return drift_notes(self.name, config.version, folder)
 
     def find(self, name: str) -> SwinConfig | None:
         """The configuration published as `name`, if any. Raises UnsupportedError for a known other

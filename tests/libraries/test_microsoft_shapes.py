@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from planner.libraries.microsoft.module import CHECKOUT_VARIABLE
+from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
 from planner.libraries.registry import find_library
 from planner.step.training import record_training
 from tests.libraries.microsoft_cases import (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -18,11 +17,12 @@ from typing import Any
 from torch import nn
 
 from planner.errors import PlannerError
+from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
+from planner.libraries.microsoft.spec import checkout as named_checkout
 from planner.libraries.torchvision.import_shim import declare_missing_operators
 from planner.libraries.wrapping import checkpoint_in_place, chosen_stages
 from planner.schema import SwinConfig, TrainSetting
 
-CHECKOUT_VARIABLE = "SWIN_TRANSFORMER_CHECKOUT"
 FILES = {1: "models/swin_transformer.py", 2: "models/swin_transformer_v2.py"}
 CLASSES = {1: "SwinTransformer", 2: "SwinTransformerV2"}
 
@@ -69,20 +69,20 @@ def _arguments(config: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
 
 
 def _find_checkout(given: str | Path | None) -> Path:
-    folder = given or os.environ.get(CHECKOUT_VARIABLE)
-    if not folder:
+    folder = Path(given) if given else named_checkout()
+    if folder is None:
         raise PlannerError(
             "microsoft/Swin-Transformer is not a package, so its real module needs a checkout.",
             "git clone https://github.com/microsoft/Swin-Transformer, then set "
             f"{CHECKOUT_VARIABLE} to that folder; or use native, whose checkpoints are the same.",
         )
-    missing = [name for name in FILES.values() if not (Path(folder) / name).is_file()]
+    missing = [name for name in FILES.values() if not (folder / name).is_file()]
     if missing:
         raise PlannerError(
             f"{folder} is no checkout of microsoft/Swin-Transformer: {missing[0]} is not in it.",
             f"Set {CHECKOUT_VARIABLE} to the folder that has {missing[0]}.",
         )
-    return Path(folder)
+    return folder
 
 
 def _load(file: Path) -> ModuleType:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from planner.libraries.maps import feature_maps
 from planner.libraries.microsoft.names import PUBLISHED
 from planner.libraries.spec import (
@@ -12,6 +15,14 @@ from planner.libraries.spec import (
     one_window,
 )
 from planner.schema import SwinConfig
+
+CHECKOUT_VARIABLE = "SWIN_TRANSFORMER_CHECKOUT"
+
+
+def checkout() -> Path | None:
+    """The folder that `git clone` made, since there is no package; None where none is named."""
+    folder = os.environ.get(CHECKOUT_VARIABLE)
+    return Path(folder) if folder else None
 
 
 def _attentions(config: SwinConfig) -> tuple[Attention, ...]:
@@ -58,5 +69,6 @@ SPEC = LibrarySpec(
     checkpointings=at_least_blocks,
     faults=_faults,
     reentrant=("blocks",),
+    installed=checkout,
     refused={"simmim|_moe_|swin_mlp": "is another kind of model and is not modelled."},
 )
