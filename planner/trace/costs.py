@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from planner.ledger import Computed, OperationKind
+from planner.trace.trees import tensors_in
 
 aten = torch.ops.aten
 
@@ -25,6 +26,8 @@ _MATMULS = {
     "dot",
     "vdot",
     "_addmm_activation",
+    "_scaled_mm",
+    "_grouped_mm",
 }
 _CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
 _REDUCTIONS = {
@@ -69,7 +72,7 @@ def cost_of(
     name = func._overloadpacket.__name__
     if name in _NO_KERNEL or func.is_view or name == "_unsafe_view":
         return None
-    inputs, outputs = _tensors((args, kwargs)), _tensors(result)
+    inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
     written = [t for t in outputs if not any(t is i for i in inputs)] or _mutated(func, args)
     if not written:
         return None
@@ -87,14 +90,12 @@ def cost_of(
     )
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
 def _mutated(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
     """The tensors that `func` writes to among its positional arguments."""
     described = zip(func._schema.arguments, args, strict=False)
-    return _tensors([a for s, a in described if s.alias_info is not None and s.alias_info.is_write])
+    return tensors_in(
+        [a for s, a in described if s.alias_info is not None and s.alias_info.is_write]
+    )
 
 
 def _kind(name: str) -> OperationKind:
@@ -119,14 +120,72 @@ def _dtype(written: Iterable[Tensor], inputs: Iterable[Tensor]) -> str:
 def _flops(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, written: list[Tensor]
 ) -> int:
-    """By torch.utils.flop_counter where it has a formula; one for each element written elsewhere,
-    and none for a copy."""
+    """By the formulas below, else by torch.utils.flop_counter's; one for each element written
+    where neither has one, and none for a copy."""
     packet = func._overloadpacket
+    name = packet.__name__
+    if name in _FORMULAS:
+        return _FORMULAS[name](*args)
     if packet in flop_registry:
-        return int(flop_registry[packet](*args, **kwargs, out_val=result))
-    if _kind(packet.__name__) == "copy":
+        flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
+        return _causal_part(func, args, kwargs, flops) if "attention" in name else flops
+    if _kind(name) == "copy":
         return 0
     return sum(t.numel() for t in written)
+
+
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> int:
+    """The gradient of the input and that of the weight each cost what the forward does: every
+    product `x * w -> y` of the forward is once `grad * w -> grad_x` and once `grad * x -> grad_w`.
+
+    Each weight meets each position of the smaller side (the output; a transposed convolution's
+    input) once an image, whatever the groups. `weight` is [out, in / groups, *kernel], or
+    transposed [in, out / groups, *kernel].
+    """
+    # convolution_backward(grad, x, weight, bias_sizes, stride, padding, dilation, transposed,
+    #                      output_padding, groups, output_mask)
+    transposed, output_mask = rest[4], rest[7]
+    positions = int(math.prod((x if transposed else grad).shape[2:]))
+    forward = 2 * int(grad.shape[0]) * positions * int(weight.numel())
+    return forward * (bool(output_mask[0]) + bool(output_mask[1]))
+
+
+def _of_product(a: Tensor, b: Tensor) -> int:
+    """`a @ b` (a dot product, a matrix and a vector, matrices, or batches of them): each element of
+    `a` meets each column of `b`."""
+    columns = int(b.shape[-1]) if b.dim() > 1 else 1
+    return 2 * int(a.numel()) * columns
+
+
+def _of_groups(a: Tensor, b: Tensor, *_: Any) -> int:
+    """Products of groups, whose rows, columns or summed elements lie one after another where an
+    operand is a matrix; only where both are batches does each group have all of its own."""
+    groups = int(a.shape[0]) if a.dim() == b.dim() == 3 else 1
+    return 2 * groups * int(a.shape[-2]) * int(a.shape[-1]) * int(b.shape[-1])
+
+
+_FORMULAS: dict[str, Callable[..., int]] = {
+    "convolution_backward": _convolution_backward,
+    # torch.utils.flop_counter has none for these.
+    "dot": _of_product,
+    "vdot": _of_product,
+    "mv": _of_product,
+    "addmv": lambda _, a, b, *rest: _of_product(a, b),
+    "addbmm": lambda _, a, b, *rest: _of_product(a, b),
+    "_addmm_activation": lambda _, a, b, *rest: _of_product(a, b),
+    "_grouped_mm": _of_groups,
+}
+
+
+def _causal_part(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flops: int) -> int:
+    """Of `flops` over all scores, those of a causal kernel: it passes over what lies beyond the
+    diagonal, which the formulas of torch.utils.flop_counter count. Row i sees keys 0 to i."""
+    given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    if not given.get("is_causal"):
+        return flops
+    queries, keys = int(given["query"].shape[-2]), int(given["key"].shape[-2])
+    seen = sum(min(row + 1, keys) for row in range(queries))
+    return flops // (queries * keys) * seen
 
 
 def _moved(tensor: Tensor) -> int:

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from planner.trace.trees import tensors_in
+
 aten = torch.ops.aten
 
 # Policies as in torch/include/ATen/autocast_mode.h, less what AutocastCPU does in the same way.
@@ -172,7 +174,7 @@ def _with_fp32_appended(op: Any) -> Callable[..., Any]:
 def _promoted(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _without_autocast():
-            wide = any(t.dtype == torch.float32 for t in _tensors((args, kwargs)) if _eligible(t))
+            wide = any(t.dtype == torch.float32 for t in tensors_in((args, kwargs)) if _eligible(t))
             dtype = torch.float32 if wide else torch.get_autocast_dtype("cpu")
             args, kwargs = _cast_arguments(dtype, args, kwargs)
             return op(*args, **kwargs)
@@ -188,11 +190,6 @@ def _refused(op: Any) -> Callable[..., Any]:
         )
 
     return kernel
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    leaves = torch.utils._pytree.tree_leaves(tree)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _override_composites(library: Library) -> None:

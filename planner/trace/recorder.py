@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from planner.errors import UnsupportedError
 from planner.ledger import Allocated, Category, Event, Freed, Marked, Tagged
@@ -19,6 +18,7 @@ from planner.trace.costs import cost_of
 from planner.trace.kernels import host_results, run_as_on_cuda
 from planner.trace.paths import ModulePaths
 from planner.trace.sums import GradientSums, InPlaceSums
+from planner.trace.trees import tensors_in
 
 aten = torch.ops.aten
 _ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
@@ -71,7 +71,7 @@ class Recorder(TorchDispatchMode):
         scratch = self._note_scratch(func, args, path)
         result = run_as_on_cuda(func, args, kwargs)
         on_host = self._all_on_host((args, kwargs))
-        self.note_host(_tensors(result) if on_host else host_results(func, result))
+        self.note_host(tensors_in(result) if on_host else host_results(func, result))
         self.note(result, self.running, path)
         self._note_attention_scratch(func, args, path)
         if self._paths is not None and not on_host:
@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):
 
     def note(self, tree: Any, label: str, path: str = "") -> None:
         """Counts the storages of all tensors in `tree` that are not yet known."""
-        for tensor in _tensors(tree):
+        for tensor in tensors_in(tree):
             self.add(tensor, label, path)
 
     def add(self, tensor: Tensor, label: str, path: str = "") -> None:
@@ -153,7 +153,7 @@ class Recorder(TorchDispatchMode):
         self.events.append(Marked(phase, step))
 
     def _all_on_host(self, tree: Any) -> bool:
-        tensors = _tensors(tree)
+        tensors = tensors_in(tree)
         return bool(tensors) and all(t.untyped_storage()._cdata in self._host for t in tensors)
 
     def _read(self, tensor: Tensor) -> float | int | bool:
@@ -175,14 +175,14 @@ class Recorder(TorchDispatchMode):
             self.events.append(work)
         node = torch._C._current_autograd_node()
         if node is not None and node.name() == _ACCUMULATE_GRAD:
-            self.tag(_tensors(result), "gradients")
+            self.tag(tensors_in(result), "gradients")
 
     def _note_recomputation(self, result: Any) -> None:
         """Checkpointing runs a forward within the backward: what that leaves alive is saved."""
         if torch._C._current_graph_task_id() == -1:
             return
         if torch.is_grad_enabled():
-            self._recomputed += [weakref.ref(t.untyped_storage()) for t in _tensors(result)]
+            self._recomputed += [weakref.ref(t.untyped_storage()) for t in tensors_in(result)]
             return
         alive = [storage() for storage in self._recomputed]
         self._recomputed.clear()
@@ -202,10 +202,6 @@ class Recorder(TorchDispatchMode):
     def _free(self, address: int, _: Any) -> None:
         number, _ = self._alive.pop(address)
         self.events.append(Freed(number))
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _is_made_scalar(tensor: Tensor, label: str) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,10 +15,9 @@ import torch
 import torch._dynamo  # else the first step imports it, and leaves frames and their tensors alive
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.utils._pytree import tree_leaves
 
 from planner.errors import PlannerError
-from planner.ledger import Allocated, Event, Freed, Marked
+from planner.ledger import Allocated, Event, Freed, Marked, Tagged
 from planner.schema import FactoryModel, SwinConfig, TrainSetting
 from planner.step.frames import plain_calls
 from planner.trace.building import build_module, make_fake
@@ -25,6 +25,7 @@ from planner.trace.cuda_rules import as_on_cuda
 from planner.trace.paths import ModulePaths
 from planner.trace.recorder import Recorder
 from planner.trace.sums import GradientSums
+from planner.trace.trees import tensors_in
 from planner.training import Training, import_lion, make_batch
 
 Build = Callable[[], nn.Module]
@@ -135,9 +136,22 @@ def trace_training(
                 raise
             except Exception as error:
                 raise BrokenTraceError(recorder.running) from error
-        events = tuple(recorder.events)
+        events = tuple(in_steady_order(recorder.events))
         del module
     return Trace(events, num_parameters, num_steps)
+
+
+def in_steady_order(events: Iterable[Event]) -> Iterator[Event]:
+    """The same events, each run of releases and each run of tags sorted by storage.
+
+    Autocast empties its cache, and tags are found, in the order of addresses, which differs from
+    one recording to the next; nothing depends on the order within such a run.
+    """
+    for kind, run in itertools.groupby(events, type):
+        if kind is Freed or kind is Tagged:
+            yield from sorted(run, key=lambda event: event.storage)  # type: ignore[union-attr]
+        else:
+            yield from run
 
 
 def _train(
@@ -169,7 +183,7 @@ def _optimizer_state(training: Training) -> list[Tensor]:
     kept = [*training.optimizer.state.values()]
     if training.scaler is not None:
         kept.append({"scale": training.scaler._scale, "growth": training.scaler._growth_tracker})
-    return [leaf for leaf in tree_leaves(kept) if isinstance(leaf, Tensor)]
+    return tensors_in(kept)
 
 
 def add_module(recorder: Recorder, module: nn.Module, path: str = "") -> None:

@@ -38,7 +38,7 @@ def assert_equal_to_cpu(config: SwinConfig, setting: TrainSetting) -> None:
 
     For fp32 and eager attention without dropout, which CUDA and the CPU run alike.
     """
-    from planner.trace import measure_cpu_memory_events
+    from tests.cpu_memory import measure_cpu_memory_events
 
     spec = find_library(config.library)
     setting = spec.resolve_setting(config, setting)

@@ -26,10 +26,11 @@ from planner.report.tables import breakdown_table
 from planner.schema import DeviceInfo
 from planner.step.data_parallel import BUCKET_LABEL, REBUILT_LIMITS, assign_buckets
 from planner.step.training import record_training
-from planner.trace import cpu_memory, measure_cpu_memory_events
 from planner.training import Training
 from planner.units import MIB
 from search.space import make_space
+from tests import cpu_memory
+from tests.cpu_memory import measure_cpu_memory_events
 from tests.equality import phase_ends
 from tests.libraries.steps import needs
 

@@ -1,0 +1,136 @@
+"""The ledger of a traced module: its storages, categories, work and names."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from planner.ledger import Allocated, Computed, Event, Freed, Marked, Tagged  # noqa: E402
+from planner.schema import TrainSetting  # noqa: E402
+from planner.trace import trace_estimate, trace_training  # noqa: E402
+from tests.trace.models import (  # noqa: E402
+    SMALL,
+    swin_timm,
+)
+
+
+def storage_events(events: tuple[Event, ...]) -> list[object]:
+    """Allocations and marks in order; the releases between two of them as a set, since autocast
+    frees its cache in the order of addresses."""
+    rows: list[object] = []
+    freed: list[int] = []
+    for event in events:
+        if isinstance(event, Freed):
+            freed.append(event.storage)
+        elif isinstance(event, Allocated | Marked):
+            rows.append(sorted(freed))
+            freed = []
+            rows.append(event[:2])
+    return [*rows, sorted(freed)]
+
+
+@pytest.fixture(scope="module")
+def timm_ledger():  # type: ignore[no-untyped-def]
+    setting = TrainSetting(batch_size=2, precision="bf16")
+    return trace_estimate(SMALL, setting, lambda: swin_timm(1))
+
+
+def test_ledger_has_the_storages_of_the_trace(timm_ledger) -> None:  # type: ignore[no-untyped-def]
+    setting = TrainSetting(batch_size=2, precision="bf16")
+    trace = trace_training(lambda: swin_timm(1), SMALL, setting, gradient_sums="in_place")
+    assert storage_events(timm_ledger.events) == storage_events(trace.events)
+    assert timm_ledger.num_parameters == trace.num_parameters
+    assert timm_ledger.batch_size == 2
+
+
+def test_ledger_sorts_bytes_by_category(timm_ledger) -> None:  # type: ignore[no-untyped-def]
+    sizes: dict[int, int] = {}
+    category: dict[int, str] = {}
+    by_phase: dict[tuple[str, int], Counter[str]] = {}
+    for event in timm_ledger.events:
+        if isinstance(event, Allocated):
+            sizes[event.storage] = event.num_bytes
+            category[event.storage] = "temporaries"
+        elif isinstance(event, Tagged):
+            category[event.storage] = event.category
+        elif isinstance(event, Freed):
+            del sizes[event.storage]
+        elif isinstance(event, Marked):
+            found: Counter[str] = Counter()
+            for storage, num_bytes in sizes.items():
+                found[category[storage]] += num_bytes
+            by_phase[event.phase, event.step] = found
+    weights = 4 * timm_ledger.num_parameters
+    data = 2 * (3 * 64 * 64 * 4 + 8)
+    end = by_phase["optimizer", 1]
+    assert end["parameters"] == end["gradients"] == weights
+    assert end["optimizer_state"] == 2 * weights
+    assert end["activations"] == data
+    assert end["temporaries"] == 0
+    assert by_phase["forward", 1]["temporaries"] == by_phase["forward", 1]["gradients"] == 0
+
+
+def test_ledger_counts_work_and_names_modules(timm_ledger) -> None:  # type: ignore[no-untyped-def]
+    work = [(phase, o) for phase, o in timm_ledger.operations()]
+    assert {phase for phase, _ in work} == {"forward", "backward", "optimizer"}
+    head = next(o for _, o in work if o.path == "head.fc" and o.kind == "matmul")
+    assert head == Computed(
+        "aten.addmm",
+        "matmul",
+        "bfloat16",
+        2 * 2 * 64 * 10,
+        (2 * 64 + 64 * 10 + 10 + 2 * 10) * 2,
+        1,
+        "head.fc",
+    )
+    flops = Counter({phase: 0 for phase, _ in work})
+    for phase, operation in work:
+        if operation.kind in ("matmul", "conv"):
+            flops[phase] += operation.flops
+    # Backward does each product twice, but for the patch embedding, whose input needs no gradient.
+    embedding = next(o.flops for _, o in work if o.kind == "conv")
+    assert flops["backward"] == 2 * flops["forward"] - embedding
+    assert "aten.gelu" in {o.name for _, o in work if o.kind == "pointwise"}
+
+
+def test_recomputed_activations_are_activations() -> None:
+    """At the peak under checkpointing, what the recomputed block saved is alive once more."""
+
+    def build() -> nn.Module:
+        module = swin_timm(1)
+        module.set_grad_checkpointing()
+        return module
+
+    ledger = trace_estimate(SMALL, TrainSetting(batch_size=8, precision="fp32"), build)
+    category: dict[int, str] = {}
+    sizes: dict[int, int] = {}
+    kinds: list[Counter[str]] = []
+    for event in ledger.events:
+        if isinstance(event, Allocated):
+            sizes[event.storage] = event.num_bytes
+            category[event.storage] = "temporaries"
+        elif isinstance(event, Tagged):
+            category[event.storage] = event.category
+        elif isinstance(event, Freed):
+            del sizes[event.storage]
+        found: Counter[str] = Counter()
+        for storage, num_bytes in sizes.items():
+            found[category[storage]] += num_bytes
+        kinds.append(found)
+    forward, backward = (
+        next(i for i, e in enumerate(ledger.events) if e == Marked(phase, 1))
+        for phase in ("forward", "backward")
+    )
+    at_end = kinds[forward]["activations"]
+    highest = max(kinds[i]["activations"] for i in range(forward, backward))
+    # fp32 saves 4C(16 + N/32) + 16 bytes a token and block (C 32, N 16, 256 tokens an image)
+    # and keeps of it one block's input, 4C, for each.
+    saved = 8 * 256 * (4 * 32 * (16 + 16 / 32) + 16)
+    assert highest - at_end == pytest.approx(saved, rel=0.25)
+    assert kinds[backward]["buffers"] == kinds[forward]["buffers"] > 0
+    assert kinds[backward]["parameters"] == 4 * ledger.num_parameters

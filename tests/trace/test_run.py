@@ -1,0 +1,168 @@
+"""Two traced steps: derived sizes, steadiness, and what a trace leaves behind.
+
+Legend: B batch; sizes in bytes, each request rounded to 512.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
+
+from planner.ledger import Freed, Marked, Tagged  # noqa: E402
+from planner.schema import TrainSetting  # noqa: E402
+from planner.trace import trace_training  # noqa: E402
+from planner.trace.run import in_steady_order, rounded  # noqa: E402
+from tests.trace.models import (  # noqa: E402
+    SMALL,
+    TINY_IMAGES,
+    Classifier,
+    labels,
+    swin_timm,
+)
+
+
+def test_saved_bytes_of_a_linear_are_the_derived_ones() -> None:
+    batch = 64
+    setting = TrainSetting(batch_size=batch, precision="fp32", optimizer="sgd")
+    trace = trace_training(Classifier, TINY_IMAGES, setting)
+    # log_softmax's output for its own backward, nll_loss's total weight, the loss itself. The
+    # logits are released, the images were there before.
+    assert trace.saved_bytes() == rounded(batch * 10 * 4) + 512 + 512
+    weights = rounded(48 * 10 * 4) + rounded(10 * 4)
+    data = rounded(batch * 48 * 4) + rounded(batch * 8)
+    ends = dict(trace.phase_ends())
+    assert ends["zero_grad"] == 2 * weights + data  # parameters and momentum
+    assert ends["optimizer"] == ends["backward"] == 3 * weights + data
+
+
+def test_bf16_saves_the_casts_of_a_linear() -> None:
+    batch = 64
+    fp32, bf16 = (
+        trace_training(Classifier, TINY_IMAGES, TrainSetting(batch_size=batch, precision=p))
+        for p in ("fp32", "bf16")
+    )
+    # The weight's gradient needs the cast input; the images need no gradient, so the cast weight is
+    # not saved. cross_entropy asks log_softmax for the logits' own dtype, which autocast respects;
+    # nll_loss is in fp32, and keeps the copy made for it.
+    casts = rounded(batch * 48 * 2) + rounded(batch * 10 * 2)
+    assert bf16.saved_bytes() - fp32.saved_bytes() == casts
+
+
+def test_peak_is_of_the_step_asked_for() -> None:
+    setting = TrainSetting(batch_size=1024, precision="fp32")
+    trace = trace_training(Classifier, TINY_IMAGES, setting)
+    state = 2 * (rounded(48 * 10 * 4) + rounded(10 * 4))
+    assert trace.peak_live_bytes(1) - trace.peak_live_bytes(0) == state  # Adam's, made by step 0
+    assert trace.peak_live_bytes() == trace.peak_live_bytes(1)
+
+
+def test_step_scalars_are_on_the_device_only_when_fused() -> None:
+    ends = {}
+    for optimizer in ("adamw", "adamw-forloop", "nadam", "rmsprop", "adamw-fused"):
+        setting = TrainSetting(batch_size=4, precision="fp32", optimizer=optimizer)
+        trace = trace_training(Classifier, TINY_IMAGES, setting)
+        ends[optimizer] = dict(trace.phase_ends())["zero_grad"]
+    assert ends["adamw"] == ends["adamw-forloop"] == ends["nadam"]  # two moments each
+    assert ends["adamw"] - ends["rmsprop"] == rounded(48 * 10 * 4) + rounded(10 * 4)  # one
+    assert ends["adamw-fused"] - ends["adamw"] == 2 * 512  # weight and bias
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"precision": "fp16"},
+        {"precision": "fp16", "optimizer": "adamw-fused"},
+        {"precision": "fp16", "clip_grad": True},
+        {"clip_grad": True},
+        {"optimizer": "sgd-fused"},
+        {"optimizer": "adafactor"},
+        {"optimizer": "nadam"},
+        {"optimizer": "radam-forloop"},
+        {"optimizer": "rmsprop"},
+        {"amsgrad": True},
+        {"ema": True},
+        {"accumulate": 2},
+        {"loss": "label-smoothing"},
+        {"loss": "soft-target"},
+        {"zero_grad_to_none": False},
+        {"memory_format": "channels_last"},
+    ],
+    ids=lambda fields: "-".join(map(str, fields.values())),
+)
+def test_every_way_to_step_is_steady(fields: dict[str, object]) -> None:
+    """From the second step on, a step ends with what it began with."""
+    setting = TrainSetting(batch_size=2, **fields)
+    trace = trace_training(Classifier, TINY_IMAGES, setting, num_steps=3)
+    assert trace.phase_ends(1) == trace.phase_ends(2)
+    assert trace.peak_live_bytes(1) == trace.peak_live_bytes(2)
+
+
+def test_clipping_takes_foreach() -> None:
+    setting = TrainSetting(batch_size=2, precision="fp32", clip_grad=True)
+    trace = trace_training(Classifier, TINY_IMAGES, setting)
+    assert labels(trace)["aten._foreach_norm.Scalar"] == 2
+
+
+def test_reference_counts_free_everything() -> None:
+    """The collector is off in a trace, so a cycle would leave fake tensors behind."""
+    setting = TrainSetting(batch_size=2, precision="bf16")
+    gc.collect()
+    gc.disable()
+    try:
+        before = [o for o in gc.get_objects() if type(o) in (FakeTensor, nn.Parameter)]
+        trace = trace_training(lambda: swin_timm(1), SMALL, setting)
+        after = [o for o in gc.get_objects() if type(o) in (FakeTensor, nn.Parameter)]
+    finally:
+        gc.enable()
+    assert len(after) == len(before)
+    assert trace.events
+
+
+def test_a_tied_weight_is_counted_once() -> None:
+    class Tied(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.same = self.head
+            self.also = nn.Linear(48, 10)
+            self.also.weight = self.head.weight
+
+    setting = TrainSetting(batch_size=1, precision="fp32", optimizer="sgd")
+    trace = trace_training(Tied, TINY_IMAGES, setting, num_steps=1)
+    assert trace.num_parameters == 48 * 10 + 2 * 10
+
+
+def test_the_mode_of_a_caller_is_left_alone() -> None:
+    with FakeTensorMode():
+        trace_training(Classifier, TINY_IMAGES, TrainSetting(batch_size=1, precision="fp32"))
+        assert isinstance(torch.zeros(1), FakeTensor)
+    assert gc.isenabled()
+
+
+def test_two_recordings_are_equal() -> None:
+    """Autocast empties its cache in the order of addresses, and checkpointing tags so."""
+
+    def build() -> nn.Module:
+        module = swin_timm(1)
+        module.set_grad_checkpointing()
+        return module
+
+    setting = TrainSetting(batch_size=2, precision="bf16")
+    first, second = (
+        trace_training(build, SMALL, setting, gradient_sums="in_place", detailed=True)
+        for _ in range(2)
+    )
+    assert first.events == second.events
+
+
+def test_runs_of_releases_and_of_tags_are_in_the_order_of_storages() -> None:
+    tags = [Tagged(4, "activations"), Tagged(3, "gradients"), Tagged(3, "activations")]
+    events = [Freed(2), Freed(1), Marked("forward", 0), Freed(0), *tags]
+    assert list(in_steady_order(events)) == [
+        Freed(1), Freed(2), Marked("forward", 0), Freed(0), *tags[1:], tags[0],
+    ]  # fmt: skip

@@ -1,0 +1,102 @@
+"""Gradients are summed in place as eager does: the trace beside real memory events on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from planner.ledger import Allocated  # noqa: E402
+from planner.schema import TrainSetting  # noqa: E402
+from planner.trace import Trace, trace_training  # noqa: E402
+from tests.cpu_memory import measure_cpu_memory_events  # noqa: E402
+from tests.trace.models import (  # noqa: E402
+    LIBRARIES,
+    SMALL,
+    TINY_IMAGES,
+    Branches,
+    Classifier,
+    labels,
+)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused"])
+def test_in_place_trace_equals_real_memory_events(
+    library: str, version: int, optimizer: str
+) -> None:
+    """The profiler's events of the real fp32 module on CPU tensors (torch 2.13)."""
+    if optimizer != "adamw" and library != "timm":
+        pytest.skip("one library shows the optimizer")
+    setting = TrainSetting(batch_size=4, precision="fp32", optimizer=optimizer)
+
+    def build() -> nn.Module:
+        return LIBRARIES[library](version)
+
+    traced = trace_training(build, SMALL, setting, gradient_sums="in_place")
+    real = measure_cpu_memory_events(build, SMALL, setting)
+    assert traced.num_parameters == real.num_parameters
+    assert traced.phase_ends() == real.phase_ends()
+    assert traced.saved_bytes() == real.saved_bytes()
+    assert traced.peak_live_bytes() == real.peak_live_bytes()
+
+
+def test_sums_in_place_lower_the_peak_by_the_sum() -> None:
+    batch = 512
+    setting = TrainSetting(batch_size=batch, precision="fp32", optimizer="sgd")
+    real = measure_cpu_memory_events(Branches, TINY_IMAGES, setting)
+    out, inside = (
+        trace_training(Branches, TINY_IMAGES, setting, gradient_sums=sums)
+        for sums in ("out_of_place", "in_place")
+    )
+    assert inside.peak_live_bytes() == real.peak_live_bytes()
+    assert out.peak_live_bytes() - inside.peak_live_bytes() == batch * 24 * 16 * 4
+    assert labels(out)["aten.add.Tensor"] - labels(inside)["aten.add.Tensor"] == 2
+
+
+def test_shared_gradients_are_not_summed_in_place() -> None:
+    """A gradient that a view shares its storage with stays as it is, as in eager."""
+
+    class Shared(Branches):
+        def forward(self, images: Tensor) -> Tensor:
+            wide = (images * self.scale).repeat(1, 8, 1, 1)
+            rows = wide.cos().flatten(1)[:, :48] + wide.view(-1, 384).sin()[:, :48]
+            return self.head(rows)
+
+    setting = TrainSetting(batch_size=64, precision="fp32", optimizer="sgd")
+    real = measure_cpu_memory_events(Shared, TINY_IMAGES, setting)
+    traced = trace_training(Shared, TINY_IMAGES, setting, gradient_sums="in_place")
+    assert labels(traced)["aten.add.Tensor"] == 2  # the forward's own, and the gradients'
+    assert traced.peak_live_bytes() == real.peak_live_bytes()
+
+
+def test_a_rewritten_view_gets_a_gradient_of_its_own() -> None:
+    """An in-place ReLU on `linear`'s result, which is a view: in eager, not in a dispatch mode, its
+    gradient is copied into new zeros."""
+
+    class Rewritten(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Linear(4, 64)
+
+        def forward(self, images: Tensor) -> Tensor:
+            x = F.relu(self.wide(images), inplace=True)  # [B, 3, 4, 64]
+            return self.head(x.mean(3).repeat(1, 1, 4).flatten(1))
+
+    setting = TrainSetting(batch_size=512, precision="fp32", optimizer="sgd")
+    real = measure_cpu_memory_events(Rewritten, TINY_IMAGES, setting)
+    out, inside = (
+        trace_training(Rewritten, TINY_IMAGES, setting, gradient_sums=sums)
+        for sums in ("out_of_place", "in_place")
+    )
+    wide = 512 * 3 * 4 * 64 * 4
+
+    def copies(trace: Trace) -> int:
+        return sum(e.num_bytes == wide for e in trace.events if isinstance(e, Allocated))
+
+    assert copies(inside) == copies(real) == copies(out) + 2  # one a step
+    assert inside.peak_live_bytes() == real.peak_live_bytes()
