@@ -1,145 +1,201 @@
-"""A recorded step at any batch size: its events are the same, its sizes affine in the batch.
+"""A recorded step at any batch size: the events stay the same, their sizes are affine in the batch.
 
-Two recordings at different batches (2 or more) give every size as fixed + batch * per image. At
-batch 1 dimensions of size 1 change which copies happen (strides), so it is recorded by itself.
+Two recordings, at batches of 2 or more, give every size as fixed + batch * per image; a third one
+shows whether that holds. A batch of 1 is another step (dimensions of size 1 change which copies
+happen), so it is recorded by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import overload
+from itertools import groupby, zip_longest
+from operator import itemgetter
 
-from planner.ledger import Allocated, Computed, Event, Ledger
-from planner.memory.course import Course
+from planner.errors import UnsupportedError
+from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
 
 Record = Callable[[int], Ledger]  # the ledger at a batch size
+
+
+class NotAffineError(UnsupportedError):
+    """A step whose events or sizes do not follow a line over the batch: a loss that compares all
+    images with each other, a batch that is processed in chunks."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            f"this training step does not grow evenly with the batch size: {message}.",
+            "Name one batch size (--batch-size) and add --trace, which follows the step at that "
+            "size, or measure it with 'planner tune'.",
+        )
+
+
+@dataclass(frozen=True)
+class AffineLedger:
+    """The ledger at one batch, and `slopes`: by event, the bytes and FLOPs that an image more adds.
+
+    An event without a slope is the same at every batch. `pooled_saved_slope` is what an image more
+    adds to `Ledger.pooled_saved_bytes`.
+    """
+
+    at: Ledger
+    slopes: Mapping[int, tuple[int, int]]
+    pooled_saved_slope: int = 0
+
+    @classmethod
+    def through(cls, first: Ledger, second: Ledger) -> AffineLedger:
+        """The line through two recordings at different batches of 2 or more.
+
+        Raises NotAffineError where their events differ, or where an image adds no whole number of
+        bytes or FLOPs. `check` a third recording: two cannot show that sizes are affine.
+        """
+        span = second.batch_size - first.batch_size
+        assert span, "two recordings of one batch"
+        assert min(first.batch_size, second.batch_size) > 1, "a batch of 1 is another step"
+        slopes = {}
+        for index, (a, b) in enumerate(_pairs(first, second)):
+            if a == b:
+                continue
+            slope = _slope(a, b, span)
+            if slope is None:
+                raise NotAffineError(_describe_difference(a, b, first, second))
+            slopes[index] = slope
+        pooled, rest = divmod(second.pooled_saved_bytes - first.pooled_saved_bytes, span)
+        if rest:
+            raise NotAffineError("what its CUDA graphs keep saved is no whole number per image")
+        return cls(first, slopes, pooled)
+
+    def check(self, third: Ledger) -> None:
+        """Raises NotAffineError where a recording at a third batch differs from `ledger` there.
+
+        Choose a batch well above the other two: what is done in chunks of images, or for each pair
+        of them, can look affine between neighbours.
+        """
+        expected = self.ledger(third.batch_size)
+        for a, b in _pairs(expected, third):
+            if a != b:
+                raise NotAffineError(_describe_difference(a, b, expected, third, derived=True))
+        if expected.pooled_saved_bytes != third.pooled_saved_bytes:
+            raise NotAffineError("what its CUDA graphs keep saved is on no line over the batch")
+
+    def ledger(self, batch_size: int) -> Ledger:
+        """The ledger at another batch of 2 or more."""
+        assert batch_size > 1, "a batch of 1 is another step"
+        more = batch_size - self.at.batch_size
+        if not more:
+            return self.at
+        events = list(self.at.events)
+        for index, (num_bytes, flops) in self.slopes.items():
+            event = events[index]
+            if isinstance(event, Allocated):
+                storage, size, label, path = event
+                events[index] = Allocated(storage, size + more * num_bytes, label, path)
+            elif isinstance(event, Computed):
+                name, kind, dtype, work, size, kernels, path = event
+                events[index] = Computed(
+                    name, kind, dtype, work + more * flops, size + more * num_bytes, kernels, path
+                )
+        pooled = self.at.pooled_saved_bytes + more * self.pooled_saved_slope
+        return replace(
+            self.at, events=tuple(events), batch_size=batch_size, pooled_saved_bytes=pooled
+        )
 
 
 @dataclass
 class Recorder:
     """Ledgers of one model and setting at any batch, from as few recordings as possible.
 
-    One batch is recorded as it is; the second one asked for makes the line through both, from which
-    all others are read.
+    The first batch is recorded as it is; the second one asked for makes the affine ledger, from
+    which all others are read. A batch of 1 is always recorded by itself.
     """
 
     record: Record
     known: dict[int, Ledger] = field(default_factory=dict)
-    line: Line | None = None
+    affine: AffineLedger | None = None
 
     def ledger(self, batch_size: int) -> Ledger:
-        """All events at `batch_size`."""
-        if batch_size > 1 and self.line is not None:
-            return self.line.ledger(batch_size)
+        """The ledger at `batch_size`. Raises NotAffineError."""
         if batch_size in self.known:
             return self.known[batch_size]
         others = [b for b in self.known if b > 1]
         if batch_size > 1 and others:
-            second = self.record(2 if others[0] != 2 else 3)
-            self.line = Line.through(self.known[others[0]], second)
-            return self.line.ledger(batch_size)
+            if self.affine is None:
+                second = self.record(2 if others[0] != 2 else 3)
+                self.affine = AffineLedger.through(self.known[others[0]], second)
+            return self.affine.ledger(batch_size)
         self.known[batch_size] = self.record(batch_size)
         return self.known[batch_size]
 
 
-@dataclass(frozen=True)
-class Line:
-    """The ledger at one batch, and `slopes`: by event, the bytes and FLOPs an image more adds."""
+def in_canonical_order(events: Iterable[Event]) -> list[Event]:
+    """The events with each run of releases, and each run of tags, ordered by storage.
 
-    at: Ledger
-    slopes: dict[int, tuple[int, int]]
+    Their order within one instant is arbitrary (autocast empties a hash map) and moves no size.
+    """
+    ordered: list[Event] = []
+    for kind, run in groupby(events, type):
+        alike = list(run)
+        if kind in (Freed, Tagged):
+            alike.sort(key=itemgetter(0))
+        ordered += alike
+    return ordered
 
-    @classmethod
-    def through(cls, first: Ledger, second: Ledger) -> Line:
-        """The line through two recordings. AssertionError where their events differ in kind."""
-        assert len(first.events) == len(second.events), "a step's events depend on the batch"
-        span = second.batch_size - first.batch_size
-        slopes = {}
-        for index, (a, b) in enumerate(zip(first.events, second.events, strict=True)):
-            slope = (0, 0)
-            if isinstance(a, Allocated) and isinstance(b, Allocated):
-                slope = _slope(a.num_bytes, b.num_bytes, span), 0
-            elif isinstance(a, Computed) and isinstance(b, Computed):
-                slope = _slope(a.num_bytes, b.num_bytes, span), _slope(a.flops, b.flops, span)
-            else:
-                assert type(a) is type(b), "a step's events depend on the batch"
-            if any(slope):
-                slopes[index] = slope
-        return cls(first, slopes)
 
-    def ledger(self, batch_size: int) -> Ledger:
-        """The ledger at another batch of 2 or more. Its events are made when they are looked at."""
-        events = LineEvents(self, batch_size)
-        return replace(self.at, events=events, batch_size=batch_size)
+def _pairs(first: Ledger, second: Ledger) -> Iterable[tuple[Event | None, Event | None]]:
+    """The events of both side by side. What has a size keeps its place in `first.events`."""
+    return zip_longest(in_canonical_order(first.events), in_canonical_order(second.events))
 
-    def events(self, batch_size: int) -> tuple[Event, ...]:
-        """All events at a batch of 2 or more."""
-        more = batch_size - self.at.batch_size
-        events = list(self.at.events)
-        for index, (num_bytes, flops) in self.slopes.items():
-            event = events[index]
-            if isinstance(event, Allocated):
-                events[index] = event._replace(num_bytes=event.num_bytes + more * num_bytes)
-            elif isinstance(event, Computed):
-                events[index] = event._replace(
-                    num_bytes=event.num_bytes + more * num_bytes, flops=event.flops + more * flops
-                )
-        return tuple(events)
 
-    @cached_property
-    def course(self) -> Course | None:
-        """What of the step no batch changes, or None where the step does not repeat."""
-        try:
-            return Course(self.at.events, self.slopes, self.at.batch_size)
-        except ValueError:
+def _slope(a: Event | None, b: Event | None, span: int) -> tuple[int, int] | None:
+    """Bytes and FLOPs per image between two events that differ only in these; else None."""
+    if isinstance(a, Allocated) and isinstance(b, Allocated):
+        found = divmod(b.num_bytes - a.num_bytes, span)
+        return (found[0], 0) if a == b._replace(num_bytes=a.num_bytes) and not found[1] else None
+    if isinstance(a, Computed) and isinstance(b, Computed):
+        if a != b._replace(num_bytes=a.num_bytes, flops=a.flops):
             return None
+        num_bytes, rest = divmod(b.num_bytes - a.num_bytes, span)
+        flops, rest_of_flops = divmod(b.flops - a.flops, span)
+        return None if rest or rest_of_flops else (num_bytes, flops)
+    return None
 
 
-class LineEvents(Sequence[Event]):
-    """The events of a line at a batch: a sequence, which most readers need not look through since
-    `course` knows the answer."""
-
-    def __init__(self, line: Line, batch_size: int) -> None:
-        self.line = line
-        self.batch_size = batch_size
-
-    @property
-    def course(self) -> Course | None:
-        return self.line.course
-
-    @cached_property
-    def _made(self) -> tuple[Event, ...]:
-        return self.line.events(self.batch_size)
-
-    @overload
-    def __getitem__(self, index: int) -> Event: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Event, ...]: ...
-    def __getitem__(self, index: int | slice) -> Event | tuple[Event, ...]:
-        return self._made[index]
-
-    def __iter__(self) -> Iterator[Event]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self.line.at.events)
-
-    def __eq__(self, other: object) -> bool:
-        return self._made == (other._made if isinstance(other, LineEvents) else other)
-
-    def __hash__(self) -> int:
-        return hash(self._made)
+_FIELDS = {"num_bytes": "bytes", "flops": "FLOPs"}
 
 
-def operations_of(ledger: Ledger) -> Iterable[tuple[str, Computed]]:
-    """(phase, operation), in order, of the steady step: of a line without looking at its events."""
-    course = ledger.events.course if isinstance(ledger.events, LineEvents) else None
-    return course.operations(ledger.batch_size) if course else ledger.operations()
+def _describe_difference(
+    a: Event | None, b: Event | None, first: Ledger, second: Ledger, derived: bool = False
+) -> str:
+    """The first difference in words. `first` is a recording, or `derived` from two of them."""
+    here, there = _name(a, first.events), _name(b, second.events)
+    source = "expected from two other batches" if derived else f"at batch {first.batch_size}"
+    if here != there or a is None or b is None:
+        return f"{source} {here} comes next, at batch {second.batch_size} {there}"
+    span = 0 if derived else second.batch_size - first.batch_size
+    fields = zip(a._fields, a, b, strict=True)
+    differing = [(f, x, y) for f, x, y in fields if x != y and not _is_affine(f, x, y, span)]
+    field, x, y = (f"{v:,}" if isinstance(v, int) else str(v) for v in differing[0])
+    return (
+        f"{here} differs in {_FIELDS.get(field, field)}: {x} {source}, {y} at batch "
+        f"{second.batch_size}"
+    )
 
 
-def _slope(a: int, b: int, span: int) -> int:
-    slope, rest = divmod(b - a, span)
-    assert rest == 0, "a size is not affine in the batch"
-    return slope
+def _is_affine(field: str, x: object, y: object, span: int) -> bool:
+    if field not in _FIELDS or not isinstance(x, int) or not isinstance(y, int):
+        return False
+    return span != 0 and (y - x) % span == 0
+
+
+def _name(event: Event | None, events: Sequence[Event]) -> str:
+    """An event in words: an operation of a module, or what became of one's storage."""
+    if event is None:
+        return "the end of the step"
+    if isinstance(event, Marked):
+        return f"the end of the {event.phase}"
+    if isinstance(event, Freed | Tagged):
+        verb = "release" if isinstance(event, Freed) else "keeping"
+        made = (e for e in events if isinstance(e, Allocated) and e.storage == event.storage)
+        return f"the {verb} of what {_name(next(made, None), ())} made"
+    name = event.label if isinstance(event, Allocated) else event.name
+    return f"{name} of {event.path}" if event.path else name

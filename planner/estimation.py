@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from planner.affine import LineEvents, operations_of
 from planner.arguments import (
     ModelLike,
     SettingLike,
@@ -28,7 +27,7 @@ from planner.left_out import left_out
 from planner.libraries.limits import graph_limit
 from planner.libraries.registry import find_library
 from planner.memory.allocator_config import AllocatorConfig, environment_allocator
-from planner.memory.profile import Instant, Profile, Reading, read_ledger
+from planner.memory.profile import Instant, Profile, read_ledger
 from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
 from planner.step.compiled.modes import (
     BROKEN_RANGE,
@@ -208,7 +207,7 @@ def judge(
         allowed = allocator.allowed_bytes(gpu.memory_bytes if gpu else memory_bytes)
     if allowed is not None and budget is not None:
         budget = min(budget, allowed + outside.context_bytes)
-    reading = _read(ledger, outside.workspace_bytes, allocator, allowed)
+    reading = read_ledger(ledger, outside.workspace_bytes, allocator, allowed)
     live, peak, reserved = reading.live, reading.peak, reading.peak_reserved_bytes
     total = reserved + outside.context_bytes
     breakdown: dict[str, int] = {c: peak.by_category.get(c, 0) for c in CATEGORIES}
@@ -241,19 +240,6 @@ def judge(
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
     )
-
-
-def _read(
-    ledger: Ledger,
-    workspace_bytes: int,
-    allocator: AllocatorConfig | None,
-    allowed_bytes: int | None,
-) -> Reading:
-    """From its line's course where the ledger has one, which is the short way to the same."""
-    course = ledger.events.course if isinstance(ledger.events, LineEvents) else None
-    if course is None:
-        return read_ledger(ledger, workspace_bytes, allocator, allowed_bytes)
-    return course.read(ledger.batch_size, workspace_bytes, allocator, allowed_bytes)
 
 
 def _range(
@@ -320,8 +306,8 @@ def _step_time(
     if rates is None:
         assert gpu is not None
         rates = rates_for(gpu)
-    operations = operations_of(ledger)
-    return predict_step(operations, rates, setting, min(setting.accumulate, RECORDED_MICRO_BATCHES))
+    recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    return predict_step(ledger.operations(), rates, setting, recorded)
 
 
 def _throughput(time: StepTime | None) -> Throughput | None:

@@ -67,7 +67,7 @@ def read_ledger(
     config: AllocatorConfig | None,
     allowed_bytes: int | None = None,
 ) -> Reading:
-    """Any ledger, event by event. `Course.read` gives the same of one read from a line.
+    """What a device makes of a ledger: the steady step's live bytes and the allocator's peaks.
 
     `allowed_bytes` is what the allocator may reserve, where a memory fraction limits it.
     """

@@ -244,11 +244,11 @@ class _Priced(NamedTuple):
 def _price(
     operations: Sequence[Operation], rates: DeviceRates, setting: TrainSetting
 ) -> list[_Priced]:
-    """The cost of each. Operations alike may be one object: then they are priced once."""
-    known: dict[tuple[str, int], _Priced] = {}
+    """The cost of each. Operations that differ only in name and module are priced once."""
+    known: dict[tuple[str, tuple[object, ...]], _Priced] = {}
     priced = []
     for phase, operation in operations:
-        key = phase, id(operation)
+        key = phase, operation[1:6]
         cost = known.get(key)
         if cost is None:
             cost = known[key] = _Priced(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.affine import operations_of
 from planner.errors import UnsupportedError
 from planner.estimation import Estimate, Throughput, choose, judge
 from planner.hardware import Gpu, recognise_gpu
@@ -137,7 +136,7 @@ class DeviceEstimator:
             recorded = self.shared_setting(at).model_copy(update={"optimizer": at.optimizer})
             if (model, recorded) not in self._operations:
                 ledger = step_ledger(model, recorded)
-                self._operations[model, recorded] = list(operations_of(ledger))
+                self._operations[model, recorded] = list(ledger.operations())
             operations = self._operations[model, recorded]
             self._steps[model, at] = predict_step(operations, self.rates, at)
         return self._steps[model, at]

@@ -248,7 +248,6 @@ def predicted_rate(row: PublishedRow, rates: DeviceRates | None = None) -> float
 def timed_operations(row: PublishedRow) -> list[Operation]:
     """(phase, operation), in order, of what the row timed."""
     config, setting = row.resolved
-    # Not `operations_of`, which drops the names.
     forward = row.span == "forward"
     ledger = _forward_ledger(config, setting) if forward else step_ledger(config, setting)
     operations = list(ledger.operations())

@@ -14,7 +14,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.affine import operations_of
 from planner.estimation import choose
 from planner.ledger import Computed
 from planner.ledgers import step_ledger
@@ -88,7 +87,7 @@ def record_step(model: SwinConfig, setting: TrainSetting) -> Recorded:
     for batch in RECORDED:
         config, chosen = choose(model, setting.model_copy(update={"batch_size": batch}), None, {})
         assert isinstance(config, SwinConfig)
-        found.append(list(operations_of(step_ledger(config, chosen))))
+        found.append(list(step_ledger(config, chosen).operations()))
     small = found[0]
     assert len(small) == len(found[1]), "a step's operations differ between batches"
 

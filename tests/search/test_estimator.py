@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from planner.affine import operations_of
 from planner.estimation import choose, estimate
 from planner.hardware import recognise_gpu
 from planner.ledgers import RECORDED_MICRO_BATCHES, step_ledger
@@ -94,7 +93,7 @@ def test_a_small_share_of_the_optimizer_is_told_from_a_large_one(
     setting = TrainSetting.model_validate({"batch_size": batch_size, **fields})
     eager = setting.model_copy(update={"compile": "off"})
     config, chosen = choose(model, eager, gpu, {})
-    operations = operations_of(step_ledger(config, chosen))
+    operations = step_ledger(config, chosen).operations()
     own = predict_step(
         operations, rates_for(gpu), setting, min(setting.accumulate, RECORDED_MICRO_BATCHES)
     )

@@ -14,7 +14,6 @@ from statistics import median
 import numpy as np
 import pytest
 
-from planner.affine import operations_of
 from planner.estimation import choose
 from planner.hardware import recognise_gpu
 from planner.ledgers import step_ledger
@@ -57,7 +56,7 @@ def test_with_the_planners_rates_it_gives_the_planners_seconds(name: str) -> Non
     for c in Random(0).sample(several, 12):
         eager = c.setting.model_copy(update={"compile": "off"})
         config, setting = choose(found.model, eager, None, {})
-        wanted = predict_step(list(operations_of(step_ledger(config, setting))), rates, c.setting)
+        wanted = predict_step(list(step_ledger(config, setting).operations()), rates, c.setting)
         at = record_step(found.model, setting.model_copy(update={"batch_size": RECORDED[0]}))
         batch = np.array([float(c.setting.batch_size)])
         got = step_seconds(at.at(batch), planners_physics(rates), c.setting)

@@ -160,9 +160,8 @@ def test_the_estimate_says_what_ddp_it_means_and_what_it_leaves_out() -> None:
 def test_a_step_under_ddp_repeats_so_that_any_batch_is_read_off_a_line() -> None:
     recorder = Recorder(lambda n: step_ledger(SMALL, DDP.model_copy(update={"batch_size": n})))
     recorder.ledger(2)
-    recorder.ledger(5)
-    assert recorder.line is not None
-    assert recorder.line.course is not None
+    assert recorder.ledger(5) == recorder.record(5)
+    assert recorder.affine is not None
 
 
 def test_compilation_under_ddp_is_taken_for_broken_into_several_graphs() -> None:

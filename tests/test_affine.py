@@ -1,0 +1,190 @@
+"""A step recorded at two batches, read at others: what it is to be affine, and what is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from planner import TrainSetting
+from planner.affine import AffineLedger, NotAffineError, Recorder, in_canonical_order
+from planner.errors import UnsupportedError
+from planner.estimation import choose
+from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
+from planner.libraries.registry import find_library
+from planner.schema import FactoryModel
+from planner.step.training import record_training
+from planner.trace import trace_estimate
+
+SMALL = {"image_size": (56, 56), "depths": (2, 2), "num_heads": (1, 2), "embed_dim": 32}
+SWINS = {
+    "native": ("native:swin_tiny", SMALL, {}),
+    "native, version 2": ("native:swinv2_tiny", SMALL | {"window_size": 7}, {"attention": "eager"}),
+    "timm": ("timm:swin_tiny_patch4_window7_224", SMALL, {
+        "precision": "fp32", "checkpointing": "blocks",
+    }),
+    "torchvision": ("torchvision:swin_t", SMALL, {"precision": "pure-bf16"}),
+    "transformers": ("transformers:microsoft/swin-tiny-patch4-window7-224", SMALL, {
+        "optimizer": "adamw-fused", "loss": "soft-target",
+    }),
+    "microsoft": ("microsoft:swin_tiny_patch4_window7_224", SMALL, {"attention": "eager"}),
+    "accumulation": ("native:swin_tiny", SMALL, {"accumulate": 2, "precision": "fp16"}),
+}  # fmt: skip
+
+
+def recorder_of(case: str) -> Recorder:
+    model, of_model, of_setting = SWINS[case]
+    config, setting = choose(model, TrainSetting(**of_setting), None, of_model)
+    build = find_library(config.library).on_shapes(config, setting)
+
+    def record(batch_size: int) -> Ledger:
+        return record_training(build, config, setting.model_copy(update={"batch_size": batch_size}))
+
+    return Recorder(record)
+
+
+@pytest.mark.parametrize("case", SWINS)
+def test_a_third_batch_of_every_librarys_swin_is_exact(case: str) -> None:
+    record = recorder_of(case).record
+    affine = AffineLedger.through(record(2), record(3))
+    affine.check(record(17))
+    assert affine.ledger(17) == record(17)
+
+
+def test_a_recorder_records_three_times_at_most() -> None:
+    recorded = []
+    recorder = recorder_of("native")
+    record = recorder.record
+
+    def counted(batch_size: int) -> Ledger:
+        recorded.append(batch_size)
+        return record(batch_size)
+
+    recorder.record = counted
+    for batch_size in (8, 8, 1, 2, 30, 1, 8, 64):
+        assert recorder.ledger(batch_size) == record(batch_size)
+    assert recorded == [8, 1, 2]
+
+
+class Small(nn.Module):
+    """A linear layer on pixels, normalised over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3 * 8 * 8, 24)
+        self.norm = nn.BatchNorm1d(24)
+        self.head = nn.Linear(24, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.norm(self.embed(images.flatten(1))).relu())
+
+
+class Contrastive(Small):
+    """Compares every image of the batch with every other: [B, B]."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.norm(self.embed(images.flatten(1)))
+        return self.head((features @ features.T).softmax(1) @ features)
+
+
+class Chunked(Small):
+    """Four images at a time."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([super(Chunked, self).forward(part) for part in images.split(4)])
+
+
+def traced(module: type[nn.Module], batch_size: int) -> Ledger:
+    model = FactoryModel(factory="tests.affine:module", image_size=(8, 8), num_classes=10)
+    return trace_estimate(model, TrainSetting(batch_size=batch_size, precision="fp32"), module)
+
+
+def test_a_traced_module_is_exact_at_a_third_batch() -> None:
+    affine = AffineLedger.through(traced(Small, 2), traced(Small, 3))
+    third = traced(Small, 7)
+    affine.check(third)
+    assert in_canonical_order(affine.ledger(7).events) == in_canonical_order(third.events)
+
+
+def test_a_comparison_of_all_images_is_refused_by_name() -> None:
+    affine = AffineLedger.through(traced(Contrastive, 2), traced(Contrastive, 3))
+    with pytest.raises(NotAffineError, match=r"aten\.mm.* differs in") as raised:
+        affine.check(traced(Contrastive, 7))
+    assert "expected from two other batches" in raised.value.message
+    assert "planner tune" in raised.value.way_out
+
+
+def test_a_batch_in_chunks_is_refused_by_name() -> None:
+    affine = AffineLedger.through(traced(Chunked, 2), traced(Chunked, 3))
+    with pytest.raises(NotAffineError, match=r"aten\.addmm of embed differs in bytes"):
+        affine.check(traced(Chunked, 7))
+    with pytest.raises(NotAffineError, match="at batch 7"):
+        AffineLedger.through(traced(Chunked, 2), traced(Chunked, 7))
+
+
+# -- by hand ---------------------------------------------------------------------------------------
+
+
+def ledger_of(events: list[Event], batch_size: int, **more: int) -> Ledger:
+    return Ledger(tuple(events), batch_size, num_parameters=0, **more)
+
+
+def step(batch_size: int, **changes: object) -> list[Event]:
+    """100 bytes and 7 an image; 10 FLOPs an image on 3 bytes."""
+    computed = Computed("aten.mm", "matmul", "float32", 10 * batch_size, 3, 1, "head")
+    return [
+        Allocated(1, 100 + 7 * batch_size, "aten.mm", "head"),
+        computed._replace(**changes),  # type: ignore[arg-type]
+        Marked("forward", 0),
+        Allocated(2, 512, "aten.add"),
+        Tagged(1, "activations"), Tagged(2, "gradients"),
+        Freed(1), Freed(2),
+    ]  # fmt: skip
+
+
+def test_sizes_and_flops_are_fixed_and_per_image() -> None:
+    affine = AffineLedger.through(ledger_of(step(2), 2), ledger_of(step(4), 4))
+    assert affine.slopes == {0: (7, 0), 1: (0, 10)}
+    assert affine.ledger(9) == ledger_of(step(9), 9)
+    assert affine.ledger(2) is affine.at
+
+
+def test_pooled_bytes_are_affine_too() -> None:
+    first, second, third = (ledger_of(step(b), b, pooled_saved_bytes=5 * b) for b in (2, 3, 9))
+    affine = AffineLedger.through(first, second)
+    assert affine.ledger(9) == third
+    affine.check(third)
+    with pytest.raises(NotAffineError, match="CUDA graphs"):
+        affine.check(ledger_of(step(9), 9, pooled_saved_bytes=44))
+    with pytest.raises(NotAffineError, match="CUDA graphs"):
+        AffineLedger.through(first, ledger_of(step(4), 4, pooled_saved_bytes=13))
+
+
+def test_the_order_within_a_run_of_releases_or_of_tags_is_nothing() -> None:
+    turned = step(3)
+    turned[4:6] = turned[5:3:-1]
+    turned[6:8] = turned[7:5:-1]
+    affine = AffineLedger.through(ledger_of(step(2), 2), ledger_of(turned, 3))
+    affine.check(ledger_of(turned, 3))
+    affine.check(ledger_of(step(9), 9))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kernels": 2}, "aten.mm of head differs in kernels: 1 at batch 2, 2 at batch 4"),
+        ({"flops": 41}, "aten.mm of head differs in FLOPs: 20 at batch 2, 41 at batch 4"),
+        ({"num_bytes": 1_002}, "aten.mm of head differs in bytes: 3 at batch 2, 1,002 at batch 4"),
+        ({"path": "tail"}, "at batch 2 aten.mm of head comes next, at batch 4 aten.mm of tail"),
+    ],
+)
+def test_what_differs_is_named(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        AffineLedger.through(ledger_of(step(2), 2), ledger_of(step(4, **changes), 4))
+
+
+def test_a_missing_release_is_named_by_what_it_would_release() -> None:
+    with pytest.raises(
+        NotAffineError, match=r"the end of the step.*release of what aten\.add made"
+    ):
+        AffineLedger.through(ledger_of(step(2)[:-1], 2), ledger_of(step(3), 3))
