@@ -12,24 +12,33 @@ from typing import Any
 from planner.errors import UsageError, nearest, shorten
 from planner.hardware import find_gpu
 from planner.hardware.gpu import Gpu
+from planner.libraries.named import override_named
 from planner.libraries.resolve import override, resolve_model
 from planner.memory.allocator_config import AllocatorConfig, parse_allocator_config
-from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
+from planner.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting, parse
 from planner.units import check_memory, parse_bytes
 
-ModelLike = str | PathLike[str] | Mapping[str, Any] | SwinConfig | FactoryModel
+ModelLike = str | PathLike[str] | Mapping[str, Any] | Model
 SettingLike = Mapping[str, Any] | TrainSetting
-ALL_FIELDS = (*SwinConfig.model_fields, *TrainSetting.model_fields)
+# Of every kind of model: those of a Swin first, then what others have besides.
+MODEL_FIELDS = tuple(
+    dict.fromkeys((*SwinConfig.model_fields, *NamedModel.model_fields, *FactoryModel.model_fields))
+)
+ALL_FIELDS = (*MODEL_FIELDS, *TrainSetting.model_fields)
 
 
-def read_model(model: ModelLike, overrides: Mapping[str, Any]) -> SwinConfig | FactoryModel:
-    """From a name, a file's path, the fields of a SwinConfig, or a model."""
+def read_model(model: ModelLike, overrides: Mapping[str, Any]) -> Model:
+    """From a name, a file's path, the fields of a SwinConfig or a NamedModel, or a model."""
     if isinstance(model, str | PathLike):
         return resolve_model(model, overrides)
     if isinstance(model, SwinConfig):
         return override(model, overrides)
+    if isinstance(model, NamedModel):
+        return override_named(model, overrides)
     if isinstance(model, FactoryModel):
         return parse(FactoryModel, {**model.model_dump(), **overrides}, model.title)
+    if isinstance(model, Mapping) and "task" in model:
+        return parse(NamedModel, {**model, **overrides}, "the model")
     if isinstance(model, Mapping):
         return override(parse(SwinConfig, {**model, **overrides}, "the model"), {})
     raise UsageError(
@@ -74,7 +83,7 @@ def read_allocator(allocator: str | AllocatorConfig | None) -> AllocatorConfig |
 def check_fields(fields: Mapping[str, Any]) -> None:
     """Raises UsageError for what is a field of neither a model nor a setting."""
     for field in fields:
-        if field not in ALL_FIELDS and field not in FactoryModel.model_fields:
+        if field not in ALL_FIELDS:
             raise unknown_field(field)
 
 

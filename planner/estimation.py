@@ -28,7 +28,7 @@ from planner.libraries.limits import graph_limit
 from planner.libraries.registry import find_library
 from planner.memory.allocator_config import AllocatorConfig, environment_allocator
 from planner.memory.profile import Instant, Profile, read_ledger
-from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
+from planner.schema import Model, SwinConfig, TrainSetting, parse
 from planner.step.compiled.modes import (
     BROKEN_RANGE,
     COMPILED_RANGE,
@@ -57,7 +57,7 @@ class Throughput:
 class Estimate:
     """A ledger judged. All sizes in bytes; `breakdown` is what is live at the peak instant."""
 
-    model: SwinConfig | FactoryModel
+    model: Model
     setting: TrainSetting
     num_parameters: int
     breakdown: dict[str, int]
@@ -159,20 +159,21 @@ def choose(
 
 
 def resolve(
-    model: SwinConfig | FactoryModel, setting: TrainSetting, traced: bool = False
-) -> tuple[SwinConfig | FactoryModel, TrainSetting]:
-    """The setting as the model's library will run it; a module of one's own only for a trace.
+    model: Model, setting: TrainSetting, traced: bool = False
+) -> tuple[Model, TrainSetting]:
+    """The setting as the model's library will run it; a model that is no Swin of ours only for a
+    trace.
 
     Raises UsageError and UnsupportedError.
     """
-    if isinstance(model, FactoryModel):
+    if not isinstance(model, SwinConfig):
         if traced:
             limit = graph_limit(setting)
             if limit is not None:
                 raise limit.error()
             return model, setting
         raise UsageError(
-            f"{model.factory!r} is a module of your own, which only a trace can estimate.",
+            f"{model.title} is no Swin of the planner's, and only a trace can estimate it.",
             "Add --trace, which runs it on fake tensors, or probe it with 'planner tune'.",
         )
     spec = find_library(model.library)
@@ -186,7 +187,7 @@ def default_precision(gpu: Gpu | None) -> str:
 
 
 def judge(
-    config: SwinConfig | FactoryModel,
+    config: Model,
     setting: TrainSetting,
     ledger: Ledger,
     gpu: Gpu | None = None,
@@ -243,7 +244,7 @@ def judge(
 
 
 def _range(
-    config: SwinConfig | FactoryModel, setting: TrainSetting, reserved: int, outside: Overheads
+    config: Model, setting: TrainSetting, reserved: int, outside: Overheads
 ) -> tuple[int, int]:
     """Between these the device total is expected to lie."""
     low_share, high_share = 1 - outside.reserved_error, 1 + outside.reserved_error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.schema import Model, TrainSetting
 from planner.step.compiled.modes import left_out_of
 
 # Quoted, 4 A100s and 8 H100s: issues 964 and 1685 of NVIDIA/nccl.
@@ -12,7 +12,7 @@ NCCL_BUFFERS = (
 )
 
 
-def left_out(model: SwinConfig | FactoryModel, setting: TrainSetting) -> list[str]:
+def left_out(model: Model, setting: TrainSetting) -> list[str]:
     """One line each."""
     counted = ", except for sdpa's backward" if setting.attention == "sdpa" else ""
     found = [f"cuDNN's workspace for the patch embedding and kernels' scratch memory{counted}"]

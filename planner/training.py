@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from planner.errors import PlannerError
-from planner.schema import SwinConfig, TrainSetting
-from planner.schema.record import FactoryModel
+from planner.errors import PlannerError, UnsupportedError
+from planner.schema import Model, NamedModel, TrainSetting
 
 # "forward", "backward", "optimizer", "zero_grad" or "validation": the phase that has just ended
 Phase = str
@@ -26,10 +25,15 @@ EMA_DECAY = 0.9999
 CLIP_NORM = 5.0
 
 
-def make_batch(
-    model: SwinConfig | FactoryModel, setting: TrainSetting, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def make_batch(model: Model, setting: TrainSetting, device: torch.device) -> tuple[Tensor, Tensor]:
     """Random images [B, in_channels, H, W] and targets ([B] int64, or soft [B, classes] fp32)."""
+    if isinstance(model, NamedModel) and model.task != "classification":
+        raise UnsupportedError(
+            f"{model.title} trains more than images -> logits, which is not followed yet."
+        )
+    assert model.image_size is not None
+    assert model.in_channels is not None
+    assert model.num_classes is not None
     height, width = model.image_size
     images = torch.randn(setting.batch_size, model.in_channels, height, width, device=device)
     if setting.precision == "pure-bf16":

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from planner.errors import PlannerError
 from planner.libraries.registry import find_library
-from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
+from planner.schema import MeasurementRecord, Model, SwinConfig, TrainSetting
 from planner.schema.result import Recommendation
 from planner.units import format_seconds
 from search.interrupts import ending, hold
@@ -14,7 +14,7 @@ from search.options import Options
 from search.result.exclusions import find_excluded
 from search.result.recommend import Search, recommend
 from search.session import Book, Limits, OnProgress, Prober, Progress, Session
-from search.space import Model, Space
+from search.space import Space
 from search.strategies.plain_default import PlainDefaultHunt, plain_arm
 from search.strategies.planner_strategy import PlannerStrategy
 from search.strategies.strategy import Choice, Strategy

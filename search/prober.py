@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from planner.schema import DeviceInfo, MeasurementRecord
+from planner.schema import DeviceInfo, MeasurementRecord, Model
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
-from search.space import Model
 from search.strategies.strategy import Choice
 
 

@@ -12,10 +12,8 @@ from planner.errors import UnsupportedError, UsageError, unknown_name
 from planner.hardware.precisions import device_precisions
 from planner.libraries.limits import Limit, limit_of
 from planner.libraries.registry import find_library
-from planner.schema import DeviceInfo, FactoryModel, SwinConfig, TrainSetting
+from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting
 from planner.schema.setting import COMPILE_MODES, PRECISIONS
-
-Model = SwinConfig | FactoryModel
 
 AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")
 MAX_BATCH = {"cuda": 4096, "cpu": 256}  # a Swin's step is long saturated at either
@@ -124,7 +122,7 @@ def _runnable(model: Model, settings: Sequence[TrainSetting]) -> Space:
 
 def _limit(model: Model, setting: TrainSetting) -> Limit | None:
     attention: str = setting.attention
-    if attention == "library" and not isinstance(model, FactoryModel):
+    if attention == "library" and isinstance(model, SwinConfig):
         attention = find_library(model.library).default_attention(model)
     return limit_of(model, setting, attention)
 
@@ -187,14 +185,14 @@ def _check_base(model: Model, base: TrainSetting) -> None:
 
 def _check_library(model: Model, axis: str, value: str) -> None:
     """Raises UnsupportedError for what the model's library does not have."""
-    if not isinstance(model, FactoryModel):
+    if isinstance(model, SwinConfig):
         find_library(model.library).resolve_setting(
             model, parse_setting(TrainSetting(batch_size=1), {axis: value})
         )
     elif value not in ("none", "library"):
         raise UnsupportedError(
-            f"{axis} {value} cannot be set in a model of your own ({model.factory}).",
-            "Build it in the factory, and leave the option out.",
+            f"{axis} {value} cannot be set in {model.title}, which is no Swin of the planner's.",
+            "Leave the option out, and build it so in a factory of your own.",
         )
 
 
@@ -217,7 +215,7 @@ def _optimizers(optimizer: str) -> tuple[str, ...]:
 
 def _checkpointings(model: Model) -> tuple[str, ...]:
     """What the library offers; of chosen stages the first ones, where the activations are."""
-    if isinstance(model, FactoryModel):
+    if not isinstance(model, SwinConfig):
         return ("none",)
     offered = find_library(model.library).checkpointings(model)
     if "stages" not in offered:
@@ -227,7 +225,7 @@ def _checkpointings(model: Model) -> tuple[str, ...]:
 
 
 def _attentions(model: Model) -> tuple[str, ...]:
-    if isinstance(model, FactoryModel):
+    if not isinstance(model, SwinConfig):
         return ("library",)
     return tuple(find_library(model.library).attentions(model))
 

@@ -13,7 +13,7 @@ from planner.arguments import ModelLike, SettingLike, read_memory, read_model
 from planner.errors import PlannerError, UnsupportedError, UsageError, shorten
 from planner.files import write_whole
 from planner.memory.allocator_config import AllocatorConfig, recorded_allocator
-from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig
+from planner.schema import DeviceInfo, MeasurementRecord, Model, SwinConfig
 from planner.schema.result import Recommendation
 from planner.throughput.prediction import DeviceRates
 from search.interrupts import heard
@@ -40,7 +40,7 @@ from search.probe.parent.runner import ProbeEvent
 from search.prober import DeviceProber
 from search.replay import Replay
 from search.session import Limits, OnProgress, Prober, Progress, ReplayBook, ReplayProber
-from search.space import Model, Space, make_space
+from search.space import Space, make_space
 from search.strategies.strategy import TOLERANCE
 from search.study.lock import hold_gpu
 from search.study.records import read_records

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from planner.ledger import Allocated, Event, Freed, Marked
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.schema import Model, TrainSetting
 from planner.trace.run import Build, Trace, collector_off
 from planner.training import Training, make_batch
 
@@ -22,7 +22,7 @@ _SCALAR_BYTES = 8
 
 
 def measure_cpu_memory_events(
-    build: Build, model: SwinConfig | FactoryModel, setting: TrainSetting, num_steps: int = 2
+    build: Build, model: Model, setting: TrainSetting, num_steps: int = 2
 ) -> Trace:
     """The memory events of `Training.step` run for real on the CPU, as a trace.
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 
-from planner.arguments import unknown_field
+from planner.arguments import MODEL_FIELDS, unknown_field
 from planner.errors import UsageError, shorten
-from planner.schema import SwinConfig, TrainSetting, parse
-from planner.schema.record import FactoryModel
+from planner.schema import Model, TrainSetting, parse
 
 # command-line option -> field, of the model and of the setting
 MODEL_OPTIONS = {
@@ -51,7 +50,7 @@ def with_model_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def model_and_settings(
     text: str, given: Mapping[str, Any], defaults: Mapping[str, str] | None = None
-) -> tuple[SwinConfig | FactoryModel, list[TrainSetting]]:
+) -> tuple[Model, list[TrainSetting]]:
     """The model that `text` and the options mean, and every combination of the settings' values.
 
     `defaults` are the values of fields that nobody named, as they would be typed.
@@ -111,7 +110,7 @@ def split_fields(fields: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]
             raise UsageError(f"--set {field} is given twice.", "Leave one out.")
         if field in TrainSetting.model_fields:
             of_setting[field] = value
-        elif field in SwinConfig.model_fields or field in FactoryModel.model_fields:
+        elif field in MODEL_FIELDS:
             of_model[field] = value
         else:
             raise unknown_field(field)

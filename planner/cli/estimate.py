@@ -26,11 +26,10 @@ from planner.memory.allocator_config import (
     environment_allocator,
     parse_allocator_config,
 )
-from planner.schema import SwinConfig, TrainSetting
-from planner.schema.record import FactoryModel
+from planner.schema import Model, SwinConfig, TrainSetting
 from planner.units import format_bytes, parse_bytes
 
-Rows = list[tuple[SwinConfig | FactoryModel, TrainSetting]]
+Rows = list[tuple[Model, TrainSetting]]
 
 
 @click.command()
@@ -142,7 +141,7 @@ def _print_estimates(
     _draw(ledgers, found, given)
 
 
-def _ledger(model: SwinConfig | FactoryModel, setting: TrainSetting, traced: bool) -> Ledger:
+def _ledger(model: Model, setting: TrainSetting, traced: bool) -> Ledger:
     if not traced:
         assert isinstance(model, SwinConfig)
         return step_ledger(model, setting)

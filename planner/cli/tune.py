@@ -11,8 +11,7 @@ import click
 from planner.cli.arguments import given_fields, split_values
 from planner.cli.output import print_json, say
 from planner.errors import UsageError
-from planner.schema import SwinConfig, TrainSetting, parse
-from planner.schema.record import FactoryModel
+from planner.schema import Model, TrainSetting, parse
 from planner.units import parse_percent, parse_seconds
 
 AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")
@@ -140,9 +139,7 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _model(
-    text: str | None, overrides: dict[str, Any], replay: bool
-) -> SwinConfig | FactoryModel | None:
+def _model(text: str | None, overrides: dict[str, Any], replay: bool) -> Model | None:
     from planner.libraries.resolve import resolve_model
 
     if text is not None:

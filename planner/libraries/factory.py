@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlannerError, UsageError, unknown_name
-from planner.schema.record import is_factory
+from planner.schema.any_model import is_factory
 
 if TYPE_CHECKING:
     from torch import nn

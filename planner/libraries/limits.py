@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from planner.errors import UnsupportedError
 from planner.libraries.maps import feature_maps
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.schema import Model, SwinConfig, TrainSetting
 from planner.schema.setting import GRAPH_MODES
 
 # The kernel's batch is the z of its grid (NVIDIA, CUDA C++ Programming Guide: at most 65,535). From
@@ -29,9 +29,7 @@ class Limit(NamedTuple):
         return UnsupportedError(f"{self.law}: {self.value}.", self.way_out)
 
 
-def limit_of(
-    model: SwinConfig | FactoryModel, setting: TrainSetting, attention: str
-) -> Limit | None:
+def limit_of(model: Model, setting: TrainSetting, attention: str) -> Limit | None:
     """What keeps `setting` from running with `attention`, which the library resolved."""
     found = graph_limit(setting)
     if found is None and attention == "sdpa" and isinstance(model, SwinConfig):

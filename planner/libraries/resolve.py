@@ -11,46 +11,56 @@ from typing import Any
 
 from planner.errors import UsageError, nearest, unknown_name
 from planner.libraries.microsoft.yaml_files import is_authors_file, read_authors_file
+from planner.libraries.named import LIBRARIES as NAMED_LIBRARIES
+from planner.libraries.named import find_named
 from planner.libraries.registry import SPECS, find_library
-from planner.schema import FactoryModel, SwinConfig, parse
+from planner.schema import FactoryModel, Model, SwinConfig, parse
 
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 LIST_MODELS = "List models with 'planner models'."
+# How the Swins that need no library begin: a name near one of them is a typo, told without import.
+_OUR_SWIN = re.compile(r"(microsoft/)?swin(v2)?[-_](?!cr_)")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
-def resolve_model(
-    text: str | PathLike[str], overrides: Mapping[str, Any] | None = None
-) -> SwinConfig | FactoryModel:
+def resolve_model(text: str | PathLike[str], overrides: Mapping[str, Any] | None = None) -> Model:
     """The model that `text` names, with the fields of `overrides` in place of its own.
 
-    `text` is LIBRARY:NAME, a published name that only one library has, a YAML or JSON file of a
-    SwinConfig (or one of the authors' own YAML files), or package.module:factory. Another image
+    `text` is LIBRARY:NAME, a published name of a Swin that only one library has, a YAML or JSON
+    file of a SwinConfig (or one of the authors' own YAML files), or package.module:factory. A NAME
+    that is no Swin of ours is looked up in the installed library (timm, torchvision, transformers):
+    `timm:vit_base_patch16_224`, `torchvision:swin3d_t`, `transformers:ViTForImageClassification`
+    or, of a model of transformers, a folder with its `config.json`. Another image
     size leaves the window as it is, in every library; where the window is larger than a feature
     map, each library does what it does. Raises UsageError for what cannot be read, listing every
-    fault, and UnsupportedError for what the library cannot build.
+    fault, UnsupportedError for what the library cannot build, and PlannerError where a library that
+    must be asked is not installed.
     """
     overrides = overrides or {}
     text = fspath(text)
+    prefix, colon, name = text.partition(":")
+    if colon and prefix in SPECS:
+        return _find_in_library(prefix, name, overrides)
     if text.lower().endswith(CONFIG_SUFFIXES):
         return _from_file(Path(text), overrides)
-    prefix, colon, name = text.partition(":")
     if not colon:
         return override(_find_published(text), overrides)
-    if prefix in SPECS:
-        return override(_find_in_library(prefix, name), overrides)
     if _is_mistyped_library(prefix, name):
         raise unknown_name("library", prefix, SPECS, f"Libraries: {', '.join(SPECS)}.")
     return _factory(text, overrides)
 
 
-def _find_in_library(library: str, name: str) -> SwinConfig:
+def _find_in_library(library: str, name: str, overrides: Mapping[str, Any]) -> Model:
+    """A Swin of ours, which is known without the library; else what the library says it is."""
     spec = find_library(library)
     config = spec.find(name)
-    if config is None:
-        known = {**spec.published, **spec.tagged}
-        raise unknown_name(f"model of {library}", name, known, LIST_MODELS)
-    return config
+    if config is not None:
+        return override(config, overrides)
+    known = {**spec.published, **spec.tagged}
+    mistyped = _OUR_SWIN.match(name) is not None and bool(nearest(name, known))
+    if library in NAMED_LIBRARIES and not mistyped:
+        return find_named(library, name, overrides)
+    raise unknown_name(f"model of {library}", name, known, LIST_MODELS)
 
 
 def _find_published(name: str) -> SwinConfig:

@@ -1,9 +1,9 @@
 """What a person says and what crosses a process: validated once, here."""
 
+from planner.schema.any_model import FactoryModel, Model, NamedModel
 from planner.schema.model import Library, SwinConfig
 from planner.schema.record import (
     DeviceInfo,
-    FactoryModel,
     MeasurementRecord,
     ProbeStatus,
 )
@@ -15,6 +15,8 @@ __all__ = [
     "FactoryModel",
     "Library",
     "MeasurementRecord",
+    "Model",
+    "NamedModel",
     "ProbeStatus",
     "SwinConfig",
     "TrainSetting",

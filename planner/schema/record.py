@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import keyword
-import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
-from planner.schema.model import ImageSize, Side, SwinConfig
+from planner.schema.any_model import Model
 from planner.schema.setting import TrainSetting
 from planner.units import MIB
 
@@ -22,44 +20,6 @@ BUDGET_ENDED = "cut short: the budget ended"
 ProbeStatus = Literal[
     "measured", "out_of_memory", "timed_out", "crashed", "unsupported", "non_finite"
 ]
-
-
-_DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
-_FACTORY = re.compile(rf"{_DOTTED}:{_DOTTED}")
-
-
-def is_factory(text: str) -> bool:
-    """Whether `text` is `package.module:name`, the name perhaps `Class.method`: names, no code."""
-    words = re.split("[.:]", text)
-    return _FACTORY.fullmatch(text) is not None and not any(map(keyword.iskeyword, words))
-
-
-class FactoryModel(BaseModel):
-    """A model of the user's own: `package.module:factory`, called without arguments."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    factory: str
-    image_size: ImageSize = (224, 224)
-    in_channels: Side = 3
-    num_classes: Side = 1000
-
-    @field_validator("factory")
-    @classmethod
-    def _names(cls, value: str) -> str:
-        if not is_factory(value):
-            raise ValueError("a factory is written package.module:name")
-        return value
-
-    @property
-    def parts(self) -> tuple[str, str]:
-        """(the module, the name in it)"""
-        module, _, name = self.factory.partition(":")
-        return module, name
-
-    @property
-    def title(self) -> str:
-        return self.factory
 
 
 # How far two readings of one device's memory may lie apart: NVML's total less its reserve and
@@ -150,7 +110,7 @@ class MeasurementRecord(BaseModel):
 
     format: int = RECORD_FORMAT
     probe_id: str = Field(default="", description="unique; one probe is counted once by it")
-    model: SwinConfig | FactoryModel
+    model: Model
     setting: TrainSetting
     device: DeviceInfo
     versions: dict[str, str]

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.schema.model import SwinConfig
-from planner.schema.record import DeviceInfo, FactoryModel, MeasurementRecord
+from planner.schema.any_model import Model
+from planner.schema.record import DeviceInfo, MeasurementRecord
 from planner.schema.setting import TrainSetting
 
 RESULT_FORMAT = 1
@@ -36,7 +36,7 @@ class Recommendation(BaseModel):
 
     format: int = RESULT_FORMAT
     status: Literal["recommended", "nothing_fits"]
-    model: SwinConfig | FactoryModel
+    model: Model
     device: DeviceInfo
     versions: dict[str, str]
     date: str

@@ -8,7 +8,7 @@ import torch
 
 from planner.errors import PlannerError, UnsupportedError
 from planner.ledger import Ledger
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.schema import Model, TrainSetting
 from planner.schema.setting import GRAPH_MODES
 from planner.step.compiled.graph import Graph
 from planner.step.compiled.ledger import notes_for
@@ -42,7 +42,7 @@ class _Leaves(Module):
         return iter(self.trained)
 
 
-def trace_compiled(model: SwinConfig | FactoryModel, setting: TrainSetting, build: Build) -> Ledger:
+def trace_compiled(model: Model, setting: TrainSetting, build: Build) -> Ledger:
     """Two optimizer steps of the module that `build` makes, compiled: its joint graph is torch's
     own, what is saved and fused is as on shapes. Parameters that the graph does not use are left
     out. Raises PlannerError where the module does not compile as one graph.

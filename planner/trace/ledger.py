@@ -10,15 +10,12 @@ import torch
 
 from planner.errors import PlannerError, UnsupportedError
 from planner.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
-from planner.libraries.factory import load_factory
-from planner.libraries.registry import find_library
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.libraries.building import build_for
+from planner.schema import Model, SwinConfig, TrainSetting
 from planner.trace.run import BrokenTraceError, Build, trace_training
 
 
-def trace_estimate(
-    model: SwinConfig | FactoryModel, setting: TrainSetting, build: Build | None = None
-) -> Ledger:
+def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = None) -> Ledger:
     """Two optimizer steps of the real module on fake tensors, with gradients summed as eager does.
 
     `build` makes the module; without it, the library of a `SwinConfig` or the factory that a
@@ -45,33 +42,24 @@ def trace_estimate(
     return Ledger(events, setting.batch_size, trace.num_parameters, notes)
 
 
-def build_for(model: SwinConfig | FactoryModel, setting: TrainSetting) -> Build:
-    """What makes the real module of `model`. Raises UsageError or PlannerError."""
-    if isinstance(model, FactoryModel):
-        return load_factory(model.factory)
-    spec = find_library(model.library)
-    return lambda: spec.build(model, setting)
-
-
-def _check(model: SwinConfig | FactoryModel, setting: TrainSetting) -> None:
+def _check(model: Model, setting: TrainSetting) -> None:
     faults = []
     if setting.parallelism != "none":
         faults.append(f"--trace follows one device, not parallelism {setting.parallelism!r}.")
-    if isinstance(model, FactoryModel) and setting.checkpointing != "none":
+    if not isinstance(model, SwinConfig) and setting.checkpointing != "none":
         faults.append(
-            f"checkpointing {setting.checkpointing!r} is a matter of the factory {model.factory}."
+            f"checkpointing {setting.checkpointing!r} is a matter of the model {model.title}."
         )
-    if isinstance(model, FactoryModel) and (setting.frozen_stages or setting.lora_rank):
-        faults.append(f"what is trained is a matter of the factory {model.factory}.")
+    if not isinstance(model, SwinConfig) and (setting.frozen_stages or setting.lora_rank):
+        faults.append(f"what is trained is a matter of the model {model.title}.")
     if faults:
         raise UnsupportedError(
             "\n".join(faults),
-            "Leave these options out; where the model is your own, checkpoint and freeze inside "
-            "its factory.",
+            "Leave these options out; checkpoint and freeze inside a factory of your own.",
         )
 
 
-def _error(model: SwinConfig | FactoryModel, broken: BrokenTraceError) -> PlannerError:
+def _error(model: Model, broken: BrokenTraceError) -> PlannerError:
     cause = broken.__cause__
     said = str(cause).strip().partition("\n")[0] or type(cause).__name__
     where = place(cause.__traceback__ if cause is not None else None)

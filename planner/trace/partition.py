@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from planner.errors import UnsupportedError
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.schema import Model, TrainSetting
 from planner.step.compiled.graph import Graph, Value
 from planner.trace.building import build_module
 from planner.trace.cuda_rules import as_on_cuda
@@ -67,9 +67,7 @@ class _Captured(BaseException):  # no Exception: nothing on the way may take it 
     """The partition is known; there is nothing to compile."""
 
 
-def partition_compiled(
-    build: Build, model: SwinConfig | FactoryModel, setting: TrainSetting
-) -> TorchPartition:
+def partition_compiled(build: Build, model: Model, setting: TrainSetting) -> TorchPartition:
     """Compiles the module that `build` makes as far as its partition, at the setting's batch.
 
     Raises UnsupportedError where Dynamo finds more than one graph.

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from planner.errors import PlannerError
 from planner.ledger import Allocated, Event, Freed, Marked, Tagged
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.schema import Model, TrainSetting
 from planner.step.frames import plain_calls
 from planner.trace.building import build_module, make_fake
 from planner.trace.cuda_rules import as_on_cuda
@@ -108,7 +108,7 @@ class Trace:
 
 def trace_training(
     build: Build,
-    model: SwinConfig | FactoryModel,
+    model: Model,
     setting: TrainSetting,
     num_steps: int = 2,
     gradient_sums: GradientSums = "out_of_place",
@@ -157,7 +157,7 @@ def in_steady_order(events: Iterable[Event]) -> Iterator[Event]:
 def _train(
     recorder: Recorder,
     module: nn.Module,
-    model: SwinConfig | FactoryModel,
+    model: Model,
     setting: TrainSetting,
     num_steps: int,
 ) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from planner.errors import UnsupportedError
 from planner.libraries.limits import limit_of
 from planner.libraries.registry import find_library
-from planner.schema import FactoryModel, Library, SwinConfig, TrainSetting
-from planner.trainers.plan import Model, Refusal, refuse
+from planner.schema import FactoryModel, Library, Model, NamedModel, SwinConfig, TrainSetting
+from planner.trainers.plan import Refusal, refuse
 
 
 def as_library(model: Model, library: Library, trainer: str) -> SwinConfig:
@@ -19,6 +19,8 @@ def as_library(model: Model, library: Library, trainer: str) -> SwinConfig:
             f"{trainer} builds its models by name, and {model.factory} is a factory of your own.",
             "Use --for pytorch, accelerate, lightning or deepspeed, which train any module.",
         )
+    if isinstance(model, NamedModel):
+        raise _not_written(model, trainer)
     if model.library == library:
         return model
     moved = model.model_copy(update={"library": library, "name": None})
@@ -36,6 +38,8 @@ def setting_faults(model: Model, setting: TrainSetting, models: str | None = Non
     """
     if isinstance(model, FactoryModel):
         return _factory_faults(model, setting)
+    if isinstance(model, NamedModel):
+        raise _not_written(model, "this trainer")
     spec = find_library(model.library)
     title = f"{models or spec.title}'s Swin v{model.version}"
     faults = []
@@ -76,6 +80,13 @@ def _limits(model: Model, setting: TrainSetting, attention: str) -> list[Refusal
 
 def _either(values: tuple[str, ...]) -> str:
     return " or ".join(values)
+
+
+def _not_written(model: NamedModel, trainer: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{model.title} is no Swin of the planner's, and is not written for {trainer} yet.",
+        "Build it in a factory of your own, and tune that: package.module:factory.",
+    )
 
 
 def _factory_faults(model: FactoryModel, setting: TrainSetting) -> list[Refusal]:

@@ -12,11 +12,11 @@ from planner.errors import UnsupportedError, UsageError, unknown_name
 from planner.files import MAX_RESULT_BYTES, NoFileError, parse_json, read_text
 from planner.hardware.precisions import check_device_precision
 from planner.memory.allocator_config import RECORDED_AS
-from planner.schema import DeviceInfo, FactoryModel, SwinConfig, TrainSetting, parse
+from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
 from planner.schema.result import RESULT_FORMAT, Recommendation
 from planner.trainers.comments import one_line
 from planner.trainers.counterpart import as_library, setting_faults
-from planner.trainers.plan import Emitted, Model, Plan, refuse
+from planner.trainers.plan import Emitted, Plan, refuse
 from planner.units import format_bytes
 
 __all__ = ["TARGETS", "Emitted", "emit", "emit_setting", "read_result"]
@@ -86,7 +86,7 @@ def emit(
 
 
 def emit_setting(
-    model: SwinConfig | FactoryModel,
+    model: Model,
     setting: TrainSetting,
     target: str,
     *,

@@ -9,10 +9,8 @@ from pathlib import PurePath
 from typing import Literal, NamedTuple, NoReturn
 
 from planner.errors import UnsupportedError, UsageError
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.schema import Model, SwinConfig, TrainSetting
 from planner.trainers.comments import comment
-
-Model = SwinConfig | FactoryModel
 
 
 @dataclass(frozen=True)

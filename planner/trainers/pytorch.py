@@ -94,6 +94,7 @@ _IMPORTS = (
 
 def _constants(plan: Plan) -> str:
     setting = plan.setting
+    assert plan.model.image_size is not None
     height, width = plan.model.image_size
     lines = [
         f"BATCH_SIZE = {setting.batch_size}  # images of one device and micro-batch",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
-from planner.trainers.plan import Model
+from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,7 @@ def model_source(model: Model, setting: TrainSetting) -> ModelSource:
     """The source of `build_model() -> nn.Module`, checkpointing and attention as in `setting`."""
     if isinstance(model, FactoryModel):
         return _factory(model)
+    assert isinstance(model, SwinConfig), "`setting_faults` refuses what is neither"
     writers = {
         "native": _native,
         "timm": _timm,

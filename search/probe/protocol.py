@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from planner.schema import FactoryModel, ProbeStatus, SwinConfig, TrainSetting
+from planner.schema import Model, ProbeStatus, TrainSetting
 from planner.schema.record import Clocks, PhaseBytes, Seconds
 
 # Longer than any message of ours (a thousand samples take about 25 kB), short enough that a flood
@@ -54,7 +54,7 @@ class ProbeRequest(_Message):
     """
 
     probe_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
-    model: SwinConfig | FactoryModel
+    model: Model
     setting: TrainSetting
     device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"
     memory_cap_bytes: Annotated[int, Field(ge=1)] | None = None

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from statistics import median
 
 from planner.report.settings import describe_changes
-from planner.schema import DeviceInfo, MeasurementRecord, TrainSetting
+from planner.schema import DeviceInfo, MeasurementRecord, Model, TrainSetting
 from planner.schema.result import Excluded, Recommendation
 from planner.units import format_bytes, format_seconds
 from search.interrupts import ENDINGS
 from search.probe.evidence import calm, is_feasible, price_of_compiling, rate_interval
-from search.space import Model, candidate, setting_id, simplicity
+from search.space import candidate, setting_id, simplicity
 
 MAX_RUNNERS_UP = 5
 

@@ -15,9 +15,9 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from planner.errors import PlannerError, unknown_name
-from planner.schema import DeviceInfo, MeasurementRecord
+from planner.schema import DeviceInfo, MeasurementRecord, Model
 from search.probe.evidence import is_feasible
-from search.space import AXES, Candidate, Model, Space
+from search.space import AXES, Candidate, Space
 from search.strategies.planner_strategy import PlannerStrategy
 from search.strategies.strategy import Choice, Situation
 from search.surrogate.prior import Prior

@@ -23,9 +23,9 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import ValidationError
 
-from planner.schema import DeviceInfo, MeasurementRecord
+from planner.schema import DeviceInfo, MeasurementRecord, Model
 from planner.schema.record import RECORD_FORMAT
-from search.space import Candidate, Model, Space
+from search.space import Candidate, Space
 from search.strategies.optuna_samplers import constraint, distributions, to_params
 from search.study.lease import is_dead, owner_name
 from search.study.records import (

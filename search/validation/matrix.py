@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from planner.errors import UnsupportedError
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
-from planner.schema import FactoryModel, MeasurementRecord, SwinConfig, TrainSetting, parse
+from planner.schema import MeasurementRecord, Model, SwinConfig, TrainSetting, parse
 from planner.schema.observation import Observation
 
 HELD_OUT_ONE_IN = 4
@@ -62,7 +62,7 @@ class Row:
     """One measurement to make. `repeat` counts from 0."""
 
     group: str
-    model: SwinConfig | FactoryModel
+    model: Model
     setting: TrainSetting
     repeat: int
     measure_seconds: float
@@ -82,7 +82,7 @@ class Matrix:
     budget_seconds: float | None = None
 
 
-def row_key(model: SwinConfig | FactoryModel, setting: TrainSetting) -> str:
+def row_key(model: Model, setting: TrainSetting) -> str:
     """Model and setting as one line, the same for a row and for its record."""
     return json.dumps([model.model_dump(mode="json"), setting.model_dump(mode="json")])
 
@@ -94,7 +94,7 @@ def is_held_out(record: MeasurementRecord) -> bool:
     return hashlib.sha256(key.encode()).digest()[0] % HELD_OUT_ONE_IN == 0
 
 
-def drawn_key(model: SwinConfig | FactoryModel, setting: TrainSetting) -> str:
+def drawn_key(model: Model, setting: TrainSetting) -> str:
     """Model and setting as they were written when the quarter was drawn: a field that came later
     moves no row across, as long as it has its default."""
     return json.dumps([_as_drawn(model), _as_drawn(setting)])

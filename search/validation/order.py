@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from planner.libraries.maps import feature_maps
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.schema import Model, SwinConfig, TrainSetting
 from search.validation.matrix import Row, row_key
 
 # Weights of what is new (judgement).
@@ -74,7 +74,7 @@ def lessons(row: Row) -> dict[Facet, float]:
 def facets(row: Row) -> dict[str, object]:
     """The values by which rows differ in kind."""
     model, setting = row.model, row.setting
-    of_model: dict[str, object] = {"library": "a factory", "model": model.title}
+    of_model: dict[str, object] = {"library": "another model", "model": model.title}
     if isinstance(model, SwinConfig):
         of_model = {
             "library": model.library,
@@ -100,12 +100,12 @@ def guess_seconds(row: Row) -> float:
     return START_SECONDS + COMPILE_SECONDS[row.setting.compile] + WARMUP_STEPS * step + timed
 
 
-def step_flops(model: SwinConfig | FactoryModel, setting: TrainSetting) -> float:
+def step_flops(model: Model, setting: TrainSetting) -> float:
     """FLOPs of one optimizer step's matmuls: per block and token 12·C² multiply-adds in the linear
-    layers and 2·C·N in attention (C channels, N tokens of a window), twice again for backward. A
-    factory's model is taken for a Swin-T: 4.5e9 multiply-adds an image."""
+    layers and 2·C·N in attention (C channels, N tokens of a window), twice again for backward. Any
+    other model is taken for a Swin-T: 4.5e9 multiply-adds an image."""
     images = setting.batch_size * setting.accumulate
-    if isinstance(model, FactoryModel):
+    if not isinstance(model, SwinConfig):
         return 6 * 4.5e9 * images
     multiply_adds = 0.0
     for stage, (height, width) in enumerate(feature_maps(model)):

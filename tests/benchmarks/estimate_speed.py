@@ -124,8 +124,8 @@ def _time_ranking() -> dict[str, Any]:
 
 def _time_trace(model: str, of_setting: dict[str, Any]) -> float:
     """CPU seconds of the same step of the real module on fake tensors, imports left out."""
+    from planner.libraries.building import build_for
     from planner.trace import trace_estimate
-    from planner.trace.ledger import build_for
 
     config, setting = choose(model, TrainSetting(**of_setting), None, {})
     build_for(config, setting)()  # the library's import

@@ -150,8 +150,8 @@ def ask_deepspeed(model: SwinConfig, setting: TrainSetting) -> int:
 
 
 def _module(model: SwinConfig, setting: TrainSetting) -> nn.Module:
+    from planner.libraries.building import build_for
     from planner.trace.building import build_module
-    from planner.trace.ledger import build_for
 
     return build_module(build_for(model, setting), setting)
 

@@ -14,7 +14,7 @@ from planner.hardware import all_gpus
 from planner.hardware.precisions import device_precisions, precisions_of
 from planner.libraries.limits import SDPA_WINDOWS, largest_sdpa_batch, windows_per_image
 from planner.libraries.registry import find_library
-from planner.schema import DeviceInfo, FactoryModel
+from planner.schema import DeviceInfo, FactoryModel, Model
 from planner.trainers.emission import emit, emit_setting
 from planner.units import GIB
 from search.space import make_space
@@ -46,7 +46,7 @@ def test_cuda_graphs_beside_kept_gradients_are_refused(mode: str, kept: dict[str
 
 
 @pytest.mark.parametrize("model", [SwinConfig(), FACTORY])
-def test_a_search_says_once_what_it_leaves_out(model: SwinConfig | FactoryModel) -> None:
+def test_a_search_says_once_what_it_leaves_out(model: Model) -> None:
     space = make_space(model, A100, global_batch=1024)
     modes = {c.setting.compile for c in space.candidates if c.setting.accumulate > 1}
     assert modes == {"off", "default"}

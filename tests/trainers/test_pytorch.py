@@ -13,7 +13,7 @@ import pytest
 
 from planner.libraries.registry import find_library
 from planner.libraries.torchvision.import_shim import declare_missing_operators
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
 from planner.trainers.emission import emit_setting
 from planner.training import Training
 from tests.trainers.cases import tiny
@@ -43,7 +43,7 @@ def run_script(
     )  # fmt: skip
 
 
-def script(model: SwinConfig | FactoryModel, **fields: Any) -> str:
+def script(model: Model, **fields: Any) -> str:
     return emit_setting(model, TrainSetting(batch_size=2, **fields), "pytorch").text
 
 

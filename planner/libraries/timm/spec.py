@@ -33,5 +33,4 @@ SPEC = LibrarySpec(
     attentions=_attentions,
     checkpointings=at_least_blocks,
     faults=_faults,
-    refused={"^swinv2_cr_": "is another architecture than Swin version 2 and is not modelled."},
 )

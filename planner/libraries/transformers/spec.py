@@ -66,5 +66,8 @@ SPEC = LibrarySpec(
     faults=_faults,
     frozen_names=_frozen_names,
     takes_adapters=lambda config: True,
-    refused={"simmim": "is a masked-image model, not a classifier."},
+    refused={
+        "simmim": "is a masked-image model, not a classifier: see "
+        "transformers:SwinForMaskedImageModeling."
+    },
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.schema import Model, SwinConfig, TrainSetting
 from planner.schema.setting import GRAPH_MODES
 
 # Relative to reserved bytes. Saved tensors are those of torch's own partition, to the byte. The
@@ -16,13 +16,13 @@ COMPILED_RANGE = (0.85, 1.2)
 BROKEN_RANGE = (0.55, 1.25)
 
 
-def is_one_graph(model: SwinConfig | FactoryModel, setting: TrainSetting) -> bool:
+def is_one_graph(model: Model, setting: TrainSetting) -> bool:
     """Whether `torch.compile` takes the model whole. Of ours, transformers' version 1 breaks into
     several graphs where it is checkpointed (5 graph breaks, transformers 5.23). Under DDP torch
     itself breaks any model, at the ends of its buckets (torch/_dynamo/backends/distributed.py)."""
     if setting.parallelism == "ddp":
         return False
-    if isinstance(model, FactoryModel) or setting.checkpointing == "none":
+    if not isinstance(model, SwinConfig) or setting.checkpointing == "none":
         return True
     return not (model.library == "transformers" and model.version == 1)
 
@@ -34,7 +34,7 @@ def shares_a_ledger(mode: str) -> str:
     return "reduce-overhead" if mode in GRAPH_MODES else "default"
 
 
-def left_out_of(model: SwinConfig | FactoryModel, setting: TrainSetting) -> list[str]:
+def left_out_of(model: Model, setting: TrainSetting) -> list[str]:
     """What a compiled step's ledger does not know."""
     if not is_one_graph(model, setting):
         return [

@@ -20,7 +20,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NoReturn
 
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from pydantic import TypeAdapter
+
+from planner.schema import Model, NamedModel, SwinConfig, TrainSetting
 from search.probe.parent import supervisor
 from search.probe.parent.environment import probe_environment
 from search.probe.worker import worker
@@ -43,7 +45,7 @@ class ForkServer:
     workers have the environment and the current directory of the moment it was made.
     """
 
-    def __init__(self, model: SwinConfig | FactoryModel | None = None) -> None:
+    def __init__(self, model: Model | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         self._lock = threading.Lock()
@@ -51,7 +53,7 @@ class ForkServer:
         environment = probe_environment()
         # torch.cuda.is_available() then asks NVML, where it would else initialise CUDA.
         environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        config = model.model_dump_json() if isinstance(model, SwinConfig) else ""
+        config = model.model_dump_json() if isinstance(model, SwinConfig | NamedModel) else ""
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -129,7 +131,7 @@ def main() -> None:
     for module in _PRELOADED:
         importlib.import_module(module)
     if sys.argv[2]:
-        _import_library(SwinConfig.model_validate_json(sys.argv[2]))
+        _import_library(sys.argv[2])
     if importlib.import_module("torch").cuda.is_initialized():
         return
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps the guards
@@ -147,16 +149,17 @@ def main() -> None:
                 os.close(fd)
 
 
-def _import_library(config: SwinConfig) -> None:
-    """Import what building `config` imports, by building it without data: no kernel runs.
+def _import_library(written: str) -> None:
+    """Import what building the model imports, by building it without data: no kernel runs.
 
     A library that is missing, or that cannot be built so, is the worker's to report.
     """
-    from planner.libraries.registry import find_library
+    from planner.libraries.building import build_for
 
+    model = TypeAdapter[Model](Model).validate_json(written)
     torch = importlib.import_module("torch")
     with contextlib.suppress(Exception), torch.device("meta"):
-        find_library(config.library).build(config, TrainSetting())
+        build_for(model, TrainSetting())()
 
 
 def _become_guard(fds: Sequence[int]) -> NoReturn:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import UnsupportedError
+from planner.libraries.building import build_for
 from planner.libraries.limits import graph_limit
-from planner.schema import FactoryModel
+from planner.schema import SwinConfig
 from planner.training import Training, make_batch
 from search.probe.protocol import ProbeRequest
 from search.probe.worker.precision import has_tf32, set_precision
@@ -43,10 +44,11 @@ def refuse_unsupported(request: ProbeRequest) -> None:
             f"{setting.validation_batch_size}.",
             "Probe with validation_batch_size 0.",
         )
-    if isinstance(request.model, FactoryModel) and (setting.frozen_stages or setting.lora_rank):
+    own = not isinstance(request.model, SwinConfig)
+    if own and (setting.frozen_stages or setting.lora_rank):
         raise UnsupportedError(
-            f"what is trained is a matter of the factory {request.model.factory}.",
-            "Freeze inside the factory, and probe with frozen_stages 0 and lora_rank 0.",
+            f"what is trained is a matter of the model {request.model.title}.",
+            "Freeze inside a factory of your own, and probe with frozen_stages 0 and lora_rank 0.",
         )
     limit = graph_limit(setting)
     if limit is not None:
@@ -100,10 +102,4 @@ def build_training(request: ProbeRequest) -> WatchedTraining:
 
 def build_module(request: ProbeRequest) -> nn.Module:
     """The real module, on the CPU. Raises PlannerError where it cannot be had."""
-    if isinstance(request.model, FactoryModel):
-        from planner.libraries.factory import load_factory
-
-        return load_factory(request.model.factory)()
-    from planner.libraries.registry import find_library
-
-    return find_library(request.model.library).build(request.model, request.setting)
+    return build_for(request.model, request.setting)()

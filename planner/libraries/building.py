@@ -1,0 +1,27 @@
+"""What makes the real module of any model. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import nn
+
+from planner.libraries.factory import load_factory
+from planner.libraries.named import build_named
+from planner.libraries.registry import find_library
+from planner.schema import FactoryModel, Model, NamedModel, TrainSetting
+
+Build = Callable[[], nn.Module]
+
+
+def build_for(model: Model, setting: TrainSetting) -> Build:
+    """What makes the module of `model`: its library, or the user's factory.
+
+    Raises UsageError or PlannerError, and so does calling the result.
+    """
+    if isinstance(model, FactoryModel):
+        return load_factory(model.factory)
+    if isinstance(model, NamedModel):
+        return partial(build_named, model)
+    return partial(find_library(model.library).build, model, setting)

@@ -1,0 +1,89 @@
+"""A model that an installed library builds by name and that is no Swin of ours.
+
+Imports no torch by itself: the library is imported where it is asked what a name means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PlannerError, UnsupportedError
+from planner.files import MAX_MODEL_BYTES, read_text
+from planner.schema import NamedModel, parse
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LIBRARIES = ("timm", "torchvision", "transformers")
+
+
+def find_named(library: str, name: str, overrides: Mapping[str, Any]) -> NamedModel:
+    """The model that `library` calls `name`, with the fields of `overrides` in place of its own.
+
+    Raises UsageError for an unknown name or a bad field, UnsupportedError for a model whose
+    training step is not known, PlannerError where the library is not installed.
+    """
+    fields: dict[str, Any] = {"library": library, "name": name, **_look_up(library, name)}
+    if library == "transformers" and (file := configuration_file(name)) is not None:
+        content = read_text(file, MAX_MODEL_BYTES)
+        fields["config_sha256"] = hashlib.sha256(content.encode()).hexdigest()
+    return override_named(parse(NamedModel, fields, f"{library}:{name}"), overrides)
+
+
+def override_named(model: NamedModel, overrides: Mapping[str, Any]) -> NamedModel:
+    """`model` with some fields changed, checked. Raises UsageError and UnsupportedError."""
+    for field in overrides:
+        if field in NamedModel.model_fields and getattr(model, field) is None:
+            raise UnsupportedError(
+                f"{model.title} has no {field}.", f"Leave {field} out: it would change nothing."
+            )
+    if not overrides:
+        return model
+    return parse(NamedModel, {**model.model_dump(), **overrides}, model.title)
+
+
+def build_named(model: NamedModel) -> nn.Module:
+    """The library's real module, of random weights, in training mode. Imports torch.
+
+    Raises PlannerError where the library is not installed.
+    """
+    module: nn.Module = _of_library(model.library, "build")(model)
+    return module.train()
+
+
+def configuration_file(name: str) -> Path | None:
+    """The `config.json` that `name` is or holds, if it is a file or a folder."""
+    path = Path(name)
+    if path.is_dir():
+        return path / "config.json"
+    return path if name.endswith(".json") else None
+
+
+def _look_up(library: str, name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = _of_library(library, "look_up")(name)
+    return found
+
+
+def _of_library(library: str, function: str) -> Any:
+    """A function of the library's `at_large`, which reports where the library is not installed."""
+    assert library in LIBRARIES
+
+    def call(argument: Any) -> Any:
+        try:
+            module = importlib.import_module(f"planner.libraries.{library}.at_large")
+            return getattr(module, function)(argument)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing not in (library, "torch"):
+                raise
+            needs = "" if missing == library else f" needs {missing}, which"
+            raise PlannerError(
+                f"{library}{needs} is not installed, so what its models are called is not known.",
+                f"Install it with: pip install 'planner[{library}]'",
+            ) from error
+
+    return call
