@@ -10,7 +10,7 @@ import click
 
 from planner.cli.arguments import refuse_empty
 from planner.errors import PlannerError, UsageError
-from planner.trainers.emission import TARGETS
+from planner.trainers.registry import TARGETS, find_trainer
 
 if TYPE_CHECKING:
     from planner.trainers.emission import Emitted
@@ -55,13 +55,11 @@ def command(
 
 def _file(output: Path, target: str) -> Path:
     """The file meant: `output`, or in a directory the trainer's usual name."""
-    from planner.trainers.emission import usual_name
-
     try:
         into_directory = output.is_dir() or not output.suffix
     except OSError as error:
         raise _unwritable(output, error) from None
-    return output / usual_name(target) if into_directory else output
+    return output / find_trainer(target).filename if into_directory else output
 
 
 def _change(text: str) -> tuple[str, str]:

@@ -16,10 +16,9 @@ from planner.schema import TrainSetting
 from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.launch import launch
-from planner.trainers.plan import Emitted, Plan, Refusal, unsaid, way_out
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, unsaid, way_out
 from planner.trainers.recipe import learning_rate_note, recipe_of
 
-LIBRARY = None
 TITLE = "accelerate"
 FILENAME = "accelerate.yaml"
 
@@ -124,3 +123,12 @@ def loop_notes(setting: TrainSetting) -> tuple[str, ...]:
             "(VALIDATION_BATCH_SIZE), as probed."
         )
     return tuple(found)
+
+
+TRAINER = Trainer(
+    name="accelerate",
+    title=TITLE,
+    filename=FILENAME,
+    write=write,
+    refusals=refusals,
+)

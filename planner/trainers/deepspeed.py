@@ -19,11 +19,10 @@ from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.comments import WRITTEN_BY, one_line
 from planner.trainers.launch import launch
-from planner.trainers.plan import Emitted, Plan, Refusal, unsaid, way_out
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, unsaid, way_out
 from planner.trainers.recipe import learning_rate_note, recipe_of
 from planner.trainers.source import literal
 
-LIBRARY = None
 TITLE = "DeepSpeed"
 FILENAME = "ds_config.json"
 
@@ -124,3 +123,12 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
     if setting.compile != "off":
         found.append(f"To compile is a call, mode {setting.compile}: see building.py.")
     return (*found, *loop_notes(setting))
+
+
+TRAINER = Trainer(
+    name="deepspeed",
+    title=TITLE,
+    filename=FILENAME,
+    write=write,
+    refusals=refusals,
+)

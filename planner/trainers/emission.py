@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
-from planner.errors import UnsupportedError, UsageError, unknown_name
+from planner.errors import UnsupportedError, UsageError
 from planner.files import MAX_RESULT_BYTES, NoFileError, parse_json, read_text
 from planner.hardware.precisions import check_device_precision
 from planner.memory.allocator_config import RECORDED_AS
@@ -16,15 +15,12 @@ from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
 from planner.schema.result import RESULT_FORMAT, Recommendation
 from planner.trainers.comments import one_line
 from planner.trainers.counterpart import as_library, setting_faults
-from planner.trainers.plan import Emitted, Plan, refuse
+from planner.trainers.plan import Emitted, Plan, Trainer, refuse
+from planner.trainers.registry import TARGETS, find_trainer
 from planner.units import format_bytes
 
 __all__ = ["TARGETS", "Emitted", "emit", "emit_setting", "read_result"]
 
-TARGETS = (
-    "timm", "transformers", "accelerate", "lightning", "microsoft", "deepspeed", "mmengine",
-    "pytorch",
-)  # fmt: skip
 RESULT_FILE = "recommendation.json"
 
 
@@ -64,7 +60,7 @@ def emit(
     Raises UsageError (unknown target, unreadable result, a bad change) and UnsupportedError
     (nothing was found to fit, the trainer cannot express the setting, or it would not fit).
     """
-    writer = _writer(target)
+    trainer = find_trainer(target)
     found = result if isinstance(result, Recommendation) else _parse_result(result)
     if found.setting is None or found.evidence is None:
         raise UnsupportedError(
@@ -82,7 +78,7 @@ def emit(
         output=PurePath(output) if output is not None else None,
     )
     changed = bool(setting.differences(found.setting))
-    return _write(writer, target, plan, changed, found.device, estimator)
+    return _write(trainer, plan, changed, found.device, estimator)
 
 
 def emit_setting(
@@ -105,7 +101,7 @@ def emit_setting(
         device=device.kind if device is not None else "cuda",
         output=PurePath(output) if output is not None else None,
     )
-    return _write(_writer(target), target, plan, False, device, estimator)
+    return _write(find_trainer(target), plan, False, device, estimator)
 
 
 def read_result(path: str | Path) -> Recommendation:
@@ -133,12 +129,6 @@ def read_result(path: str | Path) -> Recommendation:
     return _as_result(data, str(file))
 
 
-def usual_name(target: str) -> str:
-    """The usual name of the file for `target`. Raises UsageError for an unknown trainer."""
-    name: str = _writer(target).FILENAME
-    return name
-
-
 def _parse_result(result: Mapping[str, Any] | str | Path) -> Recommendation:
     return read_result(result) if isinstance(result, str | Path) else _as_result(result, "result")
 
@@ -159,31 +149,22 @@ def _changed(setting: TrainSetting, changes: Mapping[str, Any]) -> TrainSetting:
     return parse(TrainSetting, {**setting.model_dump(), **changes}, "--set") if changes else setting
 
 
-def _writer(target: str) -> Any:
-    if target not in TARGETS:
-        raise unknown_name("trainer", target, TARGETS, f"Trainers: {', '.join(TARGETS)}.")
-    return import_module(f"planner.trainers.{target}")
-
-
 def _write(
-    writer: Any,
-    target: str,
+    trainer: Trainer,
     plan: Plan,
     changed: bool,
     device: DeviceInfo | None,
     estimator: Estimator | None,
 ) -> Emitted:
-    """`writer` is a trainer's file: LIBRARY (None where it trains any model), TITLE, MODELS (whose
-    Swin it trains, where that is not LIBRARY's), ALWAYS_DDP, refusals() and write()."""
-    title: str = writer.TITLE
-    trained = as_library(plan.model, writer.LIBRARY, title) if writer.LIBRARY else plan.model
+    title, library = trainer.title, trainer.library
+    trained = as_library(plan.model, library, title) if library else plan.model
     moved = trained is not plan.model
     if device is not None:
         check_device_precision(device, plan.setting.precision)
-    faults = setting_faults(trained, plan.setting, getattr(writer, "MODELS", None))
+    faults = setting_faults(trained, plan.setting, trainer.models)
     planned = replace(plan, model=trained)
-    refuse(title, [*faults, *writer.refusals(planned)])
-    ddp = plan.setting.world_size > 1 or getattr(writer, "ALWAYS_DDP", False)
+    refuse(title, [*faults, *trainer.refusals(planned)])
+    ddp = plan.setting.world_size > 1 or trainer.always_ddp
     run = plan.setting.model_copy(update={"parallelism": "ddp"}) if ddp else plan.setting
     reasons = []
     if moved:
@@ -195,10 +176,7 @@ def _write(
     if run != plan.setting:
         reasons.append(f"{title} {_DDP}")
     warnings = _judge(trained, run, device, reasons, estimator) if reasons else ()
-    emitted = writer.write(replace(planned, heading=(*plan.heading, *warnings), warnings=warnings))
-    assert isinstance(emitted, Emitted)
-    assert emitted.target == target
-    return emitted
+    return trainer.write(replace(planned, heading=(*plan.heading, *warnings), warnings=warnings))
 
 
 def _judge(

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.schema import TrainSetting
 from planner.trainers.launch import launch, torchrun
-from planner.trainers.plan import Emitted, Plan, Refusal, unsaid, way_out
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, unsaid, way_out
 from planner.trainers.recipe import EPOCHS, learning_rate_note, recipe_of
 from planner.trainers.source import (
     import_block,
@@ -29,7 +29,6 @@ from planner.trainers.steps import (
     schedule_source,
 )
 
-LIBRARY = None
 TITLE = "Lightning's Trainer"
 FILENAME = "training_lightning.py"
 PRECISIONS = {
@@ -183,3 +182,12 @@ def refusals(plan: Plan) -> list[Refusal]:
 
 def _notes(setting: TrainSetting) -> tuple[str, ...]:
     return (learning_rate_note(setting),)
+
+
+TRAINER = Trainer(
+    name="lightning",
+    title=TITLE,
+    filename=FILENAME,
+    write=write,
+    refusals=refusals,
+)

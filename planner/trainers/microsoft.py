@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from planner.schema import Library, SwinConfig, TrainSetting
+from planner.schema import SwinConfig, TrainSetting
 from planner.trainers.launch import launch, tf32_environment
-from planner.trainers.plan import Emitted, Plan, Refusal, blocks_alone, unsaid, way_out
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, blocks_alone, unsaid, way_out
 from planner.trainers.recipe import (
     BASE_LR,
     EPOCHS,
@@ -28,10 +28,8 @@ from planner.trainers.recipe import (
     rounded,
 )
 
-LIBRARY: Library = "microsoft"
 TITLE = "microsoft's main.py"
 FILENAME = "swin_microsoft.yaml"
-ALWAYS_DDP = True
 _DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_dataset
 
 
@@ -184,3 +182,14 @@ def _notes(model: SwinConfig, setting: TrainSetting) -> tuple[str, ...]:
     if setting.precision == "tf32":
         found.append("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: main.py has no key for it.")
     return tuple(found)
+
+
+TRAINER = Trainer(
+    name="microsoft",
+    title=TITLE,
+    filename=FILENAME,
+    write=write,
+    refusals=refusals,
+    library="microsoft",
+    always_ddp=True,
+)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.schema import Library, SwinConfig, TrainSetting
+from planner.schema import SwinConfig, TrainSetting
 from planner.trainers.launch import launch, tf32_environment, torchrun
-from planner.trainers.plan import Emitted, Plan, Refusal, blocks_alone, unsaid, way_out
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, blocks_alone, unsaid, way_out
 from planner.trainers.recipe import (
     EMA_DECAY,
     EPOCHS,
@@ -26,9 +26,7 @@ from planner.trainers.recipe import (
 )
 from planner.trainers.source import literal
 
-LIBRARY: Library = "microsoft"
 TITLE = "mmengine"
-MODELS = "mmpretrain"
 FILENAME = "swin_mmpretrain.py"
 
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "rmsprop": "RMSprop",
@@ -264,3 +262,14 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
     if setting.precision == "tf32":
         found.append("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: mmengine has no key.")
     return tuple(found)
+
+
+TRAINER = Trainer(
+    name="mmengine",
+    title=TITLE,
+    filename=FILENAME,
+    write=write,
+    refusals=refusals,
+    library="microsoft",
+    models="mmpretrain",
+)

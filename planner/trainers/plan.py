@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal, NamedTuple, NoReturn
 
 from planner.errors import UnsupportedError, UsageError
-from planner.schema import Model, SwinConfig, TrainSetting
+from planner.schema import Library, Model, SwinConfig, TrainSetting
 from planner.trainers.comments import comment
 
 
@@ -78,6 +78,25 @@ class Refusal(NamedTuple):
 
     law: str
     way_out: str
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer that `emit` can write for; each has a file of its own.
+
+    `name` is what --for takes, `filename` the usual name of what is written. `library` is the one
+    whose Swin it builds, or None where it trains any module; `models` names the package that Swin
+    comes from, where that is not the library. `refusals` are what the trainer cannot express.
+    """
+
+    name: str
+    title: str
+    filename: str
+    write: Callable[[Plan], Emitted]
+    refusals: Callable[[Plan], list[Refusal]]
+    library: Library | None = None
+    models: str | None = None
+    always_ddp: bool = False
 
 
 def refuse(trainer: str, refusals: Iterable[Refusal]) -> None:

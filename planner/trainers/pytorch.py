@@ -10,7 +10,7 @@ from string import Template
 
 from planner.schema import TrainSetting
 from planner.trainers.launch import launch, torchrun
-from planner.trainers.plan import Emitted, Plan, Refusal, unsaid
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, unsaid
 from planner.trainers.recipe import (
     EMA_DECAY,
     EPOCHS,
@@ -25,7 +25,6 @@ from planner.trainers.recipe import (
 from planner.trainers.source import import_block, literal, model_source, placed, process_source
 from planner.trainers.steps import mixing_source, optimizer_source
 
-LIBRARY = None
 TITLE = "the PyTorch script"
 FILENAME = "train.py"
 
@@ -387,4 +386,13 @@ _MAIN = Template(
 if __name__ == "__main__":
     main()
 """
+)
+
+
+TRAINER = Trainer(
+    name="pytorch",
+    title=TITLE,
+    filename=FILENAME,
+    write=write,
+    refusals=refusals,
 )

@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from planner.libraries.timm.names import PUBLISHED
-from planner.schema import Library, SwinConfig, TrainSetting
+from planner.schema import SwinConfig, TrainSetting
 from planner.trainers.launch import launch, torchrun
-from planner.trainers.plan import Emitted, Plan, Refusal, blocks_alone, unsaid, way_out
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, blocks_alone, unsaid, way_out
 from planner.trainers.recipe import (
     EMA_DECAY,
     EPOCHS,
@@ -29,7 +29,6 @@ from planner.trainers.recipe import (
     rounded,
 )
 
-LIBRARY: Library = "timm"
 TITLE = "timm's train.py"
 FILENAME = "args.yaml"
 
@@ -235,3 +234,13 @@ def _overrides(model: SwinConfig, name: str) -> dict[str, Any]:
         # One pair a stage: timm reads two bare numbers as one window's height and width.
         found["window_size"] = tuple((window, window) for window in model.windows)
     return found
+
+
+TRAINER = Trainer(
+    name="timm",
+    title=TITLE,
+    filename=FILENAME,
+    write=write,
+    refusals=refusals,
+    library="timm",
+)

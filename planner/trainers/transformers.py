@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.schema import Library, TrainSetting
+from planner.schema import TrainSetting
 from planner.trainers.launch import launch, torchrun
-from planner.trainers.plan import Emitted, Plan, Refusal, unsaid, way_out
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, unsaid, way_out
 from planner.trainers.recipe import (
     EPOCHS,
     FINAL_SHARE,
@@ -33,7 +33,6 @@ from planner.trainers.source import (
 )
 from planner.trainers.steps import mixing_source, optimizer_source
 
-LIBRARY: Library = "transformers"
 TITLE = "transformers' Trainer"
 FILENAME = "training_transformers.py"
 
@@ -236,3 +235,13 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
     if recipe_of(setting).weight_decay and _optimizer_name(setting) is not None:
         found.append("The Trainer decays no bias and no norm.")
     return tuple(found)
+
+
+TRAINER = Trainer(
+    name="transformers",
+    title=TITLE,
+    filename=FILENAME,
+    write=write,
+    refusals=refusals,
+    library="transformers",
+)
