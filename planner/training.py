@@ -76,7 +76,7 @@ def make_optimizer(setting: TrainSetting, parameters: list[nn.Parameter]) -> tor
 
 def import_lion() -> Callable[..., torch.optim.Optimizer]:
     """timm's Lion. Raises PlannerError where timm is not installed."""
-    from planner.libraries.torchvision.import_shim import declare_missing_operators
+    from planner.libraries.missing_operators import declare_missing_operators
 
     declare_missing_operators()
     try:

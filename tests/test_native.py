@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from planner.errors import PlannerError, UnsupportedError
 from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
+from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.native.module import (
     Attention,
     SwinTransformer,
     build_swin,
     load_original_checkpoint,
 )
-from planner.libraries.torchvision.import_shim import declare_missing_operators
 from planner.schema import SwinConfig, TrainSetting
 
 TOLERANCE = 1e-5  # the law: equal in fp32, up to the order of sums

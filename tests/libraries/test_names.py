@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.registry import SPECS, find_library
 from planner.libraries.spec import LibrarySpec
 from planner.libraries.timm.names import PUBLISHED as TIMM
 from planner.libraries.timm.names import TAGGED
-from planner.libraries.torchvision.import_shim import declare_missing_operators
 from planner.libraries.torchvision.names import PUBLISHED as TORCHVISION
 from planner.schema import SwinConfig, TrainSetting
 

@@ -34,7 +34,7 @@ def test_overrides_are_laid_over_the_published_fields() -> None:
 
 
 def test_timm_too_leaves_the_window_when_the_image_grows() -> None:
-    from planner.libraries.torchvision.import_shim import declare_missing_operators
+    from planner.libraries.missing_operators import declare_missing_operators
 
     declare_missing_operators()
     import timm

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from planner.ledger import Allocated, Marked  # noqa: E402
-from planner.libraries.torchvision.import_shim import declare_missing_operators  # noqa: E402
+from planner.libraries.missing_operators import declare_missing_operators  # noqa: E402
 from planner.schema import FactoryModel, SwinConfig  # noqa: E402
 from planner.trace import Trace  # noqa: E402
 

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import UsageError
-from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.libraries.missing_operators import declare_missing_operators
 from planner.schema import FactoryModel, TrainSetting
 from planner.schema.result import Recommendation
 from planner.trainers.emission import TARGETS, emit

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.registry import find_library
-from planner.libraries.torchvision.import_shim import declare_missing_operators
 from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
 from planner.trainers.emission import emit_setting
 from planner.training import Training
@@ -25,7 +25,7 @@ from torch import Tensor, nn  # noqa: E402
 # The scripts know nothing of the planner: what lets PyPI's torchvision import beside a CPU torch
 # is done for them from outside.
 RUN = (
-    "import runpy, sys; from planner.libraries.torchvision.import_shim import "
+    "import runpy, sys; from planner.libraries.missing_operators import "
     "declare_missing_operators as declare; declare(); "
     "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )

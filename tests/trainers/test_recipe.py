@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from planner.errors import UnsupportedError
-from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.libraries.missing_operators import declare_missing_operators
 from planner.schema import DeviceInfo, MeasurementRecord, TrainSetting
 from planner.trainers.emission import TARGETS, Emitted, emit, emit_setting
 from tests.trainers.cases import GIB, FakeEstimator, recommendation, tiny

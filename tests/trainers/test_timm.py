@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.timm.names import PUBLISHED
-from planner.libraries.torchvision.import_shim import declare_missing_operators
 from planner.schema import SwinConfig, TrainSetting
 from planner.trainers.emission import emit_setting
 from planner.trainers.timm import create_model_arguments

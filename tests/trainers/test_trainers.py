@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.libraries.missing_operators import declare_missing_operators
 from planner.schema import TrainSetting
 from planner.trainers.emission import emit_setting
 from tests.trainers.cases import FakeEstimator, tiny

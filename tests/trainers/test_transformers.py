@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.libraries.missing_operators import declare_missing_operators
 from planner.schema import SwinConfig, TrainSetting
 from planner.trainers.emission import emit_setting
 from planner.trainers.plan import Plan

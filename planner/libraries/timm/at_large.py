@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from planner.errors import UnsupportedError, unknown_name
-from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.libraries.missing_operators import declare_missing_operators
 from planner.schema import NamedModel
 
 # What is trained where the published weights end in features, without a classifier.

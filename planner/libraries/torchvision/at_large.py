@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from planner.errors import UnsupportedError, unknown_name
-from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.libraries.missing_operators import declare_missing_operators
 from planner.schema import NamedModel
 
 # What a clip of a video model holds, in frames: the builders' own temporal size (mvit), and the

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.wrapping import checkpoint_in_place, chosen_stages
 from planner.schema import SwinConfig, TrainSetting
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from planner.errors import UnsupportedError, UsageError, unknown_name
 from planner.files import MAX_MODEL_BYTES, parse_json, read_text
+from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.named import configuration_file
-from planner.libraries.torchvision.import_shim import declare_missing_operators
 from planner.schema import NamedModel
 
 # Images where the configuration names no size: ImageNet's, and the crop that SegFormer and UperNet

@@ -122,7 +122,7 @@ def _mend_imports(folder: Path) -> None:
     (folder / "sitecustomize.py").write_text(
         "import sys\n"
         "if any(word.endswith('accelerate') for word in sys.orig_argv[:2]):\n"
-        "    from planner.libraries.torchvision.import_shim import declare_missing_operators\n"
+        "    from planner.libraries.missing_operators import declare_missing_operators\n"
         "    declare_missing_operators()\n"
     )
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from planner.libraries.torchvision.import_shim import declare_missing_operators
+from planner.libraries.missing_operators import declare_missing_operators
 
 declare_missing_operators()
 import torch  # noqa: E402
