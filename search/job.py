@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from planner.errors import PlannerError
 from planner.libraries.registry import find_library
-from planner.schema import MeasurementRecord, Model, SwinConfig, TrainSetting
+from planner.schema import MeasurementRecord, Model, SwinConfig
 from planner.schema.result import Recommendation
 from planner.units import format_seconds
 from search.interrupts import ending, hold
-from search.options import Options
+from search.options import SearchOptions
 from search.result.exclusions import find_excluded
 from search.result.recommend import Search, recommend
 from search.session import Book, Limits, OnProgress, Prober, Progress, Session
@@ -40,7 +40,7 @@ class Job:
     space: Space
     prior: Prior
     budget_bytes: int | None
-    options: Options
+    options: SearchOptions
     notes: list[str]
 
     def run(
@@ -95,9 +95,9 @@ class Job:
             device=self.identity.device,
             versions=self.identity.versions,
             budget_bytes=self.budget_bytes,
-            asked=self._asked(),
+            asked=self.options.asked,
             plain_arm=arm or "",
-            images=self._images(),
+            images=self.options.images,
             num_candidates=len(self.space),
             stopped_because=stopped,
             ruled_out=find_excluded(self.space, self.prior, self.budget_bytes, records),
@@ -132,30 +132,12 @@ class Job:
             ]
         return []
 
-    def _asked(self) -> TrainSetting:
-        """The setting the person would have used: what the learning rate is compared with."""
-        base, options = self.options.base, self.options
-        if options.global_batch:
-            size = options.global_batch // base.world_size
-            return base.model_copy(update={"batch_size": size, "accumulate": 1})
-        sizes = options.batch_sizes
-        return base if sizes is None else base.model_copy(update={"batch_size": sizes[0]})
-
-    def _images(self) -> float | None:
-        """Images of the whole training on one device, where its length was said."""
-        world = self.options.base.world_size
-        if self.options.steps is not None:
-            return self.options.steps * self._asked().global_batch / world
-        if self.options.epochs is not None:
-            return self.options.epochs * self.options.images_per_epoch / world
-        return None
-
     def _strategy(self) -> Strategy:
         name = self.options.strategy
         if name == "planner":
             return PlannerStrategy(
                 self.space, self.prior, self.budget_bytes,
-                tolerance=self.options.tolerance, images=self._images(),
+                tolerance=self.options.tolerance, images=self.options.images,
             )  # fmt: skip
         if name in WALKS:
             walk = WALKS[name](self.space, self.prior, self.budget_bytes, self.options.seed)

@@ -11,7 +11,7 @@ from planner.memory.allocator_config import AllocatorConfig
 from planner.schema import DeviceInfo
 from planner.schema.record import noteworthy_bytes
 from planner.units import format_bytes
-from search.options import Options
+from search.options import SearchOptions
 from search.probe.device import MemoryInUse
 
 
@@ -28,7 +28,7 @@ class MemoryBudget:
 def find_budget(
     device: DeviceInfo,
     in_use: MemoryInUse | None,
-    options: Options,
+    options: SearchOptions,
     allocator: AllocatorConfig | None = None,
 ) -> MemoryBudget:
     """What memory there is for a setting: of the device or the size emulated, less what other

@@ -1,119 +1,63 @@
-"""What a search was asked, beyond the model."""
+"""What a search may be asked, beyond the model. Each option is declared once, in `SearchOptions`:
+its default, what is said of it, how it is read. `tune` and the command both take it from there."""
+
+# `option` makes a field: what it is called with is the default, and no call is made later.
+# ruff: noqa: RUF009
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from planner.arguments import SettingLike, read_memory
 from planner.errors import UsageError, shorten, unknown_name
 from planner.schema import TrainSetting, parse
 from planner.schema.model import MAX_SIZE
-from planner.units import MAX_SECONDS
+from planner.units import MAX_SECONDS, parse_percent, parse_seconds
 from search.space import AXES
 from search.strategies.strategy import TOLERANCE
 from search.strategies.walks import WALKS
-from search.study.study import STUDY_NAME
 
 STRATEGIES = ("planner", "tpe", "gp", "random", *WALKS)
-BUDGET_SECONDS = 600.0
 IMAGENET_IMAGES = 1_281_167  # ImageNet-1k's training split, what an epoch means unless said
-MAX_NAME = 100
 _MANY = 1 << 40
-
-# option -> its least and its largest value, whole numbers
-_COUNTS = {
-    "global_batch": (1, MAX_SIZE),
-    "trials": (0, _MANY),
-    "steps": (1, _MANY),
-    "images_per_epoch": (1, _MANY),
-    "seed": (0, (1 << 32) - 1),
-}
 
 
 @dataclass(frozen=True)
-class Options:
-    """What `tune` was asked, beyond the model; the fields are its parameters. Raises UsageError,
-    with every fault, where they are out of their bounds or say nothing together."""
+class Option:
+    """How an option is said. `text` explains its flag on the command line ("" where it has none of
+    its own), `typed` makes a value of what was typed there, `read` of what `tune` was given;
+    `bounds` are those of a whole number, `shown` is the default as one would type it."""
 
-    device: str = "auto"
-    memory_bytes: int | None = None
-    headroom: float = 0.05
-    batch_sizes: tuple[int, ...] | None = None
-    global_batch: int | None = None
-    base: TrainSetting = field(default_factory=TrainSetting)
-    restrict: Mapping[str, Sequence[str]] | None = None
-    trials: int | None = None
-    budget_seconds: float | None = BUDGET_SECONDS
-    strategy: str = "planner"
-    storage: str | None = None
-    study_name: str = STUDY_NAME
-    output: Path | None = None
-    replay: Path | None = None
-    steps: int | None = None
-    epochs: float | None = None
-    images_per_epoch: int = IMAGENET_IMAGES
-    tolerance: float = TOLERANCE
-    baseline: bool = True
-    accept_different: bool = False
-    seed: int = 0
+    text: str = ""
+    flag: str = ""
+    metavar: str | None = None
+    shown: str = ""
+    typed: Callable[[str], Any] | None = None
+    read: Callable[[Any], Any] | None = None
+    bounds: tuple[int, int] | None = None
+    is_switch: bool = False  # its flag takes no value and turns the default around
 
-    def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            way_out = f"One of {', '.join(STRATEGIES)}."
-            raise unknown_name("strategy", self.strategy, STRATEGIES, way_out)
-        faults = [*self._bounds(), *self._conflicts()]
-        if len(faults) == 1:
-            raise UsageError(f"{faults[0]}.")
-        if faults:
-            listed = "\n".join(f"  {fault}" for fault in faults)
-            raise UsageError(f"the search has {len(faults)} faults:\n{listed}")
 
-    def _bounds(self) -> Iterator[str]:
-        for name, (least, most) in _COUNTS.items():
-            value = getattr(self, name)
-            if value is None and name not in ("seed", "images_per_epoch"):
-                continue
-            if not _is_number(value, whole=True) or not least <= value <= most:
-                yield f"{name} is a number from {least} to {most:,}, and {shorten(value)} is not"
-        for name in ("headroom", "tolerance"):
-            value = getattr(self, name)
-            if not _is_number(value) or not 0 <= value < 1:
-                yield f"{name} is a share from 0 to under 1, and {shorten(value)} is not"
-        if self.epochs is not None and not (_is_number(self.epochs) and 0 < self.epochs <= _MANY):
-            yield f"epochs are a number above 0, and {shorten(self.epochs)} is not"
-        budget = self.budget_seconds
-        if budget is not None and not (_is_number(budget) and 0 <= budget <= MAX_SECONDS):
-            yield f"budget_seconds are from 0 to ten years, or None, and {shorten(budget)} is not"
-        for name in ("device", "study_name", "storage"):
-            value = getattr(self, name)
-            if not isinstance(value, str | None) or value == "" or len(value or "") > 1000:
-                yield f"{name} is a name, and {shorten(value)} is not"
+def option(
+    default: Any, text: str = "", *, typed: Callable[[str], Any] | None = None, **how: Any
+) -> Any:
+    """A field of `SearchOptions`. A default that is written as it would be typed is read so."""
+    if typed is not None:
+        how, default = {"shown": default, "typed": typed, **how}, typed(default)
+    metadata = {"option": Option(text, **how)}
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
-    def _conflicts(self) -> Iterator[str]:
-        if self.steps is not None and self.epochs is not None:
-            yield "steps and epochs both say how long the training is: leave one out"
-        if self.images_per_epoch != IMAGENET_IMAGES and self.epochs is None:
-            yield "images_per_epoch says how long an epoch is, and no epochs are asked for"
-        if self.global_batch is not None and self.base.accumulate != 1:
-            yield "accumulate follows from global_batch and the micro-batch: leave one of them out"
-        if self.replay is None:
-            return
-        on_a_device = {
-            "device": self.device != "auto",
-            "batch_size": self.batch_sizes,
-            "global_batch": self.global_batch,
-            ", ".join(self.restrict or ()): self.restrict,
-            "storage": self.storage,
-            "study_name": self.study_name != STUDY_NAME,
-            "accept_different": self.accept_different,
-        }
-        given = [name for name, value in on_a_device.items() if value]
-        if given:
-            yield f"a replay searches all that was recorded: leave out {', '.join(given)}"
+
+def declared_options() -> dict[str, Option]:
+    """How each field of `SearchOptions` is said, by its name."""
+    return {f.name: f.metadata["option"] for f in fields(SearchOptions)}
 
 
 def read_batch_sizes(batch_size: object) -> tuple[int, ...] | None:
@@ -159,22 +103,204 @@ def read_restrictions(
         if not texts or not values:
             raise UsageError(
                 f"restrict names the values {axis} may take, and {shorten(given)} names none.",
-                "Leave the axis out to search all of it.",
+                "Omit the axis to search all of it.",
             )
         found[axis] = tuple(values)
     return found
 
 
-def read_path(name: str, value: str | PathLike[str] | None) -> Path | None:
-    """A path, None where none was given. Raises UsageError."""
-    if value is None:
-        return None
-    if not isinstance(value, str | PathLike) or value == "":
-        raise UsageError(f"{name} is a path, and {shorten(value)} is not.")
-    return Path(value)
+def path_reader(name: str) -> Callable[[str | PathLike[str] | None], Path | None]:
+    """Reads the path of option `name`, None where none was given. It raises UsageError."""
+
+    def read(value: str | PathLike[str] | None) -> Path | None:
+        if value is None:
+            return None
+        if not isinstance(value, str | PathLike) or value == "":
+            raise UsageError(f"{name} is a path, and {shorten(value)} is not.")
+        return Path(value)
+
+    return read
+
+
+def read_budget(text: str) -> float | None:
+    """A duration that was typed, or none. Raises UsageError."""
+    return None if text.strip().lower() == "none" else parse_seconds(text)
 
 
 def _is_number(value: object, whole: bool = False) -> bool:
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         return False
     return math.isfinite(value)
+
+
+class SearchKeywords(TypedDict, total=False):
+    """The keywords of `tune`, in the forms in which people say them; `SearchOptions` has what they
+    mean, and the defaults."""
+
+    device: str
+    memory_bytes: int | str | None
+    headroom: float
+    batch_size: int | Sequence[int] | None
+    global_batch: int | None
+    base: SettingLike | None
+    restrict: Mapping[str, str | Sequence[str]] | None
+    trials: int | None
+    budget_seconds: float | None
+    strategy: str
+    storage: str | None
+    study_name: str
+    output: Path | str | None
+    replay: Path | str | None
+    steps: int | None
+    epochs: float | None
+    images_per_epoch: int
+    tolerance: float
+    baseline: bool
+    accept_different: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What `tune` was asked, beyond the model; the fields are its parameters. Raises UsageError,
+    with every fault, where they are out of their bounds or contradict each other."""
+
+    batch_size: tuple[int, ...] | None = option(None, read=read_batch_sizes)
+    base: TrainSetting = option(TrainSetting, read=read_base)
+    restrict: Mapping[str, Sequence[str]] | None = option(None, read=read_restrictions)
+    global_batch: int | None = option(
+        None, "Hold micro-batch × accumulation × world at N exactly.",
+        metavar="N", bounds=(1, MAX_SIZE),
+    )  # fmt: skip
+    device: str = option("auto", "auto, cpu, cuda:0 …", shown="auto")
+    memory_bytes: int | None = option(
+        None, "Emulate a smaller device: 24GiB, 24GB.",
+        flag="--memory", metavar="SIZE", read=read_memory,
+    )  # fmt: skip
+    headroom: float = option("5%", "Memory to keep free.", typed=parse_percent)
+    trials: int | None = option(
+        None, "At most N probes in the study.", metavar="N", bounds=(0, _MANY)
+    )
+    budget_seconds: float | None = option(
+        "10m", "Time for probes (90s, 10m, 1h30m), or none.",
+        flag="--budget", metavar="TIME", typed=read_budget,
+    )  # fmt: skip
+    tolerance: float = option(
+        f"{TOLERANCE:.1%}", "Stop when all further probes are expected to gain less.",
+        typed=parse_percent,
+    )  # fmt: skip
+    strategy: str = option("planner", f"One of {', '.join(STRATEGIES)}.", shown="planner")
+    steps: int | None = option(
+        None, "Rank by the total time of N optimizer steps, compilation included.",
+        metavar="N", bounds=(1, _MANY),
+    )  # fmt: skip
+    epochs: float | None = option(None, "As --steps, for N epochs.", metavar="N")
+    images_per_epoch: int = option(
+        IMAGENET_IMAGES, "Images of one epoch (ImageNet-1k's).", metavar="N", bounds=(1, _MANY)
+    )
+    replay: Path | None = option(
+        None, "Search recorded probes, not a device.", metavar="FILE", read=path_reader("replay")
+    )
+    storage: str | None = option(None, "Any Optuna storage, or a .journal file.", metavar="URL")
+    study_name: str = option("planner", "The study's name in the storage.", shown="planner")
+    output: Path | None = option(
+        None,
+        "Folder for the results (tune-LIBRARY-NAME).",
+        metavar="DIR",
+        read=path_reader("output"),
+    )
+    accept_different: bool = option(
+        False, "Go on with a study of another device or software.", is_switch=True
+    )
+    baseline: bool = option(
+        True, "Do not measure the plain default.", flag="--no-baseline", is_switch=True
+    )
+    seed: int = option(
+        0, "For strategies that draw at random.", shown="0", bounds=(0, (1 << 32) - 1)
+    )
+
+    @classmethod
+    def of(cls, given: SearchKeywords) -> SearchOptions:
+        """The options that keywords of `tune` mean. Raises UsageError, and TypeError for a keyword
+        that is none."""
+        declared = declared_options()
+        values: dict[str, Any] = dict(given)
+        for name, said in declared.items():
+            if said.read is not None and name in values:
+                values[name] = said.read(values[name])
+        return cls(**values)
+
+    @property
+    def asked(self) -> TrainSetting:
+        """The setting the person would have used: what the learning rate is compared with."""
+        if self.global_batch:
+            size = self.global_batch // self.base.world_size
+            return self.base.model_copy(update={"batch_size": size, "accumulate": 1})
+        if self.batch_size is None:
+            return self.base
+        return self.base.model_copy(update={"batch_size": self.batch_size[0]})
+
+    @property
+    def images(self) -> float | None:
+        """Images of the whole training on one device, where its length was said."""
+        world = self.base.world_size
+        if self.steps is not None:
+            return self.steps * self.asked.global_batch / world
+        if self.epochs is not None:
+            return self.epochs * self.images_per_epoch / world
+        return None
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            way_out = f"One of {', '.join(STRATEGIES)}."
+            raise unknown_name("strategy", self.strategy, STRATEGIES, way_out)
+        faults = [*self._bounds(), *self._conflicts()]
+        if len(faults) == 1:
+            raise UsageError(f"{faults[0]}.")
+        if faults:
+            listed = "\n".join(f"  {fault}" for fault in faults)
+            raise UsageError(f"the search has {len(faults)} faults:\n{listed}")
+
+    def _bounds(self) -> Iterator[str]:
+        for f in fields(self):
+            name, value, bounds = f.name, getattr(self, f.name), f.metadata["option"].bounds
+            if bounds is None or (value is None and f.default is None):
+                continue
+            least, most = bounds
+            if not _is_number(value, whole=True) or not least <= value <= most:
+                yield f"{name} is a number from {least} to {most:,}, and {shorten(value)} is not"
+        for name in ("headroom", "tolerance"):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value < 1:
+                yield f"{name} is a share from 0 to under 1, and {shorten(value)} is not"
+        if self.epochs is not None and not (_is_number(self.epochs) and 0 < self.epochs <= _MANY):
+            yield f"epochs are a number above 0, and {shorten(self.epochs)} is not"
+        budget = self.budget_seconds
+        if budget is not None and not (_is_number(budget) and 0 <= budget <= MAX_SECONDS):
+            yield f"budget_seconds are from 0 to ten years, or None, and {shorten(budget)} is not"
+        for name in ("device", "study_name", "storage"):
+            value = getattr(self, name)
+            if not isinstance(value, str | None) or value == "" or len(value or "") > 1000:
+                yield f"{name} is a name, and {shorten(value)} is not"
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.steps is not None and self.epochs is not None:
+            yield "steps and epochs both say how long the training is: omit one"
+        if self.images_per_epoch != IMAGENET_IMAGES and self.epochs is None:
+            yield "images_per_epoch says how long an epoch is, and no epochs are asked for"
+        if self.global_batch is not None and self.base.accumulate != 1:
+            yield "accumulate follows from global_batch and the micro-batch: omit one of them"
+        if self.replay is None:
+            return
+        on_a_device = {
+            "device": self.device != "auto",
+            "batch_size": self.batch_size,
+            "global_batch": self.global_batch,
+            ", ".join(self.restrict or ()): self.restrict,
+            "storage": self.storage,
+            "study_name": self.study_name != SearchOptions.study_name,
+            "accept_different": self.accept_different,
+        }
+        given = [name for name, value in on_a_device.items() if value]
+        if given:
+            yield f"a replay searches all that was recorded: omit {', '.join(given)}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
-from planner.arguments import ModelLike, SettingLike, read_memory, read_model
+from planner.arguments import ModelLike, read_model
 from planner.errors import PlannerError, UnsupportedError, UsageError, shorten
 from planner.files import write_whole
 from planner.memory.allocator_config import AllocatorConfig, recorded_allocator
@@ -19,15 +19,7 @@ from planner.throughput.prediction import DeviceRates
 from search.interrupts import heard
 from search.job import Job
 from search.memory_budget import find_budget, less_headroom, with_allocator
-from search.options import (
-    BUDGET_SECONDS,
-    IMAGENET_IMAGES,
-    Options,
-    read_base,
-    read_batch_sizes,
-    read_path,
-    read_restrictions,
-)
+from search.options import SearchKeywords, SearchOptions
 from search.probe.device import (
     choose_device,
     describe_device,
@@ -41,10 +33,9 @@ from search.prober import DeviceProber
 from search.replay import Replay
 from search.session import Limits, OnProgress, Prober, Progress, ReplayBook, ReplayProber
 from search.space import Space, make_space
-from search.strategies.strategy import TOLERANCE
 from search.study.lock import hold_gpu
 from search.study.records import read_records
-from search.study.study import STUDY_NAME, Identity, Study, make_study
+from search.study.study import Identity, Study, make_study
 from search.surrogate.device_rates import device_rates, kept_rates
 from search.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior
 
@@ -52,30 +43,10 @@ from search.surrogate.prior import Estimator, Prior, estimated_prior, generic_pr
 def tune(
     model: ModelLike | None,
     *,
-    device: str = "auto",
-    memory_bytes: int | str | None = None,
-    headroom: float = 0.05,
-    batch_size: int | Sequence[int] | None = None,
-    global_batch: int | None = None,
-    base: SettingLike | None = None,
-    restrict: Mapping[str, str | Sequence[str]] | None = None,
-    trials: int | None = None,
-    budget_seconds: float | None = BUDGET_SECONDS,
-    strategy: str = "planner",
-    storage: str | None = None,
-    study_name: str = STUDY_NAME,
-    output: Path | str | None = None,
-    replay: Path | str | None = None,
-    steps: int | None = None,
-    epochs: float | None = None,
-    images_per_epoch: int = IMAGENET_IMAGES,
-    tolerance: float = TOLERANCE,
-    baseline: bool = True,
-    accept_different: bool = False,
-    seed: int = 0,
     estimator: Estimator | Literal["auto"] | None = "auto",
     prober: Prober | None = None,
     on_progress: OnProgress = lambda progress: None,
+    **options: Unpack[SearchKeywords],
 ) -> Recommendation:
     """Probes settings of `model` on a device until the fastest is known; what it ran is what it
     recommends.
@@ -98,23 +69,18 @@ def tune(
     StudyError, RecordsNotWrittenError and ResultNotWrittenError, which has the recommendation
     (PlannerErrors all).
     """
-    options = Options(
-        device, read_memory(memory_bytes), headroom, read_batch_sizes(batch_size), global_batch,
-        read_base(base), read_restrictions(restrict), trials, budget_seconds, strategy, storage,
-        study_name, read_path("output", output), read_path("replay", replay), steps, epochs,
-        images_per_epoch, tolerance, baseline, accept_different, seed,
-    )  # fmt: skip
+    asked = SearchOptions.of(options)
     chosen = None if model is None else read_model(model, {})
     with heard(signal.SIGINT):
-        if options.replay:
-            return _replayed(chosen, options, estimator, on_progress)
+        if asked.replay:
+            return _replayed(chosen, asked, estimator, on_progress)
         if chosen is None:
             raise UsageError("there is no model to tune.", "Name one, or pass --replay FILE.")
-        return _probed(chosen, options, estimator, prober, on_progress)
+        return _probed(chosen, asked, estimator, prober, on_progress)
 
 
 def _probed(
-    model: Model, options: Options, estimator: Estimator | Literal["auto"] | None,
+    model: Model, options: SearchOptions, estimator: Estimator | Literal["auto"] | None,
     prober: Prober | None, on_progress: OnProgress,
 ) -> Recommendation:  # fmt: skip
     limits = Limits(options.trials, options.budget_seconds)
@@ -128,7 +94,7 @@ def _probed(
     output = _folder(options.output or Path(_slug(model)))
     space = make_space(
         model, identity.device, options.base, restrict=options.restrict,
-        batch_sizes=options.batch_sizes, global_batch=options.global_batch,
+        batch_sizes=options.batch_size, global_batch=options.global_batch,
     )  # fmt: skip
     study = make_study(options.storage, output, space, memory.budget_bytes, options.study_name)
     notes = [*allocator_notes, *memory.notes, *space.left_out, *_adopt(study, identity, options)]
@@ -188,7 +154,7 @@ def _allocator(identity: Identity) -> tuple[AllocatorConfig | None, list[str]]:
     return found, [f"Probes run with the allocator's options of this environment: {found.source}."]
 
 
-def _adopt(study: Study, identity: Identity, options: Options) -> list[str]:
+def _adopt(study: Study, identity: Identity, options: SearchOptions) -> list[str]:
     """Makes the study ours and whole again; what is to be said of it."""
     differences = study.adopt(identity, options.accept_different)
     notes = [f"Accepted as different: {d}." for d in differences]
@@ -209,7 +175,7 @@ def _hear(on_progress: OnProgress) -> Callable[[ProbeEvent], None]:
 
 
 def _replayed(
-    model: Model | None, options: Options, estimator: Estimator | Literal["auto"] | None,
+    model: Model | None, options: SearchOptions, estimator: Estimator | Literal["auto"] | None,
     on_progress: OnProgress,
 ) -> Recommendation:  # fmt: skip
     assert options.replay, "asked for"

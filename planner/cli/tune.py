@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -12,21 +12,37 @@ from planner.cli.arguments import given_fields, split_values
 from planner.cli.output import print_json, say
 from planner.errors import UsageError
 from planner.schema import Model, TrainSetting, parse
-from planner.units import parse_percent, parse_seconds
+from search.options import Option, SearchOptions, declared_options
+from search.space import AXES
 
-AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")
 NOTHING_FITS = 1
-COUNT = click.IntRange(1)
+
+
+def search_flags() -> Iterator[Callable[[Any], Any]]:
+    """The flags of `SearchOptions`, whose defaults are declared there."""
+    for name, option in declared_options().items():
+        if option.text:
+            yield click.option(
+                _flag(name, option), type=_kind(name, option), metavar=option.metavar,
+                is_flag=option.is_switch, default=option.shown or None, help=option.text,
+                show_default=bool(option.shown),
+            )  # fmt: skip
+
+
+def _flag(name: str, option: Option) -> str:
+    return option.flag or f"--{name.replace('_', '-')}"
+
+
+def _kind(name: str, option: Option) -> click.ParamType[Any] | None:
+    if option.bounds is not None:
+        return click.IntRange(option.bounds[0])
+    return click.FloatRange(0, min_open=True) if name == "epochs" else None
+
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("model", required=False),
     click.option("--batch-size", metavar="N[,N…]", help="Only these micro-batches."),
-    click.option("--global-batch", type=COUNT, metavar="N",
-                 help="Hold micro-batch × accumulation × world at N exactly."),
     click.option("--accumulate", metavar="N", help="Micro-batches per step (1)."),
-    click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 …"),
-    click.option("--memory", metavar="SIZE", help="Emulate a smaller device: 24GiB, 24GB."),
-    click.option("--headroom", default="5%", show_default=True, help="Memory to keep free."),
     click.option("--precision", metavar="P[,P…]", help="Of fp32, tf32, bf16, fp16."),
     click.option("--checkpointing", metavar="C", multiple=True,
                  help="Of none, blocks, stages, stages:0,1, nested; repeat it for several."),
@@ -39,28 +55,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--drop-path", metavar="RATE"),
     click.option("--set", "fields", multiple=True, metavar="FIELD=VALUE",
                  help="Any field of the model or of the setting."),
-    click.option("--trials", type=click.IntRange(0), metavar="N",
-                 help="At most N probes in the study."),
-    click.option("--budget", default="10m", show_default=True, metavar="TIME",
-                 help="Time for probes (90s, 10m, 1h30m), or none."),
-    click.option("--tolerance", default="0.5%", show_default=True,
-                 help="Stop when all further probes are expected to gain less."),
-    click.option("--strategy", default="planner", show_default=True,
-                 help="planner, tpe, gp, random, or a baseline."),
-    click.option("--steps", type=COUNT, metavar="N",
-                 help="Rank by the total time of N optimizer steps, compilation included."),
-    click.option("--epochs", type=click.FloatRange(0, min_open=True), metavar="N",
-                 help="The same for N epochs."),
-    click.option("--images-per-epoch", type=COUNT, metavar="N",
-                 help="ImageNet-1k's unless given."),
-    click.option("--replay", metavar="FILE", help="Search recorded probes, not a device."),
-    click.option("--storage", metavar="URL", help="Any Optuna storage, or a .journal file."),
-    click.option("--study-name", default="planner", show_default=True),
-    click.option("--output", metavar="DIR", help="Default: tune-LIBRARY-NAME."),
-    click.option("--accept-different", is_flag=True,
-                 help="Go on with a study of another device or software."),
-    click.option("--no-baseline", is_flag=True, help="Do not measure the plain default."),
-    click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
+    *search_flags(),
     click.option("--json", "as_json", is_flag=True, help="Print recommendation.json."),
 ]  # fmt: skip
 
@@ -77,7 +72,7 @@ def command(**given: Any) -> int:
     """Find the fastest way to train MODEL on a device, by short real training runs.
 
     MODEL is LIBRARY:NAME, a YAML or JSON file, or package.module:factory; with --replay it may be
-    left out. The same command goes on where it was stopped. Ctrl-C ends with the best so far.
+    omitted. The same command goes on where it was stopped. Ctrl-C ends with the best so far.
     """
     from planner.cli.progress import make_progress
     from planner.report.recommendation import recommendation_text
@@ -117,26 +112,26 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
         if axis in setting_fields
     }
     sizes = setting_fields.pop("batch_size", None)
-    budget = given["budget"].strip().lower()
-    arguments = {
+    return {
         "model": _model(given["model"], model_fields, replay=given["replay"] is not None),
-        "memory_bytes": given["memory"],
-        "headroom": parse_percent(given["headroom"]),
         "batch_size": None if sizes is None else tuple(sizes.split(",")),
         "base": parse(TrainSetting, setting_fields, "--set"),
         "restrict": restrict,
-        "budget_seconds": None if budget == "none" else parse_seconds(budget),
-        "tolerance": parse_percent(given["tolerance"]),
-        "baseline": not given["no_baseline"],
+        **dict(_said(given)),
     }
-    same = (
-        "device", "global_batch", "trials", "strategy", "storage", "study_name", "output",
-        "replay", "steps", "epochs", "accept_different", "seed",
-    )  # fmt: skip
-    arguments.update({name: given[name] for name in same})
-    if given["images_per_epoch"] is not None:
-        arguments["images_per_epoch"] = given["images_per_epoch"]
-    return arguments
+
+
+def _said(given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The options of the search that were typed, as keywords of `tune`."""
+    for name, option in declared_options().items():
+        value = given.get(_flag(name, option)[2:].replace("-", "_"))
+        if value is None or not option.text:
+            continue
+        if option.typed is not None:
+            value = option.typed(value)
+        if option.is_switch:
+            value = not getattr(SearchOptions, name)
+        yield name, value
 
 
 def _model(text: str | None, overrides: dict[str, Any], replay: bool) -> Model | None:
@@ -148,7 +143,7 @@ def _model(text: str | None, overrides: dict[str, Any], replay: bool) -> Model |
         if overrides:
             raise UsageError(
                 f"--replay has its own model, and {', '.join(overrides)} would be of another.",
-                "Name a MODEL, or leave them out.",
+                "Name a MODEL, or omit them.",
             )
         return None
     raise UsageError(

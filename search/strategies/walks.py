@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from random import Random
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from planner.schema import MeasurementRecord
 from search.probe.evidence import is_feasible
 from search.space import Candidate, Space
 from search.strategies.strategy import Choice, Situation
-from search.surrogate.prior import Prior
+
+if TYPE_CHECKING:
+    from search.surrogate.prior import Prior
 
 Walk = Generator[Candidate, MeasurementRecord, None]
 
@@ -93,8 +94,8 @@ def bounded_grid(space: Space, budget_bytes: int | None, per_arm: int = 3) -> Wa
                 wanted = walk.send(record)
             except StopIteration:
                 break
-        for i in np.linspace(0, max(largest, 0), per_arm + 1)[1:-1].round().astype(int):
-            yield ladder[int(i)]
+        for share in range(1, per_arm):
+            yield ladder[round(share * max(largest, 0) / per_arm)]
 
 
 def boundary_walk(space: Space, prior: Prior, budget_bytes: int | None) -> Walk:

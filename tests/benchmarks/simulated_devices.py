@@ -21,7 +21,7 @@ from pathlib import Path
 
 from planner.schema import MeasurementRecord
 from search.job import Job
-from search.options import Options
+from search.options import SearchOptions
 from search.session import Limits, ReplayBook, ReplayProber
 from search.strategies.strategy import Choice
 from search.study.study import Identity
@@ -92,7 +92,7 @@ def search_device(
     trials = None if budget_seconds else max_probes
     limits = Limits(trials, budget_seconds, clock=lambda: 0.0)
     watch = Watch(device, limits)
-    options = Options(
+    options = SearchOptions(
         trials=trials, budget_seconds=budget_seconds, strategy=strategy, seed=seed,
         baseline=budget_seconds is not None,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from planner.schema import DeviceInfo, MeasurementRecord
 from planner.units import GIB
 from search import tuning as tune_file
 from search.memory_budget import find_budget
-from search.options import Options
+from search.options import SearchOptions
 from search.probe.device import MemoryInUse
 from search.strategies.strategy import Choice
 from search.tuning import tune
@@ -124,7 +124,7 @@ def test_the_largest_batch_under_a_memory_fraction() -> None:
 
 def test_the_room_to_search_in_is_the_fractions() -> None:
     in_use = MemoryInUse(24 * GIB, 0, 24 * GIB)
-    options = Options(headroom=0.0)
+    options = SearchOptions(headroom=0.0)
     held = find_budget(DEVICE, in_use, options, told("per_process_memory_fraction:0.5"))
     context = overheads_for(RTX_3090).context_bytes
     assert held.budget_bytes == DEVICE.total_bytes // 2 + context

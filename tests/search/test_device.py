@@ -17,7 +17,7 @@ from planner.errors import UsageError
 from planner.schema import DeviceInfo
 from planner.units import GIB, MIB
 from search.memory_budget import find_budget
-from search.options import Options
+from search.options import SearchOptions
 from search.probe import device, nvml
 from search.probe.device import MemoryInUse
 from search.study import lock
@@ -150,7 +150,7 @@ def test_one_visible_card_needs_no_name(machine: Machine, monkeypatch: pytest.Mo
 )  # fmt: skip
 def test_a_few_mebibytes_of_others_are_no_note(total: int, used: int, noted: bool) -> None:
     card = DeviceInfo(kind="cuda", name="Card", total_bytes=total)
-    spec = find_budget(card, MemoryInUse(total, used, total - used), Options())
+    spec = find_budget(card, MemoryInUse(total, used, total - used), SearchOptions())
     assert any("Other processes hold" in note for note in spec.notes) == noted
 
 

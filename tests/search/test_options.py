@@ -10,11 +10,17 @@ import pytest
 
 import planner
 from planner.cli import main
+from planner.cli.tune import command
 from planner.errors import PlannerError, UsageError
 from planner.hardware.detect import read_device
 from planner.schema import SwinConfig, TrainSetting
 from search import tune
-from search.options import Options, read_restrictions
+from search.options import (
+    SearchKeywords,
+    SearchOptions,
+    declared_options,
+    read_restrictions,
+)
 from search.result.recommend import Search, recommend
 from search.space import make_space
 from search.study.records import format_record
@@ -42,7 +48,7 @@ NAN = float("nan")
         (["--global-batch", "0"], 2, "--global-batch"),
         (["--global-batch", "99999999999"], 2, "global_batch"),
         (["--memory", "0B"], 2, "from 1 byte"),
-        (["--steps", "5", "--epochs", "5"], 2, "leave one out"),
+        (["--steps", "5", "--epochs", "5"], 2, "omit one"),
         (["--accumulate", "3", "--global-batch", "9"], 2, "accumulate follows from global_batch"),
         (["--precision", ""], 2, "--precision has no value"),
         (["--precision", ","], 2, "--precision has no value"),
@@ -57,7 +63,7 @@ NAN = float("nan")
         (["--storage", "sqlite:///"], 2, "names no file"),
         (["--set", "frozen_stages=9"], 1, "4 stages"),
         (["--set", "optimizer=lion-fused"], 1, "no fused"),
-        (["--replay", "x", "--precision", "bf16"], 2, "leave out device, precision"),
+        (["--replay", "x", "--precision", "bf16"], 2, "omit device, precision"),
         (["--device", "tpu"], 2, "unknown device 'tpu'"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
@@ -157,7 +163,7 @@ def test_what_python_cannot_mean_is_a_usage_error(
 
 def test_one_value_of_an_axis_may_stand_by_itself() -> None:
     assert read_restrictions({"precision": "bf16"}) == {"precision": ("bf16",)}
-    assert Options(restrict=read_restrictions({"precision": ["bf16", "fp32"]}))
+    assert SearchOptions(restrict=read_restrictions({"precision": ["bf16", "fp32"]}))
 
 
 @pytest.mark.parametrize(
@@ -201,3 +207,26 @@ def test_a_way_out_that_is_none_is_not_offered() -> None:
     huge = SwinConfig(image_size=(28_000, 28_000))
     with pytest.raises(PlannerError, match=r"Choose attention eager\."):
         planner.estimate(huge, batch_size=1)
+
+
+def test_an_option_is_declared_once() -> None:
+    """`tune` takes what is declared, and the command has a flag of each that has a text."""
+    assert set(SearchKeywords.__annotations__) == set(declared_options())
+    assert SearchOptions.of({}) == SearchOptions()
+    flags = {flag for parameter in command.params for flag in parameter.opts}
+    for name, said in declared_options().items():
+        assert not said.text or (said.flag or f"--{name.replace('_', '-')}") in flags
+
+
+def test_a_default_that_is_typed_is_the_default() -> None:
+    typed = {"headroom": "5%", "budget_seconds": "10m", "tolerance": "0.5%"}
+    for name, text in typed.items():
+        said = declared_options()[name]
+        assert said.shown == text
+        assert said.typed is not None
+        assert said.typed(text) == getattr(SearchOptions(), name)
+
+
+def test_a_keyword_that_is_none_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="budget"):
+        tune(MODEL, budget="10m")
