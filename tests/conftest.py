@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     long = [
         item
         for item in items
-        if item.get_closest_marker("long") is not None and item.path.parent.name != "search"
+        if item.get_closest_marker("long") is not None and "search" not in item.path.parts
     ]
     left_out = {id(item) for index, item in enumerate(long) if index % share}
     items[:] = [item for item in items if id(item) not in left_out]

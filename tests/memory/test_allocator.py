@@ -22,6 +22,7 @@ from planner.memory.replay import (
     replay,
     replay_steady,
 )
+from tests.memory.requests import random_requests
 from tests.memory.slow_allocator import SlowAllocator, SlowExpandable
 
 KIB, MIB = 1024, 1024**2
@@ -579,22 +580,6 @@ def test_expandable_segments_are_equal_to_slow_ones(seed: int, share: float | No
     assert result.running_allocated_bytes() == allocated
     assert result.running_reserved_bytes() == reserved
     assert result.num_alloc_retries == slow.retries
-
-
-def random_requests(source: random.Random, count: int) -> list[int]:
-    """Requests of a few recurring sizes in every range, most of them released again."""
-    sizes = [source.randint(1, 2 * MIB) for _ in range(6)]
-    sizes += [source.randint(MIB, 12 * MIB) for _ in range(6)]
-    sizes += [source.randint(10 * MIB, 90 * MIB) for _ in range(5)]
-    requests: list[int] = []
-    held: list[int] = []
-    while len(requests) < count:
-        if held and source.random() < len(held) / 24:
-            requests.append(~held.pop(source.randrange(len(held))))
-        else:
-            held.append(len(requests))
-            requests.append(source.choice(sizes))
-    return requests
 
 
 def play_slowly(

@@ -25,55 +25,18 @@ import copy
 import pickle
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from planner.errors import PlannerError, UnsupportedError
 from planner.memory.replay import replay
 from planner.memory.snapshot import load_snapshot, main, replay_snapshot
-from tests.memory.slow_allocator import Block, SlowAllocator
-from tests.memory.test_allocator import random_requests
+from tests.memory.histories import recorded_history
+from tests.memory.requests import random_requests
 
 MIB = 1024**2
 
 RECORDED = sorted((Path(__file__).parents[1] / "truth").glob("*snapshots/*.pickle*"))
-
-
-def record(
-    requests: list[int], *, start: int = 0, descending: bool = False, capacity: int | None = None
-) -> dict[str, Any]:
-    """What a device with the slow allocator would have recorded from request `start` on."""
-    slow = SlowAllocator(capacity=capacity, descending=descending)
-    blocks: dict[int, Block] = {}
-    unrecorded = 0
-    for index, entry in enumerate(requests):
-        if index == start:
-            unrecorded = len(slow.log)
-        if entry >= 0:
-            blocks[index] = slow.allocate(entry)
-        else:
-            slow.free(blocks.pop(~entry), requests[~entry])
-    trace = [
-        {"action": action, "addr": address, "size": size, "stream": 0}
-        for action, address, size in slow.log[unrecorded:]
-    ]
-    segments = [recorded_segment(slow, number) for number in slow.sizes]
-    return {"segments": segments, "device_traces": [trace], "allocator_settings": {}}
-
-
-def recorded_segment(slow: SlowAllocator, number: int) -> dict[str, Any]:
-    blocks = sorted((b for b in slow.blocks if b.segment == number), key=lambda b: b.offset)
-    return {
-        "device": 0,
-        "address": slow.bases[number],
-        "total_size": slow.sizes[number],
-        "stream": 0,
-        "segment_pool_id": (0, 0),
-        "blocks": [
-            {"size": b.size, "state": "inactive" if b.free else "active_allocated"} for b in blocks
-        ],
-    }
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -81,7 +44,7 @@ def recorded_segment(slow: SlowAllocator, number: int) -> dict[str, Any]:
 @pytest.mark.parametrize("descending", [False, True])
 def test_a_record_of_the_same_rules_is_equal(seed: int, start: int, descending: bool) -> None:
     requests = random_requests(random.Random(seed), 300)
-    snapshot = record(requests, start=start, descending=descending)
+    snapshot = recorded_history(requests, start=start, descending=descending)
     result = replay_snapshot(snapshot)
     assert result.difference == ""
     assert result.reserved_bytes == result.recorded_reserved_bytes
@@ -95,7 +58,7 @@ def test_segments_given_back_on_the_way_are_followed() -> None:
         capacity = int(0.99 * replay(requests).peak_reserved_bytes)
         if replay(requests, capacity_bytes=capacity).out_of_memory_at is not None:
             continue
-        snapshot = record(requests, capacity=capacity)
+        snapshot = recorded_history(requests, capacity=capacity)
         assert any(e["action"] == "segment_free" for e in snapshot["device_traces"][0])
         assert replay_snapshot(snapshot).difference == ""
         num_found += 1
@@ -106,13 +69,13 @@ def test_a_remainder_that_was_never_split_off_is_found_again() -> None:
     # Before recording, 4 MiB lie in a hole of 4.9 MiB, whole, with the rest of 20 MiB free behind
     # it. That the block ends at 4.9 shows only when 6 MiB are put there; at the end it is gone.
     hole = 4 * MIB + 900 * 1024
-    snapshot = record([hole, 5 * MIB, ~0, 4 * MIB, ~1, 6 * MIB, ~3], start=5)
+    snapshot = recorded_history([hole, 5 * MIB, ~0, 4 * MIB, ~1, 6 * MIB, ~3], start=5)
     assert replay_snapshot(snapshot).difference == ""
     assert replay_snapshot(snapshot).held_before_bytes == hole
 
 
 def test_what_the_device_did_otherwise_is_named() -> None:
-    snapshot = record([5 * MIB, 6 * MIB, ~0, 512, 5 * MIB, ~1])
+    snapshot = recorded_history([5 * MIB, 6 * MIB, ~0, 512, 5 * MIB, ~1])
     first, second = snapshot["segments"]
     base = first["address"]
 
@@ -146,11 +109,11 @@ def test_what_the_device_did_otherwise_is_named() -> None:
 
 
 def test_a_record_that_contradicts_itself_is_said_to() -> None:
-    snapshot = record([5 * MIB, ~0, 512])
+    snapshot = recorded_history([5 * MIB, ~0, 512])
     snapshot["segments"] = snapshot["segments"][1:]
     with pytest.raises(PlannerError, match="contradicts itself"):
         replay_snapshot(snapshot)
-    snapshot = record([5 * MIB, ~0, 512], start=2)
+    snapshot = recorded_history([5 * MIB, ~0, 512], start=2)
     snapshot["device_traces"][0].append(
         {"action": "free_completed", "addr": 1 << 30, "size": 512, "stream": 0}
     )
@@ -159,11 +122,11 @@ def test_a_record_that_contradicts_itself_is_said_to() -> None:
 
 
 def test_a_snapshot_beyond_one_stream_is_refused() -> None:
-    snapshot = record([512, 512])
+    snapshot = recorded_history([512, 512])
     snapshot["device_traces"][0][-1]["stream"] = 1
     with pytest.raises(UnsupportedError, match="2 streams"):
         replay_snapshot(snapshot)
-    snapshot = record([512])
+    snapshot = recorded_history([512])
     snapshot["segments"][0]["segment_pool_id"] = (0, 1)
     with pytest.raises(UnsupportedError, match="private pools"):
         replay_snapshot(snapshot)
@@ -171,10 +134,10 @@ def test_a_snapshot_beyond_one_stream_is_refused() -> None:
 
 def test_a_snapshot_file_is_read_without_running_code(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
-    path.write_bytes(pickle.dumps(record([5 * MIB, 512])))
+    path.write_bytes(pickle.dumps(recorded_history([5 * MIB, 512])))
     assert replay_snapshot(load_snapshot(path)).difference == ""
     assert main([str(path)]) == 0
-    path.write_bytes(pickle.dumps(record([5 * MIB, 512, ~1], start=2)))
+    path.write_bytes(pickle.dumps(recorded_history([5 * MIB, 512, ~1], start=2)))
     with pytest.raises(PlannerError, match="holds no request"):
         main([str(path)])
     path.write_bytes(pickle.dumps(Path("x")))

@@ -13,66 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlannerError, UsageError
-from planner.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
+from planner.ledger import Ledger
 from planner.report.live import step_live_bytes
 from planner.report.timeline import draw_timeline, timeline_text
+from tests.report.ledgers import layered_ledger
 
 MIB = 1024**2
 
 
-def ledger(num_layers: int = 4, num_micro_batches: int = 1) -> Ledger:
-    """Two steps of a model of equal layers: 8 MiB of weights, 100 MiB saved and 30 MiB scratch."""
-    events: list[Event] = []
-    for layer in range(num_layers):
-        events += [
-            Allocated(layer, 8 * MIB, "empty", f"layers.{layer}"),
-            Tagged(layer, "parameters"),
-        ]
-    events.append(Marked("build", 0))
-    for step in range(2):
-        for micro in range(num_micro_batches):
-            events += forward(num_layers)
-            events.append(Marked("forward", step))
-            events += backward(num_layers, first=micro == 0)
-            events.append(Marked("backward", step))
-        for layer in range(num_layers if step == 0 else 0):
-            events += [
-                Allocated(400 + layer, 16 * MIB, "zeros_like"),
-                Tagged(400 + layer, "optimizer_state"),
-            ]
-        events += [Allocated(500, 20 * MIB, "sqrt"), Freed(500), Marked("optimizer", step)]
-        events += [Freed(300 + layer) for layer in range(num_layers)]
-        events.append(Marked("zero_grad", step))
-    return Ledger(tuple(events), batch_size=2, num_parameters=num_layers)
-
-
-def forward(num_layers: int) -> list[Event]:
-    events: list[Event] = []
-    for layer in range(num_layers):
-        path = f"layers.{layer}.mlp"
-        events += [
-            Allocated(100 + layer, 100 * MIB, "addmm", path),
-            Tagged(100 + layer, "activations"),
-        ]
-        events += [Allocated(200, 30 * MIB, "gelu", path), Freed(200)]
-    return events
-
-
-def backward(num_layers: int, *, first: bool) -> list[Event]:
-    events: list[Event] = []
-    for layer in reversed(range(num_layers)):
-        events += [
-            Allocated(200, 30 * MIB, "mm", f"layers.{layer}.mlp"),
-            Freed(100 + layer),
-            Freed(200),
-        ]
-        if first:
-            events += [Allocated(300 + layer, 8 * MIB, "mm"), Tagged(300 + layer, "gradients")]
-    return events
-
-
 def test_the_steady_step_is_walked_and_its_peak_named() -> None:
-    live = step_live_bytes(ledger())
+    live = step_live_bytes(layered_ledger())
     # Weights 4 × 8 and state 4 × 16 are held from the first step on; 4 × 100 are saved and the last
     # layer's 30 of scratch come on top: 526 MiB, first in the forward of layer 3.
     assert live.total[0] == 96 * MIB
@@ -89,11 +39,11 @@ def test_the_steady_step_is_walked_and_its_peak_named() -> None:
 
 
 def test_the_first_step_can_be_asked_for() -> None:
-    live = step_live_bytes(ledger(), step=0)
+    live = step_live_bytes(layered_ledger(), step=0)
     assert live.peak_bytes == (32 + 400 + 30) * MIB
     assert live.phases[0].name == "build"
     with pytest.raises(PlannerError, match="no optimizer step 2"):
-        step_live_bytes(ledger(), step=2)
+        step_live_bytes(layered_ledger(), step=2)
     with pytest.raises(PlannerError, match="at all"):
         step_live_bytes(Ledger((), 1, 0))
 
@@ -103,7 +53,7 @@ def test_the_first_step_can_be_asked_for() -> None:
 def test_categories_add_up_and_thinning_keeps_the_peak(
     num_layers: int, num_micro_batches: int, num_columns: int
 ) -> None:
-    live = step_live_bytes(ledger(num_layers, num_micro_batches))
+    live = step_live_bytes(layered_ledger(num_layers, num_micro_batches))
     for point, total in enumerate(live.total):
         assert total == sum(points[point] for points in live.by_category.values())
     assert [p.start for p in live.phases[1:]] == [p.stop for p in live.phases[:-1]]
@@ -118,7 +68,7 @@ def test_categories_add_up_and_thinning_keeps_the_peak(
 @pytest.mark.parametrize("ascii_only", [False, True])
 @pytest.mark.parametrize(("width", "height"), [(60, 8), (100, 20), (140, 30)])
 def test_the_terminal_form_keeps_its_width(ascii_only: bool, width: int, height: int) -> None:
-    text = timeline_text(ledger(), width, height, ascii_only=ascii_only)
+    text = timeline_text(layered_ledger(), width, height, ascii_only=ascii_only)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
     assert len([line for line in lines if ("|" if ascii_only else "│") in line]) == height + 1
@@ -147,14 +97,14 @@ def test_the_terminal_form_is_a_picture_of_the_figures() -> None:
     # 35 columns for the 35 points before and after each event. Ten rows of 52.6 MiB: the weights
     # (32) are most of the first; state (to 96) is most of the second, 43.4 of it; a layer's saved
     # 100 MiB are about two rows, its scratch of 30 shows where it fills most of a row.
-    text = timeline_text(ledger(), 44, 10, ascii_only=True)
+    text = timeline_text(layered_ledger(), 44, 10, ascii_only=True)
     assert text.splitlines()[1:13] == PICTURE.splitlines()
 
 
 def test_ascii_is_used_where_the_terminal_has_no_blocks() -> None:
     code = (
-        "from tests.report.test_timeline import ledger; "
-        "from planner.report.timeline import timeline_text; print(timeline_text(ledger()))"
+        "from tests.report.ledgers import layered_ledger; "
+        "from planner.report.timeline import timeline_text; print(timeline_text(layered_ledger()))"
     )
     for encoding, is_ascii in (("ascii", True), ("utf-8", False)):
         done = subprocess.run(
@@ -170,7 +120,9 @@ def test_ascii_is_used_where_the_terminal_has_no_blocks() -> None:
 def test_a_plot_is_written_as_its_ending_says(tmp_path: Path, ending: str, magic: bytes) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"step.{ending}"
-    draw_timeline(ledger(num_micro_batches=2), path, title="native:tiny", budget_bytes=600 * MIB)
+    draw_timeline(
+        layered_ledger(num_micro_batches=2), path, title="native:tiny", budget_bytes=600 * MIB
+    )
     assert path.read_bytes().startswith(magic)
 
 
@@ -178,7 +130,7 @@ def test_an_svg_says_what_was_drawn(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     path = tmp_path / "step.svg"
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        draw_timeline(ledger(), path, title="native:tiny", budget_bytes=600 * MIB)
+        draw_timeline(layered_ledger(), path, title="native:tiny", budget_bytes=600 * MIB)
     text = path.read_text()
     for words in (
         "native:tiny", "peak 526.00 MiB", "layers.3.mlp", "optimizer state  64.00 MiB", "backward",
@@ -192,13 +144,13 @@ def test_a_plot_that_cannot_be_drawn_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match=r"\.png, \.svg or \.pdf"):
-        draw_timeline(ledger(), tmp_path / "step.gif")
+        draw_timeline(layered_ledger(), tmp_path / "step.gif")
     pytest.importorskip("matplotlib")
     with pytest.raises(PlannerError, match="cannot be written"):
-        draw_timeline(ledger(), tmp_path / "nowhere" / "step.png")
+        draw_timeline(layered_ledger(), tmp_path / "nowhere" / "step.png")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(PlannerError, match=r"planner\[plots\]"):
-        draw_timeline(ledger(), tmp_path / "step.png")
+        draw_timeline(layered_ledger(), tmp_path / "step.png")
 
 
 def test_a_full_disk_leaves_the_earlier_picture(
@@ -213,7 +165,7 @@ def test_a_full_disk_leaves_the_earlier_picture(
     path.write_text("earlier")
     monkeypatch.setattr("planner.files.os.fsync", full)
     with pytest.raises(PlannerError, match="No space left on device"):
-        draw_timeline(ledger(), path)
+        draw_timeline(layered_ledger(), path)
     assert path.read_text() == "earlier"
     assert list(tmp_path.iterdir()) == [path]
 

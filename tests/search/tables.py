@@ -6,10 +6,13 @@ from random import Random
 
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.units import GIB, MIB
+from search.replay import Replay
 from search.space import make_space
+from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 
 MODEL = SwinConfig(name="invented")
-GPU = DeviceInfo(kind="cuda", name="Test GPU", total_bytes=16 * GIB, capability=(8, 0))
+BUDGET = 16 * GIB
+GPU = DeviceInfo(kind="cuda", name="Test GPU", total_bytes=BUDGET, capability=(8, 0))
 SPEED = {"fp32": 1.0, "tf32": 0.62, "bf16": 0.42, "fp16": 0.44}
 SAVED = {"fp32": 1.0, "tf32": 1.0, "bf16": 0.66, "fp16": 0.66}
 WORK = {"none": 1.0, "blocks": 1.32, "stages": 1.33, "stages:0": 1.12, "stages:0,1": 1.2}
@@ -73,3 +76,12 @@ def invented_table(wobble: float = 0.01, restrict: dict | None = None) -> list[M
     batches = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
     space = make_space(MODEL, GPU, restrict=restrict or SMALL, batch_sizes=batches)
     return [make_record(c.setting, wobble=wobble) for c in space.candidates]
+
+
+def true_prior(replay: Replay, seconds: float = 1.0, num_bytes: float = 1.0) -> Prior:
+    """The truth, off by constant factors."""
+    guesses = [
+        Guess(seconds * true_seconds(c.setting), num_bytes * true_bytes(c.setting))
+        for c in replay.space.candidates
+    ]
+    return Prior(tuple(guesses), ESTIMATED_SECONDS, ESTIMATED_BYTES, "the truth")

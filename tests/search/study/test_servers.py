@@ -16,8 +16,8 @@ import pytest
 
 from search.study.records import read_records
 from search.study.study import make_study
+from tests.search.study.tuners import SPACE, check_whole, finish, start, survive
 from tests.search.tables import make_record
-from tests.search.test_killed import SPACE, check_whole, finish, start, survive
 
 SERVERS = {
     "postgresql": os.environ.get("PLANNER_TEST_POSTGRESQL"),

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from planner.errors import PlannerError
 from planner.schema import TrainSetting
 from planner.schema.record import BUDGET_ENDED
-from planner.units import GIB
 from search.replay import Replay, probes_to_within, run_strategy
 from search.space import make_space
 from search.strategies.optuna_samplers import (
@@ -36,26 +35,18 @@ from search.surrogate.prior import (
 )
 from search.surrogate.probe_cost import ProbeCosts, guess_compile_seconds
 from tests.search.tables import (
+    BUDGET,
     GPU,
     MODEL,
     SMALL,
     invented_table,
     make_record,
     true_bytes,
+    true_prior,
     true_seconds,
 )
 
 TABLE = invented_table()
-BUDGET = 16 * GIB
-
-
-def true_prior(replay: Replay, seconds: float = 1.0, num_bytes: float = 1.0) -> Prior:
-    """The truth, off by constant factors."""
-    guesses = [
-        Guess(seconds * true_seconds(c.setting), num_bytes * true_bytes(c.setting))
-        for c in replay.space.candidates
-    ]
-    return Prior(tuple(guesses), ESTIMATED_SECONDS, ESTIMATED_BYTES, "the truth")
 
 
 def planner(replay: Replay, prior: Prior, **options: object) -> PlannerStrategy:

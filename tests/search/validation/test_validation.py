@@ -11,12 +11,11 @@ import pytest
 
 from planner.errors import PlannerError, UsageError
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from planner.schema.record import BUDGET_ENDED, PhaseBytes
+from planner.schema.record import BUDGET_ENDED
 from search.study.records import append_records, read_records
 from search.validation.compare import (
     accuracy,
     compare,
-    estimate_of,
     fit_overheads,
     rank_correlation,
 )
@@ -31,19 +30,9 @@ from search.validation.run import (
     remaining_rows,
     row_deadline,
 )
+from tests.search.validation.measurements import H200, TINY, exact_record, record_of
 
-TRUTH = Path(__file__).parent.parent / "truth"
-TINY = SwinConfig(image_size=(28, 28), depths=(1, 1), num_heads=(1, 2), embed_dim=16, num_classes=4)
-H200 = DeviceInfo(kind="cuda", name="NVIDIA H200", total_bytes=150_121_545_728)
-
-
-def record_of(setting: TrainSetting, **found: object) -> MeasurementRecord:
-    return MeasurementRecord.model_validate(
-        {
-            "model": TINY, "setting": setting, "device": H200, "versions": {"torch": "2.11.0"},
-            "date": "2026-11-20T00:00:00+00:00", "status": "measured", **found,
-        }
-    )  # fmt: skip
+TRUTH = Path(__file__).parents[2] / "truth"
 
 
 def test_a_group_is_every_combination_that_its_library_can_do() -> None:
@@ -162,28 +151,6 @@ def test_a_quarter_is_held_out_whatever_was_measured() -> None:
     held = [is_held_out(record_of(s)) for s in settings]
     assert 60 < sum(held) < 140
     assert held == [is_held_out(record_of(s, peak_allocated_bytes=5)) for s in settings]
-
-
-def exact_record(batch_size: int, context: int = 500_000_000) -> MeasurementRecord:
-    """A device that does just what the estimate says, with another context."""
-    setting = TrainSetting(batch_size=batch_size, attention="sdpa")
-    estimate = estimate_of(record_of(setting))
-    assert estimate.throughput is not None
-    workspace = estimate.breakdown["workspace"]
-    live = estimate.live_bytes
-    return record_of(
-        setting,
-        peak_allocated_bytes=estimate.peak_allocated_bytes,
-        peak_reserved_bytes=estimate.peak_reserved_bytes,
-        device_bytes=estimate.peak_reserved_bytes + context,
-        step_seconds=(estimate.throughput.step_seconds * 2,),
-        phases=PhaseBytes(
-            before_step=live["before_step"] + workspace,
-            after_forward=live["after_forward"] + workspace,
-            after_backward=live["after_backward"] + workspace,
-            after_step=live["after_optimizer"] + workspace,
-        ),
-    )
 
 
 def test_errors_are_shares_of_what_was_measured() -> None:

@@ -1,4 +1,4 @@
-"""SIGKILL at random instants, and two tuners on one study: nothing lost, nothing doubled."""
+"""Tuners as processes that are killed, and what must hold of the study they leave."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 from random import Random
-
-import pytest
 
 from search.space import make_space, setting_id
 from search.study.records import read_records
@@ -76,37 +74,3 @@ def survive(directory: Path, instants: int, storage: str | None = None) -> None:
     check_whole(directory, before, storage)
     closed = {r.setting for r in read_records(directory / "probes.jsonl").records}
     assert closed == {c.setting for c in SPACE.candidates}
-
-
-def test_a_tuner_killed_at_random_instants_goes_on(tmp_path: Path) -> None:
-    survive(tmp_path, 5)
-
-
-@pytest.mark.long  # Optuna takes a lock of its own that a dead owner holds for 30 s
-def test_a_journal_survives_too(tmp_path: Path) -> None:
-    survive(tmp_path, 2, str(tmp_path / "study.journal"))
-
-
-@pytest.mark.long
-def test_fifty_instants(tmp_path: Path) -> None:
-    """Ten studies, five instants each: one study would soon have nothing left to probe."""
-    for n in range(10):
-        directory = tmp_path / str(n)
-        directory.mkdir()
-        survive(directory, 5)
-
-
-def test_two_tuners_share_the_work(tmp_path: Path) -> None:
-    tuners = [start(tmp_path), start(tmp_path)]
-    said = [finish(t) for t in tuners]
-    check_whole(tmp_path, [])
-    assert all("recommended" in s for s in said)
-    finish(start(tmp_path))
-    assert len(read_records(tmp_path / "probes.jsonl").records) == len(SPACE)
-
-
-def test_a_finished_study_is_not_probed_again(tmp_path: Path) -> None:
-    first = finish(start(tmp_path))
-    before = (tmp_path / "probes.jsonl").read_bytes()
-    assert finish(start(tmp_path)) == first
-    assert (tmp_path / "probes.jsonl").read_bytes() == before

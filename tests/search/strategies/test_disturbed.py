@@ -12,8 +12,7 @@ from search.result.recommend import contenders
 from search.strategies.planner_strategy import PlannerStrategy
 from search.strategies.strategy import Situation
 from search.surrogate.posterior import Posterior
-from tests.search.tables import invented_table, true_bytes
-from tests.search.test_strategy import BUDGET, true_prior
+from tests.search.tables import BUDGET, invented_table, true_bytes, true_prior
 
 FLAGS = (
     "throttled: hw_thermal_slowdown",

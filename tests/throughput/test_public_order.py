@@ -14,7 +14,7 @@ import pytest
 from search.validation.published import PublishedRow, predicted_rate, read_published
 from tests.libraries.steps import needs
 
-FILE = Path(__file__).parent / "truth" / "public.jsonl"
+FILE = Path(__file__).parents[1] / "truth" / "public.jsonl"
 CARDS = ("a100-sxm-80gb", "rtx-3090", "rtx-4090", "rtx-5090")
 # Rates closer than this to each other are not ranked: a run differs from its repeat by as much.
 APART = 1.1

@@ -32,9 +32,9 @@ from search.validation.order import (
     worth,
 )
 from search.validation.reading import read_matrix
-from tests.search.test_validation import record_of
+from tests.search.validation.measurements import record_of
 
-TRUTH = Path(__file__).parent.parent / "truth"
+TRUTH = Path(__file__).parents[2] / "truth"
 FILES = sorted(TRUTH.glob("*.yaml"))
 LARGE = [file for file in FILES if file.stem != "first"]
 

@@ -39,11 +39,11 @@ from search.validation.observe import observe, remaining_observations
 from search.validation.reading import read_matrix_file
 from search.validation.rehearsal import TINY, rehearse
 from search.validation.survey import Seen, carry_out, snapshot_folder, unexplained
-from tests.memory.test_snapshot import record as recorded_history
+from tests.memory.histories import recorded_history
 from tests.search.processes import carrying, remaining
-from tests.search.test_validation import exact_record
+from tests.search.validation.measurements import exact_record
 
-TRUTH = Path(__file__).parents[1] / "truth"
+TRUTH = Path(__file__).parents[2] / "truth"
 FIRST = TRUTH / "first.yaml"
 AMPLE_SECONDS = 300.0
 SMALL = {"image_size": "28", "embed_dim": "16", "depths": "1", "num_heads": "1"}

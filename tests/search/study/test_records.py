@@ -86,10 +86,12 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     before = path.read_bytes()
     script = textwrap.dedent(f"""
         import resource
-        from tests.search.test_records import *
+        from planner.schema import TrainSetting
+        from search.study.records import RecordsNotWrittenError, append_records
+        from tests.search.tables import make_record
         resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) + 200},) * 2)
         try:
-            append_records({str(path)!r}, [record(2)])
+            append_records({str(path)!r}, [make_record(TrainSetting(batch_size=2))])
         except RecordsNotWrittenError as error:
             print("said:", error)
     """)

@@ -1,0 +1,23 @@
+"""Requests of an allocator: `n >= 0` asks for n bytes, `~index` releases request `index`."""
+
+from __future__ import annotations
+
+import random
+
+from planner.units import MIB
+
+
+def random_requests(source: random.Random, count: int) -> list[int]:
+    """Requests of a few recurring sizes in every range, most of them released again."""
+    sizes = [source.randint(1, 2 * MIB) for _ in range(6)]
+    sizes += [source.randint(MIB, 12 * MIB) for _ in range(6)]
+    sizes += [source.randint(10 * MIB, 90 * MIB) for _ in range(5)]
+    requests: list[int] = []
+    held: list[int] = []
+    while len(requests) < count:
+        if held and source.random() < len(held) / 24:
+            requests.append(~held.pop(source.randrange(len(held))))
+        else:
+            held.append(len(requests))
+            requests.append(source.choice(sizes))
+    return requests

@@ -1,0 +1,44 @@
+"""SIGKILL at random instants, and two tuners on one study: nothing lost, nothing doubled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from search.study.records import read_records
+from tests.search.study.tuners import SPACE, check_whole, finish, start, survive
+
+
+def test_a_tuner_killed_at_random_instants_goes_on(tmp_path: Path) -> None:
+    survive(tmp_path, 5)
+
+
+@pytest.mark.long  # Optuna takes a lock of its own that a dead owner holds for 30 s
+def test_a_journal_survives_too(tmp_path: Path) -> None:
+    survive(tmp_path, 2, str(tmp_path / "study.journal"))
+
+
+@pytest.mark.long
+def test_fifty_instants(tmp_path: Path) -> None:
+    """Ten studies, five instants each: one study would soon have nothing left to probe."""
+    for n in range(10):
+        directory = tmp_path / str(n)
+        directory.mkdir()
+        survive(directory, 5)
+
+
+def test_two_tuners_share_the_work(tmp_path: Path) -> None:
+    tuners = [start(tmp_path), start(tmp_path)]
+    said = [finish(t) for t in tuners]
+    check_whole(tmp_path, [])
+    assert all("recommended" in s for s in said)
+    finish(start(tmp_path))
+    assert len(read_records(tmp_path / "probes.jsonl").records) == len(SPACE)
+
+
+def test_a_finished_study_is_not_probed_again(tmp_path: Path) -> None:
+    first = finish(start(tmp_path))
+    before = (tmp_path / "probes.jsonl").read_bytes()
+    assert finish(start(tmp_path)) == first
+    assert (tmp_path / "probes.jsonl").read_bytes() == before

@@ -1,0 +1,41 @@
+"""Records of an invented H200: any, and those of a device that does just what is estimated."""
+
+from __future__ import annotations
+
+from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.schema.record import PhaseBytes
+from search.validation.compare import estimate_of
+
+TINY = SwinConfig(image_size=(28, 28), depths=(1, 1), num_heads=(1, 2), embed_dim=16, num_classes=4)
+H200 = DeviceInfo(kind="cuda", name="NVIDIA H200", total_bytes=150_121_545_728)
+
+
+def record_of(setting: TrainSetting, **found: object) -> MeasurementRecord:
+    return MeasurementRecord.model_validate(
+        {
+            "model": TINY, "setting": setting, "device": H200, "versions": {"torch": "2.11.0"},
+            "date": "2026-11-20T00:00:00+00:00", "status": "measured", **found,
+        }
+    )  # fmt: skip
+
+
+def exact_record(batch_size: int, context: int = 500_000_000) -> MeasurementRecord:
+    """A device that does just what the estimate says, with another context."""
+    setting = TrainSetting(batch_size=batch_size, attention="sdpa")
+    estimate = estimate_of(record_of(setting))
+    assert estimate.throughput is not None
+    workspace = estimate.breakdown["workspace"]
+    live = estimate.live_bytes
+    return record_of(
+        setting,
+        peak_allocated_bytes=estimate.peak_allocated_bytes,
+        peak_reserved_bytes=estimate.peak_reserved_bytes,
+        device_bytes=estimate.peak_reserved_bytes + context,
+        step_seconds=(estimate.throughput.step_seconds * 2,),
+        phases=PhaseBytes(
+            before_step=live["before_step"] + workspace,
+            after_forward=live["after_forward"] + workspace,
+            after_backward=live["after_backward"] + workspace,
+            after_step=live["after_optimizer"] + workspace,
+        ),
+    )
