@@ -37,6 +37,7 @@ from search.study.records import (
 )
 from search.study.storage import StudyError, hidden_password, open_storage, storage_faults
 
+STUDY_NAME = "planner"  # unless another is asked for
 IDENTITY = "planner:identity"
 LEASE_MARGIN_SECONDS = 60.0
 MAX_SAMPLES = 1000  # of step times in the study's copy: a MySQL text column ends at 64 KiB
@@ -381,7 +382,7 @@ def _differences(known: dict[str, Any], ours: dict[str, Any], path: str = "") ->
 
 def make_study(
     storage: str | None, output: Path | None, space: Space, budget_bytes: int | None,
-    name: str,
+    name: str = STUDY_NAME,
 ) -> Study:  # fmt: skip
     """The study of `storage`, or of study.db in `output`. Raises StudyError."""
     records_path = output / "probes.jsonl" if output else None
