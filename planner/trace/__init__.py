@@ -3,7 +3,8 @@
 Needs torch: imported only by what traces a real module.
 """
 
+from planner.trace.faults import BrokenTraceError
 from planner.trace.ledger import trace_estimate
-from planner.trace.run import BrokenTraceError, Trace, trace_training
+from planner.trace.run import Trace, trace_training
 
 __all__ = ["BrokenTraceError", "Trace", "trace_estimate", "trace_training"]

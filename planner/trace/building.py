@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,12 +56,23 @@ def build_module(build: Any, setting: TrainSetting) -> nn.Module:
     return module
 
 
-def make_fake(module: nn.Module, mode: FakeTensorMode) -> None:
-    """Replaces each parameter and buffer by a fake one; a tied one stays tied."""
+def make_fake(
+    module: nn.Module,
+    mode: FakeTensorMode,
+    learn: Callable[[Tensor, Tensor], None] = lambda fake, real: None,
+) -> None:
+    """Replaces each parameter and buffer by a fake one; a tied one stays tied.
+
+    `learn` hears of the values of a buffer of integers or booleans: a table or a counter, which
+    data does not change.
+    """
     for child in module.modules():
         for name, parameter in child._parameters.items():
             if parameter is not None:
                 child._parameters[name] = mode.from_tensor(parameter)  # type: ignore[assignment]
         for name, buffer in child._buffers.items():
             if buffer is not None:
-                child._buffers[name] = mode.from_tensor(buffer)
+                fake = mode.from_tensor(buffer)
+                child._buffers[name] = fake
+                if not buffer.is_floating_point() and not buffer.is_complex():
+                    learn(fake, buffer)

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.errors import UnsupportedError
 from planner.ledger import Allocated, Category, Event, Freed, Marked, Tagged
 from planner.step.attention import backward_scratch
 from planner.trace.costs import cost_of
+from planner.trace.faults import data_read
 from planner.trace.kernels import host_results, run_as_on_cuda
 from planner.trace.paths import ModulePaths
 from planner.trace.sums import GradientSums, InPlaceSums
 from planner.trace.trees import tensors_in
+from planner.trace.values import Values
 
 aten = torch.ops.aten
 _ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
@@ -40,6 +41,7 @@ class Recorder(TorchDispatchMode):
         self.running = ""  # the operation under way; it stays when that raises
         self.optimizing = False  # the optimizer may read values, and 10 is as good as any
         self.scalars_on_host = False  # its `step` and the like, unless fused or capturable
+        self.values = Values()
         self._sums = InPlaceSums() if sums == "in_place" else None
         self._paths = paths
         self._alive: dict[int, tuple[int, Any]] = {}
@@ -69,16 +71,25 @@ class Recorder(TorchDispatchMode):
         if func is aten._local_scalar_dense.default:
             return self._read(args[0])
         scratch = self._note_scratch(func, args, path)
-        result = run_as_on_cuda(func, args, kwargs)
+        result = self._run(func, args, kwargs)
         on_host = self._all_on_host((args, kwargs))
         self.note_host(tensors_in(result) if on_host else host_results(func, result))
         self.note(result, self.running, path)
         self._note_attention_scratch(func, args, path)
+        if not self.optimizing:
+            self.values.follow(func, args, kwargs, result)
         if self._paths is not None and not on_host:
             self._note_work(func, args, kwargs, result, path)
         del scratch
         self.running = ""
         return result
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.Tag.dynamic_output_shape in func.tags:
+            result = self.values.run_known(func, args, kwargs)
+            if result is not None:
+                return result
+        return run_as_on_cuda(func, args, kwargs)
 
     def _note_scratch(self, func: Any, args: tuple[Any, ...], path: str) -> Tensor | None:
         """Counts what CUDA's kernel allocates and a fake one does not; returns what lives until the
@@ -157,14 +168,14 @@ class Recorder(TorchDispatchMode):
         return bool(tensors) and all(t.untyped_storage()._cdata in self._host for t in tensors)
 
     def _read(self, tensor: Tensor) -> float | int | bool:
-        """A fake tensor has no value: only the optimizer's scalars may be anything."""
-        if not self.optimizing:
-            raise UnsupportedError(
-                "the model reads a tensor's value (aten._local_scalar_dense: .item(), float(t), "
-                "'if t:'), and a trace has only shapes.",
-                "Compute that value from shapes or Python numbers, or measure with 'planner tune'.",
-            )
-        return 10.0 if tensor.is_floating_point() else 10
+        """The value of one element. The optimizer's scalars may be anything; elsewhere it must not
+        depend on data."""
+        if self.optimizing:
+            return 10.0 if tensor.is_floating_point() else 10
+        value = self.values.read(tensor)
+        if value is None:
+            raise data_read(".item(), float(t), 'if t:'")
+        return value
 
     def _note_work(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, path: str
@@ -198,9 +209,11 @@ class Recorder(TorchDispatchMode):
 
     def _forget(self, address: int, _: Any) -> None:
         del self._host[address]
+        self.values.release(address)
 
     def _free(self, address: int, _: Any) -> None:
         number, _ = self._alive.pop(address)
+        self.values.release(address)
         self.events.append(Freed(number))
 
 

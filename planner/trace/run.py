@@ -22,6 +22,7 @@ from planner.schema import Model, TrainSetting
 from planner.step.frames import plain_calls
 from planner.trace.building import build_module, make_fake
 from planner.trace.cuda_rules import as_on_cuda
+from planner.trace.faults import BrokenTraceError, quiet_fakes
 from planner.trace.paths import ModulePaths
 from planner.trace.recorder import Recorder
 from planner.trace.sums import GradientSums
@@ -37,22 +38,15 @@ def rounded(num_bytes: int) -> int:
     return -(-num_bytes // ROUNDING) * ROUNDING
 
 
-class BrokenTraceError(RuntimeError):
-    """The step broke on fake tensors: `operation` (an aten overload) raised `__cause__`, or Python
-    code did where it is empty."""
-
-    def __init__(self, operation: str) -> None:
-        super().__init__(f"{operation or 'the training step'} broke on fake tensors")
-        self.operation = operation
-
-
 @dataclass(frozen=True)
 class Trace:
-    """What building a model and training it for `num_steps` optimizer steps allocates and frees."""
+    """What building a model and training it for `num_steps` optimizer steps allocates and frees.
+    `assumptions` are those about values that the step read, in words."""
 
     events: tuple[Event, ...]
     num_parameters: int
     num_steps: int
+    assumptions: tuple[str, ...] = ()
 
     def storages(self) -> list[Allocated | Freed | Marked]:
         """The events without what is computed and what storages are for."""
@@ -125,11 +119,11 @@ def trace_training(
     with unset_fake_temporarily():
         module = build_module(build, setting)
     with plain_calls(), collector_off(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        make_fake(module, mode)
-        num_parameters = sum(p.numel() for p in module.parameters())
         recorder = Recorder(gradient_sums, ModulePaths(module) if detailed else None)
+        make_fake(module, mode, recorder.values.learn)
+        num_parameters = sum(p.numel() for p in module.parameters())
         add_module(recorder, module)
-        with as_on_cuda(), recorder, foreach_as_on_cuda(), scaler_as_on_cuda():
+        with as_on_cuda(), quiet_fakes(), recorder, foreach_as_on_cuda(), scaler_as_on_cuda():
             try:
                 _train(recorder, module, model, setting, num_steps)
             except PlannerError:
@@ -138,7 +132,7 @@ def trace_training(
                 raise BrokenTraceError(recorder.running) from error
         events = tuple(in_steady_order(recorder.events))
         del module
-    return Trace(events, num_parameters, num_steps)
+    return Trace(events, num_parameters, num_steps, tuple(sorted(recorder.values.assumed)))
 
 
 def in_steady_order(events: Iterable[Event]) -> Iterator[Event]:
@@ -162,6 +156,7 @@ def _train(
     num_steps: int,
 ) -> None:
     images, targets = make_batch(model, setting, torch.device("cpu"))
+    recorder.values.forget_values([images, targets])
     recorder.tag([images, targets], "activations")
     training = Training(module, setting, images, targets)
     recorder.tag(training.ema or [], "optimizer_state")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,22 +19,69 @@ from tests.trace.models import (  # noqa: E402
 )
 
 
-def test_a_model_that_reads_values_is_told_so() -> None:
+def line_of(text: str) -> int:
+    return 1 + next(
+        i for i, line in enumerate(Path(__file__).read_text().split("\n")) if text in line
+    )
+
+
+READS = {
+    "images.mean().item()": lambda images: images.mean().item(),
+    "float(images.sum())": lambda images: float(images.sum()),
+    "bool((images > 0).all())": lambda images: bool((images > 0).all()),
+    "images[0, 0, 0].tolist()": lambda images: images[0, 0, 0].tolist()[0],
+    "images.detach().cpu().numpy()": lambda images: images.detach().cpu().numpy()[0, 0, 0, 0],
+    "float(images.max() == -inf)": lambda images: float(images.max() == -float("inf")),
+}
+
+
+@pytest.mark.parametrize("how", READS)
+def test_a_model_that_reads_data_is_told_the_line(how: str) -> None:
     class Reads(Classifier):
         def forward(self, images: Tensor) -> Tensor:
-            return super().forward(images) * images.mean().item()
+            return super().forward(images) * READS[how](images)
 
-    with pytest.raises(UnsupportedError, match="_local_scalar_dense"):
+    with pytest.raises(UnsupportedError, match="reads a tensor's value") as refused:
         trace_estimate(TINY_IMAGES, TrainSetting(batch_size=2), Reads)
+    assert f"test_refusals.py:{line_of(chr(34) + how)}," in str(refused.value)
+    assert "without a prior" in str(refused.value)
 
 
-def test_a_model_that_breaks_names_the_operation() -> None:
+def test_data_written_into_a_constant_is_data() -> None:
+    """Through a view, by a gather, or in place: the constant is known no more, nor its views."""
+
+    class Writes(Classifier):
+        def forward(self, images: Tensor) -> Tensor:
+            counts = torch.zeros(4)
+            first = counts[:2]
+            counts[1:].copy_(images[0, 0, 0, 1:])
+            return super().forward(images) * first.sum().item()
+
+    with pytest.raises(UnsupportedError, match="reads a tensor's value"):
+        trace_estimate(TINY_IMAGES, TrainSetting(batch_size=2), Writes)
+
+
+def test_a_size_that_depends_on_data_is_refused() -> None:
     class Breaks(Classifier):
         def forward(self, images: Tensor) -> Tensor:
             return super().forward(images[images > 0])
 
-    with pytest.raises(PlannerError, match=r"aten\.(nonzero|index)\.\w+ broke on fake tensors"):
+    with pytest.raises(
+        UnsupportedError, match=r"aten\.(nonzero|index) at .*_refusals\.py:\d+ makes a tensor whose"
+    ):
         trace_estimate(TINY_IMAGES, TrainSetting(batch_size=2), Breaks)
+
+
+def test_an_operation_that_refuses_its_input_is_told_without_torchs_own_log(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Mismatched(Classifier):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images.gather(4, images))
+
+    with pytest.raises(PlannerError, match=r"raised \w+ in aten\.gather at .*_refusals\.py:\d+: "):
+        trace_estimate(TINY_IMAGES, TrainSetting(batch_size=2), Mismatched)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_model_that_raises_says_where() -> None:
@@ -40,7 +89,7 @@ def test_a_model_that_raises_says_where() -> None:
         def forward(self, images: Tensor) -> Tensor:
             raise ValueError("no such stage")
 
-    with pytest.raises(PlannerError, match=r"ValueError .*test_refusals\.py:\d+: no such stage"):
+    with pytest.raises(PlannerError, match=r"raised ValueError at .*\.py:\d+: no such stage"):
         trace_estimate(TINY_IMAGES, TrainSetting(batch_size=2), Raises)
 
 

@@ -1,0 +1,94 @@
+"""What stops a trace, in words: the reason, the line of code, and the way out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+import planner
+from planner.errors import PlannerError, UnsupportedError
+from planner.schema import Model
+
+# Frames in these are not what a person would mend.
+_OTHERS = tuple(str(Path(package.__file__ or "").parent) + "/" for package in (torch, planner))
+_PROBED = "'planner tune' can still measure it: it runs the model for real, without a prior."
+_AS_ARRAY = ("numpy() is not supported", "Cannot access data pointer")
+
+
+class BrokenTraceError(RuntimeError):
+    """The step broke on fake tensors: `operation` (an aten overload) raised `__cause__`, or Python
+    code did where it is empty."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"{operation or 'the training step'} broke on fake tensors")
+        self.operation = operation
+
+
+def data_read(how: str, where: str | None = None) -> UnsupportedError:
+    """The model reads values of a tensor, which depend on data. `where` None is here and now."""
+    return UnsupportedError(
+        f"the model reads a tensor's value ({how}) at {where or place_now()}, and that value "
+        "depends on data: a trace has only shapes.",
+        f"Compute it from shapes or Python numbers, if you can. {_PROBED}",
+    )
+
+
+def trace_error(model: Model, broken: BrokenTraceError) -> PlannerError:
+    """What a person is told of a trace that broke."""
+    cause = broken.__cause__
+    where = place(traceback.extract_tb(cause.__traceback__ if cause is not None else None))
+    said = str(cause).strip().partition("\n")[0]
+    operation = ".".join(broken.operation.split(".")[:2])
+    if isinstance(cause, DynamicOutputShapeException | DataDependentOutputException):
+        return UnsupportedError(
+            f"{model.title} cannot be traced: {operation} at {where} makes a tensor whose size "
+            "depends on data, and a trace has only shapes.",
+            f"Use a mask or torch.where instead, if you can. {_PROBED}",
+        )
+    if any(text in said for text in _AS_ARRAY):
+        return data_read(".numpy()", where)
+    if isinstance(cause, UnsupportedOperatorException | NotImplementedError) and operation:
+        return PlannerError(
+            f"{model.title} cannot be traced: {operation} at {where} has no fake kernel: {said}",
+            f"Give it one (torch.library.register_fake). {_PROBED}",
+        )
+    during = f" in {operation}" if operation else ""
+    return PlannerError(
+        f"{model.title} cannot be traced: its step raised {type(cause).__name__}{during} at "
+        f"{where}{f': {said}' if said else '.'}",
+        "If the model takes another input than this step gives it, or returns something else, let "
+        "its factory return a task: the module, its batch and its loss. If real tensors work "
+        f"there, it is a fault of the trace. {_PROBED}",
+    )
+
+
+def place(frames: Iterable[traceback.FrameSummary]) -> str:
+    """`file:line` of the innermost frame outside torch and this package."""
+    outside = [f for f in frames if not f.filename.startswith((*_OTHERS, "<"))]
+    return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else "the training step"
+
+
+def place_now() -> str:
+    """Where the code that runs now was called."""
+    return place(traceback.extract_stack())
+
+
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """torch logs the whole stack when an operation refuses fake tensors; we say it in our words."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

@@ -1,0 +1,188 @@
+"""Values that a step reads and that need no data: a trace goes on, and states what it assumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from planner.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.trace import trace_estimate, trace_training  # noqa: E402
+from planner.trace.values import FINITE, MIDDLE, SMALL  # noqa: E402
+from tests.trace.models import TINY_IMAGES, Classifier  # noqa: E402
+
+SETTING = TrainSetting(batch_size=2, precision="bf16")
+Read = Callable[[Tensor], object]
+
+
+def read_in_forward(read: Read) -> tuple[object, tuple[str, ...]]:
+    """What `read` returns when a forward calls it in a trace, and the assumptions stated."""
+    found: list[object] = []
+
+    class Reads(Classifier):
+        def forward(self, images: Tensor) -> Tensor:
+            found.append(read(images))
+            return super().forward(images)
+
+    trace = trace_training(Reads, TINY_IMAGES, SETTING, num_steps=1)
+    return found[0], trace.assumptions
+
+
+def written(images: Tensor) -> list[list[float]]:
+    mask = images.new_zeros(2, 3)
+    mask[:, 1:] = 1
+    mask.view(-1)[0] += 5
+    return (mask * 2).tolist()
+
+
+CONSTANTS: dict[str, tuple[Read, object]] = {
+    "arange": (lambda images: torch.arange(2, images.shape[1] + 2).tolist(), [2, 3, 4]),
+    "numbers": (lambda images: torch.tensor([3.0, 4.0]).prod().item(), 12.0),
+    "computed": (lambda images: (torch.ones(2, 3).cumsum(1) > 2).sum().item(), 2),
+    "like": (lambda images: torch.full_like(images, 7)[0, 0, 0].tolist(), [7.0] * 4),
+    "written": (written, [[10.0, 2.0, 2.0], [0.0, 2.0, 2.0]]),
+    "chosen": (lambda images: int(torch.linspace(0, 1, 5)[torch.tensor(3)] * 4), 3),
+    "size": (lambda images: (torch.arange(6) > 3).nonzero().shape[0], 2),
+    "masked": (lambda images: torch.arange(6)[torch.arange(6) > 3].tolist(), [4, 5]),
+    # Too large to write down, all elements equal.
+    "large": (lambda images: bool((torch.ones(SMALL + 1) == 1).view(-1, 1).all()), True),
+}
+
+
+@pytest.mark.parametrize("kind", CONSTANTS)
+def test_a_constant_is_read_as_it_is(kind: str) -> None:
+    read, expected = CONSTANTS[kind]
+    assert read_in_forward(read) == (expected, ())
+
+
+def test_a_small_table_among_the_buffers_is_a_constant() -> None:
+    class Table(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("levels", torch.tensor([1, 2, 4]))
+            self.register_buffer("calls", torch.tensor(0))
+            self.read: list[tuple[list[int], int]] = []
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.calls += 1
+            read.append((self.levels.tolist(), int(self.calls)))
+            return super().forward(images)
+
+    read: list[tuple[list[int], int]] = []
+    assert trace_training(Table, TINY_IMAGES, SETTING).assumptions == ()
+    assert read == [([1, 2, 4], 1), ([1, 2, 4], 2)]
+
+
+RANDOM: dict[str, tuple[Read, object]] = {
+    "uniform_": (lambda images: torch.empty(1).uniform_(2.0, 6.0).item(), 4.0),
+    "rand": (lambda images: torch.rand(1).item() < 0.3, False),
+    "randint": (lambda images: int(torch.randint(0, 5, (1,))), 2),
+    "normal_": (lambda images: images.new_empty(()).normal_(3.0, 1.0).item(), 3.0),
+    "which of sizes": (lambda images: int(torch.empty(1).uniform_(0.0, 1.0).item()), 0),
+}
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_a_random_number_has_the_middle_of_its_range(kind: str) -> None:
+    read, expected = RANDOM[kind]
+    assert read_in_forward(read) == (expected, (MIDDLE,))
+
+
+def large(images: Tensor) -> Tensor:
+    return images.repeat(1, 400, 8, 8)  # [2, 1200, 32, 32]
+
+
+CHECKS: dict[str, tuple[Read, bool]] = {
+    "isfinite": (lambda images: bool(torch.isfinite(images).all()), True),
+    "isnan": (lambda images: bool(images.isnan().any()), False),
+    "isinf": (lambda images: bool(torch.isinf(images).any() | images.isnan().any()), False),
+    "itself": (lambda images: bool((images != images).any()), False),
+    "one": (lambda images: bool(torch.isfinite(images.mean())), True),
+    "large": (lambda images: bool(torch.isfinite(large(images)).all()), True),
+    "not": (lambda images: bool((~torch.isfinite(large(images))).any()), False),
+}
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+def test_a_check_finds_all_values_finite(kind: str) -> None:
+    read, expected = CHECKS[kind]
+    assert read_in_forward(read) == (expected, (FINITE,))
+
+
+def test_the_notes_state_what_was_assumed() -> None:
+    class Checked(Classifier):
+        def forward(self, images: Tensor) -> Tensor:
+            if not torch.isfinite(images).all():
+                raise ValueError("not finite")
+            return super().forward(images) * torch.rand(1).item()
+
+    notes = trace_estimate(TINY_IMAGES, SETTING, Checked).notes
+    assert notes[-2:] == (MIDDLE, FINITE)
+
+
+def test_reading_constants_changes_no_event() -> None:
+    """The values are kept beside the tensors: no storage lives a moment longer for them."""
+
+    class Made(Classifier):
+        read = False
+
+        def forward(self, images: Tensor) -> Tensor:
+            scale = torch.arange(1, 5, device=images.device)[None].float()
+            if self.read:
+                assert scale.sum().item() == 10
+            return super().forward(images * scale)
+
+    class Reads(Made):
+        read = True
+
+    without = trace_training(Made, TINY_IMAGES, SETTING).storages()
+    with_sum = trace_training(Reads, TINY_IMAGES, SETTING).storages()
+    sums = [e for e in with_sum if getattr(e, "label", "") == "aten.sum.default"]
+    assert len(with_sum) == len(without) + 2 * len(sums)
+
+
+class Dice(nn.Module):
+    """A loss as monai's DiceCELoss reads its axes: `torch.arange(2, n).tolist()`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(3, 2, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        y = self.head(images).softmax(1)
+        axes = torch.arange(2, y.dim()).tolist()
+        return (2 * (y * y).sum(axes) / y.sum(axes)).repeat(1, 5)
+
+
+def test_a_loss_that_reads_its_axes_traces() -> None:
+    assert trace_estimate(TINY_IMAGES, SETTING, Dice).notes[-1] not in (MIDDLE, FINITE)
+
+
+@pytest.mark.long
+def test_swin_unetr_with_monais_own_dice_loss_traces() -> None:
+    monai = pytest.importorskip("monai")
+    from monai.losses import DiceCELoss
+    from monai.networks.nets import SwinUNETR
+
+    class Segmenter(nn.Module):
+        """Volumes of 64 copies of an image; the loss in place of each logit."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = SwinUNETR(in_channels=3, out_channels=2, feature_size=12)
+            self.criterion = DiceCELoss(to_onehot_y=True, softmax=True)
+
+        def forward(self, images: Tensor) -> Tensor:
+            volumes = images[..., None].expand(-1, -1, -1, -1, 64)
+            labels = (volumes[:, :1] > 0).long()
+            loss = self.criterion(self.net(volumes), labels)
+            return loss.reshape(1, 1).expand(images.shape[0], 10)
+
+    assert monai is not None
+    images = FactoryModel(factory="tests:none", image_size=(64, 64), num_classes=10)
+    ledger = trace_estimate(images, SETTING, Segmenter)
+    assert ledger.num_parameters > 10**6
