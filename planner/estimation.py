@@ -28,7 +28,7 @@ from planner.libraries.limits import graph_limit
 from planner.libraries.registry import find_library
 from planner.memory.allocator_config import AllocatorConfig, environment_allocator
 from planner.memory.profile import Instant, Profile, read_ledger
-from planner.schema import Model, SwinConfig, TrainSetting, parse
+from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
 from planner.step.compiled.modes import (
     BROKEN_RANGE,
     COMPILED_RANGE,
@@ -145,7 +145,7 @@ def choose(
     setting: SettingLike | None,
     gpu: Gpu | None,
     overrides: Mapping[str, Any],
-) -> tuple[SwinConfig, TrainSetting]:
+) -> tuple[SwinConfig, ResolvedSetting]:
     """The architecture and the setting meant, the setting resolved for the model's library."""
     check_fields(overrides)
     of_setting = {k: v for k, v in overrides.items() if k in TrainSetting.model_fields}
@@ -153,14 +153,14 @@ def choose(
     chosen = read_setting(setting, {"precision": default_precision(gpu)})
     chosen = parse(TrainSetting, {**chosen.model_dump(), **of_setting}, "the setting")
     check_precision(gpu, chosen.precision)
-    resolved, chosen = resolve(read_model(model, of_model), chosen)
-    assert isinstance(resolved, SwinConfig)
-    return resolved, chosen
+    config, resolved = resolve(read_model(model, of_model), chosen)
+    assert isinstance(config, SwinConfig)
+    return config, resolved
 
 
 def resolve(
     model: Model, setting: TrainSetting, traced: bool = False
-) -> tuple[Model, TrainSetting]:
+) -> tuple[Model, ResolvedSetting]:
     """The setting as the model's library will run it; a model that is no Swin of ours only for a
     trace.
 
@@ -171,14 +171,12 @@ def resolve(
             limit = graph_limit(setting)
             if limit is not None:
                 raise limit.error()
-            return model, setting
+            return model, ResolvedSetting(setting)
         raise UsageError(
             f"{model.title} is no Swin of the planner's, and only a trace can estimate it.",
             "Add --trace, which runs it on fake tensors, or probe it with 'planner tune'.",
         )
-    spec = find_library(model.library)
-    spec.check(model)
-    return model, spec.resolve_setting(model, setting)
+    return model, find_library(model.library).resolve(model, setting)
 
 
 def default_precision(gpu: Gpu | None) -> str:

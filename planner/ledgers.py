@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from planner.affine import Recorder
 from planner.ledger import Ledger
 from planner.libraries.registry import find_library
-from planner.schema import SwinConfig, TrainSetting
+from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.step.compiled.modes import is_one_graph, shares_a_ledger
 from planner.step.training import BuildOnShapes, record_training
 
@@ -21,7 +21,7 @@ RECORDED_MICRO_BATCHES = 2
 _RECORDERS: dict[tuple[SwinConfig, TrainSetting], Recorder | CompiledRecorder] = {}
 
 
-def step_ledger(config: SwinConfig, setting: TrainSetting) -> Ledger:
+def step_ledger(config: SwinConfig, setting: ResolvedSetting) -> Ledger:
     """The events of building the model and of its first two optimizer steps.
 
     Kept per model and setting: other batch sizes are read from two recordings. At most

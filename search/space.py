@@ -10,7 +10,7 @@ from itertools import pairwise, product
 
 from planner.errors import UnsupportedError, UsageError, unknown_name
 from planner.hardware.precisions import device_precisions
-from planner.libraries.limits import Limit, limit_of
+from planner.libraries.limits import SettingFault, limit_of
 from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting
 from planner.schema.setting import COMPILE_MODES, PRECISIONS
@@ -120,14 +120,14 @@ def _runnable(model: Model, settings: Sequence[TrainSetting]) -> Space:
     return replace(space_of(found), left_out=_in_order(_left_out(refused)))
 
 
-def _limit(model: Model, setting: TrainSetting) -> Limit | None:
+def _limit(model: Model, setting: TrainSetting) -> SettingFault | None:
     attention: str = setting.attention
     if attention == "library" and isinstance(model, SwinConfig):
         attention = find_library(model.library).default_attention(model)
     return limit_of(model, setting, attention)
 
 
-def _left_out(refused: Sequence[Limit]) -> Iterator[str]:
+def _left_out(refused: Sequence[SettingFault]) -> Iterator[str]:
     for limit in refused:
         count = sum(other.law == limit.law for other in refused)
         yield f"{limit.law}: {count} settings are left out."
@@ -180,13 +180,13 @@ def _check_base(model: Model, base: TrainSetting) -> None:
         plain = {
             "batch_size": 1, "compile": "off", "checkpointing": "none", "attention": "library",
         }  # fmt: skip
-        find_library(model.library).resolve_setting(model, parse_setting(base, plain))
+        find_library(model.library).resolve(model, parse_setting(base, plain))
 
 
 def _check_library(model: Model, axis: str, value: str) -> None:
     """Raises UnsupportedError for what the model's library does not have."""
     if isinstance(model, SwinConfig):
-        find_library(model.library).resolve_setting(
+        find_library(model.library).resolve(
             model, parse_setting(TrainSetting(batch_size=1), {axis: value})
         )
     elif value not in ("none", "library"):

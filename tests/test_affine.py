@@ -11,10 +11,10 @@ from planner.affine import AffineLedger, NotAffineError, Recorder, in_canonical_
 from planner.errors import UnsupportedError
 from planner.estimation import choose
 from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
-from planner.libraries.registry import find_library
 from planner.schema import FactoryModel
 from planner.step.training import record_training
 from planner.trace import trace_estimate
+from tests.building import on_shapes
 
 SMALL = {"image_size": (56, 56), "depths": (2, 2), "num_heads": (1, 2), "embed_dim": 32}
 SWINS = {
@@ -35,7 +35,7 @@ SWINS = {
 def recorder_of(case: str) -> Recorder:
     model, of_model, of_setting = SWINS[case]
     config, setting = choose(model, TrainSetting(**of_setting), None, of_model)
-    build = find_library(config.library).on_shapes(config, setting)
+    build = on_shapes(config, setting)
 
     def record(batch_size: int) -> Ledger:
         return record_training(build, config, setting.model_copy(update={"batch_size": batch_size}))

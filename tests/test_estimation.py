@@ -19,9 +19,9 @@ from planner.affine import Recorder
 from planner.errors import UnsupportedError, UsageError
 from planner.estimation import Estimate, judge
 from planner.ledgers import step_ledger
-from planner.libraries.registry import find_library
 from planner.step.training import record_training
 from planner.units import MIB
+from tests.building import on_shapes
 
 TINY = SwinConfig(
     image_size=(56, 56), depths=(2, 2), num_heads=(1, 2), embed_dim=32, num_classes=10
@@ -89,7 +89,7 @@ def test_a_batch_read_from_two_recordings_is_the_batch_recorded(
 ) -> None:
     model = TINY.model_copy(update={"version": version})
     setting = TrainSetting(attention=attention)
-    build = find_library("native").on_shapes(model, setting)
+    build = on_shapes(model, setting)
 
     def record(batch_size: int):  # type: ignore[no-untyped-def]
         return record_training(build, model, setting.model_copy(update={"batch_size": batch_size}))
@@ -107,7 +107,7 @@ def test_recording_leaves_nothing_to_the_cyclic_collector() -> None:
     try:
         for checkpointing in ("none", "blocks"):
             setting = TrainSetting(batch_size=3, checkpointing=checkpointing, attention="eager")
-            record_training(find_library("native").on_shapes(TINY, setting), TINY, setting)
+            record_training(on_shapes(TINY, setting), TINY, setting)
         assert gc.collect() == 0
     finally:
         gc.enable()

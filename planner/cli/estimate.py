@@ -26,10 +26,10 @@ from planner.memory.allocator_config import (
     environment_allocator,
     parse_allocator_config,
 )
-from planner.schema import Model, SwinConfig, TrainSetting
+from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.units import format_bytes, parse_bytes
 
-Rows = list[tuple[Model, TrainSetting]]
+Rows = list[tuple[Model, ResolvedSetting]]
 
 
 @click.command()
@@ -141,7 +141,7 @@ def _print_estimates(
     _draw(ledgers, found, given)
 
 
-def _ledger(model: Model, setting: TrainSetting, traced: bool) -> Ledger:
+def _ledger(model: Model, setting: ResolvedSetting, traced: bool) -> Ledger:
     if not traced:
         assert isinstance(model, SwinConfig)
         return step_ledger(model, setting)

@@ -24,4 +24,5 @@ def build_for(model: Model, setting: TrainSetting) -> Build:
         return load_factory(model.factory)
     if isinstance(model, NamedModel):
         return partial(build_named, model)
-    return partial(find_library(model.library).build, model, setting)
+    spec = find_library(model.library)
+    return partial(spec.build, model, spec.resolve(model, setting))

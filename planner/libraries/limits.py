@@ -1,11 +1,11 @@
 """Settings that a library's code takes and a step then breaks on: what cannot run, before it fails.
 
-`LibrarySpec.resolve_setting` refuses them, a search leaves them out, `emit` does not write them.
+`LibrarySpec.resolve` refuses them, a search leaves them out, `emit` does not write them.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from planner.errors import UnsupportedError
 from planner.libraries.maps import feature_maps
@@ -18,18 +18,28 @@ from planner.schema.setting import GRAPH_MODES
 SDPA_WINDOWS = 65_535
 
 
-class Limit(NamedTuple):
-    """What keeps a setting from running: the law, the value that breaks it, the way out."""
+@dataclass(frozen=True)
+class SettingFault:
+    """What keeps a setting from running: the law, the value that breaks it, the way out.
+
+    `instead` is a value of `field` that runs, where one other value is enough.
+    """
 
     law: str
     value: str
     way_out: str
+    field: str = ""
+    instead: str = ""
+
+    @property
+    def message(self) -> str:
+        return f"{self.law}: {self.value}"
 
     def error(self) -> UnsupportedError:
-        return UnsupportedError(f"{self.law}: {self.value}.", self.way_out)
+        return UnsupportedError(f"{self.message}.", self.way_out)
 
 
-def limit_of(model: Model, setting: TrainSetting, attention: str) -> Limit | None:
+def limit_of(model: Model, setting: TrainSetting, attention: str) -> SettingFault | None:
     """What keeps `setting` from running with `attention`, which the library resolved."""
     found = graph_limit(setting)
     if found is None and attention == "sdpa" and isinstance(model, SwinConfig):
@@ -37,7 +47,7 @@ def limit_of(model: Model, setting: TrainSetting, attention: str) -> Limit | Non
     return found
 
 
-def graph_limit(setting: TrainSetting) -> Limit | None:
+def graph_limit(setting: TrainSetting) -> SettingFault | None:
     """CUDA graphs write gradients into their own pool, where the next replay of forward overwrites
     them: torch raises "accessing tensor output of CUDAGraphs that has been overwritten" (issue
     169545 of pytorch/pytorch; torch 2.9 to 2.13, torch/_inductor/cudagraph_trees.py)."""
@@ -50,21 +60,21 @@ def graph_limit(setting: TrainSetting) -> Limit | None:
     else:
         return None
     way_out = "accumulate 1" if setting.accumulate > 1 else "zero_grad_to_none true"
-    return Limit(
+    return SettingFault(
         "CUDA graphs overwrite gradients that are kept for another backward",
         f"compile is {setting.compile}, and {kept}",
         f"Choose compile default or max-autotune-no-cudagraphs, or {way_out}.",
     )
 
 
-def window_limit(model: SwinConfig, setting: TrainSetting) -> Limit | None:
+def window_limit(model: SwinConfig, setting: TrainSetting) -> SettingFault | None:
     """`setting` runs with sdpa: its windows must go into one launch."""
     largest = largest_sdpa_batch(model, setting)
     if largest is None or setting.batch_size <= largest:
         return None
     per_image = windows_per_image(model, setting)
     smaller = f"batch_size {largest} or less (and accumulate for a larger step), or "
-    return Limit(
+    return SettingFault(
         f"sdpa's CUDA kernel takes at most {SDPA_WINDOWS:,} windows when their position bias is "
         "trained",
         f"batch_size {setting.batch_size} makes {setting.batch_size * per_image:,} "

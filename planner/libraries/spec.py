@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from planner.errors import PlannerError, UnsupportedError
+from planner.errors import PlannerError, UnsupportedError, alternatives
 from planner.libraries.drift import drift_notes, package_folder
-from planner.libraries.limits import limit_of
+from planner.libraries.limits import SettingFault, limit_of
 from planner.libraries.trainable import FrozenNames, Trainable, stem_and_layers
-from planner.schema import Library, SwinConfig, TrainSetting
+from planner.schema import Library, ResolvedSetting, SwinConfig, TrainSetting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from planner.step.tensor import Device
 
     BuildOnShapes = Callable[[Device], Module]
+    MakeModule = Callable[[SwinConfig, ResolvedSetting], nn.Module]
+    MakeOnShapes = Callable[[Device, SwinConfig, ResolvedSetting], Module]
 
 Attention = Literal["eager", "sdpa"]
 
@@ -42,6 +43,8 @@ class LibrarySpec:
 
     `attentions` gives what it can compute attention with, its own default on CUDA first;
     `checkpointings` what can be checkpointed, by the library or by wrapping its modules;
+    `make_module` builds its real module and `make_on_shapes` the same on shapes (both import what
+    they need when they are called);
     `faults` what keeps this library from building a configuration, one line each. `tagged` are
     names that are understood but not listed; `refused` maps a pattern of names to why not.
     `frozen_names` gives what freezing so many stages freezes; `takes_adapters` whether attention
@@ -54,6 +57,8 @@ class LibrarySpec:
     published: Mapping[str, SwinConfig]
     attentions: Callable[[SwinConfig], tuple[Attention, ...]]
     checkpointings: Callable[[SwinConfig], tuple[str, ...]]
+    make_module: MakeModule
+    make_on_shapes: MakeOnShapes
     faults: Callable[[SwinConfig], list[str]] = _no_faults
     tagged: Mapping[str, SwinConfig] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -86,58 +91,61 @@ class LibrarySpec:
             lines = "\n".join(f"  {fault}" for fault in faults)
             raise UnsupportedError(
                 f"{self.title} cannot build {config.title}:\n{lines}",
-                "Change these fields, or the library: native refuses least.",
+                "Change these fields, or use native, which accepts most.",
             )
 
-    def resolve_setting(self, config: SwinConfig, setting: TrainSetting) -> TrainSetting:
-        """`setting` with the attention that will run. Raises UnsupportedError."""
+    def resolve(self, config: SwinConfig, setting: TrainSetting) -> ResolvedSetting:
+        """`setting` as this library runs it with `config`. Raises UnsupportedError with every
+        fault: of the configuration, else of the setting."""
+        self.check(config)
         setting.check_optimizer()
-        self._check_trainable(config, setting)
-        attention = self._attention(config, setting.attention)
-        checkpointing = self._checkpointing(config, setting.checkpointing)
-        limit = limit_of(config, setting, attention)
-        if limit is not None:
-            raise limit.error()
-        return setting.model_copy(update={"attention": attention, "checkpointing": checkpointing})
+        faults = self.setting_faults(config, setting)
+        if faults:
+            raise UnsupportedError(
+                "\n".join(f"{fault.message}." for fault in faults),
+                "\n".join(dict.fromkeys(fault.way_out for fault in faults)),
+            )
+        attention = self._attention(config, setting)
+        return ResolvedSetting(setting.model_copy(update={"attention": attention}))
 
-    def build(self, config: SwinConfig, setting: TrainSetting) -> nn.Module:
+    def setting_faults(
+        self, config: SwinConfig, setting: TrainSetting, title: str | None = None
+    ) -> list[SettingFault]:
+        """What of `setting` this library cannot run; `title` is what to call its Swin."""
+        swin = f"{title or self.title}'s Swin version {config.version}"
+        faults = [
+            *self._trainable_faults(config, setting, swin),
+            *self._attention_faults(config, setting, swin),
+            *self._checkpointing_faults(config, setting, swin),
+        ]
+        limit = limit_of(config, setting, self._attention(config, setting))
+        return faults if limit is None else [*faults, limit]
+
+    def build(self, config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
         """The library's real module, freshly initialised, in training mode. Imports torch.
 
-        Raises UnsupportedError, or PlannerError where the library is not installed.
+        Raises PlannerError where the library is not installed.
         """
-        self.check(config)
-        setting = self.resolve_setting(config, setting)
-        module = importlib.import_module(f"planner.libraries.{self.name}.module")
+        assert setting.attention != "library", "a setting is resolved before a module is built"
         try:
-            built: nn.Module = module.build(config, setting)
+            built = self.make_module(config, setting)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing not in EXTRAS:
                 raise
-            extra = self.name if self.name in EXTRAS else missing
-            raise PlannerError(
-                f"{self.title} needs {missing}, which is not installed."
-                if missing != self.name
-                else f"{self.title} is not installed.",
-                f"Install it with: pip install 'planner[{extra}]'",
-            ) from error
+            raise self._not_installed(missing) from error
         if setting.frozen_stages or setting.lora_rank:
             from planner.libraries.adapters import choose_trainable
 
             choose_trainable(built, Trainable.of(setting, self.frozen_names))
         return built.train()
 
-    def on_shapes(self, config: SwinConfig, setting: TrainSetting) -> BuildOnShapes:
-        """How to build the library's Swin on shapes (`planner.step`). Imports no torch.
-
-        Raises UnsupportedError. `setting` is resolved here.
-        """
-        self.check(config)
-        setting = self.resolve_setting(config, setting)
-        shapes = importlib.import_module(f"planner.libraries.{self.name}.shapes")
+    def on_shapes(self, config: SwinConfig, setting: ResolvedSetting) -> BuildOnShapes:
+        """How to build the library's Swin on shapes (`planner.step`). Imports no torch."""
+        assert setting.attention != "library", "a setting is resolved before a module is built"
 
         def build(device: Device) -> Module:
-            module: Module = shapes.build_on_shapes(device, config, setting)
+            module = self.make_on_shapes(device, config, setting)
             if setting.frozen_stages or setting.lora_rank:
                 from planner.libraries.adapters_on_shapes import choose_trainable
 
@@ -146,55 +154,77 @@ class LibrarySpec:
 
         return build
 
-    def _check_trainable(self, config: SwinConfig, setting: TrainSetting) -> None:
+    def _not_installed(self, missing: str) -> PlannerError:
+        extra = self.name if self.name in EXTRAS else missing
+        return PlannerError(
+            f"{self.title} needs {missing}, which is not installed."
+            if missing != self.name
+            else f"{self.title} is not installed.",
+            f"Install it with: pip install 'planner[{extra}]'",
+        )
+
+    def _attention(self, config: SwinConfig, setting: TrainSetting) -> str:
+        wanted = setting.attention
+        return self.default_attention(config) if wanted == "library" else wanted
+
+    def _trainable_faults(
+        self, config: SwinConfig, setting: TrainSetting, swin: str
+    ) -> Iterator[SettingFault]:
         if setting.frozen_stages > config.num_stages:
-            raise UnsupportedError(
-                f"frozen_stages is {setting.frozen_stages}, and the model has "
-                f"{config.num_stages} stages.",
+            yield SettingFault(
+                f"the model has {config.num_stages} stages",
+                f"frozen_stages is {setting.frozen_stages}",
                 f"Freeze at most {config.num_stages}, which leaves the classifier to train.",
             )
         if setting.lora_rank and not self.takes_adapters(config):
-            raise UnsupportedError(
-                f"{self.title}'s attention does not call its linear layers in Swin version "
-                f"{config.version}, so adapters (lora_rank={setting.lora_rank}) would not run.",
+            yield SettingFault(
+                f"{swin} has an attention that does not call its linear layers, so adapters would "
+                "not run",
+                f"lora_rank is {setting.lora_rank}",
                 "Use transformers, or version 1 of native, timm or microsoft.",
             )
         partly = "frozen_stages" if setting.frozen_stages else "lora_rank"
-        if setting.checkpointing in self.reentrant and (setting.frozen_stages or setting.lora_rank):
-            raise UnsupportedError(
-                f"{self.title} checkpoints {setting.checkpointing} with PyTorch's reentrant kind, "
-                f"which gives no gradients where its input wants none ({partly}).",
+        if setting.checkpointing in self.reentrant and getattr(setting, partly):
+            yield SettingFault(
+                f"{swin} checkpoints {setting.checkpointing} with PyTorch's reentrant kind, "
+                "which computes no gradients where its input needs none",
+                f"{partly} is {getattr(setting, partly)}",
                 "Choose checkpointing none or stages.",
             )
 
-    def _attention(self, config: SwinConfig, wanted: str) -> Attention:
-        if wanted == "library":
-            return self.default_attention(config)
-        for attention in self.attentions(config):
-            if attention == wanted:
-                return attention
-        known = ", ".join(self.attentions(config))
-        raise UnsupportedError(
-            f"{self.title} has no {wanted} attention for Swin version {config.version}.",
-            f"Choose --attention {known}, or native, which has both.",
-        )
+    def _attention_faults(
+        self, config: SwinConfig, setting: TrainSetting, swin: str
+    ) -> Iterator[SettingFault]:
+        known = self.attentions(config)
+        if setting.attention != "library" and setting.attention not in known:
+            yield SettingFault(
+                f"{swin} computes attention only by {alternatives(known)}",
+                f"attention is {setting.attention}",
+                f"Choose --attention {alternatives(known)}, or native, which has both.",
+                field="attention",
+                instead=known[0],
+            )
 
-    def _checkpointing(self, config: SwinConfig, wanted: str) -> str:
-        kind = wanted.partition(":")[0]
-        if kind not in self.checkpointings(config):
-            raise UnsupportedError(
-                f"{self.title} has no checkpointing {wanted!r} for Swin version {config.version}.",
-                f"Choose one of {', '.join(self.checkpointings(config))}.",
+    def _checkpointing_faults(
+        self, config: SwinConfig, setting: TrainSetting, swin: str
+    ) -> Iterator[SettingFault]:
+        known = self.checkpointings(config)
+        if setting.checkpointing.partition(":")[0] not in known:
+            yield SettingFault(
+                f"{swin} checkpoints {alternatives(known)}",
+                f"checkpointing is {setting.checkpointing}",
+                f"Choose --checkpointing {alternatives(known)}.",
+                field="checkpointing",
+                instead=known[-1],
             )
-        _, _, listed = wanted.partition(":")
-        beyond = [stage for stage in listed.split(",") if stage and int(stage) >= config.num_stages]
-        if beyond:
-            raise UnsupportedError(
-                f"checkpointing {wanted!r} names stage {beyond[0]}, and the model has "
-                f"{config.num_stages} stages, counted from 0.",
+        if max(setting.checkpointed_stages or (0,)) >= config.num_stages:
+            yield SettingFault(
+                f"the model has {config.num_stages} stages, counted from 0",
+                f"checkpointing is {setting.checkpointing}",
                 "Name stages that exist, or all of them with --checkpointing stages.",
+                field="checkpointing",
+                instead="stages",
             )
-        return wanted
 
 
 EXTRAS = ("timm", "torchvision", "transformers")  # of our own package, each named as its library

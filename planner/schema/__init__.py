@@ -7,7 +7,7 @@ from planner.schema.record import (
     MeasurementRecord,
     ProbeStatus,
 )
-from planner.schema.setting import TrainSetting
+from planner.schema.setting import ResolvedSetting, TrainSetting
 from planner.schema.validation import parse
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Model",
     "NamedModel",
     "ProbeStatus",
+    "ResolvedSetting",
     "SwinConfig",
     "TrainSetting",
     "parse",

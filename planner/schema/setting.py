@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NewType
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -142,3 +142,8 @@ class TrainSetting(BaseModel):
         """The fields, and their values here, in which this setting is not `other`."""
         mine, theirs = self.model_dump(), other.model_dump()
         return {field: value for field, value in mine.items() if value != theirs[field]}
+
+
+ResolvedSetting = NewType("ResolvedSetting", TrainSetting)
+"""A setting as a model's library will run it: its attention named, its faults looked for. Made by
+`LibrarySpec.resolve`, or by `estimation.resolve` for a model of any kind, and by nobody else."""

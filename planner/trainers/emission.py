@@ -14,8 +14,8 @@ from planner.memory.allocator_config import RECORDED_AS
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
 from planner.schema.result import RESULT_FORMAT, Recommendation
 from planner.trainers.comments import one_line
-from planner.trainers.counterpart import as_library, setting_faults
 from planner.trainers.plan import Emitted, Plan, Trainer, refuse
+from planner.trainers.ported_model import port_model, setting_refusals
 from planner.trainers.registry import TARGETS, find_trainer
 from planner.units import format_bytes
 
@@ -53,7 +53,7 @@ def emit(
 
     `result` is a Recommendation, its JSON as a mapping, or the path of `recommendation.json` or of
     the directory that holds it. `changes` are fields of TrainSetting to set otherwise than probed.
-    A trainer of another library than the one probed trains that library's counterpart of the
+    A trainer of another library than the one probed trains that library's version of the
     model: it is estimated anew (`estimator`), and the file says that it was not measured; so is a
     setting that trains under DDP. `output` is where you will write the file, for its launch line.
 
@@ -157,11 +157,11 @@ def _write(
     estimator: Estimator | None,
 ) -> Emitted:
     title, library = trainer.title, trainer.library
-    trained = as_library(plan.model, library, title) if library else plan.model
+    trained = port_model(plan.model, library, title) if library else plan.model
     moved = trained is not plan.model
     if device is not None:
         check_device_precision(device, plan.setting.precision)
-    faults = setting_faults(trained, plan.setting, trainer.models)
+    faults = setting_refusals(trained, plan.setting, trainer.models)
     planned = replace(plan, model=trained)
     refuse(title, [*faults, *trainer.refusals(planned)])
     ddp = plan.setting.world_size > 1 or trainer.always_ddp

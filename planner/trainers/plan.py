@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def swin(self) -> SwinConfig:
-        """The model of a trainer that builds it by itself (`as_library` has refused factories)."""
+        """The model of a trainer that builds it by itself (`port_model` has refused factories)."""
         assert isinstance(self.model, SwinConfig)
         return self.model
 

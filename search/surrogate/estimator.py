@@ -9,6 +9,7 @@ from planner.errors import UnsupportedError
 from planner.estimation import Estimate, Throughput, choose, judge
 from planner.hardware import Gpu, recognise_gpu
 from planner.ledgers import step_ledger
+from planner.libraries.registry import find_library
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
@@ -135,7 +136,8 @@ class DeviceEstimator:
             assert self.rates is not None
             recorded = self.shared_setting(at).model_copy(update={"optimizer": at.optimizer})
             if (model, recorded) not in self._operations:
-                ledger = step_ledger(model, recorded)
+                resolved = find_library(model.library).resolve(model, recorded)
+                ledger = step_ledger(model, resolved)
                 self._operations[model, recorded] = list(ledger.operations())
             operations = self._operations[model, recorded]
             self._steps[model, at] = predict_step(operations, self.rates, at)

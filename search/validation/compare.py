@@ -11,6 +11,7 @@ from planner.errors import PlannerError
 from planner.estimation import Estimate, judge
 from planner.hardware import Gpu, recognise_gpu
 from planner.ledgers import step_ledger
+from planner.libraries.registry import find_library
 from planner.memory.allocator_config import recorded_allocator
 from planner.schema import MeasurementRecord, SwinConfig
 from planner.schema.setting import GRAPH_MODES
@@ -91,7 +92,8 @@ def estimate_of(record: MeasurementRecord) -> Estimate:
     """What the planner says of a record's model and setting on the record's device, with the
     allocator's options that it ran with."""
     assert isinstance(record.model, SwinConfig)
-    ledger = step_ledger(record.model, record.setting)
+    setting = find_library(record.model.library).resolve(record.model, record.setting)
+    ledger = step_ledger(record.model, setting)
     allocator = recorded_allocator(record.versions)
     return judge(record.model, record.setting, ledger, gpu_of(record), allocator=allocator)
 

@@ -128,7 +128,7 @@ def _rows(group: Group) -> list[Row]:
             setting = parse(TrainSetting, fields, f"group {group.name!r}")
             if isinstance(model, SwinConfig):
                 try:
-                    setting = find_library(model.library).resolve_setting(model, setting)
+                    setting = find_library(model.library).resolve(model, setting)
                 except UnsupportedError:
                     continue
             rows.append(Row(group.name, model, setting, repeat, group.measure_seconds))

@@ -29,7 +29,7 @@ from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.memory.profile import device_requests, profile
 from planner.memory.replay import replay
-from planner.schema import SwinConfig, TrainSetting, parse
+from planner.schema import ResolvedSetting, SwinConfig, TrainSetting, parse
 from planner.step.training import record_forward
 from planner.throughput.prediction import DeviceRates, Operation, predict_step, rates_for
 from planner.units import GIB, MIB
@@ -80,11 +80,13 @@ class PublishedRow(BaseModel):
     figures: dict[str, float] = Field(default_factory=dict)
 
     @cached_property
-    def resolved(self) -> tuple[SwinConfig, TrainSetting]:
+    def resolved(self) -> tuple[SwinConfig, ResolvedSetting]:
         """The model and the setting as its library runs it."""
         model = resolve_model(self.model, {k: str(v) for k, v in self.overrides.items()})
         asked = parse(TrainSetting, self.setting, self.id)
-        config, setting = resolve(model, _one_image(asked) if self.span == "forward" else asked)
+        # The limit on windows whose position bias is trained is none where nothing is trained.
+        checked = asked.model_copy(update={"batch_size": 1}) if self.span == "forward" else asked
+        config, setting = resolve(model, checked)
         assert isinstance(config, SwinConfig)
         return config, setting.model_copy(update={"batch_size": asked.batch_size})
 
@@ -304,19 +306,13 @@ def _inside(ledger: Ledger, counts: Window) -> list[bool]:
     return inside + [False] * (len(ledger.events) - len(inside))
 
 
-def _one_image(setting: TrainSetting) -> TrainSetting:
-    """What a library checks a forward for: the limit on windows whose position bias is trained is
-    none on those where nothing is."""
-    return setting.model_copy(update={"batch_size": 1})
+_FORWARDS: dict[tuple[SwinConfig, ResolvedSetting], Ledger] = {}
 
 
-_FORWARDS: dict[tuple[SwinConfig, TrainSetting], Ledger] = {}
-
-
-def _forward_ledger(config: SwinConfig, setting: TrainSetting) -> Ledger:
+def _forward_ledger(config: SwinConfig, setting: ResolvedSetting) -> Ledger:
     """Two passes without gradients, in evaluation; kept, since a row asks for it twice."""
     if (config, setting) not in _FORWARDS:
-        build = find_library(config.library).on_shapes(config, _one_image(setting))
+        build = find_library(config.library).on_shapes(config, setting)
         _FORWARDS[config, setting] = record_forward(build, config, setting)
     return _FORWARDS[config, setting]
 

@@ -61,6 +61,6 @@ def _small_row(row: Row) -> Row:
         return row
     model = row.model.model_copy(update=TINY)
     setting = row.setting.model_copy(update={"batch_size": BATCH_SIZE})
-    setting = find_library(model.library).resolve_setting(model, setting)
+    setting = find_library(model.library).resolve(model, setting)
     seconds = max(LEAST_SECONDS, row.measure_seconds * TIME_SHARE)
     return replace(row, model=model, setting=setting, measure_seconds=seconds)

@@ -73,7 +73,7 @@ class Case:
     @property
     def train_setting(self) -> TrainSetting:
         spec = find_library("microsoft")
-        return spec.resolve_setting(self.config, setting_of(self.setting))
+        return spec.resolve(self.config, setting_of(self.setting))
 
     @property
     def title(self) -> str:

@@ -27,7 +27,7 @@ def needs(*packages: str) -> pytest.MarkDecorator:
 def assert_equal_to_trace(config: SwinConfig, setting: TrainSetting) -> None:
     """Event by event with the real module on fake tensors, under CUDA's rules."""
     spec = find_library(config.library)
-    setting = spec.resolve_setting(config, setting)
+    setting = spec.resolve(config, setting)
     on_shapes = spec.on_shapes(config, setting)
     assert_equal_steps(on_shapes, lambda: spec.build(config, setting), config, setting)
 
@@ -41,7 +41,7 @@ def assert_equal_to_cpu(config: SwinConfig, setting: TrainSetting) -> None:
     from tests.cpu_memory import measure_cpu_memory_events
 
     spec = find_library(config.library)
-    setting = spec.resolve_setting(config, setting)
+    setting = spec.resolve(config, setting)
     ledger = record_training(spec.on_shapes(config, setting), config, setting)
     with generator_state_uncounted():
         real = measure_cpu_memory_events(lambda: spec.build(config, setting), config, setting)

@@ -42,7 +42,7 @@ def test_cuda_graphs_beside_kept_gradients_are_refused(mode: str, kept: dict[str
     with pytest.raises(UnsupportedError, match=refusal):
         emit_setting(FACTORY, setting, "pytorch")
     for fine in ({"compile": "max-autotune-no-cudagraphs"}, {"compile": "default"}):
-        find_library("native").resolve_setting(tiny(), setting.model_copy(update=fine))
+        find_library("native").resolve(tiny(), setting.model_copy(update=fine))
 
 
 @pytest.mark.parametrize("model", [SwinConfig(), FACTORY])
@@ -94,22 +94,20 @@ def test_the_largest_batch_with_sdpa_follows_from_the_windows(
     assert windows_per_image(model, setting) == windows
     largest = SDPA_WINDOWS // windows
     assert largest_sdpa_batch(model, setting) == largest
-    spec.resolve_setting(model, setting.model_copy(update={"batch_size": largest}))
+    spec.resolve(model, setting.model_copy(update={"batch_size": largest}))
     over = setting.model_copy(update={"batch_size": largest + 1})
     with pytest.raises(UnsupportedError, match=rf"(?s)65,535.*batch_size {largest} or less"):
-        spec.resolve_setting(model, over)
-    spec.resolve_setting(model, over.model_copy(update={"attention": "eager"}))
-    spec.resolve_setting(model, over.model_copy(update={"lora_rank": 4}))  # no bias is trained
-    spec.resolve_setting(model, over.model_copy(update={"frozen_stages": 4}))
+        spec.resolve(model, over)
+    spec.resolve(model, over.model_copy(update={"attention": "eager"}))
+    spec.resolve(model, over.model_copy(update={"lora_rank": 4}))  # no bias is trained
+    spec.resolve(model, over.model_copy(update={"frozen_stages": 4}))
 
 
 @pytest.mark.parametrize("library", ["native", "timm", "transformers"])
 def test_every_library_refuses_too_many_windows(library: str) -> None:
     model = SwinConfig(library=library)
     with pytest.raises(UnsupportedError, match="65,536"):
-        find_library(library).resolve_setting(
-            model, TrainSetting(batch_size=1024, attention="sdpa")
-        )
+        find_library(library).resolve(model, TrainSetting(batch_size=1024, attention="sdpa"))
     with pytest.raises(UnsupportedError, match="65,536"):
         emit_setting(model, TrainSetting(batch_size=1024, attention="sdpa"), "pytorch")
 

@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 
 from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
-from planner.libraries.registry import find_library
 from planner.step.training import record_training
+from tests.building import on_shapes
 from tests.libraries.microsoft_cases import (
     PUBLISHED_CASES,
     SMALL_CASES,
@@ -37,8 +37,8 @@ def facts() -> dict[str, object]:
 @pytest.mark.parametrize("case", [*SMALL_CASES, *PUBLISHED_CASES], ids=lambda case: case.title)
 def test_recorded_facts(case: Case, facts: dict[str, object]) -> None:
     config, setting = case.config, case.train_setting
-    on_shapes = find_library("microsoft").on_shapes(config, setting)
-    ledger = record_training(on_shapes, config, setting, in_place_sums=False)
+    build = on_shapes(config, setting)
+    ledger = record_training(build, config, setting, in_place_sums=False)
     assert facts_of(ledger.events, ledger.num_parameters) == facts[case.title]
 
 

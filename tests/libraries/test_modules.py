@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from planner.errors import PlannerError, UnsupportedError
 from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
 from planner.libraries.registry import SPECS, find_library
-from planner.schema import SwinConfig, TrainSetting
+from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
+from tests.building import build_real
 
 BUILT = ("native", "timm", "torchvision", "transformers")
 
@@ -49,7 +50,7 @@ def run(module: nn.Module, config: SwinConfig) -> Tensor:
 
 def gradients(config: SwinConfig, how: TrainSetting) -> dict[str, Tensor]:
     torch.manual_seed(1)
-    module = find_library(config.library).build(config, how)
+    module = build_real(config, how)
     assert module.training
     torch.manual_seed(2)
     run(module, config).square().mean().backward()
@@ -58,7 +59,7 @@ def gradients(config: SwinConfig, how: TrainSetting) -> dict[str, Tensor]:
 
 def saved_bytes(config: SwinConfig, how: TrainSetting) -> int:
     """Bytes of distinct storages that autograd keeps between forward and backward."""
-    module = find_library(config.library).build(config, how)
+    module = build_real(config, how)
     own = {p.untyped_storage().data_ptr() for p in module.parameters()}
     kept: dict[int, Tensor] = {}
 
@@ -85,7 +86,7 @@ CHECKPOINTED = [
 @pytest.mark.parametrize("library", BUILT)
 def test_builds_and_runs(library: str, version: int) -> None:
     config = small(library, version)
-    logits = run(find_library(library).build(config, setting()), config)
+    logits = run(build_real(config, setting()), config)
     assert logits.shape == (2, 10)
     assert logits.isfinite().all()
 
@@ -115,17 +116,16 @@ def test_attention_is_what_was_asked_for(library: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", count)
     config = small(library, 1)
-    spec = find_library(library)
     for attention, expected in (("eager", 0), ("sdpa", 4)):
         calls.clear()
-        run(spec.build(config, setting(attention=attention)), config)
+        run(build_real(config, setting(attention=attention)), config)
         assert len(calls) == expected
 
 
 def test_the_librarys_own_attention_is_resolved() -> None:
     """What each does by itself on CUDA."""
     own = {
-        (name, version): spec.resolve_setting(small(name, version), setting()).attention
+        (name, version): spec.resolve(small(name, version), setting()).attention
         for name, spec in SPECS.items()
         for version in (1, 2)
     }
@@ -136,24 +136,39 @@ def test_the_librarys_own_attention_is_resolved() -> None:
 @pytest.mark.parametrize(
     ("library", "version", "fields", "message"),
     [
-        ("timm", 2, {"attention": "sdpa"}, "timm has no sdpa attention for Swin version 2"),
-        ("torchvision", 1, {"attention": "sdpa"}, "torchvision has no sdpa attention"),
-        ("transformers", 2, {"checkpointing": "nested"}, "no checkpointing 'nested' for"),
-        ("native", 1, {"checkpointing": "stages:0,2"}, "names stage 2, and the model has 2"),
+        (
+            "timm",
+            2,
+            {"attention": "sdpa"},
+            "timm's Swin version 2 computes attention only by eager",
+        ),
+        (
+            "torchvision",
+            1,
+            {"attention": "sdpa"},
+            "torchvision's Swin version 1 computes attention only by eager",
+        ),
+        ("transformers", 2, {"checkpointing": "nested"}, "checkpointing is nested"),
+        (
+            "native",
+            1,
+            {"checkpointing": "stages:0,2"},
+            "the model has 2 stages, counted from 0: checkpointing is stages:0,2",
+        ),
     ],
 )
 def test_refuses_what_a_library_cannot_do(
     library: str, version: int, fields: dict[str, object], message: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=message) as caught:
-        find_library(library).resolve_setting(small(library, version), setting(**fields))
+        find_library(library).resolve(small(library, version), setting(**fields))
     assert caught.value.way_out
 
 
 def test_refuses_what_a_library_cannot_build_with_every_fault() -> None:
     config = small("torchvision", 1, in_channels=4, window_size=(4, 2), patch_norm=False)
     with pytest.raises(UnsupportedError) as caught:
-        find_library("torchvision").build(config, setting())
+        build_real(config, setting())
     for fault in ("in_channels: always 3", "patch_norm: always True", "window_size: one number"):
         assert fault in str(caught.value)
 
@@ -167,7 +182,7 @@ def test_transformers_fails_where_it_is_said_to() -> None:
     from planner.libraries.transformers.module import build
 
     with pytest.raises(RuntimeError, match="must match the size"):
-        run(build(config, spec.resolve_setting(config, setting())), config)
+        run(build(config, ResolvedSetting(setting(attention="eager"))), config)
 
 
 def test_a_library_that_is_not_installed_says_how_to_get_it(
@@ -180,7 +195,7 @@ def test_a_library_that_is_not_installed_says_how_to_get_it(
 
     monkeypatch.setattr(module, "build", build)
     with pytest.raises(PlannerError, match=r"pip install 'planner\[timm\]'"):
-        find_library("timm").build(small("timm", 1), setting())
+        build_real(small("timm", 1), setting())
 
 
 AUTHORS_MODULE = """
@@ -212,7 +227,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_microsoft_comes_from_a_checkout(version: int, capsys: pytest.CaptureFixture[str]) -> None:
     config = small("microsoft", version, drop_rate=0.1)
     how = setting(checkpointing="blocks")
-    arguments = find_library("microsoft").build(config, how).arguments
+    arguments = build_real(config, how).arguments
     assert arguments["use_checkpoint"] is True  # type: ignore[index]
     assert arguments["drop_rate"] == 0.1  # type: ignore[index]
     assert ("pretrained_window_sizes" in arguments) == (version == 2)  # type: ignore[operator]
@@ -224,7 +239,7 @@ def test_microsoft_without_a_checkout_says_how_to_get_one(
 ) -> None:
     monkeypatch.delenv(CHECKOUT_VARIABLE, raising=False)
     with pytest.raises(PlannerError, match="git clone"):
-        find_library("microsoft").build(small("microsoft", 1), setting())
+        build_real(small("microsoft", 1), setting())
     monkeypatch.setenv(CHECKOUT_VARIABLE, str(tmp_path))
     with pytest.raises(PlannerError, match=r"models/swin_transformer\.py is not in it"):
-        find_library("microsoft").build(small("microsoft", 1), setting())
+        build_real(small("microsoft", 1), setting())

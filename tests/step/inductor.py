@@ -21,11 +21,11 @@ from torch._inductor.fx_passes.post_grad import post_grad_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
-from planner.libraries.registry import find_library
 from planner.schema import SwinConfig, TrainSetting
 from planner.trace.building import build_module
 from planner.trace.cuda_rules import as_on_cuda
 from planner.training import make_batch
+from tests.building import build_real
 
 
 class _Known(BaseException):
@@ -81,7 +81,7 @@ def inductor_peaks(config: SwinConfig, setting: TrainSetting) -> dict[str, int]:
         partition_fn=partition,
         decompositions=select_decomp_table(),
     )
-    module = build_module(lambda: find_library(config.library).build(config, setting), setting)
+    module = build_module(lambda: build_real(config, setting), setting)
     images, _ = make_batch(config, setting, torch.device("cpu"))
     torch._dynamo.reset()
     precision = setting.autocast_dtype

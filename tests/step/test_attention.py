@@ -6,11 +6,11 @@ import pytest
 
 from planner import TrainSetting, estimate
 from planner.ledger import Allocated, Event, Freed
-from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.schema import SwinConfig
 from planner.step.attention import backward_scratch
 from planner.step.compiled.ledger import CompiledRecorder
+from tests.building import on_shapes
 
 LABEL = "aten._scaled_dot_product_efficient_attention_backward"
 TINY = SwinConfig(
@@ -46,7 +46,7 @@ def requests(events: list[Event], label: str) -> list[tuple[int, int]]:
 
 def test_a_compiled_step_takes_it_within_the_kernel() -> None:
     setting = TrainSetting(batch_size=4, compile="default", attention="sdpa")
-    build = find_library("native").on_shapes(TINY, setting)
+    build = on_shapes(TINY, setting)
     ledger = CompiledRecorder(build, TINY, setting).ledger(4)
     asked = requests(list(ledger.events), LABEL)
     # Four blocks in each of two steps; of the first stage 4 images x 4 windows, 2 heads.

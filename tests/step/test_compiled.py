@@ -30,6 +30,7 @@ from planner.step.compiled.partition import Partition, partition
 from planner.step.compiled.recording import record_graph
 from planner.step.strides import Shape
 from planner.step.training import record_training
+from tests.building import build_real, on_shapes
 from tests.libraries.steps import Changes, name_of, needs
 
 TINY: dict[str, Any] = {
@@ -47,23 +48,23 @@ def tiny(library: str, **changes: Any) -> SwinConfig:
 
 def setting_for(config: SwinConfig, **changes: Any) -> TrainSetting:
     setting = TrainSetting(**{"batch_size": 2, **changes})
-    return find_library(config.library).resolve_setting(config, setting)
+    return find_library(config.library).resolve(config, setting)
 
 
 def graph_of(config: SwinConfig, setting: TrainSetting) -> Graph:
-    build = find_library(config.library).on_shapes(config, setting)
+    build = on_shapes(config, setting)
     images = (setting.batch_size, config.in_channels, *config.image_size)
     dtype = "bfloat16" if setting.precision == "pure-bf16" else "float32"
     return record_graph(build, (images, dtype), setting.autocast_dtype, dtype)[0]
 
 
 def ledger_of(config: SwinConfig, setting: TrainSetting) -> Ledger:
-    build = find_library(config.library).on_shapes(config, setting)
+    build = on_shapes(config, setting)
     return CompiledRecorder(build, config, setting).ledger(setting.batch_size)
 
 
 def eager_ledger_of(config: SwinConfig, setting: TrainSetting) -> Ledger:
-    return record_training(find_library(config.library).on_shapes(config, setting), config, setting)
+    return record_training(on_shapes(config, setting), config, setting)
 
 
 def saved_tensors(parts: Partition) -> Counter[tuple[Shape, str]]:
@@ -78,8 +79,8 @@ def assert_saves_as_torch(config: SwinConfig, setting: TrainSetting) -> None:
     transcribed partitioner chooses the same nodes of the real joint graph."""
     from planner.trace.partition import partition_compiled
 
-    spec = find_library(config.library)
-    real = partition_compiled(lambda: spec.build(config, setting), config, setting)
+    find_library(config.library)
+    real = partition_compiled(lambda: build_real(config, setting), config, setting)
     on_real_graph = partition(real.graph())
     names = [node.name for node in real.joint.graph.nodes]
     chosen = {names[node.index] for node in on_real_graph.saved_intermediates()}
@@ -156,8 +157,7 @@ def test_pure_bf16_saves_wider_statistics_than_on_a_cpu() -> None:
 
     config = tiny("timm")
     setting = setting_for(config, precision="pure-bf16")
-    spec = find_library("timm")
-    real = partition_compiled(lambda: spec.build(config, setting), config, setting).saved_bytes()
+    real = partition_compiled(lambda: build_real(config, setting), config, setting).saved_bytes()
     mine = partition(graph_of(config, setting))
     statistics = sum(
         node.num_bytes
@@ -199,7 +199,7 @@ def test_peaks_are_near_inductors_own_estimate(
 
     config = tiny(library, **{**ONE_STAGE, **model})
     setting = setting_for(config, batch_size=16, **changes)
-    build = find_library(library).on_shapes(config, setting)
+    build = on_shapes(config, setting)
     mine = peak_bytes(CompiledRecorder(build, config, setting).compiled(16))
     real = inductor_peaks(config, setting)
     print(name_of(model), {half: mine[half] / real[half] for half in mine})
@@ -247,7 +247,7 @@ def test_cuts_as_networkx_does(seed: int) -> None:
 def test_graph_at_any_batch_lies_on_the_line(library: str, version: int) -> None:
     config = tiny(library, version=version, drop_path_rate=0.1)
     setting = setting_for(config)
-    build = find_library(library).on_shapes(config, setting)
+    build = on_shapes(config, setting)
     between = CompiledRecorder(build, config, setting).compiled(5)
     recorded = graph_of(config, setting.model_copy(update={"batch_size": 5}))
     parts = partition(recorded)

@@ -30,6 +30,7 @@ from planner.training import Training
 from planner.units import MIB
 from search.space import make_space
 from tests import cpu_memory
+from tests.building import build_real, on_shapes
 from tests.cpu_memory import measure_cpu_memory_events
 from tests.equality import phase_ends
 from tests.libraries.steps import needs
@@ -92,9 +93,9 @@ def test_buckets_are_those_that_ddp_makes_of_the_real_module(
 ) -> None:
     model = SMALL.model_copy(update={"library": library})
     spec = find_library(model.library)
-    setting = spec.resolve_setting(model, DDP.model_copy(update={"checkpointing": checkpointing}))
-    ledger = record_training(spec.on_shapes(model, setting), model, setting)
-    module = spec.build(model, setting)
+    setting = spec.resolve(model, DDP.model_copy(update={"checkpointing": checkpointing}))
+    ledger = record_training(on_shapes(model, setting), model, setting)
+    module = build_real(model, setting)
     wrapped = DistributedDataParallel(module)
     optimizer = torch.optim.SGD(module.parameters(), 1e-3)
     for _ in range(3):
@@ -109,15 +110,14 @@ def test_buckets_are_those_that_ddp_makes_of_the_real_module(
 @pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"frozen_stages": 1}])
 def test_a_step_holds_what_it_does_on_a_cpu(group: None, changes: dict[str, int]) -> None:
     setting = DDP.model_copy(update={"optimizer": "sgd-forloop", **changes})
-    spec = find_library("native")
-    ledger = record_training(spec.on_shapes(SMALL, setting), SMALL, setting)
+    ledger = record_training(on_shapes(SMALL, setting), SMALL, setting)
 
     def wrapped(module: nn.Module, *rest: object) -> Training:
         call = DistributedDataParallel(module)
         return Training(module, *rest, compiled=call)  # type: ignore[arg-type]
 
     with mock.patch.object(cpu_memory, "Training", wrapped):
-        real = measure_cpu_memory_events(lambda: spec.build(SMALL, setting), SMALL, setting)
+        real = measure_cpu_memory_events(lambda: build_real(SMALL, setting), SMALL, setting)
     for mine, theirs in zip(phase_ends(ledger.events), phase_ends(real.events), strict=True):
         assert mine[:2] == theirs[:2]
         # DDP keeps a few numbers on the host, which is here the device.

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from planner.ledger import Ledger
-from planner.libraries.registry import find_library
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.frames import _callers_keep_arguments, plain_calls
 from planner.step.training import record_training
+from tests.building import on_shapes
 
 TINY = SwinConfig(image_size=(56, 56), depths=(2, 2), num_heads=(1, 2), embed_dim=32)
 
@@ -18,7 +18,7 @@ TINY = SwinConfig(image_size=(56, 56), depths=(2, 2), num_heads=(1, 2), embed_di
 def recorded(library: str) -> Ledger:
     model = TINY.model_copy(update={"library": library})
     setting = TrainSetting(batch_size=3, attention="eager")
-    return record_training(find_library(library).on_shapes(model, setting), model, setting)
+    return record_training(on_shapes(model, setting), model, setting)
 
 
 @pytest.fixture

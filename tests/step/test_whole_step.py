@@ -14,11 +14,11 @@ from planner.errors import UnsupportedError
 from planner.estimation import Estimate, estimate
 from planner.ledger import Computed
 from planner.libraries.adapters_on_shapes import named_parameters
-from planner.libraries.registry import find_library
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.autocast import AutocastScope
 from planner.step.nn import Linear
 from planner.step.tensor import Device, empty
+from tests.building import build_real, on_shapes
 from tests.libraries.steps import (
     Changes,
     assert_equal_to_cpu,
@@ -259,16 +259,15 @@ def test_the_same_weights_are_trained(library: str, version: int) -> None:
     if (library, version) in WITH_ADAPTERS:
         settings.append(TrainSetting(frozen_stages=1, lora_rank=2))
     for setting in settings:
-        spec = find_library(library)
-        real = spec.build(config, setting).named_parameters()
-        ours = named_parameters(spec.on_shapes(config, setting)(Device()))
+        real = build_real(config, setting).named_parameters()
+        ours = named_parameters(on_shapes(config, setting)(Device()))
         assert [(name, tuple(p.shape), p.requires_grad) for name, p in real] == [
             (name, p.shape, p.requires_grad) for name, p in ours
         ]
 
 
 def trained(config: SwinConfig, setting: TrainSetting) -> list[str]:
-    module = find_library(config.library).on_shapes(config, setting)(Device())
+    module = on_shapes(config, setting)(Device())
     return [name for name, p in named_parameters(module) if p.requires_grad]
 
 

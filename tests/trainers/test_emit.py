@@ -122,15 +122,20 @@ def test_a_changed_setting_is_estimated_and_called_unmeasured() -> None:
 
 REFUSALS: list[tuple[str, SwinConfig, dict[str, Any], str]] = [
     ("timm", tiny("timm"), {"checkpointing": "stages"}, "blocks or none, not stages"),
-    ("timm", tiny("timm", 2), {"attention": "sdpa"}, "only by eager, not sdpa"),
-    ("pytorch", tiny("torchvision"), {"attention": "sdpa"}, "only by eager, not sdpa"),
+    ("timm", tiny("timm", 2), {"attention": "sdpa"}, "only by eager: attention is sdpa"),
+    ("pytorch", tiny("torchvision"), {"attention": "sdpa"}, "only by eager: attention is sdpa"),
     ("timm", tiny("timm"), {"optimizer": "adafactor"}, "adafactor is timm's own"),
     ("transformers", tiny("timm", window_size=(4, 2)), {}, "window_size"),
     ("transformers", tiny("transformers"), {"ema": True}, "no average of the weights"),
-    ("transformers", tiny("transformers", 2), {"checkpointing": "nested"}, "not nested"),
+    (
+        "transformers",
+        tiny("transformers", 2),
+        {"checkpointing": "nested"},
+        "none, blocks or stages: checkpointing is nested",
+    ),
     ("microsoft", tiny("native"), {"precision": "bf16"}, "fp16 only, not bf16"),
     ("microsoft", tiny("native"), {"compile": "default"}, "does not compile"),
-    ("microsoft", tiny("native"), {"attention": "sdpa"}, "only by eager, not sdpa"),
+    ("microsoft", tiny("native"), {"attention": "sdpa"}, "only by eager: attention is sdpa"),
     ("microsoft", tiny("native"), {"optimizer": "adamw-fused"}, "not adamw-fused"),
     ("microsoft", tiny("native", image_size=(32, 64)), {}, "square images, not 32x64"),
     ("deepspeed", tiny("native"), {"precision": "pure-bf16"}, "no pure bf16"),
@@ -138,7 +143,12 @@ REFUSALS: list[tuple[str, SwinConfig, dict[str, Any], str]] = [
     ("mmengine", tiny("native", mlp_ratio=3.0), {}, "mlp_ratio 4"),
     ("pytorch", tiny("native"), {"frozen_stages": 1}, "cannot freeze stages"),
     ("pytorch", tiny("native"), {"lora_rank": 4}, "has no adapters"),
-    ("pytorch", tiny("native"), {"checkpointing": "stages:5"}, "no stage 5"),
+    (
+        "pytorch",
+        tiny("native"),
+        {"checkpointing": "stages:5"},
+        "stages, counted from 0: checkpointing is stages:5",
+    ),
 ]
 
 
@@ -200,7 +210,7 @@ def test_a_factory_goes_where_any_module_goes() -> None:
     for target in ("timm", "transformers", "microsoft", "mmengine"):
         with pytest.raises(UnsupportedError, match=r"(?s)my\.models:make.*pytorch"):
             emit_setting(model, TrainSetting(batch_size=2), target)
-    with pytest.raises(UnsupportedError, match="its own matter"):
+    with pytest.raises(UnsupportedError, match="cannot be set from outside the factory"):
         emit_setting(model, TrainSetting(checkpointing="blocks"), "pytorch")
 
 

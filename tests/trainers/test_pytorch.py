@@ -16,6 +16,7 @@ from planner.libraries.registry import find_library
 from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
 from planner.trainers.emission import emit_setting
 from planner.training import Training
+from tests.building import build_real
 from tests.trainers.cases import tiny
 
 declare_missing_operators()
@@ -64,7 +65,7 @@ def test_the_script_runs(model: SwinConfig, fields: dict[str, Any], tmp_path: Pa
     assert ended.returncode == 0, ended.stderr
     assert "step 2/2  loss 2." in ended.stdout, ended.stdout
     saved = torch.load(checkpoint)
-    built = find_library(model.library).build(model, TrainSetting(**fields))
+    built = build_real(model, TrainSetting(**fields))
     assert set(saved["model"]) == set(built.state_dict()), "a checkpoint any script can load"
 
 
@@ -188,7 +189,7 @@ def test_its_model_saves_what_the_probed_model_saves(library: str, version: int,
         setting = TrainSetting(checkpointing=kind, attention=attention)
         names: dict[str, Any] = {"__name__": "emitted"}
         exec(compile(emit_setting(model, setting, "pytorch").text, "train.py", "exec"), names)
-        assert saved_bytes(names["build_model"]()) == saved_bytes(spec.build(model, setting))
+        assert saved_bytes(names["build_model"]()) == saved_bytes(build_real(model, setting))
 
 
 def saved_bytes(module: nn.Module) -> int:

@@ -12,6 +12,7 @@ from planner.libraries.timm.names import PUBLISHED
 from planner.schema import SwinConfig, TrainSetting
 from planner.trainers.emission import emit_setting
 from planner.trainers.timm import create_model_arguments
+from tests.building import build_real
 from tests.trainers.cases import FakeEstimator, tiny
 from tests.trainers.keys import TIMM_ARGUMENTS
 
@@ -79,11 +80,10 @@ def test_the_optimizer_is_the_one_that_was_probed(optimizer: str) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_model_is_the_one_that_was_probed(version: int) -> None:
-    from planner.libraries.registry import find_library
 
     model = tiny("timm", version, in_channels=1, window_size=(4, 2), drop_path_rate=0.3)
     made = create_as_train_py_does(values(model))
-    probed = find_library("timm").build(model, TrainSetting())
+    probed = build_real(model, TrainSetting())
     shapes = {name: tuple(weight.shape) for name, weight in probed.named_parameters()}
     assert {name: tuple(weight.shape) for name, weight in made.named_parameters()} == shapes
     assert made.layers[1].blocks[1].drop_path1.drop_prob == pytest.approx(0.3)

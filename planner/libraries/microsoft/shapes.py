@@ -10,7 +10,6 @@ an image, N tokens a window. Without their optional fused window kernel. Version
 from __future__ import annotations
 
 from planner.libraries.blocks import Mlp
-from planner.libraries.wrapping_on_shapes import checkpoint_in_place, chosen_stages
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.matmul import matmul
 from planner.step.nn import (
@@ -44,19 +43,6 @@ from planner.step.views import (
 )
 
 Pair = tuple[int, int]
-
-
-def build_on_shapes(device: Device, config: SwinConfig, setting: TrainSetting) -> Module:
-    """The authors' SwinTransformer or SwinTransformerV2, checkpointed as `module.py` does it."""
-    from planner.libraries.microsoft.shapes_v2 import PatchMergingV2, SwinTransformerBlockV2
-
-    if config.version == 1:
-        model = SwinTransformer(device, config, setting, SwinTransformerBlock, PatchMerging)
-    else:
-        model = SwinTransformer(device, config, setting, SwinTransformerBlockV2, PatchMergingV2)
-    if setting.checkpointing.startswith("stages"):
-        checkpoint_in_place(chosen_stages(model.layers, setting))
-    return model
 
 
 def window_partition(x: Tensor, window_size: int) -> Tensor:

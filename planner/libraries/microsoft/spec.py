@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planner.libraries.maps import feature_maps
 from planner.libraries.microsoft.names import PUBLISHED
@@ -14,7 +15,13 @@ from planner.libraries.spec import (
     no_pretrained_window,
     one_window,
 )
-from planner.schema import SwinConfig
+from planner.schema import ResolvedSetting, SwinConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from planner.step.nn import Module
+    from planner.step.tensor import Device
 
 CHECKOUT_VARIABLE = "SWIN_TRANSFORMER_CHECKOUT"
 
@@ -61,12 +68,26 @@ def _undivided(config: SwinConfig) -> list[str]:
     return faults
 
 
+def _make_module(config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
+    from planner.libraries.microsoft.module import build
+
+    return build(config, setting)
+
+
+def _make_on_shapes(device: Device, config: SwinConfig, setting: ResolvedSetting) -> Module:
+    from planner.libraries.microsoft.on_shapes import build
+
+    return build(device, config, setting)
+
+
 SPEC = LibrarySpec(
     name="microsoft",
     title="microsoft/Swin-Transformer",
     published=PUBLISHED,
     attentions=_attentions,
     checkpointings=at_least_blocks,
+    make_module=_make_module,
+    make_on_shapes=_make_on_shapes,
     faults=_faults,
     reentrant=("blocks",),
     installed=checkout,

@@ -57,11 +57,6 @@ Pair = tuple[int, int]
 CPB_HIDDEN = 512  # version 2: width of the position-bias MLP, as in module.py
 
 
-def build_on_shapes(device: Device, config: SwinConfig, setting: TrainSetting) -> Module:
-    """The model of `config` with the attention and checkpointing of a resolved `setting`."""
-    return SwinTransformer(device, config, setting)
-
-
 class SwinTransformer(Module):
     """Images [B, in_channels, height, width] to logits [B, num_classes]."""
 

@@ -8,7 +8,6 @@ N tokens a window.
 from __future__ import annotations
 
 from planner.libraries.blocks import Mlp, clamped_window, crop, padding
-from planner.libraries.wrapping_on_shapes import checkpoint_in_place, chosen_stages
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.checkpointing import checkpoint
@@ -43,17 +42,6 @@ from planner.step.views import (
 )
 
 Pair = tuple[int, int]
-
-
-def build_on_shapes(device: Device, config: SwinConfig, setting: TrainSetting) -> Module:
-    """timm's SwinTransformer or SwinTransformerV2, checkpointed as `module.py` does it."""
-    from planner.libraries.timm.shapes_v2 import SwinTransformerV2
-
-    kind = SwinTransformer if config.version == 1 else SwinTransformerV2
-    model = kind(device, config, setting)
-    if setting.checkpointing.startswith("stages"):
-        checkpoint_in_place(chosen_stages(model.layers.modules, setting))
-    return model
 
 
 def window_partition(x: Tensor, window: Pair) -> Tensor:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.libraries.blocks import crop, padding
-from planner.libraries.wrapping_on_shapes import checkpoint_in_place, chosen_stages
-from planner.schema import SwinConfig, TrainSetting
+from planner.schema import SwinConfig
 from planner.step.masks import compare, masked_fill
 from planner.step.matmul import linear, matmul
 from planner.step.nn import (
@@ -57,22 +56,6 @@ from planner.step.views import (
 )
 
 Pair = tuple[int, int]
-
-
-def build_on_shapes(device: Device, config: SwinConfig, setting: TrainSetting) -> Module:
-    """torchvision's SwinTransformer of either version, wrapped as `module.py` wraps it."""
-    from planner.libraries.torchvision.shapes_v2 import PatchMergingV2, SwinTransformerBlockV2
-
-    if config.version == 1:
-        model = SwinTransformer(device, config, SwinTransformerBlock, PatchMerging)
-    else:
-        model = SwinTransformer(device, config, SwinTransformerBlockV2, PatchMergingV2)
-    stages = model.stages()
-    if setting.checkpointing == "blocks":
-        checkpoint_in_place(block for stage in stages for block in stage.modules)
-    elif setting.checkpointing != "none":
-        checkpoint_in_place(chosen_stages(stages, setting))
-    return model
 
 
 def patch_merging_pad(x: Tensor) -> Tensor:

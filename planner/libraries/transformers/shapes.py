@@ -8,7 +8,6 @@ image, N tokens a window. Version 2 is in `shapes_v2.py`.
 from __future__ import annotations
 
 from planner.libraries.blocks import crop, padding
-from planner.libraries.wrapping_on_shapes import checkpoint_in_place, chosen_stages
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.masks import compare, masked_fill
@@ -46,29 +45,6 @@ from planner.step.views import (
 
 Pair = tuple[int, int]
 Attended = tuple[Tensor, Tensor | None]
-
-
-def build_on_shapes(device: Device, config: SwinConfig, setting: TrainSetting) -> Module:
-    """SwinForImageClassification or Swinv2ForImageClassification, checkpointed as `module.py` does.
-
-    `nested` is what version 1 does by itself: all stages and, inside them, all layers.
-    """
-    from planner.libraries.transformers.shapes_v2 import Swinv2ForImageClassification, Swinv2Stage
-
-    model: SwinForImageClassification | Swinv2ForImageClassification
-    stages: list[SwinStage] | list[Swinv2Stage]
-    if config.version == 1:
-        model = SwinForImageClassification(device, config, setting)
-        stages = model.swin.encoder.layers
-    else:
-        model = Swinv2ForImageClassification(device, config)
-        stages = model.swinv2.encoder.layers
-    kind = setting.checkpointing.partition(":")[0]
-    if kind in ("stages", "nested"):
-        checkpoint_in_place(chosen_stages(stages, setting))
-    if kind in ("blocks", "nested"):
-        checkpoint_in_place(block for stage in stages for block in stage.blocks)
-    return model
 
 
 class SwinDropPath(Module):

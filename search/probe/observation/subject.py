@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import cached_property
 
 import torch
 
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
-from planner.libraries.trainable import Trainable
-from planner.schema import SwinConfig, TrainSetting
+from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.schema.observation import Observation
 from planner.training import Training, make_batch
 from search.probe.observation.view import NotHereError
@@ -53,15 +51,9 @@ class Subject:
 
     def training(self) -> Training:
         """A fresh one on the device."""
-        library = find_library(self.model.library)
-        module = importlib.import_module(f"planner.libraries.{library.name}.module")
-        built: torch.nn.Module = module.build(self.model, self.setting)
-        if self.setting.frozen_stages or self.setting.lora_rank:
-            from planner.libraries.adapters import choose_trainable
-
-            choose_trainable(built, Trainable.of(self.setting, library.frozen_names))
+        built = find_library(self.model.library).build(self.model, ResolvedSetting(self.setting))
         set_precision(self.request)  # the module's code may have set its own
-        built = built.train().to(self.device)
+        built = built.to(self.device)
         compiled = None
         if self.setting.compile != "off":
             compiled = torch.compile(built, mode=self.setting.compile, dynamic=False)

@@ -219,7 +219,7 @@ def test_what_the_planner_refuses_can_be_seen(name: str) -> None:
     wanted = next(o for o in read_matrix_file(FIRST).observations if o.name == name)
     subject = Subject(wanted, "cpu")
     with pytest.raises(UnsupportedError):
-        find_library("native").resolve_setting(subject.model, subject.setting)
+        find_library("native").resolve(subject.model, subject.setting)
     assert subject.setting.attention == "sdpa"
     small_model = subject.model.model_copy(update=TINY)
     few_images = subject.setting.model_copy(update={"batch_size": 1})
