@@ -15,14 +15,11 @@ from torch.nn import functional as F
 
 from planner.errors import PlannerError, UnsupportedError
 from planner.schema import Model, NamedModel, TrainSetting
+from planner.schema.setting import CLIP_NORM, EMA_DECAY, LABEL_SMOOTHING
 
 # "forward", "backward", "optimizer", "zero_grad" or "validation": the phase that has just ended
 Phase = str
 OnPhase = Callable[[Phase], None]
-
-LABEL_SMOOTHING = 0.1
-EMA_DECAY = 0.9999
-CLIP_NORM = 5.0
 
 
 def make_batch(model: Model, setting: TrainSetting, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -13,14 +13,12 @@ from planner.hardware.precisions import device_precisions
 from planner.libraries.limits import SettingFault, limit_of
 from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting
-from planner.schema.setting import COMPILE_MODES, PRECISIONS
+from planner.schema.setting import COMPILE_MODES, FUSED_FAMILIES, PRECISIONS
 
 AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")
 MAX_BATCH = {"cuda": 4096, "cpu": 256}  # a Swin's step is long saturated at either
 MAX_CHOSEN_STAGES = 2
 MAX_DIVISORS = 24  # of a global batch: more are thinned out, and say nothing new
-
-FUSED_FAMILIES = ("adamw", "adam", "sgd")  # torch 2.9–2.13: those with a fused implementation
 
 
 @dataclass(frozen=True)

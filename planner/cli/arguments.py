@@ -21,6 +21,13 @@ GRID_FIELDS = (
     "batch_size", "accumulate", "precision", "checkpointing", "compile", "attention", "optimizer",
 )  # fmt: skip
 
+MODEL_FLAGS: list[Callable[[Any], Any]] = [
+    click.option("--image-size", metavar="PX", help="As 384 or 256,192 (height, width)."),
+    click.option("--num-classes", metavar="N", help="Classes (the model's own)."),
+    click.option("--drop-path", metavar="RATE", help="Stochastic depth (the model's own rate)."),
+    click.option("--set", "fields", multiple=True, metavar="FIELD=VALUE",
+                 help="Any field of the model or of the setting; may be repeated."),
+]  # fmt: skip
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--batch-size", metavar="N[,N…]", help="Images of one device at a time (64)."),
     click.option("--accumulate", metavar="N[,N…]", help="Micro-batches per optimizer step (1)."),
@@ -33,11 +40,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--attention", metavar="A[,A…]", help="eager or sdpa (the library's own)."),
     click.option("--optimizer", metavar="O[,O…]",
                  help="adamw, adam, sgd, … and -foreach, -fused, -forloop (adamw)."),
-    click.option("--image-size", metavar="PX", help="As 384 or 256,192 (height, width)."),
-    click.option("--num-classes", metavar="N"),
-    click.option("--drop-path", metavar="RATE"),
-    click.option("--set", "fields", multiple=True, metavar="FIELD=VALUE",
-                 help="Any field of the model or of the setting; may be repeated."),
+    *MODEL_FLAGS,
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from planner.cli.arguments import refuse_empty
+from planner.cli.arguments import refuse_empty, split_fields
 from planner.errors import PlannerError, UsageError
 from planner.trainers.registry import TARGETS, find_trainer
 
@@ -42,7 +42,7 @@ def command(
     from planner.trainers.emission import emit
 
     refuse_empty({"result": result, "for": target, "output": output})
-    changed = dict(_change(text) for text in changes)
+    changed = _changes(changes)
     if output is None:
         emitted = emit(result, target, changes=changed)
         click.echo(emitted.text, nl=False)
@@ -62,13 +62,15 @@ def _file(output: Path, target: str) -> Path:
     return output / find_trainer(target).filename if into_directory else output
 
 
-def _change(text: str) -> tuple[str, str]:
-    field, equals, value = text.partition("=")
-    if not equals or not field.strip():
+def _changes(fields: tuple[str, ...]) -> dict[str, str]:
+    """What --set changes in the setting. Raises UsageError."""
+    of_model, of_setting = split_fields(fields)
+    if of_model:
         raise UsageError(
-            f"--set takes FIELD=VALUE, and {text!r} is not.", "Write --set precision=fp16."
+            f"--set {', '.join(of_model)} would make another model than the one that was tuned.",
+            "Change fields of the setting only, or tune that model.",
         )
-    return field.strip(), value.strip()
+    return of_setting
 
 
 def contents_of(emitted: Emitted, file: Path) -> dict[Path, str]:

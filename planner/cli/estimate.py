@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from planner.cli.arguments import model_and_settings, refuse_empty, with_model_options
+from planner.cli.arguments import model_and_settings, refuse_empty, split_fields, with_model_options
 from planner.cli.output import print_json
 from planner.errors import UnsupportedError, UsageError
 from planner.estimation import Estimate, default_precision, judge, resolve
@@ -86,9 +86,7 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
 def _refuse_together(given: dict[str, Any], rank: bool) -> None:
     """Raises UsageError for options that say nothing beside others: none is dropped unsaid."""
     pictures = ("--plot", given["plot"]), ("--timeline", given["timeline"])
-    sized = given["batch_size"] or any(
-        f.partition("=")[0].strip().replace("-", "_") == "batch_size" for f in given["fields"]
-    )
+    sized = given["batch_size"] or "batch_size" in split_fields(given["fields"])[1]
     refused: list[tuple[str, object, str]] = []
     if rank:
         way_out = "name one GPU, or leave it out"

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from planner.cli.arguments import given_fields, split_values
+from planner.cli.arguments import MODEL_FLAGS, given_fields, split_values
 from planner.cli.output import print_json, say
 from planner.errors import UsageError
 from planner.schema import Model, TrainSetting, parse
@@ -50,11 +50,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
                  help="Of off, default, reduce-overhead, max-autotune."),
     click.option("--attention", metavar="A[,A…]", help="Of eager, sdpa."),
     click.option("--optimizer", metavar="O[,O…]", help="As adamw, adamw-fused, sgd."),
-    click.option("--image-size", metavar="PX", help="As 384 or 256,192."),
-    click.option("--num-classes", metavar="N"),
-    click.option("--drop-path", metavar="RATE"),
-    click.option("--set", "fields", multiple=True, metavar="FIELD=VALUE",
-                 help="Any field of the model or of the setting."),
+    *MODEL_FLAGS,
     *search_flags(),
     click.option("--json", "as_json", is_flag=True, help="Print recommendation.json."),
 ]  # fmt: skip

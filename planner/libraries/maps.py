@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from planner.schema import SwinConfig
 
+CPB_HIDDEN = 512  # channels in version 2's MLP of the position bias, in every library
+
 
 def feature_maps(config: SwinConfig) -> list[tuple[int, int]]:
     """(height, width) of each stage's feature map in tokens, odd sides rounded up on halving."""

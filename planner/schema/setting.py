@@ -26,6 +26,10 @@ COMPILE_MODES: tuple[CompileMode, ...] = (
 GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
 OPTIMIZER_FAMILIES = ("adamw", "adam", "sgd", "adafactor", "lion", "rmsprop", "nadam", "radam")
 FUSED_FAMILIES = ("adamw", "adam", "sgd")  # of those above, as torch 2.13 has them
+# What the switches of a setting stand for. Of microsoft/Swin-Transformer @f82860b, config.py:
+CLIP_NORM = 5.0  # TRAIN.CLIP_GRAD
+LABEL_SMOOTHING = 0.1  # MODEL.LABEL_SMOOTHING
+EMA_DECAY = 0.9999  # timm's usual one: the authors keep no average
 # What a probe and every emitted trainer set, whatever the setting. timm's train.py and Microsoft's
 # main.py (microsoft/Swin-Transformer @00f2800) turn it on and have no option against it.
 CUDNN_BENCHMARK = True

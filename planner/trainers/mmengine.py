@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from planner.schema import SwinConfig, TrainSetting
+from planner.schema.setting import EMA_DECAY
 from planner.trainers.launch import launch, tf32_environment, torchrun
 from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, blocks_alone, unsaid, way_out
 from planner.trainers.recipe import (
-    EMA_DECAY,
     EPOCHS,
     FINAL_SHARE,
     WARMUP_EPOCHS,

@@ -9,13 +9,12 @@ from __future__ import annotations
 from string import Template
 
 from planner.schema import TrainSetting
+from planner.schema.setting import EMA_DECAY, LABEL_SMOOTHING
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, unsaid
 from planner.trainers.recipe import (
-    EMA_DECAY,
     EPOCHS,
     FINAL_SHARE,
-    LABEL_SMOOTHING,
     WARMUP_EPOCHS,
     WARMUP_START,
     WORKERS,

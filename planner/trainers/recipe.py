@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.schema import TrainSetting
+from planner.schema.setting import CLIP_NORM, LABEL_SMOOTHING
 
 BASE_LR, BASE_LR_IMAGES = 5e-4, 512
 """TRAIN.BASE_LR for AdamW; main.py multiplies it by batch × world × accumulation / 512."""
 
 ADAMW_WEIGHT_DECAY = 0.05  # TRAIN.WEIGHT_DECAY
-CLIP_NORM = 5.0  # TRAIN.CLIP_GRAD; `planner.training` uses it too
-LABEL_SMOOTHING = 0.1  # MODEL.LABEL_SMOOTHING
-EMA_DECAY = 0.9999  # as `planner.training`
 MIXUP, CUTMIX = 0.8, 1.0  # AUG.MIXUP and AUG.CUTMIX
 EPOCHS, WARMUP_EPOCHS = 300, 20  # TRAIN.EPOCHS and TRAIN.WARMUP_EPOCHS
 WARMUP_START = 1e-3  # TRAIN.WARMUP_LR / TRAIN.BASE_LR: 5e-7 / 5e-4

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from planner.schema import TrainSetting
+from planner.schema.setting import LABEL_SMOOTHING
 from planner.trainers.recipe import (
     CUTMIX,
     EPOCHS,
     FINAL_SHARE,
-    LABEL_SMOOTHING,
     MIXUP,
     WARMUP_EPOCHS,
     WARMUP_START,

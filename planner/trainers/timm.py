@@ -15,10 +15,10 @@ import yaml
 
 from planner.libraries.timm.names import PUBLISHED
 from planner.schema import SwinConfig, TrainSetting
+from planner.schema.setting import EMA_DECAY
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, blocks_alone, unsaid, way_out
 from planner.trainers.recipe import (
-    EMA_DECAY,
     EPOCHS,
     FINAL_SHARE,
     WARMUP_EPOCHS,

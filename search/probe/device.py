@@ -30,10 +30,10 @@ from planner.hardware.processor import cpu_name
 from planner.memory.allocator_config import RECORDED_AS, environment_options
 from planner.schema import DeviceInfo
 from planner.schema.setting import CUDNN_BENCHMARK
+from planner.units import KIB
 from search.probe import nvml
 from search.probe.accounting import agree
 
-KIB = 1024
 # Packages whose versions decide what a probe measures.
 _PACKAGES = ("torch", "triton", "timm", "torchvision", "transformers")
 

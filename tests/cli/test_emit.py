@@ -56,6 +56,8 @@ def test_set_changes_a_field(result: Path, capsys: pytest.CaptureFixture[str]) -
         (["--for", "tim"], 2, "unknown trainer 'tim'. Did you mean 'timm'"),
         (["--for", "timm", "--set", "accumulate"], 2, "--set takes FIELD=VALUE"),
         (["--for", "timm", "--set", "accumulate=x"], 2, "accumulate:"),
+        (["--for", "timm", "--set", "embed_dim=64"], 2, "would make another model"),
+        (["--for", "timm", "--set", "no-such=1"], 2, "no such field"),
         ([], 2, "--for"),
         (["--for", ""], 2, "--for has no value"),
         (["--for", "timm", "--output", ""], 2, "--output has no value"),

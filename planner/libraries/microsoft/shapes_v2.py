@@ -6,6 +6,7 @@ Shapes and legend as in `shapes.py`.
 
 from __future__ import annotations
 
+from planner.libraries.maps import CPB_HIDDEN
 from planner.libraries.microsoft.shapes import (
     Pair,
     PatchMerging,
@@ -31,8 +32,6 @@ from planner.step.views import (
     unsqueeze,
     view,
 )
-
-CPB_HIDDEN = 512  # channels inside the MLP of the continuous position bias (the authors' constant)
 
 
 class WindowAttentionV2(Module):

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from planner.errors import PlannerError, UnsupportedError
+from planner.libraries.maps import CPB_HIDDEN
 from planner.schema import SwinConfig, TrainSetting
 
 Side = tuple[int, int]  # (height, width), in tokens
@@ -36,7 +37,6 @@ PadOrder = Literal["before-shift", "after-shift"]
 
 MASKED = -100.0  # added to the score of two tokens that are no neighbours, as in every Swin
 MAX_LOGIT_SCALE = math.log(100.0)  # version 2: the temperature's ceiling, arXiv 2111.09883 §3.2
-CPB_HIDDEN = 512  # version 2: width of the position-bias MLP, the authors' configuration
 BIAS_CEILING = 16.0  # version 2: the position bias is 16 × sigmoid, the authors' configuration
 
 

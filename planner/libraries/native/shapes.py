@@ -7,6 +7,7 @@ of one window, h heads, d channels of one head; G groups of S windows side by si
 from __future__ import annotations
 
 from planner.libraries.blocks import crop
+from planner.libraries.maps import CPB_HIDDEN
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.checkpointing import checkpoint
@@ -54,7 +55,6 @@ from planner.step.views import (
 )
 
 Pair = tuple[int, int]
-CPB_HIDDEN = 512  # version 2: width of the position-bias MLP, as in module.py
 
 
 class SwinTransformer(Module):

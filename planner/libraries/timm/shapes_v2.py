@@ -7,6 +7,7 @@ what a local keeps alive is memory. Shapes as in `shapes.py`.
 from __future__ import annotations
 
 from planner.libraries.blocks import Mlp, clamped_window, crop, padding
+from planner.libraries.maps import CPB_HIDDEN
 from planner.libraries.timm.shapes import (
     Head,
     Pair,
@@ -45,8 +46,6 @@ from planner.step.views import (
     unsqueeze,
     view,
 )
-
-CPB_HIDDEN = 512  # channels inside the MLP of the continuous position bias (timm's constant)
 
 
 class WindowAttention(Module):

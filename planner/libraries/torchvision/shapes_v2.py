@@ -5,6 +5,7 @@ Shapes and legend as in `shapes.py`.
 
 from __future__ import annotations
 
+from planner.libraries.maps import CPB_HIDDEN
 from planner.libraries.torchvision.shapes import (
     PatchMerging,
     ShiftedWindowAttention,
@@ -19,8 +20,6 @@ from planner.step.nn import LayerNorm, Linear, Module, ReLU, Sequential, buffer
 from planner.step.pointwise import add, scale, sigmoid
 from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import view
-
-CPB_HIDDEN = 512  # channels inside the MLP of the continuous position bias (torchvision's constant)
 
 
 class ShiftedWindowAttentionV2(ShiftedWindowAttention):

@@ -7,6 +7,7 @@ what a local keeps alive is memory. Shapes as in `shapes.py`.
 from __future__ import annotations
 
 from planner.libraries.blocks import crop, padding
+from planner.libraries.maps import CPB_HIDDEN
 from planner.libraries.transformers.shapes import (
     Pair,
     SwinEmbeddings,
@@ -45,7 +46,6 @@ from planner.step.views import (
     view,
 )
 
-CPB_HIDDEN = 512  # channels inside the MLP of the continuous position bias (the library's constant)
 StageOutputs = tuple[Tensor, Tensor, tuple[int, int, int, int]]
 
 

@@ -16,8 +16,9 @@ import pytest
 
 from planner.estimation import estimate, resolve
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.schema.setting import CLIP_NORM, EMA_DECAY
 from planner.trainers.emission import Emitted, emit
-from planner.trainers.recipe import CLIP_NORM, EMA_DECAY, WARMUP_START, recipe_of
+from planner.trainers.recipe import WARMUP_START, recipe_of
 from tests.trainers.cases import GIB, FakeEstimator, recommendation
 
 SPY = Path(__file__).with_name("spy.py")
