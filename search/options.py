@@ -21,6 +21,7 @@ from planner.units import MAX_SECONDS, parse_percent, parse_seconds
 from search.space import AXES
 from search.strategies.strategy import TOLERANCE
 from search.strategies.walks import WALKS
+from search.study.study import STUDY_NAME
 
 STRATEGIES = ("planner", "tpe", "gp", "random", *WALKS)
 IMAGENET_IMAGES = 1_281_167  # ImageNet-1k's training split, what an epoch means unless said
@@ -202,7 +203,7 @@ class SearchOptions:
         None, "Search recorded probes, not a device.", metavar="FILE", read=path_reader("replay")
     )
     storage: str | None = option(None, "Any Optuna storage, or a .journal file.", metavar="URL")
-    study_name: str = option("planner", "The study's name in the storage.", shown="planner")
+    study_name: str = option(STUDY_NAME, "The study's name in the storage.", shown=STUDY_NAME)
     output: Path | None = option(
         None,
         "Folder for the results (tune-LIBRARY-NAME).",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from planner.schema import DeviceInfo, MeasurementRecord, Model
 from search.probe.parent.fork_server import ForkServer
@@ -11,13 +12,21 @@ from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
 from search.strategies.strategy import Choice
 
 
+class Prober(Protocol):
+    """Runs one probe to its end, whatever that is, within `deadline_seconds`."""
+
+    def __call__(
+        self, choice: Choice, probe_id: str, deadline_seconds: float
+    ) -> MeasurementRecord: ...
+
+
 class DeviceProber:
     """Runs probes on a device, each in a worker process of its own.
 
     `described` is the device as the study knows it: its `memory_cap_bytes` is an emulation that was
     asked for, whereas `cap_bytes` also keeps a probe on the CPU within the memory that is free.
 
-    `on_answer` is told what a worker measured before its process has ended.
+    `on_result` is told what a worker measured before its process has ended.
 
     Workers are forked from one process that has imported torch and the model's library. It begins
     to when this is entered as a context, beside whatever its maker does before the first probe;
@@ -27,12 +36,12 @@ class DeviceProber:
     def __init__(
         self, model: Model, device: str, described: DeviceInfo, cap_bytes: int | None,
         on_event: Callable[[ProbeEvent], None] | None = None,
-        on_answer: Callable[[MeasurementRecord], None] | None = None,
+        on_result: Callable[[MeasurementRecord], None] | None = None,
         worker_command: Sequence[str] | None = None, measure_seconds: float | None = None,
     ) -> None:  # fmt: skip
         self.model, self.device, self.described = model, device, described
         self.cap_bytes, self.on_event, self.worker_command = cap_bytes, on_event, worker_command
-        self.on_answer = on_answer
+        self.on_result = on_result
         self.timing: dict[str, float] = {}
         if measure_seconds is not None:
             self.timing["max_measure_seconds"] = measure_seconds
@@ -61,15 +70,15 @@ class DeviceProber:
             **self._timing(choice),
         )
         self._prepare()
-        record = run_probe(
+        return run_probe(
             request,
             deadline_seconds=deadline_seconds,
             on_event=self.on_event,
-            on_answer=self._answered,
+            device=self.described,
+            on_result=self.on_result,
             worker_command=self.worker_command,
             fork_server=self.fork_server,
         )
-        return self._described(record)
 
     def _timing(self, choice: Choice) -> dict[str, float]:
         """Finalists, which differ by little, are timed for longer where clocks drift: on a GPU."""
@@ -80,10 +89,3 @@ class DeviceProber:
     def _prepare(self) -> None:
         if self.fork_server is None and self.worker_command is None:
             self.fork_server = ForkServer(self.model)
-
-    def _answered(self, record: MeasurementRecord) -> None:
-        if self.on_answer is not None:
-            self.on_answer(self._described(record))
-
-    def _described(self, record: MeasurementRecord) -> MeasurementRecord:
-        return record.model_copy(update={"device": self.described})

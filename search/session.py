@@ -1,19 +1,19 @@
-"""One tuner at work on a study: asks a strategy, claims, probes, records, until it is done."""
+"""One tuner at work on a study: asks a strategy, leases, probes, keeps, until it is done."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from planner.schema import MeasurementRecord
 from planner.schema.record import BUDGET_ENDED
+from search.limits import Limits
 from search.probe.evidence import is_feasible
-from search.replay import Replay
-from search.space import Candidate, Space
+from search.prober import Prober
+from search.progress import OnProgress, Progress
+from search.space import Space
 from search.strategies.strategy import Choice, Situation, Strategy
-from search.study.study import Claim
+from search.study.lease import Lease
+from search.study.study import Study
 from search.surrogate.broken_parts import is_plain
 
 SAME_FAILURES = 3
@@ -21,134 +21,22 @@ PLAIN_BATCH = 8  # images, of the plain setting that is tried after those: it sh
 # In a row, for what other processes hold or took of the device: then it is not ours to measure on.
 MAX_CROWDED = 3
 MAX_TRIES = 2  # of one setting in one run, where others crowded it out
-LEAST_SECONDS = 1.0  # of a deadline: what has just begun can at least be ended in order
-MAX_LOST_CLAIMS = 20  # in a row, to other tuners: then their study is left to them
-
-
-class Prober(Protocol):
-    """Runs one probe to its end, whatever that is, within `deadline_seconds`."""
-
-    def __call__(
-        self, choice: Choice, probe_id: str, deadline_seconds: float
-    ) -> MeasurementRecord: ...
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a person sees. `kind` is note, start, step or end; `record` is there at an end.
-    Rates in images/s, times in seconds; `probe` counts from 1, `num_probes` None is no limit."""
-
-    kind: str
-    text: str = ""
-    phase: str = ""
-    candidate: Candidate | None = None
-    probe: int = 0
-    num_probes: int | None = None
-    best_rate: float | None = None
-    seconds_left: float | None = None
-    step_seconds: float | None = None
-    record: MeasurementRecord | None = None
-
-
-OnProgress = Callable[[Progress], None]
-
-
-@dataclass
-class Limits:
-    """What a search may use: probes in the whole study, and seconds by `clock`. `spent_seconds` is
-    what the study had taken before this tuner began, `reserved_seconds` what is kept for the
-    baseline."""
-
-    trials: int | None = None
-    budget_seconds: float | None = None
-    spent_seconds: float = 0.0
-    reserved_seconds: float = 0.0
-    clock: Callable[[], float] = time.monotonic
-
-    def __post_init__(self) -> None:
-        self.started = self.clock()
-
-    def seconds_left(self) -> float | None:
-        """Seconds in which probes may be begun; None is no limit."""
-        left = self.seconds_to_end()
-        return None if left is None else max(left - self.reserved_seconds, 0.0)
-
-    def seconds_to_end(self) -> float | None:
-        """Seconds until all has to be over; None is never."""
-        if self.budget_seconds is None:
-            return None
-        used = self.clock() - self.started + self.spent_seconds
-        return max(self.budget_seconds - used, 0.0)
-
-
-class Book(Protocol):
-    """Where probes are claimed and kept: a study on disk, or a replay's in memory."""
-
-    def records(self) -> tuple[MeasurementRecord, ...]: ...
-
-    def busy(self) -> set[str]: ...
-
-    def claim(
-        self, candidate: Candidate, lease_seconds: float, repeat: int = 0
-    ) -> Claim | None: ...
-
-    def finish(self, claim: Claim, record: MeasurementRecord) -> MeasurementRecord: ...
-
-    def release(self, claim: Claim, why: str) -> None: ...
-
-
-class ReplayBook:
-    """The book of a replay: nobody else is there and nothing need survive."""
-
-    def __init__(self) -> None:
-        self.kept: list[MeasurementRecord] = []
-
-    def records(self) -> tuple[MeasurementRecord, ...]:
-        return tuple(self.kept)
-
-    def busy(self) -> set[str]:
-        return set()
-
-    def claim(self, candidate: Candidate, lease_seconds: float, repeat: int = 0) -> Claim | None:
-        return Claim(candidate, f"replay-{len(self.kept)}", len(self.kept))
-
-    def finish(self, claim: Claim, record: MeasurementRecord) -> MeasurementRecord:
-        record = record.model_copy(update={"probe_id": claim.probe_id})
-        self.kept.append(record)
-        return record
-
-    def release(self, claim: Claim, why: str) -> None:
-        return None
-
-
-class ReplayProber:
-    """A prober over a recorded table that charges recorded seconds to the limits."""
-
-    def __init__(self, replay: Replay, limits: Limits) -> None:
-        self.replay = replay
-        self.limits = limits
-
-    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        record = self.replay.probe(choice.candidate)
-        end = self.limits.seconds_to_end()
-        if end is not None and record.probe_seconds > end:  # a device's would have been cut short
-            ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None,
-                     "compile_seconds": None, "probe_seconds": end,
-                     "flags": (BUDGET_ENDED,)}  # fmt: skip
-            record = record.model_copy(update=ended)
-        self.limits.spent_seconds += record.probe_seconds
-        return record
+LEAST_SECONDS = 1.0  # the shortest deadline, so that a probe can still end in order
+MAX_LOST_LEASES = 20  # in a row, to other tuners: then their study is left to them
 
 
 class Session:
-    """The loop. `records` is all that is known, by any tuner, in the order it was learned."""
+    """One tuner's loop over a study: asks a strategy, leases, probes, keeps, until it is done.
+
+    `records` is all that is known, by any tuner, in the order it was learned.
+    """
 
     def __init__(
-        self, space: Space, book: Book, prober: Prober, limits: Limits,
+        self, space: Space, study: Study, prober: Prober, limits: Limits,
         deadline: Callable[[Choice], float], budget_bytes: int | None,
         on_progress: OnProgress = lambda progress: None,
     ) -> None:  # fmt: skip
-        self.space, self.book, self.prober, self.limits = space, book, prober, limits
+        self.space, self.study, self.prober, self.limits = space, study, prober, limits
         self.deadline, self.budget_bytes, self.on_progress = deadline, budget_bytes, on_progress
         self.records: list[MeasurementRecord] = []
         self.seen: set[str] = set()
@@ -163,7 +51,7 @@ class Session:
             self._catch_up(strategy, told)
             if self.limits.trials is not None and len(self.records) >= self.limits.trials:
                 return f"--trials {self.limits.trials} allowed no more probes"
-            busy = self.book.busy() | self._crowded_out()
+            busy = self.study.busy() | self._crowded_out()
             choice = self._plain_choice(busy) if self._fails_alike() else None
             choice = choice or strategy.ask(Situation(self.limits.seconds_left(), busy))
             if choice is None:
@@ -178,7 +66,7 @@ class Session:
                     "other processes took the device's memory: free it, and run the same command "
                     "to go on"
                 )
-            if lost > MAX_LOST_CLAIMS:
+            if lost > MAX_LOST_LEASES:
                 return "other tuners took every probe that was worth making"
 
     def _crowded_out(self) -> set[str]:
@@ -195,33 +83,35 @@ class Session:
                 strategy.tell(candidate, record)
 
     def hear(self) -> None:
-        """Takes in what the book has of other tuners, and of this one where it was interrupted."""
-        for record in self.book.records():
+        """Takes in what the study has of other tuners, and of this one where it was interrupted."""
+        for record in self.study.records():
             if record.probe_id not in self.seen:
                 self.seen.add(record.probe_id)
                 self.records.append(record.judged_in(self.budget_bytes))
 
     def _probe(self, choice: Choice) -> bool:
-        """One probe, from claim to record; False where another tuner had claimed it."""
+        """One probe, from lease to record; False where another tuner holds the lease."""
         deadline, cut = self._deadline(choice)
         repeat = sum(r.setting == choice.candidate.setting for r in self.records)
-        claim = self.book.claim(choice.candidate, deadline, repeat)
-        if claim is None:
+        lease = self.study.lease(choice.candidate, deadline, repeat)
+        if lease is None:
             return False
         self._report("start", choice)
         try:
-            record = self.prober(choice, claim.probe_id, deadline)
+            record = self.prober(choice, lease.probe_id, deadline)
         except BaseException as error:
-            self.book.release(claim, f"stopped by {type(error).__name__}")
+            self.study.release(lease, f"stopped by {type(error).__name__}")
             raise
         if cut and record.status == "timed_out" and not record.cut_short:
             record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
-        record = record.judged_in(self.budget_bytes)
+        record = record.judged_in(self.budget_bytes).model_copy(
+            update={"probe_id": lease.probe_id}  # the one place: a prober need not know of studies
+        )
         crowded = record.inconclusive and not record.cut_short
         self.num_crowded = self.num_crowded + 1 if crowded else 0
         if crowded:
             self.crowded.append(choice.candidate.id)
-        self._keep(claim, record)
+        self._keep(lease, record)
         self._report("end", choice, record)
         return True
 
@@ -232,12 +122,11 @@ class Session:
             return hung, False
         return max(end, LEAST_SECONDS), True
 
-    def _keep(self, claim: Claim, record: MeasurementRecord) -> None:
+    def _keep(self, lease: Lease, record: MeasurementRecord) -> None:
         """In memory first: what was measured counts even where the disk refuses it."""
-        record = record.model_copy(update={"probe_id": claim.probe_id})
         self.seen.add(record.probe_id)
         self.records.append(record)
-        self.book.finish(claim, record)
+        self.study.finish(lease, record)
 
     def _fails_alike(self) -> bool:
         """Whether nothing but one and the same crash was seen, or one and the same refusal (of a
@@ -268,6 +157,9 @@ class Session:
     def best_rate(self) -> float | None:
         rates = [r.images_per_second for r in self.in_space() if is_feasible(r, self.budget_bytes)]
         return max((r for r in rates if r is not None), default=None)
+
+    def note(self, text: str) -> None:
+        self.on_progress(Progress("note", text))
 
     def _report(self, kind: str, choice: Choice, record: MeasurementRecord | None = None) -> None:
         self.on_progress(

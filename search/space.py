@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise, product
 
 from planner.errors import UnsupportedError, UsageError, unknown_name
@@ -47,16 +48,16 @@ class Space:
     choices: Mapping[str, tuple[str, ...]]
     left_out: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_index", {c.id: i for i, c in enumerate(self.candidates)})
-
     def __len__(self) -> int:
         return len(self.candidates)
 
     def index(self, setting: TrainSetting) -> int | None:
         """The position of a setting among the candidates, or None where it is not one."""
-        index: dict[str, int] = self._index  # type: ignore[attr-defined]
-        return index.get(setting_id(setting))
+        return self._positions.get(setting_id(setting))
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {c.id: i for i, c in enumerate(self.candidates)}
 
     def find(self, setting: TrainSetting) -> Candidate | None:
         position = self.index(setting)

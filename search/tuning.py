@@ -17,9 +17,10 @@ from planner.schema import DeviceInfo, MeasurementRecord, Model, SwinConfig
 from planner.schema.result import Recommendation
 from planner.throughput.prediction import DeviceRates
 from search.interrupts import heard
-from search.job import Job
+from search.limits import Limits, probe_deadline
 from search.memory_budget import find_budget, less_headroom, with_allocator
 from search.options import SearchKeywords, SearchOptions
+from search.phases import search_and_recommend
 from search.probe.device import (
     choose_device,
     describe_device,
@@ -29,13 +30,16 @@ from search.probe.device import (
     why_no_gpu,
 )
 from search.probe.parent.runner import ProbeEvent
-from search.prober import DeviceProber
-from search.replay import Replay
-from search.session import Limits, OnProgress, Prober, Progress, ReplayBook, ReplayProber
+from search.prober import DeviceProber, Prober
+from search.progress import OnProgress, Progress, note_taker
+from search.replay import Replay, ReplayProber
+from search.session import Session
 from search.space import Space, make_space
+from search.study.identity import Identity
 from search.study.lock import hold_gpu
+from search.study.optuna_study import OptunaStudy, make_study
 from search.study.records import read_records
-from search.study.study import Identity, Study, make_study
+from search.study.study import MemoryStudy
 from search.surrogate.device_rates import device_rates, kept_rates
 from search.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior
 
@@ -101,7 +105,7 @@ def _probed(
     if where == "cpu" and options.device == "auto":
         notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
     limits.spent_seconds = _spent(study.records())
-    say = _note(on_progress)
+    say = note_taker(on_progress)
     with contextlib.ExitStack() as stack:
         alone = stack.enter_context(hold_gpu(found.uuid))
         notes += _card_notes(where, alone)
@@ -117,12 +121,14 @@ def _probed(
                 identity.device,
                 memory.cap_bytes,
                 _hear(on_progress),
-                study.note_answer,
+                study.receive,
             )
             prober = stack.enter_context(own)
         prior = _prior(space, model, identity.device, estimator, memory.budget_bytes)
-        job = Job(identity, space, prior, memory.budget_bytes, options, notes)
-        recommendation = job.run(study, prober, limits, on_progress)
+        session = Session(
+            space, study, prober, limits, probe_deadline(prior), memory.budget_bytes, on_progress
+        )
+        recommendation = search_and_recommend(session, identity, prior, options, notes)
     where_kept = study.spilled or study.records_path
     _write(output / "recommendation.json", recommendation, f"The probes are in {where_kept}: ")
     return recommendation
@@ -154,15 +160,11 @@ def _allocator(identity: Identity) -> tuple[AllocatorConfig | None, list[str]]:
     return found, [f"Probes run with the allocator's options of this environment: {found.source}."]
 
 
-def _adopt(study: Study, identity: Identity, options: SearchOptions) -> list[str]:
+def _adopt(study: OptunaStudy, identity: Identity, options: SearchOptions) -> list[str]:
     """Makes the study ours and whole again; what is to be said of it."""
     differences = study.adopt(identity, options.accept_different)
     notes = [f"Accepted as different: {d}." for d in differences]
     return [*notes, *study.reconcile()]
-
-
-def _note(on_progress: OnProgress) -> Callable[[str], None]:
-    return lambda text: on_progress(Progress("note", text))
 
 
 def _hear(on_progress: OnProgress) -> Callable[[ProbeEvent], None]:
@@ -192,7 +194,7 @@ def _replayed(
     notes = [f"Replayed from {options.replay}: nothing was run.", *allocator_notes]
     if file.fault:
         notes.append(f"{file.fault}: read up to there.")
-    say = _note(on_progress)
+    say = note_taker(on_progress)
     for note in notes:
         say(note)
     sizes = (options.memory_bytes, replay.device.memory_cap_bytes, replay.device.total_bytes)
@@ -201,8 +203,11 @@ def _replayed(
     prior = _prior(replay.space, replay.model, replay.device, estimator, budget, allocator)
     # Nothing but recorded seconds is charged: the clock stands still.
     limits = Limits(options.trials, options.budget_seconds, clock=lambda: 0.0)
-    job = Job(identity, replay.space, prior, budget, options, notes)
-    found = job.run(ReplayBook(), ReplayProber(replay, limits), limits, on_progress)
+    session = Session(
+        replay.space, MemoryStudy(), ReplayProber(replay, limits), limits, probe_deadline(prior),
+        budget, on_progress,
+    )  # fmt: skip
+    found = search_and_recommend(session, identity, prior, options, notes)
     if options.output:
         _write(_folder(options.output) / "recommendation.json", found)
     return found
@@ -217,7 +222,7 @@ def _of_another(source: str, recorded: Model, asked: Model) -> UsageError:
     differing = [f"{f} {theirs[f]} and not {ours[f]}" for f in ours if theirs[f] != ours[f]]
     return UsageError(
         f"{source} is of another {asked.title}: {', '.join(differing)}.",
-        "Leave MODEL out to search what was recorded.",
+        "Omit MODEL to search what was recorded.",
     )
 
 

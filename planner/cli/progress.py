@@ -14,7 +14,7 @@ from planner.report.recommendation import describe_progress
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
-    from search.session import Progress
+    from search.progress import Progress
 
 
 def make_progress() -> LiveLine | PlainLines:

@@ -13,7 +13,7 @@ from planner.units import format_bytes, format_seconds
 from search.probe.evidence import rate_interval
 
 if TYPE_CHECKING:
-    from search.session import Progress
+    from search.progress import Progress
 
 MAX_RULED_OUT = 12  # lines; recommendation.json has them all
 HEADERS = ("", "setting", "images/s", "step", "memory", "compile")

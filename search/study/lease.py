@@ -1,4 +1,4 @@
-"""Who claims a probe, and whether it can still be at it."""
+"""The right to probe a setting: who holds it, and whether the holder has died."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ import json
 import os
 import socket
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
+from search.space import Candidate
 
-def owner_name() -> str:
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to probe a candidate until the lease ends."""
+
+    candidate: Candidate
+    probe_id: str
+    trial_number: int
+
+
+def holder_name() -> str:
     """A study in this process, told apart from any other, before it or after: host, boot, pid and
     its start, and a name of its own."""
     process = socket.gethostname(), _boot_id(), os.getpid(), _started(os.getpid())
     return json.dumps([*process, uuid.uuid4().hex])
 
 
-def is_dead(owner: str) -> bool:
-    """Whether an owner is surely gone. One on another machine may live: its lease decides."""
+def is_dead(holder: str) -> bool:
+    """Whether a holder is surely gone. One on another machine may live: its lease decides."""
     try:
-        host, boot, pid, started, *_ = json.loads(owner)
+        host, boot, pid, started, *_ = json.loads(holder)
     except (ValueError, TypeError):
         return False
     if host != socket.gethostname():

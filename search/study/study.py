@@ -1,395 +1,59 @@
-"""All probes for one model on one device: an Optuna study that survives anything.
-
-A probe goes through five states, each on disk before the next: *claimed* (a running trial with a
-lease), *answered* (what its worker measured, in the trial's attributes), *recorded* (its line in
-probes.jsonl), *told* (that record in the attributes), and *finished*. A tuner killed at any instant
-leaves one of these, and `reconcile` completes it: what was answered is recorded, what was recorded
-is told, what was only claimed is free again once its owner is dead or its lease over.
-"""
+"""What a study is: where probes are leased and kept, on disk (`OptunaStudy`) or in memory."""
 
 from __future__ import annotations
 
-import tempfile
-import time
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol
 
-import optuna
-from optuna.storages import BaseStorage
-from optuna.trial import FrozenTrial, TrialState
-from pydantic import ValidationError
-
-from planner.schema import DeviceInfo, MeasurementRecord, Model
-from planner.schema.record import RECORD_FORMAT
-from search.space import Candidate, Space
-from search.strategies.optuna_samplers import constraint, distributions, to_params
-from search.study.lease import is_dead, owner_name
-from search.study.records import (
-    RecordsNotWrittenError,
-    append_records,
-    format_record,
-    parse_record,
-    read_records,
-)
-from search.study.storage import StudyError, hidden_password, open_storage, storage_faults
+from planner.schema import MeasurementRecord
+from search.space import Candidate
+from search.study.lease import Lease
 
 STUDY_NAME = "planner"  # unless another is asked for
-IDENTITY = "planner:identity"
-LEASE_MARGIN_SECONDS = 60.0
-MAX_SAMPLES = 1000  # of step times in the study's copy: a MySQL text column ends at 64 KiB
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What a study's probes have in common; any difference makes them another study's."""
-
-    model: Model
-    device: DeviceInfo
-    versions: dict[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "format": RECORD_FORMAT,
-            "model": self.model.model_dump(mode="json"),
-            "device": self.device.model_dump(mode="json"),
-            "versions": dict(sorted(self.versions.items())),
-        }
-
-
-@dataclass(frozen=True)
-class Claim:
-    """The right to probe a candidate until the lease ends."""
-
-    candidate: Candidate
-    probe_id: str
-    trial_number: int
-
-
-class Study:
-    """The shared memory of one or several tuners. All methods may raise StudyError."""
-
-    def __init__(
-        self, storage: BaseStorage, name: str, space: Space, records_path: Path | None,
-        budget_bytes: int | None, source: str,
-    ) -> None:  # fmt: skip
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.space, self.records_path, self.budget_bytes = space, records_path, budget_bytes
-        self.source = source
-        self.named = distributions(space)
-        self.owner = owner_name()
-        self.identity: Identity | None = None
-        self.unwritten: list[MeasurementRecord] = []
-        self.spilled: Path | None = None  # where they are instead
-        with self._faults():
-            self.study = optuna.create_study(
-                study_name=name, storage=storage, direction="maximize", load_if_exists=True
-            )
-
-    def adopt(self, identity: Identity, accept_different: bool = False) -> tuple[str, ...]:
-        """Makes the study ours, or checks that it is. Returns what differs where that was accepted.
-
-        Raises StudyError where model, device or a version is another and that was not accepted.
-        """
-        self.identity = None if accept_different else identity
-        with self._faults():
-            known = self.study.user_attrs.get(IDENTITY)
-            if known is None:
-                self.study.set_user_attr(IDENTITY, identity.to_json())
-                return ()
-        differences = tuple(_differences(known, _as_known(known, identity)))
-        if differences and not accept_different:
-            listed = "\n".join(f"  {d}" for d in differences)
-            raise StudyError(
-                f"{self.source} belongs to another model, device or software:\n{listed}",
-                "Choose another --output (or --study-name), or go on with --accept-different.",
-            )
-        return differences
+class Study(Protocol):
+    """All probes of one model on one device. Methods may raise StudyError."""
 
     def records(self) -> tuple[MeasurementRecord, ...]:
-        """Every probe that ended, by whichever tuner, in the order they were claimed."""
-        found = []
-        with self._faults():
-            trials = self._trials()
-        for trial in trials:
-            text = trial.user_attrs.get("record")
-            if trial.state == TrialState.COMPLETE and text:
-                found.append(parse_record(text))
-        return tuple(found)
+        """Every probe that ended."""
 
     def busy(self) -> set[str]:
         """Ids of settings that other tuners are probing now."""
-        with self._faults():
-            return {
-                str(t.user_attrs.get("setting_id"))
-                for t in self._trials()
-                if t.state == TrialState.RUNNING and self._alive(t)
-            }
 
-    def claim(self, candidate: Candidate, lease_seconds: float, repeat: int = 0) -> Claim | None:
-        """Claims a candidate for a probe; None where another tuner was first.
+    def lease(self, candidate: Candidate, seconds: float, repeat: int = 0) -> Lease | None:
+        """The right to probe a candidate for so long; None where another tuner was first."""
 
-        `repeat` counts earlier probes of the same setting: only the same repeat is a conflict.
-        """
-        probe_id = uuid.uuid4().hex
-        attributes = {
-            "probe_id": probe_id,
-            "setting_id": candidate.id,
-            "setting": candidate.setting.model_dump_json(exclude_defaults=True),
-            "repeat": repeat,
-            "owner": self.owner,
-            "lease_until": time.time() + lease_seconds + LEASE_MARGIN_SECONDS,
-        }
-        with self._faults():
-            self.study.add_trial(self._trial(candidate, attributes, TrialState.RUNNING))
-            trials = self._trials()
-            mine = next(t for t in trials if t.user_attrs.get("probe_id") == probe_id)
-            # Trial numbers are given out one at a time: the lowest is the first to have claimed.
-            earlier = [t for t in trials if t.number < mine.number]
-            if any(self._contends(t, candidate.id, repeat) for t in earlier):
-                self._release(mine, "another tuner claimed it first")
-                return None
-        return Claim(candidate, probe_id, mine.number)
+    def finish(self, lease: Lease, record: MeasurementRecord) -> None:
+        """Keeps the record of a leased probe."""
 
-    def _contends(self, trial: FrozenTrial, wanted: str, repeat: int) -> bool:
-        if trial.user_attrs.get("setting_id") != wanted:
-            return False
-        if trial.user_attrs.get("repeat", 0) != repeat:
-            return False
-        return trial.state == TrialState.COMPLETE or (
-            trial.state == TrialState.RUNNING and self._alive(trial)
-        )
+    def release(self, lease: Lease, why: str) -> None:
+        """Gives a lease back whose probe did not end."""
 
-    def note_answer(self, record: MeasurementRecord) -> None:
-        """Keeps what a claimed probe measured while its process still ends: a tuner killed in that
-        moment has lost nothing. What is wrong with the storage is left for `finish` to say."""
-        with suppress(StudyError), self._faults():
-            for trial in self._trials():
-                if trial.user_attrs.get("probe_id") == record.probe_id:
-                    text = _study_copy(record)
-                    self.study._storage.set_trial_user_attr(trial._trial_id, "record", text)
-
-    def finish(self, claim: Claim, record: MeasurementRecord) -> MeasurementRecord:
-        """Puts the record of a claimed probe on disk, then tells the study. Returns it with its id.
-
-        Raises RecordsNotWrittenError when it could not be put on disk here; then it was written to
-        the temporary directory, or lies in `unwritten`, and the message says which.
-        """
-        record = record.model_copy(update={"probe_id": claim.probe_id})
-        self._write(record)
-        with self._faults():
-            trial = self._find(claim.trial_number)
-            if trial.state == TrialState.RUNNING:
-                self._tell(trial, record)
-            elif trial.state == TrialState.FAIL:  # another tuner freed it: its lease was over
-                self._adopt_record(record)
-        return record
-
-    def release(self, claim: Claim, why: str) -> None:
-        """Gives a claim back: its probe did not end. One that was answered is finished instead."""
-        with self._faults():
-            trial = self._find(claim.trial_number)
-        text = trial.user_attrs.get("record")
-        if trial.state == TrialState.RUNNING and text:
-            self.finish(claim, parse_record(text))
-        elif trial.state == TrialState.RUNNING:
-            with self._faults():
-                self._release(trial, why)
-
-    def reconcile(self) -> list[str]:
-        """Completes what a killed tuner left, from the file to the study and back.
-
-        Returns what is to be said of the records file: where it is faulty, and how many of its
-        records are of another model, device or software than was adopted, and so left alone.
-        """
-        file = read_records(self.records_path) if self.records_path else None
-        by_id = {r.probe_id: r for r in file.records if r.probe_id} if file else {}
-        with self._faults():
-            for trial in self._trials():
-                if trial.state == TrialState.RUNNING:
-                    self._settle(trial, by_id)
-            trials = [t for t in self._trials() if t.state != TrialState.FAIL]
-            known = {t.user_attrs.get("probe_id") for t in trials}
-            fresh = [r for r in by_id.values() if r.probe_id not in known]
-            ours = [r for r in fresh if self._is_ours(r)]
-            for record in ours:
-                self._adopt_record(record)
-        if self.records_path:
-            append_records(self.records_path, list(self.records()))
-        said = []
-        if file and file.fault:
-            said.append(f"{file.fault}: read up to there, and the study has the rest.")
-        if len(fresh) > len(ours):
-            said.append(
-                f"{len(fresh) - len(ours)} probes in {self.records_path} are of another model, "
-                "device or software, and are left alone."
-            )
-        return said
-
-    def _is_ours(self, record: MeasurementRecord) -> bool:
-        """Whether a record that the study does not know is of the model, device and software that
-        it has."""
-        identity = self.identity
-        if identity is None:
-            return True
-        same = (record.model, record.versions) == (identity.model, identity.versions)
-        return same and record.device.is_like(identity.device)
-
-    def _settle(self, trial: FrozenTrial, by_id: dict[str, MeasurementRecord]) -> None:
-        """A running trial: tell what was recorded for it, or free it when its owner is gone."""
-        record = by_id.get(str(trial.user_attrs.get("probe_id")))
-        text = trial.user_attrs.get("record")
-        if record is None and text:
-            record = parse_record(text)
-        alive = self._alive(trial)
-        if record is not None and not (alive and trial.user_attrs.get("owner") != self.owner):
-            self._tell(trial, record)
-        elif not alive:
-            self._release(trial, "its tuner stopped before the probe ended")
-
-    def _adopt_record(self, record: MeasurementRecord) -> None:
-        """A record the study never heard of: its database was lost, or another study's."""
-        candidate = self.space.find(record.setting)
-        if candidate is None:
-            return
-        attributes = {
-            "probe_id": record.probe_id,
-            "setting_id": candidate.id,
-            "record": _study_copy(record),
-        }
-        self.study.add_trial(self._trial(candidate, attributes, TrialState.COMPLETE, record))
-
-    def _trial(
-        self, candidate: Candidate, attributes: dict[str, Any], state: TrialState,
-        record: MeasurementRecord | None = None,
-    ) -> FrozenTrial:  # fmt: skip
-        return optuna.create_trial(
-            state=state,
-            value=self._value(record) if record else None,
-            params=to_params(self.space, candidate),
-            distributions=self.named,
-            user_attrs=attributes,
-            constraints={"memory": constraint(record, self.budget_bytes)} if record else None,
-        )
-
-    def _tell(self, trial: FrozenTrial, record: MeasurementRecord) -> None:
-        """From running to finished. Each write may be the last: all can be repeated."""
-        storage, trial_id = self.study._storage, trial._trial_id
-        storage.set_trial_user_attr(trial_id, "status", record.status)
-        storage.set_trial_user_attr(trial_id, "record", _study_copy(record))
-        handle = optuna.trial.Trial(self.study, trial_id)
-        if not handle.constraints:
-            handle.set_constraint("memory", constraint(record, self.budget_bytes))
-        self.study.tell(trial.number, self._value(record), skip_if_finished=True)
-
-    def _value(self, record: MeasurementRecord) -> float:
-        """Images/s; the slowest measured for a probe that has none (its constraint is violated)."""
-        if record.images_per_second is not None:
-            return record.images_per_second
-        values = [t.value for t in self._trials() if t.state == TrialState.COMPLETE]
-        return min((v for v in values if v is not None), default=1.0)
-
-    def _release(self, trial: FrozenTrial, why: str) -> None:
-        self.study._storage.set_trial_user_attr(trial._trial_id, "released", why)
-        self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-
-    def _write(self, record: MeasurementRecord) -> None:
-        if self.records_path is None:
-            return
-        try:
-            append_records(self.records_path, [record])
-        except RecordsNotWrittenError as error:
-            raise self._spilled(record, error) from error
-
-    def _spilled(
-        self, record: MeasurementRecord, error: RecordsNotWrittenError
-    ) -> RecordsNotWrittenError:
-        """The record in the temporary directory, where the output's disk is full."""
-        self.unwritten.append(record)
-        try:
-            if self.spilled is None:  # a folder of ours alone, of a name that nobody can foresee
-                self.spilled = Path(tempfile.mkdtemp(prefix="planner-")) / "probes.jsonl"
-            append_records(self.spilled, [record])
-        except (OSError, RecordsNotWrittenError):
-            line = format_record(record).decode().strip()
-            return RecordsNotWrittenError(error.message, f"The record that was not kept:\n{line}")
-        return RecordsNotWrittenError(
-            error.message,
-            f"The last record is in {self.spilled}: free space, append that line to "
-            f"{self.records_path}, and run the same command to go on.",
-        )
-
-    def _alive(self, trial: FrozenTrial) -> bool:
-        """Whether a running trial's tuner can still be at it."""
-        until = trial.user_attrs.get("lease_until")
-        if until is None or time.time() > float(until):
-            return False
-        return not is_dead(str(trial.user_attrs.get("owner", "")))
-
-    def _trials(self) -> Sequence[FrozenTrial]:
-        found: Sequence[FrozenTrial] = self.study.get_trials(deepcopy=False)
-        return sorted(found, key=lambda t: t.number)
-
-    def _find(self, number: int) -> FrozenTrial:
-        return next(t for t in self._trials() if t.number == number)
-
-    @contextmanager
-    def _faults(self) -> Iterator[None]:
-        with storage_faults(self.source):
-            yield
+    def save(self, records: Sequence[MeasurementRecord]) -> None:
+        """Puts on disk what is not there yet."""
 
 
-def _study_copy(record: MeasurementRecord) -> str:
-    """The record as the study keeps it: step times thinned evenly where there are very many."""
-    samples = record.step_seconds
-    if len(samples) > MAX_SAMPLES:
-        stride = len(samples) / MAX_SAMPLES
-        thinned = tuple(samples[int(i * stride)] for i in range(MAX_SAMPLES))
-        record = record.model_copy(update={"step_seconds": thinned})
-    return format_record(record).decode().strip()
+class MemoryStudy:
+    """The study of a replay: nobody else is there, and nothing needs to survive."""
 
+    def __init__(self) -> None:
+        self.kept: list[MeasurementRecord] = []
 
-def _as_known(known: dict[str, Any], identity: Identity) -> dict[str, Any]:
-    """The identity in the words of the one known, where a device differs only by how it was read:
-    the memory of one card is told in two ways, and which of several alike is no difference."""
-    ours = identity.to_json()
-    ours["device"].pop("uuid")
-    theirs = {k: v for k, v in known.get("device", {}).items() if k != "uuid"}
-    try:
-        like = DeviceInfo.model_validate(theirs).is_like(identity.device)
-    except ValidationError:
-        like = False
-    ours["device"] = known["device"] if like else {**ours["device"], "uuid": _uuid(known)}
-    return ours
+    def records(self) -> tuple[MeasurementRecord, ...]:
+        return tuple(self.kept)
 
+    def busy(self) -> set[str]:
+        return set()
 
-def _uuid(known: dict[str, Any]) -> Any:
-    return known.get("device", {}).get("uuid")
+    def lease(self, candidate: Candidate, seconds: float, repeat: int = 0) -> Lease | None:
+        return Lease(candidate, f"replay-{len(self.kept)}", len(self.kept))
 
+    def finish(self, lease: Lease, record: MeasurementRecord) -> None:
+        self.kept.append(record)
 
-def _differences(known: dict[str, Any], ours: dict[str, Any], path: str = "") -> Iterator[str]:
-    for key in sorted({*known, *ours}):
-        theirs, mine = known.get(key), ours.get(key)
-        name = f"{path}{key}"
-        if isinstance(theirs, dict) and isinstance(mine, dict):
-            yield from _differences(theirs, mine, f"{name}.")
-        elif theirs != mine:
-            yield f"{name}: {theirs} there, {mine} here"
+    def release(self, lease: Lease, why: str) -> None:
+        return None
 
-
-def make_study(
-    storage: str | None, output: Path | None, space: Space, budget_bytes: int | None,
-    name: str = STUDY_NAME,
-) -> Study:  # fmt: skip
-    """The study of `storage`, or of study.db in `output`. Raises StudyError."""
-    records_path = output / "probes.jsonl" if output else None
-    if storage is None and output is not None:
-        storage, source = f"sqlite:///{output / 'study.db'}", str(output / "study.db")
-    else:
-        assert storage, "a study needs a place"
-        source = hidden_password(storage)
-    opened = open_storage(storage, source)
-    return Study(opened, name, space, records_path, budget_bytes, source)
+    def save(self, records: Sequence[MeasurementRecord]) -> None:
+        return None

@@ -20,11 +20,14 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from planner.schema import MeasurementRecord
-from search.job import Job
+from search.limits import Limits, probe_deadline
 from search.options import SearchOptions
-from search.session import Limits, ReplayBook, ReplayProber
+from search.phases import search_and_recommend
+from search.replay import ReplayProber
+from search.session import Session
 from search.strategies.strategy import Choice
-from search.study.study import Identity
+from search.study.identity import Identity
+from search.study.study import MemoryStudy
 from tests.benchmarks import simulated_report as report
 from tests.benchmarks.simulated_draws import (
     PAIRS,
@@ -97,9 +100,10 @@ def search_device(
         baseline=budget_seconds is not None,
     )  # fmt: skip
     identity = Identity(pair.model, pair.device, {"simulated": "not measured"})
-    job = Job(identity, pair.space, pair.prior, pair.budget_bytes, options, [])
     began = time.process_time()
-    found = job.run(ReplayBook(), watch, limits, lambda progress: None)
+    deadline = probe_deadline(pair.prior)
+    session = Session(pair.space, MemoryStudy(), watch, limits, deadline, pair.budget_bytes)
+    found = search_and_recommend(session, identity, pair.prior, options, [])
     best = float(watch.rates.max())
     index = pair.space.index(found.setting) if found.setting else None
     chosen = float(watch.rates[index]) if index is not None else 0.0

@@ -25,7 +25,7 @@ from statistics import median
 
 import numpy as np
 
-from search.replay import Replay, Step, pooled, probes_to_within, run_strategy
+from search.replay import Replay
 from search.space import AXES, Candidate, Space
 from search.strategies.planner_strategy import PlannerStrategy
 from search.strategies.strategy import Strategy
@@ -33,6 +33,7 @@ from search.strategies.walks import WALKS, WalkStrategy
 from search.study.records import read_records
 from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 from tests.benchmarks import strategy_report as report
+from tests.benchmarks.replays import Step, pooled, probes_to_within, run_strategy
 from tests.benchmarks.strategy_report import Run
 
 ERRORS = (0.0, 0.05, 0.1, 0.2)

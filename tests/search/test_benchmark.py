@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from search.replay import Replay, pooled
+from search.replay import Replay
 from search.study.records import read_records
+from tests.benchmarks.replays import pooled
 from tests.benchmarks.strategies import injected_prior, run_once, table_budget
 from tests.benchmarks.strategy_report import Run, quantile, rewrite, show, summarise, write
 from tests.search.tables import invented_table, true_seconds

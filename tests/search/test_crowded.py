@@ -15,12 +15,13 @@ from planner.units import GIB, MIB
 from search import tuning as tune_file
 from search.probe.device import MemoryInUse
 from search.probe.evidence import is_feasible
-from search.result.recommend import contenders
+from search.result.contenders import contenders
 from search.session import MAX_CROWDED
 from search.space import make_space
-from search.strategies.optuna_samplers import SamplerStrategy, constraint, make_sampler
+from search.strategies.optuna_samplers import SamplerStrategy, make_sampler
 from search.strategies.strategy import Choice, Situation
 from search.strategies.walks import WalkStrategy, largest_batch
+from search.study.params import constraint
 from search.study.records import format_record, parse_record, read_records
 from search.surrogate.posterior import Posterior
 from search.surrogate.prior import generic_prior

@@ -21,7 +21,8 @@ from search.options import (
     declared_options,
     read_restrictions,
 )
-from search.result.recommend import Search, recommend
+from search.result.recommend import recommend
+from search.result.summary import Summary
 from search.space import make_space
 from search.study.records import format_record
 from tests.search.tables import GPU, MODEL, invented_table, make_record
@@ -184,7 +185,7 @@ def test_what_is_no_device_is_said(text: str, capsys: pytest.CaptureFixture[str]
 
 def test_the_advice_is_of_what_ended_the_search() -> None:
     """Used-up trials and a model that hangs were both told to allow more time."""
-    search = Search(MODEL, GPU, {}, None, TrainSetting(), trials_used=4)
+    search = Summary(MODEL, GPU, {}, None, TrainSetting(), trials_used=4)
     assert "Allow more with --trials" in recommend([], search).advice
     hung = make_record(TrainSetting()).model_copy(
         update={
@@ -192,7 +193,7 @@ def test_the_advice_is_of_what_ended_the_search() -> None:
             "flags": ("cut short: the budget ended",),
         }
     )  # fmt: skip
-    advice = recommend([hung], Search(MODEL, GPU, {}, None, TrainSetting())).advice
+    advice = recommend([hung], Summary(MODEL, GPU, {}, None, TrainSetting())).advice
     assert "the last was at: build" in advice
 
 

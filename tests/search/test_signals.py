@@ -149,7 +149,7 @@ def test_progress_that_nobody_can_read_ends_no_search(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         code = "import sys; sys.argv[1:] = [];" + textwrap.dedent("""
             from planner.cli.progress import LiveLine, PlainLines
-            from search.session import Progress
+            from search.progress import Progress
             for show in (LiveLine(), PlainLines()):
                 show(Progress("note", "a" * 100_000))
                 show.close()

@@ -15,9 +15,9 @@ from planner.schema.record import BUDGET_ENDED
 from planner.schema.result import Recommendation
 from planner.units import GIB
 from search import tuning as tune_file
+from search.limits import Limits
 from search.probe.device import MemoryInUse
-from search.replay import Replay
-from search.session import Limits, ReplayProber
+from search.replay import Replay, ReplayProber
 from search.strategies.strategy import Choice
 from search.study import lock
 from search.study.records import format_record, read_records

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import median
 
-from planner.schema import MeasurementRecord
+from planner.schema import DeviceInfo, MeasurementRecord
 from search.probe import failure
 from search.probe.device import describe_device, memory_in_use, versions
 from search.probe.parent import supervisor
@@ -69,8 +69,9 @@ def run_probe(
     request: ProbeRequest,
     *,
     deadline_seconds: float,
+    device: DeviceInfo | None = None,
     on_event: Callable[[ProbeEvent], None] | None = None,
-    on_answer: Callable[[MeasurementRecord], None] | None = None,
+    on_result: Callable[[MeasurementRecord], None] | None = None,
     worker_command: Sequence[str] | None = None,
     fork_server: ForkServer | None = None,
 ) -> MeasurementRecord:
@@ -79,15 +80,16 @@ def run_probe(
     Returns a record whatever happens to the worker: after `deadline_seconds` it and all that it
     started are ended. Raises UsageError where there is no such device, and what `on_event` raises
     (the worker is ended then, too). A `fork_server` spares the worker the import of torch;
+    `device` is how the record describes it, where that is not as `request` says;
     `worker_command` runs another worker, with the two file descriptors as its last arguments.
-    `on_answer` is told what the worker measured as soon as it has said so: ending a process that
+    `on_result` is told what the worker measured as soon as it has said so: ending a process that
     holds a device takes a while, in which this one may be killed.
     """
-    device = describe_device(request.device)
+    found = describe_device(request.device)
     if request.capability is None:
-        request = request.model_copy(update={"capability": device.capability})
-    if request.memory_cap_bytes is not None:
-        device = device.model_copy(update={"memory_cap_bytes": request.memory_cap_bytes})
+        request = request.model_copy(update={"capability": found.capability})
+    cap = {"memory_cap_bytes": request.memory_cap_bytes}
+    described = device or found.model_copy(update=cap)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     free, used = _free_and_used(request.device)
     started = time.monotonic()
@@ -97,7 +99,7 @@ def run_probe(
         return MeasurementRecord(
             model=request.model,
             setting=request.setting,
-            device=device,
+            device=described,
             versions=versions(),
             date=date,
             images_per_second=images_per_step(request) / step_seconds if step_seconds else None,
@@ -106,8 +108,8 @@ def run_probe(
         )
 
     def answered(outcome: OutcomeMessage) -> None:
-        if on_answer is not None:
-            on_answer(record_of(outcome))
+        if on_result is not None:
+            on_result(record_of(outcome))
 
     listener = _Listener(request.probe_id, started, on_event or (lambda event: None), answered)
     kernel_kills = failure.count_kernel_kills()
@@ -219,13 +221,13 @@ class _Listener:
 
     def __init__(
         self, probe_id: str, started: float, on_event: Callable[[ProbeEvent], None],
-        on_answer: Callable[[OutcomeMessage], None],
+        on_result: Callable[[OutcomeMessage], None],
     ) -> None:  # fmt: skip
         self.reader = AnswerReader(probe_id)
         self.stdout, self.stderr = _Tail(), _Tail()
         self.started = started
         self.on_event = on_event
-        self.on_answer = on_answer
+        self.on_result = on_result
         self.phase = "start"
         self.overdue = False
         self.guard_pid: int | None = None
@@ -257,7 +259,7 @@ class _Listener:
             if isinstance(answer, OutcomeMessage):
                 self._outcome = answer
                 self.answered_at = time.monotonic()
-                self.on_answer(answer)
+                self.on_result(answer)
             elif isinstance(answer, PhaseMessage):
                 self.phase = answer.phase
                 self.tell(answer.phase)

@@ -10,14 +10,9 @@ from planner.report.recommendation import recommendation_text
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import GIB
 from search.interrupts import ENDINGS
-from search.result.recommend import (
-    Search,
-    break_even_steps,
-    choose,
-    contenders,
-    pareto_front,
-    recommend,
-)
+from search.result.contenders import break_even_steps, choose, contenders, pareto_front
+from search.result.recommend import recommend
+from search.result.summary import Summary
 from search.space import candidate, make_space
 from search.surrogate.posterior import Posterior
 from search.surrogate.prior import generic_prior
@@ -37,12 +32,12 @@ def at(rate: float, setting: TrainSetting = PLAIN, num_bytes: int = GIB, **updat
     return make_record(setting).model_copy(update={**fields, **update})
 
 
-def search(**update: object) -> Search:
+def search(**update: object) -> Summary:
     fields: dict[str, object] = {
         "model": MODEL, "device": GPU, "versions": {}, "budget_bytes": 16 * GIB,
         "asked": PLAIN, "plain_arm": candidate(PLAIN).arm,
     }  # fmt: skip
-    return Search(**{**fields, **update})  # type: ignore[arg-type]
+    return Summary(**{**fields, **update})  # type: ignore[arg-type]
 
 
 def change(**update: object) -> TrainSetting:

@@ -8,7 +8,7 @@ from planner.schema import MeasurementRecord
 from planner.units import GIB
 from search.probe.evidence import is_disturbed
 from search.replay import Replay
-from search.result.recommend import contenders
+from search.result.contenders import contenders
 from search.strategies.planner_strategy import PlannerStrategy
 from search.strategies.strategy import Situation
 from search.surrogate.posterior import Posterior

@@ -8,11 +8,13 @@ import pytest
 
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import GIB
-from search.session import SAME_FAILURES, Limits, ReplayBook, Session
+from search.limits import Limits
+from search.session import SAME_FAILURES, Session
 from search.space import space_of
 from search.strategies.planner_strategy import PlannerStrategy
 from search.strategies.strategy import Choice, Situation, Strategy
 from search.strategies.walks import WALKS, WalkStrategy
+from search.study.study import MemoryStudy
 from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 from tests.search.tables import invented_table, make_record, true_bytes, true_seconds
 
@@ -56,7 +58,7 @@ class Refusing:
 def search(
     prober: Refusing, strategy: Strategy | None = None, trials: int | None = 40
 ) -> tuple[Session, str]:
-    session = Session(SPACE, ReplayBook(), prober, Limits(trials), lambda choice: 600.0, BUDGET)
+    session = Session(SPACE, MemoryStudy(), prober, Limits(trials), lambda choice: 600.0, BUDGET)
     return session, session.run(strategy or PlannerStrategy(SPACE, PRIOR, BUDGET))
 
 

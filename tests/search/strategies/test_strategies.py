@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,17 +10,9 @@ from hypothesis import strategies as st
 from planner.errors import PlannerError
 from planner.schema import TrainSetting
 from planner.schema.record import BUDGET_ENDED
-from search.replay import Replay, probes_to_within, run_strategy
+from search.replay import Replay
 from search.space import make_space
-from search.strategies.optuna_samplers import (
-    BYTES_ATTR,
-    PlannerSampler,
-    SamplerStrategy,
-    from_params,
-    make_sampler,
-    suggest,
-    to_params,
-)
+from search.strategies.optuna_samplers import SamplerStrategy, make_sampler
 from search.strategies.planner_strategy import PlannerStrategy
 from search.strategies.strategy import Situation
 from search.strategies.walks import WALKS, WalkStrategy
@@ -34,11 +25,11 @@ from search.surrogate.prior import (
     generic_prior,
 )
 from search.surrogate.probe_cost import ProbeCosts, guess_compile_seconds
+from tests.benchmarks.replays import probes_to_within, run_strategy
 from tests.search.tables import (
     BUDGET,
     GPU,
     MODEL,
-    SMALL,
     invented_table,
     make_record,
     true_bytes,
@@ -369,56 +360,3 @@ def test_the_gaussian_process_sampler_serves_too() -> None:
     strategy = SamplerStrategy(replay.space, make_sampler("gp", 0), BUDGET)
     steps = run_strategy(strategy, replay, BUDGET, 7)  # five at random, then two fits
     assert len(steps) == 7
-
-
-def test_parameters_and_candidates_are_one_to_one() -> None:
-    space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
-    for c in space.candidates:
-        assert from_params(space, to_params(space, c)) == c
-
-
-def test_the_strategy_is_a_sampler_for_any_study() -> None:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    replay = Replay(TABLE)
-    space = replay.space
-    sampler = PlannerSampler(space, true_prior(replay, 1.4, 1.02), MODEL, GPU, BUDGET)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-
-    def objective(trial: optuna.Trial) -> float:
-        c = suggest(trial, space)
-        assert c is not None
-        record = replay.probe(c)
-        trial.set_constraint("memory", 1.0 if record.status != "measured" else -1.0)
-        trial.set_user_attr(BYTES_ATTR, record.device_bytes)
-        return record.images_per_second or 1.0
-
-    study.optimize(objective, n_trials=15)
-    assert study.best_value >= 0.99 * best_rate(replay)
-    keys = [tuple(t.params.items()) for t in study.trials]
-    assert len(set(keys)) == len(keys)
-
-
-def test_the_sampler_leaves_what_fails_alone() -> None:
-    replay = Replay(TABLE)
-    sampler = PlannerSampler(replay.space, true_prior(replay), MODEL, GPU, BUDGET)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-
-    def objective(trial: optuna.Trial) -> float:
-        c = suggest(trial, replay.space)
-        assert c is not None
-        if c.setting.precision == "bf16":
-            raise RuntimeError("no bf16 here")
-        return replay.probe(c).images_per_second or 1.0
-
-    study.optimize(objective, n_trials=12, catch=(RuntimeError,))
-    keys = [tuple(t.params.items()) for t in study.trials]
-    assert len(set(keys)) == len(keys)
-    assert study.best_value > 1.0
-
-
-def test_the_sampler_refuses_to_minimise() -> None:
-    replay = Replay(TABLE)
-    sampler = PlannerSampler(replay.space, true_prior(replay), MODEL, GPU)
-    study = optuna.create_study(direction="minimize", sampler=sampler)
-    with pytest.raises(ValueError, match="maximises"):
-        study.optimize(lambda trial: float(suggest(trial, replay.space) is None), n_trials=1)

@@ -14,8 +14,8 @@ from pathlib import Path
 import optuna
 import pytest
 
+from search.study.optuna_study import make_study
 from search.study.records import read_records
-from search.study.study import make_study
 from tests.search.study.tuners import SPACE, check_whole, finish, start, survive
 from tests.search.tables import make_record
 
@@ -62,11 +62,11 @@ def test_killed_at_random_instants(tmp_path: Path, server: str) -> None:
 
 def test_a_record_of_very_many_steps_fits_a_text_column(tmp_path: Path, server: str) -> None:
     study = make_study(server, tmp_path, SPACE, None, name=uuid.uuid4().hex)
-    claim = study.claim(SPACE.candidates[0], 60)
-    assert claim is not None
+    lease = study.lease(SPACE.candidates[0], 60)
+    assert lease is not None
     samples = tuple(0.001 + i * 1e-9 for i in range(200_000))
-    record = make_record(claim.candidate.setting)
-    study.finish(claim, record.model_copy(update={"step_seconds": samples}))
+    record = make_record(lease.candidate.setting, probe_id=lease.probe_id)
+    study.finish(lease, record.model_copy(update={"step_seconds": samples}))
     (kept,) = study.records()
     assert 900 <= len(kept.step_seconds) <= 1000
     assert len(read_records(tmp_path / "probes.jsonl").records[0].step_seconds) == 200_000

@@ -1,9 +1,10 @@
-"""The study: claims, leases, what a killed tuner leaves, and files that are not ours."""
+"""The study: leases, leases, what a killed tuner leaves, and files that are not ours."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from pathlib import Path
 
 import optuna
@@ -13,10 +14,11 @@ from planner.errors import PlannerError, UsageError
 from planner.schema import SwinConfig, TrainSetting
 from search.replay import Replay
 from search.space import Space, make_space
-from search.study import study as study_file
+from search.study.identity import Identity
+from search.study.optuna_study import IDENTITY as IDENTITY_ATTRIBUTE
+from search.study.optuna_study import OptunaStudy, make_study
 from search.study.records import append_records, read_records
 from search.study.storage import StudyError, hidden_password
-from search.study.study import Identity, Study, make_study
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 SPACE: Space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16, 32, 512))
@@ -24,15 +26,16 @@ IDENTITY = Identity(MODEL, GPU, {"torch": "test"})
 NOBODY = json.dumps(["elsewhere", "", 1, "1"])  # another machine: only its lease can end
 
 
-def open_study(tmp_path: Path, storage: str | None = None) -> Study:
+def open_study(tmp_path: Path, storage: str | None = None) -> OptunaStudy:
     tmp_path.mkdir(exist_ok=True)
     return make_study(storage, tmp_path, SPACE, GPU.total_bytes)
 
 
-def probe_one(study: Study, position: int) -> str:
-    claim = study.claim(SPACE.candidates[position], 60)
-    assert claim is not None
-    return study.finish(claim, make_record(claim.candidate.setting)).probe_id
+def probe_one(study: OptunaStudy, position: int) -> str:
+    lease = study.lease(SPACE.candidates[position], 60)
+    assert lease is not None
+    study.finish(lease, make_record(lease.candidate.setting, probe_id=lease.probe_id))
+    return lease.probe_id
 
 
 CARD = GPU.model_copy(update={"driver": "580.1", "uuid": "GPU-a"})
@@ -76,7 +79,7 @@ def test_a_study_of_before_uuids_is_still_ours(tmp_path: Path) -> None:
     study = open_study(tmp_path)
     old = Identity(MODEL, CARD, {"torch": "test"}).to_json()
     del old["device"]["uuid"]
-    study.study.set_user_attr(study_file.IDENTITY, old)
+    study.study.set_user_attr(IDENTITY_ATTRIBUTE, old)
     assert study.adopt(Identity(MODEL, CARD, {"torch": "test"})) == ()
 
 
@@ -112,117 +115,117 @@ def test_an_out_of_memory_probe_is_complete_with_a_violated_constraint(tmp_path:
     assert study.study.best_trial.user_attrs["probe_id"] == fits
 
 
-def test_two_tuners_do_not_claim_one_setting(tmp_path: Path) -> None:
+def test_two_tuners_do_not_lease_one_setting(tmp_path: Path) -> None:
     first, second = open_study(tmp_path), open_study(tmp_path)
-    second.owner = NOBODY
-    claim = first.claim(SPACE.candidates[0], 60)
-    assert claim is not None
-    assert second.claim(SPACE.candidates[0], 60) is None
+    second.holder = NOBODY
+    lease = first.lease(SPACE.candidates[0], 60)
+    assert lease is not None
+    assert second.lease(SPACE.candidates[0], 60) is None
     assert SPACE.candidates[0].id in second.busy()
-    assert second.claim(SPACE.candidates[1], 60) is not None
-    first.release(claim, "test")
-    assert second.claim(SPACE.candidates[0], 60) is not None
+    assert second.lease(SPACE.candidates[1], 60) is not None
+    first.release(lease, "test")
+    assert second.lease(SPACE.candidates[0], 60) is not None
 
 
-def test_a_finished_setting_is_not_claimed_again_but_a_repeat_is(tmp_path: Path) -> None:
+def test_a_finished_setting_is_not_leased_again_but_a_repeat_is(tmp_path: Path) -> None:
     study = open_study(tmp_path)
     probe_one(study, 0)
-    assert study.claim(SPACE.candidates[0], 60) is None
-    assert study.claim(SPACE.candidates[0], 60, repeat=1) is not None
+    assert study.lease(SPACE.candidates[0], 60) is None
+    assert study.lease(SPACE.candidates[0], 60, repeat=1) is not None
 
 
-def test_a_lease_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_expires(tmp_path: Path) -> None:
     gone, here = open_study(tmp_path), open_study(tmp_path)
-    gone.owner = NOBODY
-    assert gone.claim(SPACE.candidates[0], 10) is not None
-    assert here.claim(SPACE.candidates[0], 10) is None
-    now = study_file.time.time()
-    monkeypatch.setattr(study_file.time, "time", lambda: now + 10 + 61)
+    gone.holder = NOBODY
+    assert gone.lease(SPACE.candidates[0], 10) is not None
+    assert here.lease(SPACE.candidates[0], 10) is None
+    now = time.time()
+    here.clock = lambda: now + 10 + 61
     here.reconcile()
-    assert here.claim(SPACE.candidates[0], 10) is not None
+    assert here.lease(SPACE.candidates[0], 10) is not None
 
 
-def test_the_claim_of_a_dead_process_is_free_at_once(tmp_path: Path) -> None:
+def test_the_lease_of_a_dead_process_is_free_at_once(tmp_path: Path) -> None:
     dead, here = open_study(tmp_path), open_study(tmp_path)
-    host, boot, pid, *_ = json.loads(dead.owner)
-    dead.owner = json.dumps([host, boot, pid, "0"])  # the pid lives, but began at another time
-    assert dead.claim(SPACE.candidates[0], 3600) is not None
+    host, boot, pid, *_ = json.loads(dead.holder)
+    dead.holder = json.dumps([host, boot, pid, "0"])  # the pid lives, but began at another time
+    assert dead.lease(SPACE.candidates[0], 3600) is not None
     assert here.busy() == set()
     here.reconcile()
-    assert here.claim(SPACE.candidates[0], 60) is not None
+    assert here.lease(SPACE.candidates[0], 60) is not None
 
 
 def test_recorded_but_not_told_is_told_on_resume(tmp_path: Path) -> None:
     """Killed between the line in probes.jsonl and the study."""
     dead = open_study(tmp_path)
-    dead.owner = json.dumps([*json.loads(dead.owner)[:3], "0"])
-    claim = dead.claim(SPACE.candidates[0], 60)
-    assert claim is not None
-    record = make_record(claim.candidate.setting, probe_id=claim.probe_id)
+    dead.holder = json.dumps([*json.loads(dead.holder)[:3], "0"])
+    lease = dead.lease(SPACE.candidates[0], 60)
+    assert lease is not None
+    record = make_record(lease.candidate.setting, probe_id=lease.probe_id)
     append_records(tmp_path / "probes.jsonl", [record])
     for _ in range(2):  # and again: nothing is counted twice
         here = open_study(tmp_path)
         here.reconcile()
-        assert [r.probe_id for r in here.records()] == [claim.probe_id]
+        assert [r.probe_id for r in here.records()] == [lease.probe_id]
         assert len(here.study.get_trials()) == 1
     assert len(read_records(tmp_path / "probes.jsonl").records) == 1
 
 
-def test_answered_but_not_recorded_is_recorded_on_resume(tmp_path: Path) -> None:
-    """Killed while the worker that had answered was still ending."""
+def test_received_but_not_recorded_is_recorded_on_resume(tmp_path: Path) -> None:
+    """Killed while the worker whose result was in was still ending."""
     dead = open_study(tmp_path)
-    dead.owner = json.dumps([*json.loads(dead.owner)[:3], "0"])
-    claim = dead.claim(SPACE.candidates[0], 60)
-    assert claim is not None
-    dead.note_answer(make_record(claim.candidate.setting, probe_id=claim.probe_id))
+    dead.holder = json.dumps([*json.loads(dead.holder)[:3], "0"])
+    lease = dead.lease(SPACE.candidates[0], 60)
+    assert lease is not None
+    dead.receive(make_record(lease.candidate.setting, probe_id=lease.probe_id))
     assert read_records(tmp_path / "probes.jsonl").records == ()
     for _ in range(2):
         here = open_study(tmp_path)
         here.reconcile()
-        assert [r.probe_id for r in here.records()] == [claim.probe_id]
+        assert [r.probe_id for r in here.records()] == [lease.probe_id]
         assert len(read_records(tmp_path / "probes.jsonl").records) == 1
 
 
-def test_a_claim_that_was_answered_is_finished_and_not_given_back(tmp_path: Path) -> None:
+def test_a_lease_that_was_received_is_finished_and_not_given_back(tmp_path: Path) -> None:
     study = open_study(tmp_path)
-    claims = [study.claim(SPACE.candidates[i], 60) for i in (0, 1)]
-    assert claims[0] is not None
-    assert claims[1] is not None
-    study.note_answer(make_record(claims[0].candidate.setting, probe_id=claims[0].probe_id))
-    for claim in claims:
-        assert claim is not None
-        study.release(claim, "interrupted")
-    assert [r.probe_id for r in study.records()] == [claims[0].probe_id]
+    leases = [study.lease(SPACE.candidates[i], 60) for i in (0, 1)]
+    assert leases[0] is not None
+    assert leases[1] is not None
+    study.receive(make_record(leases[0].candidate.setting, probe_id=leases[0].probe_id))
+    for lease in leases:
+        assert lease is not None
+        study.release(lease, "interrupted")
+    assert [r.probe_id for r in study.records()] == [leases[0].probe_id]
     assert [r.probe_id for r in read_records(tmp_path / "probes.jsonl").records] == [
-        claims[0].probe_id
+        leases[0].probe_id
     ]
-    assert study.claim(SPACE.candidates[0], 60) is None
-    assert study.claim(SPACE.candidates[1], 60) is not None
+    assert study.lease(SPACE.candidates[0], 60) is None
+    assert study.lease(SPACE.candidates[1], 60) is not None
 
 
 def test_a_record_that_came_after_its_lease_is_kept(tmp_path: Path) -> None:
     """A suspended machine: another tuner has freed the setting before the probe ended."""
     slow, other = open_study(tmp_path), open_study(tmp_path)
-    claim = slow.claim(SPACE.candidates[0], lease_seconds=-1000)
-    assert claim is not None
+    lease = slow.lease(SPACE.candidates[0], seconds=-1000)
+    assert lease is not None
     other.reconcile()  # frees it
-    slow.finish(claim, make_record(claim.candidate.setting))
-    assert [r.probe_id for r in other.records()] == [claim.probe_id], "others hear of it at once"
+    slow.finish(lease, make_record(lease.candidate.setting, probe_id=lease.probe_id))
+    assert [r.probe_id for r in other.records()] == [lease.probe_id], "others hear of it at once"
     for _ in range(2):
         here = open_study(tmp_path)
         here.reconcile()
-        assert [r.probe_id for r in here.records()] == [claim.probe_id]
+        assert [r.probe_id for r in here.records()] == [lease.probe_id]
         assert len(read_records(tmp_path / "probes.jsonl").records) == 1
 
 
-def test_two_tuners_in_one_process_leave_each_others_claims_alone(tmp_path: Path) -> None:
+def test_two_tuners_in_one_process_leave_each_others_leases_alone(tmp_path: Path) -> None:
     one, two = open_study(tmp_path), open_study(tmp_path)
-    claim = one.claim(SPACE.candidates[0], 60)
-    assert claim is not None
-    one.note_answer(make_record(claim.candidate.setting, probe_id=claim.probe_id))
+    lease = one.lease(SPACE.candidates[0], 60)
+    assert lease is not None
+    one.receive(make_record(lease.candidate.setting, probe_id=lease.probe_id))
     two.reconcile()
     assert two.records() == ()
-    one.finish(claim, make_record(claim.candidate.setting))
+    one.finish(lease, make_record(lease.candidate.setting, probe_id=lease.probe_id))
     assert len(two.records()) == 1
 
 
@@ -256,7 +259,7 @@ def test_a_lost_database_is_made_again_from_the_records(tmp_path: Path) -> None:
     again = open_study(tmp_path)
     again.reconcile()
     assert {r.probe_id for r in again.records()} == ids
-    assert again.claim(SPACE.candidates[0], 60) is None
+    assert again.lease(SPACE.candidates[0], 60) is None
 
 
 def test_a_lost_records_file_is_made_again_from_the_study(tmp_path: Path) -> None:
@@ -365,7 +368,7 @@ def test_settings_of_a_narrower_search_stay_in_the_study(tmp_path: Path) -> None
                         batch_sizes=(64,))  # fmt: skip
     study = make_study(None, tmp_path, narrow, GPU.total_bytes)
     study.reconcile()
-    claim = study.claim(narrow.candidates[0], 60)
-    assert claim is not None
-    study.finish(claim, make_record(claim.candidate.setting))
+    lease = study.lease(narrow.candidates[0], 60)
+    assert lease is not None
+    study.finish(lease, make_record(lease.candidate.setting, probe_id=lease.probe_id))
     assert len(study.records()) == 2

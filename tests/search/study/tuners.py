@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 
 from search.space import make_space, setting_id
+from search.study.optuna_study import make_study
 from search.study.records import read_records
-from search.study.study import make_study
 from tests.search.tables import GPU, MODEL
 from tests.search.tuner import BATCHES, RESTRICT
 

@@ -1,0 +1,104 @@
+"""The phases of a search: the strategy's probes, then the plain default's, then what they prove."""
+
+from __future__ import annotations
+
+from planner.errors import PlannerError
+from planner.libraries.registry import find_library
+from planner.schema import MeasurementRecord, Model, SwinConfig
+from planner.schema.result import Recommendation
+from search.interrupts import ending, hold
+from search.options import SearchOptions
+from search.result.exclusions import find_excluded
+from search.result.notes import plain_default_note, untried_note
+from search.result.recommend import recommend
+from search.result.summary import Summary
+from search.session import Session
+from search.strategies.named import make_strategy
+from search.strategies.plain_default import PlainDefaultHunt, plain_arm
+from search.study.identity import Identity
+from search.study.records import RecordsNotWrittenError
+from search.surrogate.prior import Prior
+
+PLAIN_DEFAULT_SHARE = 0.15  # of the budget, kept to measure what the gain is over
+
+
+def search_and_recommend(
+    session: Session, identity: Identity, prior: Prior, options: SearchOptions, notes: list[str]
+) -> Recommendation:
+    """Searches, measures the plain default, and recommends. Ctrl-C ends it early, and so does a
+    disk that is full: what was measured until then counts."""
+    session.note(f"{len(session.space)} settings; {prior.basis}.")
+    arm = plain_arm(session.space, library_attention(identity.model))
+    notes = list(notes)
+    try:
+        stopped = _probe(session, prior, options, arm)
+        hold()
+    except KeyboardInterrupt:
+        stopped = ending()
+        notes += _save(session)
+    except PlannerError as error:
+        if not session.records:
+            raise
+        stopped = "what was measured could not be kept"
+        if not isinstance(error, RecordsNotWrittenError):
+            stopped = error.message
+        notes.append(str(error))
+    hold()
+    records = session.in_space()
+    notes += untried_note(records, session.space, prior, options, stopped)
+    notes += plain_default_note(arm, options)
+    return recommend(records, _summary(session, identity, prior, options, arm, stopped, notes))
+
+
+def _probe(session: Session, prior: Prior, options: SearchOptions, arm: str | None) -> str:
+    """The strategy's probes and then those of the plain default. Returns why the first ended."""
+    limits, space, budget_bytes = session.limits, session.space, session.budget_bytes
+    hunts = arm is not None and options.baseline
+    if hunts and options.budget_seconds:
+        limits.reserved_seconds = PLAIN_DEFAULT_SHARE * options.budget_seconds
+    stopped = session.run(make_strategy(options, space, prior, budget_bytes))
+    limits.reserved_seconds = 0.0
+    if arm is not None and hunts and session.best_rate():
+        session.run(PlainDefaultHunt(space, prior, budget_bytes, arm))
+    return stopped
+
+
+def _save(session: Session) -> list[str]:
+    """An interrupt may have come between a probe's end and its line on disk."""
+    try:
+        session.hear()
+        session.study.save(session.records)
+    except PlannerError as error:
+        return [str(error)]
+    return []
+
+
+def _summary(
+    session: Session, identity: Identity, prior: Prior, options: SearchOptions,
+    arm: str | None, stopped: str, notes: list[str],
+) -> Summary:  # fmt: skip
+    records: list[MeasurementRecord] = session.in_space()
+    trials = session.limits.trials
+    used_up = trials is not None and len(session.records) >= trials
+    return Summary(
+        model=identity.model,
+        device=identity.device,
+        versions=identity.versions,
+        budget_bytes=session.budget_bytes,
+        asked=options.asked,
+        plain_arm=arm or "",
+        images=options.images,
+        num_candidates=len(session.space),
+        stopped_because=stopped,
+        trials_used=len(session.records) if used_up else None,
+        ruled_out=find_excluded(session.space, prior, session.budget_bytes, records),
+        notes=tuple(notes),
+    )
+
+
+def library_attention(model: Model) -> str | None:
+    """The attention a library has by itself on CUDA, for the plain default; None where the model is
+    no Swin of ours."""
+    if not isinstance(model, SwinConfig):
+        return None
+    return find_library(model.library).default_attention(model)

@@ -1,0 +1,138 @@
+"""The settings that ran within the budget, and which of them is best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from planner.schema import MeasurementRecord, TrainSetting
+from search.probe.evidence import calm, is_feasible, price_of_compiling, rate_interval
+from search.space import candidate, setting_id, simplicity
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A setting with all its measured probes. Rates in images/s per device, times in seconds: of
+    the probes that nothing disturbed, where there are such."""
+
+    setting: TrainSetting
+    records: tuple[MeasurementRecord, ...]
+
+    @property
+    def images(self) -> int:
+        return self.setting.batch_size * self.setting.accumulate
+
+    @property
+    def samples(self) -> list[float]:
+        return [s for record in self.judged for s in record.step_seconds]
+
+    @property
+    def judged(self) -> list[MeasurementRecord]:
+        return calm(self.records)
+
+    @property
+    def step_seconds(self) -> float:
+        return median(self.samples)
+
+    @property
+    def rate(self) -> float:
+        return self.images / self.step_seconds
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return rate_interval(self.images, self.samples)
+
+    @property
+    def compile_seconds(self) -> float:
+        return price_of_compiling(self.records)
+
+    @property
+    def num_bytes(self) -> int | None:
+        known = [n for r in self.records if (n := r.used_bytes) is not None]
+        return max(known, default=None)
+
+    @property
+    def evidence(self) -> MeasurementRecord:
+        """The one record that stands for it: of several, all their samples together."""
+        records = self.judged
+        if len(records) == 1:
+            return records[0]
+        flags = tuple(dict.fromkeys(f for r in records for f in r.flags))
+        return records[0].model_copy(
+            update={
+                "step_seconds": tuple(self.samples),
+                "images_per_second": self.rate,
+                "compile_seconds": self.compile_seconds if records[0].compile_seconds else None,
+                "flags": (*flags, f"{len(records)} probes together"),
+            }
+        )
+
+    def total_seconds(self, images: float) -> float:
+        """Seconds to train on so many images of this device, compilation included."""
+        return self.compile_seconds + images / self.rate
+
+
+def contenders(records: Iterable[MeasurementRecord], budget_bytes: int | None) -> list[Contender]:
+    """The settings that ran within the budget, fastest first; one that failed once is none."""
+    grouped: dict[str, list[MeasurementRecord]] = {}
+    for record in records:
+        if not record.inconclusive:
+            grouped.setdefault(setting_id(record.setting), []).append(record)
+    found = [
+        Contender(good[0].setting, tuple(good))
+        for group in grouped.values()
+        if (good := [r for r in group if is_feasible(r, budget_bytes)]) and len(good) == len(group)
+    ]
+    return sorted(found, key=lambda c: -c.rate)
+
+
+# Noise lets a plainer setting win, but only where its median is slower by no more than this: with
+# few or disturbed samples an interval can be so wide that everything would be level.
+SIMPLER_COSTS = 0.01
+
+
+def choose(found: Sequence[Contender], images: float | None = None) -> Contender:
+    """The fastest, or where others cannot be told from it the plainest of them.
+
+    With `images` (of one device, a whole training's) it is the least total time that wins,
+    compilation included; compile time does not average out, so noise is that of the rates alone.
+    """
+    if images is None:
+        best = max(found, key=lambda c: c.rate)
+        floor = best.rate * (1 - SIMPLER_COSTS)
+        level = [c for c in found if c.interval[1] >= best.interval[0] and c.rate >= floor]
+    else:
+        best = min(found, key=lambda c: c.total_seconds(images))
+        latest = best.compile_seconds + images / best.interval[0]
+        level = [
+            c
+            for c in found
+            if c.compile_seconds + images / c.interval[1] <= latest
+            and c.total_seconds(images) <= best.total_seconds(images) / (1 - SIMPLER_COSTS)
+        ]
+    return min(level, key=lambda c: simplicity(c.setting))
+
+
+def pareto_front(found: Iterable[Contender]) -> list[Contender]:
+    """The front of throughput against memory: nothing else is both faster and smaller.
+    Least memory first."""
+    kept: list[Contender] = []
+    for c in sorted(found, key=lambda c: (c.num_bytes or 0, -c.rate)):
+        if not kept or c.rate > kept[-1].rate:
+            kept.append(c)
+    return kept
+
+
+def find_plain_default(found: Iterable[Contender], arm: str) -> Contender | None:
+    """The plain default (the settings of `arm`) at the largest batch that was measured to fit."""
+    plain = [c for c in found if candidate(c.setting).arm == arm]
+    return max(plain, key=lambda c: c.setting.batch_size, default=None)
+
+
+def break_even_steps(compiled: Contender, eager: Contender) -> int | None:
+    """Optimizer steps after which compilation has paid for itself; None if it never does."""
+    per_image = eager.step_seconds / eager.images - compiled.step_seconds / compiled.images
+    if per_image <= 0:
+        return None
+    return max(1, round(compiled.compile_seconds / (per_image * compiled.images)))

@@ -1,0 +1,122 @@
+"""What to know beside the recommended setting, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.report.settings import describe_changes
+from planner.schema import MeasurementRecord, TrainSetting
+from planner.units import format_bytes, format_seconds
+from search.options import SearchOptions
+from search.result.contenders import Contender, break_even_steps, pareto_front
+from search.result.summary import Summary
+from search.space import Space
+from search.surrogate.prior import Prior
+from search.surrogate.probe_cost import ProbeCosts
+
+
+def notes_on(best: Contender, found: Sequence[Contender], summary: Summary) -> list[str]:
+    """What to know about the best setting, against the others that fit."""
+    candidates = (
+        _simpler_note(best, found, summary),
+        _compile_note(best, found),
+        _length_note(best, summary),
+        _pareto_note(found),
+        _learning_rate_note(best.setting, summary.asked),
+        _flags_note(best),
+    )
+    return [note for note in candidates if note]
+
+
+def _simpler_note(best: Contender, found: Sequence[Contender], summary: Summary) -> str:
+    fastest = found[0]
+    if fastest is best or summary.images is not None:
+        return ""
+    other = describe_changes(fastest.setting, best.setting)
+    return (
+        f"{other} measured {fastest.rate / best.rate - 1:.1%} faster, "
+        "which is within the noise: the simpler setting is recommended."
+    )
+
+
+def _compile_note(best: Contender, found: Sequence[Contender]) -> str:
+    eager = next((c for c in found if c.setting.compile == "off"), None)
+    if best.setting.compile == "off" or eager is None:
+        return ""
+    steps = break_even_steps(best, eager)
+    spent = format_seconds(best.compile_seconds)
+    if steps is None:
+        return f"Compiling takes {spent} and is not faster than the best eager setting."
+    return (
+        f"Compiling takes {spent} and pays after {steps} optimizer steps, against the fastest "
+        "eager setting."
+    )
+
+
+def _pareto_note(found: Sequence[Contender]) -> str:
+    """What less memory costs: the front of throughput against memory."""
+    kept = [c for c in pareto_front(found) if c.num_bytes is not None]
+    if len(kept) < 2:
+        return ""
+    points = [f"{c.rate:.4g} images/s in {format_bytes(c.num_bytes or 0)}" for c in kept]
+    return f"Throughput against memory: {', '.join(points)}."
+
+
+def _length_note(best: Contender, summary: Summary) -> str:
+    if summary.images is None:
+        return ""
+    total = format_seconds(best.total_seconds(summary.images))
+    return (
+        f"Ranked by total time for {summary.images:.0f} images of this device: {total}, "
+        f"{format_seconds(best.compile_seconds)} of it compiling."
+    )
+
+
+def _learning_rate_note(setting: TrainSetting, asked: TrainSetting) -> str:
+    """The usual rules, given and not applied: schedules are the person's."""
+    new, old = setting.global_batch, asked.global_batch
+    if new == old:
+        return ""
+    ratio = new / old
+    return (
+        f"The global batch is {new}, not {old}: a learning rate tuned for {old} is usually scaled "
+        f"by {ratio:.3g} (linear rule; the Swin recipe) or {ratio**0.5:.3g} (square root, often "
+        f"for AdamW), with warm-up; or keep {old} with --global-batch {old}."
+    )
+
+
+def _flags_note(best: Contender) -> str:
+    flags = sorted({f for r in best.judged for f in r.flags})
+    return f"Noted while it was measured: {'; '.join(flags)}." if flags else ""
+
+
+def untried_note(
+    records: Sequence[MeasurementRecord], space: Space, prior: Prior, options: SearchOptions,
+    stopped: str,
+) -> list[str]:  # fmt: skip
+    """The compile modes that the budget ended before, and how long each takes."""
+    if options.strategy != "planner" or "budget" not in stopped:
+        return []
+    ends = {r.status for r in records if r.setting.compile != "off"}
+    if ends and "measured" not in ends:
+        return []  # no compiler here, as far as was seen
+    costs = ProbeCosts(space, prior.compile_seconds)
+    for record in records:
+        costs.observe(record)
+    tried = {"off", *(r.setting.compile for r in records)}
+    modes = [m for m in space.choices["compile"] if m not in tried]
+    waits = [f"{m} (about {format_seconds(costs.compile_seconds(m))})" for m in modes]
+    if not waits:
+        return []
+    return [
+        f"Not tried, as compiling takes long and the budget ended: {', '.join(waits)}. "
+        "A longer --budget may find more."
+    ]
+
+
+def plain_default_note(arm: str | None, options: SearchOptions) -> list[str]:
+    if arm is not None or not options.baseline:
+        return []
+    return [
+        "The plain default (fp32, eager, no checkpointing) was excluded, so no gain can be given."
+    ]

@@ -1,0 +1,19 @@
+"""A space as Optuna has it."""
+
+from __future__ import annotations
+
+from search.space import make_space
+from search.study.params import SpaceParams
+from tests.search.tables import GPU, MODEL, SMALL
+
+
+def test_parameters_and_candidates_are_one_to_one() -> None:
+    space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
+    params = SpaceParams(space)
+    for c in space.candidates:
+        assert params.candidate(params.of(c)) == c
+
+
+def test_a_combination_that_the_space_lacks_is_no_candidate() -> None:
+    params = SpaceParams(make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16)))
+    assert params.candidate({"batch_rung": 7}) is None
