@@ -1,0 +1,258 @@
+"""Any module's blocks are found and checkpointed: equal gradients, fewer saved bytes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from planner.checkpointing import checkpoint_blocks, repeated_blocks  # noqa: E402
+from planner.libraries.missing_operators import declare_missing_operators  # noqa: E402
+from planner.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.trace import trace_training  # noqa: E402
+
+IMAGES = FactoryModel(factory="tests:none", image_size=(32, 32), num_classes=10)
+FP32 = TrainSetting(batch_size=8, precision="fp32", optimizer="sgd")
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convs = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.convs(x))
+
+
+class ResNet(nn.Module):
+    """Two stages of two blocks, as in torchvision: `layer1` and `layer2` are `Sequential`s."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.layer1 = nn.Sequential(Bottleneck(8), Bottleneck(8))
+        self.down = nn.Conv2d(8, 16, 2, stride=2)
+        self.layer2 = nn.Sequential(Bottleneck(16), Bottleneck(16))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.layer2(self.down(self.layer1(self.stem(images))))
+        return self.head(x.mean((2, 3)))
+
+
+class Attention(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.qkv = nn.Linear(channels, 3 * channels)
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        return x + F.dropout(F.softmax(scale * q @ k.transpose(1, 2), -1) @ v, 0.1)
+
+
+class Block(nn.Module):
+    """Called with a keyword; its dropout must draw the same numbers again."""
+
+    def __init__(self, channels: int = 24) -> None:
+        super().__init__()
+        self.attention = Attention(channels)
+        self.mlp = nn.Sequential(
+            nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels)
+        )
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        x = self.attention(x, scale=scale)
+        return x + self.mlp(x)
+
+
+class ViT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 24, 4, stride=4)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(24, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.embed(images).flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            x = block(x, scale=0.5)
+        return self.head(x.mean(1))
+
+
+class MaxBlock(nn.Module):
+    """A convolution and two attentions: `Sequential(Attention, Attention)` holds repeated modules
+    in turn, which are the innermost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(24, 24, 3, padding=1, groups=24)
+        self.attentions = nn.Sequential(Attention(24), Attention(24))
+
+    def forward(self, x: Tensor) -> Tensor:
+        height = x.shape[2]
+        x = self.conv(x).flatten(2).transpose(1, 2)
+        return self.attentions(x).transpose(1, 2).unflatten(2, (height, -1))
+
+
+class MaxViT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 24, 4, stride=4)
+        self.stages = nn.ModuleList(nn.Sequential(MaxBlock(), MaxBlock()) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(24) for _ in range(2))
+        self.head = nn.Linear(24, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        for stage, norm in zip(self.stages, self.norms, strict=True):
+            x = norm(stage(x).movedim(1, -1)).movedim(-1, 1)
+        return self.head(x.mean((2, 3)))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "ResNet": (ResNet, "4 Bottleneck"),
+    "ViT": (ViT, "3 Block"),
+    "MaxViT": (MaxViT, "8 Attention"),
+}
+
+
+def gradients(module: nn.Module, images: Tensor) -> list[Tensor]:
+    torch.manual_seed(1)
+    module(images).square().sum().backward()
+    return [p.grad for p in module.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_equal_with_and_without(name: str) -> None:
+    torch.manual_seed(0)
+    plain = MODELS[name][0]()
+    wrapped = copy.deepcopy(plain)
+    assert checkpoint_blocks(wrapped)[0] == f"checkpointed: {MODELS[name][1]}"
+    images = torch.randn(4, 3, 32, 32)
+    first, second = gradients(plain, images), gradients(wrapped, images)
+    assert len(first) == len(second) == len(list(plain.parameters()))
+    for mine, theirs in zip(first, second, strict=True):
+        assert torch.equal(mine, theirs)
+    assert list(plain.state_dict()) == list(wrapped.state_dict())
+
+
+def test_batch_norm_in_a_block_counts_twice_which_is_said() -> None:
+    wrapped = ResNet()
+    assert "BatchNorm" in checkpoint_blocks(wrapped)[1]
+    gradients(wrapped, torch.randn(4, 3, 32, 32))
+    assert wrapped.layer1[0].convs[1].num_batches_tracked == 2
+    assert len(checkpoint_blocks(ViT())) == 1  # there is none to speak of
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_saved_bytes_fall_in_a_trace(name: str) -> None:
+    build = MODELS[name][0]
+
+    def checkpointed() -> nn.Module:
+        module = build()
+        checkpoint_blocks(module)
+        return module
+
+    plain = trace_training(build, IMAGES, FP32)
+    wrapped = trace_training(checkpointed, IMAGES, FP32)
+    assert wrapped.saved_bytes() < 0.6 * plain.saved_bytes()
+    assert wrapped.peak_live_bytes() < plain.peak_live_bytes()
+
+
+def test_a_copy_checkpoints_its_own_blocks() -> None:
+    """A copy for an average of weights must not call the original's blocks."""
+    wrapped = ViT()
+    checkpoint_blocks(wrapped)
+    copied = copy.deepcopy(wrapped)
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            parameter.zero_()
+    gradients(copied, torch.randn(2, 3, 32, 32))
+    assert all(p.grad is None for p in wrapped.parameters())
+
+
+def test_named_blocks_are_wrapped_and_no_others() -> None:
+    module = ViT()
+    assert checkpoint_blocks(module, [module.blocks[1]]) == ("checkpointed: 1 Block",)
+    assert type(module.blocks[0]) is Block
+    assert isinstance(module.blocks[1], Block)
+
+
+def test_what_is_no_block() -> None:
+    """torch's layers, modules that stand alone, and those without layers of their own."""
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+    assert repeated_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == []
+    assert repeated_blocks(nn.Sequential(Scale(), Scale())) == []
+    assert repeated_blocks(nn.Sequential(Block(), nn.Linear(24, 24))) == []
+    with pytest.raises(ValueError, match="no repeated blocks"):
+        checkpoint_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+
+
+def test_torchs_own_transformer_layers_are_blocks() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3)
+    assert checkpoint_blocks(encoder) == ("checkpointed: 3 TransformerEncoderLayer",)
+    assert encoder(torch.randn(2, 4, 8, requires_grad=True)).requires_grad
+
+
+class Switched(nn.Module):
+    """A library's module with a switch of its own, within a module of the user's."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+        self.refuses, self.is_on = refuses, False
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        assert not self.refuses, "gradient checkpointing not supported"
+        self.is_on = enable
+
+
+def test_a_librarys_own_switch_comes_first() -> None:
+    module = nn.Sequential(Switched(), nn.ModuleList([Attention(24), Attention(24)]))
+    said = checkpoint_blocks(module)
+    assert said == (
+        "checkpointing is Switched's own, turned on by its switch",
+        "checkpointed: 2 Attention",
+    )
+    assert module[0].is_on
+    assert type(module[0].blocks[0]) is Block
+
+
+def test_a_switch_that_refuses_leaves_the_blocks_to_us() -> None:
+    assert checkpoint_blocks(Switched(refuses=True)) == ("checkpointed: 2 Block",)
+
+
+def test_transformers_layers_keep_no_cache() -> None:
+    """GPT-2 keeps keys and values by default; a forward run again would append to them again."""
+    declare_missing_operators()
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, vocab_size=32, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config).train()
+    said = checkpoint_blocks(model)
+    assert said == ("checkpointing is GPT2LMHeadModel's own, turned on by its switch",)
+    assert model.config.use_cache is False
+    ids = torch.randint(32, (2, 8))
+    plain = transformers.GPT2LMHeadModel(config).train()
+    plain.load_state_dict(model.state_dict())
+    for m in (model, plain):
+        torch.manual_seed(0)
+        m(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids)).loss.backward()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
