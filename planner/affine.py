@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby, zip_longest
 from operator import itemgetter
+from typing import Any
 
 from planner.errors import UnsupportedError
 from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
 
+_new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
 Record = Callable[[int], Ledger]  # the ledger at a batch size
 
 
@@ -85,20 +88,39 @@ class AffineLedger:
         if not more:
             return self.at
         events = list(self.at.events)
-        for index, (num_bytes, flops) in self.slopes.items():
-            event = events[index]
-            if isinstance(event, Allocated):
-                storage, size, label, path = event
-                events[index] = Allocated(storage, size + more * num_bytes, label, path)
-            elif isinstance(event, Computed):
-                name, kind, dtype, work, size, kernels, path = event
-                events[index] = Computed(
-                    name, kind, dtype, work + more * flops, size + more * num_bytes, kernels, path
-                )
+        for index, storage, num_bytes, slope, label, path in self._growing_storages:
+            size = num_bytes + more * slope
+            events[index] = _new(Allocated, (storage, size, label, path))
+        for index, event, flops_slope, slope in self._growing_work:
+            name, kind, dtype, flops, num_bytes, kernels, path = event
+            done = flops + more * flops_slope, num_bytes + more * slope
+            events[index] = _new(Computed, (name, kind, dtype, *done, kernels, path))
         pooled = self.at.pooled_saved_bytes + more * self.pooled_saved_slope
         return replace(
             self.at, events=tuple(events), batch_size=batch_size, pooled_saved_bytes=pooled
         )
+
+    @cached_property
+    def _growing_storages(self) -> list[tuple[int, int, int, int, str, str]]:
+        """(index, storage, bytes, bytes per image, label, path) of allocations with a slope."""
+        found = []
+        for index, (slope, _) in self.slopes.items():
+            event = self.at.events[index]
+            if isinstance(event, Allocated):
+                found.append(
+                    (index, event.storage, event.num_bytes, slope, event.label, event.path)
+                )
+        return found
+
+    @cached_property
+    def _growing_work(self) -> list[tuple[int, tuple[Any, ...], int, int]]:
+        """(index, the operation, FLOPs per image, bytes per image) of operations with a slope."""
+        found = []
+        for index, (num_bytes, flops) in self.slopes.items():
+            event = self.at.events[index]
+            if isinstance(event, Computed):
+                found.append((index, tuple(event), flops, num_bytes))
+        return found
 
 
 @dataclass

@@ -27,7 +27,7 @@ from planner.left_out import left_out
 from planner.libraries.limits import graph_limit
 from planner.libraries.registry import find_library
 from planner.memory.allocator_config import AllocatorConfig, environment_allocator
-from planner.memory.profile import Instant, Profile, read_ledger
+from planner.memory.profile import Instant, SteadyStep, profile_memory
 from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
 from planner.step.compiled.modes import (
     BROKEN_RANGE,
@@ -206,8 +206,8 @@ def judge(
         allowed = allocator.allowed_bytes(gpu.memory_bytes if gpu else memory_bytes)
     if allowed is not None and budget is not None:
         budget = min(budget, allowed + outside.context_bytes)
-    reading = read_ledger(ledger, outside.workspace_bytes, allocator, allowed)
-    live, peak, reserved = reading.live, reading.peak, reading.peak_reserved_bytes
+    memory = profile_memory(ledger, outside.workspace_bytes, allocator, allowed)
+    live, peak, reserved = memory.live, memory.peak, memory.peak_reserved_bytes
     total = reserved + outside.context_bytes
     breakdown: dict[str, int] = {c: peak.by_category.get(c, 0) for c in CATEGORIES}
     breakdown |= {
@@ -224,7 +224,7 @@ def judge(
         breakdown=breakdown,
         saved_activation_bytes=live.saved_bytes + ledger.pooled_saved_bytes,
         peak_live_bytes=live.peak_bytes,
-        peak_allocated_bytes=reading.peak_allocated_bytes,
+        peak_allocated_bytes=memory.peak_allocated_bytes,
         peak_reserved_bytes=reserved,
         device_total_bytes=total,
         peak_at=describe_instant(peak, setting),
@@ -278,7 +278,7 @@ def _allocator_basis(config: AllocatorConfig | None, allowed_bytes: int | None) 
     return basis
 
 
-def _phase_live_bytes(live: Profile) -> dict[str, int]:
+def _phase_live_bytes(live: SteadyStep) -> dict[str, int]:
     """Live bytes at the end of each phase of the steady step (of its last micro-batch)."""
     ends = {"before_step": live.before_step}
     for phase, num_bytes in live.ends:

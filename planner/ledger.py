@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -68,12 +68,16 @@ class Ledger:
     The second step is the steady one: the optimizer's state exists from the end of the first on.
     """
 
-    events: Sequence[Event]
+    events: tuple[Event, ...]
     batch_size: int
     num_parameters: int
     notes: tuple[str, ...] = field(default=())
     # What forward saves in a pool that is never given back, so that no growth shows it.
     pooled_saved_bytes: int = 0
+
+    def __hash__(self) -> int:
+        """Without a look at every event: ledgers are kept by what is read of them."""
+        return hash((len(self.events), self.batch_size, self.num_parameters, self.notes))
 
     def operations(self, step: int = 1) -> Iterator[tuple[str, Computed]]:
         """(phase, operation) of optimizer step `step`, in order; phase is forward, backward,

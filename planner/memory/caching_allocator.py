@@ -29,12 +29,12 @@ SMALL = SMALL_BYTES >> UNIT_BITS
 SMALL_SEGMENT = SMALL_SEGMENT_BYTES >> UNIT_BITS
 MIN_LARGE = MIN_LARGE_BYTES >> UNIT_BITS
 ROUND_LARGE = ROUND_LARGE_BYTES >> UNIT_BITS
-# Blocks of the private pool lie from this address on, which is how a release finds its pool.
-_PRIVATE_BASE = 1 << 48
 # Address space of one expandable segment. The allocator takes 9/8 of the device's memory; here it
 # only has to be more than any device has.
 _VIRTUAL_UNITS = 1 << 34
 _NO_LIMIT = 1 << 62
+_ADDRESS_BITS = 48
+_ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
 Block = tuple[int, int]  # address and size, in units
 
@@ -43,26 +43,29 @@ class OutOfMemoryError(Exception):
     """The driver has no segment left to give, not even after the cached ones were returned."""
 
 
-class Pool:
-    """The free blocks of one pool: by size for best fit, and by both their ends for merging.
+def rounded(num_bytes: int) -> int:
+    """A request as the allocator rounds it: up to a multiple of 512 B."""
+    return -(-num_bytes >> UNIT_BITS) << UNIT_BITS
 
-    The allocator orders blocks by size, then address: that is `sizes` (those there are, ascending)
-    and under each the ascending addresses in `by_size`. A block is split when at least `min_rest`
-    units remain and less than `max_split` is asked for; `page` is what an expandable segment grows
-    by.
+
+class Pool:
+    """The free blocks of one pool: in the allocator's order, and by both their ends for merging.
+
+    The allocator orders blocks by size, then address; `ordered` are their numbers, size above
+    address. A block is split when at least `min_rest` units remain and less than `max_split` is
+    asked for; `page` is what an expandable segment grows by.
     """
 
     __slots__ = (
-        "by_size", "ends", "lookups", "max_split", "min_rest", "page", "segments", "sizes",
-        "starts", "unmapped",
+        "ends", "lookups", "max_split", "min_rest", "ordered", "page", "segments", "starts",
+        "unmapped",
     )  # fmt: skip
 
     def __init__(self, *, page: int, min_rest: int, max_split: int) -> None:
         self.page = page
         self.min_rest = min_rest
         self.max_split = max_split
-        self.sizes: list[int] = []
-        self.by_size: dict[int, list[int]] = {}
+        self.ordered: list[int] = []
         self.starts: dict[int, int] = {}  # address -> size of the free block there
         self.ends: dict[int, int] = {}  # address just past it -> size of the free block before
         self.segments: dict[int, int] = {}  # address -> size, of segments taken from the driver
@@ -73,79 +76,89 @@ class Pool:
         """Hold a free block, as it is."""
         self.starts[address] = size
         self.ends[address + size] = size
-        if size in self.by_size:
-            insort(self.by_size[size], address)
-        else:
-            self.by_size[size] = [address]
-            insort(self.sizes, size)
+        insort(self.ordered, size << _ADDRESS_BITS | address)
 
     def remove(self, address: int, size: int) -> None:
         del self.starts[address]
         del self.ends[address + size]
-        self._unlist(address, size)
+        del self.ordered[bisect_left(self.ordered, size << _ADDRESS_BITS | address)]
 
     def merge(self, address: int, size: int) -> Block:
         """Hold a free block, joined with those on its two sides; returns what came of it."""
+        ordered = self.ordered
         end = address + size
-        if end in self.starts:
-            after = self.starts.pop(end)
-            self._unlist(end, after)
+        after = self.starts.pop(end, 0)
+        if after:
+            del ordered[bisect_left(ordered, after << _ADDRESS_BITS | end)]
             size += after
-        if address in self.ends:
-            before = self.ends.pop(address)
+            end += after
+        before = self.ends.pop(address, 0)
+        if before:
             address -= before
-            self._unlist(address, before)
+            del ordered[bisect_left(ordered, before << _ADDRESS_BITS | address)]
             size += before
-        self.add(address, size)
+        self.starts[address] = self.ends[end] = size
+        insort(ordered, size << _ADDRESS_BITS | address)
         return address, size
+
+    def take_best(self, units: int) -> Block | None:
+        """The lower part, or all, of the smallest block of `units` or more."""
+        ordered = self.ordered
+        index = bisect_left(ordered, units << _ADDRESS_BITS)
+        if index == len(ordered):
+            return None
+        number = ordered[index]
+        address, size = number & _ADDRESS_MASK, number >> _ADDRESS_BITS
+        del self.starts[address]
+        rest = size - units
+        if rest < self.min_rest:
+            del self.ends[address + size], ordered[index]
+            return address, size
+        first = address + units
+        self.starts[first] = self.ends[address + size] = rest
+        number = rest << _ADDRESS_BITS | first
+        if index and ordered[index - 1] > number:
+            del ordered[index]
+            insort(ordered, number, 0, index)
+        else:
+            ordered[index] = number
+        return address, units
 
     def blocks_from(self, size: int) -> Iterator[Block]:
         """Free blocks of `size` and more, in the allocator's order."""
-        for index in range(bisect_left(self.sizes, size), len(self.sizes)):
-            fitting = self.sizes[index]
-            for address in self.by_size[fitting]:
-                yield address, fitting
+        ordered = self.ordered
+        for index in range(bisect_left(ordered, size << _ADDRESS_BITS), len(ordered)):
+            yield ordered[index] & _ADDRESS_MASK, ordered[index] >> _ADDRESS_BITS
 
     def whole_segments(self) -> list[Block]:
-        """Free blocks that are a whole segment of the driver's, which alone can be given back."""
+        """Free blocks that are a whole segment of the driver's; only these can be given back."""
         starts = self.starts
         return [(a, size) for a, size in self.segments.items() if starts.get(a) == size]
-
-    def _unlist(self, address: int, size: int) -> None:
-        addresses = self.by_size[size]
-        if len(addresses) == 1:
-            del self.by_size[size]
-            del self.sizes[bisect_left(self.sizes, size)]
-        else:
-            del addresses[bisect_left(addresses, address)]
 
 
 class CachingAllocator:
     """The allocator's state: which blocks are free, and what was taken from the driver.
 
-    `capacity_bytes` is what the driver can give this process beyond its context, `allowed_bytes`
-    the cap of `torch.cuda.set_per_process_memory_fraction`, without which torch does not collect
-    garbage either. Without both, memory never runs out.
+    `allowed_bytes` is the cap of `torch.cuda.set_per_process_memory_fraction`, without which torch
+    does not collect garbage either, and memory never runs out here.
 
     Addresses are invented: each segment lies above all earlier ones. Of blocks of one size the
     lowest is taken, so a driver that hands out addresses in another order may end elsewhere.
     """
 
     def __init__(
-        self,
-        config: AllocatorConfig | None = None,
-        *,
-        capacity_bytes: int | None = None,
-        allowed_bytes: int | None = None,
+        self, config: AllocatorConfig | None = None, *, allowed_bytes: int | None = None
     ) -> None:
         config = config or AllocatorConfig()
         self.reserved_units = 0
         self.num_segments = 0
         self.num_alloc_retries = 0
+        # Only then does it give memory back: otherwise what is reserved only grows.
+        self.is_limited = allowed_bytes is not None
         self._expandable = config.expandable_segments
-        self._capacity = _units_within(capacity_bytes)
-        self._allowed = _units_within(allowed_bytes)
-        self._max_split = _units_within(config.max_split_bytes)
+        self._allowed = _NO_LIMIT if allowed_bytes is None else allowed_bytes >> UNIT_BITS
+        max_split = config.max_split_bytes
+        self._max_split = _NO_LIMIT if max_split is None else max_split >> UNIT_BITS
         self._max_rounding = config.max_non_split_rounding_bytes >> UNIT_BITS
         self._large_segment = config.large_segment_bytes >> UNIT_BITS
         self._divisions = config.roundup_power2_divisions
@@ -153,18 +166,15 @@ class CachingAllocator:
         self._collects = bool(threshold) and allowed_bytes is not None
         self._gc_units = int(threshold * self._allowed) if self._collects else 0
         self._born: dict[int, int] = {}  # free block's address -> its pool's lookups back then
-        self._default_pools = self._new_pools()
-        self._private_pools: tuple[Pool, Pool] | None = None
-        self.small, self.large = self._default_pools
-        self._next_address = 0
-        self._next_private_address = _PRIVATE_BASE
-        # Whether best fit and exact rounding are all there is to it (replay has a short way then).
-        self.is_plain = not (
-            self._expandable
-            or self._collects
-            or self._divisions
-            or config.max_split_bytes is not None
+        self.small = Pool(page=SMALL_SEGMENT, min_rest=1, max_split=_NO_LIMIT)
+        self.large = Pool(
+            page=self._large_segment,
+            min_rest=1 if self._expandable else SMALL + 1,
+            max_split=_NO_LIMIT if self._expandable else self._max_split,
         )
+        self._next_address = 0
+        # Whether there is more to a request than the best fit.
+        self._has_options = self._expandable or self._collects or self._max_split < _NO_LIMIT
 
     @property
     def reserved_bytes(self) -> int:
@@ -177,80 +187,46 @@ class CachingAllocator:
             num_bytes = _round_to_division(num_bytes, self._divisions)
         units = (num_bytes + UNIT_BYTES - 1) >> UNIT_BITS
         pool = self.small if units <= SMALL else self.large
-        found = self._find(pool, units)
-        if found is None:
-            address, size = self.obtain(pool, units)
-        else:
-            address, size = found
-            pool.remove(address, size)
-        rest = size - units
-        if rest < pool.min_rest or units >= pool.max_split:
-            return address, size
-        pool.add(address + units, rest)
-        self._note_birth(pool, address + units)
-        return address, units
+        if not self._has_options:
+            return pool.take_best(units) or self._split(pool, self._obtain(pool, units), units)
+        pool.lookups += 1
+        best = self._choose(pool, units)
+        if best is not None:
+            pool.remove(*best)
+        return self._split(pool, best or self._obtain(pool, units), units)
 
     def free(self, block: Block) -> None:
         """Take back a block that `allocate` gave."""
         address, size = block
-        pools = self._default_pools
-        if address >= _PRIVATE_BASE:
-            assert self._private_pools is not None
-            pools = self._private_pools
         # The size tells the pool: blocks of the small pool are split to 512 B, so none of those
         # handed out is above 1 MiB, and none of the large pool's is below.
-        pool = pools[size > SMALL]
+        pool = self.small if size <= SMALL else self.large
         address, _ = pool.merge(address, size)
-        self._note_birth(pool, address)
+        if self._collects:
+            self._born[address] = pool.lookups
 
     def empty_cache(self) -> None:
-        """Return every segment that is wholly free to the driver, as `torch.cuda.empty_cache()`.
-        The private pool keeps its own."""
-        for pool in reversed(self._default_pools):
+        """Return every segment that is wholly free to the driver, as `torch.cuda.empty_cache()`."""
+        for pool in (self.large, self.small):
             for address, size in pool.whole_segments():
                 self._release(pool, address, size)
             if pool.unmapped:
                 for address, size in list(pool.blocks_from(0)):
                     self._unmap(pool, address, size)
 
-    def begin_capture(self) -> None:
-        """From here on serve requests from a private pool, as while a CUDA graph is captured."""
-        self._private_pools = self._private_pools or self._new_pools()
-        self.small, self.large = self._private_pools
-
-    def end_capture(self) -> None:
-        """Serve requests from the common pools again. The private pool keeps what it took."""
-        self.small, self.large = self._default_pools
-
-    def obtain(self, pool: Pool, units: int) -> Block:
-        """A block from the driver, for which cached segments may have to go. Not yet split."""
+    def _split(self, pool: Pool, block: Block, units: int) -> Block:
+        """What a request of `units` gets of `block`, which is not among the free ones."""
+        address, size = block
+        rest = size - units
+        if rest < pool.min_rest or units >= pool.max_split:
+            return block
+        pool.add(address + units, rest)
         if self._collects:
-            self._collect_garbage()
-        block = self._grow(pool, units)
-        if block is None and self._release_oversize(pool, units):
-            block = self._grow(pool, units)
-        if block is None and pool in self._default_pools:
-            # Nothing may be released to the driver during a capture.
-            self.empty_cache()
-            self.num_alloc_retries += 1
-            block = self._grow(pool, units)
-        if block is None:
-            raise OutOfMemoryError(f"no segment for a block of {units << UNIT_BITS} bytes")
-        return block
+            self._born[address + units] = pool.lookups
+        return address, units
 
-    def _new_pools(self) -> tuple[Pool, Pool]:
-        exact = self._expandable
-        small = Pool(page=SMALL_SEGMENT, min_rest=1, max_split=_NO_LIMIT)
-        large = Pool(
-            page=self._large_segment,
-            min_rest=1 if exact else SMALL + 1,
-            max_split=_NO_LIMIT if exact else self._max_split,
-        )
-        return small, large
-
-    def _find(self, pool: Pool, units: int) -> Block | None:
-        """`get_free_block`: best fit, which options may refuse or pass over."""
-        pool.lookups += 1
+    def _choose(self, pool: Pool, units: int) -> Block | None:
+        """`get_free_block`: the best fit, which options may pass over or refuse."""
         blocks = pool.blocks_from(units)
         best = next(blocks, None)
         if best is None:
@@ -258,7 +234,7 @@ class CachingAllocator:
         if self._expandable:
             # A block at the growing end counts as large as it can become, so that it comes last.
             for following in blocks:
-                if _room(pool, following) >= _room(pool, best):
+                if _reach(pool, following) >= _reach(pool, best):
                     break
                 best = following
         size = best[1]
@@ -268,9 +244,20 @@ class CachingAllocator:
             return None
         return best
 
-    def _note_birth(self, pool: Pool, address: int) -> None:
+    def _obtain(self, pool: Pool, units: int) -> Block:
+        """A block from the driver, for which cached segments may have to go. Not yet split."""
         if self._collects:
-            self._born[address] = pool.lookups
+            self._collect_garbage()
+        block = self._grow(pool, units)
+        if block is None and self._release_oversize(pool, units):
+            block = self._grow(pool, units)
+        if block is None:
+            self.empty_cache()
+            self.num_alloc_retries += 1
+            block = self._grow(pool, units)
+        if block is None:
+            raise OutOfMemoryError(f"no segment for a block of {units << UNIT_BITS} bytes")
+        return block
 
     def _grow(self, pool: Pool, units: int) -> Block | None:
         """A fresh block of `units` or more from the driver, or None when it has no more."""
@@ -279,9 +266,7 @@ class CachingAllocator:
             return None
         if self._expandable:
             return self._expand(pool, units)
-        if self.reserved_units + segment > self._capacity:
-            return None
-        address = self._new_address(segment, pool)
+        address = self._new_address(segment)
         pool.segments[address] = segment
         self.reserved_units += segment
         self.num_segments += 1
@@ -295,14 +280,10 @@ class CachingAllocator:
             return self._large_segment
         return -(-units // ROUND_LARGE) * ROUND_LARGE
 
-    def _new_address(self, units: int, pool: Pool) -> int:
+    def _new_address(self, units: int) -> int:
         """Where a segment begins. A gap keeps blocks of two segments from being neighbours."""
-        if pool in self._default_pools:
-            address = self._next_address
-            self._next_address += units + 1
-        else:
-            address = self._next_private_address
-            self._next_private_address += units + 1
+        address = self._next_address
+        self._next_address += units + 1
         return address
 
     def _release(self, pool: Pool, address: int, size: int) -> None:
@@ -335,7 +316,7 @@ class CachingAllocator:
         threshold or none is left. Age is counted in searches of the pool."""
         if self.reserved_units <= self._gc_units:
             return
-        pool = self._default_pools[1]
+        pool = self.large
         target = self.reserved_units - self._gc_units
         ages = {b: pool.lookups - self._born[b[0]] for b in pool.whole_segments()}
         reclaimed = 0
@@ -348,18 +329,17 @@ class CachingAllocator:
 
     # Expandable segments: one range of addresses per pool, of which pages are mapped as needed.
 
-    def _expand(self, pool: Pool, units: int) -> Block | None:
+    def _expand(self, pool: Pool, units: int) -> Block:
         """`try_allocate_expandable_block`: map pages at the lowest address where free and unmapped
         memory together have room."""
         address = self._find_room(pool, units)
-        block: Block | None = address, pool.starts.get(address, 0)
+        block: Block = address, pool.starts.get(address, 0)
         if address in pool.unmapped:
             block = self._map(pool, address, min(units, pool.unmapped[address]))
-        while block is not None and block[1] < units:
+        while block[1] < units:
             end = block[0] + block[1]
             block = self._map(pool, end, min(units - block[1], pool.unmapped[end]))
-        if block is not None:
-            pool.remove(*block)
+        pool.remove(*block)
         return block
 
     def _find_room(self, pool: Pool, units: int) -> int:
@@ -368,17 +348,15 @@ class CachingAllocator:
             if _has_room(pool, first, units):
                 return first
         page = pool.page
-        address = -(-self._new_address(_VIRTUAL_UNITS + page, pool) // page) * page
+        address = -(-self._new_address(_VIRTUAL_UNITS + page) // page) * page
         pool.unmapped[address] = _VIRTUAL_UNITS // page * page
         self.num_segments += 1
         return address
 
-    def _map(self, pool: Pool, address: int, units: int) -> Block | None:
+    def _map(self, pool: Pool, address: int, units: int) -> Block:
         """Back the addresses from `address` on with whole pages, and merge them with the free
-        blocks beside them; None when the driver has no page left."""
+        blocks beside them."""
         mapped = -(-units // pool.page) * pool.page
-        if self.reserved_units + mapped > self._capacity:
-            return None
         rest = pool.unmapped.pop(address) - mapped
         if rest:
             pool.unmapped[address + mapped] = rest
@@ -406,7 +384,7 @@ class CachingAllocator:
         pool.unmapped[first] = last - first
 
 
-def _room(pool: Pool, block: Block) -> int:
+def _reach(pool: Pool, block: Block) -> int:
     """A free block's size together with the unmapped addresses behind it."""
     address, size = block
     return size + pool.unmapped.get(address + size, 0)
@@ -421,10 +399,6 @@ def _has_room(pool: Pool, address: int, units: int) -> bool:
         address += size
         units -= size
     return True
-
-
-def _units_within(num_bytes: int | None) -> int:
-    return _NO_LIMIT if num_bytes is None else num_bytes >> UNIT_BITS
 
 
 def _round_to_division(num_bytes: int, divisions: Sequence[int]) -> int:

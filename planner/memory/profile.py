@@ -1,15 +1,53 @@
-"""What a ledger says of memory: its profile, an instant of it, and what a device makes of it."""
+"""What a ledger says of memory: one walk over its events, and what is read off it.
+
+Live bytes count each request rounded to 512 B, as the caching allocator does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice, pairwise
 
 from planner.ledger import Allocated, Category, Computed, Event, Freed, Ledger, Marked, Tagged
 from planner.memory.allocator_config import AllocatorConfig
-from planner.memory.replay import repeat_step, replay_steady
+from planner.memory.caching_allocator import rounded
+from planner.memory.replay import replay_steady
 
 NUM_LARGEST = 8  # storages that an instant names
+TRANSIENT: tuple[Category, ...] = ("temporaries", "activations")
+NUM_KEPT = 8  # walks and profiles kept: one ledger is asked for every GPU of a list
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Events in one pass.
+
+    `live` are the bytes alive after each event, `marks` the ends of phases with their indices.
+    `requests` are what the allocator is asked, as `replay` takes it, and `events` the index of the
+    event behind each; those at `workspaces` are of 0 bytes, to be set to a device's workspace: one
+    is asked for at the first matrix product of forward, another at backward's first.
+    """
+
+    live: list[int]
+    marks: list[tuple[int, Marked]]
+    requests: list[int]
+    events: list[int]
+    workspaces: list[int]
+
+    def peak(self, start: int, stop: int | None = None) -> int:
+        """The index of the first event from `start` up to `stop` after which the most is alive."""
+        live = self.live[start:stop]
+        return start + live.index(max(live))
+
+    def requests_with(self, workspace_bytes: int) -> list[int]:
+        """The requests, for a device whose matrix products take `workspace_bytes`."""
+        requests = list(self.requests)
+        for entry in self.workspaces:
+            requests[entry] = workspace_bytes
+        return requests
 
 
 @dataclass(frozen=True)
@@ -31,11 +69,11 @@ class Instant:
 
 
 @dataclass(frozen=True)
-class Profile:
-    """Live bytes of the steady step, each request rounded to 512 B.
+class SteadyStep:
+    """Live bytes of the steady step, the last one recorded.
 
-    `ends` are (phase, live bytes at its end) in order, of the last step recorded; `before_step` is
-    alive as it begins; `peak_index` the event at which the most was alive.
+    `ends` are (phase, live bytes at its end) in order; `before_step` is alive as it begins;
+    `peak_index` the event at which the most was alive, `steady_from` the mark it begins with.
     """
 
     before_step: int
@@ -51,79 +89,101 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Reading:
+class MemoryProfile:
     """A ledger read for a device: live bytes over the steady step, its peak instant, and the
     allocator's peaks in bytes."""
 
-    live: Profile
+    live: SteadyStep
     peak: Instant
     peak_allocated_bytes: int
     peak_reserved_bytes: int
 
 
-def read_ledger(
+@lru_cache(maxsize=NUM_KEPT)
+def profile_memory(
     ledger: Ledger,
     workspace_bytes: int,
     config: AllocatorConfig | None,
     allowed_bytes: int | None = None,
-) -> Reading:
+) -> MemoryProfile:
     """What a device makes of a ledger: the steady step's live bytes and the allocator's peaks.
 
     `allowed_bytes` is what the allocator may reserve, where a memory fraction limits it.
     """
-    live = profile(ledger)
-    peak = instant(ledger, live.peak_index)
-    asked = device_requests(ledger, live.steady_from, workspace_bytes)
-    repeated = _repeated(asked.entries, asked.steady_from)
-    played = replay_steady(repeated, config, asked.steady_from, allowed_bytes)
-    return Reading(live, peak, played.peak_allocated_bytes, played.peak_reserved_bytes)
+    walked = walk_ledger(ledger)
+    live = steady_step(ledger)
+    requests = walked.requests_with(workspace_bytes)
+    steady_from = entry_at(walked, live.steady_from)
+    peaks = replay_steady(requests, steady_from, config, allowed_bytes)
+    return MemoryProfile(
+        live, instant(ledger, live.peak_index), peaks.allocated_bytes, peaks.reserved_bytes
+    )
 
 
-def rounded(num_bytes: int) -> int:
-    """A request as the caching allocator rounds it: up to 512 B."""
-    return (num_bytes + 511) & ~511
+def walk(events: Iterable[Event]) -> Walk:
+    """One pass over the events of a ledger, or of any part that releases only its own storages."""
+    live = 0
+    found = Walk([], [], [], [], [])
+    running, requests, origins = found.live, found.requests, found.events
+    held: dict[int, int] = {}  # storage -> its request
+    wants_workspace = comes_before_optimizer = True
+    for index, event in enumerate(events):
+        if type(event) is Allocated:
+            num_bytes = event.num_bytes
+            live += rounded(num_bytes)
+            held[event.storage] = len(requests)
+            requests.append(num_bytes)
+            origins.append(index)
+        elif type(event) is Freed:
+            entry = held.pop(event.storage)
+            live -= rounded(requests[entry])
+            requests.append(~entry)
+            origins.append(index)
+        elif type(event) is Computed:
+            if wants_workspace and event.kind == "matmul":
+                wants_workspace = False
+                found.workspaces.append(len(requests))
+                requests.append(0)
+                origins.append(index)
+        elif type(event) is Marked:
+            found.marks.append((index, event))
+            comes_before_optimizer = comes_before_optimizer and event.phase != "backward"
+            wants_workspace = comes_before_optimizer
+        running.append(live)
+    return found
 
 
-def profile(ledger: Ledger) -> Profile:
-    """One walk over the ledger."""
-    sizes: dict[int, int] = {}
-    live = before = peak = peak_index = start = 0
-    last = max(e.step for e in ledger.events if isinstance(e, Marked))
-    ends: list[tuple[str, int]] = []
-    steady = False
-    for index, event in enumerate(ledger.events):
-        kind = type(event)
-        if kind is Allocated:
-            size = sizes[event.storage] = (event.num_bytes + 511) & ~511  # type: ignore[union-attr]
-            live += size
-            if steady and live > peak:
-                peak, peak_index = live, index
-        elif kind is Freed:
-            live -= sizes.pop(event.storage)  # type: ignore[union-attr]
-        elif kind is Marked:
-            if steady:
-                ends.append((event.phase, live))  # type: ignore[union-attr]
-            elif _begins(event, last):  # type: ignore[arg-type]
-                steady, before, peak, peak_index, start = True, live, live, index, index
-    return Profile(before, tuple(ends), peak, peak_index, start)
+@lru_cache(maxsize=NUM_KEPT)
+def walk_ledger(ledger: Ledger) -> Walk:
+    """The walk over a ledger, kept: several readers ask for it."""
+    return walk(ledger.events)
+
+
+def steady_step(ledger: Ledger) -> SteadyStep:
+    """The last step recorded, from the mark that begins it."""
+    walked = walk_ledger(ledger)
+    live, marks = walked.live, walked.marks
+    last = max(mark.step for _, mark in marks)
+    start = next(index for index, mark in marks if _begins(mark, last))
+    peak = walked.peak(start)
+    return SteadyStep(
+        before_step=live[start],
+        ends=tuple((mark.phase, live[index]) for index, mark in marks if index > start),
+        peak_bytes=live[peak],
+        peak_index=peak,
+        steady_from=start,
+    )
 
 
 def growth_within(ledger: Ledger, phase: str) -> int:
     """How far live bytes rise, within `phase` of the last step that has it, over those alive as it
     begins: what the phase needs for itself, and gives back or keeps."""
-    sizes: dict[int, int] = {}
-    live = start = peak = growth = 0
-    for event in ledger.events:
-        if isinstance(event, Allocated):
-            sizes[event.storage] = rounded(event.num_bytes)
-            live += sizes[event.storage]
-            peak = max(peak, live)
-        elif isinstance(event, Freed):
-            live -= sizes.pop(event.storage)
-        elif isinstance(event, Marked):
-            if event.phase == phase:
-                growth = peak - start
-            start = peak = live
+    walked = walk_ledger(ledger)
+    growth, before = 0, 0
+    for (_, start), (mark, end) in pairwise([(None, -1), *((m, i) for i, m in walked.marks)]):
+        if mark is not None and mark.phase == phase:
+            growth = max(before, *walked.live[start + 1 : end + 1]) - before
+        before = walked.live[end]
     return growth
 
 
@@ -134,6 +194,11 @@ def _begins(mark: Marked, step: int) -> bool:
     return mark.phase == "zero_grad" and mark.step == step - 1
 
 
+def entry_at(walked: Walk, event_index: int) -> int:
+    """The first request at or after an event."""
+    return bisect_left(walked.events, event_index)
+
+
 def instant(ledger: Ledger, event_index: int) -> Instant:
     """What is alive right after event `event_index`."""
     alive = find_alive(ledger.events, event_index)
@@ -142,7 +207,7 @@ def instant(ledger: Ledger, event_index: int) -> Instant:
         by_category[category] = by_category.get(category, 0) + rounded(event.num_bytes)
     transient = [event for event, category in alive if category in TRANSIENT]
     transient.sort(key=lambda e: -e.num_bytes)
-    phase, micro_batch = phase_at(ledger.events, event_index)
+    phase, micro_batch = phase_at(walk_ledger(ledger).marks, event_index)
     label, path = last_request(ledger.events, event_index)
     return Instant(
         event_index,
@@ -156,20 +221,17 @@ def instant(ledger: Ledger, event_index: int) -> Instant:
     )
 
 
-TRANSIENT: tuple[Category, ...] = ("temporaries", "activations")
-
-
 def find_alive(events: Sequence[Event], index: int) -> list[tuple[Allocated, Category]]:
     """The requests that are served right after event `index`, oldest first, and what each is."""
     alive: dict[int, Allocated] = {}
     categories: dict[int, Category] = {}
-    for event in events[: _with_tags(events, index)]:
-        if isinstance(event, Allocated):
+    for event in islice(events, _with_tags(events, index)):
+        if type(event) is Allocated:
             alive[event.storage] = event
-        elif isinstance(event, Freed):
-            alive.pop(event.storage)
+        elif type(event) is Freed:
+            del alive[event.storage]
             categories.pop(event.storage, None)
-        elif isinstance(event, Tagged):
+        elif type(event) is Tagged:
             categories[event.storage] = event.category
     return [(e, categories.get(storage, "temporaries")) for storage, e in alive.items()]
 
@@ -184,78 +246,21 @@ def _with_tags(events: Sequence[Event], index: int) -> int:
 
 def last_request(events: Sequence[Event], index: int) -> tuple[str, str]:
     """Label and path of the request served last."""
-    for event in reversed(events[: index + 1]):
+    for place in range(index, -1, -1):
+        event = events[place]
         if isinstance(event, Allocated):
             return event.label, event.path
     return "", ""
 
 
-def phase_at(events: Sequence[Event], index: int) -> tuple[str, int]:
-    """The phase that event `index` belongs to, and which micro-batch of its step it is in."""
+def phase_at(marks: Sequence[tuple[int, Marked]], event_index: int) -> tuple[str, int]:
+    """The phase that an event belongs to, and which micro-batch of its step it is in."""
     micro_batch = 1
-    for event in events[:index]:
-        if isinstance(event, Marked):
-            if event.phase == "zero_grad":
-                micro_batch = 1
-            elif event.phase == "backward":
-                micro_batch += 1
-    mark = next((e for e in events[index:] if isinstance(e, Marked)), None)
-    phase = mark.phase if mark else ""
-    return phase, micro_batch
-
-
-@dataclass(frozen=True)
-class DeviceRequests:
-    """A ledger as the allocator sees it: `entries` as `replay` takes them, the event behind each,
-    and the entry at which the steady step begins."""
-
-    entries: list[int]
-    events: list[int]
-    steady_from: int
-
-
-def device_requests(ledger: Ledger, steady_event: int, workspace_bytes: int) -> DeviceRequests:
-    """With the workspaces: one is asked for at the first matrix product of forward, another at
-    backward's first. `steady_event` is the mark with which the steady step begins."""
-    requests: list[int] = []
-    events: list[int] = []
-    entries: dict[int, int] = {}
-    steady_from = 0
-    wanted = list(_first_matmuls(ledger))
-    for index, event in enumerate(ledger.events):
-        if wanted and index == wanted[0]:
-            requests.append(workspace_bytes)
-            events.append(index)
-            wanted.pop(0)
-        if isinstance(event, Allocated):
-            entries[event.storage] = len(requests)
-            requests.append(event.num_bytes)
-            events.append(index)
-        elif isinstance(event, Freed):
-            requests.append(~entries.pop(event.storage))
-            events.append(index)
-        elif index == steady_event:
-            steady_from = len(requests)
-    return DeviceRequests(requests, events, steady_from)
-
-
-def _first_matmuls(ledger: Ledger) -> Iterator[int]:
-    """Indices of the first matrix product in the first forward and in the first backward."""
-    phase_is_new = True
-    for index, event in enumerate(ledger.events):
-        if isinstance(event, Marked):
-            if event.phase == "backward":
-                return
-            phase_is_new = True
-        elif phase_is_new and isinstance(event, Computed) and event.kind == "matmul":
-            yield index
-            phase_is_new = False
-
-
-def _repeated(requests: list[int], steady_from: int) -> list[int]:
-    """With the steady step once more: reserved bytes can still rise in the third step, as the
-    first leaves other holes than the second. A trace's step may not repeat: then as it is."""
-    try:
-        return repeat_step(requests, steady_from)
-    except ValueError:
-        return requests
+    for index, mark in marks:
+        if index >= event_index:
+            return mark.phase, micro_batch
+        if mark.phase == "zero_grad":
+            micro_batch = 1
+        elif mark.phase == "backward":
+            micro_batch += 1
+    return "", micro_batch

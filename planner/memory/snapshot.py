@@ -28,7 +28,7 @@ from planner.memory.caching_allocator import (
     UNIT_BITS,
     Block,
     CachingAllocator,
-    Pool,
+    rounded,
 )
 from planner.units import format_bytes
 
@@ -151,7 +151,7 @@ def _state_before(trace: Sequence[Entry], segments: Sequence[Entry]) -> _State:
             blocks.pop(address, None)
             requested.pop(address, None)
         elif action == "free_completed":
-            requested[address] = -(-entry["size"] >> UNIT_BITS) << UNIT_BITS
+            requested[address] = rounded(entry["size"])
         elif action == "segment_alloc":
             if sizes.pop(address, None) is None:
                 raise _contradiction(f"the segment taken at {address:#x} is nowhere at the end")
@@ -245,7 +245,7 @@ class _RecordedAllocator(CachingAllocator):
     def release_segment(self, address: int) -> bool:
         """Give the segment at a recorded address back; whether it was there and wholly free."""
         base = 2 * (address >> UNIT_BITS)
-        for pool in self._default_pools:
+        for pool in (self.small, self.large):
             size = pool.segments.get(base)
             if size is not None and pool.starts.get(base) == size:
                 self._release(pool, base, size)
@@ -256,7 +256,7 @@ class _RecordedAllocator(CachingAllocator):
     def _hold(self, address: int, num_bytes: int, blocks: dict[int, int]) -> None:
         """Begin with a segment of the device's and the blocks in use in it."""
         base = 2 * (address >> UNIT_BITS)
-        pool = self._default_pools[num_bytes != SMALL_SEGMENT_BYTES]
+        pool = self.small if num_bytes == SMALL_SEGMENT_BYTES else self.large
         pool.segments[base] = num_bytes >> UNIT_BITS
         insort(self._bases, base)
         self.reserved_units += num_bytes >> UNIT_BITS
@@ -270,12 +270,12 @@ class _RecordedAllocator(CachingAllocator):
                 self.live[start] = base + offset, size >> UNIT_BITS
             free_from = offset + (size >> UNIT_BITS)
 
-    def _new_address(self, units: int, pool: Pool) -> int:
+    def _new_address(self, units: int) -> int:
         if not self._follow:
-            return super()._new_address(units, pool)
+            return super()._new_address(units)
         if not self.pending:
             self.fault = f"ours takes a segment of {units << UNIT_BITS} B, the device took none"
-            return super()._new_address(units, pool)
+            return super()._new_address(units)
         entry = self.pending.pop(0)
         if entry["size"] != units << UNIT_BITS:
             self.fault = (

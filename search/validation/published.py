@@ -27,7 +27,7 @@ from planner.ledger import Allocated, Computed, Freed, Ledger, Marked, Tagged
 from planner.ledgers import step_ledger
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
-from planner.memory.profile import device_requests, profile
+from planner.memory.profile import walk_ledger
 from planner.memory.replay import replay
 from planner.schema import ResolvedSetting, SwinConfig, TrainSetting, parse
 from planner.step.training import record_forward
@@ -284,10 +284,10 @@ def with_fused_windows(ledger: Ledger) -> Ledger:
 
 def peak_allocated(ledger: Ledger, workspace_bytes: int, counts: Window) -> int:
     """The most bytes in the allocator's blocks within the phases that `counts` names."""
-    asked = device_requests(ledger, profile(ledger).steady_from, workspace_bytes)
-    running = replay(asked.entries).running_allocated_bytes()
+    walked = walk_ledger(ledger)
+    running = replay(walked.requests_with(workspace_bytes)).allocated_bytes
     inside = _inside(ledger, counts)
-    return max(after for after, event in zip(running, asked.events, strict=True) if inside[event])
+    return max(after for after, event in zip(running, walked.events, strict=True) if inside[event])
 
 
 def _inside(ledger: Ledger, counts: Window) -> list[bool]:

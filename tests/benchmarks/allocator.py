@@ -3,20 +3,21 @@
     python -m tests.benchmarks.allocator
 
 Replays two training steps of timm's Swin-L at batch 64 (bf16, AdamW foreach, eager attention) as
-recorded on shapes, and prints the best of 20 in process time, with the options that take the longer
-way beside it.
+recorded on shapes, and prints the best of 20 in process time, with options that look at more than
+the best fit beside it.
 
-2026-11-20, x86-64 with 2 cores shared with other work, Python 3.11.7:
+2026-11-22, x86-64 with 2 cores under a load of 11, Python 3.11.7:
 
 options                       events  best of 20    per event
-default                       11,812      8.1 ms      0.68 µs
-expandable_segments:True      11,812     20.0 ms      1.69 µs
-max_split_size_mb:128         11,812     16.4 ms      1.39 µs
-roundup_power2_divisions:4    11,812     19.2 ms      1.63 µs
+default                       12,182     15.8 ms      1.29 µs
+expandable_segments:True      12,182     26.6 ms      2.19 µs
+max_split_size_mb:128         12,182     24.1 ms      1.98 µs
+roundup_power2_divisions:4    12,182     17.0 ms      1.40 µs
 
-Tried before: one sorted list of (size, address) integers instead of addresses under each size took
-10.4 ms, with the calls written out 8.9; leaving empty sizes in the list took 22, since three of
-four requests split a larger block and every search had to step over them.
+Tried before: addresses under each size instead of one sorted list of numbers took as long; one
+150-line loop per pool without calls took half, its preparation (requests split by pool) the rest;
+leaving empty sizes in the list took twice as long, since three of four requests split a larger
+block and every search had to step over them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ import time
 from datetime import date
 
 from planner.libraries.timm.shapes import SwinTransformer
-from planner.memory.replay import ledger_requests, parse_allocator_config, replay
+from planner.memory.allocator_config import parse_allocator_config
+from planner.memory.profile import walk_ledger
+from planner.memory.replay import replay
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.training import record_training
 
@@ -40,7 +43,7 @@ NUM_RUNS = 20
 
 def main() -> None:
     ledger = record_training(lambda d: SwinTransformer(d, MODEL, SETTING), MODEL, SETTING)
-    requests, _ = ledger_requests(ledger)
+    requests = walk_ledger(ledger).requests
     print(f"{date.today()}, {platform.machine()}, Python {platform.python_version()}")
     print(f"{'options':<28} {'events':>7}  best of {NUM_RUNS}    per event")
     for options in OPTIONS:

@@ -188,8 +188,12 @@ class SlowExpandable:
         return row[fits[0]] if fits else None
 
     def _extend(self, small: bool, size: int) -> bool:
-        """Map pages in the lowest run of free and unmapped ranges that has spec."""
+        """Map pages in the lowest run of free and unmapped ranges that has room, where a segment
+        for the request would be allowed."""
         page = 2 * MIB if small else 20 * MIB
+        least = page if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+        if self.capacity is not None and self.reserved() + least > self.capacity:
+            return False
         row = self.rows[small]
         start = next(
             i for i in range(len(row))
@@ -203,9 +207,6 @@ class SlowExpandable:
             part = row[start]
             if part.state == "unmapped":
                 pages = -(-min(size - have, part.size) // page) * page
-                if self.capacity is not None and self.reserved() + pages > self.capacity:
-                    self._tidy(small)
-                    return False
                 row[start : start + 1] = [
                     Range(pages, "free"),
                     Range(part.size - pages, "unmapped"),

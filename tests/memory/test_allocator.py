@@ -10,18 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.errors import PlannerError, UnsupportedError, UsageError
-from planner.ledger import Allocated, Freed, Ledger, Marked, Tagged
-from planner.memory.allocator_config import environment_allocator
+from planner.memory.allocator_config import AllocatorConfig, parse_allocator_config
 from planner.memory.caching_allocator import CachingAllocator, OutOfMemoryError
-from planner.memory.replay import (
-    AllocatorConfig,
-    ledger_requests,
-    parse_allocator_config,
-    repeat_step,
-    replay,
-    replay_steady,
-)
+from planner.memory.replay import replay
 from tests.memory.requests import random_requests
 from tests.memory.slow_allocator import SlowAllocator, SlowExpandable
 
@@ -69,7 +60,7 @@ def test_a_large_segment_is_shared_and_best_fit_takes_the_smallest_hole() -> Non
     # the lower is taken, so d (5 MiB) goes where b was, with the 1 MiB left that is not split off.
     result = replay([4 * MIB, 6 * MIB, 4 * MIB, ~1, 5 * MIB])
     assert result.peak_reserved_bytes == 20 * MIB
-    assert result.running_allocated_bytes() == [n * MIB for n in (4, 10, 14, 8, 14)]
+    assert result.allocated_bytes == tuple(n * MIB for n in (4, 10, 14, 8, 14))
 
 
 def test_freed_neighbours_merge() -> None:
@@ -99,54 +90,32 @@ def test_a_cached_large_block_serves_a_smaller_request_whole_or_split() -> None:
     # 100 MiB cached; 60 MiB is split from it, 40 MiB remain and serve 39 MiB, 1 MiB kept unsplit.
     result = replay([100 * MIB, ~0, 60 * MIB, 39 * MIB])
     assert result.peak_reserved_bytes == 100 * MIB
-    assert result.allocated_bytes == 100 * MIB
+    assert result.allocated_bytes[-1] == 100 * MIB
 
 
 def test_zero_bytes_take_no_block() -> None:
     result = replay([0, ~0, 0])
     assert (result.peak_allocated_bytes, result.peak_reserved_bytes) == (0, 0)
-    assert result.peak_index == -1
 
 
 def test_out_of_memory_releases_whole_cached_segments_first() -> None:
     # 30 + 30 of 64 MiB; 40 more fit only once the freed 30 went back to the driver.
     requests = [30 * MIB, 30 * MIB, ~0, 32 * MIB]
-    result = replay(requests, capacity_bytes=64 * MIB)
+    result = replay(requests, allowed_bytes=64 * MIB)
     assert result.num_alloc_retries == 1
     assert result.out_of_memory_at is None
-    assert result.reserved_bytes == 62 * MIB
+    assert result.reserved_bytes[-1] == 62 * MIB
     assert result.peak_reserved_bytes == 62 * MIB
     assert replay(requests).peak_reserved_bytes == 92 * MIB
 
 
 def test_out_of_memory_where_no_whole_segment_is_free() -> None:
     # 20 MiB segment, 4 MiB of it in use: its 16 MiB cannot go back, so 60 do not fit into 64.
-    result = replay([4 * MIB, 4 * MIB, ~0, 60 * MIB, 512], capacity_bytes=64 * MIB)
+    result = replay([4 * MIB, 4 * MIB, ~0, 60 * MIB, 512], allowed_bytes=64 * MIB)
     assert result.out_of_memory_at == 3
     assert result.num_alloc_retries == 1
-    assert len(result.block_units) == 3
-    assert result.allocated_bytes == 4 * MIB
-
-
-def test_peaks_count_from_the_steady_step() -> None:
-    requests = [100 * MIB, ~0, 10 * MIB, 20 * MIB]
-    result = replay(requests, steady_from=2)
-    # 100 MiB stay reserved (a cached segment), but only 10 + 20 are allocated: 10 is split off 100.
-    assert result.peak_allocated_bytes == 30 * MIB
-    assert result.peak_reserved_bytes == 100 * MIB
-    assert result.peak_index == 3
-    assert replay(requests).peak_allocated_bytes == 100 * MIB
-    # Nothing happens after the reset: what is held is the peak.
-    held = replay([10 * MIB, 20 * MIB, ~1], steady_from=3)
-    assert (held.peak_allocated_bytes, held.peak_reserved_bytes) == (10 * MIB, 30 * MIB)
-
-
-def test_fragmentation_is_reserved_less_allocated_at_the_peak() -> None:
-    # Two 10 MiB segments stay cached after a and b, and c needs one of 30: 30 of 50 at the peak.
-    result = replay([10 * MIB, 10 * MIB, ~0, ~1, 30 * MIB])
-    assert result.reserved_at_peak_bytes == 50 * MIB
-    assert result.fragmentation_bytes == 20 * MIB
-    assert result.running_reserved_bytes() == [n * MIB for n in (10, 20, 20, 20, 50)]
+    assert len(result.allocated_bytes) == 3
+    assert result.allocated_bytes[-1] == 4 * MIB
 
 
 def test_max_split_keeps_large_blocks_whole() -> None:
@@ -155,7 +124,7 @@ def test_max_split_keeps_large_blocks_whole() -> None:
     assert replay([80 * MIB, ~0, 30 * MIB], config).peak_reserved_bytes == 110 * MIB
     # 70 MiB is itself oversize and within 20 MiB of it: it takes all 80.
     result = replay([80 * MIB, ~0, 70 * MIB], config)
-    assert (result.reserved_bytes, result.allocated_bytes) == (80 * MIB, 80 * MIB)
+    assert (result.reserved_bytes[-1], result.allocated_bytes[-1]) == (80 * MIB, 80 * MIB)
     # 64 MiB is too, but 80 is not under 64 + 16; with rounding of 16 allowed it is refused.
     tight = AllocatorConfig(max_split_bytes=64 * MIB, max_non_split_rounding_bytes=16 * MIB)
     assert replay([80 * MIB, ~0, 64 * MIB], tight).peak_reserved_bytes == 144 * MIB
@@ -166,9 +135,9 @@ def test_max_split_releases_one_oversize_block_before_all_caches() -> None:
     # 20 cached (one small-ish segment) + 80 cached; 30 more do not fit in 100: the oversize one
     # goes, the other stays, and that does not count as a retry.
     requests = [20 * MIB, 80 * MIB, ~0, ~1, 30 * MIB]
-    result = replay(requests, config, capacity_bytes=100 * MIB)
+    result = replay(requests, config, allowed_bytes=100 * MIB)
     assert result.num_alloc_retries == 0
-    assert result.reserved_bytes == 50 * MIB
+    assert result.reserved_bytes[-1] == 50 * MIB
 
 
 def test_expandable_segments_count_what_is_asked_for_and_map_whole_pages() -> None:
@@ -192,19 +161,26 @@ def test_expandable_segments_return_whole_pages_on_out_of_memory() -> None:
     # beginning. 40 more do not fit in 80 at once (60 + 40 > 80), but with 20 back they do: 30 MiB
     # hole at the front is too small, 0 free at the end: 40 MiB mapped behind b.
     requests = [30 * MIB, 30 * MIB, ~0, 40 * MIB]
-    result = replay(requests, EXPANDABLE, capacity_bytes=80 * MIB)
+    result = replay(requests, EXPANDABLE, allowed_bytes=80 * MIB)
     assert result.out_of_memory_at is None
     assert result.num_alloc_retries == 1
-    assert result.reserved_bytes == 80 * MIB
+    assert result.reserved_bytes[-1] == 80 * MIB
 
 
 def test_expandable_segments_fill_gaps_first() -> None:
-    # As above, then b freed: the lowest spec is the unmapped page at the front with the free
-    # memory behind it, and mapping it again joins all into one block.
-    requests = [30 * MIB, 30 * MIB, ~0, 40 * MIB, ~3, ~1, 90 * MIB]
-    result = replay(requests, EXPANDABLE, capacity_bytes=100 * MIB)
-    assert result.out_of_memory_at is None
-    assert result.reserved_bytes == 100 * MIB
+    # a 30 | b 30 on pages of 20 MiB; a freed, and its first page given back. c of 40 lies behind b.
+    allocator = CachingAllocator(EXPANDABLE)
+    a, b = allocator.allocate(30 * MIB), allocator.allocate(30 * MIB)
+    allocator.free(a)
+    allocator.empty_cache()
+    c = allocator.allocate(40 * MIB)
+    assert allocator.reserved_bytes == 80 * MIB
+    # Both freed: the lowest room is the unmapped page at the front with the free memory behind it,
+    # and mapping it again joins all into one block.
+    allocator.free(c)
+    allocator.free(b)
+    assert allocator.allocate(90 * MIB)[0] == a[0]
+    assert allocator.reserved_bytes == 100 * MIB
 
 
 def test_garbage_is_collected_above_the_threshold_oldest_first() -> None:
@@ -220,33 +196,17 @@ def test_garbage_is_collected_above_the_threshold_oldest_first() -> None:
     requests = [22 * MIB, 30 * MIB, ~0, ~1, 60 * MIB]
     result = replay(requests, config, allowed_bytes=100 * MIB)
     assert result.num_alloc_retries == 0
-    assert result.reserved_bytes == 60 * MIB
+    assert result.reserved_bytes[-1] == 60 * MIB
     # b is taken again and freed again, so at the search for 40 it is 1 old and a 2: the mean is
     # 1.5, and only a goes, which is enough.
     requests = [22 * MIB, 30 * MIB, ~0, ~1, 30 * MIB, ~4, 40 * MIB]
     result = replay(requests, config, allowed_bytes=100 * MIB)
-    assert (result.num_alloc_retries, result.reserved_bytes) == (0, 70 * MIB)
+    assert (result.num_alloc_retries, result.reserved_bytes[-1]) == (0, 70 * MIB)
 
 
 def test_garbage_is_not_collected_without_a_memory_fraction() -> None:
     config = AllocatorConfig(garbage_collection_threshold=0.1)
-    assert replay([22 * MIB, ~0, 60 * MIB], config).reserved_bytes == 82 * MIB
-
-
-def test_a_private_pool_keeps_what_it_took() -> None:
-    # Entries 1 and 2 are captured: 30 MiB come from a private segment although 30 are cached, and
-    # stay out of reach after.
-    requests = [30 * MIB, ~0, 30 * MIB, ~2, 30 * MIB]
-    result = replay(requests, captured=(2, 4))
-    assert result.peak_reserved_bytes == 60 * MIB
-    # On a full device the common pool's segment goes back, the private one does not.
-    full = [*requests, ~4, 32 * MIB]
-    assert replay(full, captured=(2, 4), capacity_bytes=62 * MIB).reserved_bytes == 62 * MIB
-    assert replay([*full, ~6, 50 * MIB], captured=(2, 4), capacity_bytes=62 * MIB).out_of_memory_at
-    # While capturing nothing is released, so the request fails that would succeed otherwise.
-    tight = [30 * MIB, ~0, 40 * MIB]
-    assert replay(tight, captured=(2, 3), capacity_bytes=64 * MIB).out_of_memory_at == 2
-    assert replay(tight, capacity_bytes=64 * MIB).out_of_memory_at is None
+    assert replay([22 * MIB, ~0, 60 * MIB], config).reserved_bytes[-1] == 82 * MIB
 
 
 def test_rounding_to_divisions_as_pytorch_documents_it() -> None:
@@ -254,171 +214,14 @@ def test_rounding_to_divisions_as_pytorch_documents_it() -> None:
     rounded to 1280. test/test_cuda.py::test_allocator_settings: 84 MiB, and 400 MiB under a list.
     """
     four = parse_allocator_config("roundup_power2_divisions:4")
-    assert replay([1200 * MIB], four).allocated_bytes == 1280 * MIB
-    assert replay([84 * MIB], four).allocated_bytes == 96 * MIB  # 64 + 2 × 16
+    assert replay([1200 * MIB], four).allocated_bytes[-1] == 1280 * MIB
+    assert replay([84 * MIB], four).allocated_bytes[-1] == 96 * MIB  # 64 + 2 × 16
     listed = parse_allocator_config("roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1]")
-    assert replay([84 * MIB], listed).allocated_bytes == 88 * MIB  # 64 + 3 × 8
-    assert replay([400 * MIB], listed).allocated_bytes == 448 * MIB  # 256 + 3 × 64
-    assert replay([64 * MIB], four).allocated_bytes == 64 * MIB  # a power of two stays
-    assert replay([600], four).allocated_bytes == 1024  # 512 × 4 and less: to 512 B
-    assert replay([2100], four).allocated_bytes == 2560  # 2048 + 512
-
-
-# -- options as text -----------------------------------------------------------------------------
-
-
-def test_an_allocator_config_is_read_as_torch_reads_it() -> None:
-    text = "expandable_segments:True, max_split_size_mb:128,garbage_collection_threshold:0.6"
-    assert parse_allocator_config(text) == AllocatorConfig(
-        expandable_segments=True, max_split_bytes=128 * MIB, garbage_collection_threshold=0.6
-    )
-    assert parse_allocator_config("") == AllocatorConfig()
-    assert parse_allocator_config("backend:native,pinned_use_background_threads:True,") == (
-        AllocatorConfig()
-    )
-    large = parse_allocator_config("max_split_size_mb:64,large_segment_size_mb:32")
-    assert (large.large_segment_bytes, large.max_non_split_rounding_bytes) == (32 * MIB, 32 * MIB)
-
-
-@pytest.mark.parametrize(
-    ("environment", "found"),
-    [
-        ({}, None),
-        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, True),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
-        # CUDAAllocatorConfig::instance asks for the older name first and stops there.
-        (
-            {
-                "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
-                "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-            },
-            False,
-        ),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}, None),
-    ],
-)
-def test_the_environment_is_read_in_torchs_order(
-    environment: dict[str, str], found: bool | None
-) -> None:
-    config = environment_allocator(environment)
-    assert (None if config is None else config.expandable_segments) == found
-
-
-def test_a_fault_in_the_environment_names_the_variable() -> None:
-    with pytest.raises(UsageError, match="PYTORCH_ALLOC_CONF=colour:blue"):
-        environment_allocator({"PYTORCH_ALLOC_CONF": "colour:blue"})
-    with pytest.raises(UnsupportedError, match="PYTORCH_ALLOC_CONF=backend:cudaMallocAsync"):
-        environment_allocator({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
-
-
-def test_a_memory_fraction_is_a_share_of_the_whole_device() -> None:
-    config = parse_allocator_config("per_process_memory_fraction:0.25")
-    assert config.allowed_bytes(400 * MIB) == 100 * MIB
-    assert config.allowed_bytes(None) is None
-    assert parse_allocator_config("per_process_memory_fraction:1").allowed_bytes(400) is None
-    assert AllocatorConfig().allowed_bytes(400) is None
-
-
-def test_a_step_that_garbage_collection_cannot_save_is_played_without_the_limit() -> None:
-    config = AllocatorConfig(garbage_collection_threshold=0.5)
-    # 60 MiB are cached when 80 are asked for: collected under the limit, kept without one.
-    requests = [60 * MIB, ~0, 80 * MIB]
-    assert replay_steady(requests, config, 0, 100 * MIB).peak_reserved_bytes == 80 * MIB
-    assert replay_steady(requests, config, 0, None).peak_reserved_bytes == 140 * MIB
-    found = replay_steady(requests, config, 0, 70 * MIB)
-    assert (found.out_of_memory_at, found.peak_reserved_bytes) == (None, 140 * MIB)
-
-
-def test_divisions_fill_below_the_first_interval_and_above_the_last() -> None:
-    """c10/test/core/AllocatorConfig_test.cpp: 32 and 64 MiB divide by 8, 128 by 2, 256 by 4, 512
-    by 2, 1024 by 4, and 2048 and more by 1."""
-    config = parse_allocator_config("roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1]")
-    assert config.roundup_power2_divisions == (*(8,) * 7, 2, 4, 2, 4, *(1,) * 5)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("expandable_segment:True", "expandable_segments"),
-        ("expandable_segments:true", "'true'"),
-        ("max_split_size_mb:19", "20 or more"),
-        ("max_split_size_mb:24,large_segment_size_mb:32", "32 or more"),
-        ("max_split_size_mb", "key:value"),
-        ("garbage_collection_threshold:1", "below 1"),
-        ("roundup_power2_divisions:3", "powers of two"),
-        ("roundup_power2_divisions:[256:1,", "closing bracket"),
-        ("backend:cudaMallocSync", "cudaMallocAsync"),
-        ("backend:cudaMallocAsync", "driver"),
-        ("per_process_memory_fraction:1.5", "1 at most"),
-    ],
-)
-def test_a_fault_in_an_allocator_config_is_named(text: str, words: str) -> None:
-    with pytest.raises(PlannerError, match=words):
-        parse_allocator_config(text)
-
-
-def test_faults_of_a_config_are_whole_sentences() -> None:
-    for text in ("max_split_size_mb", "nonsense", "expandable_segments:true,per_process:1"):
-        with pytest.raises(UsageError) as caught:
-            parse_allocator_config(text)
-        assert caught.value.message.endswith((".", "?"))
-        assert ".;" not in caught.value.message
-        assert caught.value.way_out.endswith(".")
-
-
-def test_all_faults_of_a_config_come_in_one_message() -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_allocator_config("max_split_size_mb:1,expandable_segments:yes,colour:blue")
-    assert all(word in str(caught.value) for word in ("max_split", "'yes'", "'colour'"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "expandable_segments:True", "expandable_segments:true", "max_split_size_mb:20",
-        "max_split_size_mb:19", "garbage_collection_threshold:0.8",
-        "garbage_collection_threshold:1.0", "roundup_power2_divisions:4",
-        "roundup_power2_divisions:3", "roundup_power2_divisions:[256:1,512:2,>:8]",
-        "roundup_power2_divisions:[256:3]", "large_segment_size_mb:10", "large_segment_size_mb:11",
-        "max_split_size_mb:24,large_segment_size_mb:32", "max_non_split_rounding_mb:8",
-        "max_split_size_mb:64,expandable_segments:False",
-    ],
-)  # fmt: skip
-def test_what_is_accepted_is_what_torch_accepts(text: str) -> None:
-    """The parser of these keys is in torch's CPU library too."""
-    torch = pytest.importorskip("torch")
-    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    if setter is None:
-        pytest.skip("this torch does not expose its parser")
-    try:
-        setter(text)
-        accepted = True
-    except (ValueError, RuntimeError):
-        accepted = False
-    finally:
-        setter("")
-    try:
-        parse_allocator_config(text)
-        ours = True
-    except UsageError:
-        ours = False
-    assert ours == accepted
-
-
-def test_a_step_is_repeated_with_what_it_hands_on() -> None:
-    # Step one (entries 0-2) leaves a; step two (3-6) leaves b and releases a: so does each further.
-    requests = [100, 7, ~1, 100, 9, ~4, ~0]
-    assert repeat_step(requests, 3) == [*requests, 100, 9, ~8, ~3]
-    assert repeat_step(requests, 3, times=2) == [*requests, 100, 9, ~8, ~3, 100, 9, ~12, ~7]
-    assert replay(repeat_step(requests, 3, times=5)).allocated_bytes == 512
-    assert repeat_step([0, 5, ~1, ~0], 1) == [0, 5, ~1, ~0, 5, ~4, 0]
-
-
-def test_a_step_that_is_not_steady_is_not_repeated() -> None:
-    with pytest.raises(ValueError, match="takes over 0 blocks and leaves 1"):
-        repeat_step([5, ~0, 6], 2)
-    with pytest.raises(ValueError, match="takes over 1 blocks and leaves 1"):
-        repeat_step([5, 6, ~0], 1)
+    assert replay([84 * MIB], listed).allocated_bytes[-1] == 88 * MIB  # 64 + 3 × 8
+    assert replay([400 * MIB], listed).allocated_bytes[-1] == 448 * MIB  # 256 + 3 × 64
+    assert replay([64 * MIB], four).allocated_bytes[-1] == 64 * MIB  # a power of two stays
+    assert replay([600], four).allocated_bytes[-1] == 1024  # 512 × 4 and less: to 512 B
+    assert replay([2100], four).allocated_bytes[-1] == 2560  # 2048 + 512
 
 
 # -- laws ----------------------------------------------------------------------------------------
@@ -471,7 +274,7 @@ def test_reserved_covers_allocated_covers_requested(
 ) -> None:
     result = replay(requests, config, allowed_bytes=1 << 40)
     triples = zip(
-        result.running_reserved_bytes(), result.running_allocated_bytes(), requested(requests),
+        result.reserved_bytes, result.allocated_bytes, requested(requests),
         strict=True,
     )  # fmt: skip
     assert all(reserved >= allocated >= asked for reserved, allocated, asked in triples)
@@ -483,7 +286,7 @@ def test_reserved_covers_allocated_covers_requested(
 def test_blocks_never_overlap_and_everything_merges_back(
     requests: list[int], config: AllocatorConfig, capacity: int
 ) -> None:
-    allocator = CachingAllocator(config, capacity_bytes=capacity * MIB, allowed_bytes=600 * MIB)
+    allocator = CachingAllocator(config, allowed_bytes=capacity * MIB)
     live: dict[int, tuple[int, int]] = {}
     blocks: dict[int, tuple[int, int]] = {}
     for index, entry in enumerate(requests):
@@ -499,32 +302,13 @@ def test_blocks_never_overlap_and_everything_merges_back(
                 del live[~entry]
         except OutOfMemoryError:
             continue
-        assert allocator.reserved_bytes <= capacity * MIB
+        # The last page of an expandable segment may be over the limit, as in torch.
+        assert allocator.reserved_bytes <= (capacity + 19 * config.expandable_segments) * MIB
         assert allocator.reserved_bytes >= sum(e - s for s, e in live.values())
     for index in live:
         allocator.free(blocks[index])
     allocator.empty_cache()
     assert allocator.reserved_bytes == 0
-
-
-@settings(max_examples=200, deadline=None)
-@given(request_lists(), st.integers(2, 900))
-def test_the_short_way_is_the_long_one(requests: list[int], capacity: int) -> None:
-    # An empty capture at the end takes the long way, and changes nothing.
-    end = len(requests)
-    assert replay(requests, captured=(end, end)) == replay(requests)
-    bound = capacity * MIB
-    assert replay(requests, captured=(end, end), capacity_bytes=bound) == replay(
-        requests, capacity_bytes=bound
-    )
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_short_way_is_the_long_one_over_many_blocks_of_few_sizes(seed: int) -> None:
-    """Which of equally large blocks is taken matters here."""
-    requests = random_requests(random.Random(seed), 2500)
-    end = len(requests)
-    assert replay(requests, captured=(end, end)) == replay(requests)
 
 
 @settings(max_examples=100, deadline=None)
@@ -534,8 +318,8 @@ def test_a_larger_device_never_runs_out_where_a_smaller_one_did_not(
 ) -> None:
     # Of any two capacities this need not hold (a retry can defragment), but it must between one
     # that never had to release anything and any larger one, which then plays the same.
-    small = replay(requests, capacity_bytes=capacity * MIB)
-    large = replay(requests, capacity_bytes=(capacity + more) * MIB)
+    small = replay(requests, allowed_bytes=capacity * MIB)
+    large = replay(requests, allowed_bytes=(capacity + more) * MIB)
     if small.out_of_memory_at is None and small.num_alloc_retries == 0:
         assert large == small
     if (
@@ -557,14 +341,14 @@ def test_equal_to_a_slow_allocator(seed: int, max_split: int | None, share: floa
     config = AllocatorConfig(max_split_bytes=max_split)
     unbound = replay(requests, config)
     capacity = None if share is None else int(share * unbound.peak_reserved_bytes)
-    result = replay(requests, config, capacity_bytes=capacity)
+    result = replay(requests, config, allowed_bytes=capacity)
     slow = SlowAllocator(max_split=max_split, capacity=capacity)
     allocated, reserved, stopped = play_slowly(slow, requests)
     assert result.out_of_memory_at == stopped
-    assert result.running_allocated_bytes() == allocated
-    assert result.running_reserved_bytes() == reserved
+    assert result.allocated_bytes == allocated
+    assert result.reserved_bytes == reserved
     assert result.num_alloc_retries == slow.retries
-    assert share is None or result.running_reserved_bytes() != unbound.running_reserved_bytes()
+    assert share is None or result.reserved_bytes != unbound.reserved_bytes
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -573,18 +357,18 @@ def test_expandable_segments_are_equal_to_slow_ones(seed: int, share: float | No
     requests = random_requests(random.Random(seed), 300)
     unbound = replay(requests, EXPANDABLE)
     capacity = None if share is None else int(share * unbound.peak_reserved_bytes)
-    result = replay(requests, EXPANDABLE, capacity_bytes=capacity)
+    result = replay(requests, EXPANDABLE, allowed_bytes=capacity)
     slow = SlowExpandable(capacity)
     allocated, reserved, stopped = play_slowly(slow, requests)
     assert result.out_of_memory_at == stopped
-    assert result.running_allocated_bytes() == allocated
-    assert result.running_reserved_bytes() == reserved
+    assert result.allocated_bytes == allocated
+    assert result.reserved_bytes == reserved
     assert result.num_alloc_retries == slow.retries
 
 
 def play_slowly(
     slow: SlowAllocator | SlowExpandable, requests: list[int]
-) -> tuple[list[int], list[int], int | None]:
+) -> tuple[tuple[int, ...], tuple[int, ...], int | None]:
     blocks = {}
     allocated, reserved = [], []
     for index, entry in enumerate(requests):
@@ -594,25 +378,10 @@ def play_slowly(
             else:
                 slow.free(blocks.pop(~entry), requests[~entry])
         except MemoryError:
-            return allocated, reserved, index
+            return tuple(allocated), tuple(reserved), index
         allocated.append(slow.allocated())
         reserved.append(slow.reserved())
-    return allocated, reserved, None
-
-
-# -- ledgers -------------------------------------------------------------------------------------
-
-
-def test_a_ledger_becomes_requests() -> None:
-    events = (
-        Allocated(7, 100, "a"), Tagged(7, "parameters"), Allocated(9, 0, "b"), Marked("forward", 0),
-        Freed(7), Allocated(7, 300, "c"), Freed(7), Freed(9),
-    )  # fmt: skip
-    ledger = Ledger(events, batch_size=1, num_parameters=0)
-    requests, indices = ledger_requests(ledger)
-    assert requests == [100, 0, ~0, 300, ~3, ~1]
-    assert indices == [0, 2, 4, 5, 6, 7]
-    assert replay(requests).peak_allocated_bytes == 512
+    return tuple(allocated), tuple(reserved), None
 
 
 def test_a_replay_imports_neither_torch_nor_numpy() -> None:

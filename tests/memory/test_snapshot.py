@@ -56,7 +56,7 @@ def test_segments_given_back_on_the_way_are_followed() -> None:
     for seed in range(20):
         requests = random_requests(random.Random(seed), 300)
         capacity = int(0.99 * replay(requests).peak_reserved_bytes)
-        if replay(requests, capacity_bytes=capacity).out_of_memory_at is not None:
+        if replay(requests, allowed_bytes=capacity).out_of_memory_at is not None:
             continue
         snapshot = recorded_history(requests, capacity=capacity)
         assert any(e["action"] == "segment_free" for e in snapshot["device_traces"][0])

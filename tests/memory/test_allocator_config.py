@@ -1,0 +1,142 @@
+"""PYTORCH_ALLOC_CONF, read as torch reads it."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.errors import PlannerError, UnsupportedError, UsageError
+from planner.memory.allocator_config import (
+    AllocatorConfig,
+    environment_allocator,
+    parse_allocator_config,
+)
+
+MIB = 1024**2
+
+
+def test_an_allocator_config_is_read_as_torch_reads_it() -> None:
+    text = "expandable_segments:True, max_split_size_mb:128,garbage_collection_threshold:0.6"
+    assert parse_allocator_config(text) == AllocatorConfig(
+        expandable_segments=True, max_split_bytes=128 * MIB, garbage_collection_threshold=0.6
+    )
+    assert parse_allocator_config("") == AllocatorConfig()
+    assert parse_allocator_config("backend:native,pinned_use_background_threads:True,") == (
+        AllocatorConfig()
+    )
+    large = parse_allocator_config("max_split_size_mb:64,large_segment_size_mb:32")
+    assert (large.large_segment_bytes, large.max_non_split_rounding_bytes) == (32 * MIB, 32 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, None),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
+        # CUDAAllocatorConfig::instance asks for the older name first and stops there.
+        (
+            {
+                "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
+                "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+            },
+            False,
+        ),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}, None),
+    ],
+)
+def test_the_environment_is_read_in_torchs_order(
+    environment: dict[str, str], found: bool | None
+) -> None:
+    config = environment_allocator(environment)
+    assert (None if config is None else config.expandable_segments) == found
+
+
+def test_a_fault_in_the_environment_names_the_variable() -> None:
+    with pytest.raises(UsageError, match="PYTORCH_ALLOC_CONF=colour:blue"):
+        environment_allocator({"PYTORCH_ALLOC_CONF": "colour:blue"})
+    with pytest.raises(UnsupportedError, match="PYTORCH_ALLOC_CONF=backend:cudaMallocAsync"):
+        environment_allocator({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
+
+
+def test_a_memory_fraction_is_a_share_of_the_whole_device() -> None:
+    config = parse_allocator_config("per_process_memory_fraction:0.25")
+    assert config.allowed_bytes(400 * MIB) == 100 * MIB
+    assert config.allowed_bytes(None) is None
+    assert parse_allocator_config("per_process_memory_fraction:1").allowed_bytes(400) is None
+    assert AllocatorConfig().allowed_bytes(400) is None
+
+
+def test_divisions_fill_below_the_first_interval_and_above_the_last() -> None:
+    """c10/test/core/AllocatorConfig_test.cpp: 32 and 64 MiB divide by 8, 128 by 2, 256 by 4, 512
+    by 2, 1024 by 4, and 2048 and more by 1."""
+    config = parse_allocator_config("roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1]")
+    assert config.roundup_power2_divisions == (*(8,) * 7, 2, 4, 2, 4, *(1,) * 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("expandable_segment:True", "expandable_segments"),
+        ("expandable_segments:true", "'true'"),
+        ("max_split_size_mb:19", "20 or more"),
+        ("max_split_size_mb:24,large_segment_size_mb:32", "32 or more"),
+        ("max_split_size_mb", "key:value"),
+        ("garbage_collection_threshold:1", "below 1"),
+        ("roundup_power2_divisions:3", "powers of two"),
+        ("roundup_power2_divisions:[256:1,", "closing bracket"),
+        ("backend:cudaMallocSync", "cudaMallocAsync"),
+        ("backend:cudaMallocAsync", "driver"),
+        ("per_process_memory_fraction:1.5", "1 at most"),
+    ],
+)
+def test_a_fault_in_an_allocator_config_is_named(text: str, words: str) -> None:
+    with pytest.raises(PlannerError, match=words):
+        parse_allocator_config(text)
+
+
+def test_faults_of_a_config_are_whole_sentences() -> None:
+    for text in ("max_split_size_mb", "nonsense", "expandable_segments:true,per_process:1"):
+        with pytest.raises(UsageError) as caught:
+            parse_allocator_config(text)
+        assert caught.value.message.endswith((".", "?"))
+        assert ".;" not in caught.value.message
+        assert caught.value.way_out.endswith(".")
+
+
+def test_all_faults_of_a_config_come_in_one_message() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_allocator_config("max_split_size_mb:1,expandable_segments:yes,colour:blue")
+    assert all(word in str(caught.value) for word in ("max_split", "'yes'", "'colour'"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "expandable_segments:True", "expandable_segments:true", "max_split_size_mb:20",
+        "max_split_size_mb:19", "garbage_collection_threshold:0.8",
+        "garbage_collection_threshold:1.0", "roundup_power2_divisions:4",
+        "roundup_power2_divisions:3", "roundup_power2_divisions:[256:1,512:2,>:8]",
+        "roundup_power2_divisions:[256:3]", "large_segment_size_mb:10", "large_segment_size_mb:11",
+        "max_split_size_mb:24,large_segment_size_mb:32", "max_non_split_rounding_mb:8",
+        "max_split_size_mb:64,expandable_segments:False",
+    ],
+)  # fmt: skip
+def test_what_is_accepted_is_what_torch_accepts(text: str) -> None:
+    """The parser of these keys is in torch's CPU library too."""
+    torch = pytest.importorskip("torch")
+    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if setter is None:
+        pytest.skip("this torch does not expose its parser")
+    try:
+        setter(text)
+        accepted = True
+    except (ValueError, RuntimeError):
+        accepted = False
+    finally:
+        setter("")
+    try:
+        parse_allocator_config(text)
+        ours = True
+    except UsageError:
+        ours = False
+    assert ours == accepted

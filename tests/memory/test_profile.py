@@ -1,0 +1,97 @@
+"""One walk over a ledger, by hand: what is alive when, and what the allocator is asked."""
+
+from __future__ import annotations
+
+from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
+from planner.memory.profile import (
+    entry_at,
+    find_alive,
+    growth_within,
+    instant,
+    phase_at,
+    profile_memory,
+    steady_step,
+    walk_ledger,
+)
+
+MIB = 1024**2
+PRODUCT = Computed("aten.mm", "matmul", "float32", 1, 1, 1, "head")
+
+
+def step(number: int) -> list[Event]:
+    """Saves 1,000 B of activations, works in 2,000 B, and leaves a gradient of 512 B that the next
+    step frees."""
+    first = 10 * number
+    return [
+        Allocated(first + 1, 1000, "aten.mm", "head"), Tagged(first + 1, "activations"), PRODUCT,
+        Marked("forward", number),
+        PRODUCT, Allocated(first + 2, 2000, "aten.add"), PRODUCT, Freed(first + 1),
+        Allocated(first + 3, 512, "aten.mm"), Tagged(first + 3, "gradients"), Freed(first + 2),
+        Marked("backward", number),
+        Marked("optimizer", number),
+        Freed(first + 3),
+        Marked("zero_grad", number),
+    ]  # fmt: skip
+
+
+EVENTS = [Allocated(99, 100, "weight"), Tagged(99, "parameters"), Marked("build", 0)]
+LEDGER = Ledger((*EVENTS, *step(0), *step(1)), batch_size=2, num_parameters=25)
+SECOND = len(EVENTS) + len(step(0))  # the second step's first event
+
+
+def test_live_bytes_follow_every_event() -> None:
+    live = walk_ledger(LEDGER).live
+    assert len(live) == len(LEDGER.events)
+    # Of the second step: 512 B of weights, 1,024 of activations, 2,048 of temporaries.
+    assert live[SECOND - 1 :] == [
+        512, 1536, 1536, 1536, 1536, 1536, 3584, 3584, 2560, 3072, 3072, 1024, 1024, 1024, 512, 512,
+    ]  # fmt: skip
+
+
+def test_a_steady_step_is_the_last_one() -> None:
+    found = steady_step(LEDGER)
+    assert found.before_step == 512
+    assert found.saved_bytes == 1024
+    assert found.ends == (
+        ("forward", 1536), ("backward", 1024), ("optimizer", 1024), ("zero_grad", 512),
+    )  # fmt: skip
+    assert (found.peak_bytes, found.peak_index) == (3584, SECOND + 5)
+    assert found.steady_from == SECOND - 1
+
+
+def test_the_first_products_of_forward_and_backward_ask_for_a_workspace() -> None:
+    walked = walk_ledger(LEDGER)
+    assert walked.requests_with(8 * MIB)[:6] == [100, 1000, 8 * MIB, 8 * MIB, 2000, ~1]
+    assert walked.requests_with(0) == walked.requests
+    assert [LEDGER.events[i] for i in walked.events[2:4]] == [PRODUCT, PRODUCT]
+    assert entry_at(walked, SECOND) == 9
+    with_workspace = profile_memory(LEDGER, 8 * MIB, None)
+    without = profile_memory(LEDGER, 0, None)
+    assert with_workspace.peak_allocated_bytes - without.peak_allocated_bytes == 16 * MIB
+    assert with_workspace.live == without.live
+
+
+def test_a_phase_needs_what_live_bytes_rise_within_it() -> None:
+    assert growth_within(LEDGER, "forward") == 1024
+    assert growth_within(LEDGER, "backward") == 2048
+    assert growth_within(LEDGER, "optimizer") == 0
+    assert growth_within(LEDGER, "build") == 512
+    assert growth_within(LEDGER, "validation") == 0
+
+
+def test_an_instant_names_what_is_alive() -> None:
+    found = instant(LEDGER, SECOND + 5)
+    assert (found.phase, found.micro_batch, found.label) == ("backward", 1, "aten.add")
+    assert found.by_category == {"parameters": 512, "activations": 1024, "temporaries": 2048}
+    assert found.live_bytes == 3584
+    assert found.largest == (("", "aten.add", 2000), ("head", "aten.mm", 1000))
+    # A tag right behind an allocation says what was just allocated.
+    alive = find_alive(LEDGER.events, SECOND)
+    assert alive[-1] == (LEDGER.events[SECOND], "activations")
+
+
+def test_micro_batches_are_counted_by_their_backward() -> None:
+    marks = [(k, Marked(phase, 0)) for k, phase in enumerate(("forward", "backward") * 2)]
+    assert [phase_at(marks, k)[1] for k in range(4)] == [1, 1, 2, 2]
+    assert phase_at([*marks, (4, Marked("zero_grad", 0)), (5, Marked("forward", 1))], 5)[1] == 1
+    assert phase_at(marks, 4) == ("", 3)

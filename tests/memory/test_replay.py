@@ -1,0 +1,169 @@
+"""A steady step played until it recurs needs what it needs played to its end."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from planner import TrainSetting
+from planner.estimation import choose
+from planner.ledgers import step_ledger
+from planner.memory.allocator_config import AllocatorConfig
+from planner.memory.caching_allocator import CachingAllocator
+from planner.memory.profile import entry_at, steady_step, walk_ledger
+from planner.memory.replay import SteadyPeaks, replay, replay_steady
+
+KIB, MIB = 1024, 1024**2
+CONFIGS = (
+    None,
+    AllocatorConfig(expandable_segments=True),
+    AllocatorConfig(max_split_bytes=32 * MIB),
+    AllocatorConfig(roundup_power2_divisions=(4,) * 16),
+)
+
+
+def repeat_step(requests: list[int], start: int) -> list[int]:
+    """The requests with those of the steady step, from entry `start` on, once more: what the step
+    releases of the one before it, its repetition releases of the step."""
+    period = len(requests) - start
+    released = {~n for n in requests[start:] if n < 0}
+    taken_over = [entry for entry in sorted(released) if entry < start]
+    left = [i for i in range(start, len(requests)) if requests[i] >= 0 and i not in released]
+    stands_for = dict(zip(taken_over, left, strict=True))
+    again = [
+        n if n >= 0 else n - period if ~n >= start else ~stands_for[~n] for n in requests[start:]
+    ]
+    return requests + again
+
+
+def played_to_the_end(
+    requests: list[int], start: int, config: AllocatorConfig | None = None
+) -> SteadyPeaks:
+    found = replay(repeat_step(requests, start), config)
+    held = max(start - 1, 0)
+    return SteadyPeaks(max(found.allocated_bytes[held:]), max(found.reserved_bytes[held:]))
+
+
+def random_steps(source: random.Random, *, grows: bool) -> tuple[list[int], int]:
+    """Two steps that ask and release alike, and the entry of the second. Each hands on blocks that
+    the next releases; where it `grows`, the first keeps some of its own besides."""
+    largest = source.choice([1000 * KIB, 3 * MIB, 30 * MIB])
+    asked: list[tuple[int, int]] = []  # (name, bytes), or (name, 0) to release it
+    held: list[int] = []
+    for name in range(20):
+        asked.append((name, source.randint(1, largest)))
+        held.append(name)
+        while held and source.random() < 0.4:
+            asked.append((held.pop(source.randrange(len(held))), 0))
+    handed_on = {name: source.randrange(len(asked)) for name in held if source.random() < 0.4}
+    asked += [(name, 0) for name in held if name not in handed_on]
+    kept = {k: source.randint(1, 2 * largest) for k in range(len(asked)) if source.random() < 0.1}
+    requests = [4096]
+    start, before = 0, dict[int, int]()
+    for step in (0, 1):
+        start, entries = len(requests), dict[int, int]()
+        for place, (name, size) in enumerate(asked):
+            if size:
+                entries[name] = len(requests)
+                requests.append(size)
+            else:
+                requests.append(~entries[name])
+            if step == 0 and grows and place in kept:
+                requests.append(kept[place])
+            requests += [~before[name] for name, at in handed_on.items() if before and at == place]
+        before = entries
+    return requests, start
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_step_played_until_it_recurs_needs_the_same(
+    config: AllocatorConfig | None, grows: bool
+) -> None:
+    still_grew = 0
+    for seed in range(150):
+        requests, start = random_steps(random.Random(seed), grows=grows)
+        expected = played_to_the_end(requests, start, config)
+        assert replay_steady(requests, start, config) == expected, seed
+        once = max(replay(requests, config).reserved_bytes)
+        still_grew += expected.reserved_bytes > once
+    assert not grows or config is not None or still_grew > 3
+
+
+@pytest.mark.parametrize("batch_size", [3, 16, 64])
+@pytest.mark.parametrize(
+    ("model", "of_setting"),
+    [
+        ("timm:swin_tiny_patch4_window7_224", {}),
+        ("timm:swin_tiny_patch4_window7_224", {"checkpointing": "blocks", "precision": "fp32"}),
+        ("native:swin_tiny", {"zero_grad_to_none": False, "ema": True}),
+        ("native:swin_tiny", {"accumulate": 2, "precision": "fp16"}),
+    ],
+)
+def test_so_does_a_swin(model: str, of_setting: dict[str, object], batch_size: int) -> None:
+    setting = TrainSetting.model_validate({"batch_size": batch_size, **of_setting})
+    ledger = step_ledger(*choose(model, setting, None, {}))
+    walked = walk_ledger(ledger)
+    start = entry_at(walked, steady_step(ledger).steady_from)
+    requests = walked.requests_with(8 * MIB)
+    assert replay_steady(requests, start) == played_to_the_end(requests, start)
+
+
+def test_a_step_is_not_played_again_where_it_must_recur(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = []
+    allocate = CachingAllocator.allocate
+
+    def counted(allocator: CachingAllocator, num_bytes: int) -> tuple[int, int]:
+        served.append(num_bytes)
+        return allocate(allocator, num_bytes)
+
+    monkeypatch.setattr(CachingAllocator, "allocate", counted)
+
+    def num_served(requests: list[int], start: int) -> int:
+        served.clear()
+        replay_steady(requests, start)
+        return len(served)
+
+    # 600 kB and 4 MiB, twice: the second step takes nothing from the driver and moves nothing.
+    assert num_served([600_000, 4 * MIB, ~0, ~1, 600_000, 4 * MIB, ~4, ~5], 4) == 4
+    # The large pool takes a segment with its second step's last request, so that it is played
+    # again up to there; the small pool is not.
+    grows = [600_000, 4 * MIB, ~0, ~1, 600_000, 4 * MIB, 18 * MIB, ~4, ~5, ~6]
+    assert num_served(grows, 4) == 5 + 2
+    # What the step hands on lies beside what it took over: its repetition begins otherwise.
+    assert num_served([512, 512, ~0], 1) == 2 + 1
+    # What lay elsewhere is released first, and the rest recurs.
+    assert num_served([512, 512, ~0, ~1, 512], 3) == 3
+
+
+def test_peaks_count_from_the_steady_step() -> None:
+    requests = [100 * MIB, ~0, 10 * MIB, 20 * MIB, ~2, ~3]
+    # 100 MiB stay reserved (a cached segment), but only 10 + 20 are allocated: 10 is split off 100.
+    assert replay_steady(requests, 2) == SteadyPeaks(30 * MIB, 100 * MIB)
+    # Nothing happens after the reset: what is held is the peak.
+    assert replay_steady([10 * MIB, 20 * MIB, ~1], 3) == SteadyPeaks(10 * MIB, 30 * MIB)
+
+
+def test_what_a_step_hands_on_is_released_by_the_next() -> None:
+    # Step one (entries 0-2) leaves a; step two (3-6) leaves b and releases a: so does each further.
+    requests = [100, 7, ~1, 100, 9, ~4, ~0]
+    assert repeat_step(requests, 3) == [*requests, 100, 9, ~8, ~3]
+    assert replay_steady(requests, 3) == SteadyPeaks(3 * 512, 2 * MIB)
+    # A release of no bytes releases nothing, however often.
+    assert replay_steady([0, 5, ~1, ~0], 1) == SteadyPeaks(512, 2 * MIB)
+
+
+def test_a_step_that_leaves_other_blocks_than_it_takes_over_is_played_once() -> None:
+    # Played again, what it leaves would be counted twice.
+    assert replay_steady([5, ~0, 6], 2) == SteadyPeaks(512, 2 * MIB)
+    assert replay_steady([4 * MIB, 6 * MIB, ~0], 1) == SteadyPeaks(10 * MIB, 20 * MIB)
+
+
+def test_a_step_that_garbage_collection_cannot_save_is_played_without_the_limit() -> None:
+    config = AllocatorConfig(garbage_collection_threshold=0.5)
+    # 60 MiB are cached when 80 are asked for: collected under the limit, kept without one.
+    requests = [60 * MIB, ~0, 80 * MIB]
+    assert replay_steady(requests, 0, config, 100 * MIB).reserved_bytes == 80 * MIB
+    assert replay_steady(requests, 0, config, None).reserved_bytes == 140 * MIB
+    assert replay_steady(requests, 0, config, 70 * MIB).reserved_bytes == 140 * MIB
