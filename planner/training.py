@@ -8,40 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from planner.errors import PlannerError, UnsupportedError
-from planner.schema import Model, NamedModel, TrainSetting
-from planner.schema.setting import CLIP_NORM, EMA_DECAY, LABEL_SMOOTHING
+from planner.errors import PlannerError
+from planner.schema import TrainSetting
+from planner.schema.setting import CLIP_NORM, EMA_DECAY
+from planner.tasks.contract import Task
+from planner.tasks.trees import tensors_of
 
 # "forward", "backward", "optimizer", "zero_grad" or "validation": the phase that has just ended
 Phase = str
 OnPhase = Callable[[Phase], None]
 
 
-def make_batch(model: Model, setting: TrainSetting, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random images [B, in_channels, H, W] and targets ([B] int64, or soft [B, classes] fp32)."""
-    if isinstance(model, NamedModel) and model.task != "classification":
-        raise UnsupportedError(
-            f"{model.title} trains more than images -> logits, which is not followed yet."
-        )
-    assert model.image_size is not None
-    assert model.in_channels is not None
-    assert model.num_classes is not None
-    height, width = model.image_size
-    images = torch.randn(setting.batch_size, model.in_channels, height, width, device=device)
-    if setting.precision == "pure-bf16":
-        images = images.to(torch.bfloat16)
-    if setting.memory_format == "channels_last":
-        images = images.contiguous(memory_format=torch.channels_last)
-    if setting.loss == "soft-target":
-        targets = torch.rand(setting.batch_size, model.num_classes, device=device)
-        return images, targets / targets.sum(dim=1, keepdim=True)
-    labels = torch.randint(model.num_classes, (setting.batch_size,), device=device)
-    return images, labels
+def lay_out(module: nn.Module, setting: TrainSetting) -> None:
+    """Puts the weights of `module` into the setting's memory format, in place."""
+    if setting.memory_format != "channels_last":
+        return
+    if all(p.dim() != 5 for p in module.parameters()):
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for parameter in module.parameters():  # which `to` refuses, of five dimensions
+        if parameter.dim() in formats:
+            wanted = formats[parameter.dim()]
+            parameter.data = parameter.data.contiguous(memory_format=wanted)
 
 
 def make_optimizer(setting: TrainSetting, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -92,27 +87,29 @@ def import_lion() -> Callable[..., torch.optim.Optimizer]:
 class Training:
     """A module, its optimizer and a batch on one device; `step` is one whole optimizer step.
 
-    `module` maps images [B, C, H, W] to logits [B, classes], or to an output with `.logits`.
-    `compiled` is what is called in its place when it was compiled.
+    `task` computes the loss of `batch`, which it made, and the optimizer where it has one of its
+    own. `compiled` is what is called in the module's place when it was compiled.
     """
 
     def __init__(
         self,
         module: nn.Module,
         setting: TrainSetting,
-        images: Tensor,
-        targets: Tensor,
-        compiled: Callable[[Tensor], object] | None = None,
+        task: Task,
+        batch: Any,
+        compiled: Callable[..., object] | None = None,
     ) -> None:
         self.module = module
         # Not `or`: a compiled module has a length, and asking this one for it raises.
         self.call = module if compiled is None else compiled
         self.setting = setting
-        self.images = images
-        self.targets = targets
-        self.device_type = images.device.type
+        self.task = task
+        self.batch = batch
+        self.device = next(tensors_of(batch)).device
+        self.device_type = self.device.type
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(setting, self.parameters)
+        make = getattr(task, "optimizer", None) or partial(make_optimizer, setting)
+        self.optimizer: torch.optim.Optimizer = make(self.parameters)
         self.scaler = (
             torch.amp.GradScaler(self.device_type) if setting.precision == "fp16" else None
         )
@@ -144,21 +141,13 @@ class Training:
     def forward(self) -> Tensor:
         """The scalar loss of one micro-batch, divided by the number of them."""
         with self.autocast():
-            loss = self.loss(self.logits(self.images))
+            loss = self.loss()
         if self.setting.accumulate > 1:
             loss = loss / self.setting.accumulate
         return loss
 
-    def logits(self, images: Tensor) -> Tensor:
-        output = self.call(images)
-        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-        if not isinstance(logits, Tensor):
-            raise TypeError(f"the model returned {type(output).__name__}, not a tensor of logits")
-        return logits
-
-    def loss(self, logits: Tensor) -> Tensor:
-        smoothing = LABEL_SMOOTHING if self.setting.loss == "label-smoothing" else 0.0
-        return F.cross_entropy(logits, self.targets, label_smoothing=smoothing)
+    def loss(self) -> Tensor:
+        return self.task.loss(self.call, self.batch)
 
     def optimizer_step(self) -> None:
         if self.setting.clip_grad:
@@ -174,31 +163,22 @@ class Training:
             with torch.no_grad():
                 torch._foreach_lerp_(self.ema, list(self.module.parameters()), 1 - EMA_DECAY)
 
-    def validate(self, on_phase: OnPhase = lambda phase: None) -> None:
+    def validate(self, on_phase: OnPhase = lambda phase: None, batch: Any = None) -> None:
         """A forward as between epochs: evaluation mode, no gradients, hard labels.
 
-        `validation_batch_size` images come to the device and go again; the training batch stays.
+        `validation_batch_size` items (`batch`, where it is given) come to the device and go again;
+        the training batch stays.
         """
-        images, labels = self.validation_batch()
+        if batch is None:
+            make = getattr(self.task, "validation_batch", self.task.batch)
+            batch = make(self.setting.validation_batch_size, self.device)
+        compute = getattr(self.task, "validation_loss", self.task.loss)
         self.module.eval()
         with torch.no_grad(), self.autocast():
-            loss = F.cross_entropy(self.logits(images), labels)
+            loss = compute(self.call, batch)
         self.module.train()
-        del images, labels, loss
+        del batch, loss
         on_phase("validation")
-
-    def validation_batch(self) -> tuple[Tensor, Tensor]:
-        """Random images like the training's, and labels of the first class."""
-        like, count = self.images, self.setting.validation_batch_size
-        images = torch.empty(
-            (count, *like.shape[1:]),
-            dtype=like.dtype,
-            device=like.device,
-            memory_format=torch.channels_last
-            if self.setting.memory_format == "channels_last"
-            else torch.contiguous_format,
-        ).normal_()
-        return images, torch.zeros(count, dtype=torch.int64, device=like.device)
 
     def autocast(self) -> AbstractContextManager[object]:
         name = self.setting.autocast_dtype

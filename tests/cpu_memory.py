@@ -14,8 +14,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from planner.ledger import Allocated, Event, Freed, Marked
 from planner.schema import Model, TrainSetting
+from planner.tasks import as_task
 from planner.trace.run import Build, Trace, collector_off
-from planner.training import Training, make_batch
+from planner.training import Training
 
 _MARK = "planner mark "
 _SCALAR_BYTES = 8
@@ -38,8 +39,9 @@ def measure_cpu_memory_events(
     ):
         module = build()
         module.train()
-        images, targets = make_batch(model, setting, torch.device("cpu"))
-        training = Training(module, setting, images, targets)
+        task = as_task(module, model, setting)
+        batch = task.batch(setting.batch_size, torch.device("cpu"))
+        training = Training(module, setting, task, batch)
         _mark("build", 0)
         for step in range(num_steps):
             training.step(lambda phase, step=step: _mark(phase, step))  # type: ignore[misc]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-
-from torch import nn
+from typing import Any
 
 from planner.libraries.factory import load_factory
 from planner.libraries.named import build_named
 from planner.libraries.registry import find_library
 from planner.schema import FactoryModel, Model, NamedModel, TrainSetting
 
-Build = Callable[[], nn.Module]
+Build = Callable[[], Any]
+"""Makes a module, or whatever else a user's factory returns (`planner.tasks.as_task`)."""
 
 
 def build_for(model: Model, setting: TrainSetting) -> Build:
-    """What makes the module of `model`: its library, or the user's factory.
+    """What makes the module of `model`: its library, or the user's factory, which may make a task.
 
     Raises UsageError or PlannerError, and so does calling the result.
     """

@@ -10,21 +10,18 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.errors import PlannerError, UsageError, unknown_name
 from planner.schema.any_model import is_factory
 
-if TYPE_CHECKING:
-    from torch import nn
 
-
-def load_factory(spec: str) -> Callable[[], nn.Module]:
+def load_factory(spec: str) -> Callable[[], Any]:
     """The function that `spec` (`package.module:name`) names, wrapped to report what goes wrong.
 
     The current directory is searched first, as `python -m` does. Calling the result calls the
-    factory: what it prints goes to standard error, and PlannerError is raised where it raises or
-    returns no `torch.nn.Module`.
+    factory: what it prints goes to standard error, and PlannerError is raised where it raises.
+    What it may return, `planner.tasks.as_task` says. A name may also be a task itself.
     Raises UsageError where there is no such module or name, PlannerError where importing fails.
     """
     if not is_factory(spec):
@@ -62,6 +59,8 @@ def _find(module: ModuleType, module_name: str, attribute: str) -> Callable[[], 
             public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
             raise unknown_name(f"name in {module_name}", attribute, public)
         found = getattr(found, part)
+    if _is_task(found):
+        return lambda: found
     if not callable(found):
         raise UsageError(
             f"{module_name}:{attribute} is {_described(found)}, and a factory is a function.",
@@ -70,22 +69,21 @@ def _find(module: ModuleType, module_name: str, attribute: str) -> Callable[[], 
     return found  # type: ignore[no-any-return]
 
 
-def _call(factory: Callable[[], Any], spec: str) -> nn.Module:
+def _is_task(found: Any) -> bool:
+    """An object with a task's methods; a class of such objects is called to make one."""
+    methods = ("module", "batch", "loss")
+    return not isinstance(found, type) and all(hasattr(found, name) for name in methods)
+
+
+def _call(factory: Callable[[], Any], spec: str) -> Any:
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            module = factory()
+            made = factory()
     except PlannerError:
         raise
     except (Exception, SystemExit) as error:
         raise _failure(f"{spec}()", spec, error) from error
-    from torch import nn
-
-    if not isinstance(module, nn.Module):
-        raise PlannerError(
-            f"a factory returns a torch.nn.Module, and {spec} returned {_described(module)}.",
-            "Return the model itself, not its class, its state or a tuple.",
-        )
-    return module
+    return made
 
 
 def _failure(what: str, spec: str, error: BaseException) -> PlannerError:

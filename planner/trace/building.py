@@ -10,7 +10,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.schema import TrainSetting
+from planner.libraries.building import Build
+from planner.schema import Model, TrainSetting
+from planner.tasks import Task, as_task
+from planner.tasks.making import GivenTask
+from planner.training import lay_out
 
 _LARGE = 1 << 16  # elements: above this nothing but a weight is made while a model is built
 _FILLED = tuple(
@@ -44,16 +48,24 @@ def _is_in_place(func: Any) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-def build_module(build: Any, setting: TrainSetting) -> nn.Module:
-    """The module that `build` makes, in training mode, its large weights without values."""
+def build_task(build: Build, model: Model, setting: TrainSetting) -> tuple[Task, nn.Module]:
+    """The task of what `build` makes (a module or a task), and its module in training mode, large
+    weights without values."""
     with _Unfilled():  # type: ignore[no-untyped-call]
-        module: nn.Module = build()
+        task = as_task(build(), model, setting)
+        module = task.module()
         module.train()
         if setting.precision == "pure-bf16":
             module.to(torch.bfloat16)
-        if setting.memory_format == "channels_last":
-            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return module
+        lay_out(module, setting)
+    return task, module
+
+
+def given_batch(task: Task, size: int) -> Any:
+    """A real batch of a user's task, which may read values; None where fake tensors will do."""
+    if isinstance(task, GivenTask) and not task.on_shapes:
+        return task.batch(size, torch.device("cpu"))
+    return None
 
 
 def make_fake(

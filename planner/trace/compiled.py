@@ -8,6 +8,7 @@ import torch
 
 from planner.errors import PlannerError, UnsupportedError
 from planner.ledger import Ledger
+from planner.libraries.building import Build
 from planner.schema import Model, TrainSetting
 from planner.schema.setting import GRAPH_MODES
 from planner.step.compiled.graph import Graph
@@ -16,7 +17,7 @@ from planner.step.compiled.module import CompiledModule, compile_graph
 from planner.step.nn import Module, buffer
 from planner.step.tensor import Device, Parameter
 from planner.step.training import record_training
-from planner.trace.partition import Build, partition_compiled
+from planner.trace.partition import partition_compiled
 
 
 class _Leaves(Module):

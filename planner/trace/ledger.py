@@ -8,10 +8,10 @@ import torch
 
 from planner.errors import UnsupportedError
 from planner.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
-from planner.libraries.building import build_for
+from planner.libraries.building import Build, build_for
 from planner.schema import Model, SwinConfig, TrainSetting
 from planner.trace.faults import BrokenTraceError, trace_error
-from planner.trace.run import Build, trace_training
+from planner.trace.run import trace_training
 
 
 def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = None) -> Ledger:

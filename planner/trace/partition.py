@@ -12,16 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from planner.errors import UnsupportedError
+from planner.libraries.building import Build
 from planner.schema import Model, TrainSetting
 from planner.step.compiled.graph import Graph, Value
-from planner.trace.building import build_module
+from planner.trace.building import build_task
 from planner.trace.cuda_rules import as_on_cuda
-from planner.training import make_batch
-
-Build = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -72,14 +70,14 @@ def partition_compiled(build: Build, model: Model, setting: TrainSetting) -> Tor
 
     Raises UnsupportedError where Dynamo finds more than one graph.
     """
-    module = build_module(build, setting)
-    images, _ = make_batch(model, setting, torch.device("cpu"))
+    task, module = build_task(build, model, setting)
+    batch = task.batch(setting.batch_size, torch.device("cpu"))
     found: list[TorchPartition] = []
     torch._dynamo.reset()
     with as_on_cuda():
         compiled = torch.compile(module, backend=_backend(found), dynamic=False, fullgraph=True)
         with contextlib.suppress(_Captured), _autocast(setting):
-            compiled(images)
+            task.loss(compiled, batch)
     torch._dynamo.reset()
     if not found:
         raise UnsupportedError(

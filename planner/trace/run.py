@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -18,18 +18,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from planner.errors import PlannerError
 from planner.ledger import Allocated, Event, Freed, Marked, Tagged
+from planner.libraries.building import Build
 from planner.schema import Model, TrainSetting
 from planner.step.frames import plain_calls
-from planner.trace.building import build_module, make_fake
+from planner.tasks import Task
+from planner.tasks.trees import map_tensors, tensors_of
+from planner.trace.building import build_task, given_batch, make_fake
 from planner.trace.cuda_rules import as_on_cuda
 from planner.trace.faults import BrokenTraceError, quiet_fakes
 from planner.trace.paths import ModulePaths
 from planner.trace.recorder import Recorder
 from planner.trace.sums import GradientSums
 from planner.trace.trees import tensors_in
-from planner.training import Training, import_lion, make_batch
+from planner.training import Training, import_lion
 
-Build = Callable[[], nn.Module]
 ROUNDING = 512  # bytes: what the CUDA caching allocator rounds a request up to
 
 
@@ -117,7 +119,9 @@ def trace_training(
     if setting.optimizer_family == "lion":
         import_lion()  # else it would be imported amid fake tensors
     with unset_fake_temporarily():
-        module = build_module(build, setting)
+        task, module = build_task(build, model, setting)
+        batch = given_batch(task, setting.batch_size)
+        held_out = given_batch(task, setting.validation_batch_size)
     with plain_calls(), collector_off(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         recorder = Recorder(gradient_sums, ModulePaths(module) if detailed else None)
         make_fake(module, mode, recorder.values.learn)
@@ -125,7 +129,9 @@ def trace_training(
         add_module(recorder, module)
         with as_on_cuda(), quiet_fakes(), recorder, foreach_as_on_cuda(), scaler_as_on_cuda():
             try:
-                _train(recorder, module, model, setting, num_steps)
+                fake = partial(map_tensors, change=mode.from_tensor)
+                given = _Given(fake(batch), fake(held_out))
+                _train(recorder, module, task, setting, num_steps, given)
             except PlannerError:
                 raise
             except Exception as error:
@@ -148,24 +154,37 @@ def in_steady_order(events: Iterable[Event]) -> Iterator[Event]:
             yield from run
 
 
+class _Given(NamedTuple):
+    """The batches of a user's task, made fake; None where the task makes them of fake tensors."""
+
+    batch: Any
+    validation: Any
+
+
 def _train(
     recorder: Recorder,
     module: nn.Module,
-    model: Model,
+    task: Task,
     setting: TrainSetting,
     num_steps: int,
+    given: _Given,
 ) -> None:
-    images, targets = make_batch(model, setting, torch.device("cpu"))
-    recorder.values.forget_values([images, targets])
-    recorder.tag([images, targets], "activations")
-    training = Training(module, setting, images, targets)
+    batch = given.batch
+    if batch is None:
+        batch = task.batch(setting.batch_size, torch.device("cpu"))
+    tensors = list(tensors_of(batch))
+    recorder.note(tensors, "batch")
+    recorder.values.forget_values(tensors)
+    recorder.tag(tensors, "activations")
+    training = Training(module, setting, task, batch)
     recorder.tag(training.ema or [], "optimizer_state")
     watch_optimizer(recorder, training)
     recorder.mark("build", 0)
     for step in range(num_steps):
         training.step(partial(_end_phase, recorder, training, step))
     if setting.validation_batch_size:
-        training.validate(partial(_end_phase, recorder, training, num_steps - 1))
+        recorder.note(list(tensors_of(given.validation)), "batch")
+        training.validate(partial(_end_phase, recorder, training, num_steps - 1), given.validation)
 
 
 def _end_phase(recorder: Recorder, training: Training, step: int, phase: str) -> None:

@@ -97,15 +97,17 @@ def _mem_tracker_peak(
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
+    from planner.tasks import as_task
     from planner.trace.building import make_fake
-    from planner.training import Training, make_batch
+    from planner.training import Training
 
     module = _module(model, setting)
     device = torch.device("cpu")
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, rules:
         make_fake(module, mode)
-        images, targets = make_batch(model, setting, device)
-        training = Training(module, setting, images, targets)
+        task = as_task(module, model, setting)
+        images, targets = batch = task.batch(setting.batch_size, device)
+        training = Training(module, setting, task, batch)
         tracker = MemTracker()
         tracker.track_external(module, training.optimizer, images, targets)
         with tracker:
@@ -151,9 +153,9 @@ def ask_deepspeed(model: SwinConfig, setting: TrainSetting) -> int:
 
 def _module(model: SwinConfig, setting: TrainSetting) -> nn.Module:
     from planner.libraries.building import build_for
-    from planner.trace.building import build_module
+    from planner.trace.building import build_task
 
-    return build_module(build_for(model, setting), setting)
+    return build_task(build_for(model, setting), model, setting)[1]
 
 
 TOOLS = {

@@ -10,6 +10,7 @@ import pytest
 
 from planner.errors import PlannerError, UsageError
 from planner.libraries.factory import load_factory
+from planner.schema import FactoryModel, TrainSetting
 
 FACTORIES = """
     from torch import nn
@@ -80,9 +81,10 @@ def test_what_it_prints_stays_off_standard_output(
     ],
 )
 def test_a_factory_at_fault(own_models: str, attribute: str, message: str) -> None:
-    build = load_factory(f"{own_models}:{attribute}")
+    from planner.tasks import task_for
+
     with pytest.raises(PlannerError, match=message) as caught:
-        build()
+        task_for(FactoryModel(factory=f"{own_models}:{attribute}"), TrainSetting())
     assert caught.value.way_out
     assert "\n" not in caught.value.message
 

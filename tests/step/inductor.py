@@ -22,9 +22,8 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
 from planner.schema import SwinConfig, TrainSetting
-from planner.trace.building import build_module
+from planner.trace.building import build_task
 from planner.trace.cuda_rules import as_on_cuda
-from planner.training import make_batch
 from tests.building import build_real
 
 
@@ -81,8 +80,8 @@ def inductor_peaks(config: SwinConfig, setting: TrainSetting) -> dict[str, int]:
         partition_fn=partition,
         decompositions=select_decomp_table(),
     )
-    module = build_module(lambda: build_real(config, setting), setting)
-    images, _ = make_batch(config, setting, torch.device("cpu"))
+    task, module = build_task(lambda: build_real(config, setting), config, setting)
+    images, _ = task.batch(setting.batch_size, torch.device("cpu"))
     torch._dynamo.reset()
     precision = setting.autocast_dtype
     autocast = torch.autocast("cpu", dtype=getattr(torch, precision or "bfloat16"),

@@ -21,8 +21,8 @@ from tests.trace.models import (  # noqa: E402
 DRAWS = """
 import torch
 from torch import nn
-from planner.schema import TrainSetting
-from planner.trace.building import build_module
+from planner.schema import FactoryModel, TrainSetting
+from planner.trace.building import build_task
 
 WIDTH = 384  # 576 KiB: memory that has just been freed is given out again as it is
 
@@ -35,7 +35,7 @@ for _ in range(5):
     junk = [torch.full((WIDTH, WIDTH), 9.0) for _ in range(40)]
     kept = junk[::2]
     del junk
-    build_module(build, TrainSetting())
+    build_task(build, FactoryModel(factory="a:b"), TrainSetting())
 """
 
 

@@ -14,6 +14,7 @@ import pytest
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.registry import find_library
 from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
+from planner.tasks import as_task
 from planner.trainers.emission import emit_setting
 from planner.training import Training
 from tests.building import build_real
@@ -142,7 +143,7 @@ def test_its_step_is_the_probed_step(fields: dict[str, Any]) -> None:
     device = torch.device("cpu")
     images, targets = next(names["synthetic_batches"](device))
 
-    probed = Training(twin, setting, images, targets)
+    probed = Training(twin, setting, as_task(twin, tiny("native"), setting), (images, targets))
     for group in probed.optimizer.param_groups:
         group.update({"lr": 1e-3, "weight_decay": 0.05 if "adamw" in setting.optimizer else 0.0})
 

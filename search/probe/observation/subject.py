@@ -10,7 +10,8 @@ from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.schema.observation import Observation
-from planner.training import Training, make_batch
+from planner.tasks import as_task
+from planner.training import Training
 from search.probe.observation.view import NotHereError
 from search.probe.protocol import ProbeRequest
 from search.probe.worker.precision import set_precision
@@ -57,5 +58,6 @@ class Subject:
         compiled = None
         if self.setting.compile != "off":
             compiled = torch.compile(built, mode=self.setting.compile, dynamic=False)
-        images, targets = make_batch(self.model, self.setting, self.device)
-        return Training(built, self.setting, images, targets, compiled)
+        task = as_task(built, self.model, self.setting)
+        batch = task.batch(self.setting.batch_size, self.device)
+        return Training(built, self.setting, task, batch, compiled)

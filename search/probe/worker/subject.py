@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import UnsupportedError
-from planner.libraries.building import build_for
 from planner.libraries.limits import graph_limit
 from planner.schema import SwinConfig
-from planner.training import Training, make_batch
+from planner.tasks import task_for
+from planner.training import Training, lay_out
 from search.probe.protocol import ProbeRequest
 from search.probe.worker.precision import has_tf32, set_precision
 from search.probe.worker.verdict import NonFiniteError
@@ -23,8 +23,8 @@ class WatchedTraining(Training):
 
     watching = False
 
-    def loss(self, logits: Tensor) -> Tensor:
-        loss = super().loss(logits)
+    def loss(self) -> Tensor:
+        loss = super().loss()
         if self.watching and not torch.isfinite(loss.detach()).item():
             raise NonFiniteError(f"the loss is {loss.item()}")
         return loss
@@ -87,19 +87,14 @@ def build_training(request: ProbeRequest) -> WatchedTraining:
     """
     setting = request.setting
     device = torch.device(request.device)
-    module = build_module(request).train()
+    task = task_for(request.model, setting)
+    module = task.module().train()
     set_precision(request)
     dtype = torch.bfloat16 if setting.precision == "pure-bf16" else None
     module = module.to(device=device, dtype=dtype)
-    if setting.memory_format == "channels_last":
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    lay_out(module, setting)
     compiled = None
     if setting.compile != "off":
         compiled = torch.compile(module, mode=setting.compile, dynamic=False)
-    images, targets = make_batch(request.model, setting, device)
-    return WatchedTraining(module, setting, images, targets, compiled)
-
-
-def build_module(request: ProbeRequest) -> nn.Module:
-    """The real module, on the CPU. Raises PlannerError where it cannot be had."""
-    return build_for(request.model, request.setting)()
+    batch = task.batch(setting.batch_size, device)
+    return WatchedTraining(module, setting, task, batch, compiled)
