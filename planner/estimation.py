@@ -17,7 +17,6 @@ from planner.arguments import (
     read_model,
     read_setting,
 )
-from planner.errors import UsageError
 from planner.hardware.gpu import Gpu
 from planner.hardware.overheads import Overheads, overheads_for
 from planner.hardware.precisions import check_precision
@@ -121,20 +120,23 @@ def estimate(
     gpu: str | Gpu | None = None,
     memory_bytes: int | str | None = None,
     allocator: str | AllocatorConfig | None = None,
+    traced: bool = False,
     **overrides: Any,
 ) -> Estimate:
     """The memory and time of one training step, without running it.
 
-    `model` is `LIBRARY:NAME`, a configuration file, a `SwinConfig` or its fields; `setting`
-    defaults to batch 64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are
-    fields of either. The budget is `memory_bytes` (or a text as 24GiB), else the GPU's memory, else
-    none and `fits` is None. `allocator` are
-    the caching allocator's options; None are those that torch would find in this environment.
+    `model` is `LIBRARY:NAME`, `package.module:factory`, a configuration file, a `SwinConfig` or its
+    fields. A Swin of ours is estimated on shapes or, with `traced`, from its real module on fake
+    tensors, as every other model is: that needs torch once, and is kept. `setting` defaults to
+    batch 64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are fields of either.
+    The budget is `memory_bytes` (or a text as 24GiB), else the GPU's memory, else none and `fits`
+    is None. `allocator` are the caching allocator's options; None are those that torch would find
+    in this environment.
     Raises UsageError for what is unknown, UnsupportedError for what the library cannot do.
     """
     device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
     config, chosen = choose(model, setting, device, overrides)
-    ledger = step_ledger(config, chosen)
+    ledger = step_ledger(config, chosen, traced)
     if allocator is None:
         allocator = environment_allocator(os.environ)
     return judge(config, chosen, ledger, device, memory, allocator)
@@ -145,7 +147,7 @@ def choose(
     setting: SettingLike | None,
     gpu: Gpu | None,
     overrides: Mapping[str, Any],
-) -> tuple[SwinConfig, ResolvedSetting]:
+) -> tuple[Model, ResolvedSetting]:
     """The architecture and the setting meant, the setting resolved for the model's library."""
     check_fields(overrides)
     of_setting = {k: v for k, v in overrides.items() if k in TrainSetting.model_fields}
@@ -153,29 +155,19 @@ def choose(
     chosen = read_setting(setting, {"precision": default_precision(gpu)})
     chosen = parse(TrainSetting, {**chosen.model_dump(), **of_setting}, "the setting")
     check_precision(gpu, chosen.precision)
-    config, resolved = resolve(read_model(model, of_model), chosen)
-    assert isinstance(config, SwinConfig)
-    return config, resolved
+    return resolve(read_model(model, of_model), chosen)
 
 
-def resolve(
-    model: Model, setting: TrainSetting, traced: bool = False
-) -> tuple[Model, ResolvedSetting]:
-    """The setting as the model's library will run it; a model that is no Swin of ours only for a
-    trace.
+def resolve(model: Model, setting: TrainSetting) -> tuple[Model, ResolvedSetting]:
+    """The setting as the model's library will run it; that of any other model stays as it is.
 
     Raises UsageError and UnsupportedError.
     """
     if not isinstance(model, SwinConfig):
-        if traced:
-            limit = graph_limit(setting)
-            if limit is not None:
-                raise limit.error()
-            return model, ResolvedSetting(setting)
-        raise UsageError(
-            f"{model.title} is no Swin of the planner's, and only a trace can estimate it.",
-            "Add --trace, which runs it on fake tensors, or probe it with 'planner tune'.",
-        )
+        limit = graph_limit(setting)
+        if limit is not None:
+            raise limit.error()
+        return model, ResolvedSetting(setting)
     return model, find_library(model.library).resolve(model, setting)
 
 

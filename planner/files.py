@@ -100,6 +100,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise
 
 
+def cache_directory() -> Path:
+    """Where this user's programs keep what can be made again, or PLANNER_CACHE_DIR."""
+    if given := os.environ.get("PLANNER_CACHE_DIR"):
+        return Path(given)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("planner", appauthor=False)
+
+
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):

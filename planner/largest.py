@@ -5,78 +5,118 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
+from planner.arguments import (
+    ModelLike,
+    SettingLike,
+    read_allocator,
+    read_gpu,
+    read_memory,
+)
 from planner.errors import UnsupportedError
-from planner.estimation import Estimate, judge, resolve
+from planner.estimation import Estimate, choose, judge
 from planner.hardware.gpu import Gpu
-from planner.hardware.precisions import check_precision
-from planner.ledgers import step_ledger
+from planner.ledgers import is_on_shapes, record_ledgers, step_ledger, traced_step
 from planner.libraries.limits import largest_sdpa_batch
 from planner.memory.allocator_config import AllocatorConfig
-from planner.schema import SwinConfig, TrainSetting
+from planner.schema import Model, ResolvedSetting, SwinConfig
 from planner.schema.model import MAX_SIZE
 
-# Batches looked at above the one that bisection finds: 7 ms each for a tiny Swin on a CPU core.
-MAX_LOOKS = 200
+# Batches looked at above the one that bisection finds: next to it, where larger ones that fit were
+# met (up to 58 above 668: Swin-B, blocks, 24 GiB), and further up, where none was.
+NEAR_LOOKS, FAR_LOOKS = 64, 16
 
 
 def largest_batch(
-    model: SwinConfig,
-    setting: TrainSetting,
-    gpu: Gpu | None = None,
-    memory_bytes: int | None = None,
+    model: ModelLike,
+    setting: SettingLike | None = None,
+    gpu: str | Gpu | None = None,
+    memory_bytes: int | str | None = None,
     ceiling: int = MAX_SIZE,
-    allocator: AllocatorConfig | None = None,
+    allocator: str | AllocatorConfig | None = None,
+    traced: bool = False,
+    **overrides: Any,
 ) -> Estimate | None:
     """The estimate at the largest batch up to `ceiling` that fits, or None where none does; with
-    sdpa no larger one than its kernel takes.
+    sdpa no larger one than its kernel takes. `allocator` None means torch's defaults; all else is
+    as `planner.estimate` takes it.
 
     What is live rises with the batch; what the allocator keeps beside it goes up and down, so a
     larger batch may fit where a smaller one does not. Bisection finds a batch that fits, and the
-    last one whose live bytes do; between them every batch is looked at, from above. Where they are
-    more than `MAX_LOOKS`, only so many of them are, and the estimate's `assumed` says so.
-    Raises UnsupportedError without a budget.
+    last one whose live bytes do; between them all batches are looked at where they are few, else
+    those next to the first and some further up, and then the estimate's `assumed` says so.
+    Raises UnsupportedError without a budget, and for a step that is not affine in the batch: each
+    batch of it would be a trace.
     """
-    if gpu is None and memory_bytes is None:
+    device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
+    if device is None and memory is None:
         raise UnsupportedError(
-            "the largest batch that fits needs a memory to fit into, and none was named.",
-            "Add --gpu NAME or --memory SIZE.",
+            "the largest batch needs a memory size to fit into.", "Add --gpu NAME or --memory SIZE."
         )
-
-    check_precision(gpu, setting.precision)
-    setting = resolve(model, setting.model_copy(update={"batch_size": 1}))[1]
-    if setting.attention == "sdpa":
-        ceiling = min(ceiling, largest_sdpa_batch(model, setting) or ceiling)
+    config, resolved = choose(model, setting, device, {**overrides, "batch_size": 1})
+    if resolved.attention == "sdpa" and isinstance(config, SwinConfig):
+        ceiling = min(ceiling, largest_sdpa_batch(config, resolved) or ceiling)
+    if not is_on_shapes(config, traced):
+        _check_affine(config, resolved)
 
     @cache
     def at(batch_size: int) -> Estimate:
-        chosen = setting.model_copy(update={"batch_size": batch_size})
-        ledger = step_ledger(model, chosen)
-        return judge(model, chosen, ledger, gpu, memory_bytes, allocator)
-
-    def fits(batch_size: int) -> bool:
-        return bool(at(batch_size).fits)
+        chosen = resolved.model_copy(update={"batch_size": batch_size})
+        ledger = step_ledger(config, chosen, traced)
+        return judge(config, chosen, ledger, device, memory, allocator)
 
     def may_fit(batch_size: int) -> bool:
+        if batch_size == 1 and not runs_at_1(config, resolved, traced):
+            return False
         found = at(batch_size)
         assert found.budget_bytes is not None, "a GPU or a memory was named"
         least = found.device_total_bytes - found.breakdown["allocator_overhead"]
         return least <= found.budget_bytes
 
+    def fits(batch_size: int) -> bool:
+        return may_fit(batch_size) and bool(at(batch_size).fits)
+
     last = _last(may_fit, ceiling)
     low = _last(fits, last)
-    stride = max(1, -(-(last - low) // MAX_LOOKS))
-    best = next((b for b in range(last, low, -stride) if fits(b)), low)
-    best = next((b for b in range(min(best + stride - 1, last), best, -1) if fits(b)), best)
+    near = min(low + NEAR_LOOKS, last)
+    stride = max(1, -(-(last - near) // FAR_LOOKS))
+    best = next((b for b in range(last, near, -stride) if fits(b)), 0)
+    if best:
+        best = next((b for b in range(min(best + stride - 1, last), best, -1) if fits(b)), best)
+    else:
+        best = next((b for b in range(near, low, -1) if fits(b)), low)
     if best == 0:
         return None
-    return replace(at(best), assumed=(*at(best).assumed, *_notes(best, last, stride, ceiling)))
+    return replace(
+        at(best), assumed=(*at(best).assumed, *_notes(best, (near, last), stride, ceiling))
+    )
+
+
+def runs_at_1(model: Model, setting: ResolvedSetting, traced: bool = False) -> bool:
+    """Whether the step runs at a batch of 1: batch norm over nothing but the batch does not."""
+    if is_on_shapes(model, traced):
+        return True
+    return record_ledgers([(model, setting)])[0] is None
+
+
+def _check_affine(model: Model, setting: ResolvedSetting) -> None:
+    """Raises UnsupportedError where each batch is a step of its own."""
+    step_ledger(model, setting.model_copy(update={"batch_size": 2}), traced=True)
+    reason = traced_step(model, setting).reason
+    if reason:
+        raise UnsupportedError(
+            f"the largest batch cannot be computed: {reason}",
+            "Estimate the batches that you have in mind, as --batch-size 8,16,32.",
+        )
 
 
 def _last(holds: Callable[[int], bool], ceiling: int) -> int:
     """A number up to `ceiling` that `holds`, and the next does not: the last one where what holds
-    once holds for all below. 0 where 1 does not."""
-    low, high = 0, 1
+    once holds for all below. 0 where 1 does not. 1 is looked at only where 2 does not hold."""
+    if ceiling < 2 or not holds(2):
+        return int(ceiling > 0 and holds(1))
+    low, high = 2, 4
     while high <= ceiling and holds(high):
         low, high = high, high * 2
     high = min(high, ceiling + 1)
@@ -89,12 +129,13 @@ def _last(holds: Callable[[int], bool], ceiling: int) -> int:
     return low
 
 
-def _notes(best: int, last: int, stride: int, ceiling: int) -> list[str]:
+def _notes(best: int, between: tuple[int, int], stride: int, ceiling: int) -> list[str]:
     if best == ceiling:
         return [f"batches above {ceiling:,} are not looked at"]
     if stride > 1:
+        near, last = between
         return [
-            f"of the batches above {best:,}, whose live bytes would fit up to {last:,}, one in "
+            f"of the batches above {near:,}, whose live bytes would fit up to {last:,}, one in "
             f"{stride} was looked at"
         ]
     return []

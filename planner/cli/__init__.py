@@ -29,6 +29,7 @@ COMMANDS = {
     "emit": ("planner.cli.emit:command", "Write a result in a trainer's own words."),
     "validate": ("planner.cli.validate:command", "Predicted against measured, on this device."),
     "doctor": ("planner.cli.doctor:command", "Is this environment set up to be fast?"),
+    "cache": ("planner.cli.cache:command", "List or remove what was traced and is kept."),
     "gpus": ("planner.cli.gpus:command", "List the GPUs that --gpu knows."),
     "models": ("planner.cli.models:command", "List the published models of each library."),
 }  # fmt: skip

@@ -14,12 +14,12 @@ import click
 
 from planner.cli.arguments import model_and_settings, refuse_empty, split_fields, with_model_options
 from planner.cli.output import print_json
-from planner.errors import UnsupportedError, UsageError
+from planner.errors import PlannerError, UsageError
 from planner.estimation import Estimate, default_precision, judge, resolve
 from planner.hardware import Gpu, all_gpus, find_gpu
 from planner.hardware.precisions import check_precision, lacks
 from planner.ledger import Ledger
-from planner.ledgers import step_ledger
+from planner.ledgers import is_on_shapes, record_ledgers, retrace, step_ledger, traced_step
 from planner.libraries.limits import SDPA_WINDOWS, largest_sdpa_batch
 from planner.memory.allocator_config import (
     AllocatorConfig,
@@ -47,16 +47,18 @@ Rows = list[tuple[Model, ResolvedSetting]]
     "--trace",
     "traced",
     is_flag=True,
-    help="Run the real module on fake tensors instead (needs torch): any model.",
+    help="The real module on fake tensors (needs torch once): of a Swin too.",
 )
+@click.option("--retrace", is_flag=True, help="Trace anew what was traced and kept before.")
 @click.option("--json", "as_json", is_flag=True, help="One object, or an array for several.")
 @click.option("--plot", metavar="FILE", help="Draw live bytes over the step (png, svg, pdf).")
 @click.option("--timeline", is_flag=True, help="The same in the terminal, coarser.")
 def command(model: str, **given: Any) -> None:  # fmt: skip
     """The memory and time of training MODEL, before it is launched.
 
-    MODEL is LIBRARY:NAME (see 'planner models'), a YAML or JSON file, or, with --trace,
-    package.module:factory. Several values for an option make one row per combination.
+    MODEL is LIBRARY:NAME (see 'planner models'), a YAML or JSON file, or package.module:factory.
+    Several values for an option make one row per combination. A model that is not a Swin of
+    'planner models' is traced once; 'planner cache' lists what is kept of it.
     """
     gc.disable()  # a process that ends with its answer: the collector would only cost time
     refuse_empty({"model": model, **given})
@@ -71,14 +73,14 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     chosen, settings = model_and_settings(model, given, defaults)
     for setting in settings:
         check_precision(gpu, setting.precision)
-    rows: Rows = [resolve(chosen, setting, given["traced"]) for setting in settings]
+    rows: Rows = [resolve(chosen, setting) for setting in settings]
     allocator = _allocator(given["allocator"])
     if memory is not None and not given["as_json"]:
         click.echo(f"--memory {given['memory']} is {format_bytes(memory)} ({memory:,} bytes).\n")
     if given["max_batch"]:
-        _print_largest(rows, gpu, memory, allocator, given["as_json"])
+        _print_largest(rows, gpu, memory, allocator, given)
     elif rank:
-        _print_ranking(rows, allocator, given["as_json"])
+        _print_ranking(rows, allocator, given)
     else:
         _print_estimates(rows, gpu, memory, allocator, given)
 
@@ -90,13 +92,12 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
     refused: list[tuple[str, object, str]] = []
     if rank:
         way_out = "name one GPU, or leave it out"
-        refused += [(o, v, way_out) for o, v in (*pictures, ("--trace", given["traced"]))]
+        refused += [(o, v, way_out) for o, v in pictures]
         refused += [("--max-batch", given["max_batch"], way_out)]
         refused += [("--memory", given["memory"], "each GPU is ranked by its own memory")]
     elif given["max_batch"]:
         refused += [(o, v, "draw one batch, with --batch-size") for o, v in pictures]
         refused += [("--batch-size", sized, "it is what is looked for")]
-        refused += [("--trace", given["traced"], "trace single batches, with --batch-size")]
     together = "--gpu all" if rank else "--max-batch"
     faults = [f"  {option}: {way_out}" for option, value, way_out in refused if value]
     if faults:
@@ -126,7 +127,8 @@ def _print_estimates(
             f"a picture shows one setting, and {len(rows)} were asked for.",
             "Give one value to each option.",
         )
-    ledgers = [_ledger(model, setting, given["traced"]) for model, setting in rows]
+    _record(rows, given)
+    ledgers = [step_ledger(*row, given["traced"]) for row in rows]
     found = [
         judge(model, setting, ledger, gpu, memory, allocator)
         for (model, setting), ledger in zip(rows, ledgers, strict=True)
@@ -139,18 +141,19 @@ def _print_estimates(
     _draw(ledgers, found, given)
 
 
-def _ledger(model: Model, setting: ResolvedSetting, traced: bool) -> Ledger:
-    if not traced:
-        assert isinstance(model, SwinConfig)
-        return step_ledger(model, setting)
-    try:
-        from planner.trace import trace_estimate
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            f"--trace runs the real module, and {error.name} is not installed.",
-            "Install it, or estimate without --trace.",
-        ) from error
-    return trace_estimate(model, setting)
+def _record(rows: Rows, given: dict[str, Any]) -> list[PlannerError | None]:
+    """Traces, all at once, what takes a trace and is not kept; by row the error it ended with."""
+    traced = [row for row in rows if not is_on_shapes(row[0], given["traced"])]
+    if given["retrace"]:
+        if not traced:
+            raise UsageError(
+                "--retrace is for what is traced, and this model is estimated without a trace.",
+                "Leave it out, or add --trace.",
+            )
+        for row in traced:
+            retrace(*row)
+    errors = iter(record_ledgers(traced))
+    return [None if is_on_shapes(row[0], given["traced"]) else next(errors) for row in rows]
 
 
 def _table(found: Sequence[Estimate]) -> str:
@@ -180,15 +183,24 @@ def _print_largest(
     gpu: Gpu | None,
     memory: int | None,
     allocator: AllocatorConfig | None,
-    as_json: bool,
+    given: dict[str, Any],
 ) -> None:
     from planner.largest import largest_batch
 
+    smallest = [(model, setting.model_copy(update={"batch_size": 2})) for model, setting in rows]
+    errors = _record(smallest, given)
+    if all(errors) or (any(errors) and given["checkpointing"] and given["precision"]):
+        raise next(error for error in errors if error)
     found = []
-    for model, setting in rows:
-        assert isinstance(model, SwinConfig), "anything else takes a trace"
-        found.append((setting, largest_batch(model, setting, gpu, memory, allocator=allocator)))
-    if as_json:
+    for (model, setting), error in zip(rows, errors, strict=True):
+        if error is not None:  # a row that nobody named
+            click.echo(f"Without {_kind_of_row(setting)}: {error.message}\n", err=given["as_json"])
+            continue
+        best = largest_batch(
+            model, setting, gpu, memory, allocator=allocator, traced=given["traced"]
+        )
+        found.append((model, setting, best))
+    if given["as_json"]:
         print_json(
             [
                 {
@@ -197,19 +209,19 @@ def _print_largest(
                     "largest_batch_size": best.setting.batch_size if best else 0,
                     "estimate": best.to_json() if best else None,
                 }
-                for setting, best in found
+                for _, setting, best in found
             ]
         )
         return
-    fitting = [best for _, best in found if best is not None]
+    fitting = [best for _, _, best in found if best is not None]
     if fitting:
         from planner.report.tables import estimate_table
 
         click.echo("The largest batch that fits, by setting:\n")
         click.echo(estimate_table(fitting))
-    for setting, best in found:
+    for model, setting, best in found:
         if best is None:
-            click.echo(_nothing_fits(setting))
+            click.echo(_nothing_fits(model, setting, given["traced"]))
     bound = [best for best in fitting if _is_bound_by_sdpa(best)]
     if bound:
         click.echo(
@@ -224,7 +236,11 @@ def _is_bound_by_sdpa(best: Estimate) -> bool:
     return best.setting.batch_size == largest_sdpa_batch(best.model, best.setting)
 
 
-def _nothing_fits(setting: TrainSetting) -> str:
+def _kind_of_row(setting: TrainSetting) -> str:
+    return f"{setting.precision}, checkpointing {setting.checkpointing}"
+
+
+def _nothing_fits(model: Model, setting: ResolvedSetting, traced: bool) -> str:
     ways = ["a smaller image or model"]
     if setting.checkpointing == "none":
         ways.insert(0, "--checkpointing blocks")
@@ -232,24 +248,27 @@ def _nothing_fits(setting: TrainSetting) -> str:
         ways.insert(0, "--precision bf16")
     if setting.optimizer_family != "sgd":
         ways.append("--optimizer sgd")
-    return (
-        f"Not even batch 1 fits with {setting.precision}, checkpointing {setting.checkpointing}. "
-        f"Try {', '.join(ways)}."
-    )
+    error = None if is_on_shapes(model, traced) else traced_step(model, setting).error(1)
+    least = "batch 1 fits" if error is None else "batch 2 fits, and batch 1 does not run,"
+    return f"Not even {least} with {_kind_of_row(setting)}. Try {', '.join(ways)}."
 
 
-def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, as_json: bool) -> None:
+def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[str, Any]) -> None:
     """Every GPU of the catalogue that has the precision, the fastest that fits first."""
-    found = []
+    as_json = given["as_json"]
+    ranked: list[tuple[Gpu, Model, ResolvedSetting]] = []
     without: dict[str, list[str]] = {}
     for (model, setting), gpu in itertools.product(rows, all_gpus()):
-        assert isinstance(model, SwinConfig), "anything else takes a trace"
         if lacks(gpu, setting.precision):
             without.setdefault(setting.precision, []).append(gpu.name)
             if setting.precision != "bf16":
                 continue
             setting = setting.model_copy(update={"precision": "fp16"})
-        ledger = step_ledger(model, setting)
+        ranked.append((gpu, model, setting))
+    _record(list(dict.fromkeys((model, setting) for _, model, setting in ranked)), given)
+    found = []
+    for gpu, model, setting in ranked:
+        ledger = step_ledger(model, setting, given["traced"])
         found.append((gpu, judge(model, setting, ledger, gpu, allocator=allocator)))
     found.sort(key=lambda pair: (not pair[1].fits, -_images(pair[1])))
     for precision, names in without.items():
@@ -260,7 +279,7 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, as_json: bool)
         print_json([{"gpu": gpu.name, **estimate.to_json()} for gpu, estimate in found])
         return
     from planner.cli.output import print_table
-    from planner.report.tables import fits_word
+    from planner.report.tables import fits_word, unit
 
     print_table(
         [
@@ -277,8 +296,8 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, as_json: bool)
             for gpu, estimate in found
         ],
         (
-            "gpu", "batch", "precision", "checkpointing", "images/s (predicted)", "needs", "has",
-            "fits",
+            "gpu", "batch", "precision", "checkpointing", f"{unit(rows[0][0])}/s (predicted)",
+            "needs", "has", "fits",
         ),
     )  # fmt: skip
 

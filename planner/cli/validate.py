@@ -219,7 +219,7 @@ def _rows(models: tuple[str, ...], given: dict[str, Any]) -> list[Row]:
     for text in models:
         model, settings = model_and_settings(text, given, DEFAULT_GRID)
         for setting in settings:
-            chosen = resolve(model, setting, traced=True)
+            chosen = resolve(model, setting)
             rows.append(Row("command line", *chosen, repeat=0, measure_seconds=2.0))
     return rows
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from planner.environment.bench import Bench, Workload
 from planner.environment.torch_build import bus_ordered
+from planner.files import cache_directory, write_whole
 from planner.hardware.processor import cpu_name
 from planner.throughput.efficiency import BACKWARD_MATMUL_SHARE
 from planner.throughput.prediction import MEASURED_UNCERTAINTY, DeviceRates
@@ -115,11 +114,7 @@ def save_rates(
     path = rates_path(rates.name, torch_version, memory_bytes)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {"format": RATES_FORMAT, "rates": asdict(rates)}
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8"
-    ) as file:
-        json.dump(data, file, indent=1)
-    Path(file.name).replace(path)
+    write_whole(path, json.dumps(data, indent=1))
     return path
 
 
@@ -148,17 +143,6 @@ def rates_path(
     what = f"{name}{memory} torch {torch_version or _torch()}"
     key = re.sub(r"[^a-z0-9.+]+", "-", what.casefold())
     return cache_directory() / "rates" / f"{key.strip('-')}.json"
-
-
-def cache_directory() -> Path:
-    """Where this user's programs keep what can be made again."""
-    if given := os.environ.get("XDG_CACHE_HOME"):
-        return Path(given) / "planner"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "planner" / "cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "planner"
-    return Path.home() / ".cache" / "planner"
 
 
 def device_name(device: str | torch.device) -> str:

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner import ledger_cache
 from planner.errors import PlannerError, UnsupportedError
 from planner.files import MAX_MODEL_BYTES, read_text
+from planner.ledger_key import name_key
 from planner.schema import NamedModel, parse
 
 if TYPE_CHECKING:
@@ -27,10 +29,11 @@ def find_named(library: str, name: str, overrides: Mapping[str, Any]) -> NamedMo
     Raises UsageError for an unknown name or a bad field, UnsupportedError for a model whose
     training step is not known, PlannerError where the library is not installed.
     """
-    fields: dict[str, Any] = {"library": library, "name": name, **_look_up(library, name)}
+    fields: dict[str, Any] = {"library": library, "name": name}
     if library == "transformers" and (file := configuration_file(name)) is not None:
         content = read_text(file, MAX_MODEL_BYTES)
         fields["config_sha256"] = hashlib.sha256(content.encode()).hexdigest()
+    fields |= _look_up(fields)
     return override_named(parse(NamedModel, fields, f"{library}:{name}"), overrides)
 
 
@@ -63,8 +66,14 @@ def configuration_file(name: str) -> Path | None:
     return path if name.endswith(".json") else None
 
 
-def _look_up(library: str, name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = _of_library(library, "look_up")(name)
+def _look_up(fields: dict[str, Any]) -> Mapping[str, Any]:
+    """What the library says of a name: asked once for each version of it, since that imports it."""
+    key = name_key(fields)
+    kept = ledger_cache.load(key)
+    if isinstance(kept, dict):
+        return kept
+    found: dict[str, Any] = _of_library(fields["library"], "look_up")(fields["name"])
+    ledger_cache.store(key, found)
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from planner.estimation import Estimate
 from planner.report.settings import describe_setting, value_text
-from planner.schema import TrainSetting
+from planner.schema import Model, NamedModel, SwinConfig, TrainSetting
 from planner.units import format_bytes, format_seconds
 
 # The order people add up in: tensors first, then what PyTorch and the driver put around them.
@@ -46,7 +46,7 @@ def breakdown_table(estimate: Estimate) -> str:
 
 def estimate_table(estimates: Sequence[Estimate]) -> str:
     """One row for each estimate: the settings in which they differ, the totals, the verdict and,
-    where predicted, images/s."""
+    where predicted, images (or clips, or samples) a second."""
     fields = _shown_fields([e.setting for e in estimates])
     models = len({e.model for e in estimates}) > 1
     judged = any(e.fits is not None for e in estimates)
@@ -59,7 +59,7 @@ def estimate_table(estimates: Sequence[Estimate]) -> str:
         "peak\nreserved",
         "device\ntotal",
         *(["fits"] if judged else []),
-        *(["images/s"] if timed else []),
+        *([f"{unit(estimates[0].model)}/s"] if timed else []),
         "peak at",
     ]
     rows = [
@@ -191,7 +191,7 @@ def _speed(estimate: Estimate) -> str:
     if predicted is None:
         return ""
     return _wrap(
-        f"Predicted, not measured: {predicted.images_per_second:,.0f} images/s, "
+        f"Predicted, not measured: {predicted.images_per_second:,.0f} {unit(estimate.model)}/s, "
         f"{format_seconds(predicted.step_seconds)} a step, ±{predicted.uncertainty:.0%} "
         f"({predicted.basis})."
     )
@@ -239,6 +239,14 @@ def fits_word(estimate: Estimate) -> str:
     if estimate.fits:
         return "yes" if estimate.fits_surely else "likely"
     return "unlikely" if estimate.low_bytes <= estimate.budget_bytes else "no"
+
+
+def unit(model: Model) -> str:
+    """What a batch of the model counts."""
+    if isinstance(model, SwinConfig):
+        return "images"
+    task = model.task if isinstance(model, NamedModel) else ""
+    return {"classification": "images", "video": "clips"}.get(task, "samples")
 
 
 def _images(estimate: Estimate) -> str:

@@ -36,7 +36,7 @@ def test_cuda_graphs_beside_kept_gradients_are_refused(mode: str, kept: dict[str
     with pytest.raises(UnsupportedError, match=refusal):
         estimate("native:swin_tiny", setting)
     with pytest.raises(UnsupportedError, match=refusal):
-        resolve(FACTORY, setting, traced=True)
+        resolve(FACTORY, setting)
     with pytest.raises(UnsupportedError, match=refusal):
         emit_setting(tiny(), setting, "pytorch")
     with pytest.raises(UnsupportedError, match=refusal):

@@ -1,0 +1,198 @@
+"""Ledgers on disk: equal when read back, absent when not whole, safe among processes, bounded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner import SwinConfig, TrainSetting, ledger_cache, ledger_key
+from planner.affine import AffineLedger, NotAffineError
+from planner.errors import UnsupportedError
+from planner.estimation import resolve
+from planner.ledger import Ledger
+from planner.ledger_cache import NotAffine, decode, encode, load, store
+from planner.ledgers import step_ledger
+from planner.schema import FactoryModel
+
+TINY = SwinConfig(image_size=64, embed_dim=32, depths=(1, 1), num_heads=(1, 2), num_classes=10)
+SETTING = TrainSetting(precision="fp16", clip_grad=True)
+KEY = {"name": "tiny", "batch": 0}
+
+
+def at(batch_size: int) -> Ledger:
+    return step_ledger(*resolve(TINY, SETTING.model_copy(update={"batch_size": batch_size})))
+
+
+@pytest.fixture(scope="module")
+def affine() -> AffineLedger:
+    made = AffineLedger.through(at(2), at(3))
+    return replace(made, at=replace(made.at, notes=("a note",)), pooled_saved_slope=7)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
+    return tmp_path / "ledgers"
+
+
+def test_what_is_read_back_is_what_was_kept(affine: AffineLedger) -> None:
+    store(KEY, affine)
+    found = load(KEY)
+    assert isinstance(found, AffineLedger)
+    assert (found.at, dict(found.slopes)) == (affine.at, dict(affine.slopes))
+    assert found.pooled_saved_slope == 7
+    assert found.ledger(9).events == affine.ledger(9).events
+    for kept in (at(1), NotAffine("aten.mm grows with the square")):
+        store(KEY, kept)
+        assert load(KEY) == kept
+    store(KEY, NotAffineError("a law"))
+    error = load(KEY)
+    assert type(error) is UnsupportedError
+    assert str(error) == str(NotAffineError("a law"))
+
+
+def test_a_ledger_takes_a_few_kilobytes(affine: AffineLedger) -> None:
+    num_bytes = len(encode(KEY, affine))
+    assert num_bytes < 8 * len(affine.at.events)  # some 1,700 events of about 100 B in memory
+
+
+def test_what_is_not_whole_is_absent(affine: AffineLedger, folder: Path) -> None:
+    data = encode(KEY, affine)
+    assert decode(data, KEY) is not None
+    torn = [data[:length] for length in (0, 1, 20, 90, 200, len(data) // 2, len(data) - 1)]
+    flipped = [data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :] for i in range(0, len(data), 499)]
+    foreign = [b"\x80\x04", b"{}", os.urandom(5000), data.replace(b"ledger 1", b"ledger 0", 1)]
+    store(KEY, affine)
+    (file,) = folder.iterdir()
+    for content in (*torn, *flipped, *foreign):
+        file.write_bytes(content)
+        assert load(KEY) is None
+    assert ledger_cache.entries() == [] or load(KEY) is None
+
+
+def test_a_file_of_another_key_is_absent(affine: AffineLedger) -> None:
+    assert decode(encode(KEY, affine), {**KEY, "batch": 1}) is None
+
+
+WRITER = """
+import sys
+from planner.ledger_cache import load, store, decode
+from planner.ledger_cache import NotAffine
+key = {"name": "shared"}
+for number in range(40):
+    store(key, NotAffine(sys.argv[1] * 50_000))
+    found = load(key)
+    assert found is not None and set(found.reason) <= {"a"} or set(found.reason) <= {"b"}
+    assert len(found.reason) == 50_000
+"""
+
+
+def test_two_writers_of_one_ledger_never_show_half_of_it(folder: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, name]) for name in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert [path.suffix for path in folder.iterdir()] == [".ledger"]
+
+
+def test_what_was_not_used_for_longest_goes_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(encode({"name": 0}, NotAffine("x")))
+    monkeypatch.setattr(ledger_cache, "MAX_CACHE_BYTES", 3 * size)
+    for name in range(3):
+        store({"name": name}, NotAffine("x"))
+        for path in folder.iterdir():  # an hour older than what follows
+            stat = path.stat()
+            os.utime(path, (stat.st_atime, stat.st_mtime - 3600))
+    load({"name": 0})  # used now
+    store({"name": 3}, NotAffine("x"))
+    kept = [name for name in range(4) if load({"name": name}) is not None]
+    assert kept == [0, 2, 3]
+
+
+def test_what_a_killed_writer_left_is_removed_in_time(folder: Path) -> None:
+    store(KEY, NotAffine("x"))
+    old, young = folder / ".old.tmp", folder / ".young.tmp"
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    store(KEY, NotAffine("x"))
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_a_cache_that_cannot_be_written_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path / "file"))
+    for _ in range(2):
+        store(KEY, NotAffine("x"))
+        assert load(KEY) is None
+    said = capsys.readouterr().err
+    assert said.count("cannot be kept") == 1
+    assert "Not a directory" in said
+
+
+def test_the_cache_is_listed_and_cleared(folder: Path) -> None:
+    store({"name": "a"}, NotAffine("x"))
+    (folder / "foreign.ledger").write_bytes(b"something else\n")
+    assert [entry.key for entry in ledger_cache.entries()] == [{"name": "a"}]
+    assert ledger_cache.clear() == 2
+    assert ledger_cache.entries() == []
+
+
+@pytest.fixture
+def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FactoryModel:
+    """`pack/models.py` of the user's, which imports `pack/blocks.py` and a package."""
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("raise ImportError('a key imports nothing')\n")
+    (tmp_path / "pack" / "blocks.py").write_text("from . import sizes\n")
+    (tmp_path / "pack" / "sizes.py").write_text("WIDTH = 8\n")
+    (tmp_path / "pack" / "models.py").write_text(
+        "import os, numpy\nfrom pack.blocks import Block\n\n\ndef build(): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    ledger_key._read_sources.cache_clear()
+    return FactoryModel(factory="pack.models:build")
+
+
+def key_of(model: FactoryModel, **setting: object) -> ledger_key.Key:
+    ledger_key._read_sources.cache_clear()
+    ledger_key._version.cache_clear()
+    key = ledger_key.ledger_key(model, TrainSetting(**setting), 0)  # type: ignore[arg-type]
+    assert key is not None
+    return key
+
+
+def test_a_factory_is_known_by_its_sources_and_what_they_import(factory: FactoryModel) -> None:
+    key = key_of(factory)
+    assert set(key["sources"]) == {"pack", "pack.models", "pack.blocks", "pack.sizes"}
+    assert {"torch", "numpy", "planner", "python"} <= set(key["versions"])
+    assert key == key_of(factory, batch_size=9)
+    assert key != key_of(factory, precision="fp32")
+    assert key != key_of(factory.model_copy(update={"num_classes": 5}))
+
+
+@pytest.mark.parametrize("file", ["models", "blocks", "sizes", "__init__"])
+def test_an_edit_of_a_source_is_another_key(factory: FactoryModel, file: str) -> None:
+    key = key_of(factory)
+    with Path("pack", f"{file}.py").open("a") as source:
+        source.write("# edited\n")
+    assert key != key_of(factory)
+
+
+def test_another_version_of_an_imported_package_is_another_key(
+    factory: FactoryModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = key_of(factory)
+    monkeypatch.setattr(ledger_key, "version", lambda name: f"{name} 99")
+    other = key_of(factory)
+    assert key["versions"]["numpy"] != other["versions"]["numpy"] == "numpy 99"
+
+
+def test_a_factory_without_a_source_has_no_key() -> None:
+    assert ledger_key.ledger_key(FactoryModel(factory="nowhere_at_all:build"), SETTING, 0) is None

@@ -1,0 +1,231 @@
+"""Ledgers of models that are traced: at any batch what a trace at that batch says, kept on disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from planner import TrainSetting, estimate, largest_batch, ledger_cache, ledgers
+from planner.affine import in_canonical_order
+from planner.errors import PlannerError, UnsupportedError, UsageError
+from planner.ledger import Ledger
+from planner.ledgers import record_ledgers, step_ledger, traced_step
+from planner.schema import FactoryModel, ResolvedSetting
+from tests.traced_models import CLASSES, IMAGE
+
+assert torch.__version__  # imported: these tests trace in their own process
+
+
+def model_of(name: str) -> FactoryModel:
+    return FactoryModel(
+        factory=f"tests.traced_models:{name}", image_size=(IMAGE, IMAGE), num_classes=CLASSES
+    )
+
+
+def setting(**fields: Any) -> ResolvedSetting:
+    return ResolvedSetting(TrainSetting(**{"precision": "bf16", "batch_size": 5, **fields}))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
+    forget()
+    return tmp_path / "ledgers"
+
+
+def forget() -> None:
+    """As a new process: what is known is on disk."""
+    ledgers._held_step.cache_clear()
+
+
+def direct(model: FactoryModel, chosen: ResolvedSetting) -> Ledger:
+    from planner.trace import trace_estimate
+
+    return trace_estimate(model, chosen)
+
+
+def assert_as_traced(model: FactoryModel, chosen: ResolvedSetting) -> None:
+    found, traced = step_ledger(model, chosen), direct(model, chosen)
+    assert in_canonical_order(found.events) == in_canonical_order(traced.events)
+    assert found.num_parameters == traced.num_parameters
+    assert found.batch_size == chosen.batch_size
+
+
+@pytest.mark.parametrize("fields", [{}, {"precision": "fp16", "accumulate": 2}], ids=str)
+@pytest.mark.parametrize("name", ["Small", "Normalized"])
+def test_a_batch_read_from_recordings_is_that_batch_traced(
+    name: str, fields: dict[str, Any]
+) -> None:
+    model, chosen = model_of(name), setting(**fields)
+    assert_as_traced(model, chosen)
+    forget()
+    assert_as_traced(model, chosen)
+    assert "checked at 7" in " ".join(step_ledger(model, chosen).notes)
+
+
+def test_batch_1_is_traced_by_itself(cache: Path) -> None:
+    assert_as_traced(model_of("Small"), setting(batch_size=1))
+    step_ledger(model_of("Small"), setting())
+    assert {entry.key["batch"] for entry in ledger_cache.entries()} == {0, 1}
+
+
+@pytest.mark.parametrize("name", ["Contrastive", "Chunked", "Even"])
+def test_a_step_that_is_not_affine_is_traced_at_each_batch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, chosen = model_of(name), setting(batch_size=8)
+    assert_as_traced(model, chosen)
+    notes = " ".join(step_ledger(model, chosen).notes)
+    assert "Each batch size is traced" in notes
+    assert {"Contrastive": "mm", "Chunked": "", "Even": "2, 3, 7"}[name] in notes
+    forget()
+    monkeypatch.setattr("planner.trace.trace_estimate", None)  # nothing is traced again
+    step_ledger(model, chosen)
+
+
+@pytest.mark.parametrize("name", ["Contrastive", "Chunked"])
+def test_the_largest_batch_of_a_step_that_is_not_affine_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"(?s)evenly.*--batch-size 8,16"):
+        largest_batch(model_of(name), memory_bytes="1GiB")
+
+
+def test_the_largest_batch_of_any_model_fits_and_the_next_does_not() -> None:
+    model = model_of("Small")
+    best = largest_batch(model, memory_bytes="700MiB", precision="fp32")
+    assert best is not None
+    assert best.fits
+    batch = best.setting.batch_size
+    assert batch > 100
+    single = estimate(model, best.setting, memory_bytes="700MiB")
+    assert replace(single, assumed=()) == replace(best, assumed=())
+    assert not estimate(model, best.setting, memory_bytes="700MiB", batch_size=batch + 1).fits
+
+
+def test_what_does_not_run_at_batch_1_is_looked_at_from_2_on() -> None:
+    model = model_of("Normalized")
+    best = largest_batch(model, memory_bytes="700MiB")
+    assert best is not None
+    assert best.setting.batch_size > 1
+    assert largest_batch(model, memory_bytes="1MiB") is None
+    with pytest.raises(UnsupportedError, match="batch 1 cannot be traced"):
+        estimate(model, batch_size=1)
+
+
+def test_settings_that_do_not_change_the_events_share_a_trace() -> None:
+    model = model_of("Small")
+    step = traced_step(model, setting(accumulate=2))
+    assert step is traced_step(model, setting(accumulate=9, batch_size=64))
+    assert step is not traced_step(model, setting(accumulate=1))
+
+
+def test_retracing_makes_anew_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, chosen = model_of("Small"), setting()
+    step_ledger(model, chosen)
+    calls = []
+
+    def trace(model: FactoryModel, chosen: ResolvedSetting) -> Ledger:
+        calls.append(chosen.batch_size)
+        return direct_again(model, chosen)
+
+    from planner.trace import trace_estimate as direct_again
+
+    monkeypatch.setattr("planner.trace.trace_estimate", trace)
+    forget()
+    step_ledger(model, chosen)
+    assert calls == []
+    forget()
+    ledgers.retrace(model, chosen)
+    step_ledger(model, chosen)
+    assert calls == [2, 3, 7]
+
+
+def test_an_error_that_stays_is_kept_and_another_is_not() -> None:
+    ddp = setting(parallelism="ddp")
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="one device"):
+            step_ledger(model_of("Small"), ddp)
+        forget()
+    with pytest.raises(UsageError, match="NoSuchModel"):
+        step_ledger(model_of("NoSuchModel"), setting())
+    assert [entry.key["setting"]["parallelism"] for entry in ledger_cache.entries()] == ["ddp"]
+
+
+ELSEWHERE = f"""
+import sys
+from planner.schema import FactoryModel, TrainSetting
+from planner.ledgers import record_ledgers, step_ledger
+models = [
+    FactoryModel(factory="tests.traced_models:" + name, image_size={IMAGE}, num_classes={CLASSES})
+    for name in ("Small", "NoSuchModel", "Contrastive")
+]
+setting = TrainSetting(batch_size=5)
+errors = record_ledgers([(model, setting) for model in models])
+print([type(error).__name__ for error in errors])
+print(len(step_ledger(models[0], setting).events), len(step_ledger(models[2], setting).events))
+print([name for name in ("torch", "numpy", "optuna") if name in sys.modules])
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_another_process_makes_all_traces_where_torch_is_not_imported(cache: Path) -> None:
+    """What it found is there at once, and in the next process, without torch in either."""
+    first, second = run(ELSEWHERE), run(ELSEWHERE)
+    expected = len(direct(model_of("Small"), setting()).events)
+    for done in (first, second):
+        errors, lengths, heavy = done.stdout.splitlines()
+        assert errors == "['NoneType', 'UsageError', 'NoneType']"
+        assert lengths.split()[0] == str(expected)
+        assert heavy == "[]"
+    assert first.stderr.count("Tracing") == 1
+    assert "(3 settings)" in first.stderr
+    assert "(3 settings)" not in second.stderr
+    assert len(list(cache.iterdir())) == 3  # one affine; one that is not, and its batch
+
+
+def test_a_cache_that_cannot_be_written_costs_the_trace_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path / "file"))
+    done = run(ELSEWHERE)
+    assert done.stdout.splitlines()[2] == "[]"
+    assert done.stderr.count("cannot be kept") == 1
+
+
+DIES = """
+import os, sys
+sys.argv = ["planner", "estimate", "dying:build"]
+from planner.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_trace_that_ends_its_process_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dying.py").write_text("import os\n\n\ndef build():\n    os._exit(7)\n")
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", DIES], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "dying:build ended with status 7" in done.stderr
+
+
+def test_a_broken_trace_is_told_in_our_words() -> None:
+    error = record_ledgers([(model_of("IMAGE"), setting())])[0]
+    assert isinstance(error, PlannerError)
+    assert "a factory is a function" in str(error)
