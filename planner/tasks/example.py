@@ -131,6 +131,8 @@ def count_items(batch: Any, given: int | None) -> int:
             f"the example batch is {describe(batch)} and holds no tensor.",
             "Give the batch as your loader yields it: tensors in tuples, lists or dicts.",
         )
+    if given is None and _is_columns(batch):
+        batch = tuple(batch)
     sizes = sorted(_sizes(batch))
     whole = [size for size in sizes if _holds(batch, size)]
     if given is not None:
@@ -156,12 +158,20 @@ def count_items(batch: Any, given: int | None) -> int:
     return whole[0]
 
 
+def _is_columns(batch: Any) -> bool:
+    """A batch that is a list: [images, labels], as torch's own collator makes it, and not samples,
+    which would all have three dimensions or more."""
+    if not isinstance(batch, list):
+        return False
+    dims = {inner.dim() if isinstance(inner, Tensor) else None for inner in batch}
+    return len(dims) > 1 or not all(d is not None and d >= 3 for d in dims)
+
+
 def _is_unclear(tree: Any, num_items: int) -> bool:
-    """Whether a list may be read both ways: [images, labels] may not, their dimensions differ."""
+    """Whether a list may be read both ways: as samples, and as so many whole batches."""
     if isinstance(tree, list) and len(tree) == num_items > 1:
-        shapes = {inner.shape[1:] for inner in tree if isinstance(inner, Tensor)}
-        batches = all(isinstance(t, Tensor) and t.dim() and t.shape[0] == num_items for t in tree)
-        if batches and len({len(shape) for shape in shapes}) == 1:
+        dims = {inner.dim() if isinstance(inner, Tensor) else 0 for inner in tree}
+        if len(dims) == 1 and min(dims) and all(_holds(inner, num_items) for inner in tree):
             return True
     return any(_is_unclear(inner, num_items) for inner in children(tree))
 

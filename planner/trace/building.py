@@ -63,7 +63,7 @@ def build_task(build: Build, model: Model, setting: TrainSetting) -> tuple[Task,
 
 def given_batch(task: Task, size: int) -> Any:
     """A real batch of a user's task, which may read values; None where fake tensors will do."""
-    if isinstance(task, GivenTask) and not task.on_shapes:
+    if size and isinstance(task, GivenTask) and not task.on_shapes:
         return task.batch(size, torch.device("cpu"))
     return None
 

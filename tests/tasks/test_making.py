@@ -1,0 +1,176 @@
+"""What a factory may return, each traced; and what is said of a step that keeps no contract."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from planner.errors import PlannerError, UnsupportedError  # noqa: E402
+from planner.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.tasks import ContractError, task_for  # noqa: E402
+from planner.trace import trace_estimate  # noqa: E402
+
+OWN = """
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    from planner.tasks import from_example
+
+    class Dense(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv3d(1, 2, 3, padding=1)
+
+        def forward(self, x):
+            return {"out": self.conv(x)}
+
+    def dense_loss(module, batch):
+        return F.cross_entropy(module(batch["image"])["out"], batch["label"])
+
+    class Volumes:
+        unit = "volumes"
+
+        def module(self):
+            return Dense()
+
+        def batch(self, size, device):
+            return {
+                "image": torch.randn(size, 1, 4, 4, 4, device=device),
+                "label": torch.randint(2, (size, 4, 4, 4)).to(device),
+            }
+
+        def loss(self, module, batch):
+            return dense_loss(module, batch)
+
+    volumes = Volumes()
+
+    def by_example():
+        return Dense(), Volumes().batch(3, "cpu"), dense_loss
+
+    class ReadsItsData(Volumes):
+        def batch(self, size, device):
+            batch = super().batch(size, device)
+            assert batch["label"].max().item() <= 1, "a real batch, also in a trace"
+            return batch
+
+    class OwnOptimizer(Volumes):
+        def optimizer(self, parameters):
+            return torch.optim.SGD(parameters, lr=1.0)
+
+    class Summed(Volumes):
+        def loss(self, module, batch):
+            return module(batch["image"])["out"].sum(dim=0)
+
+    class Detached(Volumes):
+        def loss(self, module, batch):
+            return dense_loss(module, batch).detach()
+
+    class NoModule(Volumes):
+        def module(self):
+            return None
+
+    def dense_module():
+        return Dense()
+
+    def pixels():
+        return nn.Conv2d(3, 10, 1)
+
+    def few_classes():
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 7))
+
+    def tokens():
+        return nn.Embedding(10, 10)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of the user's in the current directory."""
+    name = f"own_tasks_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(OWN))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return name
+
+
+def factory(own: str, name: str) -> FactoryModel:
+    return FactoryModel(factory=f"{own}:{name}", image_size=(4, 4), num_classes=10)
+
+
+SETTING = TrainSetting(batch_size=2, precision="fp32")
+
+
+@pytest.mark.parametrize("name", ["Volumes", "volumes", "by_example", "ReadsItsData"])
+def test_every_form_of_a_task_is_traced_alike(own: str, name: str) -> None:
+    ledger = trace_estimate(factory(own, name), SETTING)
+    expected = trace_estimate(factory(own, "Volumes"), SETTING)
+    assert ledger.num_parameters == 2 * 27 + 2
+    assert [type(event) for event in ledger.events] == [type(event) for event in expected.events]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "pure-bf16"])
+def test_floats_of_a_batch_follow_the_setting(own: str, precision: str) -> None:
+    setting = TrainSetting.model_validate(
+        {"batch_size": 2, "precision": precision, "memory_format": "channels_last"}
+    )
+    batch = task_for(factory(own, "Volumes"), setting).batch(2, torch.device("cpu"))
+    pure = precision == "pure-bf16"
+    assert batch["image"].dtype is (torch.bfloat16 if pure else torch.float32)
+    assert batch["label"].dtype is torch.int64
+    trace_estimate(factory(own, "Volumes"), setting)
+
+
+def test_validation_takes_a_batch_of_the_task(own: str) -> None:
+    setting = SETTING.model_copy(update={"validation_batch_size": 3})
+    ledger = trace_estimate(factory(own, "ReadsItsData"), setting)
+    assert "validation" in {getattr(event, "phase", "") for event in ledger.events}
+
+
+def test_a_task_may_make_its_optimizer(own: str) -> None:
+    model = factory(own, "OwnOptimizer")
+    with_state = trace_estimate(factory(own, "Volumes"), SETTING)
+    assert len(trace_estimate(model, SETTING).events) < len(with_state.events)
+    with pytest.raises(UnsupportedError, match="makes its own optimizer, and not adamw-fused"):
+        task_for(model, SETTING.model_copy(update={"optimizer": "adamw-fused"}))
+
+
+def test_another_loss_than_the_tasks_own_is_refused(own: str) -> None:
+    setting = SETTING.model_copy(update={"loss": "soft-target"})
+    with pytest.raises(UnsupportedError, match="is its own, and not soft-target"):
+        task_for(factory(own, "Volumes"), setting)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Summed", r"the loss of .*:Summed is a tensor \[2, 4, 4, 4\], not a scalar"),
+        ("Detached", "does not depend on any parameter"),
+        (
+            "pixels",
+            r"made a tensor \[2, 10, 4, 4\] of images \[2, 3, 4, 4\]",
+        ),
+        ("few_classes", "returned logits of 7 classes, and num_classes is 10"),
+    ],
+)
+def test_a_contract_that_is_not_kept_is_told_as_such(own: str, name: str, message: str) -> None:
+    with pytest.raises(ContractError, match=message) as caught:
+        trace_estimate(factory(own, name), SETTING)
+    assert "fake" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["dense_module", "tokens"])
+def test_a_step_that_breaks_on_images_is_told_of_tasks(own: str, name: str) -> None:
+    with pytest.raises(PlannerError, match="let its factory return a task") as caught:
+        trace_estimate(factory(own, name), SETTING)
+    assert "register_fake" not in str(caught.value)
+
+
+def test_a_task_without_a_module_is_told(own: str) -> None:
+    with pytest.raises(PlannerError, match="returned None, not a torch"):
+        trace_estimate(factory(own, "NoModule"), SETTING)
