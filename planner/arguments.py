@@ -52,7 +52,9 @@ def read_setting(setting: SettingLike | None, defaults: Mapping[str, Any]) -> Tr
         return setting
     if setting is None or isinstance(setting, Mapping):
         return parse(TrainSetting, {**defaults, **(setting or {})}, "the setting")
-    raise UsageError(f"a setting is a TrainSetting or its fields, and {shorten(setting)} is not.")
+    raise UsageError(
+        f"a setting is a TrainSetting or a mapping of its fields, not {shorten(setting)}."
+    )
 
 
 def read_gpu(gpu: str | Gpu | None) -> Gpu | None:

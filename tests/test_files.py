@@ -100,7 +100,7 @@ def test_a_byte_order_mark_and_capitals_are_no_fault(tmp_path: Path, name: str) 
         ("MODEL: {TYPE: swin}\nBASE: ['other.yaml']", "BASE"),
         ("MODEL: {TYPE: swin, SWIN: 3}", "SWIN is a section"),
         ("MODEL: {TYPE: swin}\nDATA: [1]", "DATA is a section"),
-        ("MODEL: {TYPE: swin, SWIN: {1: 2, DEPTH: 3}}", "not modelled: 1, DEPTH"),
+        ("MODEL: {TYPE: swin, SWIN: {1: 2, DEPTH: 3}}", "not supported: 1, DEPTH"),
         ("MODEL: {TYPE: swin, NUM_CLASSES: many}\nDATA: {DATASET: own}", "num_classes"),
         ("MODEL: {TYPE: swin}\nDATA: {DATASET: [1]}", "class count is not known"),
     ],

@@ -91,7 +91,7 @@ def given_fields(
         if field in fields:
             raise UsageError(
                 f"{field} is given twice: by --{option.replace('_', '-')} and by --set.",
-                "Leave one out.",
+                "Omit one of them.",
             )
         fields[field] = ",".join(written) if isinstance(written, tuple) else str(written)
     return of_model, of_setting
@@ -110,7 +110,7 @@ def split_fields(fields: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]
                 "For example --set embed_dim=64.",
             )
         if field in of_model or field in of_setting:
-            raise UsageError(f"--set {field} is given twice.", "Leave one out.")
+            raise UsageError(f"--set {field} is given twice.", "Omit one of them.")
         if field in TrainSetting.model_fields:
             of_setting[field] = value
         elif field in MODEL_FIELDS:
@@ -122,7 +122,7 @@ def split_fields(fields: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]
     return of_model, of_setting
 
 
-EMPTY = "Give it a value (is a variable of the shell unset?), or leave it out."
+EMPTY = "Give it a value (is a shell variable unset?), or omit it."
 
 
 def refuse_empty(given: Mapping[str, Any]) -> None:

@@ -82,7 +82,7 @@ def _print_checkup(checkup: Checkup) -> None:
     click.echo(f"Python {checkup.python} on {checkup.system}")
     click.echo(f"torch {torch.version or 'not importable'} ({build})")
     others = [f"{name} {v}" for name, v in checkup.versions.items() if name != "torch"]
-    click.echo(f"beside it: {', '.join(others) or 'nothing'}")
+    click.echo(f"with it: {', '.join(others) or 'nothing'}")
     allocator = [f"{name}={value}" for name, value in checkup.variables.items()]
     click.echo(
         f"variables: {', '.join(allocator) or 'none set, so the allocator is at its defaults'}"
@@ -99,7 +99,7 @@ def _print_checkup(checkup: Checkup) -> None:
     for finding in checkup.findings:
         click.echo(f"{finding.level}: {finding.message}. {finding.way_out}".rstrip())
     if checkup.is_healthy:
-        click.echo("Nothing needs mending.")
+        click.echo("No problems found.")
 
 
 def _print_rates(rates: DeviceRates) -> None:

@@ -94,10 +94,10 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
         way_out = "name one GPU, or leave it out"
         refused += [(o, v, way_out) for o, v in pictures]
         refused += [("--max-batch", given["max_batch"], way_out)]
-        refused += [("--memory", given["memory"], "each GPU is ranked by its own memory")]
+        refused += [("--memory", given["memory"], "each GPU is judged by its own memory")]
     elif given["max_batch"]:
         refused += [(o, v, "draw one batch, with --batch-size") for o, v in pictures]
-        refused += [("--batch-size", sized, "it is what is looked for")]
+        refused += [("--batch-size", sized, "it is what --max-batch finds")]
     together = "--gpu all" if rank else "--max-batch"
     faults = [f"  {option}: {way_out}" for option, value, way_out in refused if value]
     if faults:
@@ -124,7 +124,7 @@ def _print_estimates(
 ) -> None:
     if len(rows) > 1 and (given["plot"] or given["timeline"]):
         raise UsageError(
-            f"a picture shows one setting, and {len(rows)} were asked for.",
+            f"--plot and --timeline show one setting, and {len(rows)} were given.",
             "Give one value to each option.",
         )
     _record(rows, given)

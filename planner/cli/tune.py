@@ -138,10 +138,12 @@ def _model(text: str | None, overrides: dict[str, Any], replay: bool) -> Model |
     if replay:
         if overrides:
             raise UsageError(
-                f"--replay has its own model, and {', '.join(overrides)} would be of another.",
-                "Name a MODEL, or omit them.",
+                "--replay reads the model from its file, so "
+                f"{', '.join(overrides)} cannot be changed.",
+                "Name a MODEL, or omit these options.",
             )
         return None
     raise UsageError(
-        "there is no MODEL.", "Write planner tune native:swin_tiny, or list them: planner models."
+        "no MODEL was named.",
+        "Write for example 'planner tune native:swin_tiny', or list models with 'planner models'.",
     )

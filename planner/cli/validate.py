@@ -108,7 +108,7 @@ def _refuse_beside_published(models: tuple[str, ...], given: dict[str, Any]) -> 
     others += [f"--{name}" for name in ("matrix", "replay", "fit") if given[name]]
     if others:
         raise UsageError(
-            f"{others[0]} and --published were both given, and what is published is only compared.",
+            f"{others[0]} and --published were both given: published figures are only compared.",
             "Name one of them.",
         )
 
@@ -118,7 +118,7 @@ def _check(models: tuple[str, ...], given: dict[str, Any]) -> float | None:
     if given["replay"] and (models or given["matrix"]):
         what = "a MODEL" if models else "a --matrix"
         raise UsageError(
-            f"{what} and --replay were both given, and a replay measures nothing.",
+            f"{what} and --replay were both given: a replay measures nothing.",
             "Name one of them.",
         )
     if given["budget"] is None:
@@ -210,7 +210,7 @@ def _rows(models: tuple[str, ...], given: dict[str, Any]) -> list[Row]:
 
     if not models:
         raise UsageError(
-            "there is nothing to measure.",
+            "no model to measure was named.",
             "Name a MODEL, --matrix FILE, --replay FILE or --published FILE.",
         )
     from planner.estimation import resolve

@@ -120,25 +120,25 @@ def _torch_findings(torch: TorchBuild, gpus: Sequence[DetectedGpu]) -> Iterator[
         low, high = (".".join(map(str, v)) for v in (OLDEST_TORCH, NEWEST_TORCH))
         yield Finding(
             "note",
-            f"estimates were shown right for torch {low} to {high}, and this is {torch.version}",
+            f"estimates are tested with torch {low} to {high}; this is {torch.version}",
         )
     built_for_gpu = torch.cuda is not None or torch.hip is not None
     if gpus and not built_for_gpu:
         yield Finding(
             "fault",
-            f"there is a GPU ({gpus[0].name}), and torch {torch.version} is built without CUDA",
+            f"torch {torch.version} is built without CUDA, and cannot use {gpus[0].name}",
             "Install a CUDA build of torch.",
         )
     elif gpus and not torch.available:
         said = f": {torch.reason}" if torch.reason else ""
         yield Finding(
             "fault",
-            f"torch is built for CUDA {torch.cuda} and cannot use it with driver "
+            f"torch is built for CUDA {torch.cuda}, which does not work with driver "
             f"{gpus[0].driver}{said}",
             "Update the driver, or install torch built for an older CUDA.",
         )
     elif not gpus and not torch.available:
-        yield Finding("note", "no GPU is found: probes would run on the CPU")
+        yield Finding("note", "no GPU was found: probes would run on the CPU")
     for index in range(len(torch.gpus)):
         why = why_not_usable(torch, index)
         if why is not None:
@@ -150,9 +150,9 @@ def _library_findings(torch: TorchBuild, versions: Mapping[str, str]) -> Iterato
     if "+cpu" in torch.version and "+cpu" not in torchvision:
         yield Finding(
             "note",
-            f"torchvision {torchvision} is not the CPU build that torch {torch.version} is: "
-            "its own import fails, though planner's commands work",
-            "Install torchvision from where torch came from.",
+            f"torchvision {torchvision} is not a CPU build, as torch {torch.version} is: importing "
+            "it by itself fails, although planner's commands work",
+            "Install torchvision from the same source as torch.",
         )
     if torch.cuda and "triton" not in versions:
         yield Finding("note", "triton is missing: torch.compile will fail", "Install triton.")
@@ -175,15 +175,15 @@ def _gpu_findings(gpu: DetectedGpu) -> Iterator[Finding]:
     if gpu.is_split:
         yield Finding(
             "note",
-            f"GPU {gpu.index} is split into instances (MIG): its figures here are the whole card's",
+            f"GPU {gpu.index} is split into MIG instances: the figures here are for the whole card",
             "Choose an instance with CUDA_VISIBLE_DEVICES=MIG-…",
         )
     if gpu.total_bytes and gpu.used_bytes and gpu.used_bytes > BUSY_SHARE * gpu.total_bytes:
         yield Finding(
             "note",
             f"GPU {gpu.index}: {format_bytes(gpu.used_bytes)} of {format_bytes(gpu.total_bytes)} "
-            "are held by other processes",
-            "See who with nvidia-smi; measurements beside them are not to be trusted.",
+            "are in use by other processes",
+            "See which with nvidia-smi; measurements beside them are not reliable.",
         )
     if recognise_gpu(gpu.name, gpu.total_bytes) is None:
         yield Finding(
@@ -198,7 +198,7 @@ def _order_findings(gpus: Sequence[DetectedGpu], variables: Mapping[str, str]) -
     if len({gpu.name for gpu in gpus}) > 1 and "CUDA_DEVICE_ORDER" not in variables:
         yield Finding(
             "note",
-            "the GPUs differ, and training numbers them by speed where planner goes by their bus",
+            "the GPUs differ: CUDA numbers them by speed, planner by their position on the bus",
             "Train with CUDA_DEVICE_ORDER=PCI_BUS_ID.",
         )
 

@@ -80,7 +80,7 @@ def overheads_for(gpu: Gpu | None, environment: Mapping[str, str] = os.environ) 
         f"reserved memory within {RESERVED_ERROR:.0%}: not measured on this architecture yet",
     ]
     if gpu is None:
-        basis.insert(0, "an NVIDIA GPU older than Hopper, since none was named")
+        basis.insert(0, "an NVIDIA GPU older than Hopper, since no GPU was named")
     return Overheads(
         workspace,
         CUBLAS_HANDLES,

@@ -60,7 +60,7 @@ def check_device_precision(device: DeviceInfo, precision: str) -> None:
 
 def lacking_error(name: str, precision: str, offered: tuple[str, ...]) -> UnsupportedError:
     return UnsupportedError(
-        f"{precision} needs {_NEEDS[precision]}, and {name} has only "
+        f"{precision} needs {_NEEDS[precision]}, and {name} supports only "
         f"{alternatives(offered, 'and')}.",
         f"Choose --precision {alternatives(reversed(offered))}.",
     )

@@ -46,7 +46,7 @@ def _import(module_name: str, spec: str) -> ModuleType:
             raise _failure(f"importing {module_name}", spec, error) from error
         raise UsageError(
             f"there is no module {error.name!r} (for the factory {spec}).",
-            f"It is looked for in {here} and where Python's packages are installed.",
+            f"Python looked in {here} and among its installed packages.",
         ) from error
     except (Exception, SystemExit) as error:
         raise _failure(f"importing {module_name}", spec, error) from error

@@ -71,8 +71,8 @@ def _find_published(name: str) -> SwinConfig:
         if name in SPECS:
             example = next(iter(SPECS[name].published))
             raise UsageError(
-                f"{name!r} is a library and not a model.",
-                f"Write {name}:NAME, as {name}:{example}.",
+                f"{name!r} is a library, not a model.",
+                f"Write {name}:NAME, for example {name}:{example}.",
             )
         for spec in SPECS.values():
             spec.find(name)  # says why, where it is a model that a library refuses

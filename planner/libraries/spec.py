@@ -112,7 +112,7 @@ class LibrarySpec:
         self, config: SwinConfig, setting: TrainSetting, title: str | None = None
     ) -> list[SettingFault]:
         """What of `setting` this library cannot run; `title` is what to call its Swin."""
-        swin = f"{title or self.title}'s Swin version {config.version}"
+        swin = f"{title or self.name}'s Swin version {config.version}"
         faults = [
             *self._trainable_faults(config, setting, swin),
             *self._attention_faults(config, setting, swin),
@@ -198,7 +198,7 @@ class LibrarySpec:
         known = self.attentions(config)
         if setting.attention != "library" and setting.attention not in known:
             yield SettingFault(
-                f"{swin} computes attention only by {alternatives(known)}",
+                f"{swin} has only {alternatives(known)} attention",
                 f"attention is {setting.attention}",
                 f"Choose --attention {alternatives(known)}, or native, which has both.",
                 field="attention",
@@ -211,7 +211,7 @@ class LibrarySpec:
         known = self.checkpointings(config)
         if setting.checkpointing.partition(":")[0] not in known:
             yield SettingFault(
-                f"{swin} checkpoints {alternatives(known)}",
+                f"{swin} supports checkpointing {alternatives(known)}",
                 f"checkpointing is {setting.checkpointing}",
                 f"Choose --checkpointing {alternatives(known)}.",
                 field="checkpointing",
@@ -242,20 +242,20 @@ def one_window(config: SwinConfig) -> Sequence[str]:
     """The fault of a library that has one window for all stages."""
     if len(set(config.windows)) == 1:
         return ()
-    return (f"window_size: one number for all stages, not {list(config.windows)}",)
+    return (f"window_size: must be one number for all stages, not {list(config.windows)}",)
 
 
 def no_pretrained_window(config: SwinConfig) -> Sequence[str]:
     """The fault of a version 1, which has no use for it."""
     if config.version == 2 or not any(config.pretrained_windows):
         return ()
-    return ("pretrained_window_size: belongs to version 2",)
+    return ("pretrained_window_size: only version 2 has it",)
 
 
 def required(config: SwinConfig, **values: object) -> Sequence[str]:
     """The faults of a library that has no choice in these fields."""
     return [
-        f"{name}: always {value} there, not {getattr(config, name)}"
+        f"{name}: must be {value}, not {getattr(config, name)}"
         for name, value in values.items()
         if getattr(config, name) != value
     ]

@@ -91,9 +91,7 @@ def verdict(estimate: Estimate) -> str:
     between = f"The device total is expected between {low} and {high}."
     budget = estimate.budget_bytes
     if estimate.fits is None or budget is None:
-        return (
-            f"{between}\nName a device with --gpu, or a size with --memory, to see whether it fits."
-        )
+        return f"{between}\nTo check the fit, pass --gpu NAME or --memory SIZE."
     spare = budget - estimate.device_total_bytes
     if estimate.fits and estimate.fits_surely:
         answer = f"Fits in {format_bytes(budget)} with {format_bytes(spare)} to spare."

@@ -56,7 +56,7 @@ def check_plot(path: str | Path) -> Path:
             f"a plot's file name ends in .png, .svg or .pdf, and {path.name!r} does not."
         )
     if not path.parent.is_dir():
-        raise PlannerError(f"the plot cannot be written to {path}: there is no such folder.")
+        raise PlannerError(f"the plot cannot be written to {path}: the folder does not exist.")
     return path
 
 
@@ -74,7 +74,7 @@ def draw_timeline(
         from matplotlib.figure import Figure
     except ImportError:
         raise PlannerError(
-            "drawing a plot takes matplotlib, which is not installed.",
+            "a plot needs matplotlib, which is not installed.",
             "pip install planner[plots], or see the same in the terminal with --timeline.",
         ) from None
     live = step_live_bytes(ledger)

@@ -83,7 +83,7 @@ class TrainSetting(BaseModel):
     def _known_checkpointing(cls, value: str) -> str:
         value = value.replace(" ", "")
         if not _CHECKPOINTING.fullmatch(value):
-            raise ValueError("checkpointing is none, blocks, stages, stages:0,1 or nested")
+            raise ValueError("must be none, blocks, stages, stages:0,1 or nested")
         return value
 
     @field_validator("optimizer")
@@ -92,8 +92,8 @@ class TrainSetting(BaseModel):
         value = value.lower().replace("_", "-")
         if not _OPTIMIZER.fullmatch(value):
             raise ValueError(
-                f"optimizer is one of {', '.join(OPTIMIZER_FAMILIES)}, "
-                "with -foreach, -fused or -forloop after it if you like"
+                f"must be one of {', '.join(OPTIMIZER_FAMILIES)}, "
+                "alone or with -foreach, -fused or -forloop after it"
             )
         return value
 

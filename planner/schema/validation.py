@@ -21,7 +21,7 @@ def parse(schema: type[ModelT], data: Mapping[str, Any], source: str) -> ModelT:
     `source` says where the data came from ("swin.yaml", "--set"), for the message.
     """
     if not isinstance(data, Mapping):
-        raise UsageError(f"{source} is fields with their values, and {shorten(data)} is not.")
+        raise UsageError(f"{source} must be a mapping of fields to values, not {shorten(data)}.")
     data = {str(field): value for field, value in data.items()}
     try:
         return schema.model_validate(data)

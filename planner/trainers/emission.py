@@ -24,8 +24,8 @@ __all__ = ["TARGETS", "Emitted", "emit", "emit_setting", "read_result"]
 RESULT_FILE = "recommendation.json"
 
 
-_DDP = "trains under DDP here, and the copy of the gradients in its buckets is counted"
-_CHANGED = "the setting was changed after it was probed"
+_DDP = "trains under DDP here, whose buckets hold a copy of the gradients"
+_CHANGED = "the setting was changed after the probe"
 
 
 class Judged(Protocol):
@@ -116,8 +116,8 @@ def read_result(path: str | Path) -> Recommendation:
         text = read_text(file, MAX_RESULT_BYTES)
     except NoFileError:
         raise UsageError(
-            f"there is no result at {file}.",
-            f"`planner tune MODEL --output DIR` leaves {RESULT_FILE} in DIR.",
+            f"{file} does not exist.",
+            f"`planner tune MODEL --output DIR` writes {RESULT_FILE} into DIR.",
         ) from None
     try:
         data = parse_json(text, str(file))
@@ -135,7 +135,7 @@ def _parse_result(result: Mapping[str, Any] | str | Path) -> Recommendation:
 
 def _as_result(data: object, source: str) -> Recommendation:
     if not isinstance(data, Mapping):
-        raise UsageError(f"{source} holds no recommendation: a JSON object was expected.")
+        raise UsageError(f"{source} holds no recommendation: it is not a JSON object.")
     version = data.get("format")
     if version != RESULT_FORMAT:
         raise UsageError(
@@ -170,7 +170,7 @@ def _write(
     if moved:
         assert isinstance(trained, SwinConfig)
         probed = one_line(plan.model.title)
-        reasons.append(f"the setting is {probed}'s, and this is the Swin of {trained.library}")
+        reasons.append(f"the setting was found for {probed}, and this is {trained.library}'s Swin")
     if changed:
         reasons.append(_CHANGED)
     if run != plan.setting:

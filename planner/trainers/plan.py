@@ -63,8 +63,8 @@ class Plan:
         stem = (self.output or PurePath(usual)).stem
         if not stem.isidentifier():
             raise UsageError(
-                f"a script of yours imports this file, and {stem!r} is no name for a module.",
-                f"Name it with letters, digits and underscores: --output {usual}.",
+                f"your script will import this file, and {stem!r} is not a valid module name.",
+                f"Use letters, digits and underscores, for example --output {usual}.",
             )
         return stem
 
@@ -108,11 +108,7 @@ def refuse(trainer: str, refusals: Iterable[Refusal]) -> None:
 
 def _raise(trainer: str, refusals: list[Refusal]) -> NoReturn:
     laws = [refusal.law for refusal in refusals]
-    message = (
-        laws[0]
-        if len(laws) == 1
-        else "\n  ".join(["this setting cannot be written for it:", *laws])
-    )
+    message = laws[0] if len(laws) == 1 else "\n  ".join(["cannot express this setting:", *laws])
     ways = list(dict.fromkeys(refusal.way_out for refusal in refusals))
     raise UnsupportedError(f"{trainer}: {message}", "\n".join(ways))
 
@@ -150,14 +146,14 @@ def unsaid(setting: TrainSetting, trainer: str, *said: str) -> list[Refusal]:
         found.append(
             Refusal(
                 f"{trainer} has no adapters (lora_rank={setting.lora_rank})",
-                "Put them in with your own code (requires_grad_(False) on the rest), "
+                "Add them in your own code (requires_grad_(False) on the rest), "
                 "and emit with --set lora_rank=0.",
             )
         )
     if not setting.zero_grad_to_none and "zero_grad_to_none" not in said:
         found.append(
             Refusal(
-                f"{trainer} always drops gradients (zero_grad_to_none=false cannot be said)",
+                f"{trainer} always sets gradients to None (it has no zero_grad_to_none=false)",
                 way_out("zero_grad_to_none=true"),
             )
         )

@@ -57,7 +57,8 @@ def _way_out(fault: SettingFault, model: SwinConfig) -> str:
 
 def _not_written(model: NamedModel, trainer: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{model.title} is no Swin of the planner's, and is not written for {trainer} yet.",
+        f"{model.title} is not one of the planner's Swin models, and cannot be written for "
+        f"{trainer} yet.",
         "Build it in a factory of your own, and tune that: package.module:factory.",
     )
 

@@ -233,7 +233,7 @@ def refusals(plan: Plan) -> list[Refusal]:
 def _notes(setting: TrainSetting) -> tuple[str, ...]:
     found = [learning_rate_note(setting)]
     if recipe_of(setting).weight_decay and _optimizer_name(setting) is not None:
-        found.append("The Trainer decays no bias and no norm.")
+        found.append("The Trainer applies no weight decay to biases and norms.")
     return tuple(found)
 
 

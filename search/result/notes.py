@@ -118,5 +118,6 @@ def plain_default_note(arm: str | None, options: SearchOptions) -> list[str]:
     if arm is not None or not options.baseline:
         return []
     return [
-        "The plain default (fp32, eager, no checkpointing) was excluded, so no gain can be given."
+        "The plain default (fp32, eager, no checkpointing) was excluded, so no speed-up is "
+        "reported."
     ]

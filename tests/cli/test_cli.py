@@ -258,7 +258,7 @@ def test_the_doctor_names_cards_that_differ_and_one_that_is_split() -> None:
         "1, NVIDIA L4, GPU-2a, 23034, 0, 570.124.06, 8.9, [N/A], 00000000:02:00.0\n"
     )
     found = [f.message for f in find_faults(seeing(), cards, {"triton": "3.5"}, {})]
-    assert sum("split into instances" in message for message in found) == 1
+    assert sum("split into MIG instances" in message for message in found) == 1
     assert sum("the GPUs differ" in message for message in found) == 1
     ordered = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     again = [f.message for f in find_faults(seeing(), cards, {"triton": "3.5"}, ordered)]
@@ -278,7 +278,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_good_machine() -> None:
         (faults(TorchBuild("2.4.1", cuda="12.1", available=True)), "2.9 to 2.13", "note"),
         (faults(seeing(arch_list=("sm_80",))), "no code for NVIDIA H200", "fault"),
         (faults(seeing(error="CUDA error: unknown error")), "unknown error", "fault"),
-        (faults(used=70000), "held by other processes", "note"),
+        (faults(used=70000), "in use by other processes", "note"),
         (faults(versions={"timm": "1.0"}), "triton is missing", "note"),
         (faults(CUDA_LAUNCH_BLOCKING="1"), "every kernel wait", "fault"),
         (faults(NVIDIA_TF32_OVERRIDE="0"), "tf32 off", "note"),

@@ -78,7 +78,7 @@ def test_faults_are_a_line_and_a_status(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "there is no result at"),
+        (None, "does not exist"),
         ('{"format": 1, "status"', "is not whole JSON"),
         ('{"format": 7}', "result format 7"),
     ],
@@ -124,7 +124,7 @@ def test_what_a_script_imports_needs_a_module_s_name(
 ) -> None:
     arguments = ["emit", str(result), "--for", "lightning", "--output"]
     assert main([*arguments, str(result / "my-training.py")]) == 2
-    assert "is no name for a module" in capsys.readouterr().err
+    assert "not a valid module name" in capsys.readouterr().err
     file = result / "mine.py"
     assert main([*arguments, str(file)]) == 0
     assert "from mine import" in file.read_text()

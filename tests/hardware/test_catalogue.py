@@ -142,7 +142,7 @@ def test_find_gpu_forgives(text: str, name: str) -> None:
 def test_a_lacking_precision_is_named_with_those_there_are() -> None:
     with pytest.raises(UnsupportedError) as caught:
         check_precision(find_gpu("v100-sxm-16gb"), "bf16")
-    assert "has only fp32 and fp16." in caught.value.message
+    assert "supports only fp32 and fp16." in caught.value.message
     assert caught.value.way_out == "Choose --precision fp16 or fp32."
 
 

@@ -86,7 +86,7 @@ def test_reads_the_authors_own_files(tmp_path: Path) -> None:
         ("native:swin_tny", "unknown model of native 'swin_tny'. Did you mean 'swin_tiny'"),
         ("swin_bse", "unknown model 'swin_bse'. Did you mean 'swin_base'"),
         ("tim:swin_tiny_patch4_window7_224", "unknown library 'tim'. Did you mean 'timm'?"),
-        ("timm", "'timm' is a library and not a model."),
+        ("timm", "'timm' is a library, not a model."),
         (":", "':' names no model."),
         (
             "swin_tiny_patch4_window7_224",

@@ -79,7 +79,7 @@ def _find_checkout(given: str | Path | None) -> Path:
     missing = [name for name in FILES.values() if not (folder / name).is_file()]
     if missing:
         raise PlannerError(
-            f"{folder} is no checkout of microsoft/Swin-Transformer: {missing[0]} is not in it.",
+            f"{folder} is not a checkout of microsoft/Swin-Transformer: it has no {missing[0]}.",
             f"Set {CHECKOUT_VARIABLE} to the folder that has {missing[0]}.",
         )
     return folder

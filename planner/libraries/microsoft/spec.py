@@ -91,5 +91,5 @@ SPEC = LibrarySpec(
     faults=_faults,
     reentrant=("blocks",),
     installed=checkout,
-    refused={"simmim|_moe_|swin_mlp": "is another kind of model and is not modelled."},
+    refused={"simmim|_moe_|swin_mlp": "is another kind of model and is not supported."},
 )

@@ -43,14 +43,14 @@ def read_authors_file(data: Mapping[str, Any], source: str) -> dict[str, Any]:
     model, dataset = _section(data, "MODEL", source), _section(data, "DATA", source)
     if data.get("BASE") not in (None, "", [], [""]):
         raise UsageError(
-            f"{source} builds on other files (BASE), which are not read.",
+            f"{source} names other files in BASE, which are not read.",
             "Write their fields into one file.",
         )
     kind = model.get("TYPE", "swin")
     if not isinstance(kind, str) or kind not in SECTIONS:
         raise UnsupportedError(
-            f"{source} describes a {shorten(kind)} model, which is not modelled.",
-            f"Model types that are: {', '.join(SECTIONS)}.",
+            f"{source} describes a {shorten(kind)} model, which is not supported.",
+            f"Supported model types: {', '.join(SECTIONS)}.",
         )
     section, version = SECTIONS[kind]
     own = _section(model, section, source)
@@ -59,7 +59,7 @@ def read_authors_file(data: Mapping[str, Any], source: str) -> dict[str, Any]:
         faults.append("QK_SCALE")
     if faults:
         listed = ", ".join(faults[:MAX_FAULTS]) + (", …" if len(faults) > MAX_FAULTS else "")
-        raise UnsupportedError(f"{source} sets what is not modelled: {listed}.")
+        raise UnsupportedError(f"{source} sets fields that are not supported: {listed}.")
     return {
         "library": "microsoft",
         "name": model.get("NAME", Path(source).stem),

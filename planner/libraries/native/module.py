@@ -586,7 +586,7 @@ def _checkpointed_stages(checkpointing: str, num_stages: int) -> tuple[int, ...]
     kind, _, listed = checkpointing.partition(":")
     if kind != "stages" or not listed:
         raise UnsupportedError(
-            f"native Swin has no checkpointing {checkpointing!r}.",
+            f"native Swin does not support checkpointing {checkpointing!r}.",
             "Choose none, blocks, stages or chosen stages such as stages:0,1.",
         )
     stages = tuple(sorted({int(stage) for stage in listed.split(",")}))

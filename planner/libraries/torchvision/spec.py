@@ -37,7 +37,7 @@ def _faults(config: SwinConfig) -> list[str]:
         *one_window(config),
     ]
     if any(config.pretrained_windows):
-        faults.append("pretrained_window_size: torchvision has none")
+        faults.append("pretrained_window_size: torchvision has no such option")
     if sum(config.depths) == 1:
         faults.append("depths: torchvision cannot build a model of one block")
     if config.version == 2 and config.windows[0] == 1:
