@@ -26,6 +26,7 @@ from planner.left_out import left_out
 from planner.libraries.limits import graph_limit
 from planner.libraries.registry import find_library
 from planner.memory.allocator_config import AllocatorConfig, environment_allocator
+from planner.memory.convolution_workspace import PATCH_EMBEDDING, convolution_workspace
 from planner.memory.profile import Instant, SteadyStep, profile_memory
 from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
 from planner.step.compiled.modes import (
@@ -207,6 +208,9 @@ def judge(
         "allocator_overhead": reserved - live.peak_bytes - workspace,
         "cuda_context": outside.context_bytes,
     }
+    convolutions = PATCH_EMBEDDING
+    if not isinstance(config, SwinConfig):
+        convolutions = convolution_workspace(ledger)
     low, high = _range(config, setting, reserved, outside)
     time = _step_time(ledger, setting, gpu, rates)
     return Estimate(
@@ -224,9 +228,9 @@ def judge(
         budget_bytes=budget,
         headroom_bytes=None if budget is None else budget - total,
         low_bytes=low,
-        high_bytes=high,
+        high_bytes=high + convolutions.high_bytes,
         assumed=(*outside.basis, *_allocator_basis(allocator, allowed), *ledger.notes),
-        left_out=(*left_out(config, setting), *_left_out_of_time(time)),
+        left_out=(*left_out(config, setting, convolutions), *_left_out_of_time(time)),
         throughput=_throughput(time),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,

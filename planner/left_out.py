@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planner.schema import Model, SwinConfig, TrainSetting
+from planner.memory.convolution_workspace import PATCH_EMBEDDING, ConvolutionWorkspace
+from planner.schema import Model, TrainSetting
 from planner.step.compiled.modes import left_out_of
 
 # Quoted, 4 A100s and 8 H100s: issues 964 and 1685 of NVIDIA/nccl.
@@ -12,11 +13,12 @@ NCCL_BUFFERS = (
 )
 
 
-def left_out(model: Model, setting: TrainSetting) -> list[str]:
+def left_out(
+    model: Model, setting: TrainSetting, convolutions: ConvolutionWorkspace = PATCH_EMBEDDING
+) -> list[str]:
     """One line each."""
     counted = ", except for sdpa's backward" if setting.attention == "sdpa" else ""
-    convolutions = "the patch embedding" if isinstance(model, SwinConfig) else "convolutions"
-    found = [f"cuDNN's workspace for {convolutions} and kernels' scratch memory{counted}"]
+    found = [f"{convolutions.left_out}{counted}"]
     if setting.lora_rank and setting.attention == "sdpa":
         found.append(
             "cuDNN's attention, which torch from 2.11 on takes on capability 9.0 and 10.x where "

@@ -1,0 +1,63 @@
+"""The memory that convolutions work in, which no ledger counts: a range for it.
+
+torch lets cuDNN take what its fastest algorithm asks for, as far as that much is free (issue 49207
+of pytorch/pytorch: one block of 8.7 GiB was seen), and gets it back after each convolution. What is
+published of whole networks is moderate: about 100 MB for ResNet-34 at batch 160 (PR 695 of
+davisking/dlib), 150 to 180 MB for ResNet-50 at 32 and 64 (issue 5536 of deeplearning4j), and on one
+card no algorithm was faster for having more than 128 MB (PR 502 of sonots/cumo). So the range goes
+from nothing to as much as the largest convolution reads and writes, which is above these: 610 MB in
+the forward of that ResNet-34. Not measured by us.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.ledger import Ledger
+from planner.units import MIB, format_bytes
+
+CAP_VARIABLE = "CUDNN_CONV_WSCAP_DBG"  # MiB; cuDNN's own, which torch's documentation names
+
+
+@dataclass(frozen=True)
+class ConvolutionWorkspace:
+    """`num_convolutions` in one forward, and the most that one of a step is expected to take."""
+
+    num_convolutions: int
+    high_bytes: int
+
+    @property
+    def left_out(self) -> str:
+        """What the estimate leaves out, in words."""
+        if self.num_convolutions == 0:
+            return "kernels' scratch memory"
+        if self.num_convolutions == 1:
+            return "cuDNN's workspace for the patch embedding and kernels' scratch memory"
+        return (
+            f"cuDNN's workspaces for {self.num_convolutions} convolutions: the range has up to "
+            f"{format_bytes(self.high_bytes)} for them, as much as the largest reads and writes. "
+            f"cuDNN may take more where more is free ({CAP_VARIABLE}=MIB limits it). And kernels' "
+            "scratch memory"
+        )
+
+
+# Swin's only convolution is its patch embedding, whose windows do not overlap: a plain product.
+PATCH_EMBEDDING = ConvolutionWorkspace(1, 0)
+
+
+def convolution_workspace(
+    ledger: Ledger, environment: Mapping[str, str] = os.environ
+) -> ConvolutionWorkspace:
+    """Of the steady step. A single convolution is taken for a patch embedding: nothing is added."""
+    found = [(phase, o) for phase, o in ledger.operations() if o.kind == "conv"]
+    paths = {operation.path for phase, operation in found if phase == "forward"}
+    num_forward = sum(phase == "forward" for phase, _ in found)
+    if len(paths) < 2:
+        return ConvolutionWorkspace(min(num_forward, 1), 0)
+    high = max(operation.num_bytes for _, operation in found)
+    cap = environment.get(CAP_VARIABLE, "")
+    if cap.isdecimal():
+        high = min(high, int(cap) * MIB)
+    return ConvolutionWorkspace(len(paths), high)
