@@ -27,7 +27,7 @@ def command(rates: bool, device: str, as_json: bool) -> int:
 
     Exits with status 1 where something must be mended first.
     """
-    read_device(device)  # what is typed wrongly is said before anything is looked at
+    read_device(device)  # a typing error is reported before anything is examined
     checkup = check_environment()
     measured = _measure(_device(device, checkup), checkup) if rates else None
     if as_json:

@@ -86,7 +86,7 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
 
 
 def _refuse_together(given: dict[str, Any], rank: bool) -> None:
-    """Raises UsageError for options that say nothing beside others: none is dropped unsaid."""
+    """Raises UsageError for options that have no effect beside others: none is ignored silently."""
     pictures = ("--plot", given["plot"]), ("--timeline", given["timeline"])
     sized = given["batch_size"] or "batch_size" in split_fields(given["fields"])[1]
     refused: list[tuple[str, object, str]] = []

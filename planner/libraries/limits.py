@@ -14,7 +14,7 @@ from planner.schema.setting import GRAPH_MODES
 
 # The kernel's batch is the z of its grid (NVIDIA, CUDA C++ Programming Guide: at most 65,535). From
 # 2.8 on torch goes in chunks (pull requests 154029 and 154663), but adds up the mask's gradient
-# chunk by chunk at shapes that differ, which raises where the mask wants one.
+# chunk by chunk at shapes that differ, which raises where the mask needs one.
 SDPA_WINDOWS = 65_535
 
 

@@ -47,8 +47,8 @@ class LibrarySpec:
     they need when they are called);
     `faults` what keeps this library from building a configuration, one line each. `tagged` are
     names that are understood but not listed; `refused` maps a pattern of names to why not.
-    `frozen_names` gives what freezing so many stages freezes; `takes_adapters` whether attention
-    calls its linear layers; `reentrant` are the checkpointings of PyTorch's reentrant kind.
+    `frozen_names` gives what freezing N stages freezes; `takes_adapters` whether attention calls
+    its linear layers; `reentrant` are the checkpointings of PyTorch's reentrant kind.
     `installed` finds the folder of its source, where that is not the package of its name.
     """
 
@@ -246,14 +246,14 @@ def one_window(config: SwinConfig) -> Sequence[str]:
 
 
 def no_pretrained_window(config: SwinConfig) -> Sequence[str]:
-    """The fault of a version 1, which has no use for it."""
+    """Version 1 has no pretrained_window_size."""
     if config.version == 2 or not any(config.pretrained_windows):
         return ()
     return ("pretrained_window_size: only version 2 has it",)
 
 
 def required(config: SwinConfig, **values: object) -> Sequence[str]:
-    """The faults of a library that has no choice in these fields."""
+    """The faults of a library in which these fields have one value."""
     return [
         f"{name}: must be {value}, not {getattr(config, name)}"
         for name, value in values.items()

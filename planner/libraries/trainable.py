@@ -1,6 +1,6 @@
 """Which weights of a model are trained: frozen first stages, and low-rank adapters (LoRA).
 
-Said by the names that parameters and modules have in the real module, which are the same on shapes.
+Given by the names of parameters and modules in the real module, which are the same on shapes.
 Imports no torch: `adapters.py` does it to a real module, `adapters_on_shapes.py` on shapes.
 """
 
@@ -25,7 +25,7 @@ FrozenNames = Callable[[int], tuple[str, ...]]
 
 
 def stem_and_layers(num_stages: int) -> tuple[str, ...]:
-    """What freezing so many stages freezes in most libraries: the embedding and `layers.N`."""
+    """The names that freezing `num_stages` freezes in most libraries: the embedding, `layers.N`."""
     if num_stages == 0:
         return ()
     stem = ("patch_embed", "absolute_pos_embed")

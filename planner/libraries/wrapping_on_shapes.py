@@ -14,7 +14,7 @@ _CHECKPOINTED: dict[type[Module], type[Module]] = {}
 
 
 def checkpoint_in_place(modules: Iterable[Module]) -> None:
-    """From here on each module keeps its inputs alone and computes its inside again in backward."""
+    """From now on each module saves only its inputs and recomputes its forward in backward."""
     for module in modules:
         kind = type(module)
         if kind not in _CHECKPOINTED:

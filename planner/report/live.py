@@ -136,7 +136,7 @@ class _Walk:
         return True
 
     def recount(self) -> None:
-        """What a storage turns out to be as soon as it is there, it is from its first point on."""
+        """Apply a tag that follows its allocation to the point just recorded."""
         for category, num_bytes in self.now.items():
             self.points[category][-1] = num_bytes
 

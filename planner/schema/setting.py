@@ -115,7 +115,7 @@ class TrainSetting(BaseModel):
 
     @property
     def optimizer_implementation(self) -> Literal["foreach", "fused", "forloop"]:
-        """torch's default on CUDA is foreach, but for adafactor, which goes one by one."""
+        """torch's default on CUDA is foreach; for adafactor it is forloop."""
         suffix = self.optimizer.partition("-")[2]
         if suffix in ("foreach", "fused", "forloop"):
             return suffix  # type: ignore[return-value]

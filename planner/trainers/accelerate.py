@@ -16,7 +16,7 @@ from planner.schema import TrainSetting
 from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.launch import launch
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, unsaid, way_out
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals, way_out
 from planner.trainers.recipe import learning_rate_note, recipe_of
 
 TITLE = "accelerate"
@@ -104,9 +104,9 @@ def image_lines(setting: TrainSetting) -> tuple[str, ...]:
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """What it cannot say of the plan's setting."""
-    # Pure bf16 and gradients that stay are a matter of the script's own loop, which the file shows.
-    found = unsaid(plan.setting, "accelerate", "ema", "pure-bf16", "zero_grad_to_none")
+    """What it cannot express of the setting."""
+    # Pure bf16 and gradients that stay are up to the script's own loop, which the file shows.
+    found = usual_refusals(plan.setting, "accelerate", "ema", "pure-bf16", "zero_grad_to_none")
     if plan.device == "cpu" and plan.setting.precision == "fp16":
         found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
     return found

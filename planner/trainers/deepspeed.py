@@ -19,7 +19,7 @@ from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.comments import WRITTEN_BY, one_line
 from planner.trainers.launch import launch
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, unsaid, way_out
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals, way_out
 from planner.trainers.recipe import learning_rate_note, recipe_of
 from planner.trainers.source import literal
 
@@ -93,10 +93,10 @@ def _config(plan: Plan) -> str:
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """What it cannot say of the plan's setting."""
+    """What it cannot express of the setting."""
     setting = plan.setting
     # In pure bf16 the engine would add fp32 masters of its own: another setting.
-    found = unsaid(setting, "its engine", "ema")
+    found = usual_refusals(setting, "its engine", "ema")
     if plan.device == "cpu" and setting.precision == "fp16":
         found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
     return found

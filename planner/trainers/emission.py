@@ -1,4 +1,4 @@
-"""A setting in a trainer's own words: `emit` writes what `planner tune` found for one trainer."""
+"""A setting in a trainer's own terms: `emit` writes what `planner tune` found for one trainer."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _judge(
     reasons: list[str],
     estimator: Estimator | None,
 ) -> tuple[str, ...]:
-    """Says what was not measured and what it is estimated to take. Raises where it cannot fit."""
+    """A warning of what was not measured and its estimated memory. Raises where it cannot fit."""
     why = "; ".join(reasons)
     if not isinstance(model, SwinConfig):
         return (f"Not measured: {why}.",)

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.schema import TrainSetting
 from planner.trainers.launch import launch, torchrun
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, unsaid, way_out
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals, way_out
 from planner.trainers.recipe import EPOCHS, learning_rate_note, recipe_of
 from planner.trainers.source import (
     import_block,
@@ -167,9 +167,9 @@ def _module(setting: TrainSetting) -> str:
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """What it cannot say of the plan's setting."""
+    """What it cannot express of the setting."""
     setting = plan.setting
-    found = unsaid(setting, "the Trainer", "pure-bf16")
+    found = usual_refusals(setting, "the Trainer", "pure-bf16")
     fused = setting.optimizer_implementation == "fused"
     if setting.clip_grad and fused and setting.precision == "fp16":
         family = setting.optimizer_family

@@ -15,7 +15,15 @@ import yaml
 
 from planner.schema import SwinConfig, TrainSetting
 from planner.trainers.launch import launch, tf32_environment
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, blocks_alone, unsaid, way_out
+from planner.trainers.plan import (
+    Emitted,
+    Plan,
+    Refusal,
+    Trainer,
+    blocks_only,
+    usual_refusals,
+    way_out,
+)
 from planner.trainers.recipe import (
     BASE_LR,
     EPOCHS,
@@ -136,7 +144,7 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
 
 
 def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
-    found = blocks_alone(setting, "main.py") + unsaid(setting, "main.py")
+    found = blocks_only(setting, "main.py") + usual_refusals(setting, "main.py")
     if setting.precision == "bf16":
         found.append(Refusal("its autocast is fp16 only, not bf16", way_out("precision=fp16")))
     if setting.compile != "off":

@@ -13,7 +13,15 @@ from typing import Any
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.setting import EMA_DECAY
 from planner.trainers.launch import launch, tf32_environment, torchrun
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, blocks_alone, unsaid, way_out
+from planner.trainers.plan import (
+    Emitted,
+    Plan,
+    Refusal,
+    Trainer,
+    blocks_only,
+    usual_refusals,
+    way_out,
+)
 from planner.trainers.recipe import (
     EPOCHS,
     FINAL_SHARE,
@@ -88,7 +96,7 @@ def _sections(plan: Plan) -> dict[str, Any]:
 
 
 def _loader(plan: Plan, train: bool) -> dict[str, Any]:
-    """Images of a folder of classes; its place, data_root, is said when training is started."""
+    """Images of a folder of classes; where it is, data_root, is given when training starts."""
     height, width = plan.swin.image_size
     scale = (width, height)  # mmcv's order
     load: dict[str, Any] = {"type": "LoadImageFromFile"}
@@ -240,7 +248,7 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
 
 
 def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
-    found = blocks_alone(setting, "mmengine") + unsaid(setting, "mmengine", "ema")
+    found = blocks_only(setting, "mmengine") + usual_refusals(setting, "mmengine", "ema")
     if setting.optimizer_family not in _OPTIMIZERS:
         law = f"it registers torch's optimizers, and {setting.optimizer} is not one it knows"
         found.append(Refusal(law, way_out("optimizer=adamw")))

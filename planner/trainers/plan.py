@@ -18,7 +18,7 @@ class Emitted:
     """What to write into a trainer. `text` is a whole file, for which `filename` is the usual name.
 
     `launch` is the command that trains with it. `code` is Python for the user's own script where
-    the trainer's file cannot say it all (model, checkpointing wrapper, optimizer), "" where it can.
+    the trainer's file cannot hold it all (model, checkpointing wrapper, optimizer), else "".
     """
 
     target: str
@@ -55,7 +55,7 @@ class Plan:
         return self.model
 
     def path(self, usual: str) -> str:
-        """The file as a command line says it: where it is written, else its usual name."""
+        """The file on a command line: where it is written, else its usual name."""
         return shlex.quote(str(self.output or usual))
 
     def module(self, usual: str) -> str:
@@ -74,7 +74,7 @@ class Plan:
 
 
 class Refusal(NamedTuple):
-    """What a trainer cannot say (the law and the value), and the way out."""
+    """What a trainer cannot express (the law and the value), and the way out."""
 
     law: str
     way_out: str
@@ -119,7 +119,7 @@ def way_out(change: str = "") -> str:
     return f"Emit with --set {change} (not measured), or {script}." if change else f"Or {script}."
 
 
-def blocks_alone(setting: TrainSetting, trainer: str) -> list[Refusal]:
+def blocks_only(setting: TrainSetting, trainer: str) -> list[Refusal]:
     """The refusal of a trainer that checkpoints every block or none."""
     if setting.checkpointing in ("none", "blocks"):
         return []
@@ -127,8 +127,8 @@ def blocks_alone(setting: TrainSetting, trainer: str) -> list[Refusal]:
     return [Refusal(law, way_out("checkpointing=blocks"))]
 
 
-def unsaid(setting: TrainSetting, trainer: str, *said: str) -> list[Refusal]:
-    """Refusals for the fields that most trainers have no word for, but for those in `said`."""
+def usual_refusals(setting: TrainSetting, trainer: str, *said: str) -> list[Refusal]:
+    """Refusals for the fields that most trainers cannot express, except those in `said`."""
     found = []
     if setting.ema and "ema" not in said:
         found.append(

@@ -11,7 +11,7 @@ from string import Template
 from planner.schema import TrainSetting
 from planner.schema.setting import EMA_DECAY, LABEL_SMOOTHING
 from planner.trainers.launch import launch, torchrun
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, unsaid
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals
 from planner.trainers.recipe import (
     EPOCHS,
     FINAL_SHARE,
@@ -73,7 +73,7 @@ def write(plan: Plan) -> Emitted:
 
 def refusals(plan: Plan) -> list[Refusal]:
     """Only frozen stages and adapters: everything else of a setting is written out."""
-    return unsaid(plan.setting, "the script", "ema", "pure-bf16", "zero_grad_to_none")
+    return usual_refusals(plan.setting, "the script", "ema", "pure-bf16", "zero_grad_to_none")
 
 
 _IMPORTS = (

@@ -107,7 +107,7 @@ def _timm(model: SwinConfig, setting: TrainSetting) -> ModelSource:
     if setting.attention != "library":
         imports.append("from timm.layers import set_fused_attn")
         fused = "True, experimental=True" if setting.attention == "sdpa" else "False"
-        attention = f"    set_fused_attn({fused})  # looked at while the model is built\n"
+        attention = f"    set_fused_attn({fused})  # read while the model is built\n"
     created = call("timm.create_model", arguments, (literal(name),))
     built = f"{attention}    model: nn.Module = {created}\n"
     if setting.checkpointing == "blocks":
@@ -148,7 +148,7 @@ def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
 
 
 _WRAPPER = '''def recompute(module: nn.Module) -> None:
-    """From here on `module` keeps only its inputs, and computes its inside again in backward.
+    """From now on `module` saves only its inputs, and recomputes its forward in backward.
 
     Only its class changes: names in the state dict stay what they are.
     """

@@ -17,7 +17,15 @@ from planner.libraries.timm.names import PUBLISHED
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.setting import EMA_DECAY
 from planner.trainers.launch import launch, torchrun
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, blocks_alone, unsaid, way_out
+from planner.trainers.plan import (
+    Emitted,
+    Plan,
+    Refusal,
+    Trainer,
+    blocks_only,
+    usual_refusals,
+    way_out,
+)
 from planner.trainers.recipe import (
     EPOCHS,
     FINAL_SHARE,
@@ -167,9 +175,11 @@ def _recipe_values(setting: TrainSetting) -> dict[str, Any]:
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """What it cannot say of the plan's setting."""
+    """What it cannot express of the setting."""
     setting = plan.setting
-    found = blocks_alone(setting, "train.py") + unsaid(setting, "train.py", "ema", "pure-bf16")
+    found = blocks_only(setting, "train.py") + usual_refusals(
+        setting, "train.py", "ema", "pure-bf16"
+    )
     if setting.optimizer_family not in _OPTIMIZERS:
         found.append(
             Refusal(

@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.schema import TrainSetting
 from planner.trainers.launch import launch, torchrun
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, unsaid, way_out
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals, way_out
 from planner.trainers.recipe import (
     EPOCHS,
     FINAL_SHARE,
@@ -221,8 +221,8 @@ def _trainer(setting: TrainSetting, own_optimizer: bool) -> str:
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """What it cannot say of the plan's setting."""
-    found = unsaid(plan.setting, "the Trainer", "pure-bf16")
+    """What it cannot express of the setting."""
+    found = usual_refusals(plan.setting, "the Trainer", "pure-bf16")
     if plan.device == "cpu" and plan.setting.precision == "fp16":
         found.append(
             Refusal("the Trainer's fp16 needs a GPU, not the CPU", way_out("precision=bf16"))

@@ -86,7 +86,7 @@ def _find_checkout(given: str | Path | None) -> Path:
 
 
 def _load(file: Path) -> ModuleType:
-    """One file of the checkout alone: its package would import every model and their kernels."""
+    """Only one file of the checkout: its package would import every model and their kernels."""
     declare_missing_operators()
     name = f"_swin_transformer_checkout_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)

@@ -97,7 +97,7 @@ class WindowAttentionV2(Module):
 
 
 def zeros_like(x: Tensor) -> Tensor:
-    """`torch.zeros_like(x)`, which wants no gradient."""
+    """`torch.zeros_like(x)`, which needs no gradient."""
     return new_empty(x, x.shape, label="aten.zeros_like")
 
 

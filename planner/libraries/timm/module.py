@@ -57,7 +57,7 @@ def _arguments(config: SwinConfig) -> dict[str, Any]:
 
 
 def _set_attention(model: nn.Module, fused: bool) -> None:
-    """What `timm.layers.set_fused_attn` sets for models built after it, on this model alone."""
+    """What `timm.layers.set_fused_attn` sets for models built after it, on this model only."""
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = fused  # type: ignore[assignment]

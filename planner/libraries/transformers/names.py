@@ -2,7 +2,7 @@
 
 Each is what `AutoModelForImageClassification.from_pretrained(name)` builds: the published
 configuration, with 1000 labels (21,841 for the ImageNet-22k weights) and drop path 0.1 at every
-size. A configuration of one's own has 2 labels by default there, and 1000 here: set num_classes.
+size. A configuration of your own has 2 labels by default there, and 1000 here: set num_classes.
 """
 
 from __future__ import annotations
