@@ -140,7 +140,7 @@ def estimate(
     ledger = step_ledger(config, chosen, traced)
     if allocator is None:
         allocator = environment_allocator(os.environ)
-    return judge(config, chosen, ledger, device, memory, allocator)
+    return estimate_ledger(config, chosen, ledger, device, memory, allocator)
 
 
 def choose(
@@ -177,7 +177,7 @@ def default_precision(gpu: Gpu | None) -> str:
     return "fp16" if gpu is not None and not gpu.has_bf16 else "bf16"
 
 
-def judge(
+def estimate_ledger(
     config: Model,
     setting: TrainSetting,
     ledger: Ledger,

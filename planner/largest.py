@@ -15,7 +15,7 @@ from planner.arguments import (
     read_memory,
 )
 from planner.errors import UnsupportedError
-from planner.estimation import Estimate, choose, judge
+from planner.estimation import Estimate, choose, estimate_ledger
 from planner.hardware.gpu import Gpu
 from planner.ledgers import is_on_shapes, record_ledgers, step_ledger, traced_step
 from planner.libraries.limits import largest_sdpa_batch
@@ -64,7 +64,7 @@ def largest_batch(
     def at(batch_size: int) -> Estimate:
         chosen = resolved.model_copy(update={"batch_size": batch_size})
         ledger = step_ledger(config, chosen, traced)
-        return judge(config, chosen, ledger, device, memory, allocator)
+        return estimate_ledger(config, chosen, ledger, device, memory, allocator)
 
     def may_fit(batch_size: int) -> bool:
         if batch_size == 1 and not runs_at_1(config, resolved, traced):

@@ -11,16 +11,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from planner.ledger import Allocated, Event, Freed, Marked
+from planner.memory.caching_allocator import rounded
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.nn import Module
 from planner.step.tensor import Device
 from planner.step.training import record_training
 
 Canonical = list[tuple[Any, ...]]
-
-
-def rounded(num_bytes: int) -> int:
-    return -(-num_bytes // 512) * 512
 
 
 def canonical(events: Iterable[Event]) -> Canonical:

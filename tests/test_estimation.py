@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from planner import SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
 from planner.affine import Recorder
 from planner.errors import UnsupportedError, UsageError
-from planner.estimation import Estimate, judge
+from planner.estimation import Estimate, estimate_ledger
 from planner.ledgers import step_ledger
 from planner.step.training import record_training
 from planner.units import MIB
@@ -186,7 +186,7 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     best = largest_batch(TINY, setting, memory_bytes=2 << 30)
     assert best is not None
     next_batch = setting.model_copy(update={"batch_size": best.setting.batch_size + 1})
-    over = judge(TINY, next_batch, step_ledger(TINY, next_batch), None, 2 << 30)
+    over = estimate_ledger(TINY, next_batch, step_ledger(TINY, next_batch), None, 2 << 30)
     assert best.fits
     assert not over.fits
     assert largest_batch(TINY, setting, memory_bytes=1 << 20) is None

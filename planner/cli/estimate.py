@@ -15,7 +15,7 @@ import click
 from planner.cli.arguments import model_and_settings, refuse_empty, split_fields, with_model_options
 from planner.cli.output import print_json
 from planner.errors import PlannerError, UsageError
-from planner.estimation import Estimate, default_precision, judge, resolve
+from planner.estimation import Estimate, default_precision, estimate_ledger, resolve
 from planner.hardware import Gpu, all_gpus, find_gpu
 from planner.hardware.precisions import check_precision, lacks
 from planner.ledger import Ledger
@@ -130,7 +130,7 @@ def _print_estimates(
     _record(rows, given)
     ledgers = [step_ledger(*row, given["traced"]) for row in rows]
     found = [
-        judge(model, setting, ledger, gpu, memory, allocator)
+        estimate_ledger(model, setting, ledger, gpu, memory, allocator)
         for (model, setting), ledger in zip(rows, ledgers, strict=True)
     ]
     if given["as_json"]:
@@ -269,7 +269,7 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[st
     found = []
     for gpu, model, setting in ranked:
         ledger = step_ledger(model, setting, given["traced"])
-        found.append((gpu, judge(model, setting, ledger, gpu, allocator=allocator)))
+        found.append((gpu, estimate_ledger(model, setting, ledger, gpu, allocator=allocator)))
     found.sort(key=lambda pair: (not pair[1].fits, -_images(pair[1])))
     for precision, names in without.items():
         instead = "fp16 instead" if precision == "bf16" else "left out"

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, pairwise
 
-from planner.ledger import Allocated, Category, Computed, Event, Freed, Ledger, Marked, Tagged
+from planner.ledger import (
+    CATEGORIES,
+    Allocated,
+    Category,
+    Computed,
+    Event,
+    Freed,
+    Ledger,
+    Marked,
+    Tagged,
+)
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import rounded
 from planner.memory.replay import replay_steady
@@ -36,6 +46,12 @@ class Walk:
     requests: list[int]
     events: list[int]
     workspaces: list[int]
+
+    @property
+    def moves(self) -> list[int]:
+        """The indices of the allocations and releases."""
+        workspaces = set(self.workspaces)
+        return [index for entry, index in enumerate(self.events) if entry not in workspaces]
 
     def peak(self, start: int, stop: int | None = None) -> int:
         """The index of the first event from `start` up to `stop` after which the most is alive."""
@@ -234,6 +250,35 @@ def find_alive(events: Sequence[Event], index: int) -> list[tuple[Allocated, Cat
         elif type(event) is Tagged:
             categories[event.storage] = event.category
     return [(e, categories.get(storage, "temporaries")) for storage, e in alive.items()]
+
+
+def category_bytes(events: Sequence[Event], start: int, stop: int) -> dict[Category, list[int]]:
+    """Live bytes by category: before event `start`, and after each allocation and release from
+    there up to `stop`. A tag counts from the allocation or release that it follows."""
+    held: dict[int, tuple[int, Category]] = {}
+    now: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
+    points: dict[Category, list[int]] = {category: [] for category in CATEGORIES}
+
+    def keep() -> None:
+        for category, num_bytes in now.items():
+            points[category].append(num_bytes)
+
+    for index, event in enumerate(islice(events, stop)):
+        if isinstance(event, Allocated | Freed) and index >= start:
+            keep()
+        if isinstance(event, Allocated):
+            held[event.storage] = rounded(event.num_bytes), "temporaries"
+            now["temporaries"] += held[event.storage][0]
+        elif isinstance(event, Freed):
+            num_bytes, category = held.pop(event.storage)
+            now[category] -= num_bytes
+        elif isinstance(event, Tagged) and event.storage in held:
+            num_bytes, category = held[event.storage]
+            now[category] -= num_bytes
+            now[event.category] += num_bytes
+            held[event.storage] = num_bytes, event.category
+    keep()
+    return points
 
 
 def _with_tags(events: Sequence[Event], index: int) -> int:

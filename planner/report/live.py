@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from planner.errors import PlannerError
-from planner.ledger import CATEGORIES, Allocated, Category, Freed, Ledger, Marked, Tagged
-
-MIN_BLOCK_BYTES = 512  # the caching allocator's; live bytes count requests rounded up to it
+from planner.ledger import Allocated, Category, Ledger
+from planner.memory.profile import category_bytes, walk_ledger
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,12 @@ class LiveBytes:
 
 
 def step_live_bytes(ledger: Ledger, step: int | None = None) -> LiveBytes:
-    """Walk a ledger and keep what happens in optimizer step `step` (the last one by default).
+    """What happens in optimizer step `step` (the last one by default).
 
     Raises PlannerError for a ledger with no such step.
     """
-    marks = [(i, e) for i, e in enumerate(ledger.events) if isinstance(e, Marked)]
+    walked = walk_ledger(ledger)
+    marks = walked.marks
     steps = [mark.step for _, mark in marks if mark.step >= 0]
     if not steps or (step is not None and step not in steps):
         raise PlannerError(
@@ -74,74 +74,24 @@ def step_live_bytes(ledger: Ledger, step: int | None = None) -> LiveBytes:
         )
     wanted = max(steps) if step is None else step
     ends = [(i, mark.phase) for i, mark in marks if mark.step == wanted]
-    before = [i for i, mark in marks if mark.step < wanted]
-    return _Walk().run(ledger, first=before[-1] + 1 if before else 0, ends=ends)
-
-
-class _Walk:
-    """Live storages so far, and the points kept."""
-
-    def __init__(self) -> None:
-        self.held: dict[int, tuple[int, Category]] = {}
-        self.now: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
-        self.points: dict[Category, list[int]] = {c: [] for c in CATEGORIES}
-        self.total: list[int] = []
-        self.sources: list[Allocated | None] = []
-
-    def run(self, ledger: Ledger, first: int, ends: Sequence[tuple[int, str]]) -> LiveBytes:
-        for event in ledger.events[:first]:
-            self.take(event)
-        self.keep(None)
-        phases = []
-        start = first
-        for end, name in ends:
-            num_before = len(self.total)
-            for event in ledger.events[start:end]:
-                if self.take(event):
-                    self.keep(event if isinstance(event, Allocated) else None)
-                elif isinstance(event, Tagged):
-                    self.recount()
-            phases.append(Phase(name, num_before, len(self.total)))
-            start = end + 1
-        phases[0] = Phase(phases[0].name, 0, phases[0].stop)
-        peak = self.total.index(max(self.total))
-        source = self.sources[peak]
-        return LiveBytes(
-            by_category=self.points,
-            total=self.total,
-            phases=tuple(phases),
-            peak=peak,
-            peak_phase=next(p.name for p in phases if p.start <= peak < p.stop),
-            peak_label=source.label if source else "",
-            peak_path=source.path if source else "",
-        )
-
-    def take(self, event: object) -> bool:
-        """Whether the event moved memory."""
-        if isinstance(event, Allocated):
-            num_bytes = -(-event.num_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-            self.held[event.storage] = num_bytes, "temporaries"
-            self.now["temporaries"] += num_bytes
-        elif isinstance(event, Freed):
-            num_bytes, category = self.held.pop(event.storage)
-            self.now[category] -= num_bytes
-        elif isinstance(event, Tagged) and event.storage in self.held:
-            num_bytes, category = self.held[event.storage]
-            self.now[category] -= num_bytes
-            self.now[event.category] += num_bytes
-            self.held[event.storage] = num_bytes, event.category
-            return False
-        else:
-            return False
-        return True
-
-    def recount(self) -> None:
-        """Apply a tag that follows its allocation to the point just recorded."""
-        for category, num_bytes in self.now.items():
-            self.points[category][-1] = num_bytes
-
-    def keep(self, source: Allocated | None) -> None:
-        for category, num_bytes in self.now.items():
-            self.points[category].append(num_bytes)
-        self.total.append(sum(self.now.values()))
-        self.sources.append(source)
+    first = max((i + 1 for i, mark in marks if mark.step < wanted), default=0)
+    by_category = category_bytes(ledger.events, first, ends[-1][0])
+    total = [sum(point) for point in zip(*by_category.values(), strict=True)]
+    moves = [first - 1, *(i for i in walked.moves if first <= i < ends[-1][0])]
+    stops = [bisect_left(moves, end) for end, _ in ends]
+    phases = tuple(
+        Phase(name, start, stop)
+        for (_, name), start, stop in zip(ends, [0, *stops], stops, strict=False)
+    )
+    peak = total.index(max(total))
+    source = ledger.events[moves[peak]] if peak else None
+    label, path = ("", "") if not isinstance(source, Allocated) else (source.label, source.path)
+    return LiveBytes(
+        by_category=by_category,
+        total=total,
+        phases=phases,
+        peak=peak,
+        peak_phase=next(p.name for p in phases if p.start <= peak < p.stop),
+        peak_label=label,
+        peak_path=path,
+    )

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from planner.errors import PlannerError
 from planner.ledger import Allocated, Event, Freed, Marked, Tagged
 from planner.libraries.building import Build
+from planner.memory.profile import walk
 from planner.schema import Model, TrainSetting
 from planner.step.frames import plain_calls
 from planner.tasks import Task
@@ -31,13 +32,6 @@ from planner.trace.recorder import Recorder
 from planner.trace.sums import GradientSums
 from planner.trace.trees import tensors_in
 from planner.training import Training, import_lion
-
-ROUNDING = 512  # bytes: what the CUDA caching allocator rounds a request up to
-
-
-def rounded(num_bytes: int) -> int:
-    """The bytes that a request of `num_bytes` holds: the next multiple of 512."""
-    return -(-num_bytes // ROUNDING) * ROUNDING
 
 
 @dataclass(frozen=True)
@@ -56,15 +50,7 @@ class Trace:
 
     def live(self) -> Iterator[tuple[Event, int]]:
         """Each event with the live bytes after it, every request rounded up to 512 B."""
-        sizes: dict[int, int] = {}
-        total = 0
-        for event in self.events:
-            if isinstance(event, Allocated):
-                sizes[event.storage] = rounded(event.num_bytes)
-                total += sizes[event.storage]
-            elif isinstance(event, Freed):
-                total -= sizes.pop(event.storage)
-            yield event, total
+        return zip(self.events, walk(self.events).live, strict=True)
 
     def phase_ends(self, step: int | None = None) -> list[tuple[str, int]]:
         """(phase, live bytes at its end) of optimizer step `step` (None: the last), in order."""

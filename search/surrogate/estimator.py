@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.errors import UnsupportedError
-from planner.estimation import Estimate, Throughput, choose, judge
+from planner.estimation import Estimate, Throughput, choose, estimate_ledger
 from planner.hardware import Gpu, recognise_gpu
 from planner.ledgers import step_ledger
 from planner.libraries.registry import find_library
@@ -76,7 +76,7 @@ class DeviceEstimator:
         try:
             config, chosen = choose(model, setting, self.gpu, {})
             ledger = step_ledger(config, chosen)
-            return judge(
+            return estimate_ledger(
                 config, chosen, ledger, self.gpu, allocator=self.allocator, rates=self.rates
             )
         except UnsupportedError:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.estimation import Estimate, judge
+from planner.estimation import Estimate, estimate_ledger
 from planner.hardware import Gpu, recognise_gpu
 from planner.ledgers import step_ledger
 from planner.libraries.registry import find_library
@@ -95,7 +95,9 @@ def estimate_of(record: MeasurementRecord) -> Estimate:
     setting = find_library(record.model.library).resolve(record.model, record.setting)
     ledger = step_ledger(record.model, setting)
     allocator = recorded_allocator(record.versions)
-    return judge(record.model, record.setting, ledger, gpu_of(record), allocator=allocator)
+    return estimate_ledger(
+        record.model, record.setting, ledger, gpu_of(record), allocator=allocator
+    )
 
 
 def is_modelled(record: MeasurementRecord) -> bool:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.errors import UsageError
-from planner.estimation import judge, resolve
+from planner.estimation import estimate_ledger, resolve
 from planner.hardware import Gpu, find_gpu
 from planner.hardware.overheads import overheads_for
 from planner.ledger import Allocated, Computed, Freed, Ledger, Marked, Tagged
@@ -234,7 +234,7 @@ def predicted_on_device(row: PublishedRow) -> int | None:
         return None
     config, setting = row.resolved
     kept = setting.model_copy(update={"zero_grad_to_none": row.gradients == "released"})
-    return judge(config, kept, step_ledger(config, kept), row.device).device_total_bytes
+    return estimate_ledger(config, kept, step_ledger(config, kept), row.device).device_total_bytes
 
 
 def predicted_rate(row: PublishedRow, rates: DeviceRates | None = None) -> float | None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from planner.estimation import choose, estimate, judge
+from planner.estimation import choose, estimate, estimate_ledger
 from planner.hardware import find_gpu
 from planner.ledger import Ledger
 from planner.ledgers import step_ledger
@@ -82,7 +82,9 @@ def _time_estimates(config: SwinConfig, setting: TrainSetting) -> dict[str, Any]
     recording = _milliseconds(record)
     alone = [_milliseconds(lambda s=s: estimate(config, s)) for s in at]
     timed = [_milliseconds(lambda s=s: estimate(config, s, gpu=gpu)) for s in at]
-    walked = [_milliseconds(lambda s=s: judge(config, s, _plain(config, s))) for s in at[::5]]
+    walked = [
+        _milliseconds(lambda s=s: estimate_ledger(config, s, _plain(config, s))) for s in at[::5]
+    ]
     events = step_ledger(config, setting).events
     return {
         "num_events": len(events),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.ledger import Allocated, Freed
+from planner.memory.profile import walk
 from planner.step.autograd import Gradients, Node, begin, finish
 from planner.step.compiled.buffers import Kernel, buffer_of, plan
 from planner.step.compiled.graph import Graph, Value, is_input
@@ -19,7 +19,6 @@ from planner.step.strides import contiguous_strides
 from planner.step.tensor import Device, Parameter, Storage, Tensor
 
 POOL_LABEL = "CUDA graph pool"
-_ROUNDING = 512  # bytes: what the caching allocator rounds a request up to
 
 
 @dataclass(frozen=True)
@@ -146,18 +145,8 @@ def peak_bytes(graph: CompiledGraph) -> dict[str, int]:
     num_forward = len(device.events)
     memory[graph.tangent] = _allocate(device, graph.tangent)
     _run(device, graph.backward, memory, set())
-    live = 0
-    peaks = {"forward": 0, "backward": 0}
-    sizes: dict[int, int] = {}
-    for index, event in enumerate(device.events):
-        if isinstance(event, Allocated):
-            sizes[event.storage] = -(-event.num_bytes // _ROUNDING) * _ROUNDING
-            live += sizes[event.storage]
-            phase = "forward" if index < num_forward else "backward"
-            peaks[phase] = max(peaks[phase], live)
-        elif isinstance(event, Freed):
-            live -= sizes.pop(event.storage)
-    return peaks
+    live = walk(device.events).live
+    return {"forward": max(live[:num_forward]), "backward": max(live[num_forward:])}
 
 
 def _allocate(device: Device, value: Value) -> Storage:
