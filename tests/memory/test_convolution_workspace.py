@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner import estimate
-from planner.estimation import judge
+from planner.estimation import estimate_ledger
 from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked
 from planner.left_out import left_out
 from planner.memory.convolution_workspace import ConvolutionWorkspace, convolution_workspace
@@ -52,7 +52,7 @@ def test_the_cap_of_the_environment_is_in_mib() -> None:
 
 
 def test_only_the_upper_end_of_the_range_moves() -> None:
-    few, many = (judge(MODEL, SETTING, ledger_of(*found)) for found in (PAIR[:1], PAIR))
+    few, many = (estimate_ledger(MODEL, SETTING, ledger_of(*found)) for found in (PAIR[:1], PAIR))
     assert many.high_bytes - few.high_bytes == 50 * MIB
     assert many.low_bytes == few.low_bytes
     assert many.device_total_bytes == few.device_total_bytes
@@ -61,8 +61,8 @@ def test_only_the_upper_end_of_the_range_moves() -> None:
 def test_a_fit_is_no_longer_sure_where_convolutions_may_take_the_rest() -> None:
     def fits(*forward: Computed) -> Any:
         ledger = ledger_of(*forward)
-        least = judge(MODEL, SETTING, ledger_of(PAIR[0]))
-        return judge(MODEL, SETTING, ledger, memory_bytes=least.high_bytes)
+        least = estimate_ledger(MODEL, SETTING, ledger_of(PAIR[0]))
+        return estimate_ledger(MODEL, SETTING, ledger, memory_bytes=least.high_bytes)
 
     assert fits(PAIR[0]).fits_surely
     assert fits(*PAIR).fits
@@ -70,7 +70,7 @@ def test_a_fit_is_no_longer_sure_where_convolutions_may_take_the_rest() -> None:
 
 
 def test_it_is_said() -> None:
-    said = judge(MODEL, SETTING, ledger_of(*PAIR)).left_out[0]
+    said = estimate_ledger(MODEL, SETTING, ledger_of(*PAIR)).left_out[0]
     assert "2 convolutions" in said
     assert "50.00 MiB" in said
     assert "patch embedding" in left_out(MODEL, SETTING)[0]
