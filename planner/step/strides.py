@@ -49,8 +49,6 @@ def is_dense(shape: Shape, strides: Shape) -> bool:
 
 def preserved_strides(shape: Shape, strides: Shape) -> Shape:
     """Strides of `empty_like(tensor)`: its own when dense, else dense in the same order."""
-    if is_contiguous(shape, strides):
-        return contiguous_strides(shape)
     if is_dense(shape, strides):
         return strides
     return elementwise_strides(shape, [(shape, strides)])
