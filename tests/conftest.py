@@ -1,8 +1,9 @@
-"""Which cases of the large matrices the default run takes, and which the long one.
+"""The two tiers of the suite, and what no test may depend on.
 
-The default run takes every second case of the three largest; `pytest -m long` takes the others and
-everything marked long. PLANNER_LONG_SHARE=N takes every N-th of those, but all of the search's: so
-`.ci/run` stays within its time.
+The default run leaves out what is long. A test says why it is long by one of the marks in LONG
+(`pytest --markers` explains them); `pytest -m long` runs all of these, `pytest -m published` those
+of one reason. PLANNER_LONG_SHARE=N takes every N-th of the cases that show one law for many models
+and settings, so that `.ci/run` stays within its time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from planner.hardware.overheads import LT_VARIABLE, WORKSPACE_VARIABLE
 from planner.memory.allocator_config import VARIABLES
 from planner.step.frames import plain_calls
 
-HALVED = ("test_timm_shapes.py", "test_torchvision_shapes.py", "test_transformers_shapes.py")
+SHARED = ("combinations", "published")
+LONG = (*SHARED, "compiler", "workers", "trainers", "repeated", "simulated", "servers", "fitted")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,19 +36,12 @@ def pytest_configure(config: pytest.Config) -> None:
 # Before pytest's own hook, which deselects by mark.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    seen = 0
     for item in items:
-        if item.path.name in HALVED and item.get_closest_marker("long") is None:
-            seen += 1
-            if seen % 2 == 0:
-                item.add_marker(pytest.mark.long)
+        if any(item.get_closest_marker(mark) for mark in LONG):
+            item.add_marker(pytest.mark.long)
     share = int(os.environ.get("PLANNER_LONG_SHARE", "1"))
-    long = [
-        item
-        for item in items
-        if item.get_closest_marker("long") is not None and "search" not in item.path.parts
-    ]
-    left_out = {id(item) for index, item in enumerate(long) if index % share}
+    shared = [item for item in items if any(item.get_closest_marker(mark) for mark in SHARED)]
+    left_out = {id(item) for index, item in enumerate(shared) if index % share}
     items[:] = [item for item in items if id(item) not in left_out]
 
 

@@ -133,7 +133,7 @@ def test_a_cards_uncertainty_is_the_worst_of_its_rows_and_only_of_those_that_tra
     assert dict(efficiency.MEASURED_CARDS) == pytest.approx(supported)
 
 
-@pytest.mark.long
+@pytest.mark.fitted
 @needs("timm", "scipy")
 def test_the_committed_shares_are_what_the_fit_finds() -> None:
     timed = [t for t in fit_rates.timed_rows() if not t.row.is_held_out]

@@ -79,7 +79,7 @@ def test_real_tensors(version: int, model: Changes, setting: Changes) -> None:
         assert_equal_to_cpu(case.config, case.train_setting)
 
 
-@pytest.mark.long
+@pytest.mark.published
 @needs_checkout
 @needs("torch", "timm")
 @pytest.mark.parametrize("case", PUBLISHED_CASES, ids=lambda case: case.title)

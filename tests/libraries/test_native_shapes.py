@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from planner.libraries.native.names import PUBLISHED
 from planner.schema import SwinConfig, TrainSetting
+from tests.covering import covering
 from tests.libraries.steps import (
     Changes,
     assert_equal_to_cpu,
@@ -32,22 +31,15 @@ def config_of(version: int, padded: bool, **changes: object) -> SwinConfig:
     return base.model_copy(update={"version": version, **changes})
 
 
-MATRIX = list(
-    itertools.product(
-        (1, 2), ("fp32", "bf16", "fp16"), ("eager", "sdpa"), ("none", "blocks", "stages"),
-        (False, True),
-    )
+# Each version with each precision, attention, checkpointing and size.
+MATRIX = covering(
+    (1, 2), ("fp32", "bf16", "fp16"), ("eager", "sdpa"), ("none", "blocks", "stages"),
+    (False, True), pairs=[(0, 1), (0, 2), (0, 3), (0, 4)],
 )  # fmt: skip
-
-# Every fifth, which takes each value of each axis with most values of the others.
-QUICK = MATRIX[::5]
-REST = [case for case in MATRIX if case not in QUICK]
 
 
 @pytest.mark.parametrize(
-    ("version", "precision", "attention", "checkpointing", "padded"),
-    QUICK,
-    ids=lambda v: str(v),
+    ("version", "precision", "attention", "checkpointing", "padded"), MATRIX, ids=str
 )
 def test_a_step_equals_the_module_traced(
     version: int, precision: str, attention: str, checkpointing: str, padded: bool
@@ -56,18 +48,6 @@ def test_a_step_equals_the_module_traced(
         {"precision": precision, "attention": attention, "checkpointing": checkpointing}
     )
     assert_equal_to_trace(config_of(version, padded), setting)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("version", "precision", "attention", "checkpointing", "padded"),
-    REST,
-    ids=lambda v: str(v),
-)
-def test_a_step_equals_the_module_traced_in_the_rest_of_the_matrix(
-    version: int, precision: str, attention: str, checkpointing: str, padded: bool
-) -> None:
-    test_a_step_equals_the_module_traced(version, precision, attention, checkpointing, padded)
 
 
 OTHERS: list[tuple[Changes, Changes]] = [
@@ -90,17 +70,16 @@ OTHERS: list[tuple[Changes, Changes]] = [
 ]
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize(("model", "setting"), OTHERS, ids=name_of)
-def test_whatever_else_a_config_says_is_equal(
-    version: int, model: Changes, setting: Changes
-) -> None:
+@pytest.mark.parametrize(("version", "other"), covering((1, 2), OTHERS), ids=name_of)
+def test_whatever_else_a_config_says_is_equal(version: int, other: tuple[Changes, Changes]) -> None:
+    model, setting = other
     assert_equal_to_trace(config_of(version, padded=False, **model), setting_of(setting))
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("checkpointing", ["none", "blocks", "stages"])
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("version", "checkpointing", "padded"),
+    covering((1, 2), ("none", "blocks", "stages"), (False, True), pairs=[(0, 1)]),
+)
 def test_phases_equal_the_module_on_real_cpu_tensors(
     version: int, checkpointing: str, padded: bool
 ) -> None:
@@ -110,7 +89,7 @@ def test_phases_equal_the_module_on_real_cpu_tensors(
     assert_equal_to_cpu(config_of(version, padded), setting)
 
 
-@pytest.mark.long
+@pytest.mark.published
 @pytest.mark.parametrize("name", list(PUBLISHED))
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_published_models_equal_the_module_traced(name: str, precision: str) -> None:

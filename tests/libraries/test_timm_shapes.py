@@ -11,6 +11,7 @@ import pytest
 
 from planner.libraries.timm.names import PUBLISHED
 from planner.schema import SwinConfig
+from tests.covering import chosen_of, covering
 from tests.libraries.steps import (
     Changes,
     assert_equal_to_cpu,
@@ -39,14 +40,20 @@ MODELS: tuple[Changes, ...] = (
     {"depths": (1, 2, 1), "num_heads": (3, 6, 12), "qkv_bias": False},
     {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.0},
     {"drop_path_rate": 0.3, "num_classes": 21841},
+    {"num_heads": (1, 2), "image_size": 64, "window_size": 8},  # strides of one head are kept
 )
 SETTINGS: tuple[Changes, ...] = (
     {"batch_size": 1},
-    {"batch_size": 1, "precision": "fp32"},
     {"batch_size": 5},
-    {"batch_size": 1, "checkpointing": "blocks"},
     {"accumulate": 2, "optimizer": "sgd"},
-    {"precision": "fp16", "clip_grad": True},
+    {"clip_grad": True},
+)
+
+
+# Each kind with each precision and each checkpointing; each model and setting once.
+STEPS = chosen_of(
+    itertools.product(KINDS, PRECISIONS, ("none", *CHECKPOINTINGS), ({}, *MODELS), ({}, *SETTINGS)),
+    pairs=[(0, 1), (0, 2)],
 )
 
 
@@ -54,29 +61,28 @@ def small(version: int, changes: Changes) -> SwinConfig:
     return SwinConfig.model_validate({**SMALL.model_dump(), "version": version, **changes})
 
 
-@pytest.mark.parametrize(("version", "attention"), KINDS)
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_precisions(version: int, attention: str, precision: str) -> None:
-    setting = setting_of({"attention": attention, "precision": precision})
-    assert_equal_to_trace(small(version, {}), setting)
+@pytest.mark.parametrize(
+    ("kind", "precision", "checkpointing", "model", "changes"), STEPS, ids=name_of
+)
+def test_a_step(
+    kind: tuple[int, str], precision: str, checkpointing: str, model: Changes, changes: Changes
+) -> None:
+    version, attention = kind
+    asked = {"attention": attention, "precision": precision, "checkpointing": checkpointing}
+    assert_equal_to_trace(small(version, model), setting_of({**asked, **changes}))
 
 
-@pytest.mark.parametrize(("version", "attention"), KINDS)
-@pytest.mark.parametrize("checkpointing", CHECKPOINTINGS)
-def test_checkpointing(version: int, attention: str, checkpointing: str) -> None:
-    setting = setting_of({"attention": attention, "checkpointing": checkpointing})
-    assert_equal_to_trace(small(version, {}), setting)
-
-
+@pytest.mark.combinations
 @pytest.mark.parametrize(("version", "attention"), KINDS)
 @pytest.mark.parametrize("changes", MODELS, ids=name_of)
-def test_models(version: int, attention: str, changes: Changes) -> None:
+def test_every_model(version: int, attention: str, changes: Changes) -> None:
     assert_equal_to_trace(small(version, changes), setting_of({"attention": attention}))
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("changes", SETTINGS, ids=name_of)
-def test_settings(version: int, changes: Changes) -> None:
+def test_every_setting(version: int, changes: Changes) -> None:
     assert_equal_to_trace(small(version, {}), setting_of(changes))
 
 
@@ -84,21 +90,22 @@ def test_window_of_pretraining_changes_no_bytes() -> None:
     assert_equal_to_trace(small(2, {"pretrained_window_size": (4, 2)}), setting_of({}))
 
 
-@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
-    "changes", [{}, {"batch_size": 1}, {"accumulate": 2, "optimizer": "sgd"}], ids=name_of
+    ("version", "changes"),
+    covering([1, 2], [{}, {"batch_size": 1}, {"accumulate": 2, "optimizer": "sgd"}]),
+    ids=name_of,
 )
 def test_real_tensors(version: int, changes: Changes) -> None:
     assert_equal_to_cpu(small(version, {}), setting_of({"precision": "fp32", **changes}))
 
 
-@pytest.mark.long
+@pytest.mark.published
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models(name: str) -> None:
     assert_equal_to_trace(PUBLISHED[name], setting_of({}))
 
 
-@pytest.mark.long
+@pytest.mark.combinations
 @pytest.mark.parametrize(
     ("name", "precision", "checkpointing"),
     list(

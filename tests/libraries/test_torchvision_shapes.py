@@ -11,6 +11,7 @@ import pytest
 
 from planner.libraries.torchvision.names import PUBLISHED
 from planner.schema import SwinConfig
+from tests.covering import chosen_of, covering
 from tests.libraries.steps import (
     Changes,
     assert_equal_to_cpu,
@@ -24,7 +25,7 @@ pytestmark = needs("torch", "torchvision")
 
 # 14x14 tokens in windows of 7, shifted, then 7x7, where the window covers the map.
 SMALL = SwinConfig(
-    library="torchvision", image_size=56, depths=(2, 2), num_heads=(1, 2), embed_dim=32,
+    library="torchvision", image_size=56, depths=(2, 1), num_heads=(1, 2), embed_dim=32,
     num_classes=10,
 )  # fmt: skip
 PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16")
@@ -42,72 +43,84 @@ MODELS: tuple[Changes, ...] = (
 )
 SETTINGS: tuple[Changes, ...] = (
     {"batch_size": 1},
-    {"batch_size": 1, "precision": "fp32"},
     {"batch_size": 5},
-    {"batch_size": 1, "checkpointing": "blocks"},
     {"accumulate": 2, "optimizer": "sgd"},
-    {"precision": "fp16", "clip_grad": True},
+    {"clip_grad": True},
 )
 DROPPED: Changes = {"image_size": (60, 76), "drop_rate": 0.1, "attn_drop_rate": 0.1}
+
+
+# Each version with each precision and each checkpointing; each model and setting once.
+STEPS = chosen_of(
+    itertools.product(
+        (1, 2), PRECISIONS, ("none", *CHECKPOINTINGS), ({}, *MODELS), ({}, *SETTINGS)
+    ),
+    pairs=[(0, 1), (0, 2)],
+)
 
 
 def small(version: int, changes: Changes) -> SwinConfig:
     return SwinConfig.model_validate({**SMALL.model_dump(), "version": version, **changes})
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("checkpointing", ["none", *CHECKPOINTINGS])
-def test_precisions_and_checkpointing(version: int, precision: str, checkpointing: str) -> None:
-    setting = setting_of({"precision": precision, "checkpointing": checkpointing})
-    assert_equal_to_trace(small(version, {}), setting)
+@pytest.mark.parametrize(
+    ("version", "precision", "checkpointing", "model", "changes"), STEPS, ids=name_of
+)
+def test_a_step(
+    version: int, precision: str, checkpointing: str, model: Changes, changes: Changes
+) -> None:
+    asked = {"precision": precision, "checkpointing": checkpointing}
+    assert_equal_to_trace(small(version, model), setting_of({**asked, **changes}))
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("changes", MODELS, ids=name_of)
-def test_models(version: int, changes: Changes) -> None:
+def test_every_model(version: int, changes: Changes) -> None:
     assert_equal_to_trace(small(version, changes), setting_of({}))
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("changes", SETTINGS, ids=name_of)
-def test_settings(version: int, changes: Changes) -> None:
+def test_every_setting(version: int, changes: Changes) -> None:
     assert_equal_to_trace(small(version, {}), setting_of(changes))
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("checkpointing", ["blocks", "stages"])
+@pytest.mark.parametrize(("version", "checkpointing"), covering([1, 2], ["blocks", "stages"]))
 def test_dropout_is_drawn_again_in_recomputation(version: int, checkpointing: str) -> None:
     setting = setting_of({"precision": "fp16", "checkpointing": checkpointing})
     assert_equal_to_trace(small(version, DROPPED), setting)
 
 
 # The profiler's events leave out what has 8 bytes or less, so nothing here has.
-@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
-    ("model", "changes"),
-    [
-        ({}, {}),
-        ({"image_size": (60, 76)}, {"accumulate": 2}),
-        ({"drop_path_rate": 0.0}, {"batch_size": 1}),
-        ({}, {"checkpointing": "blocks"}),
-        ({"image_size": (60, 76)}, {"checkpointing": "stages"}),
-    ],
-    ids=name_of,
+    ("version", "case"),
+    covering(
+        [1, 2],
+        [
+            ({}, {}),
+            ({"image_size": (60, 76)}, {"accumulate": 2}),
+            ({"drop_path_rate": 0.0}, {"batch_size": 1}),
+            ({}, {"checkpointing": "blocks"}),
+            ({"image_size": (60, 76)}, {"checkpointing": "stages"}),
+        ],
+    ),
 )
-def test_real_tensors(version: int, model: Changes, changes: Changes) -> None:
+def test_real_tensors(version: int, case: tuple[Changes, Changes]) -> None:
+    model, changes = case
     config = small(version, {"num_heads": (3, 6), "embed_dim": 48, **model})
     assert_equal_to_cpu(config, setting_of({"precision": "fp32", "batch_size": 3, **changes}))
 
 
-@pytest.mark.long
+@pytest.mark.published
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_published_models(name: str, precision: str) -> None:
     assert_equal_to_trace(PUBLISHED[name], setting_of({"precision": precision}))
 
 
-@pytest.mark.long
+@pytest.mark.combinations
 @pytest.mark.parametrize(
     ("name", "precision", "checkpointing"),
     list(itertools.product(("swin_t", "swin_v2_t"), PRECISIONS, CHECKPOINTINGS)),

@@ -11,6 +11,7 @@ import pytest
 
 from planner.libraries.transformers.names import PUBLISHED
 from planner.schema import SwinConfig
+from tests.covering import chosen_of, covering
 from tests.libraries.steps import (
     Changes,
     assert_equal_to_cpu,
@@ -48,11 +49,22 @@ MODELS: tuple[Changes, ...] = (
 )  # fmt: skip
 SETTINGS: tuple[Changes, ...] = (
     {"batch_size": 1},
-    {"batch_size": 1, "precision": "fp32"},
     {"batch_size": 5},
-    {"batch_size": 1, "checkpointing": "stages"},
     {"accumulate": 2, "optimizer": "sgd"},
-    {"precision": "fp16", "clip_grad": True},
+    {"clip_grad": True},
+)
+
+
+# Each kind with each precision and each checkpointing; each model and setting once.
+STEPS = chosen_of(
+    (
+        (kind, precision, checkpointing, *rest)
+        for kind, precision, checkpointing, *rest in itertools.product(
+            KINDS, PRECISIONS, ("none", *CHECKPOINTINGS), ({}, *MODELS), ({}, *SETTINGS)
+        )
+        if kind[0] == 1 or checkpointing != "nested"
+    ),
+    pairs=[(0, 1), (0, 2)],
 )
 
 
@@ -60,39 +72,34 @@ def small(version: int, changes: Changes) -> SwinConfig:
     return SwinConfig.model_validate({**SMALL.model_dump(), "version": version, **changes})
 
 
-@pytest.mark.parametrize(("version", "attention"), KINDS)
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_precisions(version: int, attention: str, precision: str) -> None:
-    setting = setting_of({"attention": attention, "precision": precision})
-    assert_equal_to_trace(small(version, {}), setting)
-
-
 @pytest.mark.parametrize(
-    ("version", "attention", "checkpointing"),
-    [
-        (version, attention, checkpointing)
-        for (version, attention), checkpointing in itertools.product(KINDS, CHECKPOINTINGS)
-        if version == 1 or checkpointing != "nested"
-    ],
+    ("kind", "precision", "checkpointing", "model", "changes"), STEPS, ids=name_of
 )
-def test_checkpointing(version: int, attention: str, checkpointing: str) -> None:
-    setting = setting_of({"attention": attention, "checkpointing": checkpointing})
-    assert_equal_to_trace(small(version, {}), setting)
+def test_a_step(
+    kind: tuple[int, str], precision: str, checkpointing: str, model: Changes, changes: Changes
+) -> None:
+    version, attention = kind
+    asked = {"attention": attention, "precision": precision, "checkpointing": checkpointing}
+    assert_equal_to_trace(small(version, model), setting_of({**asked, **changes}))
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize(("version", "attention"), KINDS)
 @pytest.mark.parametrize("changes", MODELS, ids=name_of)
-def test_models(version: int, attention: str, changes: Changes) -> None:
+def test_every_model(version: int, attention: str, changes: Changes) -> None:
     assert_equal_to_trace(small(version, changes), setting_of({"attention": attention}))
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("changes", SETTINGS, ids=name_of)
-def test_settings(version: int, changes: Changes) -> None:
+def test_every_setting(version: int, changes: Changes) -> None:
     assert_equal_to_trace(small(version, {}), setting_of(changes))
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    "attention", ["eager", pytest.param("sdpa", marks=pytest.mark.combinations)]
+)
 def test_dropout_inside_nested_checkpoints(attention: str) -> None:
     config = small(1, {"image_size": (60, 76), "drop_rate": 0.1, "attn_drop_rate": 0.1})
     setting = setting_of({"attention": attention, "checkpointing": "nested", "precision": "fp32"})
@@ -113,22 +120,23 @@ def test_windows_beyond_the_map(window: int) -> None:
     assert_equal_to_trace(config, setting_of({}))
 
 
-@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
-    "changes", [{}, {"batch_size": 1}, {"accumulate": 2, "optimizer": "sgd"}], ids=name_of
+    ("version", "changes"),
+    covering([1, 2], [{}, {"batch_size": 1}, {"accumulate": 2, "optimizer": "sgd"}]),
+    ids=name_of,
 )
 def test_real_tensors(version: int, changes: Changes) -> None:
     setting = setting_of({"precision": "fp32", "attention": "eager", **changes})
     assert_equal_to_cpu(small(version, {}), setting)
 
 
-@pytest.mark.long
+@pytest.mark.published
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models(name: str) -> None:
     assert_equal_to_trace(PUBLISHED[name], setting_of({}))
 
 
-@pytest.mark.long
+@pytest.mark.combinations
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("checkpointing", ["none", *CHECKPOINTINGS])
 @pytest.mark.parametrize(("version", "attention"), KINDS)

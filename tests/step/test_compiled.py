@@ -133,7 +133,7 @@ def test_saves_what_the_real_partition_saves(
     _assert_case(library, {**ONE_STAGE, **model}, changes)
 
 
-@pytest.mark.long
+@pytest.mark.combinations
 @pytest.mark.parametrize(("library", "model", "changes"), MORE, ids=name_of)
 def test_saves_what_more_real_partitions_save(
     library: str, model: Changes, changes: Changes
@@ -148,7 +148,7 @@ def _assert_case(library: str, model: Changes, changes: Changes) -> None:
     assert_saves_as_torch(config, setting_for(config, **changes))
 
 
-@pytest.mark.long
+@pytest.mark.combinations
 @needs("timm")
 def test_pure_bf16_saves_wider_statistics_than_on_a_cpu() -> None:
     """Lowered for a CPU, layer norm's mean and rstd are rounded to bf16 (`native_layer_norm` in
@@ -167,7 +167,7 @@ def test_pure_bf16_saves_wider_statistics_than_on_a_cpu() -> None:
     assert real < mine.saved_bytes() <= real + statistics // 2
 
 
-@pytest.mark.long
+@pytest.mark.published
 @needs("timm", "torchvision", "transformers")
 @pytest.mark.parametrize(("name", "changes"), PUBLISHED, ids=name_of)
 def test_saves_what_published_models_save(name: str, changes: Changes) -> None:
@@ -175,7 +175,7 @@ def test_saves_what_published_models_save(name: str, changes: Changes) -> None:
     assert_saves_as_torch(config, setting_for(config, **changes))
 
 
-@pytest.mark.long
+@pytest.mark.combinations
 @pytest.mark.parametrize(
     ("library", "model", "changes"),
     [

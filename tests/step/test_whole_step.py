@@ -57,6 +57,8 @@ def small(library: str = "native", **changes: object) -> SwinConfig:
     return SwinConfig.model_validate({**SMALL.model_dump(), "library": library, **changes})
 
 
+# What an optimizer does, it does to parameters: one block has every kind of them.
+ONE_BLOCK = small(depths=(1,), num_heads=(3,))
 # Each family, implementation and precision at least once; all of them in the long test.
 OPTIMIZERS: tuple[Changes, ...] = (
     {"optimizer": "adamw-foreach", "precision": "bf16", "amsgrad": True},
@@ -80,10 +82,10 @@ OPTIMIZERS: tuple[Changes, ...] = (
 
 @pytest.mark.parametrize("changes", OPTIMIZERS, ids=name_of)
 def test_optimizers(changes: Changes) -> None:
-    assert_equal_to_trace(small(), setting_of(changes))
+    assert_equal_to_trace(ONE_BLOCK, setting_of(changes))
 
 
-@pytest.mark.long
+@pytest.mark.combinations
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(
     ("precision", "clip_grad"),
@@ -136,7 +138,7 @@ LOSSES = ("label-smoothing", "soft-target")
     [
         "fp32",
         "bf16",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("fp16", "pure-bf16")),
+        *(pytest.param(name, marks=pytest.mark.combinations) for name in ("fp16", "pure-bf16")),
     ],
 )
 def test_losses(loss: str, precision: str) -> None:
@@ -168,7 +170,7 @@ def test_average_clipping_and_zeroing(precision: str, accumulate: int) -> None:
     assert_equal_to_trace(small(depths=(1, 1)), setting)
 
 
-@pytest.mark.long
+@pytest.mark.combinations
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
@@ -207,7 +209,7 @@ def test_validation(library: str, version: int, changes: Changes) -> None:
     """Nothing is dropped or saved, and a batch of its own comes and goes."""
     needs_library(library)
     setting = setting_of({"validation_batch_size": 5, **changes})
-    assert_equal_to_trace(small(library, version=version, **DROPPING), setting)
+    assert_equal_to_trace(small(library, version=version, depths=(1, 1), **DROPPING), setting)
 
 
 def test_validation_of_real_tensors() -> None:
@@ -216,7 +218,7 @@ def test_validation_of_real_tensors() -> None:
 
 
 @pytest.mark.parametrize(("library", "version"), KINDS)
-@pytest.mark.parametrize("frozen_stages", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("frozen_stages", [1, pytest.param(2, marks=pytest.mark.combinations)])
 def test_frozen_stages(library: str, version: int, frozen_stages: int) -> None:
     needs_library(library)
     setting = setting_of({"frozen_stages": frozen_stages, "precision": "bf16"})
@@ -234,7 +236,9 @@ def test_frozen_stages(library: str, version: int, frozen_stages: int) -> None:
     ],
     ids=name_of,
 )
-@pytest.mark.parametrize("library", ["native", pytest.param("timm", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "library", ["native", pytest.param("timm", marks=pytest.mark.combinations)]
+)
 def test_frozen_stages_in_other_settings(library: str, changes: Changes) -> None:
     assert_equal_to_trace(small(library), setting_of({"frozen_stages": 1, **changes}))
 
@@ -242,7 +246,10 @@ def test_frozen_stages_in_other_settings(library: str, changes: Changes) -> None
 @pytest.mark.parametrize(("library", "version"), WITH_ADAPTERS)
 @pytest.mark.parametrize(
     "precision",
-    ["bf16", *(pytest.param(name, marks=pytest.mark.long) for name in ("fp32", "pure-bf16"))],
+    [
+        "bf16",
+        *(pytest.param(name, marks=pytest.mark.combinations) for name in ("fp32", "pure-bf16")),
+    ],
 )
 def test_adapters(library: str, version: int, precision: str) -> None:
     needs_library(library)

@@ -71,7 +71,7 @@ def test_graphs_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA graphs that the compiler left out: 2" in watch.flags()
 
 
-@pytest.mark.long
+@pytest.mark.compiler
 def test_inductor_counts_the_graphs_it_leaves_out(fork_server: ForkServer) -> None:
     """On the CPU it leaves out all."""
     record = run_probe(

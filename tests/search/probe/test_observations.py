@@ -398,7 +398,7 @@ def test_a_context_that_answers_no_more_does_not_hide_the_error() -> None:
     assert "illegal memory access" in hearer.not_here["held_peak_bytes"]
 
 
-@pytest.mark.long
+@pytest.mark.workers
 def test_the_whole_of_first_yaml_runs_on_a_stand_in(
     tmp_path: Path, token: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

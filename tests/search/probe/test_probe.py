@@ -130,7 +130,7 @@ def test_memory_cap_is_real_and_named(fork_server: ForkServer) -> None:
     assert capped.step_seconds == ()
 
 
-@pytest.mark.long
+@pytest.mark.workers
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_any_cap_is_kept_or_named(fork_server: ForkServer, precision: str) -> None:
     """From too little for anything to ample: never a crash, never more than the cap, and the line
@@ -154,7 +154,7 @@ def test_any_cap_is_kept_or_named(fork_server: ForkServer, precision: str) -> No
             assert share < 1.15
 
 
-@pytest.mark.long
+@pytest.mark.compiler
 def test_cap_binds_a_compiled_step_too(fork_server: ForkServer) -> None:
     record = run_probe(
         request_of("out_of_memory_in_optimizer", cap_bytes=200 * MIB, compile="default"),
@@ -164,7 +164,7 @@ def test_cap_binds_a_compiled_step_too(fork_server: ForkServer) -> None:
     assert record.status == "out_of_memory"
 
 
-@pytest.mark.long
+@pytest.mark.compiler
 def test_compiler_is_not_held_to_the_cap(fork_server: ForkServer) -> None:
     """A cap under which no C++ compiler could run."""
     record = run_probe(
@@ -184,7 +184,7 @@ def test_hopeless_probe_ends_early(fork_server: ForkServer) -> None:
     assert any("stopped early" in flag for flag in record.flags)
 
 
-@pytest.mark.long
+@pytest.mark.compiler
 def test_fallback_to_eager_is_told(fork_server: ForkServer) -> None:
     record = measured(fork_server, request_of("recompiles_over_the_limit", compile="default"))
     assert any("fell back to eager" in flag for flag in record.flags)
@@ -209,7 +209,7 @@ def test_device_that_is_not_there_is_the_callers_fault() -> None:
         run_probe(swin_request(device="cuda:7"), deadline_seconds=1)
 
 
-@pytest.mark.long
+@pytest.mark.workers
 @pytest.mark.parametrize("library", ["timm", "torchvision", "transformers"])
 def test_other_libraries_train(library: str) -> None:
     config = MODEL.model_copy(update={"library": library})

@@ -353,7 +353,7 @@ def test_the_gaussian_process_says_what_it_needs(monkeypatch: pytest.MonkeyPatch
         make_sampler("gp", 0)
 
 
-@pytest.mark.long
+@pytest.mark.repeated
 def test_the_gaussian_process_sampler_serves_too() -> None:
     pytest.importorskip("scipy")
     replay = Replay(TABLE)

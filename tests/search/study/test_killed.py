@@ -14,12 +14,12 @@ def test_a_tuner_killed_at_random_instants_goes_on(tmp_path: Path) -> None:
     survive(tmp_path, 5)
 
 
-@pytest.mark.long  # Optuna takes a lock of its own that a dead owner holds for 30 s
+@pytest.mark.repeated  # Optuna takes a lock of its own that a dead owner holds for 30 s
 def test_a_journal_survives_too(tmp_path: Path) -> None:
     survive(tmp_path, 2, str(tmp_path / "study.journal"))
 
 
-@pytest.mark.long
+@pytest.mark.repeated
 def test_fifty_instants(tmp_path: Path) -> None:
     """Ten studies, five instants each: one study would soon have nothing left to probe."""
     for n in range(10):

@@ -23,7 +23,7 @@ SERVERS = {
     "postgresql": os.environ.get("PLANNER_TEST_POSTGRESQL"),
     "mysql": os.environ.get("PLANNER_TEST_MYSQL"),
 }
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.servers
 
 
 @pytest.fixture(params=SERVERS)

@@ -24,7 +24,10 @@ from planner.trainers.recipe import WARMUP_START, recipe_of
 from tests.trainers.cases import GIB, FakeEstimator, tiny
 from tests.trainers.running.harness import RATE, Case, differences, train
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]  # starts a trainer, twice or so a minute
+pytestmark = [
+    pytest.mark.trainers,
+    pytest.mark.timeout(400),
+]  # starts a trainer, twice or so a minute
 
 CUDA = DeviceInfo(kind="cuda", name="NVIDIA GeForce RTX 3090", total_bytes=24 * GIB)
 Record = Callable[[str, object], None]
