@@ -124,6 +124,9 @@ class MeasurementRecord(BaseModel):
     peak_reserved_bytes: int | None = None
     device_bytes: int | None = None
     phases: PhaseBytes | None = None
+    unit: str | None = Field(
+        default=None, description="what a task calls an item of its batch; None: not a task's"
+    )
     compile_seconds: float | None = None
     probe_seconds: float = 0.0
     clocks: Clocks | None = None

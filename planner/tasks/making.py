@@ -18,6 +18,8 @@ from planner.tasks.own_loss import OwnLoss
 from planner.tasks.trees import prepare
 from planner.tasks.vision import Classification, Detection, Segmentation
 
+MAX_UNIT = 40  # characters of what an item is called
+
 _KINDS: dict[str, Callable[[nn.Module, NamedModel], Task]] = {
     "segmentation": Segmentation,
     "detection": Detection,
@@ -74,7 +76,7 @@ class GivenTask:
         self, task: Task, title: str, setting: TrainSetting, on_shapes: bool = False
     ) -> None:
         self.task, self.title, self.setting, self.on_shapes = task, title, setting, on_shapes
-        self.unit: str = getattr(task, "unit", "images")
+        self.unit: str = str(getattr(task, "unit", "items"))[:MAX_UNIT]
         if setting.loss != "cross-entropy":
             raise UnsupportedError(
                 f"the loss of {title} is its own, and not {setting.loss}.",

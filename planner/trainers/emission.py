@@ -21,6 +21,7 @@ from planner.units import format_bytes
 
 __all__ = ["TARGETS", "Emitted", "emit", "emit_setting", "read_result"]
 
+TASK_TRAINER = "pytorch"  # the one that trains any task
 RESULT_FILE = "recommendation.json"
 
 
@@ -76,6 +77,7 @@ def emit(
         device=found.device.kind,
         allocator=found.evidence.versions.get(RECORDED_AS),
         output=PurePath(output) if output is not None else None,
+        unit=found.evidence.unit,
     )
     changed = bool(setting.differences(found.setting))
     return _write(trainer, plan, changed, found.device, estimator)
@@ -157,6 +159,12 @@ def _write(
     estimator: Estimator | None,
 ) -> Emitted:
     title, library = trainer.title, trainer.library
+    if plan.is_task and trainer.name != TASK_TRAINER:
+        raise UnsupportedError(
+            f"{title} is written for images -> logits, and {plan.model.title} has a step of its "
+            "own.",
+            f"Use --for {TASK_TRAINER}, whose script trains any task.",
+        )
     trained = port_model(plan.model, library, title) if library else plan.model
     moved = trained is not plan.model
     if device is not None:

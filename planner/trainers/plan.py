@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Literal, NamedTuple, NoReturn
 
 from planner.errors import UnsupportedError, UsageError
-from planner.schema import Library, Model, SwinConfig, TrainSetting
+from planner.schema import Library, Model, NamedModel, SwinConfig, TrainSetting
 from planner.trainers.comments import comment
 
 
@@ -37,7 +37,8 @@ class Plan:
     `heading` says where the setting comes from, a comment's line each; `warnings` are said on
     standard error too. `device` is what was probed, and `allocator` the configuration of torch's
     caching allocator there (None: its own). `output` is where the file will be written, None where
-    that is not known: then it is called by its usual name.
+    that is not known: then it is called by its usual name. `unit` is what a task calls an
+    item of its batch, None where images go in and logits come out.
     """
 
     model: Model
@@ -47,12 +48,18 @@ class Plan:
     device: Literal["cuda", "cpu"] = "cuda"
     allocator: str | None = None
     output: PurePath | None = None
+    unit: str | None = None
 
     @property
     def swin(self) -> SwinConfig:
         """The model of a trainer that builds it by itself (`port_model` has refused factories)."""
         assert isinstance(self.model, SwinConfig)
         return self.model
+
+    @property
+    def is_task(self) -> bool:
+        """Whether its step is a task's: a factory's own, or that of a model of a library."""
+        return self.unit is not None or isinstance(self.model, NamedModel)
 
     def path(self, usual: str) -> str:
         """The file on a command line: where it is written, else its usual name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.errors import UnsupportedError
 from planner.libraries.limits import SettingFault, graph_limit
 from planner.libraries.registry import find_library
-from planner.schema import FactoryModel, Library, Model, NamedModel, SwinConfig, TrainSetting
+from planner.schema import FactoryModel, Library, Model, SwinConfig, TrainSetting
 from planner.trainers.plan import Refusal, refuse
 
 
@@ -19,8 +19,7 @@ def port_model(model: Model, library: Library, trainer: str) -> SwinConfig:
             f"{trainer} builds its models by name, and {model.factory} is a factory of your own.",
             "Use --for pytorch, accelerate, lightning or deepspeed, which train any module.",
         )
-    if isinstance(model, NamedModel):
-        raise _not_written(model, trainer)
+    assert isinstance(model, SwinConfig), "any other model is a task, which `emit` refuses"
     if model.library == library:
         return model
     moved = model.model_copy(update={"library": library, "name": None})
@@ -38,10 +37,8 @@ def setting_refusals(
 
     `models` names the package whose Swin it is where that is not the model's library.
     """
-    if isinstance(model, FactoryModel):
-        return _factory_refusals(model, setting)
-    if isinstance(model, NamedModel):
-        raise _not_written(model, "this trainer")
+    if not isinstance(model, SwinConfig):
+        return _own_refusals(model, setting)
     faults = find_library(model.library).setting_faults(model, setting, models)
     return [Refusal(fault.message, _way_out(fault, model)) for fault in faults]
 
@@ -55,25 +52,17 @@ def _way_out(fault: SettingFault, model: SwinConfig) -> str:
     )
 
 
-def _not_written(model: NamedModel, trainer: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{model.title} is not one of the planner's Swin models, and cannot be written for "
-        f"{trainer} yet.",
-        "Build it in a factory of your own, and tune that: package.module:factory.",
-    )
-
-
-def _factory_refusals(model: FactoryModel, setting: TrainSetting) -> list[Refusal]:
-    way_out = f"Let {model.factory} do it, and emit with --set"
+def _own_refusals(model: Model, setting: TrainSetting) -> list[Refusal]:
+    way_out = f"Let {model.title} do it, and emit with --set"
     found = []
     if setting.checkpointing != "none":
         law = (
-            f"checkpointing {setting.checkpointing} cannot be set from outside the factory "
-            f"{model.factory}"
+            f"checkpointing {setting.checkpointing} cannot be set from outside the model "
+            f"{model.title}"
         )
         found.append(Refusal(law, f"{way_out} checkpointing=none."))
     if setting.attention == "sdpa":
-        law = f"attention sdpa cannot be set from outside the factory {model.factory}"
+        law = f"attention sdpa cannot be set from outside the model {model.title}"
         found.append(Refusal(law, f"{way_out} attention=library."))
     limit = graph_limit(setting)
     return found if limit is None else [*found, Refusal(limit.message, limit.way_out)]

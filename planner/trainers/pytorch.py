@@ -23,6 +23,7 @@ from planner.trainers.recipe import (
 )
 from planner.trainers.source import import_block, literal, model_source, placed, process_source
 from planner.trainers.steps import mixing_source, optimizer_source
+from planner.trainers.task_script import task_refusals, write_task_script
 
 TITLE = "the PyTorch script"
 FILENAME = "train.py"
@@ -30,6 +31,8 @@ FILENAME = "train.py"
 
 def write(plan: Plan) -> Emitted:
     """`train.py`, whole."""
+    if plan.is_task:
+        return write_task_script(plan, FILENAME)
     setting, recipe = plan.setting, recipe_of(plan.setting)
     script = plan.path(FILENAME)
     rate = "" if recipe.learning_rate is not None else " --lr LR"
@@ -73,7 +76,8 @@ def write(plan: Plan) -> Emitted:
 
 def refusals(plan: Plan) -> list[Refusal]:
     """Only frozen stages and adapters: everything else of a setting is written out."""
-    return usual_refusals(plan.setting, "the script", "ema", "pure-bf16", "zero_grad_to_none")
+    refused = usual_refusals(plan.setting, "the script", "ema", "pure-bf16", "zero_grad_to_none")
+    return [*refused, *task_refusals(plan)] if plan.is_task else refused
 
 
 _IMPORTS = (

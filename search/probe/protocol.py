@@ -119,6 +119,7 @@ class OutcomeMessage(_Answer):
     peak_reserved_bytes: int | None = None
     device_bytes: int | None = None
     phases: PhaseBytes | None = None
+    unit: str | None = None
     compile_seconds: float | None = None
     clocks: Clocks | None = None
     flags: tuple[str, ...] = ()

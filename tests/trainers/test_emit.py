@@ -215,7 +215,7 @@ def test_a_factory_goes_where_any_module_goes() -> None:
     for target in ("timm", "transformers", "microsoft", "mmengine"):
         with pytest.raises(UnsupportedError, match=r"(?s)my\.models:make.*pytorch"):
             emit_setting(model, TrainSetting(batch_size=2), target)
-    with pytest.raises(UnsupportedError, match="cannot be set from outside the factory"):
+    with pytest.raises(UnsupportedError, match="cannot be set from outside the model"):
         emit_setting(model, TrainSetting(checkpointing="blocks"), "pytorch")
 
 

@@ -12,8 +12,10 @@ from statistics import median
 
 import torch
 
-from planner.schema import ProbeStatus
+from planner.schema import FactoryModel, ProbeStatus
 from planner.schema.record import PhaseBytes
+from planner.tasks.contract import WRITE_A_TASK
+from planner.tasks.making import GivenTask
 from planner.training import Training
 from planner.units import format_bytes
 from search.probe.failure import shorten
@@ -66,11 +68,14 @@ def measure(request: ProbeRequest, deadline: float, report: Report) -> OutcomeMe
         failure = (*classify(error, read_memory(request.device)), _phase_of(error, run))
         crowding, flags = run.crowding(), run.flags_of_failure()
     status, message, phase = failure
+    if status == "crashed" and phase == "forward" and run.was_given_images:
+        message = f"{shorten(message)}\n{WRITE_A_TASK}"
     return OutcomeMessage(
         probe_id=request.probe_id,
         status=status,
         message=shorten(message),
         phase=phase,
+        unit=run.unit,
         flags=flags,
         **crowding,
     )
@@ -91,6 +96,8 @@ class _Run:
     phases: StepPhases = field(default_factory=StepPhases)
     in_step: bool = False
     meter: Meter | None = None
+    unit: str | None = None
+    was_given_images: bool = False  # a module of the user's: images may not be what it takes
 
     def outcome(self) -> OutcomeMessage:
         request = self.request
@@ -105,6 +112,8 @@ class _Run:
             meter.impose_cap(request.memory_cap_bytes)
         self.report.enter("build")
         training = build_training(request)
+        self.unit = training.task.unit if isinstance(training.task, GivenTask) else None
+        self.was_given_images = isinstance(request.model, FactoryModel) and self.unit is None
         self.phases.accumulate = request.setting.accumulate
         warmup = self._warm_up(training, meter, self.phases)
         self._settle(training, meter, 0.0 if compiling else sum(warmup[1:]))
@@ -133,6 +142,7 @@ class _Run:
             peak_reserved_bytes=use.peak_reserved,
             device_bytes=use.device,
             phases=phase_bytes,
+            unit=self.unit,
             compile_seconds=_compile_seconds(warmup, step_seconds, compiling is not None),
             clocks=meter.clocks(),
             flags=tuple(self.flags),

@@ -1,0 +1,218 @@
+"""A plain PyTorch script for a task: `python train.py --steps N`, on the batches of your loader.
+
+Its step is that of `planner.training`, on the module, the batch and the loss of the task. It trains
+on random or repeated batches until your own loader stands in its one marked place.
+"""
+
+from __future__ import annotations
+
+from string import Template
+
+from planner.schema import NamedModel, TrainSetting
+from planner.schema.setting import EMA_DECAY
+from planner.trainers.launch import launch, torchrun
+from planner.trainers.plan import Emitted, Plan, Refusal
+from planner.trainers.recipe import recipe_of
+from planner.trainers.source import import_block, literal, process_source
+from planner.trainers.steps import optimizer_source
+
+RATE_NOTE = (
+    "No learning rate is published for your model: set yours with --lr (a task that makes its own "
+    "optimizer keeps its own)."
+)
+
+
+def write_task_script(plan: Plan, filename: str) -> Emitted:
+    """`filename`, whole."""
+    setting = plan.setting
+    run = launch(plan, torchrun(plan.path(filename), plan, "--steps 20 --lr LR"))
+    optimizer_imports, optimizer = optimizer_source(setting)
+    text = "".join(
+        (
+            plan.comment(run, "Your loader goes into batches().", notes=(RATE_NOTE,)),
+            import_block((*_IMPORTS, _schema_import(plan), *optimizer_imports), ("argparse",)),
+            "\n" + _constants(plan),
+            process_source(setting),
+            "\n\n" + _BATCHES.substitute(unit=plan.unit or "items"),
+            "\n\n" + optimizer,
+            "\n\n" + _step(setting),
+            "\n\n" + _main(plan),
+        )
+    )
+    return Emitted(
+        target="pytorch",
+        filename=filename,
+        text=text,
+        launch=run,
+        warnings=(*plan.warnings, RATE_NOTE),
+    )
+
+
+def task_refusals(plan: Plan) -> list[Refusal]:
+    """One device only: how a task's module is called in parallel is the task's own matter."""
+    if plan.setting.world_size == 1:
+        return []
+    return [
+        Refusal(
+            f"the script of a task trains on one device, not on {plan.setting.world_size}",
+            "Emit with --set world_size=1, and wrap the module in DistributedDataParallel.",
+        )
+    ]
+
+
+_IMPORTS = (
+    "from collections.abc import Iterator",
+    "from contextlib import nullcontext",
+    "from typing import Any",
+    "import torch",
+    "from torch import Tensor, nn",
+    "from planner.tasks import Task, task_for",
+    "from planner.tasks.trees import prepare",
+    "from planner.training import lay_out",
+)
+
+
+def _schema_import(plan: Plan) -> str:
+    return f"from planner.schema import {type(plan.model).__name__}, TrainSetting"
+
+
+def _constants(plan: Plan) -> str:
+    model, setting = plan.model, plan.setting
+    of_model = model.model_dump(mode="json", exclude_none=True)
+    if not isinstance(model, NamedModel):
+        of_model = model.model_dump(mode="json", exclude_defaults=True)
+    of_setting = setting.model_dump(mode="json", exclude_defaults=True)
+    lines = [
+        _call(f"MODEL = {type(model).__name__}", of_model),
+        _call("SETTING = TrainSetting", of_setting),
+        f"BATCH_SIZE = {setting.batch_size}  # {plan.unit or 'items'} of one micro-batch",
+        f"ACCUMULATE = {setting.accumulate}  # micro-batches of one optimizer step",
+    ]
+    name = setting.autocast_dtype
+    dtype = f"torch.{name}" if name is not None else "None"
+    lines.append(f"AUTOCAST: torch.dtype | None = {dtype}")
+    if setting.ema:
+        lines.append(f"EMA_DECAY = {EMA_DECAY}")
+    if setting.clip_grad:
+        lines.append(f"CLIP_NORM = {recipe_of(setting).clip_norm}")
+    return "\n".join(lines) + "\n"
+
+
+def _call(name: str, fields: dict[str, object]) -> str:
+    lines = "".join(f"    {field}={literal(value)},\n" for field, value in fields.items())
+    return f"{name}(\n{lines})" if lines else f"{name}()"
+
+
+_BATCHES = Template(
+    '''def batches(task: Task, device: torch.device) -> Iterator[Any]:
+    """Put your own loader here: it yields BATCH_SIZE $unit at a time, as task.batch() makes them.
+
+    while True:
+        for batch in your_loader:
+            yield prepare(batch, SETTING, device)
+    """
+    while True:
+        yield prepare(task.batch(BATCH_SIZE, device), SETTING, device)
+'''
+)
+
+
+def _step(setting: TrainSetting) -> str:
+    clip = ""
+    if setting.clip_grad:
+        clip = """    if scaler is not None:
+        scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_([p for p in module.parameters() if p.requires_grad], CLIP_NORM)
+"""
+    average = ""
+    if setting.ema:
+        average = """    with torch.no_grad():
+        torch._foreach_lerp_(average, list(module.parameters()), 1 - EMA_DECAY)
+"""
+    divided = " / ACCUMULATE" if setting.accumulate > 1 else ""
+    return _STEP.substitute(
+        clip=clip, average=average, divided=divided, to_none=setting.zero_grad_to_none,
+        average_argument="    average: list[Tensor],\n" if setting.ema else "",
+    )  # fmt: skip
+
+
+_STEP = Template(
+    '''def optimizer_step(
+    task: Task,
+    module: nn.Module,
+    call: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+$average_argument    data: Iterator[Any],
+    device: torch.device,
+) -> Tensor:
+    """One optimizer step over ACCUMULATE micro-batches; returns the mean loss."""
+    total = torch.zeros((), device=device)
+    for _ in range(ACCUMULATE):
+        batch = next(data)
+        with torch.autocast(device.type, dtype=AUTOCAST) if AUTOCAST else nullcontext():
+            loss = task.loss(call, batch)$divided
+        (scaler.scale(loss) if scaler is not None else loss).backward()
+        total += loss.detach()
+        del loss, batch
+$clip    if scaler is not None:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+$average    optimizer.zero_grad(set_to_none=$to_none)
+    return total
+'''
+)
+
+
+def _main(plan: Plan) -> str:
+    setting = plan.setting
+    compiled = "module"
+    if setting.compile != "off":
+        compiled = f"torch.compile(module, mode={literal(setting.compile)}, dynamic=False)"
+    made = "    average = [p.detach().clone() for p in module.parameters()]\n"
+    cuda = '"cuda" if torch.cuda.is_available() else "cpu"'
+    return _MAIN.substitute(
+        dtype="torch.bfloat16" if setting.precision == "pure-bf16" else "None",
+        compiled=compiled,
+        scaler="torch.amp.GradScaler(device.type)" if setting.precision == "fp16" else "None",
+        average_made=made if setting.ema else "",
+        average=", average" if setting.ema else "",
+        average_kept=', "average": average' if setting.ema else "",
+        device=cuda if plan.device == "cuda" else '"cpu"',
+    )
+
+
+_MAIN = Template(
+    """def main() -> None:
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--steps", type=int, required=True, help="optimizer steps")
+    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--log-every", type=int, default=50)
+    parser.add_argument("--device", default=$device)
+    parser.add_argument("--output", default=None, help="checkpoint file")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    task = task_for(MODEL, SETTING)  # your module is found where you stand
+    module = task.module().train().to(device=device, dtype=$dtype)
+    lay_out(module, SETTING)
+    call: Any = $compiled
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    own = getattr(task, "optimizer", None)
+    optimizer = build_optimizer(module, options.lr) if own is None else own(parameters)
+    scaler: torch.amp.GradScaler | None = $scaler
+$average_made    data = batches(task, device)
+    for step in range(1, options.steps + 1):
+        loss = optimizer_step(task, module, call, optimizer, scaler$average, data, device)
+        if step % options.log_every == 0 or step == options.steps:
+            print(f"step {step}/{options.steps}  loss {float(loss):.4f}")
+    if options.output is not None:
+        state = {"model": module.state_dict(), "step": options.steps$average_kept}
+        torch.save(state, options.output)
+
+
+if __name__ == "__main__":
+    main()
+"""
+)
