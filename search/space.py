@@ -188,7 +188,7 @@ def _check_library(model: Model, axis: str, value: str) -> None:
         find_library(model.library).resolve(
             model, parse_setting(TrainSetting(batch_size=1), {axis: value})
         )
-    elif value not in ("none", "library"):
+    elif value not in ("none", "blocks", "library"):
         raise UnsupportedError(
             f"{axis} {value} cannot be set in {model.title}, which is no Swin of the planner's.",
             "Leave the option out, and build it so in a factory of your own.",
@@ -213,9 +213,10 @@ def _optimizers(optimizer: str) -> tuple[str, ...]:
 
 
 def _checkpointings(model: Model) -> tuple[str, ...]:
-    """What the library offers; of chosen stages the first ones, where the activations are."""
+    """What the library offers; of chosen stages the first ones, where the activations are. Any
+    other model's blocks are found when it is built."""
     if not isinstance(model, SwinConfig):
-        return ("none",)
+        return ("none", "blocks")
     offered = find_library(model.library).checkpointings(model)
     if "stages" not in offered:
         return offered

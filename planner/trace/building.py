@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.libraries.building import Build
 from planner.schema import Model, TrainSetting
 from planner.tasks import Task, as_task
+from planner.tasks.blocks import checkpoint_as_set
 from planner.tasks.making import GivenTask
 from planner.training import lay_out
 
@@ -48,17 +49,26 @@ def _is_in_place(func: Any) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-def build_task(build: Build, model: Model, setting: TrainSetting) -> tuple[Task, nn.Module]:
-    """The task of what `build` makes (a module or a task), and its module in training mode, large
-    weights without values."""
+class Built(NamedTuple):
+    """A task and its module; `notes` say what was done to the module."""
+
+    task: Task
+    module: nn.Module
+    notes: tuple[str, ...]
+
+
+def build_task(build: Build, model: Model, setting: TrainSetting) -> Built:
+    """The task of what `build` makes (a module or a task), and its module in training mode and
+    checkpointed as `setting` says, large weights without values."""
     with _Unfilled():  # type: ignore[no-untyped-call]
         task = as_task(build(), model, setting)
         module = task.module()
         module.train()
+        notes = checkpoint_as_set(module, task, model, setting)
         if setting.precision == "pure-bf16":
             module.to(torch.bfloat16)
         lay_out(module, setting)
-    return task, module
+    return Built(task, module, notes)
 
 
 def given_batch(task: Task, size: int) -> Any:

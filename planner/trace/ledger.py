@@ -43,17 +43,13 @@ def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = No
 def _check(model: Model, setting: TrainSetting) -> None:
     faults = []
     if setting.parallelism != "none":
-        faults.append(f"--trace follows one device, not parallelism {setting.parallelism!r}.")
-    if not isinstance(model, SwinConfig) and setting.checkpointing != "none":
-        faults.append(
-            f"checkpointing {setting.checkpointing!r} is a matter of the model {model.title}."
-        )
+        faults.append(f"a trace follows one device, not parallelism {setting.parallelism!r}.")
     if not isinstance(model, SwinConfig) and (setting.frozen_stages or setting.lora_rank):
-        faults.append(f"what is trained is a matter of the model {model.title}.")
+        faults.append(f"frozen stages and LoRA are not known of {model.title}.")
     if faults:
         raise UnsupportedError(
             "\n".join(faults),
-            "Leave these options out; checkpoint and freeze inside a factory of your own.",
+            "Omit these options; freeze and adapt inside a factory of your own.",
         )
 
 

@@ -70,7 +70,7 @@ def partition_compiled(build: Build, model: Model, setting: TrainSetting) -> Tor
 
     Raises UnsupportedError where Dynamo finds more than one graph.
     """
-    task, module = build_task(build, model, setting)
+    task, module, _ = build_task(build, model, setting)
     batch = task.batch(setting.batch_size, torch.device("cpu"))
     found: list[TorchPartition] = []
     torch._dynamo.reset()

@@ -37,7 +37,7 @@ from planner.training import Training, import_lion
 @dataclass(frozen=True)
 class Trace:
     """What building a model and training it for `num_steps` optimizer steps allocates and frees.
-    `assumptions` are those about values that the step read, in words."""
+    `assumptions` say what was checkpointed, and what was assumed of values that the step read."""
 
     events: tuple[Event, ...]
     num_parameters: int
@@ -105,7 +105,7 @@ def trace_training(
     if setting.optimizer_family == "lion":
         import_lion()  # else it would be imported amid fake tensors
     with unset_fake_temporarily():
-        task, module = build_task(build, model, setting)
+        task, module, notes = build_task(build, model, setting)
         batch = given_batch(task, setting.batch_size)
         held_out = given_batch(task, setting.validation_batch_size)
     with plain_calls(), collector_off(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -124,7 +124,8 @@ def trace_training(
                 raise BrokenTraceError(recorder.running) from error
         events = tuple(in_steady_order(recorder.events))
         del module
-    return Trace(events, num_parameters, num_steps, tuple(sorted(recorder.values.assumed)))
+    assumptions = (*notes, *sorted(recorder.values.assumed))
+    return Trace(events, num_parameters, num_steps, assumptions)
 
 
 def in_steady_order(events: Iterable[Event]) -> Iterator[Event]:

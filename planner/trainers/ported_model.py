@@ -55,12 +55,12 @@ def _way_out(fault: SettingFault, model: SwinConfig) -> str:
 def _own_refusals(model: Model, setting: TrainSetting) -> list[Refusal]:
     way_out = f"Let {model.title} do it, and emit with --set"
     found = []
-    if setting.checkpointing != "none":
+    if setting.checkpointing not in ("none", "blocks"):
         law = (
             f"checkpointing {setting.checkpointing} cannot be set from outside the model "
             f"{model.title}"
         )
-        found.append(Refusal(law, f"{way_out} checkpointing=none."))
+        found.append(Refusal(law, f"{way_out} checkpointing=none, or =blocks."))
     if setting.attention == "sdpa":
         law = f"attention sdpa cannot be set from outside the model {model.title}"
         found.append(Refusal(law, f"{way_out} attention=library."))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
@@ -19,7 +21,7 @@ class ModelSource:
 def model_source(model: Model, setting: TrainSetting) -> ModelSource:
     """The source of `build_model() -> nn.Module`, checkpointing and attention as in `setting`."""
     if isinstance(model, FactoryModel):
-        return _factory(model)
+        return _factory(model, setting)
     assert isinstance(model, SwinConfig), "`setting_faults` refuses what is neither"
     writers = {
         "native": _native,
@@ -68,16 +70,31 @@ def _function(lines: str) -> str:
     return f"def build_model() -> nn.Module:\n{lines}"
 
 
-def _factory(model: FactoryModel) -> ModelSource:
+def _factory(model: FactoryModel, setting: TrainSetting) -> ModelSource:
     module, name = model.parts
     outermost = name.partition(".")[0]
+    helper = checkpointing_source() if setting.checkpointing == "blocks" else ModelSource((), "")
+    wrapped = "    checkpoint_blocks(model)\n" if helper.body else ""
     return ModelSource(
-        imports=("import sys",),
-        body=_function(
+        imports=("import sys", *helper.imports),
+        body=helper.body
+        + _function(
             '    sys.path.insert(0, "")  # your module is found where you stand\n'
             f"    from {module} import {outermost}\n\n"
-            f"    model: nn.Module = {name}()\n    return model\n"
+            f"    model: nn.Module = {name}()\n{wrapped}    return model\n"
         ),
+    )
+
+
+def checkpointing_source() -> ModelSource:
+    """What stands in `planner/checkpointing.py`, for a script that must run without the planner."""
+    text = (Path(__file__).parents[1] / "checkpointing.py").read_text(encoding="utf-8")
+    nodes = ast.parse(text).body
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    lines = text.splitlines(keepends=True)[imports[-1].end_lineno :]
+    return ModelSource(
+        imports=tuple(ast.unparse(node) for node in imports[1:]),  # the first is of annotations
+        body="".join(lines).strip("\n") + "\n\n\n",
     )
 
 
@@ -279,13 +296,23 @@ def _microsoft(model: SwinConfig, setting: TrainSetting) -> ModelSource:
 
 def import_block(imports: tuple[str, ...], standard: tuple[str, ...] = ()) -> str:
     """The imports of a file, in isort's order: the standard library's, then all others."""
-    lines = {*imports, *(f"import {name}" for name in standard), "import torch"}
-    if "from torch import Tensor, nn" not in lines:
-        lines.add("from torch import nn")
+    plain = {*imports, *(f"import {name}" for name in standard), "import torch"}
+    lines = _merged({*plain, "from torch import nn"})
     first = sorted((line for line in lines if _module(line) in _STANDARD), key=_isort_key)
     second = sorted((line for line in lines if _module(line) not in _STANDARD), key=_isort_key)
     blocks = ["from __future__ import annotations", "\n".join(first), "\n".join(second)]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _merged(lines: set[str]) -> set[str]:
+    """The same imports, those from one module in one line."""
+    names: dict[str, set[str]] = {}
+    for line in lines:
+        if line.startswith("from "):
+            module, _, imported = line.partition(" import ")
+            names.setdefault(module, set()).update(imported.split(", "))
+    merged = {f"{module} import {', '.join(sorted(found))}" for module, found in names.items()}
+    return merged | {line for line in lines if not line.startswith("from ")}
 
 
 _STANDARD = frozenset(

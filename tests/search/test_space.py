@@ -42,10 +42,12 @@ def test_a_library_without_fused_attention_refuses_it() -> None:
         make_space(SwinConfig(library="torchvision"), CPU, restrict={"attention": ("sdpa",)})
 
 
-def test_a_factory_keeps_its_own_attention_and_checkpointing() -> None:
+def test_a_factory_keeps_its_own_attention_and_its_blocks_may_be_checkpointed() -> None:
     space = make_space(FactoryModel(factory="a:b"), CPU)
     assert space.choices["attention"] == ("library",)
-    assert space.choices["checkpointing"] == ("none",)
+    assert space.choices["checkpointing"] == ("none", "blocks")
+    with pytest.raises(UnsupportedError, match="stages"):
+        make_space(FactoryModel(factory="a:b"), CPU, restrict={"checkpointing": ("stages",)})
 
 
 def test_ids_are_unique_and_do_not_change() -> None:

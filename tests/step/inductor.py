@@ -80,7 +80,7 @@ def inductor_peaks(config: SwinConfig, setting: TrainSetting) -> dict[str, int]:
         partition_fn=partition,
         decompositions=select_decomp_table(),
     )
-    task, module = build_task(lambda: build_real(config, setting), config, setting)
+    task, module, _ = build_task(lambda: build_real(config, setting), config, setting)
     images, _ = task.batch(setting.batch_size, torch.device("cpu"))
     torch._dynamo.reset()
     precision = setting.autocast_dtype

@@ -8,10 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
+from planner.estimation import judge  # noqa: E402
 from planner.ledger import Allocated, Computed, Event, Freed, Marked, Tagged  # noqa: E402
-from planner.schema import TrainSetting  # noqa: E402
+from planner.schema import FactoryModel, TrainSetting  # noqa: E402
 from planner.trace import trace_estimate, trace_training  # noqa: E402
 from tests.trace.models import (  # noqa: E402
     SMALL,
@@ -134,3 +136,47 @@ def test_recomputed_activations_are_activations() -> None:
     assert highest - at_end == pytest.approx(saved, rel=0.25)
     assert kinds[backward]["buffers"] == kinds[forward]["buffers"] > 0
     assert kinds[backward]["parameters"] == 4 * ledger.num_parameters
+
+
+def test_a_setting_checkpoints_the_blocks_of_any_module() -> None:
+    """Those that are found, or those that its task names; the notes state which."""
+    model = FactoryModel(factory="tests:none", image_size=(64, 64), num_classes=10)
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.narrow = nn.Linear(48, 192), nn.Linear(192, 48)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.narrow(F.gelu(self.wide(x)))
+
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.PixelUnshuffle(4), nn.Flatten(2), nn.Linear(256, 48), Layer(), Layer(), Layer(),
+            nn.Flatten(), nn.Linear(48 * 48, 10),
+        )  # fmt: skip
+
+    class Named:
+        def module(self) -> nn.Module:
+            return build()
+
+        def batch(self, size: int, device: torch.device) -> Tensor:
+            return torch.randn(size, 3, 64, 64, device=device)
+
+        def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
+            return module(batch).square().mean()
+
+        def blocks(self, module: nn.Module) -> list[nn.Module]:
+            return [module[3]]
+
+    plain, wrapped = (
+        trace_estimate(model, TrainSetting(batch_size=4, checkpointing=kind), build)
+        for kind in ("none", "blocks")
+    )
+    named = trace_estimate(model, TrainSetting(batch_size=4, checkpointing="blocks"), Named)
+    assert wrapped.notes[-1] == "checkpointed: 3 Layer"
+    assert named.notes[-1] == "checkpointed: 1 Layer"
+    ledgers = (plain, named, wrapped)
+    saved = [judge(model, TrainSetting(), ledger).saved_activation_bytes for ledger in ledgers]
+    assert saved == sorted(saved, reverse=True)
+    assert saved[2] < 0.5 * saved[0]

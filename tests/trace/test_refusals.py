@@ -94,7 +94,13 @@ def test_a_model_that_raises_says_where() -> None:
 
 
 def test_what_a_trace_does_not_follow_is_refused() -> None:
-    setting = TrainSetting(parallelism="ddp", checkpointing="blocks")
+    setting = TrainSetting(parallelism="ddp", frozen_stages=1)
     with pytest.raises(UnsupportedError, match="one device") as refused:
         trace_estimate(TINY_IMAGES, setting, Classifier)
-    assert "checkpointing" in str(refused.value)
+    assert "frozen stages" in str(refused.value)
+
+
+@pytest.mark.parametrize(("kind", "said"), [("blocks", "no repeated blocks"), ("nested", "blocks")])
+def test_a_module_without_blocks_cannot_be_checkpointed(kind: str, said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        trace_estimate(TINY_IMAGES, TrainSetting(batch_size=2, checkpointing=kind), Classifier)

@@ -217,6 +217,33 @@ def test_a_factory_of_ones_own(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_the_script_of_a_factory_wraps_its_blocks(tmp_path: Path) -> None:
+    """The wrapper stands in the script, which runs where the planner is not installed."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom torch import nn\n\nCALLS = []\n\n\n"
+        "class Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.layer = nn.Linear(48, 48)\n\n    def forward(self, x):\n"
+        "        print('forward', torch._C._current_graph_task_id() != -1)\n"
+        "        return self.layer(x)\n\n\ndef make():\n    return nn.Sequential(\n"
+        "        nn.Flatten(), nn.Linear(3072, 48), Block(), Block(), nn.Linear(48, 10)\n    )\n"
+    )
+    model = FactoryModel(factory="mine:make", image_size=(32, 32), num_classes=10)
+    text = script(model, checkpointing="blocks", accumulate=2)
+    assert "planner" not in text.partition("def checkpoint_blocks")[2]
+    ended = run_script(text, tmp_path, "--synthetic", "--steps", "1")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("forward True") == 4  # each block again, in backward
+    (tmp_path / "train.py").write_text(text)
+    config = str(Path(__file__).parents[2] / "pyproject.toml")
+    for check in ("check", "format"):
+        options = ["--check"] if check == "format" else []
+        clean = subprocess.run(
+            [sys.executable, "-m", "ruff", check, *options, "--config", config, "train.py"],
+            capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        assert clean.returncode == 0, clean.stdout
+
+
 def test_scripts_are_formatted_and_clean(tmp_path: Path) -> None:
     """What people get passes the checks that this project puts on itself."""
     for index, (library, version, kind) in enumerate(CHECKPOINTING):

@@ -12,6 +12,7 @@ from planner.errors import UnsupportedError
 from planner.libraries.limits import graph_limit
 from planner.schema import SwinConfig
 from planner.tasks import task_for
+from planner.tasks.blocks import checkpoint_as_set
 from planner.training import Training, lay_out
 from search.probe.protocol import ProbeRequest
 from search.probe.worker.precision import has_tf32, set_precision
@@ -89,6 +90,7 @@ def build_training(request: ProbeRequest) -> WatchedTraining:
     device = torch.device(request.device)
     task = task_for(request.model, setting)
     module = task.module().train()
+    checkpoint_as_set(module, task, request.model, setting)
     set_precision(request)
     dtype = torch.bfloat16 if setting.precision == "pure-bf16" else None
     module = module.to(device=device, dtype=dtype)
