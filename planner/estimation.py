@@ -27,7 +27,7 @@ from planner.libraries.limits import graph_limit
 from planner.libraries.registry import find_library
 from planner.memory.allocator_config import AllocatorConfig, environment_allocator
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, convolution_workspace
-from planner.memory.profile import Instant, SteadyStep, profile_memory
+from planner.memory.profile import Instant, SteadyStep, profile_memory, steady_step
 from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
 from planner.step.compiled.modes import (
     BROKEN_RANGE,
@@ -175,6 +175,14 @@ def resolve(model: Model, setting: TrainSetting) -> tuple[Model, ResolvedSetting
 def default_precision(gpu: Gpu | None) -> str:
     """bf16, or fp16 where the device has no bf16."""
     return "fp16" if gpu is not None and not gpu.has_bf16 else "bf16"
+
+
+def least_bytes(ledger: Ledger, gpu: Gpu | None = None) -> int:
+    """What a device must have at least for a ledger: what is live at its peak, the workspaces and
+    the CUDA context, without what the allocator keeps beside them."""
+    outside = overheads_for(gpu)
+    workspace = outside.num_workspaces * outside.workspace_bytes
+    return steady_step(ledger).peak_bytes + workspace + outside.context_bytes
 
 
 def estimate_ledger(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from planner.arguments import (
@@ -15,8 +15,9 @@ from planner.arguments import (
     read_memory,
 )
 from planner.errors import UnsupportedError
-from planner.estimation import Estimate, choose, estimate_ledger
+from planner.estimation import Estimate, choose, estimate_ledger, least_bytes
 from planner.hardware.gpu import Gpu
+from planner.ledger import Ledger
 from planner.ledgers import is_on_shapes, record_ledgers, step_ledger, traced_step
 from planner.libraries.limits import largest_sdpa_batch
 from planner.memory.allocator_config import AllocatorConfig
@@ -60,19 +61,24 @@ def largest_batch(
     if not is_on_shapes(config, traced):
         _check_affine(config, resolved)
 
+    @lru_cache(maxsize=2)
+    def ledger_at(batch_size: int) -> Ledger:
+        chosen = resolved.model_copy(update={"batch_size": batch_size})
+        return step_ledger(config, chosen, traced)
+
     @cache
     def at(batch_size: int) -> Estimate:
         chosen = resolved.model_copy(update={"batch_size": batch_size})
-        ledger = step_ledger(config, chosen, traced)
-        return estimate_ledger(config, chosen, ledger, device, memory, allocator)
+        return estimate_ledger(config, chosen, ledger_at(batch_size), device, memory, allocator)
 
+    budget = at(2).budget_bytes
+    assert budget is not None, "a GPU or a memory was named"
+
+    @cache
     def may_fit(batch_size: int) -> bool:
         if batch_size == 1 and not runs_at_1(config, resolved, traced):
             return False
-        found = at(batch_size)
-        assert found.budget_bytes is not None, "a GPU or a memory was named"
-        least = found.device_total_bytes - found.breakdown["allocator_overhead"]
-        return least <= found.budget_bytes
+        return least_bytes(ledger_at(batch_size), device) <= budget
 
     def fits(batch_size: int) -> bool:
         return may_fit(batch_size) and bool(at(batch_size).fits)
