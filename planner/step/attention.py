@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from planner.step.autocast import cast_down
-from planner.step.autograd import Gradients, Node, begin, finish
-from planner.step.pointwise import _one
+from planner.step.autograd import Gradients, Node, begin, finish, only_gradient
 from planner.step.strides import Shape
 from planner.step.tensor import Tensor, empty
 from planner.step.views import expand, pad_last, slice_
@@ -109,7 +108,7 @@ def _heads_inside(x: Tensor, channels: int, label: str) -> Tensor:
 
 
 def _attention_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    grad = _one(grads)
+    grad = only_gradient(grads)
     q, k, v, mask = (node.unpack(i) for i in range(4))
     out, logsumexp = node.unpack(4), node.unpack(5)
     device = grad.storage.device

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from planner.step.autograd import Gradients, Node, begin, finish, pointwise_cost
+from planner.step.autograd import Gradients, Node, begin, finish, only_gradient, pointwise_cost
 from planner.step.masks import compare
 from planner.step.normalization import log_softmax
 from planner.step.pointwise import (
-    _one,
     add,
     autocast_up,
     div,
@@ -67,7 +66,7 @@ def _masked_fill_(x: Tensor, mask: Tensor) -> Tensor:
 
 def _masked_fill_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     mask = node.unpack(0)
-    y = unary(_one(grads), "aten.masked_fill")
+    y = unary(only_gradient(grads), "aten.masked_fill")
     del mask
     return (y,)
 
@@ -93,7 +92,7 @@ def nll_loss(log_probabilities: Tensor, labels: Tensor) -> Tensor:
 
 def _nll_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     x, labels, total_weight = node.unpack(0), node.unpack(1), node.unpack(2)
-    grad = _one(grads)
+    grad = only_gradient(grads)
     y = empty(x.storage.device, x.shape, x.dtype, "aten.nll_loss_backward")
     y.storage.device.compute(
         "aten.nll_loss_backward", "pointwise", y.dtype, y.shape[0], y.num_bytes, 2

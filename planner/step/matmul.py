@@ -9,8 +9,8 @@ from __future__ import annotations
 from math import prod
 
 from planner.step.autocast import cast_down
-from planner.step.autograd import Gradients, Node, begin, finish, record
-from planner.step.pointwise import _one, add, each_for_the_other
+from planner.step.autograd import Gradients, Node, begin, finish, only_gradient, record
+from planner.step.pointwise import add, add_backward, each_for_the_other
 from planner.step.strides import Shape, is_contiguous
 from planner.step.tensor import Device, Tensor, empty
 from planner.step.views import expand, reshape, t, transpose, view
@@ -45,12 +45,7 @@ def _add_in_place(y: Tensor, bias: Tensor) -> Tensor:
     device = y.storage.device
     device.compute("aten.add_", "pointwise", y.dtype, y.numel, 2 * y.num_bytes)
     result = Tensor(y.storage, y.shape, y.strides, y.dtype)
-    return record(result, "AddBackward0", (y, bias), _both_backward)
-
-
-def _both_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    grad = grads[0]
-    return (grad if node.needs(0) else None, grad if node.needs(1) else None)
+    return record(result, "AddBackward0", (y, bias), add_backward)
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -76,7 +71,7 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 def _product_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """`mm_mat1_backward`, `mm_mat2_backward`: column-major operands get column-major gradients."""
-    grad = _one(grads)
+    grad = only_gradient(grads)
     a_shape, a_strides, b_shape, b_strides = node.data
     others = [saved.unpack() for saved in node.saved]
     to_a = to_b = None
@@ -114,7 +109,7 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
 
 def _bmm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """The second operand's gradient comes first."""
-    grad = _one(grads)
+    grad = only_gradient(grads)
     others = [saved.unpack() for saved in node.saved]
     to_b = bmm(transpose(others[-1], 1, 2), grad) if node.needs(1) else None
     to_a = bmm(grad, transpose(others[0], 1, 2)) if node.needs(0) else None
@@ -182,7 +177,7 @@ def _nhwc(shape: Shape) -> Shape:
 
 
 def _conv_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    grad = _one(grads)
+    grad = only_gradient(grads)
     x, weight = node.unpack(0), node.unpack(1)
     device = grad.storage.device
     flops, moved = 2 * grad.numel * node.data, grad.num_bytes + x.num_bytes + weight.num_bytes

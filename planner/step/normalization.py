@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from planner.step.autograd import Gradients, Node, begin, finish, pointwise_cost
+from planner.step.autograd import Gradients, Node, begin, finish, only_gradient, pointwise_cost
 from planner.step.pointwise import (
-    _one,
     autocast_up,
     binary,
     clamp_min,
@@ -35,7 +34,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _layer_norm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    grad = _one(grads)
+    grad = only_gradient(grads)
     x, weight = node.unpack(0), node.unpack(1)
     bias, mean, rstd = node.unpack(2), node.unpack(3), node.unpack(4)
     device = x.storage.device
@@ -82,7 +81,7 @@ def _softmax_of(source: Tensor, dtype: str, label: str, name: str, backward_labe
 
 
 def _softmax_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    grad = _one(grads)
+    grad = only_gradient(grads)
     result = node.unpack(0)
     label, dtype = node.data
     y = like(result, label, dtype)
@@ -119,6 +118,6 @@ def _norm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     ratio = binary(x, norm, "aten.div")
     mask = unary(norm, "aten.eq", "bool")
     pointwise_cost(ratio.storage.device, "aten.masked_fill_", ratio, 1)
-    to_x = binary(_one(grads), ratio, "aten.mul")
+    to_x = binary(only_gradient(grads), ratio, "aten.mul")
     del mask
     return (to_x,)

@@ -14,6 +14,7 @@ from planner.step.autograd import (
     Saved,
     begin,
     finish,
+    only_gradient,
     pointwise_cost,
     record,
     tracks,
@@ -85,14 +86,8 @@ def to_dtype(x: Tensor, dtype: str) -> Tensor:
 
 
 def _to_copy_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    grad = _one(grads)
+    grad = only_gradient(grads)
     return (to_dtype(grad, node.data),)
-
-
-def _one(grads: list[Tensor | None]) -> Tensor:
-    grad = grads[0]
-    assert grad is not None
-    return grad
 
 
 def clone(x: Tensor, contiguous: bool = False) -> Tensor:
@@ -119,11 +114,12 @@ def add(a: Tensor, b: Tensor) -> Tensor:
     """`a + b`: saves nothing."""
     y = binary(a, b, "aten.add")
     if tracks(a, b):
-        record(y, "AddBackward0", (a, b), _add_backward)
+        record(y, "AddBackward0", (a, b), add_backward)
     return y
 
 
-def _add_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+def add_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """The gradient goes to each input that needs it: the very same tensor."""
     grad = grads[0]
     return (grad if node.needs(0) else None, grad if node.needs(1) else None)
 
@@ -137,7 +133,7 @@ def sub(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _sub_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    grad = _one(grads)
+    grad = only_gradient(grads)
     other = unary(grad, "aten.neg") if node.needs(1) else None
     return (grad if node.needs(0) else None, other)
 
@@ -154,7 +150,7 @@ def each_for_the_other(a: Tensor, b: Tensor) -> list[Tensor]:
 
 
 def _mul_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    grad = _one(grads)
+    grad = only_gradient(grads)
     others = [saved.unpack() for saved in node.saved]
     to_a = binary(grad, others[0], "aten.mul") if node.needs(0) else None
     to_b = binary(grad, others[-1], "aten.mul") if node.needs(1) else None
@@ -170,7 +166,7 @@ def scale(x: Tensor, label: str = "aten.mul") -> Tensor:
 
 
 def _scale_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (unary(_one(grads), node.data),)
+    return (unary(only_gradient(grads), node.data),)
 
 
 def neg(x: Tensor) -> Tensor:
@@ -187,7 +183,7 @@ def div(a: Tensor, b: Tensor) -> Tensor:
 
 def _div_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """to b: -grad * ((a / b) / b), the right factor first; temporaries live to the end of it."""
-    grad = _one(grads)
+    grad = only_gradient(grads)
     b = node.unpack(0)
     to_b = None
     if node.needs(1):
@@ -209,7 +205,7 @@ def gelu(x: Tensor) -> Tensor:
 
 def _gelu_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     x = node.unpack(0)
-    return (binary(_one(grads), x, "aten.gelu_backward"),)
+    return (binary(only_gradient(grads), x, "aten.gelu_backward"),)
 
 
 def relu(x: Tensor) -> Tensor:
@@ -240,7 +236,7 @@ def relu_(x: Tensor) -> Tensor:
     copied.saved.append(Saved(x))
     shape = copied.metadata[0][0]
     if device.in_place_sums:
-        x.node = Node(device, "AsStridedBackward0", ((copied, 0),), _as_strided_backward, shape)
+        x.node = Node(device, "AsStridedBackward0", ((copied, 0),), as_strided_backward, shape)
     else:
         x.node = Node(device, "ViewBackward0", ((copied, 0),), _viewed_backward, shape)
     x.node.metadata.append((x.shape, x.dtype))
@@ -248,13 +244,14 @@ def relu_(x: Tensor) -> Tensor:
 
 
 def _viewed_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    grad = _one(grads)
+    grad = only_gradient(grads)
     return (Tensor(grad.storage, node.data, contiguous_strides(node.data), grad.dtype),)
 
 
-def _as_strided_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    """New zeros of the whole tensor, and the gradient copied in."""
-    grad = _one(grads)
+def as_strided_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """`AsStridedBackward0`: new zeros of the whole storage (its shape in `data`), and the gradient
+    copied in."""
+    grad = only_gradient(grads)
     whole = empty(grad.storage.device, node.data, grad.dtype, "aten.new_zeros")
     pointwise_cost(whole.storage.device, "aten.copy_", whole, 1)
     return (whole,)
@@ -263,7 +260,7 @@ def _as_strided_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 def _copy_slices_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """torch/csrc/autograd/functions/tensor.cpp: a copy of the whole, a clone of the slice, the
     function's own gradient of it, copied back."""
-    grad = _one(grads)
+    grad = only_gradient(grads)
     whole = empty(grad.storage.device, grad.shape, grad.dtype, "aten.new_empty_strided")
     pointwise_cost(whole.storage.device, "aten.copy_", whole, 1)
     part = Tensor(whole.storage, node.data, contiguous_strides(node.data), whole.dtype)
@@ -290,7 +287,7 @@ def divide_number(x: Tensor) -> Tensor:
 def _reciprocal_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """-grad * (result * result)."""
     result = node.unpack(0)
-    negative = unary(_one(grads), "aten.neg")
+    negative = unary(only_gradient(grads), "aten.neg")
     square = binary(result, result, "aten.mul")
     return (binary(negative, square, "aten.mul"),)
 
@@ -313,7 +310,7 @@ def _saves_result(x: Tensor, label: str, name: str, backward_label: str) -> Tens
 
 def _result_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     result = node.unpack(0)
-    return (binary(_one(grads), result, node.data),)
+    return (binary(only_gradient(grads), result, node.data),)
 
 
 def sum_to(x: Tensor, shape: Shape) -> Tensor:
@@ -355,7 +352,7 @@ def mean(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
 
 def _mean_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """`sum_backward(...) / n`: an expanded view, divided into a new tensor."""
-    return (unary(_expand_reduced(_one(grads), *node.data), "aten.div"),)
+    return (unary(_expand_reduced(only_gradient(grads), *node.data), "aten.div"),)
 
 
 def sum_dims(x: Tensor, dims: Sequence[int] = (), keepdim: bool = False) -> Tensor:
@@ -372,7 +369,7 @@ def sum_dims(x: Tensor, dims: Sequence[int] = (), keepdim: bool = False) -> Tens
 
 
 def _sum_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (_expand_reduced(_one(grads), *node.data),)
+    return (_expand_reduced(only_gradient(grads), *node.data),)
 
 
 def _expand_reduced(grad: Tensor, shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Tensor:
@@ -402,7 +399,7 @@ def dropout(x: Tensor, rate: float) -> Tensor:
 
 def _dropout_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     mask = node.unpack(0)
-    grad = _one(grads)
+    grad = only_gradient(grads)
     y = like(grad, "aten.native_dropout_backward")
     grad.storage.device.compute(
         "aten.native_dropout_backward", "pointwise", y.dtype, y.numel,
@@ -430,7 +427,7 @@ def clamp_min(x: Tensor) -> Tensor:
 def _clamp_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """`where(self >= min, grad, 0)` (both bounds: their conjunction)."""
     x = node.unpack(0)
-    grad = _one(grads)
+    grad = only_gradient(grads)
     zero = empty(x.storage.device, (), grad.dtype, "aten.scalar_tensor")
     mask = like(x, "aten.ge", "bool")
     y = binary(grad, grad, "aten.where")

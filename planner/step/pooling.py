@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner.step.autograd import Gradients, Node, pointwise_cost, record
-from planner.step.pointwise import _one, mean
+from planner.step.autograd import record
+from planner.step.pointwise import as_strided_backward, mean
 from planner.step.strides import Shape
-from planner.step.tensor import Tensor, empty
+from planner.step.tensor import Tensor
 from planner.step.views import squeeze, unsqueeze
 
 
@@ -20,7 +20,7 @@ def adaptive_avg_pool2d(x: Tensor) -> Tensor:
         channels = x.shape[1]
         strides = (channels, 1, channels, channels)
         result = Tensor(out.storage, out.shape, strides, out.dtype)
-        out = record(result, "AsStridedBackward0", (out,), _as_strided_backward, out.shape)
+        out = record(result, "AsStridedBackward0", (out,), as_strided_backward, out.shape)
     return out
 
 
@@ -40,11 +40,3 @@ def _is_channels_last(shape: Shape, strides: Shape) -> bool:
             return False
         least = strides[dim] * max(shape[dim], 1)
     return True
-
-
-def _as_strided_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    """New zeros for the whole storage, and the gradient copied in."""
-    grad = _one(grads)
-    zeros = empty(grad.storage.device, node.data, grad.dtype, "aten.new_zeros")
-    pointwise_cost(zeros.storage.device, "aten.copy_", zeros, 1)
-    return (zeros,)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from planner.step.autocast import AutocastScope
-from planner.step.autograd import Gradients, Node, backward, begin, finish
+from planner.step.autograd import Gradients, Node, begin, finish
+from planner.step.engine import backward
 from planner.step.tensor import GradientCell, Parameter, Tensor
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.step.autograd import Gradients, Node, pointwise_cost, record
-from planner.step.pointwise import _one, clone, unary
+from planner.step.autograd import Gradients, Node, only_gradient, pointwise_cost, record
+from planner.step.pointwise import clone, unary
 from planner.step.tensor import Tensor, empty
 from planner.step.views import slice_
 
@@ -18,7 +18,7 @@ def zero_part_(x: Tensor, start: int, stop: int) -> Tensor:
 def _copy_slices_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """torch/csrc/autograd/functions/tensor.cpp: a copy of the whole, a clone of the part, zeros in
     its place (`ZeroBackward`), copied back."""
-    grad = _one(grads)
+    grad = only_gradient(grads)
     device = grad.storage.device
     whole = empty(device, grad.shape, grad.dtype, "aten.new_empty_strided", grad.strides)
     pointwise_cost(device, "aten.copy_", whole, 1)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from planner.ledger import Ledger
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.autocast import AutocastScope
-from planner.step.autograd import backward
 from planner.step.data_parallel import Reducer, data_parallel_notes
+from planner.step.engine import backward
 from planner.step.frames import plain_calls
 from planner.step.loss import cross_entropy
 from planner.step.nn import Module, name_modules

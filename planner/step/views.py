@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.step.autograd import Gradients, Node, begin, finish, record, record_many, tracks
-from planner.step.pointwise import _one, clone, contiguous, pass_on, promote, sum_to
+from planner.step.autograd import (
+    Gradients,
+    Node,
+    begin,
+    finish,
+    only_gradient,
+    record,
+    record_many,
+    tracks,
+)
+from planner.step.pointwise import clone, contiguous, pass_on, promote, sum_to
 from planner.step.strides import (
     Shape,
     contiguous_strides,
@@ -51,7 +60,7 @@ def view(x: Tensor, *shape: int, name: str = "ViewBackward0") -> Tensor:
 
 
 def _view_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (reshape(_one(grads), *node.data),)
+    return (reshape(only_gradient(grads), *node.data),)
 
 
 def reshape(x: Tensor, *shape: int) -> Tensor:
@@ -83,7 +92,7 @@ def _permute_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     inverse = [0] * len(node.data)
     for position, dim in enumerate(node.data):
         inverse[dim] = position
-    return (permute(_one(grads), *inverse),)
+    return (permute(only_gradient(grads), *inverse),)
 
 
 def transpose(x: Tensor, a: int, b: int) -> Tensor:
@@ -99,7 +108,7 @@ def transpose(x: Tensor, a: int, b: int) -> Tensor:
 
 
 def _transpose_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (transpose(_one(grads), *node.data),)
+    return (transpose(only_gradient(grads), *node.data),)
 
 
 def t(x: Tensor) -> Tensor:
@@ -122,7 +131,7 @@ def expand(x: Tensor, *shape: int) -> Tensor:
 
 
 def _expand_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (sum_to(_one(grads), node.data),)
+    return (sum_to(only_gradient(grads), node.data),)
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
@@ -136,7 +145,7 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
 
 
 def _unsqueeze_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (squeeze(_one(grads), node.data),)
+    return (squeeze(only_gradient(grads), node.data),)
 
 
 def squeeze(x: Tensor, dim: int) -> Tensor:
@@ -151,7 +160,7 @@ def squeeze(x: Tensor, dim: int) -> Tensor:
 
 
 def _squeeze_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (unsqueeze(_one(grads), node.data),)
+    return (unsqueeze(only_gradient(grads), node.data),)
 
 
 def select(x: Tensor, dim: int, index: int = 0) -> Tensor:
@@ -179,7 +188,7 @@ def slice_(x: Tensor, dim: int, start: int, stop: int, step: int = 1) -> Tensor:
 
 def _zeros_written_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """`slice_backward`, `select_backward`: new zeros, and a copy of the gradient into a part."""
-    grad = _one(grads)
+    grad = only_gradient(grads)
     zeros = empty(grad.storage.device, node.data, grad.dtype, "aten.slice_backward")
     grad.storage.device.compute(
         "aten.slice_backward", "copy", grad.dtype, 0, zeros.num_bytes + 2 * grad.num_bytes, 2
@@ -244,7 +253,7 @@ def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def _cat_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    grad = _one(grads)
+    grad = only_gradient(grads)
     dim, sizes = node.data
     return tuple(
         _alias(grad, (*grad.shape[:dim], size, *grad.shape[dim + 1 :]), grad.strides)
@@ -278,7 +287,7 @@ def _roll_once(x: Tensor) -> Tensor:
 
 
 def _roll_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (roll(_one(grads), node.data),)
+    return (roll(only_gradient(grads), node.data),)
 
 
 def pad(x: Tensor, bottom: int, right: int) -> Tensor:
@@ -312,7 +321,7 @@ def _pad(x: Tensor, shape: Shape) -> Tensor:
 
 def _pad_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """`constant_pad_nd(grad, negated pads)`: a copy of the part inside."""
-    return (_pad(_one(grads), node.data),)
+    return (_pad(only_gradient(grads), node.data),)
 
 
 def take_rows(table: Tensor, index: Tensor) -> Tensor:
@@ -325,7 +334,7 @@ def take_rows(table: Tensor, index: Tensor) -> Tensor:
 
 def _index_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """New zeros and `index_put` with accumulation, in place but for fake tensors."""
-    grad = _one(grads)
+    grad = only_gradient(grads)
     index = node.unpack(0)
     device = grad.storage.device
     zeros = empty(device, node.data, grad.dtype, "aten.new_zeros")

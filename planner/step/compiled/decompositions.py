@@ -167,8 +167,7 @@ def _relu_backward(tracer: Tracer, early: Locals, late: Locals, result: Any) -> 
     tracer.bind(result[0], tracer.add("view", (to_part,), result[0].shape, grad.dtype))
 
 
-@_rule(pointwise._as_strided_backward)
-@_rule(pooling._as_strided_backward)
+@_rule(pointwise.as_strided_backward)
 @_rule(pointwise._viewed_backward)
 def _viewed_backward(tracer: Tracer, early: Locals, late: Locals, result: Any) -> None:
     grad = tracer.value(early["grads"][0])

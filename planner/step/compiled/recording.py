@@ -14,9 +14,9 @@ from typing import Any
 
 from planner.ledger import Category, OperationKind
 from planner.step.autocast import AutocastScope
-from planner.step.autograd import backward
 from planner.step.compiled.graph import Graph, Value
 from planner.step.compiled.passes import simplify
+from planner.step.engine import backward
 from planner.step.nn import Module, name_modules
 from planner.step.strides import Shape
 from planner.step.tensor import Device, Tensor, empty
