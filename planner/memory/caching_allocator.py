@@ -4,8 +4,8 @@ Quoted from PyTorch's c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorCo
 from torch 2.13's own header; search, split, merge, release, garbage collection and expandable
 segments from the 2.7 sources, which later versions kept; `large_segment_size` and
 `max_non_split_rounding` from 2.13. Held to figures derived by hand and to a slow second
-implementation (tests/memory/test_allocator.py); found equal to 25 public recordings of real GPUs on
-2026-11-20, none of which is kept. One stream is modelled: a training step on one device uses one.
+implementation (tests/memory/test_allocator.py). One stream is modelled: a training step on one
+device uses one.
 
 Sizes and addresses are counted in units of 512 B, the smallest block.
 """

@@ -60,6 +60,7 @@ def test_it_tunes_with_real_probes_and_goes_on_from_there(tmp_path: Path) -> Non
     assert read_records(tmp_path / "probes.jsonl").records == records
 
 
+@pytest.mark.workers
 @pytest.mark.parametrize(
     "model",
     ["timm:swin_tiny_patch4_window7_224", "transformers:microsoft/swin-tiny-patch4-window7-224"],

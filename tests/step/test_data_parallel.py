@@ -85,9 +85,14 @@ def test_the_buckets_of_a_swin_base_are_those_of_a_real_one() -> None:
 @needs("timm", "torchvision", "transformers")
 @pytest.mark.parametrize(
     ("library", "checkpointing"),
-    [("native", "none"), ("native", "blocks"), ("timm", "none"), ("torchvision", "none"),
-     ("transformers", "none")],
-)  # fmt: skip
+    [
+        ("native", "blocks"),
+        *(
+            pytest.param(library, "none", marks=pytest.mark.combinations)
+            for library in ("native", "timm", "torchvision", "transformers")
+        ),
+    ],
+)
 def test_buckets_are_those_that_ddp_makes_of_the_real_module(
     group: None, library: str, checkpointing: str
 ) -> None:
@@ -107,7 +112,14 @@ def test_buckets_are_those_that_ddp_makes_of_the_real_module(
     assert bucket_bytes(ledger) == [int(size) for size in said.split(",")]
 
 
-@pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"frozen_stages": 1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accumulate": 2},
+        pytest.param({}, marks=pytest.mark.combinations),
+        pytest.param({"frozen_stages": 1}, marks=pytest.mark.combinations),
+    ],
+)
 def test_a_step_holds_what_it_does_on_a_cpu(group: None, changes: dict[str, int]) -> None:
     setting = DDP.model_copy(update={"optimizer": "sgd-forloop", **changes})
     ledger = record_training(on_shapes(SMALL, setting), SMALL, setting)

@@ -18,6 +18,7 @@ from planner.tasks import as_task
 from planner.trainers.emission import emit_setting
 from planner.training import Training
 from tests.building import build_real
+from tests.covering import covering
 from tests.trainers.cases import tiny
 
 declare_missing_operators()
@@ -52,9 +53,14 @@ def script(model: Model, **fields: Any) -> str:
 @pytest.mark.parametrize(
     ("model", "fields"),
     [
-        (tiny("native"), {"checkpointing": "stages:0", "accumulate": 2}),
         (tiny("timm", 2), {"checkpointing": "blocks", "ema": True, "loss": "soft-target"}),
-        (tiny("transformers"), {"checkpointing": "nested", "precision": "fp32"}),
+        *(
+            pytest.param(tiny(library), fields, marks=pytest.mark.combinations)
+            for library, fields in (
+                ("native", {"checkpointing": "stages:0", "accumulate": 2}),
+                ("transformers", {"checkpointing": "nested", "precision": "fp32"}),
+            )
+        ),
     ],
 )
 def test_the_script_runs(model: SwinConfig, fields: dict[str, Any], tmp_path: Path) -> None:
@@ -172,16 +178,24 @@ def script_of(setting: TrainSetting) -> str:
     return emit_setting(tiny("native"), setting, "pytorch").text
 
 
+LIBRARIES = ("native", "timm", "torchvision", "transformers")
+KINDS = ("none", "blocks", "stages", "stages:1", "nested")
 CHECKPOINTING = [
     (library, version, kind)
-    for library in ("native", "timm", "torchvision", "transformers")
+    for library in LIBRARIES
     for version in (1, 2)
-    for kind in ("none", "blocks", "stages", "stages:1", "nested")
+    for kind in KINDS
     if kind != "nested" or (library, version) == ("transformers", 1)
 ]
 
 
-@pytest.mark.parametrize(("library", "version", "kind"), CHECKPOINTING)
+@pytest.mark.parametrize(
+    ("library", "version", "kind"),
+    covering(
+        LIBRARIES, (1, 2), KINDS, pairs=[(0, 1), (0, 2)],
+        possible=lambda *case: case in CHECKPOINTING,
+    ),
+)  # fmt: skip
 def test_its_model_saves_what_the_probed_model_saves(library: str, version: int, kind: str) -> None:
     """Bytes held for backward: the emitted model's checkpointing and attention are the probe's."""
     model = tiny(library, version)

@@ -85,8 +85,22 @@ def is_one_arm(setting: TrainSetting) -> bool:
     return setting.differences(first.asked[0]).keys() <= {"batch_size"}
 
 
-@pytest.mark.parametrize("status", ["unsupported", "crashed"])
-@pytest.mark.parametrize("refuses", [is_compiled, is_fused, is_one_arm])
+@pytest.mark.parametrize(
+    ("refuses", "status"),
+    [
+        (is_compiled, "unsupported"),
+        (is_one_arm, "crashed"),
+        *(
+            pytest.param(refuses, status, marks=pytest.mark.combinations)
+            for refuses, status in (
+                (is_compiled, "crashed"),
+                (is_one_arm, "unsupported"),
+                (is_fused, "unsupported"),
+                (is_fused, "crashed"),
+            )
+        ),
+    ],
+)
 def test_a_search_survives_what_its_machine_lacks(refuses: Refuses, status: str) -> None:
     prober = Refusing(refuses, status)
     session, stopped = search(prober)

@@ -11,7 +11,7 @@ from tests.search.study.tuners import SPACE, check_whole, finish, start, survive
 
 
 def test_a_tuner_killed_at_random_instants_goes_on(tmp_path: Path) -> None:
-    survive(tmp_path, 5)
+    survive(tmp_path, 2)
 
 
 @pytest.mark.repeated  # Optuna takes a lock of its own that a dead owner holds for 30 s

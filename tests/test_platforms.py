@@ -1,0 +1,44 @@
+"""What needs Linux: only what trains. Without `fcntl`, as on Windows, the rest answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WITHOUT = (
+    "import sys; sys.modules.update(fcntl=None, resource=None, pwd=None); "
+    "from planner.cli import main; raise SystemExit(main(sys.argv[1:]))"
+)
+
+
+def planner(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT, *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("estimate", "native:swin_tiny", "--max-batch", "--gpu", "RTX 3090"),
+        ("models", "swin_tiny"),
+        ("gpus",),
+        ("emit", "--help"),
+    ],
+)
+def test_these_commands_run_anywhere(arguments: tuple[str, ...]) -> None:
+    done = planner(*arguments)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_recommendation_is_emitted_anywhere(tmp_path: Path) -> None:
+    from tests.trainers.cases import recommendation
+
+    found = tmp_path / "recommendation.json"
+    found.write_text(recommendation().model_dump_json())
+    done = planner("emit", str(found), "--for", "timm")
+    assert done.returncode == 0, done.stderr
+    assert "batch-size" in done.stdout.replace("_", "-")
