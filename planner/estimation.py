@@ -17,6 +17,7 @@ from planner.arguments import (
     read_model,
     read_setting,
 )
+from planner.compiled import BOUNDED, Basis, basis_of
 from planner.hardware.gpu import Gpu
 from planner.hardware.overheads import Overheads, overheads_for
 from planner.hardware.precisions import check_precision
@@ -29,11 +30,6 @@ from planner.memory.allocator_config import AllocatorConfig, environment_allocat
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, convolution_workspace
 from planner.memory.profile import Instant, SteadyStep, profile_memory, steady_step
 from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
-from planner.step.compiled.modes import (
-    BROKEN_RANGE,
-    COMPILED_RANGE,
-    is_one_graph,
-)
 from planner.units import format_bytes
 
 if TYPE_CHECKING:
@@ -219,7 +215,8 @@ def estimate_ledger(
     convolutions = PATCH_EMBEDDING
     if not isinstance(config, SwinConfig):
         convolutions = convolution_workspace(ledger)
-    low, high = _range(config, setting, reserved, outside)
+    basis = _basis(config, setting, ledger, outside)
+    low, high = _range(config, setting, basis, live, reserved)
     time = _step_time(ledger, setting, gpu, rates)
     return Estimate(
         model=config,
@@ -235,28 +232,46 @@ def estimate_ledger(
         fits=None if budget is None else total <= budget,
         budget_bytes=budget,
         headroom_bytes=None if budget is None else budget - total,
-        low_bytes=low,
-        high_bytes=high + convolutions.high_bytes,
-        assumed=(*outside.basis, *_allocator_basis(allocator, allowed), *ledger.notes),
-        left_out=(*left_out(config, setting, convolutions), *_left_out_of_time(time)),
+        low_bytes=low + outside.context_low_bytes,
+        high_bytes=high + outside.context_high_bytes + convolutions.high_bytes,
+        assumed=(
+            *outside.basis,
+            *_allocator_basis(allocator, allowed),
+            *ledger.notes,
+            *basis.notes,
+        ),
+        left_out=(
+            *left_out(config, setting, convolutions),
+            *basis.left_out,
+            *_left_out_of_time(time),
+        ),
         throughput=_throughput(time),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
     )
 
 
-def _range(
-    config: Model, setting: TrainSetting, reserved: int, outside: Overheads
-) -> tuple[int, int]:
-    """Between these the device total is expected to lie."""
-    low_share, high_share = 1 - outside.reserved_error, 1 + outside.reserved_error
+def _basis(config: Model, setting: TrainSetting, ledger: Ledger, outside: Overheads) -> Basis:
     if setting.compile != "off":
-        one_graph = is_one_graph(config, setting)
-        low_share, high_share = COMPILED_RANGE if one_graph else BROKEN_RANGE
-    return (
-        int(reserved * low_share) + outside.context_low_bytes,
-        int(reserved * high_share) + outside.context_high_bytes,
-    )
+        return basis_of(config, setting, ledger)
+    return Basis(1 - outside.reserved_error, 1 + outside.reserved_error)
+
+
+def _range(
+    config: Model, setting: TrainSetting, basis: Basis, live: SteadyStep, reserved: int
+) -> tuple[int, int]:
+    """Between these the reserved bytes are expected to lie.
+
+    Where the eager step stands for a compiled one, its checkpointing may come to nothing: torch's
+    partitioner need not save what enters a block (of timm's `checkpoint_seq` it saves none, torch
+    2.13), and then recomputes every block before the backward of the last.
+    """
+    most = reserved
+    if basis is BOUNDED and setting.checkpointing != "none" and isinstance(config, SwinConfig):
+        unchecked = setting.model_copy(update={"checkpointing": "none"})
+        ledger = step_ledger(config, find_library(config.library).resolve(config, unchecked))
+        most += steady_step(ledger).saved_bytes - live.saved_bytes
+    return int(reserved * basis.low), int(most * basis.high)
 
 
 def _allocator_basis(config: AllocatorConfig | None, allowed_bytes: int | None) -> list[str]:

@@ -11,21 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
 from planner import ledger_cache
 from planner.affine import AffineLedger, NotAffineError, Recorder
+from planner.compiled import in_graph_pool, is_compiled, is_one_graph
 from planner.errors import PlannerError, UnsupportedError
 from planner.ledger import Ledger
 from planner.ledger_cache import Kept, NotAffine
 from planner.ledger_key import ANY_BATCH, Key, ledger_key
 from planner.libraries.registry import find_library
 from planner.schema import FactoryModel, Model, ResolvedSetting, SwinConfig
-from planner.step.compiled.modes import is_one_graph, shares_a_ledger
+from planner.schema.setting import GRAPH_MODES
 from planner.step.training import record_training
-
-if TYPE_CHECKING:
-    from planner.step.compiled.ledger import CompiledRecorder
 
 # One ledger holds at most so many micro-batches: the third repeats the second.
 RECORDED_MICRO_BATCHES = 2
@@ -39,19 +36,37 @@ MAX_HELD = 128
 def step_ledger(model: Model, setting: ResolvedSetting, traced: bool = False) -> Ledger:
     """The events of building the model and of its first two optimizer steps.
 
-    Of a `SwinConfig` on shapes, unless `traced`; of any other model from a trace. At most
-    `RECORDED_MICRO_BATCHES` micro-batches are recorded, since the third repeats the second.
+    Of a `SwinConfig` on shapes, unless `traced`; of any other model from a trace. A compiled step
+    comes from a trace or, on shapes, from the trace that is kept; where there is none, it is the
+    eager step, which `planner.compiled` says how far to trust. At most `RECORDED_MICRO_BATCHES`
+    micro-batches are recorded, since the third repeats the second.
     Raises PlannerError for what cannot be recorded.
     """
     if is_on_shapes(model, traced):
         assert isinstance(model, SwinConfig)
-        on_shapes = _on_shapes(model, _alike(model, setting)).ledger(setting.batch_size)
-        drift = find_library(model.library).drift(model)
-        return replace(on_shapes, notes=(*on_shapes.notes, *drift)) if drift else on_shapes
-    step = traced_step(model, setting)
-    if step.answer(setting.batch_size) is None:
-        record_ledgers([(model, setting)])
-    return step.ledger(setting.batch_size)
+        ledger = _kept_compiled(model, setting) or _eager_on_shapes(model, setting)
+    else:
+        step = traced_step(model, setting)
+        if step.answer(setting.batch_size) is None:
+            record_ledgers([(model, setting)])
+        ledger = step.ledger(setting.batch_size)
+    is_graphed = setting.compile in GRAPH_MODES and is_compiled(ledger)
+    return in_graph_pool(ledger) if is_graphed else ledger
+
+
+def _kept_compiled(config: SwinConfig, setting: ResolvedSetting) -> Ledger | None:
+    if setting.compile == "off" or not is_one_graph(config, setting):
+        return None
+    step, batch_size = traced_step(config, setting), setting.batch_size
+    is_known = step.answer(batch_size) is not None and step.error(batch_size) is None
+    return step.ledger(batch_size) if is_known else None
+
+
+def _eager_on_shapes(config: SwinConfig, setting: ResolvedSetting) -> Ledger:
+    eager = _alike(config, setting).model_copy(update={"compile": "off"})
+    ledger = _on_shapes(config, eager).ledger(setting.batch_size)
+    drift = find_library(config.library).drift(config)
+    return replace(ledger, notes=(*ledger.notes, *drift)) if drift else ledger
 
 
 def is_on_shapes(model: Model, traced: bool = False) -> bool:
@@ -216,13 +231,9 @@ def _held_step(model: Model, alike: ResolvedSetting) -> TracedStep:
 
 
 @lru_cache(MAX_HELD)
-def _on_shapes(config: SwinConfig, alike: ResolvedSetting) -> Recorder | CompiledRecorder:
+def _on_shapes(config: SwinConfig, alike: ResolvedSetting) -> Recorder:
     """Other batch sizes are read from two recordings."""
     build = find_library(config.library).on_shapes(config, alike)
-    if alike.compile != "off":
-        from planner.step.compiled.ledger import CompiledRecorder
-
-        return CompiledRecorder(build, config, alike)
 
     def record(batch_size: int) -> Ledger:
         at_batch = alike.model_copy(update={"batch_size": batch_size})
@@ -237,7 +248,8 @@ def _alike(model: Model, setting: ResolvedSetting) -> ResolvedSetting:
         update={
             "batch_size": 1,
             "accumulate": min(setting.accumulate, RECORDED_MICRO_BATCHES),
-            "compile": shares_a_ledger(setting.compile) if is_one_graph(model, setting) else "off",
+            # Tuning kernels changes no buffer, and CUDA graphs are put on top (`in_graph_pool`).
+            "compile": "default" if is_one_graph(model, setting) else "off",
         }
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, ConvolutionWorkspace
 from planner.schema import Model, TrainSetting
-from planner.step.compiled.modes import left_out_of
 
 # Quoted, 4 A100s and 8 H100s: issues 964 and 1685 of NVIDIA/nccl.
 NCCL_BUFFERS = (
@@ -24,8 +23,6 @@ def left_out(
             "cuDNN's attention, which torch from 2.11 on takes on capability 9.0 and 10.x where "
             "the position bias is not trained, as with LoRA: it keeps and works with other memory"
         )
-    if setting.compile != "off":
-        found += left_out_of(model, setting)
     if setting.parallelism == "ddp":
         found += [NCCL_BUFFERS, "the broadcast of buffers before a forward, which is transient"]
     elif setting.world_size > 1:

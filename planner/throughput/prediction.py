@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from planner.compiled import FUSED_PREFIX
 from planner.hardware.gpu import Gpu
 from planner.ledger import Computed, OperationKind
 from planner.schema.setting import GRAPH_MODES, TrainSetting
@@ -25,8 +26,6 @@ WAITING = "waiting for the host"  # the entry of `kind_seconds` in which the dev
 
 _MATRIX_KINDS = frozenset(("matmul", "conv", "attention"))
 _FUSIBLE_KINDS = frozenset(("pointwise", "reduction", "copy"))
-# Kernels of a compiled step's own ledger are named so, as Inductor names them: they are fused.
-FUSED_PREFIX = "triton_"
 _COMPILED_PHASES = frozenset(("forward", "backward"))  # the optimizer's step is not compiled
 
 # What kernels reach of a device's figures is fitted: planner/throughput/efficiency.py. The numbers
@@ -168,7 +167,7 @@ def fuse_operations(operations: Sequence[Operation]) -> list[Operation]:
     chain_phase = ""
     for phase, operation in operations:
         fusible = operation.kind in _FUSIBLE_KINDS and phase in _COMPILED_PHASES
-        fusible = fusible and not operation.name.startswith(FUSED_PREFIX)
+        fusible = fusible and not operation.name.startswith(FUSED_PREFIX)  # fused already
         if chain and (not fusible or phase != chain_phase):
             fused.append((chain_phase, _fuse(chain)))
             chain = []

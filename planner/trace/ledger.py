@@ -6,16 +6,20 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from planner.compiled import in_graph_pool
 from planner.errors import UnsupportedError
 from planner.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
 from planner.libraries.building import Build, build_for
 from planner.schema import Model, SwinConfig, TrainSetting
+from planner.schema.setting import GRAPH_MODES
+from planner.trace.compiled import compile_graph
 from planner.trace.faults import BrokenTraceError, trace_error
 from planner.trace.run import trace_training
 
 
 def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = None) -> Ledger:
     """Two optimizer steps of the real module on fake tensors, with gradients summed as eager does.
+    Compiled, its forward and backward are the kernels of torch's own graph at the setting's batch.
 
     `build` makes the module; without it, the library of a `SwinConfig` or the factory that a
     `FactoryModel` names. Raises UnsupportedError for what a trace does not follow (a value that
@@ -23,12 +27,11 @@ def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = No
     """
     _check(model, setting)
     build = build or build_for(model, setting)
-    if setting.compile != "off":
-        from planner.trace.compiled import trace_compiled
-
-        return trace_compiled(model, setting, build)
+    compiled = compile_graph(build, model, setting) if setting.compile != "off" else None
     try:
-        trace = trace_training(build, model, setting, gradient_sums="in_place", detailed=True)
+        trace = trace_training(
+            build, model, setting, gradient_sums="in_place", detailed=True, compiled=compiled
+        )
     except BrokenTraceError as broken:
         raise trace_error(model, broken) from broken.__cause__
     notes = (
@@ -37,7 +40,8 @@ def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = No
         *trace.assumptions,
     )
     events = tuple(_short_names(_tag_activations(trace.events)))
-    return Ledger(events, setting.batch_size, trace.num_parameters, notes)
+    ledger = Ledger(events, setting.batch_size, trace.num_parameters, notes)
+    return in_graph_pool(ledger) if setting.compile in GRAPH_MODES else ledger
 
 
 def _check(model: Model, setting: TrainSetting) -> None:

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner import TrainSetting, estimate
-from planner.ledger import Allocated, Event, Freed
+from planner import estimate
 from planner.libraries.resolve import resolve_model
-from planner.schema import SwinConfig
 from planner.step.attention import backward_scratch
-from planner.step.compiled.ledger import CompiledRecorder
-from tests.building import on_shapes
-
-LABEL = "aten._scaled_dot_product_efficient_attention_backward"
-TINY = SwinConfig(
-    image_size=(56, 56), depths=(2, 2), num_heads=(2, 4), embed_dim=64, num_classes=10
-)
 
 
 def test_the_workspace_is_a_block_for_each_64_queries_of_a_head() -> None:
@@ -32,29 +23,6 @@ def test_in_fp32_the_whole_product_comes_first() -> None:
     delta = 10 * 2 * 49 * 4
     assert backward_scratch((10, 2, 49, 32), is_half=False)[:3] == (32 * delta, delta, delta)
     assert backward_scratch((10, 1, 49, 32), is_half=False).sums == 0  # no copy to turn it round
-
-
-def requests(events: list[Event], label: str) -> list[tuple[int, int]]:
-    """(bytes, live events until it is freed) of what asked with `label`."""
-    freed = {e.storage: i for i, e in enumerate(events) if isinstance(e, Freed)}
-    return [
-        (e.num_bytes, freed[e.storage] - i)
-        for i, e in enumerate(events)
-        if isinstance(e, Allocated) and e.label == label
-    ]
-
-
-def test_a_compiled_step_takes_it_within_the_kernel() -> None:
-    setting = TrainSetting(batch_size=4, compile="default", attention="sdpa")
-    build = on_shapes(TINY, setting)
-    ledger = CompiledRecorder(build, TINY, setting).ledger(4)
-    asked = requests(list(ledger.events), LABEL)
-    # Four blocks in each of two steps; of the first stage 4 images x 4 windows, 2 heads.
-    workspaces = [
-        (num_bytes, life) for num_bytes, life in asked if num_bytes % 16_400 == 0 and life < 6
-    ]
-    assert len(workspaces) == 8
-    assert max(num_bytes for num_bytes, _ in workspaces) == 4 * 4 * 2 * 16_400
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from planner.compiled import EXTERN_PREFIX, FUSED_PREFIX
 from planner.ledger import OperationKind
 from planner.step.attention import backward_scratch
-from planner.step.compiled.graph import Value
-from planner.step.compiled.operators import RECOMPUTABLE, VIEWS
+from planner.trace.compiled.graph import PRIMAL, Value, recomputable_operators, view_operators
 
 _MAX_READS_REUSED = 4  # config.realize_reads_threshold
 _MAX_READS = 8  # config.realize_acc_reads_threshold
@@ -25,15 +25,17 @@ _MAX_OPERATIONS = 30  # config.realize_opcount_threshold
 _MAX_DISTANCE = 64  # kernels apart that may still fuse (config.max_fusion_size, of its order)
 _REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "any", "argmax", "var_mean", "prod"))
 _TUPLE_VIEWS = frozenset(("unbind", "split", "split_with_sizes"))
-_POINTWISE = (RECOMPUTABLE - VIEWS - _REDUCTIONS) | frozenset((
+_POINTWISE = frozenset((  # besides what is recomputable
     "cat", "constant_pad_nd", "copy", "fma", "inductor_lookup_seed", "inductor_random",
     "select_scatter", "slice_scatter",
 ))  # fmt: skip
 _KINDS: dict[str, OperationKind] = {
     "mm": "matmul", "addmm": "matmul", "bmm": "matmul", "convolution": "conv",
-    "convolution_backward": "conv", "_scaled_dot_product_efficient_attention": "attention",
-    "_scaled_dot_product_efficient_attention_backward": "attention",
+    "convolution_backward": "conv",
 }  # fmt: skip
+_ATTENTION = tuple(
+    f"_scaled_dot_product_{kernel}_attention" for kernel in ("efficient", "flash", "cudnn")
+)
 
 
 @dataclass(eq=False)
@@ -57,16 +59,19 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """`aten.mm`; of a fused kernel `triton_` and its operations, as Inductor names them."""
+        """As Inductor names them: `extern_kernels.mm`, or `triton_` and the operations fused."""
         if self.is_extern:
-            return f"aten.{self.values[0].op}"
+            return f"{EXTERN_PREFIX}{self.values[0].op}"
         operations = dict.fromkeys(v.op for v in self.values if v.op != "getitem")
-        return "triton_" + "_".join(list(operations)[:4])
+        return FUSED_PREFIX + "_".join(list(operations)[:4])
 
     @property
     def kind(self) -> OperationKind:
         if self.is_extern:
-            return _KINDS.get(self.values[0].op, "copy")
+            operation = self.values[0].op
+            return (
+                "attention" if operation.startswith(_ATTENTION) else _KINDS.get(operation, "copy")
+            )
         reduces = any(_source(value).op in _REDUCTIONS for value in self.values)
         return "reduction" if reduces else "pointwise"
 
@@ -106,9 +111,9 @@ def _extern_flops(node: Value) -> int:
         return 2 * node.numel * prod(shapes[1][1:])
     if node.op == "convolution_backward":
         return 2 * node.inputs[0].numel * prod(shapes[2][1:]) * len(node.users)
-    if node.op == "_scaled_dot_product_efficient_attention":
+    if node.op in _ATTENTION:
         return 4 * node.inputs[0].numel * shapes[1][2]
-    if node.op == "_scaled_dot_product_efficient_attention_backward":
+    if node.op.startswith(_ATTENTION):  # its backward, of the gradient, queries, keys …
         return 10 * node.inputs[1].numel * shapes[2][2]
     return 0
 
@@ -129,7 +134,7 @@ def buffer_of(value: Value) -> Value:
 def _is_view(value: Value) -> bool:
     if value.op == "getitem":
         return value.inputs[0].op in _TUPLE_VIEWS
-    return value.op in VIEWS or value.op in _TUPLE_VIEWS
+    return value.op in _TUPLE_VIEWS or value.op in view_operators()
 
 
 def _source(value: Value) -> Value:
@@ -173,7 +178,11 @@ class _Planner:
     def _is_extern(node: Value) -> bool:
         if node.op == "getitem" or _is_view(node):
             return False
-        return node.op not in _POINTWISE and node.op not in _REDUCTIONS
+        return (
+            node.op not in _POINTWISE
+            and node.op not in _REDUCTIONS
+            and node.op not in recomputable_operators()
+        )
 
     def _lower(self, node: Value) -> None:
         inputs: dict[Value, None] = {}
@@ -271,7 +280,7 @@ def _parts_numel(node: Value) -> int:
 
 def _overwrite(kernel: Kernel) -> None:
     """Inductor's in-place buffers: a written value of a dying input's size takes its place."""
-    dying = [value for value in kernel.frees if value in kernel.reads and value.op != "primal"]
+    dying = [value for value in kernel.frees if value in kernel.reads and value.op != PRIMAL]
     for value in kernel.writes:
         for candidate in dying:
             if candidate.num_bytes == value.num_bytes and candidate.dtype == value.dtype:

@@ -1,0 +1,114 @@
+"""What `torch.compile` would do with a real module on CUDA, up to the partition of its graph.
+
+Dynamo, AOTAutograd, Inductor's passes over the joint graph and the min-cut partitioner run for
+real, on CPU tensors under CUDA's rules (`cuda_rules`); nothing is computed or compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from planner.errors import PlannerError, UnsupportedError
+from planner.libraries.building import Build
+from planner.schema import Model, TrainSetting
+from planner.trace.building import build_task
+from planner.trace.cuda_rules import as_on_cuda
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The two halves that torch makes of a compiled module's graph.
+
+    `num_outputs` are the model's own outputs, first among those of `forward`; the others are saved
+    for backward: inputs (parameters, images) as they are, and intermediates. `parameters` names
+    the parameter that each input of `forward` is, None where it is none.
+    """
+
+    forward: fx.Graph
+    backward: fx.Graph
+    num_outputs: int
+    parameters: tuple[str | None, ...]
+
+
+class _Captured(BaseException):  # no Exception: nothing on the way may take it for a failure
+    """The partition is known; there is nothing to compile."""
+
+
+class _Backend:
+    """A backend of `torch.compile` that keeps the partition of the first graph and ends there."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.name_of = {id(p): name for name, p in module.named_parameters()}
+        self.names: tuple[str | None, ...] = ()
+        self.found: Partition | None = None
+
+    def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._inductor.decomposition import select_decomp_table
+
+        self.names = tuple([self.name_of.get(id(value)) for value in inputs])
+        compiler = aot_autograd(
+            fw_compiler=_never,
+            partition_fn=self._partition,
+            decompositions=select_decomp_table(),
+        )
+        return compiler(graph, inputs)
+
+    def _partition(self, joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+        from torch._guards import detect_fake_mode
+        from torch._inductor.compile_fx import partition_fn
+        from torch._inductor.virtualized import V
+
+        with V.set_fake_mode(detect_fake_mode(inputs)):
+            forward, backward = partition_fn(joint, inputs, **kwargs)
+        num_outputs = kwargs["num_fwd_outputs"]
+        self.found = Partition(forward.graph, backward.graph, num_outputs, self.names)
+        raise _Captured
+
+
+def _never(*_: Any) -> Any:
+    raise AssertionError("the graph has no backward")
+
+
+def partition_compiled(build: Build, model: Model, setting: TrainSetting) -> Partition:
+    """Compiles the module that `build` makes as far as its partition, at the setting's batch.
+
+    Raises PlannerError where Dynamo does not take the model as one graph.
+    """
+    task, module, _ = build_task(build, model, setting)
+    batch = task.batch(setting.batch_size, torch.device("cpu"))
+    backend = _Backend(module)
+    torch._dynamo.reset()
+    try:
+        with as_on_cuda(), contextlib.suppress(_Captured), _autocast(setting):
+            compiled = torch.compile(module, backend=backend, dynamic=False, fullgraph=True)
+            task.loss(compiled, batch)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        said = str(error).strip().partition("\n")[0]
+        raise PlannerError(
+            f"{model.title} cannot be compiled as one graph: {said}",
+            "Estimate it with --compile off, or measure with 'planner tune'.",
+        ) from error
+    finally:
+        torch._dynamo.reset()
+    if backend.found is None:
+        raise UnsupportedError(
+            f"{model.title} has no graph that needs a backward.", "Estimate it uncompiled."
+        )
+    return backend.found
+
+
+@contextlib.contextmanager
+def _autocast(setting: TrainSetting) -> Iterator[None]:
+    name = setting.autocast_dtype
+    if name is None:
+        yield
+        return
+    with torch.autocast("cpu", dtype=getattr(torch, name)):
+        yield

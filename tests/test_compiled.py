@@ -1,0 +1,137 @@
+"""An estimate of a compiled step without a trace: the eager step bounds it, and it says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from planner import estimate
+from planner.compiled import (
+    BOUNDED,
+    BROKEN,
+    EXTERN_PREFIX,
+    FUSED_PREFIX,
+    TRACED,
+    basis_of,
+    in_graph_pool,
+    is_compiled,
+)
+from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
+from planner.ledgers import step_ledger
+from planner.libraries.registry import find_library
+from planner.libraries.resolve import resolve_model
+from planner.schema import SwinConfig, TrainSetting
+
+SWIN_T = "native:swin_tiny"
+KIB = 1024
+
+
+def compiled_ledger() -> Ledger:
+    """One compiled step, by hand: forward saves 2 KiB and takes 1 more for a while, the backward
+    makes a gradient of 3 KiB, and the optimizer takes 4 KiB."""
+
+    def step(number: int, start: int) -> list[Event]:
+        fused, extern = FUSED_PREFIX + "mul", EXTERN_PREFIX + "mm"
+        return [
+            Allocated(start, 2 * KIB, fused), Tagged(start, "activations"),
+            Allocated(start + 1, 1 * KIB, extern), Freed(start + 1),
+            Computed(extern, "matmul", "float32", 8, 8, 1, ""),
+            Allocated(start + 2, 4, "aten.nll_loss_forward"), Marked("forward", number),
+            Allocated(start + 3, 3 * KIB, extern), Tagged(start + 3, "gradients"), Freed(start),
+            Freed(start + 2), Marked("backward", number),
+            Allocated(start + 4, 4 * KIB, "aten._foreach_sqrt"), Freed(start + 4),
+            Marked("optimizer", number), Freed(start + 3), Marked("zero_grad", number),
+        ]  # fmt: skip
+
+    batch = [
+        Allocated(0, 3 * KIB, "weight"), Tagged(0, "parameters"),
+        Allocated(1, 6 * KIB, "images"), Tagged(1, "activations"), Marked("build", 0),
+    ]  # fmt: skip
+    return Ledger((*batch, *step(0, 2), *step(1, 7)), batch_size=2, num_parameters=768)
+
+
+def test_a_pool_holds_the_peak_of_both_halves_and_a_copy_of_the_batch() -> None:
+    """Derived: 2 KiB saved and a gradient of 3 are alive at once, beside the 6 of images."""
+    pooled = in_graph_pool(compiled_ledger())
+    pool = [e for e in pooled.events if isinstance(e, Allocated) and "CUDA graph pool" in e.label]
+    assert [(e.num_bytes, e.label) for e in pool] == [
+        (2 * KIB, "CUDA graph pool (saved)"),
+        (3 * KIB, "CUDA graph pool (gradients)"),
+        (6 * KIB, "CUDA graph pool (rest)"),
+    ]
+    assert pooled.pooled_saved_bytes == 2 * KIB
+    freed = {e.storage for e in pooled.events if isinstance(e, Freed)}
+    assert freed.isdisjoint(e.storage for e in pool)
+    eager = [e.label for e in pooled.events if isinstance(e, Allocated)][5:]
+    assert eager == ["aten.nll_loss_forward", "aten._foreach_sqrt"] * 2
+    tags = {e.storage: e.category for e in pooled.events if isinstance(e, Tagged)}
+    assert [tags.get(e.storage) for e in pool] == ["activations", "gradients", None]
+
+
+def test_a_pool_takes_no_number_of_another_storage() -> None:
+    numbers = [
+        e.storage for e in in_graph_pool(compiled_ledger()).events if isinstance(e, Allocated)
+    ]
+    assert len(numbers) == len(set(numbers))
+
+
+def test_the_range_is_that_of_what_the_ledger_is() -> None:
+    """No wider than before the front end was torch's own: 0.85 to 1.2 of reserved bytes."""
+    model = resolve_model(SWIN_T)
+    assert isinstance(model, SwinConfig)
+    setting = find_library("native").resolve(model, TrainSetting(batch_size=8, compile="default"))
+    eager = step_ledger(model, setting)
+    assert not is_compiled(eager)
+    assert basis_of(model, setting, eager) is BOUNDED
+    assert basis_of(model, setting, compiled_ledger()) is TRACED
+    assert (TRACED.low, TRACED.high) == (0.85, 1.2)
+    assert (BOUNDED.low, BOUNDED.high) == (BROKEN.low, BROKEN.high) == (0.55, 1.25)
+    ddp = setting.model_copy(update={"parallelism": "ddp"})
+    assert basis_of(model, ddp, eager) is BROKEN
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_an_untraced_estimate_is_the_eager_steps_and_says_so(mode: str) -> None:
+    settings = {"batch_size": 8, "gpu": "a100-sxm-80gb"}
+    eager = estimate(SWIN_T, compile="off", **settings)
+    compiled = estimate(SWIN_T, compile=mode, **settings)
+    assert compiled.peak_reserved_bytes == eager.peak_reserved_bytes
+    assert compiled.low_bytes < eager.low_bytes
+    assert compiled.high_bytes > eager.high_bytes
+    (note,) = [n for n in compiled.assumed if "the eager step in place of the compiled one" in n]
+    assert "--trace" in note
+    assert "its time" in note
+    assert compiled.throughput is not None
+    assert eager.throughput is not None
+    assert compiled.throughput.images_per_second > eager.throughput.images_per_second
+
+
+def test_checkpointing_may_come_to_nothing_in_an_untraced_step() -> None:
+    """torch may recompute every block at once, which takes what the unchecked step takes."""
+    unchecked = estimate(SWIN_T, batch_size=32, compile="default")
+    checked = estimate(SWIN_T, batch_size=32, compile="default", checkpointing="blocks")
+    assert 1.25 * checked.peak_reserved_bytes < unchecked.peak_reserved_bytes
+    assert checked.high_bytes > unchecked.peak_reserved_bytes
+
+
+def test_a_model_that_breaks_into_graphs_is_taken_for_eager() -> None:
+    name = "transformers:microsoft/swin-tiny-patch4-window7-224"
+    settings = {"batch_size": 4, "checkpointing": "blocks"}
+    compiled = estimate(name, compile="default", **settings)
+    eager = estimate(name, compile="off", **settings)
+    assert compiled.peak_reserved_bytes == eager.peak_reserved_bytes
+    assert any("several graphs" in left for left in compiled.left_out)
+    assert not any("--trace" in note for note in compiled.assumed)
+
+
+def test_needs_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "from planner import estimate\n"
+        "estimate('native:swin_tiny', batch_size=2, compile='default')\n"
+        "print([m for m in ('torch', 'networkx', 'numpy') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
