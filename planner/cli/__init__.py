@@ -24,12 +24,12 @@ INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 
 # name -> (where its click command is, what `planner --help` says of it)
 COMMANDS = {
-    "estimate": ("planner.cli.estimate:command", "Will it fit? A step's memory and time."),
+    "estimate": ("planner.cli.estimate:command", "Predict a training step's memory and time."),
     "tune": ("planner.cli.tune:command", "Find the fastest setting by short training runs."),
-    "emit": ("planner.cli.emit:command", "Write a result in a trainer's own words."),
+    "emit": ("planner.cli.emit:command", "Write a result as a trainer's configuration."),
     "validate": ("planner.cli.validate:command", "Predicted against measured, on this device."),
     "doctor": ("planner.cli.doctor:command", "Is this environment set up to be fast?"),
-    "cache": ("planner.cli.cache:command", "List or remove what was traced and is kept."),
+    "cache": ("planner.cli.cache:command", "List or remove kept traces."),
     "gpus": ("planner.cli.gpus:command", "List the GPUs that --gpu knows."),
     "models": ("planner.cli.models:command", "List the published models of each library."),
 }  # fmt: skip

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 @click.option("--device", default="auto", help="auto, cuda, cuda:1 or cpu: what --rates measures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(rates: bool, device: str, as_json: bool) -> int:
-    """Say what is installed, which devices there are, and what keeps them from being fast.
+    """Show what is installed, which devices are available, and what slows them down.
 
-    Exits with status 1 where something must be mended first.
+    Exits with status 1 if something must be fixed first.
     """
     read_device(device)  # a typing error is reported before anything is examined
     checkup = check_environment()

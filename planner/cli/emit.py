@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     "--for", "target", required=True, metavar="TRAINER", help=f"One of {', '.join(TARGETS)}."
 )
 @click.option("--output", type=click.Path(), help="Write here (a file or a directory).")
-@click.option("--force", is_flag=True, help="Replace files that 'planner emit' did not write, too.")
+@click.option("--force", is_flag=True, help="Also replace files that 'planner emit' did not write.")
 @click.option(
     "--set",
     "changes",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="A field of the setting to change; what is written was then not measured.",
+    help="Change a field of the setting; the result is then not measured.",
 )
 def command(
     result: str, target: str, output: str | None, force: bool, changes: tuple[str, ...]
 ) -> None:
     """Write RESULT, a recommendation.json or the directory of a `planner tune`, for a trainer.
 
-    The file goes to standard output, or with --output to a file (and, where the trainer needs
-    Python of yours beside it, that to a second one). Warnings go to standard error. An earlier
-    output is replaced; any other file only with --force.
+    The file goes to standard output, or with --output to a file (and to a second one, where the
+    trainer needs Python code beside it). Warnings go to standard error. An earlier output is
+    replaced; any other file only with --force.
     """
     from planner.trainers.emission import emit
 

@@ -36,7 +36,7 @@ Rows = list[tuple[Model, ResolvedSetting]]
 @click.argument("model")
 @with_model_options
 @click.option("--gpu", metavar="NAME", help="A GPU of 'planner gpus', or all: rank the catalogue.")
-@click.option("--memory", metavar="SIZE", help="What it must fit into: 24GiB, 24GB.")
+@click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")
 @click.option(
     "--allocator",
     metavar="OPTIONS",
@@ -47,18 +47,18 @@ Rows = list[tuple[Model, ResolvedSetting]]
     "--trace",
     "traced",
     is_flag=True,
-    help="The real module on fake tensors (needs torch once): of a Swin too.",
+    help="Trace the real module on fake tensors (needs torch once), even of a Swin.",
 )
-@click.option("--retrace", is_flag=True, help="Trace anew what was traced and kept before.")
+@click.option("--retrace", is_flag=True, help="Trace again instead of reading the kept trace.")
 @click.option("--json", "as_json", is_flag=True, help="One object, or an array for several.")
 @click.option("--plot", metavar="FILE", help="Draw live bytes over the step (png, svg, pdf).")
 @click.option("--timeline", is_flag=True, help="The same in the terminal, coarser.")
 def command(model: str, **given: Any) -> None:  # fmt: skip
-    """The memory and time of training MODEL, before it is launched.
+    """Estimate the memory and time of training MODEL, before you launch it.
 
     MODEL is LIBRARY:NAME (see 'planner models'), a YAML or JSON file, or package.module:factory.
     Several values for an option make one row per combination. A model that is not a Swin of
-    'planner models' is traced once; 'planner cache' lists what is kept of it.
+    'planner models' is traced once; 'planner cache' lists the kept traces.
     """
     gc.disable()  # a process that ends with its answer: the collector would only cost time
     refuse_empty({"model": model, **given})

@@ -41,7 +41,7 @@ def _kind(name: str, option: Option) -> click.ParamType[Any] | None:
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("model", required=False),
-    click.option("--batch-size", metavar="N[,N…]", help="Only these micro-batches."),
+    click.option("--batch-size", metavar="N[,N…]", help="Try only these micro-batches."),
     click.option("--accumulate", metavar="N", help="Micro-batches per step (1)."),
     click.option("--precision", metavar="P[,P…]", help="Of fp32, tf32, bf16, fp16."),
     click.option("--checkpointing", metavar="C", multiple=True,
@@ -68,7 +68,8 @@ def command(**given: Any) -> int:
     """Find the fastest way to train MODEL on a device, by short real training runs.
 
     MODEL is LIBRARY:NAME, a YAML or JSON file, or package.module:factory; with --replay it may be
-    omitted. The same command goes on where it was stopped. Ctrl-C ends with the best so far.
+    omitted. Run the same command again to continue where it stopped; Ctrl-C ends it with the best
+    setting so far.
     """
     from planner.cli.progress import make_progress
     from planner.report.recommendation import recommendation_text

@@ -52,7 +52,7 @@ DEFAULT_GRID = {
 )
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 …")
 @click.option(
-    "--budget", metavar="TIME", help="Stop before it is over: 90s, 10m (a matrix may say)."
+    "--budget", metavar="TIME", help="Stop within this time: 90s, 10m (a matrix may set it)."
 )
 @click.option("--held-out", is_flag=True, help="Only the rows that judge the fit.")
 @click.option("--fit", is_flag=True, help="Print what the records say of the device's constants.")
@@ -60,16 +60,17 @@ DEFAULT_GRID = {
 @click.option(
     "--rehearse",
     is_flag=True,
-    help="Run the whole list with tiny models and short times: does all of it work here?",
+    help="Run the whole list with tiny models and short times, to see that all of it works here.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     """Run a matrix of settings for real and print predicted against measured.
 
     With MODELs, every combination of the options' values (batch 8 and 32, fp32 and bf16, with and
-    without checkpointing unless given); with --matrix, the rows of a file; with --replay, records
-    that exist. Interrupted, the same command goes on where it stopped. A matrix may name things to
-    see first, such as what an error says: tests/truth/first.yaml is for a device's first minutes.
+    without checkpointing unless given); with --matrix, the rows of a file; with --replay, existing
+    records. Run the same command again to continue where it stopped. A matrix may also name things
+    to observe first, such as the text of an error: tests/truth/first.yaml is for the first minutes
+    on a new device.
     """
     from search.validation.compare import compare
 

@@ -137,7 +137,7 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
     if model.num_classes not in _DATA_SETS:
         law = (
             "it takes the number of classes from its data set, 1000 (imagenet) or 21841 "
-            f"(imagenet22K), and never {model.num_classes}"
+            f"(imagenet22K), not {model.num_classes}"
         )
         found.append(Refusal(law, f"Tune with --num-classes 1000. {way_out()}"))
     return found

@@ -115,9 +115,10 @@ def refuse(trainer: str, refusals: Iterable[Refusal]) -> None:
 
 def _raise(trainer: str, refusals: list[Refusal]) -> NoReturn:
     laws = [refusal.law for refusal in refusals]
-    message = laws[0] if len(laws) == 1 else "\n  ".join(["cannot express this setting:", *laws])
+    several = [f"{trainer} cannot express this setting:", *laws]
+    message = f"{trainer}: {laws[0]}" if len(laws) == 1 else "\n  ".join(several)
     ways = list(dict.fromkeys(refusal.way_out for refusal in refusals))
-    raise UnsupportedError(f"{trainer}: {message}", "\n".join(ways))
+    raise UnsupportedError(message, "\n".join(ways))
 
 
 def way_out(change: str = "") -> str:

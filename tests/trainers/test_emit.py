@@ -216,7 +216,7 @@ def test_a_factory_goes_where_any_module_goes() -> None:
         with pytest.raises(UnsupportedError, match=r"(?s)my\.models:make.*pytorch"):
             emit_setting(model, TrainSetting(batch_size=2), target)
     with pytest.raises(UnsupportedError, match="cannot be set from outside the model"):
-        emit_setting(model, TrainSetting(checkpointing="blocks"), "pytorch")
+        emit_setting(model, TrainSetting(checkpointing="stages"), "pytorch")
 
 
 def test_the_learning_rate_follows_the_global_batch() -> None:
