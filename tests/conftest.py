@@ -39,6 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.get_closest_marker(mark) for mark in LONG):
             item.add_marker(pytest.mark.long)
+        elif item.get_closest_marker("long"):
+            raise pytest.UsageError(f"{item.nodeid} is long: mark why, by one of {', '.join(LONG)}")
     share = int(os.environ.get("PLANNER_LONG_SHARE", "1"))
     shared = [item for item in items if any(item.get_closest_marker(mark) for mark in SHARED)]
     left_out = {id(item) for index, item in enumerate(shared) if index % share}

@@ -1,4 +1,8 @@
-"""The kept results of the benchmarks print as tables, and say what the README says of them."""
+"""The kept results of the benchmarks print as tables, and say what README and docs say of them.
+
+These files stay as they are when the code changes: nothing here shows what the code does today.
+tests/search/test_benchmark.py and tests/search/test_simulated.py run it.
+"""
 
 from __future__ import annotations
 
