@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
 
-from planner.errors import UnsupportedError, UsageError, unknown_name
+from planner.errors import UnsupportedError, UsageError, alternatives, unknown_name
 from planner.hardware.precisions import device_precisions
 from planner.libraries.limits import SettingFault, limit_of
 from planner.libraries.registry import find_library
@@ -241,9 +241,9 @@ def _narrow(
     lacking = [w for w in lacking if not _only_on_request(axis, w, offered)]
     if lacking:
         raise UnsupportedError(
-            f"{axis} {', '.join(lacking)} cannot be had here: {device.name} "
-            f"has {', '.join(offered)}.",
-            f"Choose among them with --{axis}.",
+            f"{axis} {alternatives(lacking)} is not available on {device.name}, which supports "
+            f"{alternatives(offered, 'and')}.",
+            f"Choose one of them with --{axis}.",
         )
     return _in_order(wanted)
 

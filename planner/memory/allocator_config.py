@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from planner.errors import UnsupportedError, UsageError, unknown_name
+from planner.units import MIB
 
-MIB = 1024**2
 # In the order in which torch asks for them: the first that is set wins and the others are not read
 # (c10/cuda/CUDAAllocatorConfig.h of torch 2.13, `CUDAAllocatorConfig::instance`).
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

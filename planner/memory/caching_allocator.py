@@ -16,8 +16,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 from planner.memory.allocator_config import AllocatorConfig
+from planner.units import MIB
 
-MIB = 1024**2
 UNIT_BITS = 9
 UNIT_BYTES = 1 << UNIT_BITS  # kMinBlockSize
 SMALL_BYTES = MIB  # kSmallSize: the largest request of the small pool

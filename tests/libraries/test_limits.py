@@ -14,7 +14,7 @@ from planner.hardware import all_gpus
 from planner.hardware.precisions import device_precisions, precisions_of
 from planner.libraries.limits import SDPA_WINDOWS, largest_sdpa_batch, windows_per_image
 from planner.libraries.registry import find_library
-from planner.schema import DeviceInfo, FactoryModel, Model
+from planner.schema import DeviceInfo, FactoryModel, Model, ResolvedSetting
 from planner.trainers.emission import emit, emit_setting
 from planner.units import GIB
 from search.space import make_space
@@ -174,3 +174,19 @@ def test_a_result_s_device_decides_what_may_be_emitted() -> None:
     with pytest.raises(UnsupportedError, match=r"bf16 needs.*Tesla T4"):
         emit(found, "pytorch", changes={"precision": "bf16"})
     emit(found, "pytorch", changes={"precision": "fp32"})
+
+
+def test_every_fault_of_a_setting_is_said_at_once() -> None:
+    setting = TrainSetting(attention="sdpa", checkpointing="nested", lora_rank=4)
+    with pytest.raises(UnsupportedError) as caught:
+        find_library("torchvision").resolve(SwinConfig(library="torchvision"), setting)
+    for law in ("only eager attention", "checkpointing is nested", "lora_rank is 4"):
+        assert law in caught.value.message
+    assert len(caught.value.way_out.splitlines()) == 3
+
+
+def test_only_a_resolved_setting_is_built() -> None:
+    spec, model = find_library("native"), tiny()
+    with pytest.raises(AssertionError, match="resolved"):
+        spec.on_shapes(model, ResolvedSetting(TrainSetting()))
+    assert spec.resolve(model, TrainSetting()).attention == "sdpa"
