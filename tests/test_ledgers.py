@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from planner.affine import in_canonical_order
 from planner.errors import PlannerError, UnsupportedError, UsageError
 from planner.ledger import Ledger
 from planner.ledgers import record_ledgers, step_ledger, traced_step
-from planner.schema import FactoryModel, ResolvedSetting
+from planner.schema import FactoryModel, Model, ResolvedSetting
 from tests.traced_models import CLASSES, IMAGE
 
 assert torch.__version__  # imported: these tests trace in their own process
@@ -45,13 +46,13 @@ def forget() -> None:
     ledgers._held_step.cache_clear()
 
 
-def direct(model: FactoryModel, chosen: ResolvedSetting) -> Ledger:
+def direct(model: Model, chosen: ResolvedSetting) -> Ledger:
     from planner.trace import trace_estimate
 
     return trace_estimate(model, chosen)
 
 
-def assert_as_traced(model: FactoryModel, chosen: ResolvedSetting) -> None:
+def assert_as_traced(model: Model, chosen: ResolvedSetting) -> None:
     found, traced = step_ledger(model, chosen), direct(model, chosen)
     assert in_canonical_order(found.events) == in_canonical_order(traced.events)
     assert found.num_parameters == traced.num_parameters
@@ -229,3 +230,32 @@ def test_a_broken_trace_is_told_in_our_words() -> None:
     error = record_ledgers([(model_of("IMAGE"), setting())])[0]
     assert isinstance(error, PlannerError)
     assert "a factory is a function" in str(error)
+
+
+def assert_named_as_traced(name: str, **fields: Any) -> None:
+    from planner.libraries.resolve import resolve_model
+
+    assert_as_traced(resolve_model(name), setting(**fields))
+
+
+def skip_without(package: str) -> None:
+    """Without importing it: beside a CPU torch torchvision imports only after a shim."""
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
+@pytest.mark.parametrize("name", ["small_swin3d", "small_swin_unetr"])
+def test_a_small_video_or_volume_model_at_a_batch_between(name: str) -> None:
+    skip_without("monai" if "unetr" in name else "torchvision")
+    assert_named_as_traced(f"tests.large_models:{name}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    "name",
+    ["timm:vit_base_patch16_224", "torchvision:swin3d_t", "tests.large_models:swin_unetr"],
+)
+def test_a_large_model_at_a_batch_between(name: str, precision: str) -> None:
+    skip_without("monai" if "unetr" in name else name.partition(":")[0])
+    assert_named_as_traced(name, precision=precision, batch_size=5)
