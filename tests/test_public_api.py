@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import planner
+from planner import ledgers
+from planner.cli import cli
 
 HEAVY = (
     "torch",
@@ -72,3 +76,36 @@ def test_answering_before_launch_imports_nothing_heavy(arguments: list[str]) -> 
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     assert printed.splitlines()[-1] == "[]"
+
+
+FACTORY = ["tests.traced_models:Small", "--image-size", "32", "--num-classes", "10"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["timm:test_vit", "--max-batch", "--memory", "1GiB", "--checkpointing", "none"],
+        [*FACTORY, "--gpu", "all"],
+        [*FACTORY, "--gpu", "rtx3090", "--batch-size", "2,8", "--precision", "fp32,bf16", "--json"],
+        [*FACTORY, "--timeline"],
+    ],
+    ids=" ".join,
+)
+def test_what_was_traced_before_is_answered_without_torch(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced here, where torch is imported; asked again by a new process."""
+    import torch
+
+    assert torch.__version__
+    ledgers._held_step.cache_clear()
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
+    result = CliRunner().invoke(cli, ["estimate", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "Tracing" in result.stderr
+    printed = run(
+        "import sys\nfrom planner.cli import main\n"
+        f"main(['estimate', *{arguments!r}])\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    assert printed == f"{result.stdout}[]"
