@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from planner.schema import FactoryModel, TrainSetting
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -42,6 +47,39 @@ def test_own_model(tmp_path: Path) -> None:
     out = run_example("own_model.py", tmp_path, str(tmp_path / "tuned"))
     assert "images/s at batch" in out
     assert (tmp_path / "tuned" / "recommendation.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("file", "factory", "library", "unit"),
+    [
+        ("video_swin.py", "Tiny", "torchvision", "clips"),
+        ("swin_unetr.py", "tiny", "monai", "items"),
+        ("swin_segmentation.py", "Tiny", "transformers", "images"),
+        ("masked_images.py", "tiny", "transformers", "items"),
+    ],
+)
+def test_an_example_of_a_task_trains_and_is_traced(
+    file: str, factory: str, library: str, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One real step of the tiny form on the CPU, and the same step on fake tensors."""
+    torch = pytest.importorskip("torch")
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    from planner.tasks import task_for
+    from planner.trace import trace_estimate
+
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    model = FactoryModel(factory=f"{file.removesuffix('.py')}:{factory}")
+    setting = TrainSetting(batch_size=3)
+    task = task_for(model, setting)
+    assert getattr(task, "unit", None) == unit
+    module = task.module().train()
+    loss = task.loss(module, task.batch(3, torch.device("cpu")))
+    loss.backward()
+    assert torch.isfinite(loss.detach())
+    assert trace_estimate(model, setting).num_parameters == sum(
+        p.numel() for p in module.parameters()
+    )
 
 
 def test_every_example_is_run_here() -> None:

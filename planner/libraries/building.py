@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from planner.libraries.factory import load_factory
+from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.named import build_named
 from planner.libraries.registry import find_library
 from planner.schema import FactoryModel, Model, NamedModel, TrainSetting
@@ -21,6 +22,7 @@ def build_for(model: Model, setting: TrainSetting) -> Build:
     Raises UsageError or PlannerError, and so does calling the result.
     """
     if isinstance(model, FactoryModel):
+        declare_missing_operators()  # of torchvision, which the factory may import
         return load_factory(model.factory)
     if isinstance(model, NamedModel):
         return partial(build_named, model)

@@ -129,7 +129,10 @@ def test_a_mistyped_swin_is_told_without_importing_a_library(text: str) -> None:
     assert ran.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_library_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_installed_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no name is known yet
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(PlannerError) as caught:
         resolve_model("timm:vit_base_patch16_224", {})
