@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from planner.estimation import judge  # noqa: E402
+from planner.estimation import estimate_ledger  # noqa: E402
 from planner.ledger import Allocated, Computed, Event, Freed, Marked, Tagged  # noqa: E402
 from planner.schema import FactoryModel, TrainSetting  # noqa: E402
 from planner.trace import trace_estimate, trace_training  # noqa: E402
@@ -177,6 +177,8 @@ def test_a_setting_checkpoints_the_blocks_of_any_module() -> None:
     assert wrapped.notes[-1] == "checkpointed: 3 Layer"
     assert named.notes[-1] == "checkpointed: 1 Layer"
     ledgers = (plain, named, wrapped)
-    saved = [judge(model, TrainSetting(), ledger).saved_activation_bytes for ledger in ledgers]
+    saved = [
+        estimate_ledger(model, TrainSetting(), ledger).saved_activation_bytes for ledger in ledgers
+    ]
     assert saved == sorted(saved, reverse=True)
     assert saved[2] < 0.5 * saved[0]
