@@ -7,7 +7,7 @@ Imports no torch: where nothing else has, traces are made in a process of their 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
@@ -74,10 +74,15 @@ def is_on_shapes(model: Model, traced: bool = False) -> bool:
     return isinstance(model, SwinConfig) and not traced
 
 
-def record_ledgers(requests: Sequence[tuple[Model, ResolvedSetting]]) -> list[PlannerError | None]:
+def record_ledgers(
+    requests: Sequence[tuple[Model, ResolvedSetting]],
+    say: Callable[[str], None] | None = None,
+    limit_seconds: float | None = None,
+) -> list[PlannerError | None]:
     """Traces what of `requests` is not kept; for each of them the error that it ended with.
 
-    Where this process has not imported torch, one other process makes all traces.
+    Where this process has not imported torch, one other process makes all traces, and ends after
+    `limit_seconds`. `say` is told what is traced (standard error, where it is not given).
     """
     wanted = [(traced_step(*request), request[1].batch_size) for request in requests]
     missing = [(step, batch) for step, batch in wanted if step.answer(batch) is None]
@@ -85,14 +90,14 @@ def record_ledgers(requests: Sequence[tuple[Model, ResolvedSetting]]) -> list[Pl
         title = missing[0][0].model.title
         what = f"{title} ({len(missing)} settings)" if len(missing) > 1 else title
         where = ledger_cache.folder()
-        _say(f"Tracing {what} on fake tensors, which takes some seconds; kept in {where}.")
+        (say or _say)(f"Tracing {what} on fake tensors, which takes some seconds; kept in {where}.")
         if "torch" in sys.modules:
             for step, batch in missing:
                 step.record(batch)
         else:
             from planner.trace_process import trace_elsewhere
 
-            trace_elsewhere(missing)
+            trace_elsewhere(missing, limit_seconds)
     return [step.error(batch) for step, batch in wanted]
 
 

@@ -39,20 +39,16 @@ class Answer(BaseModel):
     parts: dict[int, str]
 
 
-def trace_elsewhere(missing: Missing) -> None:
-    """Traces each step at its batch, in one other process, and hands the step what it found."""
+def trace_elsewhere(missing: Missing, limit_seconds: float | None = None) -> None:
+    """Traces each step at its batch, in one other process, and hands the step what it found: by the
+    end of `limit_seconds`, which ends the process."""
     requests = [
         Request(model=s.model, setting=s.setting, batch_size=batch, is_fresh=s.is_fresh)
         for s, batch in missing
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "planner.trace_process"],
-        input="".join(f"{request.model_dump_json()}\n" for request in requests).encode(),
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        check=False,
-    )
-    answers = [Answer.model_validate_json(line) for line in done.stdout.splitlines()]
+    lines, ended = _ask("".join(f"{request.model_dump_json()}\n" for request in requests).encode(),
+                        limit_seconds)  # fmt: skip
+    answers = [Answer.model_validate_json(line) for line in lines]
     for (step, _), answer in zip(missing, answers, strict=False):
         for batch, text in answer.parts.items():
             kept = decode(base64.b64decode(text), {})
@@ -60,9 +56,25 @@ def trace_elsewhere(missing: Missing) -> None:
             step.held[batch] = kept
     for step, batch in missing[len(answers) :]:
         step.held[batch] = PlannerError(
-            f"the process that traced {step.model.title} ended with status {done.returncode}.",
+            f"the process that traced {step.model.title} {ended}.",
             "What it said last is above; 'planner tune' measures without a trace.",
         )
+
+
+def _ask(requests: bytes, limit_seconds: float | None) -> tuple[list[bytes], str]:
+    """The whole lines that the tracer answered, and how it ended."""
+    command = [sys.executable, "-m", "planner.trace_process"]
+    path = os.pathsep.join(p for p in sys.path if p)
+    environment = {**os.environ, "PYTHONPATH": path}
+    try:
+        done = subprocess.run(
+            command, input=requests, stdout=subprocess.PIPE, env=environment, check=False,
+            timeout=limit_seconds,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        whole = (late.stdout or b"").split(b"\n")[:-1]
+        return whole, f"was not done after {limit_seconds:.0f} s, and was ended"
+    return done.stdout.splitlines(), f"ended with status {done.returncode}"
 
 
 def _answer(request: Request) -> Answer:

@@ -13,9 +13,8 @@ from planner.arguments import ModelLike, read_model
 from planner.errors import PlannerError, UnsupportedError, UsageError, shorten
 from planner.files import write_whole
 from planner.memory.allocator_config import AllocatorConfig, recorded_allocator
-from planner.schema import DeviceInfo, MeasurementRecord, Model, SwinConfig
+from planner.schema import MeasurementRecord, Model
 from planner.schema.result import Recommendation
-from planner.throughput.prediction import DeviceRates
 from search.interrupts import heard
 from search.limits import Limits, probe_deadline
 from search.memory_budget import find_budget, less_headroom, with_allocator
@@ -34,14 +33,15 @@ from search.prober import DeviceProber, Prober
 from search.progress import OnProgress, Progress, note_taker
 from search.replay import Replay, ReplayProber
 from search.session import Session
-from search.space import Space, make_space
+from search.space import make_space
 from search.study.identity import Identity
 from search.study.lock import hold_gpu
 from search.study.optuna_study import OptunaStudy, make_study
 from search.study.records import read_records
 from search.study.study import MemoryStudy
+from search.surrogate.device_prior import device_prior
 from search.surrogate.device_rates import device_rates, kept_rates
-from search.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior
+from search.surrogate.prior import Estimator
 
 
 def tune(
@@ -111,9 +111,9 @@ def _probed(
         notes += _card_notes(where, alone)
         for note in notes:
             say(note)
-        if estimator == "auto" and isinstance(model, SwinConfig):
+        rates = None
+        if estimator == "auto":
             rates = device_rates(where, identity.device, limits.seconds_left(), say)
-            estimator = device_estimator(identity.device, rates, allocator)
         if prober is None:
             own = DeviceProber(
                 model,
@@ -124,11 +124,14 @@ def _probed(
                 study.receive,
             )
             prober = stack.enter_context(own)
-        prior = _prior(space, model, identity.device, estimator, memory.budget_bytes)
+        prior, said = device_prior(
+            space, model, identity.device, estimator, memory.budget_bytes, rates=rates,
+            allocator=allocator, seconds_left=limits.seconds_left(), say=say,
+        )  # fmt: skip
         session = Session(
             space, study, prober, limits, probe_deadline(prior), memory.budget_bytes, on_progress
         )
-        recommendation = search_and_recommend(session, identity, prior, options, notes)
+        recommendation = search_and_recommend(session, identity, prior, options, [*notes, *said])
     where_kept = study.spilled or study.records_path
     _write(output / "recommendation.json", recommendation, f"The probes are in {where_kept}: ")
     return recommendation
@@ -200,14 +203,17 @@ def _replayed(
     sizes = (options.memory_bytes, replay.device.memory_cap_bytes, replay.device.total_bytes)
     limit = with_allocator(next(n for n in sizes if n is not None), replay.device, allocator)
     budget = less_headroom(limit, options.headroom)
-    prior = _prior(replay.space, replay.model, replay.device, estimator, budget, allocator)
+    prior, said = device_prior(
+        replay.space, replay.model, replay.device, estimator, budget,
+        rates=kept_rates(replay.device), allocator=allocator, say=say,
+    )  # fmt: skip
     # Nothing but recorded seconds is charged: the clock stands still.
     limits = Limits(options.trials, options.budget_seconds, clock=lambda: 0.0)
     session = Session(
         replay.space, MemoryStudy(), ReplayProber(replay, limits), limits, probe_deadline(prior),
         budget, on_progress,
     )  # fmt: skip
-    found = search_and_recommend(session, identity, prior, options, notes)
+    found = search_and_recommend(session, identity, prior, options, [*notes, *said])
     if options.output:
         _write(_folder(options.output) / "recommendation.json", found)
     return found
@@ -224,30 +230,6 @@ def _of_another(source: str, recorded: Model, asked: Model) -> UsageError:
         f"{source} is of another {asked.title}: {', '.join(differing)}.",
         "Omit MODEL to search what was recorded.",
     )
-
-
-def _prior(
-    space: Space, model: Model, device: DeviceInfo,
-    estimator: Estimator | Literal["auto"] | None, budget_bytes: int | None,
-    allocator: AllocatorConfig | None = None,
-) -> Prior:  # fmt: skip
-    if estimator is None or not isinstance(model, SwinConfig):
-        return generic_prior(space, device)
-    if estimator == "auto":
-        estimator = device_estimator(device, kept_rates(device), allocator)
-    return estimated_prior(space, model, device, estimator, budget_bytes)
-
-
-def device_estimator(
-    device: DeviceInfo,
-    rates: DeviceRates | None = None,
-    allocator: AllocatorConfig | None = None,
-) -> Estimator:
-    """The planner's estimate for `device`, quick enough for a whole space; its time by `rates`, or
-    by the catalogue's."""
-    from search.surrogate.estimator import DeviceEstimator
-
-    return DeviceEstimator(device, rates, allocator)
 
 
 def _spent(records: Sequence[MeasurementRecord]) -> float:

@@ -3,20 +3,23 @@ what hardly moves memory share one recorded step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
-from planner.errors import UnsupportedError
-from planner.estimation import Estimate, Throughput, choose, estimate_ledger
+from planner.affine import AffineLedger
+from planner.errors import PlannerError, UnsupportedError
+from planner.estimation import Estimate, Throughput, choose, estimate_ledger, resolve
 from planner.hardware import Gpu, recognise_gpu
-from planner.ledgers import step_ledger
-from planner.libraries.registry import find_library
+from planner.ledger import Ledger
+from planner.ledgers import TracedStep, is_on_shapes, record_ledgers, step_ledger, traced_step
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
-from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.schema import DeviceInfo, Model, ResolvedSetting, TrainSetting
 from planner.schema.setting import GRAPH_MODES
 from planner.throughput.prediction import DeviceRates, Operation, StepTime, predict_step, rates_for
 
-Key = tuple[SwinConfig, TrainSetting]
+Key = tuple[Model, TrainSetting]
 
 
 class DeviceEstimator:
@@ -44,17 +47,59 @@ class DeviceEstimator:
         cuda = device.kind == "cuda"
         self.gpu: Gpu | None = recognise_gpu(device.name, device.total_bytes) if cuda else None
         self.rates = rates_for(self.gpu) if rates is None and self.gpu else rates
-        self._shared: dict[Key, Estimate | None] = {}
+        self._shared: dict[Key, Estimate | UnsupportedError] = {}
         self._operations: dict[Key, list[Operation]] = {}
         self._steps: dict[Key, StepTime] = {}
         self._optimizers: dict[Key, int] = {}
 
-    def __call__(self, model: SwinConfig, setting: TrainSetting) -> Estimate | None:
+    def record(
+        self, model: Model, settings: Iterable[TrainSetting], limit_seconds: float | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> str:  # fmt: skip
+        """Traces what estimates of `settings` rest on, where the model has no step on shapes: all
+        in one other process. Returns why not even one of them can be estimated, "" where one can.
+
+        Only what was recorded here is estimated later: no estimate begins a trace.
+        """
+        if is_on_shapes(model):
+            return ""
+        steps: dict[int, tuple[TracedStep, ResolvedSetting]] = {}
+        for setting in sorted(settings, key=lambda s: (s.batch_size == 1, s.batch_size)):
+            for recorded in self._recorded(setting):
+                with suppress(UnsupportedError):
+                    resolved = resolve(model, recorded)[1]
+                    step = traced_step(model, resolved)
+                    steps.setdefault(id(step), (step, resolved))
+        record_ledgers([(model, r) for _, r in steps.values()], say, limit_seconds)
+        faults = [_fault(step, r.batch_size) for step, r in steps.values()]
+        return (
+            "" if not all(faults) else faults[0] if faults else "none of its settings can be traced"
+        )
+
+    def _recorded(self, setting: TrainSetting) -> Iterator[TrainSetting]:
+        """The settings whose recorded steps an estimate of `setting` needs."""
+        shared = self.shared_setting(setting)
+        yield shared
+        if self.rates is not None and shared != setting:
+            yield shared.model_copy(update={"accumulate": 1})
+        if setting.optimizer != shared.optimizer or setting.compile in GRAPH_MODES:
+            yield _bare(shared)
+            yield _bare(setting)
+
+    def __call__(self, model: Model, setting: TrainSetting) -> Estimate | None:
+        try:
+            return self._call(model, setting)
+        except UnsupportedError:
+            return None
+
+    def _call(self, model: Model, setting: TrainSetting) -> Estimate:
         shared = self.shared_setting(setting)
         if (model, shared) not in self._shared:
             self._shared[model, shared] = self._estimate(model, shared)
         found = self._shared[model, shared]
-        if found is None or shared == setting:
+        if isinstance(found, UnsupportedError):
+            raise found
+        if shared == setting:
             return found
         if setting.compile in GRAPH_MODES:
             found = _beside_a_pool(found, self._optimizer_bytes(model, setting))
@@ -72,19 +117,25 @@ class DeviceEstimator:
         }
         return setting.model_copy(update=changes)
 
-    def _estimate(self, model: SwinConfig, setting: TrainSetting) -> Estimate | None:
+    def _estimate(self, model: Model, setting: TrainSetting) -> Estimate | UnsupportedError:
         try:
             config, chosen = choose(model, setting, self.gpu, {})
-            ledger = step_ledger(config, chosen)
+            ledger = self._ledger(config, chosen)
             return estimate_ledger(
                 config, chosen, ledger, self.gpu, allocator=self.allocator, rates=self.rates
             )
-        except UnsupportedError:
-            return None
+        except UnsupportedError as error:
+            return error
 
-    def _timed(
-        self, model: SwinConfig, setting: TrainSetting, found: Estimate
-    ) -> Throughput | None:
+    def _ledger(self, model: Model, setting: ResolvedSetting) -> Ledger:
+        """The recorded step. Raises UnsupportedError where a trace is needed and was not made."""
+        if not is_on_shapes(model):
+            fault = _fault(traced_step(model, setting), setting.batch_size)
+            if fault:
+                raise UnsupportedError(fault)
+        return step_ledger(model, setting)
+
+    def _timed(self, model: Model, setting: TrainSetting, found: Estimate) -> Throughput | None:
         """The shared step's time made that of `setting`: its micro-batches by precision and
         compilation, its optimizer's step by the implementation."""
         if self.rates is None or found.throughput is None:
@@ -102,46 +153,55 @@ class DeviceEstimator:
             uncertainty=self.rates.uncertainty_of(setting),
         )
 
-    def _optimizer_ratio(
-        self, model: SwinConfig, setting: TrainSetting, plain: TrainSetting
-    ) -> float:
+    def _optimizer_ratio(self, model: Model, setting: TrainSetting, plain: TrainSetting) -> float:
         """How long the optimizer of `setting` steps, to that of `plain`: at a small batch, since
         only what is trained has to do with it."""
         if setting.optimizer == plain.optimizer:
             return 1.0
-        bare = {"batch_size": 2, "compile": "off", "checkpointing": "none"}
-        own, other = (
-            _optimizer_seconds(self._step(model, s.model_copy(update=bare)))
-            for s in (setting, plain)
-        )
+        own, other = (_optimizer_seconds(self._step(model, _bare(s))) for s in (setting, plain))
         return own / other if other else 1.0
 
-    def _optimizer_bytes(self, model: SwinConfig, setting: TrainSetting) -> int:
+    def _optimizer_bytes(self, model: Model, setting: TrainSetting) -> int:
         """What the optimizer takes within its step: at a small batch, with which it has nothing
         to do."""
-        bare = {
-            "batch_size": 2, "accumulate": 1, "compile": "off", "checkpointing": "none",
-            "precision": "fp32" if setting.precision != "pure-bf16" else setting.precision,
-        }  # fmt: skip
-        at = setting.model_copy(update=bare)
+        at = _bare(setting)
         if (model, at) not in self._optimizers:
-            ledger = step_ledger(*choose(model, at, self.gpu, {}))
+            ledger = self._ledger(*choose(model, at, self.gpu, {}))
             self._optimizers[model, at] = growth_within(ledger, "optimizer")
         return self._optimizers[model, at]
 
-    def _step(self, model: SwinConfig, setting: TrainSetting) -> StepTime:
+    def _step(self, model: Model, setting: TrainSetting) -> StepTime:
         """The predicted time of one micro-batch and the optimizer's step, run as `setting` says."""
         at = setting.model_copy(update={"accumulate": 1})
         if (model, at) not in self._steps:
             assert self.rates is not None
             recorded = self.shared_setting(at).model_copy(update={"optimizer": at.optimizer})
             if (model, recorded) not in self._operations:
-                resolved = find_library(model.library).resolve(model, recorded)
-                ledger = step_ledger(model, resolved)
+                ledger = self._ledger(*resolve(model, recorded))
                 self._operations[model, recorded] = list(ledger.operations())
             operations = self._operations[model, recorded]
             self._steps[model, at] = predict_step(operations, self.rates, at)
         return self._steps[model, at]
+
+
+def _bare(setting: TrainSetting) -> TrainSetting:
+    """A small step with the optimizer of `setting`, to see only that: precision matters to an
+    optimizer only where the parameters themselves are kept in it."""
+    changes = {
+        "batch_size": 2, "accumulate": 1, "compile": "off", "checkpointing": "none",
+        "precision": "fp32" if setting.precision != "pure-bf16" else setting.precision,
+    }  # fmt: skip
+    return setting.model_copy(update=changes)
+
+
+def _fault(step: TracedStep, batch_size: int) -> str:
+    """Why a traced step gives no ledger at a batch, nor at any larger one; "" where it does."""
+    if step.reason:
+        return step.reason
+    answer = step.answer(batch_size)
+    if isinstance(answer, PlannerError):
+        return answer.message
+    return "" if isinstance(answer, AffineLedger | Ledger) else "it was not traced"
 
 
 def _beside_a_pool(found: Estimate, more: int) -> Estimate:

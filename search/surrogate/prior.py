@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from planner.estimation import Estimate
-from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting
 from search.space import Candidate, Space
 from search.surrogate.gaussian_process import KernelScales
 from search.surrogate.probe_cost import NUM_BLOCKS, guess_compile_seconds
 
-Estimator = Callable[[SwinConfig, TrainSetting], "Estimate | None"]
+Estimator = Callable[[Model, TrainSetting], "Estimate | None"]
 Knot = tuple[Candidate, Estimate]  # an estimate and the candidate it is of
 
 
@@ -116,7 +116,7 @@ def _generic_guess(c: Candidate, device: DeviceInfo) -> Guess:
 
 def estimated_prior(
     space: Space,
-    model: SwinConfig,
+    model: Model,
     device: DeviceInfo,
     estimator: Estimator,
     budget_bytes: int | None = None,
@@ -127,7 +127,8 @@ def estimated_prior(
     estimated (a small, a middle one, and the largest about to fit) and the others lie on the lines
     between, which are never below the estimate.
     """
-    generic = generic_prior(space, device, sum(model.depths))
+    num_blocks = sum(model.depths) if isinstance(model, SwinConfig) else NUM_BLOCKS
+    generic = generic_prior(space, device, num_blocks)
     knots = _estimate_knots(space, model, estimator, device, budget_bytes)
     estimates = [e for found in knots.values() for _, e in found]
     if not estimates:
@@ -152,7 +153,7 @@ def estimated_prior(
 
 def _estimate_knots(
     space: Space,
-    model: SwinConfig,
+    model: Model,
     estimator: Estimator,
     device: DeviceInfo,
     budget_bytes: int | None,

@@ -18,9 +18,9 @@ from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig
 from planner.units import GIB
 from search.space import Candidate, make_space
 from search.study.records import append_records
+from search.surrogate.estimator import DeviceEstimator
 from search.surrogate.prior import Guess, estimated_prior
 from search.surrogate.probe_cost import guess_compile_seconds
-from search.tuning import device_estimator
 
 H100 = DeviceInfo(
     kind="cuda", name="NVIDIA H100 80GB HBM3", total_bytes=80 * GIB, capability=(9, 0)
@@ -59,7 +59,7 @@ def predict_table(name: str) -> list[MeasurementRecord]:
     model = resolve_model(model_name)
     assert isinstance(model, SwinConfig)
     space = make_space(model, device, restrict={**AXES, "compile": modes}, batch_sizes=batches)
-    prior = estimated_prior(space, model, device, device_estimator(device), device.total_bytes)
+    prior = estimated_prior(space, model, device, DeviceEstimator(device), device.total_bytes)
     random = Random(name)
     return [
         _record(model, device, c, guess, random)

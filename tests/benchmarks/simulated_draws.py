@@ -22,8 +22,8 @@ from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetti
 from planner.throughput.prediction import DeviceRates, rates_for
 from planner.units import GIB, MIB
 from search.space import Candidate, Space, make_space, space_of
+from search.surrogate.estimator import DeviceEstimator
 from search.surrogate.prior import Prior, estimated_prior
-from search.tuning import device_estimator
 from tests.benchmarks.simulated_physics import (
     MATRIX_KINDS,
     RECORDED,
@@ -85,7 +85,7 @@ def make_pair(name: str) -> Pair:
     assert isinstance(model, SwinConfig)
     space = make_space(model, device)
     budget = int(device.total_bytes * (1 - HEADROOM))
-    prior = estimated_prior(space, model, device, device_estimator(device), budget)
+    prior = estimated_prior(space, model, device, DeviceEstimator(device), budget)
     return Pair(name, model, device, space, prior, budget)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from search.replay import Replay
 from search.study.records import read_records
-from tests.benchmarks.replays import pooled
+from tests.benchmarks import traced_prior
+from tests.benchmarks.replays import pooled, probes_to_within
 from tests.benchmarks.strategies import injected_prior, run_once, table_budget
 from tests.benchmarks.strategy_report import Run, quantile, rewrite, show, summarise, write
 from tests.search.tables import invented_table, true_seconds
@@ -104,3 +105,19 @@ def test_few_probes_over_every_recorded_table(table: Path, error: float) -> None
     assert median_probes <= 5
     assert most_probes is not None
     assert most_probes <= 8
+
+
+@pytest.mark.parametrize("table", ["all rounds", "quickest round"])
+def test_a_traced_prior_finds_a_factorys_best_sooner_than_a_guess(
+    table: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guess begins with a small batch, as nothing is known; the traced one with the best."""
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "ledgers"))
+    replay = traced_prior.tables()[table]
+    best = max(replay.rates(None).values())
+    found = {n: traced_prior.search(replay, p) for n, p in traced_prior.priors(replay).items()}
+    arrived = {name: probes_to_within(steps, best, 0.01) for name, steps in found.items()}
+    assert arrived["traced"] is not None
+    assert arrived["generic"] is not None
+    assert arrived["traced"].probes == 1 < arrived["generic"].probes
+    assert len(found["traced"]) < len(found["generic"])

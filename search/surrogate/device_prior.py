@@ -1,0 +1,45 @@
+"""The prior of a search on a device: estimated where the model can be, else a generic guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from planner.memory.allocator_config import AllocatorConfig
+from planner.schema import DeviceInfo, Model
+from planner.throughput.prediction import DeviceRates
+from search.space import Space
+from search.surrogate.estimator import DeviceEstimator
+from search.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior
+
+# Of the time left, that tracing a model may take before the first probe: a judgement. A trace took
+# 3 to 13 s of processor time (models of timm, torchvision and transformers, two shared cores, torch
+# 2.13, 2026-11), and a recorded step is three of them.
+TRACE_SHARE = 0.25
+
+
+def device_prior(
+    space: Space, model: Model, device: DeviceInfo, estimator: Estimator | Literal["auto"] | None,
+    budget_bytes: int | None, *, rates: DeviceRates | None = None,
+    allocator: AllocatorConfig | None = None, seconds_left: float | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[Prior, list[str]]:  # fmt: skip
+    """The prior, and what is to be said of it.
+
+    "auto" estimates by `rates`, or by those of the catalogue, with the caching allocator's options
+    that probes run with. A model that is no Swin of ours is traced for it, in another process and
+    within a share of `seconds_left`; what was traced before is read from the cache.
+    """
+    if estimator is None:
+        return generic_prior(space, device), []
+    if estimator == "auto":
+        estimator = DeviceEstimator(device, rates, allocator)
+        limit = None if seconds_left is None else TRACE_SHARE * seconds_left
+        settings = [c.setting for c in space.candidates]
+        why = estimator.record(model, settings, limit, say)
+        if why:
+            first = why.partition("\n")[0].rstrip(".")
+            note = f"There is no estimate of {model.title} before the first probe: {first}."
+            say(note)
+            return generic_prior(space, device), [note]
+    return estimated_prior(space, model, device, estimator, budget_bytes), []

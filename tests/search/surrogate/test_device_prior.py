@@ -1,0 +1,111 @@
+"""The prior of a model that is no Swin of ours: traced in another process, kept, and never sought
+in vain twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.schema import DeviceInfo, FactoryModel
+from planner.units import GIB
+from search.space import Space, make_space
+from search.surrogate.estimator import DeviceEstimator
+
+CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=16 * GIB)
+H100 = DeviceInfo(
+    kind="cuda", name="NVIDIA H100 80GB HBM3", total_bytes=80 * GIB, capability=(9, 0)
+)
+# In a process of its own: this one may have imported torch, and would trace here.
+SCRIPT = """
+import json, sys
+from tests.search.surrogate.test_device_prior import CPU, factory, small_space
+from search.surrogate.device_prior import device_prior
+
+model, limit = factory(sys.argv[1]), json.loads(sys.argv[2])
+said = []
+prior, notes = device_prior(
+    small_space(model), model, CPU, "auto", 8 << 30, seconds_left=limit, say=said.append
+)
+print(json.dumps({"bytes": [g.num_bytes for g in prior.guesses], "basis": prior.basis,
+                  "said": said, "notes": notes, "torch": "torch" in sys.modules}))
+"""
+
+
+def factory(name: str) -> FactoryModel:
+    factory = f"tests.traced_models:{name}"  # not imported here: it imports torch
+    return FactoryModel(factory=factory, image_size=(32, 32), num_classes=10)
+
+
+def small_space(model: FactoryModel) -> Space:
+    axes = {"precision": ("fp32",), "compile": ("off",), "checkpointing": ("none",)}
+    return make_space(model, CPU, restrict=axes, batch_sizes=(1, 4, 8, 16))
+
+
+def prior_of(name: str, cache: Path, limit: float | None = None) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, name, json.dumps(limit)], capture_output=True, text=True,
+        env={**os.environ, "PLANNER_CACHE_DIR": str(cache)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_factory_is_traced_by_another_process_and_read_from_the_cache_then(
+    tmp_path: Path,
+) -> None:
+    first = prior_of("Convolutional", tmp_path)
+    assert not first["torch"]
+    assert "Tracing" in first["said"][0]
+    assert "(2 settings)" in first["said"][0], "adamw and adamw-fused"
+    assert first["notes"] == []
+    assert "memory: the estimate" in first["basis"]
+    # Affine in the batch, above what the parameters and their state take.
+    one, two, three = first["bytes"][1:4]
+    assert three - two == pytest.approx(2 * (two - one), rel=1e-6)
+    again = prior_of("Convolutional", tmp_path)
+    assert again["said"] == []
+    assert again["bytes"] == first["bytes"]
+
+
+def test_a_step_that_is_not_affine_is_probed_with_the_generic_guess_and_that_is_said(
+    tmp_path: Path,
+) -> None:
+    found = prior_of("Chunked", tmp_path)
+    assert "a generic guess" in found["basis"]
+    assert found["notes"] == found["said"][-1:]
+    assert "does not grow evenly with the batch size" in found["notes"][0]
+
+
+def test_tracing_ends_with_its_share_of_the_time_left(tmp_path: Path) -> None:
+    found = prior_of("Convolutional", tmp_path, limit=0.2)  # a quarter of it: torch takes longer
+    assert "was not done after 0 s" in found["notes"][0]
+    assert "a generic guess" in found["basis"]
+
+
+def test_no_estimate_begins_a_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
+    model = factory("Normalized")
+    setting = make_space(model, CPU).candidates[-1].setting
+    assert DeviceEstimator(CPU)(model, setting) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_whole_space_on_a_gpu_needs_few_recordings() -> None:
+    """Eager fp32 and bf16 of each checkpointing stand for all; a fused optimizer is seen once."""
+    model = factory("Convolutional")
+    space = make_space(model, H100)
+    estimator = DeviceEstimator(H100)
+    recorded = {
+        s.model_copy(update={"batch_size": 1})
+        for c in space.candidates
+        for s in estimator._recorded(c.setting)
+    }
+    kinds = len(space.choices["checkpointing"])
+    assert len(space) > 200 * kinds
+    assert len(recorded) == 2 * kinds + 1
