@@ -28,20 +28,39 @@ MODEL_FLAGS: list[Callable[[Any], Any]] = [
     click.option("--set", "fields", multiple=True, metavar="FIELD=VALUE",
                  help="Any field of the model or of the setting; may be repeated."),
 ]  # fmt: skip
+# Each axis: the letter that stands for a value, what the values are, what it is by default.
+_AXES = {
+    "precision": ("P", "fp32, tf32, bf16, fp16 or pure-bf16", "bf16; fp16 on a GPU without it"),
+    "checkpointing": ("C", "none, blocks, stages, stages:0,1 or nested", "none"),
+    "compile": (
+        "C",
+        "off, default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
+        "off",
+    ),
+    "attention": ("A", "eager or sdpa", "the library's own"),
+    "optimizer": ("O", "adamw, adam, sgd, … and -foreach, -fused, -forloop", "adamw"),
+}
+
+
+def axis_flags(searched: bool = False) -> list[Callable[[Any], Any]]:
+    """The options of a setting's axes: `searched` among the values given, or one row for each."""
+    return [
+        click.option(
+            f"--{axis}",
+            metavar=f"{letter}[,{letter}…]",
+            multiple=searched and axis == "checkpointing",
+            help=f"Search only these: {values}." if searched else f"{values} ({default}).",
+        )
+        for axis, (letter, values, default) in _AXES.items()
+    ]
+
+
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--batch-size", metavar="N[,N…]", help="Images of one device at a time (64)."),
     click.option("--accumulate", metavar="N[,N…]", help="Micro-batches per optimizer step (1)."),
-    click.option("--precision", metavar="P[,P…]",
-                 help="fp32, tf32, bf16, fp16 or pure-bf16 (bf16; fp16 on a GPU without it)."),
-    click.option("--checkpointing", metavar="C[,C…]",
-                 help="none, blocks, stages, stages:0,1 or nested (none)."),
-    click.option("--compile", metavar="C[,C…]",
-                 help="off, default, reduce-overhead, max-autotune, … (off)."),
-    click.option("--attention", metavar="A[,A…]", help="eager or sdpa (the library's own)."),
-    click.option("--optimizer", metavar="O[,O…]",
-                 help="adamw, adam, sgd, … and -foreach, -fused, -forloop (adamw)."),
+    *axis_flags(),
     *MODEL_FLAGS,
-]  # fmt: skip
+]
 
 
 def with_model_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from planner.cli.arguments import MODEL_FLAGS, given_fields, split_values
+from planner.cli.arguments import MODEL_FLAGS, axis_flags, given_fields, split_values
 from planner.cli.output import print_json, say
 from planner.errors import UsageError
 from planner.schema import Model, TrainSetting, parse
@@ -43,13 +43,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("model", required=False),
     click.option("--batch-size", metavar="N[,N…]", help="Try only these micro-batches."),
     click.option("--accumulate", metavar="N", help="Micro-batches per step (1)."),
-    click.option("--precision", metavar="P[,P…]", help="Of fp32, tf32, bf16, fp16."),
-    click.option("--checkpointing", metavar="C", multiple=True,
-                 help="Of none, blocks, stages, stages:0,1, nested; repeat it for several."),
-    click.option("--compile", metavar="C[,C…]",
-                 help="Of off, default, reduce-overhead, max-autotune."),
-    click.option("--attention", metavar="A[,A…]", help="Of eager, sdpa."),
-    click.option("--optimizer", metavar="O[,O…]", help="As adamw, adamw-fused, sgd."),
+    *axis_flags(searched=True),
     *MODEL_FLAGS,
     *search_flags(),
     click.option("--json", "as_json", is_flag=True, help="Print recommendation.json."),

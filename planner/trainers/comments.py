@@ -29,7 +29,7 @@ def comment(heading: Iterable[str], run: str, more: Iterable[str], notes: Iterab
     The first two lines are ours to the letter: Python looks for a file's encoding there, and a
     model called "coding: utf-7" would otherwise choose it.
     """
-    lines = [f"{WRITTEN_BY}, which replaces files that begin so.", ""]
+    lines = [f"{WRITTEN_BY}, which replaces files that begin with this line.", ""]
     lines += _paragraphs(heading)
     lines += ["", f"Run: {one_line(run, 2000)}", *(one_line(line) for line in more)]
     noted = [line for note in notes for line in _paragraph(f"- {note}", "  ")]
