@@ -189,8 +189,9 @@ class _Player:
         which are not. `num_moved` counts the live blocks that lie elsewhere. Pools know nothing of
         each other while memory does not run out. Raises OutOfMemoryError.
         """
-        allocator, blocks = self.allocator, self.blocks
+        allocator, blocks, grown_at = self.allocator, self.blocks, self.grown_at
         period = len(requests) - start
+        allocated, peak = self.allocated, self.peak_allocated
         num_moved = [0, 0]
         for before, now in handed_on.items():
             num_moved[blocks[now][1] > SMALL] += blocks[before] != blocks[now]
@@ -199,18 +200,20 @@ class _Player:
             request = requests[entry]
             block = then = blocks[entry]
             pool = then[1] > SMALL
-            if not recurs[pool] and not num_moved[pool] and self.grown_at[pool] < entry:
+            if not (recurs[pool] or num_moved[pool]) and grown_at[pool] < entry:
                 recurs[pool] = not allocator.is_limited
                 if all(recurs):
-                    return
+                    break
             if request > 0:
                 if not recurs[pool]:
                     block = allocator.allocate(request)
-                    num_moved[pool] += block != then
-                self.allocated += block[1]
-                self.peak_allocated = max(self.peak_allocated, self.allocated)
-                if allocator.reserved_units != self.reserved:
-                    self._note_reserved(block)
+                    if block != then:
+                        num_moved[pool] += 1
+                    if allocator.reserved_units != self.reserved:
+                        self._note_reserved(block)
+                allocated += block[1]
+                if allocated > peak:
+                    peak = allocated
             elif then[1]:
                 before = ~request
                 block = blocks[
@@ -218,9 +221,11 @@ class _Player:
                 ]
                 if not recurs[pool]:
                     allocator.free(block)
-                    num_moved[pool] -= block != then
-                self.allocated -= block[1]
+                    if block != then:
+                        num_moved[pool] -= 1
+                allocated -= block[1]
             blocks.append(block)
+        self.allocated, self.peak_allocated = allocated, peak
 
     def _note_reserved(self, block: Block) -> None:
         """The request that got `block` changed what is reserved."""
