@@ -141,7 +141,7 @@ def test_a_replay_of_another_model_says_what_differs(
         ({"global_batch": 8, "base": {"accumulate": 3}}, "accumulate follows"),
         ({"base": {"batchsize": 3}}, "batchsize: no such field"),
         ({"base": {"precision": "fp32"}}, "precision is what is searched"),
-        ({"base": 3}, "base is fields"),
+        ({"base": 3}, "base must be a mapping"),
         ({"storage": ""}, "storage is a name"),
         ({"study_name": 3}, "study_name is a name"),
         ({"output": 3}, "output is a path"),
