@@ -247,14 +247,14 @@ def skip_without(package: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["small_swin3d", pytest.param("small_swin_unetr", marks=pytest.mark.long)]
+    "name", ["small_swin3d", pytest.param("small_swin_unetr", marks=pytest.mark.combinations)]
 )
 def test_a_small_video_or_volume_model_at_a_batch_between(name: str) -> None:
     skip_without("monai" if "unetr" in name else "torchvision")
     assert_named_as_traced(f"tests.large_models:{name}")
 
 
-@pytest.mark.long
+@pytest.mark.published
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(
     "name",
