@@ -170,6 +170,8 @@ def axis_choices(
     for axis in ("checkpointing", "attention"):
         for value in restrict.get(axis) or ():
             _check_library(model, axis, value)
+    for value in chosen["optimizer"]:
+        parse_setting(base, {"optimizer": value}).check_optimizer()
     return chosen
 
 

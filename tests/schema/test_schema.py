@@ -74,7 +74,9 @@ def test_the_version_may_be_typed() -> None:
 
 
 def test_what_is_no_mapping_is_said() -> None:
-    with pytest.raises(UsageError, match="the setting is fields with their values, and 4 is not"):
+    with pytest.raises(
+        UsageError, match="the setting must be a mapping of fields to values, not 4"
+    ):
         parse(TrainSetting, 4, "the setting")  # type: ignore[arg-type]
 
 
