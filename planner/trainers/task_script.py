@@ -30,7 +30,7 @@ def write_task_script(plan: Plan, filename: str) -> Emitted:
     text = "".join(
         (
             plan.comment(run, "Your loader goes into batches().", notes=(RATE_NOTE,)),
-            import_block((*_IMPORTS, _schema_import(plan), *optimizer_imports), ("argparse",)),
+            import_block((*_imports(plan), *optimizer_imports), ("argparse",)),
             "\n" + _constants(plan),
             process_source(setting),
             "\n\n" + _BATCHES.substitute(unit=plan.unit or "items"),
@@ -72,8 +72,11 @@ _IMPORTS = (
 )
 
 
-def _schema_import(plan: Plan) -> str:
-    return f"from planner.schema import {type(plan.model).__name__}, TrainSetting"
+def _imports(plan: Plan) -> tuple[str, ...]:
+    found = [*_IMPORTS, f"from planner.schema import {type(plan.model).__name__}, TrainSetting"]
+    if plan.setting.checkpointing != "none":
+        found.append("from planner.tasks.blocks import checkpoint_as_set")
+    return tuple(found)
 
 
 def _constants(plan: Plan) -> str:
@@ -172,10 +175,12 @@ def _main(plan: Plan) -> str:
     if setting.compile != "off":
         compiled = f"torch.compile(module, mode={literal(setting.compile)}, dynamic=False)"
     made = "    average = [p.detach().clone() for p in module.parameters()]\n"
+    checkpointed = "    checkpoint_as_set(module, task, MODEL, SETTING)\n"
     cuda = '"cuda" if torch.cuda.is_available() else "cpu"'
     return _MAIN.substitute(
         dtype="torch.bfloat16" if setting.precision == "pure-bf16" else "None",
         compiled=compiled,
+        checkpointed=checkpointed if setting.checkpointing != "none" else "",
         scaler="torch.amp.GradScaler(device.type)" if setting.precision == "fp16" else "None",
         average_made=made if setting.ema else "",
         average=", average" if setting.ema else "",
@@ -195,7 +200,8 @@ _MAIN = Template(
     options = parser.parse_args()
     device = torch.device(options.device)
     task = task_for(MODEL, SETTING)  # your module is found where you stand
-    module = task.module().train().to(device=device, dtype=$dtype)
+    module = task.module().train()
+$checkpointed    module.to(device=device, dtype=$dtype)
     lay_out(module, SETTING)
     call: Any = $compiled
     parameters = [p for p in module.parameters() if p.requires_grad]

@@ -100,6 +100,7 @@ def test_a_video_model_is_tuned_and_its_script_trains(own: Path) -> None:
     "fields",
     [
         {"precision": "bf16", "accumulate": 2, "ema": True, "clip_grad": True},
+        {"checkpointing": "blocks", "precision": "fp32"},
         {"precision": "fp16", "memory_format": "channels_last", "optimizer": "sgd"},
     ],
 )
@@ -107,7 +108,9 @@ def test_the_script_says_the_whole_setting(own: Path, fields: dict[str, object])
     need("timm")
     model = resolve_model("timm:resnet10t", {"image_size": "32", "num_classes": "4"})
     setting = TrainSetting.model_validate({"batch_size": 2, **fields})
-    assert "step 2/2  loss" in run(emit_setting(model, setting, "pytorch").text, own)
+    script = emit_setting(model, setting, "pytorch").text
+    assert ("checkpoint_as_set(module" in script) is (setting.checkpointing == "blocks")
+    assert "step 2/2  loss" in run(script, own)
 
 
 def test_a_step_that_breaks_in_a_probe_is_told_of_tasks(own: Path) -> None:
