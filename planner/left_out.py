@@ -20,8 +20,8 @@ def left_out(
     found = [f"{convolutions.left_out}{counted}"]
     if setting.lora_rank and setting.attention == "sdpa":
         found.append(
-            "cuDNN's attention, which torch from 2.11 on takes on capability 9.0 and 10.x where "
-            "the position bias is not trained, as with LoRA: it keeps and works with other memory"
+            "cuDNN's attention, whose memory differs: torch 2.11 and later use it on capability "
+            "9.0 and 10.x where the position bias is not trained, as with LoRA"
         )
     if setting.parallelism == "ddp":
         found += [NCCL_BUFFERS, "the broadcast of buffers before a forward, which is transient"]

@@ -104,11 +104,11 @@ def refusals(plan: Plan) -> list[Refusal]:
 
 def _notes(setting: TrainSetting) -> tuple[str, ...]:
     found = [
-        "Hand the engine the optimizer of building.py (deepspeed.initialize(optimizer=…)): its own "
+        "Pass the optimizer of building.py to deepspeed.initialize(optimizer=…): the engine's own "
         '"AdamW" is another kernel.',
         learning_rate_note(setting),
         "The engine copies all gradients into one flat tensor at each optimizer step, on one "
-        "device too: as many bytes as the parameters take, when the activations are gone.",
+        "device too: it takes as many bytes as the parameters, after the activations are freed.",
     ]
     if setting.autocast_dtype is not None:
         found.append(
@@ -121,7 +121,7 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
             f"checkpointing={setting.checkpointing} is in building.py."
         )
     if setting.compile != "off":
-        found.append(f"To compile is a call, mode {setting.compile}: see building.py.")
+        found.append(f"Compilation (mode {setting.compile}) is a call in building.py.")
     return (*found, *loop_notes(setting))
 
 

@@ -119,7 +119,7 @@ def _train_values(setting: TrainSetting) -> dict[str, Any]:
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """What it cannot say of the plan's model and setting."""
+    """What it cannot express of the model and the setting."""
     found = [*_model_refusals(plan.swin), *_setting_refusals(plan.setting)]
     if plan.device == "cpu":
         found.append(Refusal("main.py needs CUDA, and this was probed on the CPU", way_out()))
@@ -154,7 +154,7 @@ def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
         law = "its sgd is Nesterov's, not the one that was probed"
         found.append(Refusal(law, way_out("optimizer=adamw")))
     elif setting.optimizer not in ("adamw", "adamw-foreach"):
-        law = f"it knows torch's default adamw, not {setting.optimizer}"
+        law = f"it has only torch's default adamw, not {setting.optimizer}"
         found.append(Refusal(law, way_out("optimizer=adamw")))
     if setting.amsgrad:
         found.append(Refusal("its adamw has no amsgrad", way_out("amsgrad=false")))
@@ -176,17 +176,17 @@ def _notes(model: SwinConfig, setting: TrainSetting) -> tuple[str, ...]:
     found = [
         "main.py scales the learning rate by itself: BASE_LR × "
         f"{setting.batch_size} × {setting.world_size} × {setting.accumulate} / 512 = {rate:g}. "
-        "Leave TRAIN.BASE_LR alone when the batch changes.",
+        "Do not change TRAIN.BASE_LR when the batch changes.",
         learning_rate_note(setting),
-        "main.py wraps the model in DDP on one device too, decays no bias and no norm, and keeps "
-        "a GradScaler in fp32 as well.",
+        "main.py wraps the model in DDP even on one device, applies no weight decay to biases and "
+        "norms, and keeps a GradScaler even in fp32.",
     ]
     if model.image_size[0] <= 32:  # data/build.py, build_transform
         found.append(
             "main.py resizes nothing to 32 pixels or fewer: its images must have that size."
         )
     if setting.precision == "fp32":
-        found.append("NVIDIA_TF32_OVERRIDE=0 keeps convolutions, too, in plain fp32.")
+        found.append("NVIDIA_TF32_OVERRIDE=0 keeps convolutions in plain fp32 too.")
     if setting.precision == "tf32":
         found.append("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: main.py has no key for it.")
     return tuple(found)

@@ -228,7 +228,7 @@ def _written(value: Any, depth: int = 0) -> str:
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """What it cannot say of the plan's model and setting."""
+    """What it cannot express of the model and the setting."""
     found = [*_model_refusals(plan.swin), *_setting_refusals(plan.setting)]
     if plan.device == "cpu" and plan.setting.autocast_dtype is not None:
         law = f"its autocast needs a GPU, and this {plan.setting.precision} was probed on the CPU"
@@ -260,13 +260,13 @@ def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
 
 def _notes(setting: TrainSetting) -> tuple[str, ...]:
     found = [
-        "This planner does not know mmpretrain's own Swin: the estimate is microsoft's, after "
-        "which it was written.",
+        "The estimate is of microsoft's Swin, which mmpretrain's follows: the planner has no "
+        "transcription of mmpretrain's.",
         learning_rate_note(setting),
-        "Change this file in place: as a second _base_ it would collide with mmpretrain's own.",
+        "Edit this file itself: used as a second _base_ it would clash with mmpretrain's own.",
     ]
     if setting.precision == "fp32":
-        found.append("NVIDIA_TF32_OVERRIDE=0 keeps convolutions, too, in plain fp32.")
+        found.append("NVIDIA_TF32_OVERRIDE=0 keeps convolutions in plain fp32 too.")
     if setting.precision == "tf32":
         found.append("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: mmengine has no key.")
     return tuple(found)

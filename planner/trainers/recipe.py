@@ -85,6 +85,6 @@ def learning_rate_note(setting: TrainSetting) -> str:
     return (
         f"The learning rate is {rate:g}: Swin's own {BASE_LR:g} for {BASE_LR_IMAGES} images, "
         f"scaled to the global batch of {setting.global_batch} ({setting.batch_size} × "
-        f"{setting.accumulate} accumulated × {setting.world_size} {devices}). If you had tuned "
-        "yours at another global batch, scale that one instead."
+        f"{setting.accumulate} accumulated × {setting.world_size} {devices}). If you tuned "
+        "your own at another global batch, scale that instead."
     )

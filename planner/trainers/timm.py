@@ -211,8 +211,8 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
         )
     if setting.compile != "off":
         found.append(
-            "train.py compiles without dynamic=False, which the probe had: a batch of another "
-            "size compiles once more."
+            "train.py compiles without the probe's dynamic=False: a batch of another size compiles "
+            "again."
         )
     found.append(
         f"{WARMUP_EPOCHS} epochs of warm-up come before the {EPOCHS - WARMUP_EPOCHS} of `epochs`."
