@@ -193,7 +193,7 @@ def _check_library(model: Model, axis: str, value: str) -> None:
     elif value not in ("none", "blocks", "library"):
         raise UnsupportedError(
             f"{axis} {value} cannot be set in {model.title}, which is no Swin of the planner's.",
-            "Leave the option out, and build it so in a factory of your own.",
+            "Omit the option, and build it so in a factory of your own.",
         )
 
 
@@ -336,7 +336,7 @@ _PLAIN = {
 
 
 def simplicity(setting: TrainSetting) -> tuple[int, ...]:
-    """What orders settings from plain to involved; within noise of each other the least wins.
+    """Sort key, simplest first; among settings equal within noise the simplest wins.
 
     First what can break (compilation), then what is added to the model (checkpointing), then the
     arithmetic (fp32 before bf16 before fp16, which needs a GradScaler), the attention, the

@@ -1,4 +1,4 @@
-"""What the device at hand achieves, for the prior: as kept, or measured now as the first act.
+"""What the device at hand achieves, for the prior: cached, or measured once before the first probe.
 
 Measuring runs on the device, so it happens in a process that ends, and that dies with this one.
 """

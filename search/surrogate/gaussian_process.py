@@ -22,7 +22,7 @@ MIDDLE_OCTAVE = 5.0  # log2 of batch 32, the middle of the ladder: where the slo
 # Over the recorded CPU table the residuals of straight lines through an arm's batches correlate by
 # 0.52 between arms of one precision; of a GPU nothing was measured.
 RUNG_SHARE, FAMILY_SHARE = 0.45, 0.5
-KNEE = 8.0  # the batch at which fixed and proportional cost are taken to be of one size
+KNEE = 8.0  # the batch at which fixed and per-image cost are assumed equal
 
 
 @dataclass(frozen=True)

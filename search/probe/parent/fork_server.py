@@ -34,7 +34,7 @@ _NUM_FDS = 6
 
 
 class ForkServerGoneError(Exception):
-    """The fork_server has ended, or is not fit to be forked: let workers start by themselves."""
+    """The fork server has ended, or is not fit to be forked: let workers start by themselves."""
 
 
 class ForkServer:
@@ -102,7 +102,7 @@ class ForkServer:
         self._ready = True
 
     def close(self) -> None:
-        """End the fork_server. Workers that are still at work have guards of their own."""
+        """End the server. Workers that are still at work have supervisors of their own."""
         self._socket.close()
         try:
             self._process.wait(1 if self._ready else 0)
@@ -134,7 +134,7 @@ def main() -> None:
         _import_library(sys.argv[2])
     if importlib.import_module("torch").cuda.is_initialized():
         return
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps the guards
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps the supervisors
     supervisor.set_process_option(supervisor.PR_SET_PDEATHSIG, 0)
     with socket.socket(fileno=int(sys.argv[1])) as parent:
         parent.send(b"ready")
@@ -144,7 +144,7 @@ def main() -> None:
                 return
             if os.fork() == 0:
                 parent.close()
-                _become_guard(fds)
+                _become_supervisor(fds)
             for fd in fds:
                 os.close(fd)
 
@@ -162,7 +162,7 @@ def _import_library(written: str) -> None:
         build_for(model, TrainSetting())()
 
 
-def _become_guard(fds: Sequence[int]) -> NoReturn:
+def _become_supervisor(fds: Sequence[int]) -> NoReturn:
     os.setsid()
     lifeline, status, request, result, output, error = fds
     os.dup2(output, 1)

@@ -230,8 +230,8 @@ class _Listener:
         self.on_result = on_result
         self.phase = "start"
         self.overdue = False
-        self.guard_pid: int | None = None
-        self.guard_is_gone = False
+        self.supervisor_pid: int | None = None
+        self.supervisor_is_gone = False
         self.worker_pid: int | None = None
         self.wait_status: int | None = None
         self.flags: list[str] = []
@@ -266,13 +266,13 @@ class _Listener:
             elif isinstance(answer, ProgressMessage):
                 self.tell(self.phase, answer.num_steps, answer.step_seconds)
 
-    def hear_guard(self, data: bytes) -> None:
+    def hear_supervisor(self, data: bytes) -> None:
         self._status += data
         *lines, self._status = self._status.split(b"\n")
         for line in lines:
             word, *numbers = line.decode().split()
             if word == "started":
-                self.guard_pid, self.worker_pid = int(numbers[0]), int(numbers[1])
+                self.supervisor_pid, self.worker_pid = int(numbers[0]), int(numbers[1])
             else:
                 self.wait_status = int(numbers[0])
                 if int(numbers[1]):
@@ -345,7 +345,7 @@ class _WorkerGroup:
             for fd in theirs:
                 os.close(fd)
         hearers: dict[int, Callable[[bytes], None]] = {
-            status: listener.hear_guard,
+            status: listener.hear_supervisor,
             result: listener.hear_answers,
             output: listener.stdout.feed,
             error: listener.stderr.feed,
@@ -360,7 +360,7 @@ class _WorkerGroup:
             group.end()
 
     def order(self, order: WorkOrder) -> None:
-        """Hand over the work. A worker that is gone already will be heard of as such."""
+        """Hand over the work. If the worker has already exited, `attend` reports it."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self.request, encode(order).lstrip())
         os.close(self.request)
@@ -384,7 +384,7 @@ class _WorkerGroup:
         os.close(self.lifeline)
         self._listen_until(time.monotonic() + KILL_SECONDS)
         if self.listener.wait_status is None:
-            self._end_without_guard()
+            self._end_without_supervisor()
         self.reap()
         self._drain()
         self.listener.reader.close()
@@ -392,13 +392,13 @@ class _WorkerGroup:
         for fd in self.hearers:
             os.close(fd)
 
-    def _end_without_guard(self) -> None:
+    def _end_without_supervisor(self) -> None:
         """The supervisor was ended from outside, or cannot end what hangs in the kernel."""
         if self.is_running():
             self.listener.flags.append("its processes could not be ended")
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self.listener.guard_pid is not None:
-                os.kill(self.listener.guard_pid, signal.SIGKILL)
+            if self.listener.supervisor_pid is not None:
+                os.kill(self.listener.supervisor_pid, signal.SIGKILL)
             if self.listener.worker_pid is not None:
                 os.killpg(self.listener.worker_pid, signal.SIGKILL)
 
@@ -411,7 +411,7 @@ class _WorkerGroup:
 
     def is_running(self) -> bool:
         """Whether the supervisor has more to say: it ends after all that it watched."""
-        return self.listener.wait_status is None and not self.listener.guard_is_gone
+        return self.listener.wait_status is None and not self.listener.supervisor_is_gone
 
     def _listen_until(self, deadline: float) -> None:
         while self.is_running() and (left := deadline - time.monotonic()) > 0:
@@ -427,5 +427,5 @@ class _WorkerGroup:
                 self.hearers[key.fd](data)
                 continue
             self.selector.unregister(key.fd)
-            if self.hearers[key.fd] == self.listener.hear_guard:
-                self.listener.guard_is_gone = True
+            if self.hearers[key.fd] == self.listener.hear_supervisor:
+                self.listener.supervisor_is_gone = True

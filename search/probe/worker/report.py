@@ -8,7 +8,7 @@ from search.probe.protocol import OutcomeMessage, PhaseMessage, ProgressMessage,
 
 
 class Report:
-    """The worker's voice: tells the parent which phase was entered, and how timing goes on."""
+    """Sends the worker's phase, progress and outcome to the parent."""
 
     def __init__(self, result_fd: int, probe_id: str) -> None:
         self.result_fd = result_fd
@@ -16,7 +16,7 @@ class Report:
         self.phase = ""
 
     def enter(self, phase: str) -> None:
-        """Say that `phase` begins, if it is another than before."""
+        """Report that `phase` begins, if it is another than before."""
         if phase != self.phase:
             self.phase = phase
             self._send(encode(PhaseMessage(probe_id=self.probe_id, phase=phase)))

@@ -244,7 +244,7 @@ def test_worker_that_cannot_be_started() -> None:
     assert "could not be started" in record.message
 
 
-def test_guard_killed_from_outside(fork_server: ForkServer, token: str) -> None:
+def test_supervisor_killed_from_outside(fork_server: ForkServer, token: str) -> None:
     """The worker goes with it, and the record says whose fault it was."""
 
     def kill_guard(event: ProbeEvent) -> None:

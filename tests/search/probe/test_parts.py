@@ -212,7 +212,7 @@ def test_control_group_limits_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (memory.total_bytes, memory.free_bytes) == (1 << 20, 1 << 19)
 
 
-def test_guard_looks_less_often_for_what_does_not_die(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supervisor_looks_less_often_for_what_does_not_die(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in an uninterruptible call to a driver: a look walks through all of /proc."""
     waits: list[float] = []
 
@@ -229,7 +229,7 @@ def test_guard_looks_less_often_for_what_does_not_die(monkeypatch: pytest.Monkey
     assert max(waits) == waits[-1] == 0.05
 
 
-def test_guard_imports_little() -> None:
+def test_supervisor_imports_little() -> None:
     """It is started for every probe: no more than a bare interpreter and ctypes."""
     code = "import sys; import search.probe.parent.supervisor; print(len(sys.modules))"
     answer = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, check=True)
