@@ -37,13 +37,11 @@ class NotAffineError(UnsupportedError):
 class AffineLedger:
     """The ledger at one batch, and `slopes`: by event, the bytes and FLOPs that an image more adds.
 
-    An event without a slope is the same at every batch. `pooled_saved_slope` is what an image more
-    adds to `Ledger.pooled_saved_bytes`.
+    An event without a slope is the same at every batch.
     """
 
     at: Ledger
     slopes: Mapping[int, tuple[int, int]]
-    pooled_saved_slope: int = 0
 
     @classmethod
     def through(cls, first: Ledger, second: Ledger) -> AffineLedger:
@@ -63,10 +61,7 @@ class AffineLedger:
             if slope is None:
                 raise NotAffineError(_describe_difference(a, b, first, second))
             slopes[index] = slope
-        pooled, rest = divmod(second.pooled_saved_bytes - first.pooled_saved_bytes, span)
-        if rest:
-            raise NotAffineError("what its CUDA graphs keep saved is no whole number per image")
-        return cls(first, slopes, pooled)
+        return cls(first, slopes)
 
     def check(self, third: Ledger) -> None:
         """Raises NotAffineError where a recording at a third batch differs from `ledger` there.
@@ -78,8 +73,6 @@ class AffineLedger:
         for a, b in _pairs(expected, third):
             if a != b:
                 raise NotAffineError(_describe_difference(a, b, expected, third, derived=True))
-        if expected.pooled_saved_bytes != third.pooled_saved_bytes:
-            raise NotAffineError("what its CUDA graphs keep saved is on no line over the batch")
 
     def ledger(self, batch_size: int) -> Ledger:
         """The ledger at another batch of 2 or more."""
@@ -95,10 +88,7 @@ class AffineLedger:
             name, kind, dtype, flops, num_bytes, kernels, path = event
             done = flops + more * flops_slope, num_bytes + more * slope
             events[index] = _new(Computed, (name, kind, dtype, *done, kernels, path))
-        pooled = self.at.pooled_saved_bytes + more * self.pooled_saved_slope
-        return replace(
-            self.at, events=tuple(events), batch_size=batch_size, pooled_saved_bytes=pooled
-        )
+        return replace(self.at, events=tuple(events), batch_size=batch_size)
 
     @cached_property
     def _growing_storages(self) -> list[tuple[int, int, int, int, str, str]]:

@@ -166,8 +166,7 @@ def _pack(kept: AffineLedger | Ledger) -> dict[str, Any]:
         "batch_size": ledger.batch_size,
         "num_parameters": ledger.num_parameters,
         "notes": ledger.notes,
-        "pooled_saved_bytes": ledger.pooled_saved_bytes,
-        "pooled_saved_slope": kept.pooled_saved_slope if isinstance(kept, AffineLedger) else None,
+        "is_affine": isinstance(kept, AffineLedger),
     }
 
 
@@ -194,10 +193,8 @@ def _unpack(body: dict[str, Any]) -> AffineLedger | Ledger:
         body["batch_size"],
         body["num_parameters"],
         tuple(body["notes"]),
-        body["pooled_saved_bytes"],
     )
-    pooled = body["pooled_saved_slope"]
-    return ledger if pooled is None else AffineLedger(ledger, slopes, pooled)
+    return AffineLedger(ledger, slopes) if body["is_affine"] else ledger
 
 
 def _error(kind: str, message: str, way_out: str) -> PlannerError:

@@ -89,8 +89,10 @@ def record_ledgers(
     if missing:
         title = missing[0][0].model.title
         what = f"{title} ({len(missing)} settings)" if len(missing) > 1 else title
+        compiles = any(step.setting.compile != "off" for step, _ in missing)
+        wait = "a minute or so, compiled" if compiles else "some seconds"
         where = ledger_cache.folder()
-        (say or _say)(f"Tracing {what} on fake tensors, which takes some seconds; kept in {where}.")
+        (say or _say)(f"Tracing {what} on fake tensors, which takes {wait}; kept in {where}.")
         if "torch" in sys.modules:
             for step, batch in missing:
                 step.record(batch)

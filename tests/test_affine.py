@@ -149,17 +149,6 @@ def test_sizes_and_flops_are_fixed_and_per_image() -> None:
     assert affine.ledger(2) is affine.at
 
 
-def test_pooled_bytes_are_affine_too() -> None:
-    first, second, third = (ledger_of(step(b), b, pooled_saved_bytes=5 * b) for b in (2, 3, 9))
-    affine = AffineLedger.through(first, second)
-    assert affine.ledger(9) == third
-    affine.check(third)
-    with pytest.raises(NotAffineError, match="CUDA graphs"):
-        affine.check(ledger_of(step(9), 9, pooled_saved_bytes=44))
-    with pytest.raises(NotAffineError, match="CUDA graphs"):
-        AffineLedger.through(first, ledger_of(step(4), 4, pooled_saved_bytes=13))
-
-
 def test_the_order_within_a_run_of_releases_or_of_tags_is_nothing() -> None:
     turned = step(3)
     turned[4:6] = turned[5:3:-1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +28,11 @@ from planner.schema import SwinConfig, TrainSetting
 
 SWIN_T = "native:swin_tiny"
 KIB = 1024
+
+
+@pytest.fixture(autouse=True)
+def _no_trace_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
 
 
 def compiled_ledger() -> Ledger:
@@ -106,6 +113,29 @@ def test_an_untraced_estimate_is_the_eager_steps_and_says_so(mode: str) -> None:
     assert compiled.throughput is not None
     assert eager.throughput is not None
     assert compiled.throughput.images_per_second > eager.throughput.images_per_second
+
+
+def test_a_trace_that_is_kept_stands_for_every_compile_mode_without_torch(tmp_path: Path) -> None:
+    """Also on shapes: nobody needs to ask for it again."""
+    program = (
+        "import sys\n"
+        "from planner import estimate\n"
+        "from planner.compiled import BOUNDED, TRACED\n"
+        "from planner.schema import SwinConfig\n"
+        "tiny = SwinConfig(image_size=56, depths=(1,), num_heads=(3,), num_classes=10)\n"
+        "def notes(**more):\n"
+        "    return estimate(tiny, **{'batch_size': 9, 'compile': 'default', **more}).assumed\n"
+        "assert BOUNDED.notes[0] in notes()\n"
+        "assert TRACED.notes[0] in notes(traced=True)\n"
+        "for mode in 'default', 'reduce-overhead', 'max-autotune':\n"
+        "    assert TRACED.notes[0] in notes(compile=mode, batch_size=5)\n"
+        "assert BOUNDED.notes[0] in notes(precision='fp32')\n"
+        "print([m for m in ('torch', 'networkx') if m in sys.modules])\n"
+    )
+    environment = {**os.environ, "PLANNER_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_checkpointing_may_come_to_nothing_in_an_untraced_step() -> None:

@@ -31,7 +31,7 @@ def at(batch_size: int) -> Ledger:
 @pytest.fixture(scope="module")
 def affine() -> AffineLedger:
     made = AffineLedger.through(at(2), at(3))
-    return replace(made, at=replace(made.at, notes=("a note",)), pooled_saved_slope=7)
+    return replace(made, at=replace(made.at, notes=("a note",)))
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,6 @@ def test_what_is_read_back_is_what_was_kept(affine: AffineLedger) -> None:
     found = load(KEY)
     assert isinstance(found, AffineLedger)
     assert (found.at, dict(found.slopes)) == (affine.at, dict(affine.slopes))
-    assert found.pooled_saved_slope == 7
     assert found.ledger(9).events == affine.ledger(9).events
     for kept in (at(1), NotAffine("aten.mm grows with the square")):
         store(KEY, kept)

@@ -126,6 +126,16 @@ def test_settings_that_do_not_change_the_events_share_a_trace() -> None:
     assert step is not traced_step(model, setting(accumulate=1))
 
 
+def test_compile_modes_share_a_trace() -> None:
+    """CUDA graphs' pool is put on top of it, at the batch that was asked for."""
+    step = traced_step(model_of("Small"), setting(compile="default"))
+    for mode in ("max-autotune", "reduce-overhead", "max-autotune-no-cudagraphs"):
+        assert step is traced_step(model_of("Small"), setting(compile=mode, batch_size=64))
+    assert step is not traced_step(model_of("Small"), setting())
+    for mode in ("default", "reduce-overhead"):
+        assert_as_traced(model_of("Small"), setting(compile=mode))
+
+
 def test_retracing_makes_anew_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     model, chosen = model_of("Small"), setting()
     step_ledger(model, chosen)
