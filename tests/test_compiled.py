@@ -115,6 +115,7 @@ def test_an_untraced_estimate_is_the_eager_steps_and_says_so(mode: str) -> None:
     assert compiled.throughput.images_per_second > eager.throughput.images_per_second
 
 
+@pytest.mark.combinations
 def test_a_trace_that_is_kept_stands_for_every_compile_mode_without_torch(tmp_path: Path) -> None:
     """Also on shapes: nobody needs to ask for it again."""
     program = (
