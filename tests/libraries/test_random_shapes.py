@@ -41,16 +41,33 @@ def configs(draw: st.DrawFn, library: str) -> SwinConfig:
     )
 
 
-@pytest.mark.parametrize("library", [pytest.param(name, marks=needs(name)) for name in LIBRARIES])
-@settings(
-    max_examples=8,
+AS_DRAWN = settings(
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],  # to make a failure smaller would take a trace for every attempt
     suppress_health_check=list(HealthCheck),
 )
+INSTALLED = pytest.mark.parametrize(
+    "library", [pytest.param(name, marks=needs(name)) for name in LIBRARIES]
+)
+
+
+@INSTALLED
+@settings(AS_DRAWN, max_examples=2)
 @given(data=st.data())
 def test_random_models(library: str, data: st.DataObject) -> None:
+    assert_a_random_model_is_equal(library, data)
+
+
+@pytest.mark.repeated
+@INSTALLED
+@settings(AS_DRAWN, max_examples=25)
+@given(data=st.data())
+def test_many_random_models(library: str, data: st.DataObject) -> None:
+    assert_a_random_model_is_equal(library, data)
+
+
+def assert_a_random_model_is_equal(library: str, data: st.DataObject) -> None:
     config = data.draw(configs(library), "config")
     spec = find_library(library)
     setting = setting_of(

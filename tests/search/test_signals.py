@@ -53,7 +53,7 @@ def await_line(tuner: subprocess.Popen[str], said: str) -> str:
 @pytest.mark.parametrize(
     ("first", "then", "status", "because"),
     [
-        (INT, (), 130, "it was interrupted"),
+        pytest.param(INT, (), 130, "it was interrupted", marks=pytest.mark.combinations),
         (INT, (INT, INT, TERM), 130, "it was interrupted"),
         (TERM, (TERM,), 143, "it was ended by SIGTERM"),
         (HUP, (TERM, INT), 129, "its terminal was closed"),
