@@ -19,6 +19,8 @@ from planner.libraries.resolve import resolve_model
 from planner.schema import FactoryModel, Model, TrainSetting
 from planner.schema.result import Recommendation
 from planner.trainers.emission import TARGETS, emit, emit_setting
+from planner.trainers.plan import Plan
+from planner.trainers.task_script import write_task_script
 
 OWN = """
     import torch
@@ -111,6 +113,31 @@ def test_the_script_says_the_whole_setting(own: Path, fields: dict[str, object])
     script = emit_setting(model, setting, "pytorch").text
     assert ("checkpoint_as_set(module" in script) is (setting.checkpointing == "blocks")
     assert "step 2/2  loss" in run(script, own)
+
+
+def test_the_script_checkpoints_the_blocks_that_the_task_names(own: Path) -> None:
+    """Its forward runs again in backward."""
+    with (own / "own_volumes.py").open("a") as file:
+        file.write(
+            textwrap.dedent("""
+                class Layer(nn.Conv3d):
+                    def forward(self, x):
+                        print("backward" if torch._C._current_graph_task_id() != -1 else "forward")
+                        return super().forward(x)
+
+                class Named(Volumes):
+                    def module(self):
+                        return nn.Sequential(nn.Conv3d(1, 2, 3, padding=1), Layer(2, 2, 1))
+
+                    def blocks(self, module):
+                        return [module[1]]
+            """)
+        )
+    model = FactoryModel(factory="own_volumes:Named")
+    setting = TrainSetting(batch_size=2, precision="fp32", checkpointing="blocks")
+    plan = Plan(model, setting, ("planner",), device="cpu", unit="volumes")
+    printed = run(write_task_script(plan, "train.py").text, own)
+    assert printed.split().count("backward") == printed.split().count("forward") == 2
 
 
 def test_a_step_that_breaks_in_a_probe_is_told_of_tasks(own: Path) -> None:
