@@ -28,7 +28,13 @@ from planner.libraries.limits import graph_limit
 from planner.libraries.registry import find_library
 from planner.memory.allocator_config import AllocatorConfig, environment_allocator
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, convolution_workspace
-from planner.memory.profile import Instant, SteadyStep, profile_memory, steady_step
+from planner.memory.profile import (
+    Instant,
+    MemoryProfile,
+    SteadyStep,
+    profile_memory,
+    steady_step,
+)
 from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
 from planner.units import format_bytes
 
@@ -196,7 +202,6 @@ def estimate_ledger(
     catalogue's `gpu`.
     """
     outside = overheads_for(gpu)
-    workspace = outside.num_workspaces * outside.workspace_bytes
     budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
     allowed = None
     if allocator is not None:
@@ -206,12 +211,6 @@ def estimate_ledger(
     memory = profile_memory(ledger, outside.workspace_bytes, allocator, allowed)
     live, peak, reserved = memory.live, memory.peak, memory.peak_reserved_bytes
     total = reserved + outside.context_bytes
-    breakdown: dict[str, int] = {c: peak.by_category.get(c, 0) for c in CATEGORIES}
-    breakdown |= {
-        "workspace": workspace,
-        "allocator_overhead": reserved - live.peak_bytes - workspace,
-        "cuda_context": outside.context_bytes,
-    }
     convolutions = PATCH_EMBEDDING
     if not isinstance(config, SwinConfig):
         convolutions = convolution_workspace(ledger)
@@ -222,7 +221,7 @@ def estimate_ledger(
         model=config,
         setting=setting,
         num_parameters=ledger.num_parameters,
-        breakdown=breakdown,
+        breakdown=_breakdown(memory, outside),
         saved_activation_bytes=live.saved_bytes + ledger.pooled_saved_bytes,
         peak_live_bytes=live.peak_bytes,
         peak_allocated_bytes=memory.peak_allocated_bytes,
@@ -255,6 +254,18 @@ def _basis(config: Model, setting: TrainSetting, ledger: Ledger, outside: Overhe
     if setting.compile != "off":
         return basis_of(config, setting, ledger)
     return Basis(1 - outside.reserved_error, 1 + outside.reserved_error)
+
+
+def _breakdown(memory: MemoryProfile, outside: Overheads) -> dict[str, int]:
+    """Bytes at the peak instant by category, and what comes on top of live bytes."""
+    breakdown: dict[str, int] = {c: memory.peak.by_category.get(c, 0) for c in CATEGORIES}
+    workspace = outside.num_workspaces * outside.workspace_bytes
+    beside = memory.peak_reserved_bytes - memory.live.peak_bytes - workspace
+    return breakdown | {
+        "workspace": workspace,
+        "allocator_overhead": beside,
+        "cuda_context": outside.context_bytes,
+    }
 
 
 def _range(
