@@ -124,7 +124,7 @@ def test_a_replay_through_the_command(tmp_path: Path) -> None:
         (["native:swin_tiny", "--set", "embed_dims=3"], 2, "embed_dim"),
         (["native:swin_tiny", "--batch-size", "many"], 2, "many"),
         (["native:swin_tiny", "--device", "tpu"], 2, "tpu"),
-        (["native:swin_tiny", "--device", "cpu", "--precision", "fp16"], 1, "fp32, bf16"),
+        (["native:swin_tiny", "--device", "cpu", "--precision", "fp16"], 1, "fp32 and bf16"),
         (["native:swin_tiny", "--device", "cpu", "--storage", "study"], 2, "neither"),
         ([], 2, "MODEL"),
         (["--replay", "nowhere.jsonl"], 2, "does not exist"),
