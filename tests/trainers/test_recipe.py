@@ -193,7 +193,7 @@ def test_main_py_s_classes_are_its_data_set_s() -> None:
         estimator=FakeEstimator(),
     )  # fmt: skip
     assert "DATASET: imagenet22K" in large.text
-    with pytest.raises(UnsupportedError, match=r"(?s)1000 .*21841 .*never 10.*--num-classes 1000"):
+    with pytest.raises(UnsupportedError, match=r"(?s)1000 .*21841 .*not 10.*--num-classes 1000"):
         emit_setting(tiny("microsoft"), TrainSetting(precision="fp16"), "microsoft")
 
 
