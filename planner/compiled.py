@@ -30,11 +30,11 @@ class Basis:
     left_out: tuple[str, ...] = ()
 
 
-# Saved tensors are those of torch's own partition, to the byte. The step's peak lay between 0.95
-# and 1.02 of what Inductor's scheduler estimates where it lowers the same graphs for a CPU (torch
-# 2.13, 2026-11-20, seven two-block Swins; backward has the peak, forwards lay between 0.80 and
-# 0.98). For a GPU it fuses otherwise and may pad strides, and no compiled step on a GPU has been
-# measured by us: the range is some three times that (inferred).
+# Saved tensors are those of torch's own partition, to the byte. The peak of the graph's buffers lay
+# between 0.95 and 1.04 of what Inductor's scheduler estimates where it lowers the same graphs for a
+# CPU (torch 2.13, 2026-11-22, seven two-block Swins, tests/trace/test_compiled.py). For a GPU it
+# fuses otherwise and may pad strides, and no compiled step on a GPU has been measured by us: the
+# range is some three to five times that (inferred).
 TRACED = Basis(
     0.85,
     1.2,
