@@ -1,4 +1,4 @@
-"""README's commands run, and what it shows of their output is what they print.
+"""The commands of README and docs/commands.md run, and the output shown is what they print.
 
 A `sh` block holds commands, one a line; a `console` block holds `$ command` lines, each followed by
 its true output. The two set-up commands are run by `.ci/run`, in a new virtual environment.
@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PLANNER = str(Path(sys.executable).with_name("planner"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = (README, (ROOT / "docs/commands.md").read_text(encoding="utf-8"))
 BLOCK = re.compile(r"^```(sh|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # On the CPU a probe of a whole Swin-T takes minutes: the same command, on a smaller model.
 SMALLER = {
@@ -31,8 +32,8 @@ SMALLER = {
 
 
 def commands() -> Iterator[tuple[str, str | None]]:
-    """(command, its shown output or None), in the README's order, without the set-up commands."""
-    for kind, block in BLOCK.findall(README):
+    """(command, its shown output or None), page by page, without the set-up commands."""
+    for kind, block in (found for page in PAGES for found in BLOCK.findall(page)):
         if kind == "sh":
             for line in block.splitlines():
                 if line and "pip install" not in line:

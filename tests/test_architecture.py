@@ -1,0 +1,89 @@
+"""ARCHITECTURE.md is true: its files exist, and the code imports in the one direction it shows.
+
+Its table of rooms is read from top to bottom; a room may import from the rows below its own. A room
+is a folder directly under `planner/`, `search/` or `search/probe/`, or a file there.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/how-it-works.md")
+HOUSES = ("planner", "search", "search/probe")  # whose entries are rooms
+ROW = re.compile(r"^\| (`.+`) \|", re.MULTILINE)
+PATH = re.compile(r"`((?:planner|search|tests|docs|examples)/[\w./-]*)`")
+
+
+def rows() -> list[list[str]]:
+    """The rooms of each row of the table, as paths without suffix: `planner/step`."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = text.partition("## The rooms")[2].partition("\n## ")[0]
+    return [
+        [name.removesuffix("/").removesuffix(".py") for name in re.findall(r"`([^`]+)`", row)]
+        for row in ROW.findall(table)
+    ]
+
+
+def room_of(module: str) -> str:
+    """The room that a dotted module lies in; a house's own `__init__` is the house."""
+    parts = module.split(".")
+    depth = 3 if parts[:2] == ["search", "probe"] and is_folder(parts[:3]) else 2
+    return "/".join(parts[:depth])
+
+
+def is_folder(parts: list[str]) -> bool:
+    return len(parts) == 3 and ROOT.joinpath(*parts).is_dir()
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The modules of ours that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = ROOT.joinpath(*node.module.split("."), alias.name)
+                is_module = whole.with_suffix(".py").is_file() or whole.is_dir()
+                yield f"{node.module}.{alias.name}" if is_module else node.module
+
+
+def sources() -> list[Path]:
+    return [path for house in ("planner", "search") for path in (ROOT / house).rglob("*.py")]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_every_room_is_in_the_table_once() -> None:
+    listed = [room for row in rows() for room in row]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {room_of(module_of(path)) for path in sources()}
+
+
+def test_imports_run_downwards() -> None:
+    floor = {room: number for number, row in enumerate(rows()) for room in row}
+    upwards = set()
+    for path in sources():
+        here = room_of(module_of(path))
+        for module in imports_of(path):
+            if module.split(".")[0] not in ("planner", "search"):
+                continue
+            there = room_of(module)
+            if there != here and floor[there] <= floor[here]:
+                upwards.add(f"{path.relative_to(ROOT)} imports {there}")
+    assert not upwards, "\n".join(sorted(upwards))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_that_a_page_names_is_there(page: str) -> None:
+    named = PATH.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert named
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing, f"{page} names what is not there: {', '.join(missing)}"
