@@ -33,7 +33,7 @@ ROUND_LARGE = ROUND_LARGE_BYTES >> UNIT_BITS
 # only has to be more than any device has.
 _VIRTUAL_UNITS = 1 << 34
 _NO_LIMIT = 1 << 256  # units: beyond the largest sizes that a setting may have
-_ADDRESS_BITS = 48
+_ADDRESS_BITS = 128
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
 Block = tuple[int, int]  # address and size, in units
