@@ -19,11 +19,10 @@ from planner.schema import TrainSetting, parse
 from planner.schema.model import MAX_SIZE
 from planner.units import MAX_SECONDS, parse_percent, parse_seconds
 from search.space import AXES
+from search.strategies.named import STRATEGIES
 from search.strategies.strategy import TOLERANCE
-from search.strategies.walks import WALKS
 from search.study.study import STUDY_NAME
 
-STRATEGIES = ("planner", "tpe", "gp", "random", *WALKS)
 IMAGENET_IMAGES = 1_281_167  # ImageNet-1k's training split, what an epoch means unless said
 _MANY = 1 << 40
 

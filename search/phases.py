@@ -56,7 +56,11 @@ def _probe(session: Session, prior: Prior, options: SearchOptions, arm: str | No
     hunts = arm is not None and options.baseline
     if hunts and options.budget_seconds:
         limits.reserved_seconds = PLAIN_DEFAULT_SHARE * options.budget_seconds
-    stopped = session.run(make_strategy(options, space, prior, budget_bytes))
+    strategy = make_strategy(
+        options.strategy, space, prior, budget_bytes,
+        tolerance=options.tolerance, images=options.images, seed=options.seed,
+    )  # fmt: skip
+    stopped = session.run(strategy)
     limits.reserved_seconds = 0.0
     if arm is not None and hunts and session.best_rate():
         session.run(PlainDefaultHunt(space, prior, budget_bytes, arm))

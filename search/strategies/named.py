@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from search.options import SearchOptions
 from search.space import Space
 from search.strategies.planner_strategy import PlannerStrategy
 from search.strategies.strategy import Strategy
 from search.strategies.walks import WALKS, WalkStrategy
 from search.surrogate.prior import Prior
 
+STRATEGIES = ("planner", "tpe", "gp", "random", *WALKS)
+
 
 def make_strategy(
-    options: SearchOptions, space: Space, prior: Prior, budget_bytes: int | None
+    name: str,
+    space: Space,
+    prior: Prior,
+    budget_bytes: int | None,
+    *,
+    tolerance: float,
+    images: float | None,
+    seed: int,
 ) -> Strategy:
-    """The strategy that was asked for. Raises PlannerError where it needs what is not installed."""
-    name = options.strategy
+    """The strategy of `STRATEGIES` that is called `name`; `tolerance` and `images` are the
+    planner's, `seed` is of those that draw at random.
+
+    Raises PlannerError where it needs what is not installed.
+    """
     if name == "planner":
-        return PlannerStrategy(
-            space, prior, budget_bytes, tolerance=options.tolerance, images=options.images
-        )
+        return PlannerStrategy(space, prior, budget_bytes, tolerance=tolerance, images=images)
     if name in WALKS:
-        return WalkStrategy(WALKS[name](space, prior, budget_bytes, options.seed))
+        return WalkStrategy(WALKS[name](space, prior, budget_bytes, seed))
     from search.strategies.optuna_samplers import SamplerStrategy, make_sampler
 
-    return SamplerStrategy(space, make_sampler(name, options.seed), budget_bytes)
+    return SamplerStrategy(space, make_sampler(name, seed), budget_bytes)
