@@ -22,7 +22,7 @@ from planner.hardware.gpu import Gpu
 from planner.hardware.overheads import Overheads, overheads_for
 from planner.hardware.precisions import check_precision
 from planner.ledger import CATEGORIES, Ledger
-from planner.ledgers import RECORDED_MICRO_BATCHES, step_ledger
+from planner.ledgers import step_ledger
 from planner.left_out import left_out
 from planner.libraries.limits import graph_limit
 from planner.libraries.registry import find_library
@@ -36,6 +36,7 @@ from planner.memory.profile import (
     steady_step,
 )
 from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
+from planner.traced_step import RECORDED_MICRO_BATCHES
 from planner.units import format_bytes
 
 if TYPE_CHECKING:

@@ -18,11 +18,12 @@ from planner.errors import UnsupportedError
 from planner.estimation import Estimate, choose, estimate_ledger, least_bytes
 from planner.hardware.gpu import Gpu
 from planner.ledger import Ledger
-from planner.ledgers import is_on_shapes, record_ledgers, step_ledger, traced_step
+from planner.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.libraries.limits import largest_sdpa_batch
 from planner.memory.allocator_config import AllocatorConfig
 from planner.schema import Model, ResolvedSetting, SwinConfig
 from planner.schema.model import MAX_SIZE
+from planner.traced_step import traced_step
 
 # Batches looked at above the one that bisection finds: next to it, where larger ones that fit were
 # met (up to 58 above 668: Swin-B, blocks, 24 GiB), and further up, where none was.

@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from planner.errors import PlannerError
 from planner.ledger_cache import decode, encode
 from planner.ledger_key import ANY_BATCH
-from planner.ledgers import TracedStep, traced_step
 from planner.schema import Model, ResolvedSetting, TrainSetting
+from planner.traced_step import TracedStep, traced_step
 
 Missing = Sequence[tuple[TracedStep, int]]
 

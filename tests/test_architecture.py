@@ -15,8 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/how-it-works.md")
-HOUSES = ("planner", "search", "search/probe")  # whose entries are rooms
-ROW = re.compile(r"^\| (`.+`) \|", re.MULTILINE)
+FACES = ("planner", "search")  # the packages' own `__init__`, which import on first use
+ROW = re.compile(r"^\| (`[^|]+`) \|", re.MULTILINE)
 PATH = re.compile(r"`((?:planner|search|tests|docs|examples)/[\w./-]*)`")
 
 
@@ -64,7 +64,7 @@ def module_of(path: Path) -> str:
 def test_every_room_is_in_the_table_once() -> None:
     listed = [room for row in rows() for room in row]
     assert len(listed) == len(set(listed))
-    assert set(listed) == {room_of(module_of(path)) for path in sources()}
+    assert {*listed, *FACES} == {room_of(module_of(path)) for path in sources()}
 
 
 def test_imports_run_downwards() -> None:
@@ -73,10 +73,10 @@ def test_imports_run_downwards() -> None:
     for path in sources():
         here = room_of(module_of(path))
         for module in imports_of(path):
-            if module.split(".")[0] not in ("planner", "search"):
-                continue
             there = room_of(module)
-            if there != here and floor[there] <= floor[here]:
+            if here not in floor or there not in floor or here == there:
+                continue
+            if floor[there] <= floor[here]:
                 upwards.add(f"{path.relative_to(ROOT)} imports {there}")
     assert not upwards, "\n".join(sorted(upwards))
 
@@ -85,5 +85,6 @@ def test_imports_run_downwards() -> None:
 def test_every_path_that_a_page_names_is_there(page: str) -> None:
     named = PATH.findall((ROOT / page).read_text(encoding="utf-8"))
     assert named
-    missing = [name for name in named if not (ROOT / name).exists()]
+    given = [name for name in named if "NAME" not in name]  # a recipe's file is yours to make
+    missing = [name for name in given if not (ROOT / name).exists()]
     assert not missing, f"{page} names what is not there: {', '.join(missing)}"

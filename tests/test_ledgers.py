@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from planner import TrainSetting, estimate, largest_batch, ledger_cache, ledgers
+from planner import TrainSetting, estimate, largest_batch, ledger_cache
 from planner.affine import in_canonical_order
 from planner.errors import PlannerError, UnsupportedError, UsageError
 from planner.ledger import Ledger
-from planner.ledgers import record_ledgers, step_ledger, traced_step
+from planner.ledgers import record_ledgers, step_ledger
 from planner.schema import FactoryModel, Model, ResolvedSetting
+from planner.traced_step import _held_step, retrace, traced_step
 from tests.traced_models import CLASSES, IMAGE
 
 assert torch.__version__  # imported: these tests trace in their own process
@@ -43,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forget() -> None:
     """As a new process: what is known is on disk."""
-    ledgers._held_step.cache_clear()
+    _held_step.cache_clear()
 
 
 def direct(model: Model, chosen: ResolvedSetting) -> Ledger:
@@ -151,7 +152,7 @@ def test_retracing_makes_anew_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     step_ledger(model, chosen)
     assert calls == []
     forget()
-    ledgers.retrace(model, chosen)
+    retrace(model, chosen)
     step_ledger(model, chosen)
     assert calls == [2, 3, 7]
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import planner
-from planner import ledgers
+from planner import traced_step
 from planner.cli import cli
 
 HEAVY = (
@@ -98,7 +98,7 @@ def test_what_was_traced_before_is_answered_without_torch(
     import torch
 
     assert torch.__version__
-    ledgers._held_step.cache_clear()
+    traced_step._held_step.cache_clear()
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
     result = CliRunner().invoke(cli, ["estimate", *arguments], catch_exceptions=False)
     assert result.exit_code == 0

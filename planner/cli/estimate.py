@@ -19,7 +19,7 @@ from planner.estimation import Estimate, default_precision, estimate_ledger, res
 from planner.hardware import Gpu, all_gpus, find_gpu
 from planner.hardware.precisions import check_precision, lacks
 from planner.ledger import Ledger
-from planner.ledgers import is_on_shapes, record_ledgers, retrace, step_ledger, traced_step
+from planner.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.libraries.limits import SDPA_WINDOWS, largest_sdpa_batch
 from planner.memory.allocator_config import (
     AllocatorConfig,
@@ -27,6 +27,7 @@ from planner.memory.allocator_config import (
     parse_allocator_config,
 )
 from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
+from planner.traced_step import retrace, traced_step
 from planner.units import format_bytes, parse_bytes
 
 Rows = list[tuple[Model, ResolvedSetting]]

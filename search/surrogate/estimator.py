@@ -12,12 +12,13 @@ from planner.errors import PlannerError, UnsupportedError
 from planner.estimation import Estimate, Throughput, choose, estimate_ledger, resolve
 from planner.hardware import Gpu, recognise_gpu
 from planner.ledger import Ledger
-from planner.ledgers import TracedStep, is_on_shapes, record_ledgers, step_ledger, traced_step
+from planner.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
 from planner.schema import DeviceInfo, Model, ResolvedSetting, TrainSetting
 from planner.schema.setting import GRAPH_MODES
 from planner.throughput.prediction import DeviceRates, Operation, StepTime, predict_step, rates_for
+from planner.traced_step import TracedStep, traced_step
 
 Key = tuple[Model, TrainSetting]
 
