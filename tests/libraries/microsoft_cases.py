@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.ledger import Allocated, Event, Marked
+from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.libraries.microsoft.names import PUBLISHED
-from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
 from planner.libraries.registry import find_library
 from planner.schema import SwinConfig, TrainSetting
 from tests.equality import phase_ends

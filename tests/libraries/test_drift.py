@@ -13,7 +13,7 @@ import pytest
 from planner.estimation import estimate
 from planner.libraries import drift
 from planner.libraries.drift import drift_notes, package_folder
-from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
+from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.libraries.registry import SPECS, find_library
 from planner.schema import SwinConfig
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
+from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.step.training import record_training
 from tests.building import on_shapes
 from tests.libraries.microsoft_cases import (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import PlannerError, UnsupportedError
-from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
+from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.libraries.registry import SPECS, find_library
 from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
 from tests.building import build_real

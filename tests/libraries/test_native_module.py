@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import PlannerError, UnsupportedError
-from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
+from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.native.module import (
     Attention,

@@ -17,8 +17,7 @@ from typing import Any
 from torch import nn
 
 from planner.errors import PlannerError
-from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
-from planner.libraries.microsoft.spec import checkout as named_checkout
+from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE, named_checkout
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.wrapping import checkpoint_in_place, chosen_stages
 from planner.schema import SwinConfig, TrainSetting

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.libraries.maps import feature_maps
+from planner.libraries.microsoft.checkout import named_checkout
 from planner.libraries.microsoft.names import PUBLISHED
 from planner.libraries.spec import (
     Attention,
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
 
     from planner.step.nn import Module
     from planner.step.tensor import Device
-
-CHECKOUT_VARIABLE = "SWIN_TRANSFORMER_CHECKOUT"
-
-
-def checkout() -> Path | None:
-    """The folder that `git clone` made, since there is no package; None where none is named."""
-    folder = os.environ.get(CHECKOUT_VARIABLE)
-    return Path(folder) if folder else None
 
 
 def _attentions(config: SwinConfig) -> tuple[Attention, ...]:
@@ -90,6 +81,6 @@ SPEC = LibrarySpec(
     make_on_shapes=_make_on_shapes,
     faults=_faults,
     reentrant=("blocks",),
-    installed=checkout,
+    installed=named_checkout,
     refused={"simmim|_moe_|swin_mlp": "is another kind of model and is not supported."},
 )
