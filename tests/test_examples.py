@@ -52,10 +52,15 @@ def test_own_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "factory", "library", "unit"),
     [
-        ("video_swin.py", "Tiny", "torchvision", "clips"),
-        ("swin_unetr.py", "tiny", "monai", "items"),
-        ("swin_segmentation.py", "Tiny", "transformers", "images"),
         ("masked_images.py", "tiny", "transformers", "items"),
+        *(
+            pytest.param(*example, marks=pytest.mark.combinations)
+            for example in (
+                ("video_swin.py", "Tiny", "torchvision", "clips"),
+                ("swin_unetr.py", "tiny", "monai", "items"),
+                ("swin_segmentation.py", "Tiny", "transformers", "images"),
+            )
+        ),
     ],
 )
 def test_an_example_of_a_task_trains_and_is_traced(

@@ -20,6 +20,7 @@ from planner.ledger import Ledger
 from planner.ledgers import record_ledgers, step_ledger
 from planner.schema import FactoryModel, Model, ResolvedSetting
 from planner.traced_step import _held_step, retrace, traced_step
+from tests.covering import covering
 from tests.traced_models import CLASSES, IMAGE
 
 assert torch.__version__  # imported: these tests trace in their own process
@@ -33,6 +34,9 @@ def model_of(name: str) -> FactoryModel:
 
 def setting(**fields: Any) -> ResolvedSetting:
     return ResolvedSetting(TrainSetting(**{"precision": "bf16", "batch_size": 5, **fields}))
+
+
+ONE_MORE = pytest.mark.combinations
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +64,11 @@ def assert_as_traced(model: Model, chosen: ResolvedSetting) -> None:
     assert found.batch_size == chosen.batch_size
 
 
-@pytest.mark.parametrize("fields", [{}, {"precision": "fp16", "accumulate": 2}], ids=str)
-@pytest.mark.parametrize("name", ["Small", "Normalized"])
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    covering(["Small", "Normalized"], [{}, {"precision": "fp16", "accumulate": 2}]),
+    ids=str,
+)
 def test_a_batch_read_from_recordings_is_that_batch_traced(
     name: str, fields: dict[str, Any]
 ) -> None:
@@ -78,7 +85,9 @@ def test_batch_1_is_traced_by_itself(cache: Path) -> None:
     assert {entry.key["batch"] for entry in ledger_cache.entries()} == {0, 1}
 
 
-@pytest.mark.parametrize("name", ["Contrastive", "Chunked", "Even"])
+@pytest.mark.parametrize(
+    "name", ["Contrastive", *(pytest.param(n, marks=ONE_MORE) for n in ("Chunked", "Even"))]
+)
 def test_a_step_that_is_not_affine_is_traced_at_each_batch(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +101,7 @@ def test_a_step_that_is_not_affine_is_traced_at_each_batch(
     step_ledger(model, chosen)
 
 
-@pytest.mark.parametrize("name", ["Contrastive", "Chunked"])
+@pytest.mark.parametrize("name", ["Contrastive", pytest.param("Chunked", marks=ONE_MORE)])
 def test_the_largest_batch_of_a_step_that_is_not_affine_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedError, match=r"(?s)evenly.*--batch-size 8,16"):
         largest_batch(model_of(name), memory_bytes="1GiB")

@@ -89,6 +89,7 @@ def test_a_task_is_tuned_and_its_script_trains(own: Path) -> None:
             emit(own / "tuned", target)
 
 
+@pytest.mark.workers
 def test_a_video_model_is_tuned_and_its_script_trains(own: Path) -> None:
     need("torchvision")
     fields = {"image_size": "16", "num_frames": "2", "num_classes": "5"}
@@ -102,8 +103,13 @@ def test_a_video_model_is_tuned_and_its_script_trains(own: Path) -> None:
     "fields",
     [
         {"precision": "bf16", "accumulate": 2, "ema": True, "clip_grad": True},
-        {"checkpointing": "blocks", "precision": "fp32"},
-        {"precision": "fp16", "memory_format": "channels_last", "optimizer": "sgd"},
+        *(
+            pytest.param(fields, marks=pytest.mark.combinations)
+            for fields in (
+                {"checkpointing": "blocks", "precision": "fp32"},
+                {"precision": "fp16", "memory_format": "channels_last", "optimizer": "sgd"},
+            )
+        ),
     ],
 )
 def test_the_script_says_the_whole_setting(own: Path, fields: dict[str, object]) -> None:

@@ -93,6 +93,7 @@ def test_the_script_trains_on_a_folder(tmp_path: Path) -> None:
     assert "validation" in ended.stdout
 
 
+@pytest.mark.workers
 def test_two_devices_train_as_one(tmp_path: Path) -> None:
     """torchrun with two CPU processes: all-reduced gradients, one log."""
     (tmp_path / "train.py").write_text(script(tiny("native"), world_size=2, accumulate=2))
