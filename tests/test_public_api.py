@@ -89,7 +89,18 @@ FACTORY = ["tests.traced_models:Small", "--image-size", "32", "--num-classes", "
             pytest.param(arguments, marks=pytest.mark.combinations)
             for arguments in (
                 ["timm:test_vit", "--max-batch", "--memory", "1GiB", "--checkpointing", "none"],
-                [*FACTORY, *"--gpu rtx3090 --batch-size 2,8 --precision fp32,bf16 --json".split()],
+                [
+                    *FACTORY,
+                    *[
+                        "--gpu",
+                        "rtx3090",
+                        "--batch-size",
+                        "2,8",
+                        "--precision",
+                        "fp32,bf16",
+                        "--json",
+                    ],
+                ],
                 [*FACTORY, "--timeline"],
             )
         ),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.covering import covering
+
 torch = pytest.importorskip("torch")
 
 from planner.affine import AffineLedger  # noqa: E402
@@ -30,8 +32,7 @@ def assert_affine(model: Model, build: Build | None = None, **fields: object) ->
     return affine
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "blocks"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "checkpointing"), covering(MODELS, ["none", "blocks"]))
 def test_small_models(name: str, checkpointing: str) -> None:
     """Convolutions, batch norm, attention, depthwise convolutions; and with blocks run again."""
     affine = assert_affine(IMAGES, MODELS[name][0], checkpointing=checkpointing)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.covering import covering
+
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
@@ -23,9 +25,10 @@ from tests.trace.models import (  # noqa: E402
 )
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused"])
+@pytest.mark.parametrize(
+    ("library", "version", "optimizer"),
+    covering(LIBRARIES, [1, 2], ["adamw", "adamw-fused"]),
+)
 def test_in_place_trace_equals_real_memory_events(
     library: str, version: int, optimizer: str
 ) -> None:
