@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -70,10 +70,22 @@ def as_on_cuda() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         _override_autocast(library)
         _override_composites(library)
+    overridden = set(library._op_impls)
+    _forget_dispatch(overridden)
     try:
         yield
     finally:
         library._destroy()
+        _forget_dispatch(overridden)
+
+
+def _forget_dispatch(implementations: Iterable[str]) -> None:
+    """The dispatcher in Python, which torch.compile traces with, remembers each operation's kernel
+    and is not told of another: a compilation before would decide for the rules, and they for one
+    after. `implementations` are written `aten/name.overload/key`."""
+    for implementation in implementations:
+        name = implementation.split("/")[1]
+        _overload(name)._dispatch_cache.clear()
 
 
 def _override_autocast(library: Library) -> None:

@@ -13,7 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
+from torch._dispatch.python import enable_python_dispatcher  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from planner.schema import FactoryModel, TrainSetting  # noqa: E402
 from planner.trace import cuda_rules, trace_training  # noqa: E402
@@ -71,6 +74,35 @@ def test_rules_last_as_long_as_their_context() -> None:
                 F.binary_cross_entropy(half.sigmoid(), half.sigmoid())
     assert norm() == torch.bfloat16
     assert {key: sorted(registered(key)) for key in before} == before
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.append(func._overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def attend() -> str:
+    """The fused attention that runs where operations are dispatched in Python."""
+    with FakeTensorMode():
+        tokens = torch.zeros(1, 1, 8, 8, requires_grad=True)
+        with Operations() as ran, enable_python_dispatcher():
+            F.scaled_dot_product_attention(tokens, tokens, tokens)
+    (name,) = [name for name in ran.names if "attention" in name]
+    return name
+
+
+def test_what_torch_remembers_of_its_dispatch_decides_neither_within_nor_after() -> None:
+    before = attend()  # as a compilation would: what was dispatched is remembered
+    with as_on_cuda():
+        assert attend() == "_scaled_dot_product_efficient_attention"
+    assert attend() == before == "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def test_softmax_of_half_converts_inside_its_kernel() -> None:
