@@ -95,7 +95,14 @@ def _value(node: fx.Node, here: dict[fx.Node, Value]) -> Value:
 
 
 def _is_host_state(node: fx.Node) -> bool:
-    """The random generator's state that checkpointing keeps: on CUDA too it lies on the host."""
+    """The random generator's state that checkpointing keeps: on CUDA too it lies on the host.
+
+    In a forward it is what an operation saves beside its result, in a backward an input, whose size
+    may be a symbol.
+    """
+    if node.op == "placeholder":
+        readers = [user for user in node.users if "run_with_rng_state" in str(user.target)]
+        return any(user.args[0] is node for user in readers)
     source = node.args[0] if node.op == "call_function" and node.args else None
     if not isinstance(source, fx.Node) or "save_rng_state" not in str(source.target):
         return False
