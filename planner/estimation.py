@@ -25,6 +25,7 @@ from planner.ledger import CATEGORIES, Ledger
 from planner.ledgers import step_ledger
 from planner.left_out import left_out
 from planner.libraries.limits import graph_limit
+from planner.libraries.pending import pending
 from planner.libraries.registry import find_library
 from planner.memory.allocator_config import AllocatorConfig, environment_allocator
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, convolution_workspace
@@ -168,9 +169,9 @@ def resolve(model: Model, setting: TrainSetting) -> tuple[Model, ResolvedSetting
     Raises UsageError and UnsupportedError.
     """
     if not isinstance(model, SwinConfig):
-        limit = graph_limit(setting)
-        if limit is not None:
-            raise limit.error()
+        for fault in (*pending(setting), graph_limit(setting)):
+            if fault is not None:
+                raise fault.error()
         return model, ResolvedSetting(setting)
     return model, find_library(model.library).resolve(model, setting)
 

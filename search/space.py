@@ -329,7 +329,7 @@ def _in_order(values: Iterable[str]) -> tuple[str, ...]:
 
 _PLAIN = {
     "compile": COMPILE_MODES,
-    "checkpointing": ("none", "blocks", "stages", "nested"),
+    "checkpointing": ("none", "selective", "blocks", "stages", "nested"),
     "precision": PRECISIONS,
     "attention": ("library", "eager", "sdpa"),
 }

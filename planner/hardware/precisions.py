@@ -10,6 +10,7 @@ from planner.schema import DeviceInfo
 # Matrix units for fp16 came with capability 7.0, for tf32 and bf16 with 8.0 (NVIDIA, CUDA C++
 # Programming Guide, table of tensor core types). On AMD torch multiplies no tf32 by itself.
 _NEEDS = {
+    "fp8": "compute capability 8.9 or more",
     "fp16": "compute capability 7.0 or more",
     "bf16": "compute capability 8.0 or more",
     "pure-bf16": "compute capability 8.0 or more",

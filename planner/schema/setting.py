@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, NewType
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -11,21 +12,25 @@ from planner.errors import UnsupportedError
 from planner.schema.faults import CrossFieldError, Fault
 from planner.schema.model import MAX_SIZE
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "fp8"]
 CompileMode = Literal[
     "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
 ]
 Attention = Literal["library", "eager", "sdpa"]
 Loss = Literal["cross-entropy", "label-smoothing", "soft-target"]
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "pure-bf16")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "pure-bf16", "fp8")
 COMPILE_MODES: tuple[CompileMode, ...] = (
     "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs",
 )  # fmt: skip
 # Those that replay CUDA graphs (torch/_inductor/__init__.py, list_mode_options).
 GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
+IMPLEMENTATIONS = ("-foreach", "-fused", "-forloop")
 OPTIMIZER_FAMILIES = ("adamw", "adam", "sgd", "adafactor", "lion", "rmsprop", "nadam", "radam")
 FUSED_FAMILIES = ("adamw", "adam", "sgd")  # of those above, as torch 2.13 has them
+AMSGRAD_OPTIMIZERS = frozenset(
+    family + suffix for family in ("adam", "adamw") for suffix in ("", *IMPLEMENTATIONS)
+)
 # What the switches of a setting stand for. Of microsoft/Swin-Transformer @f82860b, config.py:
 CLIP_NORM = 5.0  # TRAIN.CLIP_GRAD
 LABEL_SMOOTHING = 0.1  # MODEL.LABEL_SMOOTHING
@@ -33,8 +38,11 @@ EMA_DECAY = 0.9999  # timm's usual one: the authors keep no average
 # What a probe and every emitted trainer set, whatever the setting. timm's train.py and Microsoft's
 # main.py (microsoft/Swin-Transformer @00f2800) turn it on and have no option against it.
 CUDNN_BENCHMARK = True
-_OPTIMIZER = re.compile(rf"({'|'.join(OPTIMIZER_FAMILIES)})(-foreach|-fused|-forloop)?")
-_CHECKPOINTING = re.compile(r"none|blocks|stages|nested|stages:[0-9]{1,3}(,[0-9]{1,3}){0,15}")
+_OPTIMIZER = re.compile(rf"({'|'.join(OPTIMIZER_FAMILIES)})(-foreach|-fused|-forloop)?|adamw-8bit")
+_CHECKPOINTING = re.compile(
+    r"none|blocks|blocks:[1-9][0-9]{0,3}|blocks:every-[2-9]|selective|stages|nested"
+    r"|stages:[0-9]{1,3}(,[0-9]{1,3}){0,15}"
+)
 Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 CountOrNone = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 
@@ -46,15 +54,23 @@ class TrainSetting(BaseModel):
     `batch_size × accumulate × world_size` of them (`global_batch`).
     `attention="library"` means what the library does by itself on CUDA; `resolve` in
     `planner.libraries` turns it into "eager" or "sdpa".
+    `precision` fp8 is bf16 autocast with linear layers that multiply in 8 bits.
     `checkpointing` is none, blocks, stages, stages:0,1 (chosen stages, 0-based) or nested
-    (transformers version 1: stages and, inside them, blocks).
+    (transformers version 1: stages and, inside them, blocks). blocks:6 checkpoints the first six
+    blocks, blocks:every-2 the first of every two, and selective every block but for its matrix
+    products and attention, whose results are kept.
+    `offload` activations keeps what backward needs in pinned memory of the host.
+    `compile_scope` blocks compiles each block by itself; `compile_dynamic` for any batch;
+    `compile_fullgraph` refuses graph breaks; below an `activation_memory_budget` of 1 the compiler
+    recomputes until it keeps that share of what it would keep.
     `optimizer` is a family, for which torch's default implementation on CUDA is meant (foreach, but
     forloop for adafactor), or a family with -foreach, -fused or -forloop. sgd has momentum 0.9;
-    lion is timm's, all others are torch's.
+    lion is timm's, adamw-8bit torchao's, all others are torch's. With `optimizer_in_backward` each
+    weight is updated as soon as its gradient is there.
     `frozen_stages` is how many of the first stages, and the patch embedding with them, are not
     trained. With a `lora_rank` of 1 or more only adapters of that rank are, on the linear layers of
-    attention, and the classifier. `validation_batch_size` images go forward between epochs (0: no
-    validation).
+    attention (`lora_targets` all: and of the MLP), and the classifier.
+    `validation_batch_size` images go forward between epochs (0: no validation).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,9 +80,15 @@ class TrainSetting(BaseModel):
     world_size: Count = 1
     precision: Precision = "bf16"
     checkpointing: str = "none"
+    offload: Literal["none", "activations"] = "none"
     compile: CompileMode = "off"
+    compile_scope: Literal["model", "blocks"] = "model"
+    compile_dynamic: bool = False
+    compile_fullgraph: bool = False
+    activation_memory_budget: Annotated[float, Field(ge=0, le=1)] = 1.0
     attention: Attention = "library"
     optimizer: str = "adamw"
+    optimizer_in_backward: bool = False
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     parallelism: Literal["none", "ddp"] = "none"
     loss: Loss = "cross-entropy"
@@ -76,6 +98,7 @@ class TrainSetting(BaseModel):
     zero_grad_to_none: bool = True
     frozen_stages: CountOrNone = 0
     lora_rank: CountOrNone = 0
+    lora_targets: Literal["attention", "all"] = "attention"
     validation_batch_size: CountOrNone = 0
 
     @field_validator("checkpointing")
@@ -83,7 +106,10 @@ class TrainSetting(BaseModel):
     def _known_checkpointing(cls, value: str) -> str:
         value = value.replace(" ", "")
         if not _CHECKPOINTING.fullmatch(value):
-            raise ValueError("must be none, blocks, stages, stages:0,1 or nested")
+            raise ValueError(
+                "must be none, blocks, blocks:6, blocks:every-2, selective, stages, stages:0,1 or "
+                "nested"
+            )
         return value
 
     @field_validator("optimizer")
@@ -93,16 +119,51 @@ class TrainSetting(BaseModel):
         if not _OPTIMIZER.fullmatch(value):
             raise ValueError(
                 f"must be one of {', '.join(OPTIMIZER_FAMILIES)}, "
-                "alone or with -foreach, -fused or -forloop after it"
+                "by itself or with -foreach, -fused or -forloop after it, or adamw-8bit"
             )
         return value
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainSetting:
-        if self.amsgrad and self.optimizer_family not in ("adam", "adamw"):
-            message = f"amsgrad belongs to adam and adamw, not to {self.optimizer}"
-            raise CrossFieldError([Fault(("amsgrad", "optimizer"), message)])
+        faults = [*self._compile_faults(), *self._optimizer_faults()]
+        if self.lora_targets != "attention" and not self.lora_rank:
+            message = f"lora_targets is {self.lora_targets}, and lora_rank 0 adds no adapters"
+            faults.append(Fault(("lora_targets", "lora_rank"), message))
+        if faults:
+            raise CrossFieldError(faults)
         return self
+
+    def _compile_faults(self) -> Iterator[Fault]:
+        """What belongs to a compiled step and is asked of one that is not."""
+        if self.compile != "off":
+            return
+        for field in ("compile_scope", "compile_dynamic", "compile_fullgraph",
+                      "activation_memory_budget"):  # fmt: skip
+            if getattr(self, field) != type(self).model_fields[field].default:
+                message = f"{field} is {getattr(self, field)}, and compile is off"
+                yield Fault((field, "compile"), message)
+
+    def _optimizer_faults(self) -> Iterator[Fault]:
+        """What an optimizer does not have, and what cannot be where gradients die at once."""
+        if self.amsgrad and self.optimizer not in AMSGRAD_OPTIMIZERS:
+            message = f"amsgrad belongs to adam and adamw, not to {self.optimizer}"
+            yield Fault(("amsgrad", "optimizer"), message)
+        if not self.optimizer_in_backward:
+            return
+        whole: Mapping[str, tuple[bool, str]] = {
+            "accumulate": (self.accumulate > 1, "adds up gradients over micro-batches"),
+            "clip_grad": (self.clip_grad, "needs all gradients at once"),
+            "precision": (self.precision == "fp16", "needs a scaler, which reads all gradients"),
+            "zero_grad_to_none": (not self.zero_grad_to_none, "keeps gradients"),
+            "world_size": (self.world_size > 1, "adds up gradients over devices"),
+        }
+        for field, (is_broken, why) in whole.items():
+            if is_broken:
+                message = (
+                    "optimizer_in_backward frees each gradient as soon as it is there, and "
+                    f"{field} {str(getattr(self, field)).lower()} {why}"
+                )
+                yield Fault((field, "optimizer_in_backward"), message)
 
     @property
     def global_batch(self) -> int:
@@ -114,10 +175,10 @@ class TrainSetting(BaseModel):
         return self.optimizer.partition("-")[0]
 
     @property
-    def optimizer_implementation(self) -> Literal["foreach", "fused", "forloop"]:
+    def optimizer_implementation(self) -> Literal["foreach", "fused", "forloop", "8bit"]:
         """torch's default on CUDA is foreach; for adafactor it is forloop."""
         suffix = self.optimizer.partition("-")[2]
-        if suffix in ("foreach", "fused", "forloop"):
+        if suffix in ("foreach", "fused", "forloop", "8bit"):
             return suffix  # type: ignore[return-value]
         return "forloop" if self.optimizer_family == "adafactor" else "foreach"
 
@@ -134,13 +195,16 @@ class TrainSetting(BaseModel):
     @property
     def autocast_dtype(self) -> Literal["bfloat16", "float16"] | None:
         """The dtype autocast computes in, or None where there is no autocast."""
-        return {"bf16": "bfloat16", "fp16": "float16"}.get(self.precision)  # type: ignore[return-value]
+        dtypes = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
+        return dtypes.get(self.precision)  # type: ignore[return-value]
 
     @property
     def checkpointed_stages(self) -> tuple[int, ...] | None:
         """For `stages:0,1` the stages named; None for every other value."""
         kind, _, stages = self.checkpointing.partition(":")
-        return tuple(sorted({int(s) for s in stages.split(",")})) if kind and stages else None
+        if kind != "stages" or not stages:
+            return None
+        return tuple(sorted({int(s) for s in stages.split(",")}))
 
     def differences(self, other: TrainSetting) -> dict[str, object]:
         """The fields, and their values here, in which this setting is not `other`."""

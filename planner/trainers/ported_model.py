@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.errors import UnsupportedError
 from planner.libraries.limits import SettingFault, graph_limit
+from planner.libraries.pending import pending
 from planner.libraries.registry import find_library
 from planner.schema import FactoryModel, Library, Model, SwinConfig, TrainSetting
 from planner.trainers.plan import Refusal, refuse
@@ -64,5 +65,5 @@ def _own_refusals(model: Model, setting: TrainSetting) -> list[Refusal]:
     if setting.attention == "sdpa":
         law = f"attention sdpa cannot be set from outside the model {model.title}"
         found.append(Refusal(law, f"{way_out} attention=library."))
-    limit = graph_limit(setting)
-    return found if limit is None else [*found, Refusal(limit.message, limit.way_out)]
+    limits = (*pending(setting), graph_limit(setting))
+    return [*found, *(Refusal(limit.message, limit.way_out) for limit in limits if limit)]

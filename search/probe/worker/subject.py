@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from planner.errors import UnsupportedError
 from planner.libraries.limits import graph_limit
+from planner.libraries.pending import pending
 from planner.schema import SwinConfig
 from planner.tasks import task_for
 from planner.tasks.blocks import checkpoint_as_set
@@ -51,9 +52,9 @@ def refuse_unsupported(request: ProbeRequest) -> None:
             f"what is trained is a matter of the model {request.model.title}.",
             "Freeze inside a factory of your own, and probe with frozen_stages 0 and lora_rank 0.",
         )
-    limit = graph_limit(setting)
-    if limit is not None:
-        raise limit.error()
+    for fault in (*pending(setting), graph_limit(setting)):
+        if fault is not None:
+            raise fault.error()
     if setting.precision == "tf32" and not has_tf32(request):
         raise UnsupportedError(
             f"tf32 needs an NVIDIA GPU of compute capability 8.0 or more, and {request.device} "
