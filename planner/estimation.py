@@ -20,7 +20,7 @@ from planner.arguments import (
 from planner.compiled import BOUNDED, Basis, basis_of
 from planner.hardware.gpu import Gpu
 from planner.hardware.overheads import Overheads, overheads_for
-from planner.hardware.precisions import check_precision
+from planner.hardware.precisions import check_precision, peak_flops
 from planner.ledger import CATEGORIES, Ledger
 from planner.ledgers import step_ledger
 from planner.left_out import left_out
@@ -49,12 +49,22 @@ class Throughput:
     """A predicted optimizer step in seconds and images/s; `basis` says what the rates rest on.
 
     `uncertainty` is relative: 0.35 means that either figure may be off by 35% either way.
+    `phase_seconds`, `kind_seconds` (of operations) and `bound_seconds` (what the device is busy
+    with: host, bandwidth, matrix units, kernel starts) each sum to `step_seconds`; `host_seconds`
+    is what the host needs to issue the step. `matrix_flops` are the step's FLOPs on matrix units,
+    recomputed ones too; `peak_share` the share that they are of the named GPU's peak.
     """
 
     step_seconds: float
     images_per_second: float
     basis: str
     uncertainty: float
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    kind_seconds: Mapping[str, float] = field(default_factory=dict)
+    bound_seconds: Mapping[str, float] = field(default_factory=dict)
+    host_seconds: float = 0.0
+    matrix_flops: float = 0.0
+    peak_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -246,7 +256,7 @@ def estimate_ledger(
             *basis.left_out,
             *_left_out_of_time(time),
         ),
-        throughput=_throughput(time),
+        throughput=_throughput(time, gpu, setting),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
     )
@@ -341,10 +351,22 @@ def _step_time(
     return predict_step(ledger.operations(), rates, setting, recorded)
 
 
-def _throughput(time: StepTime | None) -> Throughput | None:
+def _throughput(time: StepTime | None, gpu: Gpu | None, setting: TrainSetting) -> Throughput | None:
     if time is None:
         return None
-    return Throughput(time.step_seconds, time.images_per_second, time.basis, time.uncertainty)
+    peak = None if gpu is None else peak_flops(gpu, setting.precision)
+    return Throughput(
+        time.step_seconds,
+        time.images_per_second,
+        time.basis,
+        time.uncertainty,
+        time.phase_seconds,
+        time.kind_seconds,
+        time.bound_seconds,
+        time.host_seconds,
+        time.matrix_flops,
+        None if peak is None else time.matrix_flops / time.step_seconds / peak,
+    )
 
 
 def _left_out_of_time(time: StepTime | None) -> list[str]:

@@ -42,6 +42,15 @@ def lacks(gpu: Gpu, precision: str) -> bool:
     return precision.removeprefix("pure-") not in offered
 
 
+def peak_flops(gpu: Gpu, precision: str) -> float | None:
+    """The datasheet's dense FLOP/s of matrix products in `precision`; None where there is none."""
+    peaks = {
+        "fp32": gpu.fp32_flops, "tf32": gpu.tf32_flops, "bf16": gpu.bf16_flops,
+        "fp16": gpu.fp16_flops,
+    }  # fmt: skip
+    return peaks.get(precision.removeprefix("pure-"))
+
+
 def check_precision(gpu: Gpu | None, precision: str) -> None:
     """Raises UnsupportedError where `gpu` lacks `precision`."""
     if gpu is not None and lacks(gpu, precision):

@@ -24,6 +24,10 @@ Operation = tuple[str, Computed]  # (phase, operation), as `Ledger.operations` y
 
 WAITING = "waiting for the host"  # the entry of `kind_seconds` in which the device is idle
 
+# What the device is busy with, or waits for, by `bound_seconds`: an operation counts whole as that
+# which takes most of it.
+HOST, BANDWIDTH, MATRIX_UNITS, STARTS = "host", "bandwidth", "matrix units", "kernel starts"
+
 _MATRIX_KINDS = frozenset(("matmul", "conv", "attention"))
 _FUSIBLE_KINDS = frozenset(("pointwise", "reduction", "copy"))
 _COMPILED_PHASES = frozenset(("forward", "backward"))  # the optimizer's step is not compiled
@@ -115,8 +119,9 @@ class DeviceRates:
 
 @dataclass(frozen=True)
 class StepTime:
-    """One steady optimizer step, predicted. `phase_seconds` and `kind_seconds` each sum to
-    `step_seconds`; `host_seconds` and `device_seconds` are what each would take alone."""
+    """One steady optimizer step, predicted. `phase_seconds`, `kind_seconds` and `bound_seconds`
+    each sum to `step_seconds`; `host_seconds` and `device_seconds` are what each would take alone.
+    `matrix_flops` are the FLOPs of its matmuls, convolutions and attention, recomputed ones too."""
 
     step_seconds: float
     images_per_second: float
@@ -124,6 +129,8 @@ class StepTime:
     uncertainty: float
     phase_seconds: Mapping[str, float]
     kind_seconds: Mapping[str, float]
+    bound_seconds: Mapping[str, float]
+    matrix_flops: float
     host_seconds: float
     device_seconds: float
     left_out: tuple[str, ...] = ()
@@ -155,7 +162,7 @@ def predict_step(
     if rates.asynchronous:
         timeline.advance(priced)  # the step counted starts with the host as far ahead as it got
     timeline.run(priced)
-    return timeline.result(setting.accumulate / recorded)
+    return timeline.result(setting.accumulate / recorded, _matrix_flops(ordered))
 
 
 def fuse_operations(operations: Sequence[Operation]) -> list[Operation]:
@@ -210,15 +217,26 @@ def device_seconds(
     phase: str, operation: Computed, rates: DeviceRates, setting: TrainSetting
 ) -> float:
     """The roofline: FLOPs or bytes, whichever takes longer, after the kernels' own start."""
+    return _bound_device_seconds(phase, operation, rates, setting)[0]
+
+
+def _bound_device_seconds(
+    phase: str, operation: Computed, rates: DeviceRates, setting: TrainSetting
+) -> tuple[float, str]:
+    """`device_seconds`, and what takes most of them."""
     start = rates.kernel_seconds
     if _is_graphed(setting):
         start = rates.graph_kernel_seconds
+    start *= operation.kernels
+    bound = BANDWIDTH
     if operation.kind in _MATRIX_KINDS:
         rate = rates.matrix_rate(phase, operation, setting.precision)
-        busy = max(operation.flops / rate, operation.num_bytes / rates.bandwidth)
+        busy = operation.num_bytes / rates.bandwidth
+        if operation.flops / rate >= busy:
+            busy, bound = operation.flops / rate, MATRIX_UNITS
     else:
         busy = operation.num_bytes / (rates.bandwidth * rates.kind_share[operation.kind])
-    return busy + operation.kernels * start
+    return busy + start, STARTS if start > busy else bound
 
 
 def host_seconds(phase: str, operation: Computed, rates: DeviceRates, mode: str) -> float:
@@ -235,7 +253,7 @@ class _Priced(NamedTuple):
     """What one operation costs the host to issue and the device to do, in seconds."""
 
     phase: str
-    phase_kind: tuple[str, str]
+    account: tuple[str, str, str]  # phase, kind, bound
     issue: float
     busy: float
 
@@ -250,14 +268,24 @@ def _price(
         key = phase, operation[1:6]
         cost = known.get(key)
         if cost is None:
+            busy, bound = _bound_device_seconds(phase, operation, rates, setting)
             cost = known[key] = _Priced(
                 phase,
-                (phase, operation.kind),
+                (phase, operation.kind, bound),
                 host_seconds(phase, operation, rates, setting.compile),
-                device_seconds(phase, operation, rates, setting),
+                busy,
             )
         priced.append(cost)
     return priced
+
+
+def _matrix_flops(operations: Iterable[Operation]) -> dict[str, int]:
+    """FLOPs of matmuls, convolutions and attention, by phase."""
+    flops: dict[str, int] = defaultdict(int)
+    for phase, operation in operations:
+        if operation.kind in _MATRIX_KINDS:
+            flops[phase] += operation.flops
+    return flops
 
 
 class _Timeline:
@@ -268,7 +296,7 @@ class _Timeline:
         self.setting = setting
         self.host = 0.0
         self.device = 0.0
-        self.phase_kind: dict[tuple[str, str], float] = defaultdict(float)
+        self.accounts: dict[tuple[str, str, str], float] = defaultdict(float)
         self.issuing: dict[str, float] = defaultdict(float)
 
     def advance(self, operations: Sequence[_Priced]) -> None:
@@ -285,7 +313,7 @@ class _Timeline:
         self.issuing.clear()
 
     def run(self, operations: Sequence[_Priced]) -> None:
-        phase_kind, issuing, asynchronous = self.phase_kind, self.issuing, self.rates.asynchronous
+        accounts, issuing, asynchronous = self.accounts, self.issuing, self.rates.asynchronous
         previous = ""
         for phase, key, issue, busy in operations:
             if phase != previous:
@@ -294,10 +322,10 @@ class _Timeline:
             self.host += issue
             issuing[phase] += issue
             if self.host > self.device:
-                phase_kind[phase, WAITING] += self.host - self.device
+                accounts[phase, WAITING, HOST] += self.host - self.device
                 self.device = self.host
             self.device += busy
-            phase_kind[key] += busy
+            accounts[key] += busy
             if not asynchronous:
                 self.host = self.device
 
@@ -309,17 +337,20 @@ class _Timeline:
             # GradScaler reads found_inf on the host before it lets the optimizer step.
             self.host = max(self.host, self.device)
 
-    def result(self, micro_batch_scale: float) -> StepTime:
-        """`micro_batch_scale`: micro-batches of a step over those that were run here."""
+    def result(self, micro_batch_scale: float, matrix_flops: Mapping[str, int]) -> StepTime:
+        """`micro_batch_scale`: micro-batches of a step over those that were run here, which did
+        `matrix_flops` by phase."""
 
-        def scaled(phase: str, seconds: float) -> float:
-            return seconds * (micro_batch_scale if phase in _COMPILED_PHASES else 1.0)
+        def scaled(phase: str, amount: float) -> float:
+            return amount * (micro_batch_scale if phase in _COMPILED_PHASES else 1.0)
 
         phases: dict[str, float] = defaultdict(float)
         kinds: dict[str, float] = defaultdict(float)
-        for (phase, kind), seconds in self.phase_kind.items():
+        bounds: dict[str, float] = defaultdict(float)
+        for (phase, kind, bound), seconds in self.accounts.items():
             phases[phase] += scaled(phase, seconds)
             kinds[kind] += scaled(phase, seconds)
+            bounds[bound] += scaled(phase, seconds)
         total = sum(phases.values())
         images = self.setting.batch_size * self.setting.accumulate
         left_out = ["loading the data", "clocks falling under sustained load"]
@@ -332,6 +363,8 @@ class _Timeline:
             uncertainty=self.rates.uncertainty_of(self.setting),
             phase_seconds=dict(phases),
             kind_seconds=dict(kinds),
+            bound_seconds=dict(bounds),
+            matrix_flops=sum(scaled(p, flops) for p, flops in matrix_flops.items()),
             host_seconds=sum(scaled(p, s) for p, s in self.issuing.items()),
             device_seconds=total - kinds.get(WAITING, 0.0),
             left_out=tuple(left_out),

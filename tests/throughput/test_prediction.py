@@ -278,3 +278,28 @@ def test_only_what_was_measured_alike_narrows_the_uncertainty() -> None:
         if gpu.name not in efficiency.MEASURED_CARDS:
             assert rates_for(gpu).uncertainty_of(eager) == efficiency.WIDE_UNCERTAINTY
             assert "none of them of this card" in rates_for(gpu).basis
+
+
+def test_the_accounts_of_a_step_add_up_to_it() -> None:
+    rates = replace(slow_host(4 * MS), kernel_seconds=2 * MS)
+    operations: list[Operation] = [
+        ("forward", matmul(5e9)),  # 5 ms of FLOPs, and 2 ms to start
+        ("forward", moving(1e6)),  # 1 ms of bytes: its start takes longer
+        ("backward", moving(6e6)),
+        ("backward", matmul(1e9, 8e6)),  # 8 ms of bytes
+        ("optimizer", moving(0)),  # issued 4 ms after the last
+    ]
+    took = step(*operations, rates=rates)
+    for account in (took.phase_seconds, took.kind_seconds, took.bound_seconds):
+        assert sum(account.values()) == pytest.approx(took.step_seconds)
+    assert took.bound_seconds["matrix units"] == pytest.approx(7 * MS)
+    assert took.bound_seconds["bandwidth"] == pytest.approx((6 + 2 + 8 + 2) * MS)
+    assert took.bound_seconds["kernel starts"] == pytest.approx((1 + 2 + 2) * MS)
+    assert took.bound_seconds.get("host", 0.0) == pytest.approx(took.kind_seconds.get(WAITING, 0.0))
+    assert took.matrix_flops == 6e9
+
+
+def test_flops_count_every_micro_batch_of_a_step() -> None:
+    operations: list[Operation] = [("forward", matmul(1e9)), ("backward", matmul(2e9))] * 2
+    setting = EAGER.model_copy(update={"accumulate": 8})
+    assert predict_step(operations, DEVICE, setting, 2).matrix_flops == 8 * 3e9
