@@ -41,7 +41,7 @@ from planner.traced_step import RECORDED_MICRO_BATCHES
 from planner.units import format_bytes
 
 if TYPE_CHECKING:
-    from planner.throughput.prediction import DeviceRates, StepTime
+    from planner.throughput.prediction import DeviceRates, Operation, StepTime
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,9 @@ def estimate_ledger(
         convolutions = convolution_workspace(ledger)
     basis = _basis(config, setting, ledger, outside)
     low, high = _range(config, setting, basis, live, reserved)
-    time = _step_time(ledger, setting, gpu, rates)
+    rates = rates or _datasheet_rates(gpu)
+    operations = list(ledger.operations()) if rates else []
+    time = _step_time(operations, setting, rates)
     return Estimate(
         model=config,
         setting=setting,
@@ -254,7 +256,7 @@ def estimate_ledger(
         left_out=(
             *left_out(config, setting, convolutions),
             *basis.left_out,
-            *_left_out_of_time(time),
+            *_left_out_of_time(config, setting, operations, rates, time),
         ),
         throughput=_throughput(time, gpu, setting),
         live_bytes=_phase_live_bytes(live),
@@ -337,18 +339,23 @@ def describe_instant(peak: Instant, setting: TrainSetting) -> str:
     return text
 
 
-def _step_time(
-    ledger: Ledger, setting: TrainSetting, gpu: Gpu | None, rates: DeviceRates | None
-) -> StepTime | None:
-    if gpu is None and rates is None:
+def _datasheet_rates(gpu: Gpu | None) -> DeviceRates | None:
+    if gpu is None:
         return None
-    from planner.throughput.prediction import predict_step, rates_for
+    from planner.throughput.prediction import rates_for
 
+    return rates_for(gpu)
+
+
+def _step_time(
+    operations: list[Operation], setting: TrainSetting, rates: DeviceRates | None
+) -> StepTime | None:
     if rates is None:
-        assert gpu is not None
-        rates = rates_for(gpu)
+        return None
+    from planner.throughput.prediction import predict_step
+
     recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
-    return predict_step(ledger.operations(), rates, setting, recorded)
+    return predict_step(operations, rates, setting, recorded)
 
 
 def _throughput(time: StepTime | None, gpu: Gpu | None, setting: TrainSetting) -> Throughput | None:
@@ -369,5 +376,19 @@ def _throughput(time: StepTime | None, gpu: Gpu | None, setting: TrainSetting) -
     )
 
 
-def _left_out_of_time(time: StepTime | None) -> list[str]:
-    return [] if time is None else [f"of the time: {', '.join(time.left_out)}"]
+def _left_out_of_time(
+    config: Model,
+    setting: TrainSetting,
+    operations: list[Operation],
+    rates: DeviceRates | None,
+    time: StepTime | None,
+) -> list[str]:
+    if time is None or rates is None:
+        return []
+    found = [f"of the time: {', '.join(time.left_out)}"]
+    if isinstance(config, SwinConfig):
+        from planner.throughput.alignment import misaligned
+
+        sides = misaligned(config, setting, operations, rates, time)
+        found += [f"of the time: {side.text}" for side in sides]
+    return found

@@ -1,0 +1,86 @@
+"""Whether tiles and waves of matrix products belong in the time model: the fit of `fit_rates` with
+products as they are, padded to tiles, and to whole waves of tiles: `python -m
+tests.benchmarks.fit_tiles`.
+
+A kernel computes whole tiles of its result, and a card as many at once as it has SMs (NVIDIA,
+Matrix Multiplication Background User's Guide, which lists the tiles of cuBLAS below). Of the tiles
+that the list has, a product takes the one that costs it least. Needs scipy, no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from statistics import fmean, median
+from unittest import mock
+
+from planner.hardware import Gpu
+from planner.ledger import Computed
+from planner.step import matmul
+from planner.step.tensor import Device, Tensor
+from tests.benchmarks.fit_rates import Timed, fit, predicted_seconds, timed_rows
+
+Tile = tuple[int, int]
+LISTED: tuple[Tile, ...] = (
+    (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64),
+)  # fmt: skip
+CASES: dict[str, tuple[tuple[Tile, ...], bool]] = {
+    "as they are": (((1, 1),), False),
+    "tiles, any listed": (LISTED, False),
+    "tiles, 128 x 128": (((128, 128),), False),
+    "tiles, 256 x 128": (((256, 128), (128, 256)), False),
+    "waves, any listed": (LISTED, True),
+    "waves, 256 x 128": (((256, 128), (128, 256)), True),
+}
+
+
+def _with_shape(device: Device, name: str, y: Tensor, inner: int, num_bytes: int) -> None:
+    """As `matmul._matmul_cost`, with (batch, rows, columns, inner) behind the operation's name."""
+    batch = y.shape[0] if len(y.shape) == 3 else 1
+    shape = f"{batch},{y.shape[-2]},{y.shape[-1]},{inner}"
+    flops = 2 * y.numel * inner
+    device.compute(f"{name} {shape}", "matmul", y.dtype, flops, num_bytes + y.num_bytes)
+
+
+def padded(operation: Computed, gpu: Gpu, tiles: tuple[Tile, ...], in_waves: bool) -> Computed:
+    """`operation` with the FLOPs of whole tiles, or of whole waves of them."""
+    if operation.kind != "matmul":
+        return operation
+    batch, rows, columns, inner = map(int, operation.name.split()[1].split(","))
+    assert gpu.num_sms is not None
+    flops = []
+    for height, width in tiles:
+        number = batch * ceil(rows / height) * ceil(columns / width)
+        if in_waves:
+            number = ceil(number / gpu.num_sms) * gpu.num_sms
+        flops.append(2 * number * height * width * inner)
+    return operation._replace(flops=min(flops))
+
+
+def _padded_row(timed: Timed, tiles: tuple[Tile, ...], in_waves: bool) -> Timed:
+    operations = (
+        ((phase, padded(operation, timed.gpu, tiles, in_waves)), count)
+        for (phase, operation), count in timed.operations
+    )
+    return replace(timed, operations=tuple(operations))
+
+
+def _errors(rows: list[Timed], shares: dict[str, float]) -> str:
+    found = [abs(timed.seconds / predicted_seconds(timed, shares) - 1) for timed in rows]
+    return f"{median(found):.1%} {fmean(found):.1%} {max(found):.1%}"
+
+
+def main() -> None:
+    with mock.patch.object(matmul, "_matmul_cost", _with_shape):
+        rows = timed_rows()
+    print(f"{'products':20} median, mean and worst error of the fitted rows; of those held out")
+    for title, (tiles, in_waves) in CASES.items():
+        chosen = [_padded_row(timed, tiles, in_waves) for timed in rows]
+        fitted = [timed for timed in chosen if not timed.row.is_held_out]
+        held_out = [timed for timed in chosen if timed.row.is_held_out]
+        shares = fit(fitted)
+        print(f"{title:20} {_errors(fitted, shares)}; {_errors(held_out, shares)}")
+
+
+if __name__ == "__main__":
+    main()
