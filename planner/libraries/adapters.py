@@ -1,22 +1,23 @@
 """Frozen weights and low-rank adapters (LoRA, arXiv 2106.09685) in a real module.
 
 Needs torch: imported only by what builds a real module. Mirrored by `adapters_on_shapes.py`.
+Imports nothing of the planner: emitted scripts hold what they need of it.
 """
 
 from __future__ import annotations
 
 import math
+import re
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from planner.libraries.trainable import LORA_SCALE, Trainable
 
 
 class LoraLinear(nn.Module):
     """A linear layer as it was, plus a trained product of rank r: x A^T B^T.
 
-    `lora_a` is [r, in] and `lora_b` [out, r], which begins at zero.
+    `lora_a` is [r, in] and `lora_b` [out, r], which begins at zero. The product is scaled by
+    alpha / r, with alpha = r.
     """
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
@@ -28,21 +29,20 @@ class LoraLinear(nn.Module):
         self.base = base
 
     def forward(self, x: Tensor) -> Tensor:
-        update = F.linear(F.linear(x, self.lora_a), self.lora_b)
-        y: Tensor = self.base(x) + update * LORA_SCALE
-        return y
+        y: Tensor = self.base(x)
+        return y + F.linear(F.linear(x, self.lora_a), self.lora_b) * 1.0
 
 
-def choose_trainable(module: nn.Module, trainable: Trainable) -> None:
-    """Freezes what is not trained and puts the adapters in, all in place."""
+def freeze(module: nn.Module, frozen: str) -> None:
+    """Trains no parameter whose name begins with the pattern `frozen`."""
     for name, parameter in module.named_parameters():
-        if trainable.is_frozen(name):
+        if re.match(frozen, name):
             parameter.requires_grad_(False)
-    adapted = [
-        (name, child)
-        for name, child in module.named_modules()
-        if isinstance(child, nn.Linear) and trainable.is_adapted(name)
-    ]
-    for name, linear in adapted:
-        parent, _, attribute = name.rpartition(".")
-        setattr(module.get_submodule(parent), attribute, LoraLinear(linear, trainable.lora_rank))
+
+
+def add_adapters(module: nn.Module, adapted: str, rank: int) -> None:
+    """Puts an adapter in the place of each linear layer whose whole name matches `adapted`."""
+    for name, child in list(module.named_modules()):
+        if isinstance(child, nn.Linear) and re.fullmatch(adapted, name):
+            parent, _, attribute = name.rpartition(".")
+            setattr(module.get_submodule(parent), attribute, LoraLinear(child, rank))

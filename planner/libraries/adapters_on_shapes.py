@@ -21,8 +21,8 @@ class LoraLinear(Module):
         self.base = base
 
     def forward(self, x: Tensor) -> Tensor:
-        update = linear(linear(x, self.lora_a), self.lora_b)
-        return add(self.base(x), scale(update))
+        y = self.base(x)
+        return add(y, scale(linear(linear(x, self.lora_a), self.lora_b)))
 
 
 def choose_trainable(device: Device, module: Module, trainable: Trainable) -> None:

@@ -27,8 +27,6 @@ def pending(setting: TrainSetting) -> Iterator[SettingFault]:
         yield _fault("optimizer", setting, "adamw")
     if setting.optimizer_in_backward:
         yield _fault("optimizer_in_backward", setting, "false")
-    if setting.lora_targets != "attention":
-        yield _fault("lora_targets", setting, "attention")
     if setting.precision == "fp8":
         yield _fault("precision", setting, "bf16")
 

@@ -137,9 +137,11 @@ class LibrarySpec:
                 raise
             raise self._not_installed(missing) from error
         if setting.frozen_stages or setting.lora_rank:
-            from planner.libraries.adapters import choose_trainable
+            from planner.libraries.adapters import add_adapters, freeze
 
-            choose_trainable(built, Trainable.of(setting, self.frozen_names))
+            chosen = Trainable.of(setting, self.frozen_names)
+            freeze(built, chosen.frozen)
+            add_adapters(built, chosen.adapted, chosen.lora_rank)
         return built.train()
 
     def on_shapes(self, config: SwinConfig, setting: ResolvedSetting) -> BuildOnShapes:

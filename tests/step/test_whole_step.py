@@ -258,6 +258,23 @@ def test_adapters(library: str, version: int, precision: str) -> None:
     assert_equal_to_trace(small(library, version=version, depths=(1, 1)), setting)
 
 
+@pytest.mark.parametrize(("library", "version"), WITH_ADAPTERS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bf16"},
+        pytest.param(
+            {"frozen_stages": 1, "checkpointing": "blocks"}, marks=pytest.mark.combinations
+        ),
+    ],
+    ids=name_of,
+)
+def test_adapters_of_the_mlp_too(library: str, version: int, changes: Changes) -> None:
+    needs_library(library)
+    setting = setting_of({"lora_rank": 4, "lora_targets": "all", **changes})
+    assert_equal_to_trace(small(library, version=version, depths=(1, 1)), setting)
+
+
 @pytest.mark.parametrize(("library", "version"), KINDS)
 def test_the_same_weights_are_trained(library: str, version: int) -> None:
     """By name: a frozen weight too many or too few, or an adapter elsewhere, would show here."""
@@ -266,6 +283,7 @@ def test_the_same_weights_are_trained(library: str, version: int) -> None:
     settings = [TrainSetting(frozen_stages=stages) for stages in (0, 1, 2)]
     if (library, version) in WITH_ADAPTERS:
         settings.append(TrainSetting(frozen_stages=1, lora_rank=2))
+        settings.append(TrainSetting(frozen_stages=1, lora_rank=2, lora_targets="all"))
     for setting in settings:
         real = build_real(config, setting).named_parameters()
         ours = named_parameters(on_shapes(config, setting)(Device()))
@@ -302,15 +320,21 @@ def test_frozen_stages_leave_the_rest(library: str, version: int) -> None:
     assert second
 
 
-def test_adapters_and_the_classifier_are_trained() -> None:
-    assert trained(small(), TrainSetting(frozen_stages=1, lora_rank=2)) == [
-        *(
-            f"layers.1.blocks.0.attn.{layer}.lora_{matrix}"
-            for layer in ("qkv", "proj")
-            for matrix in "ab"
-        ),
-        "head.weight", "head.bias",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("targets", "layers"),
+    [
+        ("attention", ("attn.qkv", "attn.proj")),
+        ("all", ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")),
+    ],
+)
+def test_adapters_and_the_classifier_are_trained(targets: str, layers: tuple[str, ...]) -> None:
+    setting = setting_of({"frozen_stages": 1, "lora_rank": 2, "lora_targets": targets})
+    assert sorted(trained(small(), setting)) == sorted(
+        [
+            *(f"layers.1.blocks.0.{layer}.lora_{matrix}" for layer in layers for matrix in "ab"),
+            "head.weight", "head.bias",
+        ]
+    )  # fmt: skip
 
 
 def test_a_frozen_weight_is_cast_each_time() -> None:

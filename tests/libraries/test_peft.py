@@ -1,0 +1,90 @@
+"""Our adapters beside those of peft: the same layers, the same weights, the same step."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import pytest
+
+from planner.libraries.missing_operators import declare_missing_operators
+from planner.libraries.registry import find_library
+from planner.libraries.spec import LibrarySpec
+from planner.libraries.trainable import HEADS, Trainable
+from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
+from tests.building import build_real
+from tests.equality import assert_equal_steps
+from tests.libraries.steps import Changes, name_of, needs, setting_of
+from tests.trainers.cases import tiny
+
+if TYPE_CHECKING:
+    from torch import nn
+
+pytestmark = needs("torch", "timm", "transformers", "peft")
+
+CASES: tuple[tuple[SwinConfig, Changes], ...] = (
+    (tiny("timm", depths=(1, 1)), {"lora_targets": "all", "precision": "bf16"}),
+    (tiny("transformers", depths=(1, 1)), {"frozen_stages": 1, "precision": "fp32"}),
+    (tiny("transformers", 2, depths=(1, 1)), {"lora_targets": "all", "precision": "pure-bf16"}),
+)
+
+
+def resolved(config: SwinConfig, changes: Changes) -> tuple[LibrarySpec, ResolvedSetting]:
+    spec = find_library(config.library)
+    return spec, spec.resolve(config, setting_of({"lora_rank": 4, **changes}))
+
+
+def wrapped_by_peft(config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
+    """The library's module in peft's own adapters; dropout 0, alpha = r, no biases."""
+    declare_missing_operators()
+    from peft import LoraConfig, get_peft_model
+
+    spec = find_library(config.library)
+    chosen = Trainable.of(setting, spec.frozen_names)
+    plain = TrainSetting(attention=setting.attention, precision=setting.precision)
+    module = build_real(config, plain)
+    rank = setting.lora_rank
+    asked = LoraConfig(r=rank, lora_alpha=rank, lora_dropout=0.0, target_modules=chosen.adapted)
+    with warnings.catch_warnings():  # peft asks transformers by a name that is going
+        warnings.simplefilter("ignore", FutureWarning)
+        wrapped: nn.Module = get_peft_model(module, asked)
+    for name, parameter in module.named_parameters():
+        if name.startswith(HEADS):
+            parameter.requires_grad_(True)
+    for layer in wrapped.modules():
+        if hasattr(layer, "cast_input_dtype_enabled"):
+            layer.cast_input_dtype_enabled = False  # else its input goes to fp32 and back
+    return wrapped.train()
+
+
+@pytest.mark.parametrize(("config", "changes"), CASES, ids=name_of)
+def test_the_same_weights_are_trained(config: SwinConfig, changes: Changes) -> None:
+    """Names in our words; shapes, and so the bytes of gradients and of the optimizer's state."""
+    _, setting = resolved(config, changes)
+
+    def ours_of(name: str) -> str:
+        for matrix in "ab":
+            name = name.replace(f"lora_{matrix.upper()}.default.weight", f"lora_{matrix}")
+        return name.removeprefix("base_model.model.")
+
+    theirs = {
+        (ours_of(name), tuple(p.shape))
+        for name, p in wrapped_by_peft(config, setting).named_parameters()
+        if p.requires_grad
+    }
+    ours = {
+        (name, tuple(p.shape))
+        for name, p in build_real(config, setting).named_parameters()
+        if p.requires_grad
+    }
+    assert ours == theirs
+    assert len(ours) > 2
+
+
+@pytest.mark.parametrize(("config", "changes"), CASES, ids=name_of)
+def test_the_step_is_peft_s_event_by_event(config: SwinConfig, changes: Changes) -> None:
+    """On shapes against peft's own module, traced: every allocation and every release."""
+    spec, setting = resolved(config, changes)
+    assert_equal_steps(
+        spec.on_shapes(config, setting), lambda: wrapped_by_peft(config, setting), config, setting
+    )
