@@ -29,6 +29,10 @@ CASES: tuple[tuple[SwinConfig, Changes], ...] = (
 )
 
 
+def title_of(value: object) -> str:
+    return value.title if isinstance(value, SwinConfig) else name_of(value)
+
+
 def resolved(config: SwinConfig, changes: Changes) -> tuple[LibrarySpec, ResolvedSetting]:
     spec = find_library(config.library)
     return spec, spec.resolve(config, setting_of({"lora_rank": 4, **changes}))
@@ -57,7 +61,7 @@ def wrapped_by_peft(config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
     return wrapped.train()
 
 
-@pytest.mark.parametrize(("config", "changes"), CASES, ids=name_of)
+@pytest.mark.parametrize(("config", "changes"), CASES, ids=title_of)
 def test_the_same_weights_are_trained(config: SwinConfig, changes: Changes) -> None:
     """Names in our words; shapes, and so the bytes of gradients and of the optimizer's state."""
     _, setting = resolved(config, changes)
@@ -81,7 +85,7 @@ def test_the_same_weights_are_trained(config: SwinConfig, changes: Changes) -> N
     assert len(ours) > 2
 
 
-@pytest.mark.parametrize(("config", "changes"), CASES, ids=name_of)
+@pytest.mark.parametrize(("config", "changes"), CASES, ids=title_of)
 def test_the_step_is_peft_s_event_by_event(config: SwinConfig, changes: Changes) -> None:
     """On shapes against peft's own module, traced: every allocation and every release."""
     spec, setting = resolved(config, changes)
