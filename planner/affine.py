@@ -19,6 +19,9 @@ from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Ta
 
 _new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
 Record = Callable[[int], Ledger]  # the ledger at a batch size
+# A batch beyond all sizes that do not grow with it: of a size there, fixed + HUGE * per image, both
+# parts are read off like digits.
+HUGE = 1 << 40
 
 
 class NotAffineError(UnsupportedError):
@@ -62,6 +65,26 @@ class AffineLedger:
                 raise NotAffineError(_describe_difference(a, b, first, second))
             slopes[index] = slope
         return cls(first, slopes)
+
+    @classmethod
+    def from_huge(cls, recorded: Ledger) -> AffineLedger:
+        """The line read off one recording at batch HUGE, of a step that is known to be affine and
+        that no batch is too large for: one on shapes."""
+        assert recorded.batch_size == HUGE
+        events, slopes = list(recorded.events), {}
+        for index, event in enumerate(events):
+            if type(event) is Allocated and event.num_bytes >= HUGE // 2:
+                slope, fixed = _digits(event.num_bytes)
+                slopes[index] = slope, 0
+                events[index] = event._replace(num_bytes=fixed + 2 * slope)
+            elif type(event) is Computed and max(event.num_bytes, event.flops) >= HUGE // 2:
+                slope, fixed = _digits(event.num_bytes)
+                flops_slope, fixed_flops = _digits(event.flops)
+                slopes[index] = slope, flops_slope
+                events[index] = event._replace(
+                    num_bytes=fixed + 2 * slope, flops=fixed_flops + 2 * flops_slope
+                )
+        return cls(replace(recorded, events=tuple(events), batch_size=2), slopes)
 
     def check(self, third: Ledger) -> None:
         """Raises NotAffineError where a recording at a third batch differs from `ledger` there.
@@ -118,19 +141,30 @@ class Recorder:
     """Ledgers of one model and setting at any batch, from as few recordings as possible.
 
     The first batch is recorded as it is; the second one asked for makes the affine ledger, from
-    which all others are read. A batch of 1 is always recorded by itself.
+    which all others are read. A batch of 1 is always recorded by itself. `takes_huge`: the step may
+    be recorded at batch HUGE, and is affine.
     """
 
     record: Record
     known: dict[int, Ledger] = field(default_factory=dict)
     affine: AffineLedger | None = None
+    takes_huge: bool = False
+
+    def line(self) -> AffineLedger:
+        """The ledger of all batches from 2 on, by one recording. Only where `takes_huge`."""
+        assert self.takes_huge
+        if self.affine is None:
+            self.affine = AffineLedger.from_huge(self.record(HUGE))
+        return self.affine
 
     def ledger(self, batch_size: int) -> Ledger:
         """The ledger at `batch_size`. Raises NotAffineError."""
         if batch_size in self.known:
             return self.known[batch_size]
         others = [b for b in self.known if b > 1]
-        if batch_size > 1 and others:
+        if batch_size > 1 and (others or self.affine):
+            if self.takes_huge:
+                return self.line().ledger(batch_size)
             if self.affine is None:
                 second = self.record(2 if others[0] != 2 else 3)
                 self.affine = AffineLedger.through(self.known[others[0]], second)
@@ -170,6 +204,12 @@ def _slope(a: Event | None, b: Event | None, span: int) -> tuple[int, int] | Non
         flops, rest_of_flops = divmod(b.flops - a.flops, span)
         return None if rest or rest_of_flops else (num_bytes, flops)
     return None
+
+
+def _digits(size: int) -> tuple[int, int]:
+    """(per image, fixed) of a size at batch HUGE; the fixed part may be negative."""
+    slope, fixed = divmod(size, HUGE)
+    return (slope + 1, fixed - HUGE) if fixed > HUGE // 2 else (slope, fixed)
 
 
 _FIELDS = {"num_bytes": "bytes", "flops": "FLOPs"}

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from planner import ledger_cache
-from planner.affine import Recorder
+from planner.affine import AffineLedger, Recorder
 from planner.compiled import in_graph_pool, is_compiled, is_one_graph
 from planner.errors import PlannerError
 from planner.ledger import Ledger
@@ -54,15 +54,28 @@ def _kept_compiled(config: SwinConfig, setting: ResolvedSetting) -> Ledger | Non
 
 
 def _eager_on_shapes(config: SwinConfig, setting: ResolvedSetting) -> Ledger:
-    eager = alike(config, setting).model_copy(update={"compile": "off"})
-    ledger = _on_shapes(config, eager).ledger(setting.batch_size)
+    ledger = _recorder(config, setting).ledger(setting.batch_size)
     drift = find_library(config.library).drift(config)
     return replace(ledger, notes=(*ledger.notes, *drift)) if drift else ledger
+
+
+def _recorder(config: SwinConfig, setting: ResolvedSetting) -> Recorder:
+    return _on_shapes(config, alike(config, setting).model_copy(update={"compile": "off"}))
 
 
 def is_on_shapes(model: Model, traced: bool = False) -> bool:
     """Whether the ledger comes from the step on shapes: at once, and without torch."""
     return isinstance(model, SwinConfig) and not traced
+
+
+def affine_step(model: Model, setting: ResolvedSetting) -> AffineLedger | None:
+    """What `step_ledger` reads its answers off: the eager step on shapes, recorded once, or the
+    trace that is kept. None where there is none, or no line goes through it. Never traces."""
+    setting = setting.model_copy(update={"batch_size": 2})
+    if isinstance(model, SwinConfig) and _kept_compiled(model, setting) is None:
+        return _recorder(model, setting).line()
+    found = traced_step(model, setting).answer(2)
+    return found if isinstance(found, AffineLedger) else None
 
 
 def record_ledgers(
@@ -101,7 +114,7 @@ def _on_shapes(config: SwinConfig, alike: ResolvedSetting) -> Recorder:
         at_batch = alike.model_copy(update={"batch_size": batch_size})
         return record_training(build, config, at_batch)
 
-    return Recorder(record)
+    return Recorder(record, takes_huge=True)
 
 
 def _say(text: str) -> None:

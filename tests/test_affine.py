@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from planner import TrainSetting
-from planner.affine import AffineLedger, NotAffineError, Recorder, in_canonical_order
+from planner.affine import HUGE, AffineLedger, NotAffineError, Recorder, in_canonical_order
 from planner.errors import UnsupportedError
 from planner.estimation import choose
 from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
@@ -49,6 +49,27 @@ def test_a_third_batch_of_every_librarys_swin_is_exact(case: str) -> None:
     affine = AffineLedger.through(record(2), record(3))
     affine.check(record(17))
     assert affine.ledger(17) == record(17)
+
+
+@pytest.mark.parametrize("case", SWINS)
+def test_one_recording_of_a_huge_batch_is_that_of_any_other(case: str) -> None:
+    record = recorder_of(case).record
+    line = AffineLedger.from_huge(record(HUGE))
+    for batch in (2, 17):
+        found, recorded = line.ledger(batch), record(batch)
+        assert in_canonical_order(found.events) == in_canonical_order(recorded.events)
+        assert found.num_parameters == recorded.num_parameters
+
+
+def test_a_huge_batch_shows_what_shrinks_with_the_batch() -> None:
+    """fixed + per image * batch, where the fixed part is negative: 3 * batch - 5 bytes."""
+
+    def record(batch: int) -> Ledger:
+        work = Computed("aten.mm", "matmul", "float32", 7 * batch + 11, 3 * batch - 5, 1, "")
+        return Ledger((Allocated(0, 3 * batch - 5, "aten.mm"), work), batch, 0)
+
+    line = AffineLedger.from_huge(record(HUGE))
+    assert line.ledger(9) == record(9)
 
 
 def test_a_recorder_records_three_times_at_most() -> None:
