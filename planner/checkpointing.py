@@ -9,22 +9,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 TORCH_BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 def checkpoint_blocks(
-    module: nn.Module, blocks: Iterable[nn.Module] | None = None
+    module: nn.Module, blocks: Iterable[nn.Module] | None = None, selective: bool = False
 ) -> tuple[str, ...]:
     """Checkpoints `module` in place and returns what was done, in sentences.
 
     `blocks` are the modules to wrap. Without them each library's own switch is turned on, and the
     repeated blocks that no switch reaches are wrapped. Raises ValueError where there are none.
+    With `selective` what is wrapped keeps its matrix products and attention.
     """
     switched: list[nn.Module] = []
     if blocks is None:
@@ -34,12 +40,14 @@ def checkpoint_blocks(
     wrapped = list(blocks)
     if not switched and not wrapped:
         raise ValueError("no repeated blocks were found, and no switch of a library")
-    checkpoint_in_place(wrapped)
-    return tuple(_sentences(switched, wrapped))
+    checkpoint_in_place(wrapped, selective)
+    _keep_no_cache(module)
+    return tuple(_sentences(switched, wrapped, selective))
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """What stands in containers beside others of its class: the innermost such modules.
+    """What stands in containers beside others of its class: the innermost such modules, in the
+    order in which `module` holds them.
 
     A block has layers within it, and a class of its own, other than torch's layers.
     """
@@ -54,26 +62,60 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
     repeated = {key: child for key, child in found.items() if count[type(child)] > 1}
     return [
         child
-        for child in repeated.values()
-        if not any(id(inner) in repeated for inner in child.modules() if inner is not child)
+        for child in module.modules()
+        if id(child) in repeated
+        and not any(id(inner) in repeated for inner in child.modules() if inner is not child)
     ]
 
 
-def checkpoint_in_place(modules: Iterable[nn.Module]) -> None:
-    """From here on each module keeps only its inputs and computes its inside again in backward.
+def checkpoint_in_place(modules: Iterable[nn.Module], selective: bool = False) -> None:
+    """From here on each module keeps only its inputs and computes its inside again in backward;
+    with `selective` it keeps the results of matrix products and attention too.
 
     Only its class changes, so that names in the state dict stay what they are, and a copy of the
     module checkpoints itself.
     """
     for module in modules:
-        module.__class__ = _checkpointed(type(module))
+        module.__class__ = _checkpointed(type(module), {"context_fn": keep} if selective else {})
 
 
-def _checkpointed(kind: type[nn.Module]) -> type[nn.Module]:
+def _checkpointed(kind: type[nn.Module], how: dict[str, Any]) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(kind.forward, self, *args, use_reentrant=False, **kwargs)
+        return checkpoint(kind.forward, self, *args, use_reentrant=False, **how, **kwargs)
 
     return type(f"Checkpointed{kind.__name__}", (kind,), {"forward": forward})
+
+
+# What costs most to compute again for each byte that it takes to keep.
+KEPT_OPERATIONS = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm",
+        "_flash_attention_forward", "_efficient_attention_forward",
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+    )
+)  # fmt: skip
+
+
+def is_kept(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Whether the result of `operation` is kept for the recomputation.
+
+    Attention with dropout is not: a kernel that is passed over draws no random numbers, and what
+    is drawn after it (stochastic depth) would not be what the forward drew.
+    """
+    if str(operation) in KEPT_OPERATIONS and not _draws(operation, args, kwargs):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _draws(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    given = dict(zip((a.name for a in operation._schema.arguments), args, strict=False)) | kwargs
+    return bool(given.get("dropout_p", 0.0))
+
+
+keep = partial(create_selective_checkpoint_contexts, is_kept)
 
 
 def _may_be_block(module: nn.Module) -> bool:
@@ -109,17 +151,26 @@ def _turn_on(module: Any) -> bool:
             return False
     except (AssertionError, NotImplementedError, ValueError):  # the method is there, and refuses
         return False
-    if hasattr(getattr(module, "config", None), "use_cache"):
-        module.config.use_cache = False  # a forward run again would append to it again
     return True
 
 
-def _sentences(switched: list[nn.Module], wrapped: list[nn.Module]) -> Iterator[str]:
+def _keep_no_cache(module: nn.Module) -> None:
+    """A forward run again would append to it again."""
+    for inner in module.modules():
+        config: Any = getattr(inner, "config", None)
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+
+
+def _sentences(
+    switched: list[nn.Module], wrapped: list[nn.Module], selective: bool
+) -> Iterator[str]:
     for module in switched:
         yield f"checkpointing is {type(module).__name__}'s own, turned on by its switch"
     names = Counter(type(block).__mro__[1].__name__ for block in wrapped)
     if names:
-        yield "checkpointed: " + ", ".join(f"{n} {name}" for name, n in names.items())
+        but = " but for matrix products and attention" if selective else ""
+        yield f"checkpointed{but}: " + ", ".join(f"{n} {name}" for name, n in names.items())
     inner = (m for outer in (*switched, *wrapped) for m in outer.modules())
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats for m in inner):
         yield (

@@ -190,7 +190,9 @@ def _check_library(model: Model, axis: str, value: str) -> None:
         find_library(model.library).resolve(
             model, parse_setting(TrainSetting(batch_size=1), {axis: value})
         )
-    elif value not in ("none", "blocks", "library"):
+    elif value != "library" and not (
+        axis == "checkpointing" and TrainSetting(checkpointing=value).checkpoints_any_model
+    ):
         raise UnsupportedError(
             f"{axis} {value} cannot be set in {model.title}, which is no Swin of the planner's.",
             "Omit the option, and build it so in a factory of your own.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,8 +13,10 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from planner.checkpointing import checkpoint_blocks, repeated_blocks  # noqa: E402
+from planner.errors import UnsupportedError  # noqa: E402
 from planner.libraries.missing_operators import declare_missing_operators  # noqa: E402
 from planner.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.tasks.blocks import checkpoint_as_set  # noqa: E402
 from planner.trace import trace_training  # noqa: E402
 
 IMAGES = FactoryModel(factory="tests:none", image_size=(32, 32), num_classes=10)
@@ -186,6 +188,45 @@ def test_named_blocks_are_wrapped_and_no_others() -> None:
     assert checkpoint_blocks(module, [module.blocks[1]]) == ("checkpointed: 1 Block",)
     assert type(module.blocks[0]) is Block
     assert isinstance(module.blocks[1], Block)
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "expected"),
+    [("blocks:1", [True, False, False]), ("blocks:every-2", [True, False, True])],
+)
+def test_blocks_are_chosen_in_the_order_in_which_the_module_holds_them(
+    checkpointing: str, expected: list[bool]
+) -> None:
+    """Of those that are found, or of those that its task names; a library's switch stays off."""
+    setting = TrainSetting(batch_size=2, checkpointing=checkpointing)
+    for task in (None, NamedBlocks()):
+        module = ViT()
+        said = checkpoint_as_set(module, task, IMAGES, setting)  # type: ignore[arg-type]
+        assert said == (f"checkpointed: {sum(expected)} Block",)
+        assert [type(b) is not Block for b in module.blocks] == expected
+    switched = Switched()
+    checkpoint_as_set(switched, None, IMAGES, setting)  # type: ignore[arg-type]
+    assert not switched.is_on
+
+
+class NamedBlocks:
+    def blocks(self, module: ViT) -> Iterator[nn.Module]:
+        yield from module.blocks
+
+
+def test_more_blocks_than_there_are_is_refused_with_their_number() -> None:
+    for task in (None, NamedBlocks()):
+        setting = TrainSetting(checkpointing="blocks:4")
+        with pytest.raises(UnsupportedError, match="has 3 blocks: checkpointing is") as found:
+            checkpoint_as_set(ViT(), task, IMAGES, setting)  # type: ignore[arg-type]
+        assert "blocks:3 or fewer" in str(found.value.way_out)
+
+
+def test_repeated_blocks_of_nested_containers_are_in_order() -> None:
+    """A container's own blocks come after those of a container before them."""
+    early = nn.ModuleList([Attention(24), Attention(24)])
+    module = nn.ModuleList([early, Attention(24)])
+    assert repeated_blocks(module) == [early[0], early[1], module[1]]
 
 
 def test_what_is_no_block() -> None:

@@ -43,7 +43,9 @@ def settings_drawn(draw: st.DrawFn) -> TrainSetting:
         batch_size=draw(st.integers(1, 48)),
         accumulate=draw(st.sampled_from([1, 2, 5])),
         precision=draw(st.sampled_from(["fp32", "bf16", "fp16", "pure-bf16"])),
-        checkpointing=draw(st.sampled_from(["none", "blocks", "stages", "stages:1"])),
+        checkpointing=draw(
+            st.sampled_from(["none", "blocks", "blocks:3", "blocks:every-2", "stages", "stages:1"])
+        ),
         attention=draw(st.sampled_from(["eager", "sdpa"])),
         optimizer=draw(st.sampled_from(["adamw", "adamw-fused", "sgd"])),
     )

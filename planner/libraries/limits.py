@@ -39,6 +39,17 @@ class SettingFault:
         return UnsupportedError(f"{self.message}.", self.way_out)
 
 
+def too_many_blocks(whose: str, num_blocks: int, setting: TrainSetting) -> SettingFault:
+    """`blocks:K` of a model that has fewer."""
+    return SettingFault(
+        f"{whose} has {num_blocks} blocks",
+        f"checkpointing is {setting.checkpointing}",
+        f"Choose blocks:{num_blocks} or fewer, or all of them with --checkpointing blocks.",
+        field="checkpointing",
+        instead="blocks",
+    )
+
+
 def limit_of(model: Model, setting: TrainSetting, attention: str) -> SettingFault | None:
     """What keeps `setting` from running with `attention`, which the library resolved."""
     found = graph_limit(setting)

@@ -10,8 +10,7 @@ from planner.schema import TrainSetting
 
 def pending(setting: TrainSetting) -> Iterator[SettingFault]:
     """A fault for each value of `setting` that cannot be estimated, probed or written yet."""
-    kind, _, part = setting.checkpointing.partition(":")
-    if (kind == "blocks" and part) or kind == "selective":
+    if setting.checkpointing == "selective":
         yield _fault("checkpointing", setting, "blocks")
     if setting.offload != "none":
         yield _fault("offload", setting, "none")

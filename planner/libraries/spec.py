@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from planner.errors import PlannerError, UnsupportedError, alternatives
 from planner.libraries.drift import drift_notes, package_folder
-from planner.libraries.limits import SettingFault, limit_of
+from planner.libraries.limits import SettingFault, limit_of, too_many_blocks
 from planner.libraries.pending import pending
 from planner.libraries.trainable import FrozenNames, Trainable, stem_and_layers
 from planner.schema import Library, ResolvedSetting, SwinConfig, TrainSetting
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     MakeOnShapes = Callable[[Device, SwinConfig, ResolvedSetting], Module]
 
 Attention = Literal["eager", "sdpa"]
+_Module = TypeVar("_Module")
 
 
 def _no_faults(config: SwinConfig) -> list[str]:
@@ -51,6 +52,7 @@ class LibrarySpec:
     `frozen_names` gives what freezing N stages freezes; `takes_adapters` whether attention calls
     its linear layers; `reentrant` are the checkpointings of PyTorch's reentrant kind.
     `installed` finds the folder of its source, where that is not the package of its name.
+    `block_classes` are what its blocks are called, real ones and those on shapes.
     """
 
     name: Library
@@ -67,6 +69,7 @@ class LibrarySpec:
     takes_adapters: Callable[[SwinConfig], bool] = calls_its_linears
     reentrant: tuple[str, ...] = ()
     installed: Callable[[], Path | None] | None = None
+    block_classes: tuple[str, ...] = ("SwinTransformerBlock", "SwinTransformerBlockV2")
 
     def default_attention(self, config: SwinConfig) -> Attention:
         """What the library does by itself on CUDA."""
@@ -130,12 +133,17 @@ class LibrarySpec:
         """
         assert setting.attention != "library", "a setting is resolved before a module is built"
         try:
-            built = self.make_module(config, setting)
+            built = self.make_module(config, _without_parts(setting))
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing not in EXTRAS:
                 raise
             raise self._not_installed(missing) from error
+        if setting.chosen_blocks is not None:
+            from planner.libraries.wrapping import checkpoint_in_place
+
+            blocks = self._blocks(built.modules())[setting.chosen_blocks]
+            checkpoint_in_place(blocks, setting.checkpointing == "selective")
         if setting.frozen_stages or setting.lora_rank:
             from planner.libraries.adapters import add_adapters, freeze
 
@@ -149,7 +157,11 @@ class LibrarySpec:
         assert setting.attention != "library", "a setting is resolved before a module is built"
 
         def build(device: Device) -> Module:
-            module = self.make_on_shapes(device, config, setting)
+            module = self.make_on_shapes(device, config, _without_parts(setting))
+            if setting.chosen_blocks is not None:
+                from planner.libraries.wrapping_on_shapes import checkpoint_in_place
+
+                checkpoint_in_place(self._blocks(module.descendants())[setting.chosen_blocks])
             if setting.frozen_stages or setting.lora_rank:
                 from planner.libraries.adapters_on_shapes import choose_trainable
 
@@ -157,6 +169,10 @@ class LibrarySpec:
             return module
 
         return build
+
+    def _blocks(self, modules: Iterable[_Module]) -> list[_Module]:
+        """The blocks among all modules of a model, which come in forward order."""
+        return [module for module in modules if type(module).__name__ in self.block_classes]
 
     def _not_installed(self, missing: str) -> PlannerError:
         extra = self.name if self.name in EXTRAS else missing
@@ -221,6 +237,9 @@ class LibrarySpec:
                 field="checkpointing",
                 instead=known[-1],
             )
+        num_blocks = sum(config.depths)
+        if setting.chosen_blocks is not None and (setting.chosen_blocks.stop or 0) > num_blocks:
+            yield too_many_blocks(swin, num_blocks, setting)
         if max(setting.checkpointed_stages or (0,)) >= config.num_stages:
             yield SettingFault(
                 f"the model has {config.num_stages} stages, counted from 0",
@@ -229,6 +248,13 @@ class LibrarySpec:
                 field="checkpointing",
                 instead="stages",
             )
+
+
+def _without_parts(setting: ResolvedSetting) -> ResolvedSetting:
+    """What a library builds before chosen blocks of it are wrapped."""
+    if setting.chosen_blocks is None:
+        return setting
+    return ResolvedSetting(setting.model_copy(update={"checkpointing": "none"}))
 
 
 EXTRAS = ("timm", "torchvision", "transformers")  # of our own package, each named as its library

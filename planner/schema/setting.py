@@ -206,6 +206,24 @@ class TrainSetting(BaseModel):
             return None
         return tuple(sorted({int(s) for s in stages.split(",")}))
 
+    @property
+    def chosen_blocks(self) -> slice | None:
+        """Which of a model's blocks, counted over the whole model in forward order, are wrapped in
+        place, in every library alike: for `blocks:6` the first six, for `blocks:every-2` the first
+        of every two, for `selective` all. None for every other value."""
+        kind, _, part = self.checkpointing.partition(":")
+        if kind == "selective":
+            return slice(None)
+        if kind != "blocks" or not part:
+            return None
+        every = part.removeprefix("every-")
+        return slice(int(part)) if every == part else slice(None, None, int(every))
+
+    @property
+    def checkpoints_any_model(self) -> bool:
+        """Whether `checkpointing` speaks of blocks, which any model may have, or of nothing."""
+        return self.checkpointing.partition(":")[0] in ("none", "blocks", "selective")
+
     def differences(self, other: TrainSetting) -> dict[str, object]:
         """The fields, and their values here, in which this setting is not `other`."""
         mine, theirs = self.model_dump(), other.model_dump()

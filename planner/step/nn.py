@@ -40,6 +40,12 @@ class Module:
                     if isinstance(entry, Module):
                         yield f"{name}.{index}", entry
 
+    def descendants(self) -> Iterator[Module]:
+        """This module and all within it, as `nn.Module.modules`."""
+        yield self
+        for _, child in self.children():
+            yield from child.descendants()
+
     def parameters(self) -> Iterator[Parameter]:
         """All parameters, a module's own before its submodules', as `nn.Module.parameters`."""
         for value in vars(self).values():

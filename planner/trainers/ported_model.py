@@ -56,7 +56,7 @@ def _way_out(fault: SettingFault, model: SwinConfig) -> str:
 def _own_refusals(model: Model, setting: TrainSetting) -> list[Refusal]:
     way_out = f"Let {model.title} do it, and emit with --set"
     found = []
-    if setting.checkpointing not in ("none", "blocks"):
+    if not setting.checkpoints_any_model:
         law = (
             f"checkpointing {setting.checkpointing} cannot be set from outside the model "
             f"{model.title}"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
+
+_CHECKPOINTING = Path(__file__).parents[1] / "checkpointing.py"
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,8 @@ def _function(lines: str) -> str:
 def _factory(model: FactoryModel, setting: TrainSetting) -> ModelSource:
     module, name = model.parts
     outermost = name.partition(".")[0]
-    helper = checkpointing_source() if setting.checkpointing == "blocks" else ModelSource((), "")
-    wrapped = "    checkpoint_blocks(model)\n" if helper.body else ""
+    helper = checkpointing_source() if setting.checkpointing != "none" else ModelSource((), "")
+    wrapped = f"    checkpoint_blocks({_blocks_to_wrap(setting)})\n" if helper.body else ""
     return ModelSource(
         imports=("import sys", *helper.imports),
         body=helper.body
@@ -86,9 +89,25 @@ def _factory(model: FactoryModel, setting: TrainSetting) -> ModelSource:
     )
 
 
+def _blocks_to_wrap(setting: TrainSetting) -> str:
+    """The arguments of `checkpoint_blocks`."""
+    if setting.chosen_blocks is None:
+        return "model"
+    selective = ", selective=True" if setting.checkpointing == "selective" else ""
+    return f"model, {_chosen('repeated_blocks(model)', setting)}{selective}"
+
+
+def _chosen(blocks: str, setting: TrainSetting) -> str:
+    """Those of `blocks`, the source of a list, that are wrapped."""
+    chosen = setting.chosen_blocks
+    if chosen is None or chosen == slice(None):
+        return blocks
+    return f"{blocks}[:{chosen.stop}]" if chosen.step is None else f"{blocks}[::{chosen.step}]"
+
+
 def checkpointing_source() -> ModelSource:
     """What stands in `planner/checkpointing.py`, for a script that must run without the planner."""
-    text = (Path(__file__).parents[1] / "checkpointing.py").read_text(encoding="utf-8")
+    text = _CHECKPOINTING.read_text(encoding="utf-8")
     nodes = ast.parse(text).body
     imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     lines = text.splitlines(keepends=True)[imports[-1].end_lineno :]
@@ -98,21 +117,37 @@ def checkpointing_source() -> ModelSource:
     )
 
 
+def _kept_source() -> str:
+    """What `selective` keeps, as `planner/checkpointing.py` says it."""
+    text = _CHECKPOINTING.read_text(encoding="utf-8")
+    lines = text.splitlines(keepends=True)
+    parts = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        else:
+            names = [node.name] if isinstance(node, ast.FunctionDef) else []
+        if not {"KEPT_OPERATIONS", "is_kept", "_draws", "keep"}.isdisjoint(names):
+            parts.append("".join(lines[node.lineno - 1 : node.end_lineno]))
+    return "\n\n".join(parts) + "\n\n"
+
+
 def _native(model: SwinConfig, setting: TrainSetting) -> ModelSource:
     fields = model.model_dump(exclude_defaults=True, exclude={"name"})
     attention = "eager" if setting.attention == "eager" else "sdpa"
-    checkpointing = literal(setting.checkpointing)
-    return ModelSource(
-        imports=(
-            "from planner.schema import SwinConfig",
-            "from planner.libraries.native.module import build_swin",
-        ),
-        body=_function(
-            f"    config = {call('SwinConfig', fields)}\n"
-            f"    model: nn.Module = build_swin(config, {literal(attention)}, {checkpointing})\n"
-            "    return model\n"
-        ),
+    in_parts = setting.chosen_blocks is not None
+    checkpointing = literal("none" if in_parts else setting.checkpointing)
+    imports = (
+        "from planner.schema import SwinConfig",
+        "from planner.libraries.native.module import build_swin",
     )
+    built = (
+        f"    config = {call('SwinConfig', fields)}\n"
+        f"    model: nn.Module = build_swin(config, {literal(attention)}, {checkpointing})\n"
+    )
+    if in_parts:
+        return _wrapped(imports, built, "model.layers", setting)
+    return ModelSource(imports, _function(f"{built}    return model\n"))
 
 
 def _timm(model: SwinConfig, setting: TrainSetting) -> ModelSource:
@@ -132,7 +167,7 @@ def _timm(model: SwinConfig, setting: TrainSetting) -> ModelSource:
             tuple(imports),
             _function(f"{built}    model.set_grad_checkpointing(True)\n    return model\n"),
         )
-    return _wrapped(tuple(imports), built, _loop("model.layers", setting))
+    return _wrapped(tuple(imports), built, "model.layers", setting)
 
 
 def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
@@ -158,21 +193,20 @@ def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
         + "".join(f"    {name},\n" for name in names)
         + ")"
     )
-    blocks = f"[m for m in model.modules() if isinstance(m, {block})]"
     # features: patches, then by turns a stage's blocks and a patch merging
-    where = blocks if setting.checkpointing == "blocks" else "model.features[1::2]"
-    return _wrapped((imports,), f"    model: nn.Module = {created}\n", _loop(where, setting))
+    built = f"    model: nn.Module = {created}\n"
+    return _wrapped((imports,), built, "model.features[1::2]", setting, "stage")
 
 
 _WRAPPER = '''def recompute(module: nn.Module) -> None:
-    """From now on `module` saves only its inputs, and recomputes its forward in backward.
+    """From now on `module` saves only its inputs$and_more, and recomputes $what in backward.
 
     Only its class changes: names in the state dict stay what they are.
     """
     kind = type(module)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(kind.forward, self, *args, use_reentrant=False, **kwargs)
+        return checkpoint(kind.forward, self, *args, use_reentrant=False, $how**kwargs)
 
     module.__class__ = type(f"Recomputed{kind.__name__}", (kind,), {"forward": forward})
 
@@ -180,26 +214,46 @@ _WRAPPER = '''def recompute(module: nn.Module) -> None:
 '''
 
 
-def _loop(where: str, setting: TrainSetting) -> str:
-    """Lines that checkpoint the modules in `where`, or those of the chosen stages; "" for none."""
-    if setting.checkpointing == "none":
-        return ""
+def _loop(stages: str, blocks: str, setting: TrainSetting) -> str:
+    """Lines that checkpoint the modules that `setting` names: stages, those chosen of them, or
+    blocks. `blocks` are those of a `stage`."""
     chosen = setting.checkpointed_stages
     if chosen is None:
+        every = f"[block for stage in {stages} for block in {blocks}]"
+        where = stages if setting.checkpointing == "stages" else _chosen(every, setting)
         return f"    for module in {where}:\n        recompute(module)\n"
     return (
-        f"    stages = list({where})\n"
+        f"    stages = list({stages})\n"
         f"    for index in {literal(chosen)}:\n"
         "        recompute(stages[index])\n"
     )
 
 
-def _wrapped(imports: tuple[str, ...], built: str, loop: str) -> ModelSource:
+def _wrapped(
+    imports: tuple[str, ...],
+    built: str,
+    stages: str,
+    setting: TrainSetting,
+    blocks: str = "stage.blocks",
+) -> ModelSource:
     """The source of a model whose library does not checkpoint this way by itself."""
-    if not loop:
+    if setting.checkpointing == "none":
         return ModelSource(imports, _function(f"{built}    return model\n"))
-    more = ("from typing import Any", "from torch.utils.checkpoint import checkpoint")
-    return ModelSource((*imports, *more), _WRAPPER + _function(f"{built}{loop}    return model\n"))
+    more = ["from typing import Any", "from torch.utils.checkpoint import checkpoint"]
+    before, how, and_more, what = "", "", "", "its forward"
+    if setting.checkpointing == "selective":
+        more += [
+            "from functools import partial",
+            "from torch.utils.checkpoint import CheckpointPolicy",
+            "from torch.utils.checkpoint import create_selective_checkpoint_contexts",
+        ]
+        before, how = _kept_source(), "context_fn=keep, "
+        and_more, what = ", and what KEPT_OPERATIONS give", "the rest"
+    wrapper = Template(_WRAPPER).substitute(how=how, and_more=and_more, what=what)
+    loop = _loop(stages, blocks, setting)
+    return ModelSource(
+        (*imports, *more), before + wrapper + _function(f"{built}{loop}    return model\n")
+    )
 
 
 def transformers_config(model: SwinConfig) -> tuple[str, dict[str, Any]]:
@@ -248,9 +302,7 @@ def _transformers(model: SwinConfig, setting: TrainSetting) -> ModelSource:
         )
         return ModelSource(imports, _function(lines + "    return model\n"))
     stages = f"model.{'swin' if model.version == 1 else 'swinv2'}.encoder.layers"
-    blocks = f"[block for stage in {stages} for block in stage.blocks]"
-    where = blocks if setting.checkpointing == "blocks" else stages
-    return _wrapped(imports, lines, _loop(where, setting))
+    return _wrapped(imports, lines, stages, setting)
 
 
 def transformers_own(model: SwinConfig, setting: TrainSetting) -> bool:
@@ -288,10 +340,10 @@ def _microsoft(model: SwinConfig, setting: TrainSetting) -> ModelSource:
         f"    from models.swin_transformer{suffix} import {kind}\n\n"
         f"    model: nn.Module = {call(kind, arguments)}\n"
     )
-    own = setting.checkpointing == "blocks"
-    return _wrapped(
-        ("import os", "import sys"), built, "" if own else _loop("model.layers", setting)
-    )
+    imports = ("import os", "import sys")
+    if setting.checkpointing == "blocks":
+        return ModelSource(imports, _function(f"{built}    return model\n"))
+    return _wrapped(imports, built, "model.layers", setting)
 
 
 def import_block(imports: tuple[str, ...], standard: tuple[str, ...] = ()) -> str:
@@ -316,8 +368,9 @@ def _merged(lines: set[str]) -> set[str]:
 
 
 _STANDARD = frozenset(
-    {"argparse", "collections", "contextlib", "math", "os", "pathlib", "sys", "time", "typing"}
-)
+    ("argparse", "collections", "contextlib", "functools", "math", "os", "pathlib", "sys", "time",
+     "typing")
+)  # fmt: skip
 
 
 def _module(line: str) -> str:

@@ -79,9 +79,9 @@ class Prior:
 _BYTES_PER_IMAGE = {"fp32": 101.1, "tf32": 101.1, "bf16": 66.3, "fp16": 66.3, "pure-bf16": 50.6}
 # What stays of them: the input of each block (4C of about 4(16+49/32)C bytes per token) and one
 # block at work of twelve; of stages, one stage at work of four, the first holding about half.
-_KEPT = {"none": 1.0, "blocks": 0.15, "nested": 0.15, "stages": 0.5}
+_KEPT = {"none": 1.0, "blocks": 0.15, "nested": 0.15, "stages": 0.5, "selective": 0.5}
 # Derived: a forward is a third of forward and backward; recomputed once it adds a third.
-_RECOMPUTED = {"none": 1.0, "blocks": 4 / 3, "stages": 4 / 3, "nested": 5 / 3}
+_RECOMPUTED = {"none": 1.0, "blocks": 4 / 3, "stages": 4 / 3, "nested": 5 / 3, "selective": 1.1}
 # A guess with a wide spread: matrix units make about half of a step faster.
 _SECONDS = {"fp32": 1.0, "tf32": 0.7, "bf16": 0.5, "fp16": 0.5, "pure-bf16": 0.5}
 # What a step costs whatever its batch (launches, the optimizer), as images' worth of work: a guess

@@ -211,4 +211,6 @@ def test_three_faults_of_a_file_are_one_message(
 
 def test_chosen_stages_may_hold_a_comma() -> None:
     assert split_values("none,stages:0,1,blocks") == ["none", "stages:0,1", "blocks"]
+    in_parts = ["none", "blocks:6", "blocks:every-2", "selective", "stages:0,1", "blocks"]
+    assert split_values(",".join(in_parts)) == in_parts
     assert split_values("32, 64") == ["32", "64"]

@@ -76,7 +76,8 @@ def saved_bytes(config: SwinConfig, how: TrainSetting) -> int:
 
 # Each kind of checkpointing once, in each library, in each version.
 CHECKPOINTED = covering(
-    BUILT, (1, 2), ("blocks", "stages", "stages:0", "nested"), pairs=[(0, 1)],
+    BUILT, (1, 2), ("blocks", "blocks:3", "blocks:every-2", "stages", "stages:0", "nested"),
+    pairs=[(0, 1)],
     possible=lambda library, version, kind: kind != "nested"
     or (library, version) == ("transformers", 1),
 )  # fmt: skip
@@ -102,6 +103,31 @@ def test_checkpointing_saves_less_and_changes_nothing(
     assert all(torch.equal(plain[name], checkpointed[name]) for name in plain)
     less = saved_bytes(config, setting(checkpointing=checkpointing))
     assert less < 0.8 * saved_bytes(config, setting())
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("library", BUILT)
+def test_chosen_blocks_are_the_first_in_forward_order(library: str, version: int) -> None:
+    """Counted over the whole model: of depths (2, 2), the first three, and the first and third."""
+    config = small(library, version)
+    for checkpointing, expected in (
+        ("blocks:3", [True, True, True, False]),
+        ("blocks:every-2", [True, False, True, False]),
+        ("blocks:every-3", [True, False, False, True]),
+    ):
+        order = blocks_as_they_run(build_real(config, setting(checkpointing=checkpointing)), config)
+        assert [name.startswith("Checkpointed") for name in order] == expected
+
+
+def blocks_as_they_run(module: nn.Module, config: SwinConfig) -> list[str]:
+    """The names of their classes."""
+    order: list[str] = []
+    known = find_library(config.library).block_classes
+    for block in module.modules():
+        if type(block).__name__.removeprefix("Checkpointed") in known:
+            block.register_forward_hook(lambda block, *_: order.append(type(block).__name__))
+    run(module, config)
+    return order
 
 
 @pytest.mark.parametrize("library", ["native", "timm", "transformers"])
@@ -154,6 +180,12 @@ def test_the_librarys_own_attention_is_resolved() -> None:
             1,
             {"checkpointing": "stages:0,2"},
             "the model has 2 stages, counted from 0: checkpointing is stages:0,2",
+        ),
+        (
+            "timm",
+            2,
+            {"checkpointing": "blocks:5"},
+            "timm's Swin version 2 has 4 blocks: checkpointing is blocks:5",
         ),
     ],
 )

@@ -107,6 +107,7 @@ def test_a_video_model_is_tuned_and_its_script_trains(own: Path) -> None:
             pytest.param(fields, marks=pytest.mark.combinations)
             for fields in (
                 {"checkpointing": "blocks", "precision": "fp32"},
+                {"checkpointing": "blocks:every-2", "precision": "fp32"},
                 {"precision": "fp16", "memory_format": "channels_last", "optimizer": "sgd"},
             )
         ),
@@ -117,7 +118,7 @@ def test_the_script_says_the_whole_setting(own: Path, fields: dict[str, object])
     model = resolve_model("timm:resnet10t", {"image_size": "32", "num_classes": "4"})
     setting = TrainSetting.model_validate({"batch_size": 2, **fields})
     script = emit_setting(model, setting, "pytorch").text
-    assert ("checkpoint_as_set(module" in script) is (setting.checkpointing == "blocks")
+    assert ("checkpoint_as_set(module" in script) is (setting.checkpointing != "none")
     assert "step 2/2  loss" in run(script, own)
 
 

@@ -122,6 +122,14 @@ def test_a_changed_setting_is_estimated_and_called_unmeasured() -> None:
 
 REFUSALS: list[tuple[str, SwinConfig, dict[str, Any], str]] = [
     ("timm", tiny("timm"), {"checkpointing": "stages"}, "blocks or none, not stages"),
+    ("timm", tiny("timm"), {"checkpointing": "blocks:1"}, "blocks or none, not blocks:1"),
+    ("mmengine", tiny("native"), {"checkpointing": "blocks:every-2"}, "not blocks:every-2"),
+    (
+        "microsoft",
+        tiny("microsoft"),
+        {"checkpointing": "blocks:every-2", "precision": "fp16"},
+        "not blocks:every-2",
+    ),
     ("timm", tiny("timm", 2), {"attention": "sdpa"}, "only eager attention: attention is sdpa"),
     (
         "pytorch",

@@ -180,7 +180,7 @@ def script_of(setting: TrainSetting) -> str:
 
 
 LIBRARIES = ("native", "timm", "torchvision", "transformers")
-KINDS = ("none", "blocks", "stages", "stages:1", "nested")
+KINDS = ("none", "blocks", "blocks:1", "blocks:every-2", "stages", "stages:1", "nested")
 CHECKPOINTING = [
     (library, version, kind)
     for library in LIBRARIES
@@ -232,7 +232,17 @@ def test_a_factory_of_ones_own(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_the_script_of_a_factory_wraps_its_blocks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("checkpointing", "num_blocks"),
+    [
+        ("blocks", 2),
+        ("blocks:every-2", 1),
+        pytest.param("blocks:1", 1, marks=pytest.mark.combinations),
+    ],
+)
+def test_the_script_of_a_factory_wraps_its_blocks(
+    checkpointing: str, num_blocks: int, tmp_path: Path
+) -> None:
     """The wrapper stands in the script, which runs where the planner is not installed."""
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch import nn\n\nCALLS = []\n\n\n"
@@ -243,11 +253,11 @@ def test_the_script_of_a_factory_wraps_its_blocks(tmp_path: Path) -> None:
         "        nn.Flatten(), nn.Linear(3072, 48), Block(), Block(), nn.Linear(48, 10)\n    )\n"
     )
     model = FactoryModel(factory="mine:make", image_size=(32, 32), num_classes=10)
-    text = script(model, checkpointing="blocks", accumulate=2)
+    text = script(model, checkpointing=checkpointing, accumulate=2)
     assert "planner" not in text.partition("def checkpoint_blocks")[2]
     ended = run_script(text, tmp_path, "--synthetic", "--steps", "1")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("forward True") == 4  # each block again, in backward
+    assert ended.stdout.count("forward True") == 2 * num_blocks  # again, in backward
     (tmp_path / "train.py").write_text(text)
     config = str(Path(__file__).parents[2] / "pyproject.toml")
     for check in ("check", "format"):

@@ -45,4 +45,5 @@ SPEC = LibrarySpec(
     make_module=_make_module,
     make_on_shapes=_make_on_shapes,
     faults=_faults,
+    block_classes=("BlockV1", "BlockV2"),
 )

@@ -55,4 +55,5 @@ SPEC = LibrarySpec(
     make_module=_make_module,
     make_on_shapes=_make_on_shapes,
     faults=_faults,
+    block_classes=("SwinTransformerBlock", "SwinTransformerV2Block"),
 )

@@ -92,4 +92,5 @@ SPEC = LibrarySpec(
         "simmim": "is a masked-image model, not a classifier: see "
         "transformers:SwinForMaskedImageModeling."
     },
+    block_classes=("SwinLayer", "Swinv2Layer"),
 )

@@ -46,6 +46,8 @@ def measured(fork_server: ForkServer, request: ProbeRequest) -> MeasurementRecor
         {"precision": "fp16"},
         {"precision": "pure-bf16", "memory_format": "channels_last"},
         {"precision": "bf16", "checkpointing": "blocks", "optimizer": "sgd"},
+        {"checkpointing": "blocks:3"},
+        {"checkpointing": "blocks:every-2"},
         {"checkpointing": "stages", "loss": "soft-target", "ema": True, "clip_grad": True},
     ],
 )

@@ -220,6 +220,8 @@ def _checkpoints(model: SwinConfig, setting: TrainSetting) -> int:
     """Calls of `checkpoint` in a forward. Nested, a stage's blocks are checkpointed within it and
     within its second forward."""
     chosen = setting.checkpointed_stages
+    if setting.chosen_blocks is not None:
+        return len(range(sum(model.depths))[setting.chosen_blocks])
     counts = {
         "none": 0, "blocks": sum(model.depths), "stages": model.num_stages,
         "nested": model.num_stages + 2 * sum(model.depths),

@@ -54,6 +54,7 @@ PYTORCH = [
     Case("pytorch", tiny("torchvision"), {
         "precision": "bf16", "loss": "label-smoothing", "world_size": 2, "attention": "eager",
     }),
+    Case("pytorch", tiny("timm"), {"checkpointing": "blocks:every-2", "attention": "eager"}),
     Case("pytorch", tiny("timm"), {"compile": "default", "attention": "eager"}),
 ]  # fmt: skip
 
