@@ -31,7 +31,11 @@ MODEL_FLAGS: list[Callable[[Any], Any]] = [
 # Each axis: the letter that stands for a value, what the values are, what it is by default.
 _AXES = {
     "precision": ("P", "fp32, tf32, bf16, fp16 or pure-bf16", "bf16; fp16 on a GPU without it"),
-    "checkpointing": ("C", "none, blocks, stages, stages:0,1 or nested", "none"),
+    "checkpointing": (
+        "C",
+        "none, blocks, blocks:6, blocks:every-2, stages, stages:0,1 or nested",
+        "none",
+    ),
     "compile": (
         "C",
         "off, default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",

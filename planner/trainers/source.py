@@ -363,8 +363,16 @@ def _merged(lines: set[str]) -> set[str]:
         if line.startswith("from "):
             module, _, imported = line.partition(" import ")
             names.setdefault(module, set()).update(imported.split(", "))
-    merged = {f"{module} import {', '.join(sorted(found))}" for module, found in names.items()}
+    merged = {_import(module, sorted(found)) for module, found in names.items()}
     return merged | {line for line in lines if not line.startswith("from ")}
+
+
+def _import(module: str, names: list[str]) -> str:
+    """In one line where it fits into 100 columns."""
+    line = f"{module} import {', '.join(names)}"
+    if len(line) <= 100:
+        return line
+    return f"{module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
 
 
 _STANDARD = frozenset(
