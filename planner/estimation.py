@@ -21,7 +21,7 @@ from planner.compiled import BOUNDED, Basis, basis_of
 from planner.hardware.gpu import Gpu
 from planner.hardware.overheads import Overheads, overheads_for
 from planner.hardware.precisions import check_precision, peak_flops
-from planner.ledger import CATEGORIES, Ledger
+from planner.ledger import CATEGORIES, IN_BACKWARD, Ledger
 from planner.ledgers import step_ledger
 from planner.left_out import left_out
 from planner.libraries.limits import graph_limit
@@ -333,6 +333,7 @@ def _phase_live_bytes(live: SteadyStep) -> dict[str, int]:
 def describe_instant(peak: Instant, setting: TrainSetting) -> str:
     """`backward of layers.0.blocks.1.mlp.fc1 (aten.mm)`, with the micro-batch where it matters."""
     where = f"{peak.phase} of {peak.path}" if peak.path else peak.phase
+    where = IN_BACKWARD if peak.path == IN_BACKWARD else where
     text = f"{where} ({peak.label.removeprefix('aten.')})" if peak.label else where
     if setting.accumulate > 1 and peak.phase in ("forward", "backward"):
         text += f", micro-batch {peak.micro_batch}"

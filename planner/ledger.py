@@ -12,6 +12,10 @@ Category = Literal[
 CATEGORIES: tuple[Category, ...] = (
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries",
 )  # fmt: skip
+# Where an update ran that backward made of one weight as soon as its gradient was there: the path
+# of its events. The first of them is the call itself, which costs the host and no device.
+IN_BACKWARD = "optimizer in backward"
+OPTIMIZER_CALL = "Optimizer.step"
 OperationKind = Literal["matmul", "conv", "attention", "pointwise", "reduction", "copy"]
 
 
@@ -81,12 +85,13 @@ class Ledger:
 
     def operations(self, step: int = 1) -> Iterator[tuple[str, Computed]]:
         """(phase, operation) of optimizer step `step`, in order; phase is forward, backward,
-        optimizer or zero_grad. A validation after it is no part of it."""
+        optimizer or zero_grad, and optimizer too where it steps in backward. A validation after it
+        is no part of it."""
         phase_ends = [(i, e) for i, e in enumerate(self.events) if isinstance(e, Marked)]
         start = 0
         for end, mark in phase_ends:
             if mark.step == step and mark.phase != "validation":
                 for event in self.events[start:end]:
                     if isinstance(event, Computed):
-                        yield mark.phase, event
+                        yield "optimizer" if event.path == IN_BACKWARD else mark.phase, event
             start = end

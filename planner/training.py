@@ -6,10 +6,11 @@ Needs torch: imported only by what runs a real or a fake module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +85,27 @@ def import_lion() -> Callable[..., torch.optim.Optimizer]:
     return found
 
 
+def step_in_backward(
+    parameters: Iterable[nn.Parameter],
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+) -> list[torch.optim.Optimizer]:
+    """An optimizer for each of `parameters`, which steps as soon as backward has its gradient, and
+    drops it. Each lives as long as it is held: a parameter that held its own would be a cycle."""
+    optimizers = []
+    for parameter in parameters:
+        optimizer = make([parameter])
+        parameter.register_post_accumulate_grad_hook(partial(_step_once, ref(optimizer)))
+        optimizers.append(optimizer)
+    return optimizers
+
+
+def _step_once(held: ref[torch.optim.Optimizer], parameter: Tensor) -> None:
+    optimizer = held()
+    assert optimizer is not None, "the optimizers of weights that are trained are kept"
+    optimizer.step()
+    parameter.grad = None
+
+
 class Training:
     """A module, its optimizer and a batch on one device; `step` is one whole optimizer step.
 
@@ -109,7 +131,11 @@ class Training:
         self.device_type = self.device.type
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         make = getattr(task, "optimizer", None) or partial(make_optimizer, setting)
-        self.optimizer: torch.optim.Optimizer = make(self.parameters)
+        self.optimizers: list[torch.optim.Optimizer] = (
+            step_in_backward(self.parameters, make)
+            if setting.optimizer_in_backward
+            else [make(self.parameters)]
+        )
         self.scaler = (
             torch.amp.GradScaler(self.device_type) if setting.precision == "fp16" else None
         )
@@ -119,14 +145,23 @@ class Training:
         """One optimizer step over `accumulate` micro-batches; `on_phase` hears each phase end.
 
         `forward` and `backward` end once per micro-batch. At the end of `forward` the logits are
-        released and the loss is alive; at the end of `optimizer` the gradients still are.
+        released and the loss is alive; at the end of `optimizer` the gradients still are. With
+        `optimizer_in_backward` these are gone by the end of `backward`, and the two phases after it
+        hold only the average of the weights, where there is one.
         """
         for _ in range(self.setting.accumulate):
             self.micro_step(on_phase)
         self.optimizer_step()
         on_phase("optimizer")
-        self.optimizer.zero_grad(set_to_none=self.setting.zero_grad_to_none)
+        if not self.setting.optimizer_in_backward:
+            self.optimizer.zero_grad(set_to_none=self.setting.zero_grad_to_none)
         on_phase("zero_grad")
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The one of all weights, where each weight has none of its own."""
+        (optimizer,) = self.optimizers
+        return optimizer
 
     def micro_step(self, on_phase: OnPhase) -> None:
         loss = self.forward()
@@ -157,7 +192,7 @@ class Training:
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        else:
+        elif not self.setting.optimizer_in_backward:
             self.optimizer.step()
         if self.ema is not None:
             with torch.no_grad():

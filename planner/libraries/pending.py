@@ -24,8 +24,6 @@ def pending(setting: TrainSetting) -> Iterator[SettingFault]:
         yield _fault("activation_memory_budget", setting, "1")
     if setting.optimizer_implementation == "8bit":
         yield _fault("optimizer", setting, "adamw")
-    if setting.optimizer_in_backward:
-        yield _fault("optimizer_in_backward", setting, "false")
     if setting.precision == "fp8":
         yield _fault("precision", setting, "bf16")
 

@@ -156,6 +156,7 @@ class TrainSetting(BaseModel):
             "precision": (self.precision == "fp16", "needs a scaler, which reads all gradients"),
             "zero_grad_to_none": (not self.zero_grad_to_none, "keeps gradients"),
             "world_size": (self.world_size > 1, "adds up gradients over devices"),
+            "parallelism": (self.parallelism != "none", "adds up gradients over devices"),
         }
         for field, (is_broken, why) in whole.items():
             if is_broken:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from planner.ledger import Ledger
+from planner.ledger import IN_BACKWARD, OPTIMIZER_CALL, Ledger
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.autocast import AutocastScope
 from planner.step.data_parallel import Reducer, data_parallel_notes
@@ -17,7 +17,7 @@ from planner.step.loss import cross_entropy
 from planner.step.nn import Module, name_modules
 from planner.step.optimizers import Optimizer, clip_gradients, make_optimizer
 from planner.step.pointwise import like, mul, scale
-from planner.step.tensor import Device, Tensor, empty
+from planner.step.tensor import Device, GradientCell, Tensor, empty
 
 BuildOnShapes = Callable[[Device], Module]
 
@@ -111,6 +111,10 @@ class Training:
         self.setting = setting
         self.batch = batch
         parameters = [p for p in module.parameters() if p.requires_grad]
+        self.optimizers: dict[int, Optimizer] = {}
+        if setting.optimizer_in_backward:
+            self.optimizers = {id(p.cell): make_optimizer(device, [p], setting) for p in parameters}
+            device.on_gradient = self.step_once
         self.optimizer = make_optimizer(device, parameters, setting)
         self.scaler = Scaler(device) if setting.precision == "fp16" else None
         self.ema = self.copy_weights() if setting.ema else None
@@ -129,7 +133,8 @@ class Training:
             self.micro_step()
         self.optimizer_step()
         self.end_phase("optimizer")
-        self.optimizer.zero_grad(self.setting.zero_grad_to_none)
+        if not self.setting.optimizer_in_backward:
+            self.optimizer.zero_grad(self.setting.zero_grad_to_none)
         self.begin_forward()  # of the next step: so that each step from the second on repeats
         self.end_phase("zero_grad")
         self.num_steps += 1
@@ -182,6 +187,13 @@ class Training:
         backward(loss, ones)
         del ones
 
+    def step_once(self, cell: GradientCell) -> None:
+        """The hook of one weight: it is updated, and its gradient dropped."""
+        self.device.scope = IN_BACKWARD
+        self.device.compute(OPTIMIZER_CALL, "pointwise", "float32", 0, 0, 0)
+        self.optimizers[id(cell)].step()
+        cell.grad = None
+
     def optimizer_step(self) -> None:
         if self.setting.clip_grad:
             if self.scaler is not None:
@@ -190,7 +202,7 @@ class Training:
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        else:
+        elif not self.setting.optimizer_in_backward:
             self.optimizer.step()
         if self.ema is not None:
             self.optimizer.cost("aten._foreach_lerp_", 1, 2)

@@ -88,6 +88,12 @@ class GivenTask:
                     f"{title} makes its own optimizer, and not {setting.optimizer}.",
                     "Leave --optimizer out, or take optimizer() out of the task.",
                 )
+            if setting.optimizer_in_backward:
+                raise UnsupportedError(
+                    f"{title} makes its own optimizer, which is one for all weights: it cannot "
+                    "step weight by weight in backward.",
+                    "Leave optimizer_in_backward out, or take optimizer() out of the task.",
+                )
             self.optimizer = task.optimizer
         if hasattr(task, "blocks"):
             self.blocks = task.blocks

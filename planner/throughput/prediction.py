@@ -156,13 +156,20 @@ def predict_step(
     recorded = recorded_accumulate or setting.accumulate
     ordered = list(operations)
     if setting.compile != "off":
-        ordered = fuse_operations(ordered)
+        ordered = fuse_operations(with_updates_last(ordered, setting))
     priced = _price(ordered, rates, setting)
     timeline = _Timeline(rates, setting)
     if rates.asynchronous:
         timeline.advance(priced)  # the step counted starts with the host as far ahead as it got
     timeline.run(priced)
     return timeline.result(setting.accumulate / recorded, _matrix_flops(ordered))
+
+
+def with_updates_last(operations: list[Operation], setting: TrainSetting) -> list[Operation]:
+    """Updates in backward follow a compiled one: it hands over all gradients as it returns."""
+    if not setting.optimizer_in_backward:
+        return operations
+    return sorted(operations, key=lambda operation: operation[0] == "optimizer")
 
 
 def fuse_operations(operations: Sequence[Operation]) -> list[Operation]:

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.ledger import Allocated, Category, Event, Freed, Marked, Tagged
+from planner.ledger import (
+    IN_BACKWARD,
+    OPTIMIZER_CALL,
+    Allocated,
+    Category,
+    Computed,
+    Event,
+    Freed,
+    Marked,
+    Tagged,
+)
 from planner.step.attention import backward_scratch
 from planner.trace.costs import cost_of
 from planner.trace.faults import data_read
@@ -63,9 +73,9 @@ class Recorder(TorchDispatchMode):
             # A Python number that became a tensor (`mask[a:b] = 1`, `torch.tensor(1.0)`): there is
             # no kernel that would take it to the device before one uses it.
             self.note_host(args)
-        path = self._paths.current() if self._paths is not None else ""
+        path = self._path()
         self.note((args, kwargs), "unseen", path)
-        if self._sums is not None:
+        if self._sums is not None and not self.optimizing:
             func = self._sums.choose(func, args)
             self.note(self._sums.scratch(func, args), "aten.new_zeros.default")
         if func is aten._local_scalar_dense.default:
@@ -83,6 +93,21 @@ class Recorder(TorchDispatchMode):
         del scratch
         self.running = ""
         return result
+
+    def _path(self) -> str:
+        if self.optimizing and torch._C._current_graph_task_id() != -1:
+            return IN_BACKWARD
+        return self._paths.current() if self._paths is not None else ""
+
+    def begin_optimizer(self) -> None:
+        """A `step` of an optimizer: of all weights, or of one where it is called in backward."""
+        self.optimizing = True
+        if self._paths is not None and torch._C._current_graph_task_id() != -1:
+            call = Computed(OPTIMIZER_CALL, "pointwise", "float32", 0, 0, 0, IN_BACKWARD)
+            self.events.append(call)
+
+    def end_optimizer(self) -> None:
+        self.optimizing = False
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.Tag.dynamic_output_shape in func.tags:
@@ -185,7 +210,8 @@ class Recorder(TorchDispatchMode):
         if work is not None:
             self.events.append(work)
         node = torch._C._current_autograd_node()
-        if node is not None and node.name() == _ACCUMULATE_GRAD:
+        of_gradient = node is not None and node.name() == _ACCUMULATE_GRAD
+        if of_gradient and not self.optimizing:
             self.tag(tensors_in(result), "gradients")
 
     def _note_recomputation(self, result: Any) -> None:

@@ -186,7 +186,7 @@ def _end_phase(recorder: Recorder, training: Training, step: int, phase: str) ->
 
 
 def _optimizer_state(training: Training) -> list[Tensor]:
-    kept = [*training.optimizer.state.values()]
+    kept = [values for optimizer in training.optimizers for values in optimizer.state.values()]
     if training.scaler is not None:
         kept.append({"scale": training.scaler._scale, "growth": training.scaler._growth_tracker})
     return tensors_in(kept)
@@ -208,17 +208,18 @@ def add_module(recorder: Recorder, module: nn.Module, path: str = "") -> None:
 
 def watch_optimizer(recorder: Recorder, training: Training) -> None:
     """`step` scalars stay on the host unless the implementation is fused or capturable."""
-    groups = training.optimizer.param_groups
+    groups = [group for optimizer in training.optimizers for group in optimizer.param_groups]
     recorder.scalars_on_host = not any(g.get("fused") or g.get("capturable") for g in groups)
 
     def enter(*_: Any) -> None:
-        recorder.optimizing = True
+        recorder.begin_optimizer()
 
     def leave(*_: Any) -> None:
-        recorder.optimizing = False
+        recorder.end_optimizer()
 
-    training.optimizer.register_step_pre_hook(enter)
-    training.optimizer.register_step_post_hook(leave)
+    for optimizer in training.optimizers:
+        optimizer.register_step_pre_hook(enter)
+        optimizer.register_step_post_hook(leave)
 
 
 @contextlib.contextmanager

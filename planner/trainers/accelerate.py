@@ -69,6 +69,7 @@ def _script(setting: TrainSetting) -> tuple[str, ...]:
     """The lines of a script that trains with `building.py`."""
     recipe = recipe_of(setting)
     rate = "LEARNING_RATE" if recipe.learning_rate is not None else "LR"
+    built, stepped = _stepping(setting)
     clip = (
         "        if accelerator.sync_gradients:",
         "            accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)",
@@ -77,15 +78,31 @@ def _script(setting: TrainSetting) -> tuple[str, ...]:
         "loader = DataLoader(data, shuffle=True, **LOADER)",
         "accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATE)",
         "model = build_model().to(accelerator.device)",
-        f"optimizer = build_optimizer(model, {rate})",
-        "schedule = build_schedule(optimizer, steps)  # of the optimizer, on one device",
-        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+        *(line.replace("RATE", rate) for line in built),
         "for images, targets in loader:",
         *(("    images, targets = mix(images, targets)",) if recipe.mixes else ()),
         *(f"    {line}" for line in image_lines(setting)),
         "    with accelerator.accumulate(model):",
         "        accelerator.backward(training_loss(model(images), targets))",
         *(clip if recipe.clip_norm is not None else ()),
+        *stepped,
+    )
+
+
+def _stepping(setting: TrainSetting) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The lines that build the optimizer of rate RATE and its schedule, and those that step both;
+    in backward each weight has its own, and `accelerator` knows of none."""
+    if setting.optimizer_in_backward:
+        return (
+            "optimizers = build_optimizers(model, RATE)  # keep them: backward steps each",
+            "schedules = [build_schedule(optimizer, steps) for optimizer in optimizers]",
+            "model, loader = accelerator.prepare(model, loader)",
+        ), ("        for schedule in schedules:", "            schedule.step()")
+    return (
+        "optimizer = build_optimizer(model, RATE)",
+        "schedule = build_schedule(optimizer, steps)  # of the optimizer, on one device",
+        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+    ), (
         "        optimizer.step()",
         f"        optimizer.zero_grad(set_to_none={setting.zero_grad_to_none})",
         "        if accelerator.sync_gradients:",
@@ -106,7 +123,9 @@ def image_lines(setting: TrainSetting) -> tuple[str, ...]:
 def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot express of the setting."""
     # Pure bf16 and gradients that stay are up to the script's own loop, which the file shows.
-    found = usual_refusals(plan.setting, "accelerate", "ema", "pure-bf16", "zero_grad_to_none")
+    found = usual_refusals(
+        plan.setting, "accelerate", "ema", "pure-bf16", "zero_grad_to_none", "optimizer_in_backward"
+    )
     if plan.device == "cpu" and plan.setting.precision == "fp16":
         found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
     return found

@@ -158,6 +158,14 @@ def usual_refusals(setting: TrainSetting, trainer: str, *said: str) -> list[Refu
                 "and emit with --set lora_rank=0.",
             )
         )
+    if setting.optimizer_in_backward and "optimizer_in_backward" not in said:
+        found.append(
+            Refusal(
+                f"{trainer} has one optimizer, which steps after backward (no "
+                "optimizer_in_backward)",
+                way_out("optimizer_in_backward=false"),
+            )
+        )
     if not setting.zero_grad_to_none and "zero_grad_to_none" not in said:
         found.append(
             Refusal(

@@ -22,7 +22,7 @@ from planner.trainers.recipe import (
     recipe_of,
 )
 from planner.trainers.source import import_block, literal, model_source, placed, process_source
-from planner.trainers.steps import mixing_source, optimizer_source
+from planner.trainers.steps import mixing_source, optimizer_source, update_source
 from planner.trainers.task_script import task_refusals, write_task_script
 
 TITLE = "the PyTorch script"
@@ -61,7 +61,7 @@ def write(plan: Plan) -> Emitted:
             ema_argument=", average" if setting.ema else "",
             scaler='torch.amp.GradScaler(device.type)' if setting.precision == "fp16" else "None",
             ema_saved=', "average": average' if setting.ema else "",
-            start=WARMUP_START, final=FINAL_SHARE,
+            start=WARMUP_START, final=FINAL_SHARE, **_stepping(setting),
         ),
         "\n\n" + _main(plan),
     )  # fmt: skip
@@ -76,7 +76,9 @@ def write(plan: Plan) -> Emitted:
 
 def refusals(plan: Plan) -> list[Refusal]:
     """Only frozen stages and adapters: everything else of a setting is written out."""
-    refused = usual_refusals(plan.setting, "the script", "ema", "pure-bf16", "zero_grad_to_none")
+    refused = usual_refusals(
+        plan.setting, "the script", "ema", "pure-bf16", "zero_grad_to_none", "optimizer_in_backward"
+    )
     return [*refused, *task_refusals(plan)] if plan.is_task else refused
 
 
@@ -142,6 +144,24 @@ def _compiled(setting: TrainSetting) -> str:
     )
 
 
+def _stepping(setting: TrainSetting) -> dict[str, str]:
+    """The loop's lines about its optimizer and schedule; in backward each weight has its own."""
+    if setting.optimizer_in_backward:
+        return {
+            "built": "    optimizers = build_optimizers(model, options.lr)\n",
+            "optimizer": "",
+            "scheduled": "    scheduled = torch.optim.lr_scheduler.LambdaLR\n"
+            "    schedules = [scheduled(optimizer, rate) for optimizer in optimizers]\n",
+            "stepped": "        for schedule in schedules:\n            schedule.step()\n",
+        }
+    return {
+        "built": "    optimizer = build_optimizer(model, options.lr)\n",
+        "optimizer": "optimizer, ",
+        "scheduled": "    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)\n",
+        "stepped": "        schedule.step()\n",
+    }
+
+
 _EMA_MADE = "    average = [p.detach().clone() for p in model.parameters()]\n"
 
 
@@ -160,12 +180,13 @@ def _step(setting: TrainSetting) -> str:
         torch._foreach_lerp_(average, list(model.parameters()), 1 - EMA_DECAY)
 """
     return _STEP.substitute(
-        smoothing=smoothing, clip=clip, average=average, average_argument=argument,
+        smoothing=smoothing, clip=clip, update=update_source(setting, average),
+        optimizer="" if setting.optimizer_in_backward else _OPTIMIZER, average_argument=argument,
         divided="    return loss / ACCUMULATE\n" if setting.accumulate > 1 else "    return loss\n",
-        to_none=setting.zero_grad_to_none,
     )  # fmt: skip
 
 
+_OPTIMIZER = "    optimizer: torch.optim.Optimizer,\n"
 _STEP = Template(
     '''def forward(call: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
     """The loss of one micro-batch, divided by the number of them."""
@@ -178,8 +199,7 @@ $divided
 def optimizer_step(
     call: nn.Module,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler | None,$average_argument
+$optimizer    scaler: torch.amp.GradScaler | None,$average_argument
     batches: Iterator[tuple[Tensor, Tensor]],
 ) -> Tensor:
     """One optimizer step over ACCUMULATE micro-batches; returns the mean loss."""
@@ -193,13 +213,7 @@ def optimizer_step(
             (scaler.scale(loss) if scaler is not None else loss).backward()
         total = total + loss.detach()
         del loss
-$clip    if scaler is not None:
-        scaler.step(optimizer)
-        scaler.update()
-    else:
-        optimizer.step()
-$average    optimizer.zero_grad(set_to_none=$to_none)
-    assert isinstance(total, Tensor)
+$clip$update    assert isinstance(total, Tensor)
     return total
 '''
 )
@@ -290,8 +304,7 @@ _LOOP = Template(
 $compiled    if dist.is_initialized():
         ids = [device] if device.type == "cuda" else None
         call = DistributedDataParallel(call, device_ids=ids, gradient_as_bucket_view=True)
-    optimizer = build_optimizer(model, options.lr)
-    scaler: torch.amp.GradScaler | None = $scaler
+$built    scaler: torch.amp.GradScaler | None = $scaler
 $ema_made    if options.synthetic:
         batches, steps_per_epoch, validation = synthetic_batches(device), options.steps, None
     else:
@@ -314,12 +327,10 @@ $ema_made    if options.synthetic:
         share = min(1.0, (step - warmup) / max(1, steps - warmup))
         return $final + (1 - $final) * 0.5 * (1 + math.cos(math.pi * share))
 
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    since, images = time.perf_counter(), 0
+$scheduled    since, images = time.perf_counter(), 0
     for step in range(1, steps + 1):
-        loss = optimizer_step(call, model, optimizer, scaler$ema_argument, batches)
-        schedule.step()
-        images += BATCH_SIZE * ACCUMULATE * WORLD_SIZE
+        loss = optimizer_step(call, model, ${optimizer}scaler$ema_argument, batches)
+$stepped        images += BATCH_SIZE * ACCUMULATE * WORLD_SIZE
         if rank == 0 and (step % options.log_every == 0 or step == steps):
             value = float(loss)  # waits for the device: the time below is of finished steps
             speed = images / (time.perf_counter() - since)

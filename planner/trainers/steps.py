@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from string import Template
 from typing import Any
 
 from planner.schema import TrainSetting
@@ -43,12 +44,51 @@ def optimizer_source(setting: TrainSetting) -> Source:
     if implementation == "fused":
         arguments["fused"] = True
     keywords = "".join(f", {k}={literal(v)}" for k, v in arguments.items())
+    if setting.optimizer_in_backward:
+        body = _IN_BACKWARD.substitute(made=f"{_CLASSES[family]}([parameter], lr=lr{keywords})")
+        return _optimizer_imports(family), body
     body = (
         "def build_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:\n"
         "    parameters = [p for p in model.parameters() if p.requires_grad]\n"
         f"    return {_CLASSES[family]}(parameters, lr=lr{keywords})\n"
     )
-    return (("from timm.optim import Lion",) if family == "lion" else ()), body
+    return _optimizer_imports(family), body
+
+
+def _optimizer_imports(family: str) -> tuple[str, ...]:
+    return ("from timm.optim import Lion",) if family == "lion" else ()
+
+
+_IN_BACKWARD = Template(
+    '''def build_optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    """One for each trained weight, which backward updates as soon as it has its gradient."""
+    optimizers: dict[torch.Tensor, torch.optim.Optimizer] = {}
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            optimizers[parameter] = $made
+            parameter.register_post_accumulate_grad_hook(update)
+    return list(optimizers.values())
+'''
+)
+
+
+def update_source(setting: TrainSetting, average: str) -> str:
+    """What follows the backwards of a step: all weights updated, `average` (the lines that move the
+    average of the weights), gradients let go. In backward the weights were updated already."""
+    if setting.optimizer_in_backward:
+        return average
+    return f"""    if scaler is not None:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+{average}    optimizer.zero_grad(set_to_none={setting.zero_grad_to_none})
+"""
 
 
 def loader_source(setting: TrainSetting) -> str:

@@ -14,7 +14,7 @@ from planner.trainers.launch import launch, torchrun
 from planner.trainers.plan import Emitted, Plan, Refusal
 from planner.trainers.recipe import recipe_of
 from planner.trainers.source import import_block, literal, process_source
-from planner.trainers.steps import optimizer_source
+from planner.trainers.steps import optimizer_source, update_source
 
 RATE_NOTE = (
     "No learning rate is published for your model: set yours with --lr (a task that makes its own "
@@ -134,18 +134,19 @@ def _step(setting: TrainSetting) -> str:
 """
     divided = " / ACCUMULATE" if setting.accumulate > 1 else ""
     return _STEP.substitute(
-        clip=clip, average=average, divided=divided, to_none=setting.zero_grad_to_none,
+        clip=clip, update=update_source(setting, average), divided=divided,
+        optimizer="" if setting.optimizer_in_backward else _OPTIMIZER,
         average_argument="    average: list[Tensor],\n" if setting.ema else "",
     )  # fmt: skip
 
 
+_OPTIMIZER = "    optimizer: torch.optim.Optimizer,\n"
 _STEP = Template(
     '''def optimizer_step(
     task: Task,
     module: nn.Module,
     call: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler | None,
+$optimizer    scaler: torch.amp.GradScaler | None,
 $average_argument    data: Iterator[Any],
     device: torch.device,
 ) -> Tensor:
@@ -158,13 +159,7 @@ $average_argument    data: Iterator[Any],
         (scaler.scale(loss) if scaler is not None else loss).backward()
         total += loss.detach()
         del loss, batch
-$clip    if scaler is not None:
-        scaler.step(optimizer)
-        scaler.update()
-    else:
-        optimizer.step()
-$average    optimizer.zero_grad(set_to_none=$to_none)
-    return total
+$clip$update    return total
 '''
 )
 
@@ -185,10 +180,17 @@ def _main(plan: Plan) -> str:
         average_made=made if setting.ema else "",
         average=", average" if setting.ema else "",
         average_kept=', "average": average' if setting.ema else "",
+        built=_BUILT_IN_BACKWARD if setting.optimizer_in_backward else _BUILT,
+        optimizer="" if setting.optimizer_in_backward else "optimizer, ",
         device=cuda if plan.device == "cuda" else '"cpu"',
     )
 
 
+_BUILT = """    parameters = [p for p in module.parameters() if p.requires_grad]
+    own = getattr(task, "optimizer", None)
+    optimizer = build_optimizer(module, options.lr) if own is None else own(parameters)
+"""
+_BUILT_IN_BACKWARD = "    optimizers = build_optimizers(module, options.lr)  # to be kept\n"
 _MAIN = Template(
     """def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -204,13 +206,10 @@ _MAIN = Template(
 $checkpointed    module.to(device=device, dtype=$dtype)
     lay_out(module, SETTING)
     call: Any = $compiled
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    own = getattr(task, "optimizer", None)
-    optimizer = build_optimizer(module, options.lr) if own is None else own(parameters)
-    scaler: torch.amp.GradScaler | None = $scaler
+$built    scaler: torch.amp.GradScaler | None = $scaler
 $average_made    data = batches(task, device)
     for step in range(1, options.steps + 1):
-        loss = optimizer_step(task, module, call, optimizer, scaler$average, data, device)
+        loss = optimizer_step(task, module, call, ${optimizer}scaler$average, data, device)
         if step % options.log_every == 0 or step == options.steps:
             print(f"step {step}/{options.steps}  loss {float(loss):.4f}")
     if options.output is not None:

@@ -31,6 +31,7 @@ def test_other_parts_are_refused(value: str) -> None:
         {"precision": "fp16"},
         {"zero_grad_to_none": False},
         {"world_size": 2},
+        {"parallelism": "ddp"},
     ],
 )
 def test_optimizer_in_backward_excludes_what_needs_all_gradients(fields: dict[str, Any]) -> None:

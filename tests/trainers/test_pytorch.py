@@ -131,6 +131,8 @@ STEPS: list[Any] = [
     {"precision": "pure-bf16", "memory_format": "channels_last", "optimizer": "sgd"},
     {"ema": True, "amsgrad": True, "zero_grad_to_none": False},
     {"optimizer": "lion"},
+    {"optimizer_in_backward": True, "precision": "bf16", "ema": True},
+    {"optimizer_in_backward": True, "optimizer": "lion"},
     pytest.param({}, marks=pytest.mark.combinations),
     pytest.param({"optimizer": "rmsprop-forloop"}, marks=pytest.mark.combinations),
 ]
@@ -151,10 +153,11 @@ def test_its_step_is_the_probed_step(fields: dict[str, Any]) -> None:
     images, targets = next(names["synthetic_batches"](device))
 
     probed = Training(twin, setting, as_task(twin, tiny("native"), setting), (images, targets))
-    for group in probed.optimizer.param_groups:
+    for group in (group for o in probed.optimizers for group in o.param_groups):
         group.update({"lr": 1e-3, "weight_decay": 0.05 if "adamw" in setting.optimizer else 0.0})
 
-    optimizer = names["build_optimizer"](model, 1e-3)
+    held = names[f"build_optimizer{'s' * setting.optimizer_in_backward}"](model, 1e-3)
+    optimizer = () if setting.optimizer_in_backward else (held,)
     scaler = torch.amp.GradScaler("cpu") if setting.precision == "fp16" else None
     average = [p.detach().clone() for p in model.parameters()]
 
@@ -165,7 +168,7 @@ def test_its_step_is_the_probed_step(fields: dict[str, Any]) -> None:
     for _ in range(2):
         probed.step()
         given = (average,) if setting.ema else ()
-        names["optimizer_step"](model, model, optimizer, scaler, *given, batches())
+        names["optimizer_step"](model, model, *optimizer, scaler, *given, batches())
     for (name, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
         assert torch.equal(mine, theirs), name
     if setting.ema:

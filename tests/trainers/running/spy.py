@@ -36,6 +36,7 @@ SEEN: dict[str, Any] = {
 _outermost: list[nn.Module] = []
 _recording: dict[int, int] | None = None
 _kept: set[int] = set()
+_optimizers: list[torch.optim.Optimizer] = []  # of each weight one, where they step in backward
 
 
 def count(where: str, name: str, key: str) -> None:
@@ -172,6 +173,10 @@ def watch_compiling() -> None:
 
 
 def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if all(optimizer is not known for known in _optimizers):
+        _optimizers.append(optimizer)
+    if optimizer is not _optimizers[0]:
+        return
     if len(SEEN["steps"]) == STEPS:
         finish(optimizer)
     groups = [
@@ -182,6 +187,8 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 
 
 def after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if optimizer is not _optimizers[0]:
+        return
     if len(SEEN["steps"]) < STEPS:
         SEEN["images"].append(0)
         SEEN["micro_batches"].append(0)
@@ -193,7 +200,7 @@ def after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None
 
 def finish(optimizer: torch.optim.Optimizer) -> None:
     """Writes the report and ends the process."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = [p for o in _optimizers for group in o.param_groups for p in group["params"]]
     report = {
         **{k: v for k, v in SEEN.items() if not k.endswith("kept")},
         **SEEN["kept"],

@@ -56,6 +56,10 @@ PYTORCH = [
     }),
     Case("pytorch", tiny("timm"), {"checkpointing": "blocks:every-2", "attention": "eager"}),
     Case("pytorch", tiny("timm"), {"compile": "default", "attention": "eager"}),
+    Case("pytorch", tiny("timm"), {
+        "optimizer_in_backward": True, "batch_size": 8, "accumulate": 1, "ema": True,
+        "optimizer": "adamw-fused", "attention": "eager", "validation_batch_size": 6,
+    }),
 ]  # fmt: skip
 
 
@@ -179,6 +183,9 @@ ACCELERATE = [
     }),
     Case("accelerate", tiny("torchvision"), {
         "checkpointing": "stages:0,1", "optimizer": "adamw-fused", "loss": "soft-target",
+    }),
+    Case("accelerate", tiny("native"), {
+        "optimizer_in_backward": True, "accumulate": 1, "attention": "eager",
     }),
 ]  # fmt: skip
 
@@ -314,6 +321,15 @@ REFUSED = [
     (Case("microsoft", tiny("microsoft", num_classes=1000)), "needs CUDA"),
     (Case("microsoft", tiny("microsoft", num_classes=1000), {"precision": "bf16"}, CUDA), "bf16"),
     (Case("mmengine", tiny("native"), {"precision": "bf16"}), "needs a GPU"),
+    *(
+        (Case(target, tiny(library, num_classes=1000), {
+            "optimizer_in_backward": True, "accumulate": 1, "precision": "fp32",
+        }, CUDA), "one optimizer, which steps after")
+        for target, library in (
+            ("timm", "timm"), ("transformers", "transformers"), ("lightning", "native"),
+            ("deepspeed", "native"), ("microsoft", "microsoft"), ("mmengine", "microsoft"),
+        )
+    ),
     (Case("lightning", tiny("native"), {
         "precision": "fp16", "optimizer": "adamw-fused", "clip_grad": True,
     }, CUDA), "does not clip"),

@@ -1,0 +1,201 @@
+"""Weights that backward updates as soon as their gradients are there: memory, results and time."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from planner.errors import UnsupportedError
+from planner.estimation import estimate
+from planner.hardware import find_gpu
+from planner.ledger import IN_BACKWARD, OPTIMIZER_CALL, Allocated, Ledger
+from planner.libraries.registry import find_library
+from planner.memory.profile import category_bytes
+from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
+from planner.step.training import record_training
+from planner.throughput.prediction import (
+    fuse_operations,
+    predict_step,
+    rates_for,
+    with_updates_last,
+)
+from tests.building import build_real
+from tests.libraries.steps import (
+    Changes,
+    assert_equal_to_cpu,
+    assert_equal_to_trace,
+    name_of,
+    needs,
+    setting_of,
+)
+from tests.step.test_whole_step import ONE_BLOCK, needs_library, small
+
+torch_and_timm = needs("torch", "timm")
+
+# Each optimizer and implementation once, in each precision by turns; with the average of weights.
+OPTIMIZERS: tuple[Changes, ...] = (
+    {"optimizer": "adamw-foreach"},
+    {"optimizer": "adamw-fused", "precision": "fp32", "ema": True},
+    {"optimizer": "adamw-forloop", "amsgrad": True},
+    {"optimizer": "sgd-foreach", "precision": "pure-bf16"},
+    {"optimizer": "sgd-fused", "precision": "fp32"},
+    {"optimizer": "lion-foreach"},
+    {"optimizer": "lion-forloop", "precision": "fp32"},
+    {"optimizer": "adafactor"},
+    {"optimizer": "adafactor-foreach", "precision": "fp32"},
+)
+# Each library, version and kind of checkpointing; adapters, frozen stages and validation.
+STEPS: tuple[tuple[str, int, Changes], ...] = (
+    ("native", 1, {"checkpointing": "blocks", "lora_rank": 4}),
+    ("native", 2, {"frozen_stages": 1, "validation_batch_size": 3}),
+    ("timm", 1, {"checkpointing": "stages", "precision": "fp32"}),
+    ("timm", 2, {"checkpointing": "blocks"}),
+    ("torchvision", 1, {"batch_size": 1}),
+    ("torchvision", 2, {"checkpointing": "blocks"}),
+    ("transformers", 1, {"checkpointing": "nested"}),
+    ("transformers", 2, {"memory_format": "channels_last"}),
+)
+
+
+def in_backward(changes: Changes) -> TrainSetting:
+    return setting_of({"optimizer_in_backward": True, **changes})
+
+
+@torch_and_timm
+@pytest.mark.parametrize("changes", OPTIMIZERS, ids=name_of)
+def test_optimizers(changes: Changes) -> None:
+    assert_equal_to_trace(ONE_BLOCK, in_backward(changes))
+
+
+@pytest.mark.combinations
+@torch_and_timm
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("changes", OPTIMIZERS, ids=name_of)
+@pytest.mark.parametrize(
+    ("library", "version"),
+    itertools.product(("native", "timm", "torchvision", "transformers"), (1, 2)),
+)
+def test_every_library(library: str, version: int, changes: Changes, precision: str) -> None:
+    needs_library(library)
+    setting = in_backward({**changes, "precision": precision})
+    assert_equal_to_trace(small(library, version=version, depths=(1, 1)), setting)
+
+
+@torch_and_timm
+@pytest.mark.parametrize(("library", "version", "changes"), STEPS, ids=name_of)
+def test_a_step(library: str, version: int, changes: Changes) -> None:
+    needs_library(library)
+    assert_equal_to_trace(small(library, version=version, depths=(1, 1)), in_backward(changes))
+
+
+@torch_and_timm
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-forloop", "sgd", "lion"])
+def test_real_tensors(optimizer: str) -> None:
+    changes = {"precision": "fp32", "attention": "eager", "optimizer": optimizer}
+    assert_equal_to_cpu(small(drop_path_rate=0.0), in_backward(changes))
+
+
+@torch_and_timm
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_the_weights_are_those_of_one_step_after_backward(backend: str | None) -> None:
+    """Bit for bit, eager and compiled: hooks run after a compiled backward as after any."""
+    import torch
+
+    from planner.tasks import as_task
+    from planner.training import Training
+
+    found = []
+    for setting in (in_backward({}), setting_of({})):
+        setting = setting.model_copy(update={"precision": "fp32", "attention": "eager"})
+        torch.manual_seed(0)
+        module = build_real(small(drop_path_rate=0.0), setting).train()
+        task = as_task(module, small(), setting)
+        batch = task.batch(2, torch.device("cpu"))
+        call = torch.compile(module, backend=backend, dynamic=False) if backend else None
+        training = Training(module, setting, task, batch, call)
+        for _ in range(3):
+            training.step()
+        assert all(p.grad is None for p in module.parameters())
+        found.append([p.detach() for p in module.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def recorded(setting: TrainSetting, config: SwinConfig) -> tuple[Ledger, ResolvedSetting]:
+    spec = find_library(config.library)
+    resolved = spec.resolve(config, setting)
+    return record_training(spec.on_shapes(config, resolved), config, resolved), resolved
+
+
+def test_no_two_gradients_outlive_each_other() -> None:
+    """What backward holds of gradients is that of one operation, and temporaries of one weight."""
+    config = small(depths=(1, 1), embed_dim=192, num_heads=(6, 12))
+    plain, moved = (
+        estimate(config, s) for s in (setting_of({"batch_size": 1}), in_backward({"batch_size": 1}))
+    )
+    weights = plain.breakdown["parameters"]
+    assert plain.live_bytes["after_backward"] - plain.live_bytes["before_step"] >= weights
+    assert moved.live_bytes["after_backward"] == moved.live_bytes["before_step"]
+    assert moved.live_bytes["before_step"] == plain.live_bytes["before_step"]
+    # adamw-foreach's temporaries are as many bytes as all weights; here those of the largest.
+    assert moved.peak_live_bytes < plain.peak_live_bytes - weights // 2
+    assert moved.peak_at == "optimizer in backward (_foreach_sqrt)"
+
+
+@torch_and_timm
+def test_both_makers_count_a_call_for_each_weight() -> None:
+    from planner.trace.ledger import trace_estimate
+
+    config, setting = small(), in_backward({"attention": "eager"})
+    on_shapes, resolved = recorded(setting, config)
+    traced = trace_estimate(config, resolved)
+    number = sum(p.requires_grad for p in build_real(config, setting).parameters())
+    for ledger in (on_shapes, traced):
+        updates = [o for phase, o in ledger.operations() if phase == "optimizer"]
+        assert sum(o.name == OPTIMIZER_CALL for o in updates) == number
+        roots = [e for e in ledger.events if getattr(e, "label", "") == "aten._foreach_sqrt"]
+        assert len(roots) == 2 * number, "in each of two steps"
+        assert {e.path for e in roots if isinstance(e, Allocated)} == {IN_BACKWARD}
+        gradients = category_bytes(ledger.events, 0, len(ledger.events))["gradients"]
+        assert max(gradients) < sum(gradients_of(config, setting)), "no other is tagged as one"
+
+
+def gradients_of(config: SwinConfig, setting: TrainSetting) -> list[int]:
+    return [512 + 4 * p.numel() for p in build_real(config, setting).parameters()]
+
+
+def test_the_updates_are_the_optimizers_time_wherever_they_run() -> None:
+    """The device does the same work; the host calls an optimizer for each weight."""
+    config, gpu = small(depths=(2, 2), embed_dim=96), find_gpu("a100-sxm4-80gb")
+    plain, moved = (
+        predict_step(ledger.operations(), rates_for(gpu), setting)
+        for ledger, setting in (recorded(s, config) for s in (setting_of({}), in_backward({})))
+    )
+    assert set(moved.phase_seconds) == {"forward", "backward", "optimizer"}
+    assert moved.phase_seconds["optimizer"] > 5 * plain.phase_seconds["optimizer"]
+    assert moved.host_seconds > 1.5 * plain.host_seconds
+    assert moved.step_seconds > plain.step_seconds, "a small step waits for the host"
+
+
+def test_updates_follow_a_compiled_backward() -> None:
+    """They do not part its fused chains: it hands over all gradients as it returns."""
+    backwards = []
+    for setting in (setting_of({}), in_backward({})):
+        ledger, _ = recorded(setting, small())
+        ordered = fuse_operations(with_updates_last(list(ledger.operations()), setting))
+        backwards.append([operation for phase, operation in ordered if phase == "backward"])
+    assert backwards[0] == backwards[1]
+
+
+@torch_and_timm
+def test_an_optimizer_of_its_own_is_refused() -> None:
+    import torch
+
+    from planner.tasks.making import GivenTask
+
+    class Task:
+        def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+            return torch.optim.SGD(parameters, lr=1e-3)
+
+    with pytest.raises(UnsupportedError, match="cannot step weight by weight"):
+        GivenTask(Task(), "mine", in_backward({}))  # type: ignore[arg-type]
