@@ -49,6 +49,7 @@ def measured(fork_server: ForkServer, request: ProbeRequest) -> MeasurementRecor
         {"checkpointing": "blocks:3"},
         {"checkpointing": "blocks:every-2"},
         {"checkpointing": "stages", "loss": "soft-target", "ema": True, "clip_grad": True},
+        {"optimizer_in_backward": True, "precision": "bf16", "ema": True},
     ],
 )
 def test_training_is_measured(fork_server: ForkServer, setting: dict[str, object]) -> None:
