@@ -18,7 +18,7 @@ from planner.errors import UsageError, shorten, unknown_name
 from planner.schema import TrainSetting, parse
 from planner.schema.model import MAX_SIZE
 from planner.units import MAX_SECONDS, parse_percent, parse_seconds
-from search.space import AXES
+from search.axes import AXES, Restriction, Value, read_values
 from search.strategies.named import STRATEGIES
 from search.strategies.strategy import TOLERANCE
 from search.study.study import STUDY_NAME
@@ -87,26 +87,14 @@ def read_base(base: TrainSetting | Mapping[str, Any] | None) -> TrainSetting:
 
 
 def read_restrictions(
-    restrict: Mapping[str, str | Sequence[str]] | None,
-) -> dict[str, tuple[str, ...]] | None:
+    restrict: Mapping[str, Value | Sequence[Value]] | None,
+) -> dict[str, tuple[Value, ...]] | None:
     """The values each axis is held to; one may stand by itself. Raises UsageError."""
     if restrict is None:
         return None
     if not isinstance(restrict, Mapping):
         raise UsageError(f"restrict names values by axis, and {shorten(restrict)} does not.")
-    found = {}
-    for axis, given in restrict.items():
-        if axis not in AXES:
-            raise unknown_name("axis", axis, AXES, f"One of {', '.join(AXES)}.")
-        values = (given,) if isinstance(given, str) else given
-        texts = isinstance(values, Sequence) and all(isinstance(v, str) and v for v in values)
-        if not texts or not values:
-            raise UsageError(
-                f"restrict names the values {axis} may take, and {shorten(given)} names none.",
-                "Omit the axis to search all of it.",
-            )
-        found[axis] = tuple(values)
-    return found
+    return {axis: read_values(axis, given) for axis, given in restrict.items()}
 
 
 def path_reader(name: str) -> Callable[[str | PathLike[str] | None], Path | None]:
@@ -143,7 +131,7 @@ class SearchKeywords(TypedDict, total=False):
     batch_size: int | Sequence[int] | None
     global_batch: int | None
     base: SettingLike | None
-    restrict: Mapping[str, str | Sequence[str]] | None
+    restrict: Mapping[str, Value | Sequence[Value]] | None
     trials: int | None
     budget_seconds: float | None
     strategy: str
@@ -167,7 +155,7 @@ class SearchOptions:
 
     batch_size: tuple[int, ...] | None = option(None, read=read_batch_sizes)
     base: TrainSetting = option(TrainSetting, read=read_base)
-    restrict: Mapping[str, Sequence[str]] | None = option(None, read=read_restrictions)
+    restrict: Restriction | None = option(None, read=read_restrictions)
     global_batch: int | None = option(
         None, "Hold micro-batch × accumulation × world at N exactly.",
         metavar="N", bounds=(1, MAX_SIZE),

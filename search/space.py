@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
 
-from planner.errors import UnsupportedError, UsageError, alternatives, unknown_name
-from planner.hardware.precisions import device_precisions
-from planner.libraries.limits import SettingFault, limit_of
+from pydantic import ValidationError
+
+from planner.errors import UnsupportedError, UsageError, alternatives
+from planner.libraries.limits import SettingFault, graph_limit
+from planner.libraries.pending import pending
 from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting
-from planner.schema.setting import COMPILE_MODES, FUSED_FAMILIES, PRECISIONS
+from planner.schema.setting import COMPILE_MODES, PRECISIONS
+from planner.schema.validation import faults_between
+from search.axes import (
+    AXES,
+    SEARCHABLE,
+    Choices,
+    Restriction,
+    axis_choices,
+    in_order,
+    is_worth_trying,
+)
 
-AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")
 MAX_BATCH = {"cuda": 4096, "cpu": 256}  # a Swin's step is long saturated at either
-MAX_CHOSEN_STAGES = 2
 MAX_DIVISORS = 24  # of a global batch: more are thinned out, and say nothing new
 
 
@@ -45,8 +56,13 @@ class Space:
 
     candidates: tuple[Candidate, ...]
     rungs: tuple[int, ...]
-    choices: Mapping[str, tuple[str, ...]]
+    choices: Choices
     left_out: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The fields of a setting in which the candidates differ, or may: the batch apart."""
+        return tuple(self.choices)
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -80,15 +96,17 @@ def make_space(
     device: DeviceInfo,
     base: TrainSetting | None = None,
     *,
-    restrict: Mapping[str, Sequence[str]] | None = None,
+    restrict: Restriction | None = None,
     batch_sizes: Sequence[int] | None = None,
     global_batch: int | None = None,
 ) -> Space:
     """Every setting to consider. Fields of `base` that are no axis hold for all of them.
 
-    `restrict` names the values an axis may take; `batch_sizes` the micro-batches. With
-    `global_batch`, micro-batch × accumulate × world is exactly that.
-    Raises UsageError for a value nobody knows, UnsupportedError for one this device or model lacks.
+    `restrict` names the values that an axis may take, and makes any other field one;
+    `batch_sizes` the micro-batches. With `global_batch`, micro-batch × accumulate × world is
+    exactly that. What excludes each other is left out, and so is what the model cannot run.
+    Raises UsageError for a value nobody knows, UnsupportedError for one this device or model lacks,
+    and where nothing is left.
     """
     base = base or TrainSetting()
     if base.parallelism != "none":
@@ -99,184 +117,82 @@ def make_space(
             f"parallelism={base.parallelism}' what it adds.",
         )
     _check_base(model, base)
-    choices = axis_choices(model, device, base, restrict or {})
+    restrict = restrict or {}
+    choices = axis_choices(model, device, base, restrict)
     batches = _batches(device, base, batch_sizes, global_batch)
+    held = base.model_dump()
+    excluded: dict[tuple[str, ...], list[str]] = {}
     settings = [
-        parse_setting(base, {**dict(zip(AXES, arm, strict=True)), **batch})
-        for arm in product(*(choices[axis] for axis in AXES))
+        setting
+        for arm in product(*choices.values())
         for batch in batches
+        if (setting := _parse({**held, **dict(zip(choices, arm, strict=True)), **batch}, excluded))
+        and is_worth_trying(setting, choices, restrict)
     ]
-    return _runnable(model, settings)
+    return _runnable(model, settings, excluded)
 
 
-def _runnable(model: Model, settings: Sequence[TrainSetting]) -> Space:
+def _parse(
+    fields: Mapping[str, object], excluded: dict[tuple[str, ...], list[str]]
+) -> TrainSetting | None:
+    """The setting of `fields`; None where some exclude each other: then their law is noted."""
+    try:
+        return TrainSetting.model_validate(fields)
+    except ValidationError as error:
+        broken = next(iter(faults_between(error)), None)
+        if broken is None:
+            raise
+        excluded.setdefault(broken.fields, []).append(broken.message)
+        return None
+
+
+def _runnable(
+    model: Model, settings: Sequence[TrainSetting], excluded: Mapping[tuple[str, ...], list[str]]
+) -> Space:
     """The space of those that can run. Raises UnsupportedError where there are none."""
     limits = [(setting, _limit(model, setting)) for setting in settings]
     found = [setting for setting, limit in limits if limit is None]
     refused = [limit for _, limit in limits if limit is not None]
-    if not found:
+    if not found and refused:
         raise refused[0].error()
-    return replace(space_of(found), left_out=_in_order(_left_out(refused)))
+    if not found:
+        fields, said = next(iter(excluded.items()))
+        raise UnsupportedError(f"{said[0]}.", f"Choose another {alternatives(fields)}.")
+    laws = [
+        *(f"{said[0]}: {len(said)}" for said in excluded.values()),
+        *(f"{law}: {count}" for law, count in Counter(limit.law for limit in refused).items()),
+    ]
+    return replace(space_of(found), left_out=tuple(f"{law} settings are left out." for law in laws))
 
 
 def _limit(model: Model, setting: TrainSetting) -> SettingFault | None:
-    attention: str = setting.attention
-    if attention == "library" and isinstance(model, SwinConfig):
-        attention = find_library(model.library).default_attention(model)
-    return limit_of(model, setting, attention)
-
-
-def _left_out(refused: Sequence[SettingFault]) -> Iterator[str]:
-    for limit in refused:
-        count = sum(other.law == limit.law for other in refused)
-        yield f"{limit.law}: {count} settings are left out."
+    """The first of what keeps a setting from running."""
+    if isinstance(model, SwinConfig):
+        return next(iter(find_library(model.library).setting_faults(model, setting)), None)
+    return next(pending(setting), graph_limit(setting))
 
 
 def space_of(settings: Iterable[TrainSetting]) -> Space:
-    """A space of just these settings (a recorded table), ordered by arm and batch."""
+    """A space of just these settings (a recorded table), ordered by arm and batch. Its axes are
+    those of every search, and the other fields in which they differ."""
     unique = {setting_id(s): s for s in settings}
     found = sorted(
         (candidate(s) for s in unique.values()),
         key=lambda c: (*simplicity(c.setting)[:-2], c.arm, c.setting.batch_size),
     )
+    choices = {a: in_order(getattr(c.setting, a) for c in found) for a in SEARCHABLE}
     return Space(
         candidates=tuple(found),
         rungs=tuple(sorted({c.setting.batch_size for c in found})),
-        choices={a: _in_order(getattr(c.setting, a) for c in found) for a in AXES},
+        choices={a: values for a, values in choices.items() if a in AXES or len(values) > 1},
     )
-
-
-def parse_setting(base: TrainSetting, update: Mapping[str, object]) -> TrainSetting:
-    """`base` with some fields changed, validated."""
-    return TrainSetting.model_validate({**base.model_dump(), **update})
-
-
-def axis_choices(
-    model: Model, device: DeviceInfo, base: TrainSetting, restrict: Mapping[str, Sequence[str]]
-) -> dict[str, tuple[str, ...]]:
-    """The values of each axis that this model has on this device, narrowed to those asked for.
-
-    fp16 is searched only where it is asked for, or the device has no bf16: it is as fast as bf16,
-    wants a GradScaler and overflows.
-    """
-    offered = {
-        "precision": device_precisions(device),
-        "checkpointing": _checkpointings(model),
-        "compile": device_compile_modes(device),
-        "attention": _attentions(model),
-        "optimizer": _optimizers(base.optimizer),
-    }
-    chosen = {axis: _narrow(axis, offered[axis], restrict.get(axis), device) for axis in AXES}
-    for axis in ("checkpointing", "attention"):
-        for value in restrict.get(axis) or ():
-            _check_library(model, axis, value)
-    for value in chosen["optimizer"]:
-        parse_setting(base, {"optimizer": value}).check_optimizer()
-    return chosen
 
 
 def _check_base(model: Model, base: TrainSetting) -> None:
     """Raises UnsupportedError for what no probe could run: fields of `base` that are no axis."""
     if isinstance(model, SwinConfig):
-        plain = {
-            "batch_size": 1, "compile": "off", "checkpointing": "none", "attention": "library",
-        }  # fmt: skip
-        find_library(model.library).resolve(model, parse_setting(base, plain))
-
-
-def _check_library(model: Model, axis: str, value: str) -> None:
-    """Raises UnsupportedError for what the model's library does not have."""
-    if isinstance(model, SwinConfig):
-        find_library(model.library).resolve(
-            model, parse_setting(TrainSetting(batch_size=1), {axis: value})
-        )
-    elif value != "library" and not (
-        axis == "checkpointing" and TrainSetting(checkpointing=value).checkpoints_any_model
-    ):
-        raise UnsupportedError(
-            f"{axis} {value} cannot be set in {model.title}, which is no Swin of the planner's.",
-            "Omit the option, and build it so in a factory of your own.",
-        )
-
-
-def device_compile_modes(device: DeviceInfo) -> tuple[str, ...]:
-    """CUDA graphs (reduce-overhead) and Triton autotuning (max-autotune) are for GPUs; Triton
-    wants capability 7.0."""
-    if device.kind == "cpu":
-        return ("off", "default")
-    if device.capability is not None and device.capability < (7, 0):
-        return ("off",)
-    return ("off", "default", "reduce-overhead", "max-autotune")
-
-
-def _optimizers(optimizer: str) -> tuple[str, ...]:
-    family, implementation = optimizer.partition("-")[::2]
-    if implementation or family not in FUSED_FAMILIES:
-        return (optimizer,)
-    return (family, f"{family}-fused")
-
-
-def _checkpointings(model: Model) -> tuple[str, ...]:
-    """What the library offers; of chosen stages the first ones, where the activations are. Any
-    other model's blocks are found when it is built."""
-    if not isinstance(model, SwinConfig):
-        return ("none", "blocks")
-    offered = find_library(model.library).checkpointings(model)
-    if "stages" not in offered:
-        return offered
-    first = ["stages:" + ",".join(map(str, range(n))) for n in range(1, model.num_stages)]
-    return (*offered, *first[:MAX_CHOSEN_STAGES])
-
-
-def _attentions(model: Model) -> tuple[str, ...]:
-    if not isinstance(model, SwinConfig):
-        return ("library",)
-    return tuple(find_library(model.library).attentions(model))
-
-
-def _narrow(
-    axis: str, offered: tuple[str, ...], wanted: Sequence[str] | None, device: DeviceInfo
-) -> tuple[str, ...]:
-    if wanted is None:
-        return tuple(v for v in offered if not (v == "fp16" and "bf16" in offered))
-    _check_known(axis, wanted)
-    by_device = axis in ("precision", "compile")
-    lacking = [w for w in wanted if w not in offered] if by_device else []
-    lacking = [w for w in lacking if not _only_on_request(axis, w, offered)]
-    if lacking:
-        raise UnsupportedError(
-            f"{axis} {alternatives(lacking)} is not available on {device.name}, which supports "
-            f"{alternatives(offered, 'and')}.",
-            f"Choose one of them with --{axis}.",
-        )
-    return _in_order(wanted)
-
-
-def _only_on_request(axis: str, value: str, offered: Sequence[str]) -> bool:
-    """Values that are not searched by default but may be asked for."""
-    on_request: dict[str, set[str]] = {
-        "precision": {"pure-bf16"} if "bf16" in offered else set(),
-        "compile": {"reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"},
-    }
-    return value in on_request.get(axis, set())
-
-
-def _check_known(axis: str, wanted: Sequence[str]) -> None:
-    known = {"precision": PRECISIONS, "compile": COMPILE_MODES}.get(
-        axis, ("library", "eager", "sdpa") if axis == "attention" else None
-    )
-    for value in wanted:
-        if known and value not in known:
-            raise unknown_name(axis, value, known, f"One or more of {', '.join(known)}.")
-        try:
-            parse_setting(TrainSetting(), {axis: value})
-        except ValueError as error:
-            raise UsageError(f"{axis} {value!r} cannot be read.", _first_message(error)) from None
-
-
-def _first_message(error: ValueError) -> str:
-    entries = error.errors() if hasattr(error, "errors") else []
-    return str(entries[0]["msg"]).removeprefix("Value error, ") if entries else str(error)
+        plain = {"batch_size": 1, "checkpointing": "none", "attention": "library"}
+        find_library(model.library).resolve(model, base.uncompiled().model_copy(update=plain))
 
 
 def batch_ladder(largest: int) -> tuple[int, ...]:
@@ -325,15 +241,15 @@ def _spread(values: tuple[int, ...], largest: int) -> list[int]:
     return usable
 
 
-def _in_order(values: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(values))
-
-
 _PLAIN = {
     "compile": COMPILE_MODES,
     "checkpointing": ("none", "selective", "blocks", "stages", "nested"),
     "precision": PRECISIONS,
     "attention": ("library", "eager", "sdpa"),
+}
+
+_OTHER_DEFAULTS = {
+    field: TrainSetting.model_fields[field].default for field in SEARCHABLE if field not in AXES
 }
 
 
@@ -342,15 +258,18 @@ def simplicity(setting: TrainSetting) -> tuple[int, ...]:
 
     First what can break (compilation), then what is added to the model (checkpointing), then the
     arithmetic (fp32 before bf16 before fp16, which needs a GradScaler), the attention, the
-    optimizer's implementation, accumulation, and last the batch (a smaller one leaves memory).
+    optimizer's implementation, the number of other fields that are no default, accumulation, and
+    last the batch (a smaller one leaves memory).
     """
     checkpointing = setting.checkpointing.partition(":")[0]
+    others = sum(getattr(setting, field) != plain for field, plain in _OTHER_DEFAULTS.items())
     return (
         _PLAIN["compile"].index(setting.compile),
         _PLAIN["checkpointing"].index(checkpointing),
         _PLAIN["precision"].index(setting.precision),
         _PLAIN["attention"].index(setting.attention),
         int(setting.optimizer_implementation != "foreach"),
+        others,
         setting.accumulate,
         setting.batch_size,
     )

@@ -61,7 +61,8 @@ def tune(
     `memory_bytes` emulates a smaller device, `headroom` is the share of memory left free.
     `batch_size` fixes the micro-batch (or lists those to try); `global_batch` holds micro-batch ×
     accumulation × world. `restrict` names the values an axis (precision, checkpointing, compile,
-    attention, optimizer) may take; other fields of `base` hold for every probe. It ends after
+    attention, optimizer) may take, and makes an axis of any other field of a setting; what it does
+    not name holds for every probe as in `base`. It ends after
     `trials` probes in the study, `budget_seconds` (those that earlier runs of the study took
     included), or when another probe is expected to gain less than `tolerance` (a share).
     `steps` (of `base`'s global batch) or `epochs` rank by total time with compilation.

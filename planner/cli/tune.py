@@ -12,8 +12,8 @@ from planner.cli.arguments import MODEL_FLAGS, axis_flags, given_fields, split_v
 from planner.cli.output import print_json, say
 from planner.errors import UsageError
 from planner.schema import Model, TrainSetting, parse
+from search.axes import AXES, HELD, held_error
 from search.options import Option, SearchOptions, declared_options
-from search.space import AXES
 
 NOTHING_FITS = 1
 
@@ -97,16 +97,16 @@ def command(**given: Any) -> int:
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     """What was typed, as the parameters of `tune`. Raises UsageError."""
     model_fields, setting_fields = given_fields(given, (*AXES, "batch_size", "accumulate"))
-    restrict = {
-        axis: tuple(split_values(setting_fields.pop(axis)))
-        for axis in AXES
-        if axis in setting_fields
-    }
     sizes = setting_fields.pop("batch_size", None)
+    held = {field: setting_fields.pop(field) for field in HELD if field in setting_fields}
+    for field, text in held.items():
+        if "," in text:
+            raise held_error(field)
+    restrict = {field: tuple(split_values(text)) for field, text in setting_fields.items()}
     return {
         "model": _model(given["model"], model_fields, replay=given["replay"] is not None),
         "batch_size": None if sizes is None else tuple(sizes.split(",")),
-        "base": parse(TrainSetting, setting_fields, "--set"),
+        "base": parse(TrainSetting, held, "--set"),
         "restrict": restrict,
         **dict(_said(given)),
     }

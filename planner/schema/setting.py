@@ -35,6 +35,10 @@ AMSGRAD_OPTIMIZERS = frozenset(
 CLIP_NORM = 5.0  # TRAIN.CLIP_GRAD
 LABEL_SMOOTHING = 0.1  # MODEL.LABEL_SMOOTHING
 EMA_DECAY = 0.9999  # timm's usual one: the authors keep no average
+# What belongs to a compiled step, and is of no other.
+COMPILED_FIELDS = (
+    "compile_scope", "compile_dynamic", "compile_fullgraph", "activation_memory_budget",
+)  # fmt: skip
 # What a probe and every emitted trainer set, whatever the setting. timm's train.py and Microsoft's
 # main.py (microsoft/Swin-Transformer @00f2800) turn it on and have no option against it.
 CUDNN_BENCHMARK = True
@@ -137,8 +141,7 @@ class TrainSetting(BaseModel):
         """What belongs to a compiled step and is asked of one that is not."""
         if self.compile != "off":
             return
-        for field in ("compile_scope", "compile_dynamic", "compile_fullgraph",
-                      "activation_memory_budget"):  # fmt: skip
+        for field in COMPILED_FIELDS:
             if getattr(self, field) != type(self).model_fields[field].default:
                 message = f"{field} is {getattr(self, field)}, and compile is off"
                 yield Fault((field, "compile"), message)
@@ -224,6 +227,11 @@ class TrainSetting(BaseModel):
     def checkpoints_any_model(self) -> bool:
         """Whether `checkpointing` speaks of blocks, which any model may have, or of nothing."""
         return self.checkpointing.partition(":")[0] in ("none", "blocks", "selective")
+
+    def uncompiled(self) -> TrainSetting:
+        """This setting without the compiler, and without what belongs to it."""
+        plain = {field: type(self).model_fields[field].default for field in COMPILED_FIELDS}
+        return self.model_copy(update={"compile": "off", **plain})
 
     def differences(self, other: TrainSetting) -> dict[str, object]:
         """The fields, and their values here, in which this setting is not `other`."""

@@ -42,7 +42,7 @@ def _faults(schema: type[BaseModel], data: Mapping[str, Any], error: ValidationE
     """
     single = [entry for entry in error.errors() if _cross_field_error(entry) is None]
     if not single:
-        return [fault.message for fault in _between(error)]
+        return [fault.message for fault in faults_between(error)]
     at_fault = {str(entry["loc"][0]) for entry in single if entry["loc"]}
     lines = [_fault(schema, entry) for entry in _of_the_arm_meant(single)]
     rest = {field: value for field, value in data.items() if field not in at_fault}
@@ -50,12 +50,15 @@ def _faults(schema: type[BaseModel], data: Mapping[str, Any], error: ValidationE
         schema.model_validate(rest)
     except ValidationError as again:
         lines += [
-            fault.message for fault in _between(again) if not at_fault.intersection(fault.fields)
+            fault.message
+            for fault in faults_between(again)
+            if not at_fault.intersection(fault.fields)
         ]
     return lines
 
 
-def _between(error: ValidationError) -> Iterable[Fault]:
+def faults_between(error: ValidationError) -> Iterable[Fault]:
+    """What fields say against each other."""
     for entry in error.errors():
         cause = _cross_field_error(entry)
         if cause is not None:

@@ -104,7 +104,7 @@ def untried_note(
     for record in records:
         costs.observe(record)
     tried = {"off", *(r.setting.compile for r in records)}
-    modes = [m for m in space.choices["compile"] if m not in tried]
+    modes = [str(m) for m in space.choices["compile"] if m not in tried]
     waits = [f"{m} (about {format_seconds(costs.compile_seconds(m))})" for m in modes]
     if not waits:
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.schema import MeasurementRecord, TrainSetting
+from search.axes import AXES
 from search.probe.evidence import is_feasible
 from search.space import Candidate, Space
 from search.strategies.planner_strategy import PlannerStrategy
@@ -18,6 +19,7 @@ def plain_arm(space: Space, attention: str | None = None) -> str | None:
     """The arm of the plain default, with the attention the library has by itself (`attention`;
     eager where that is not known). None where the space was restricted to leave it out."""
     plain = [c for c in space.candidates if _is_plain(c.setting)]
+    plain = [c for c in plain if _leaves_others(c.setting, space)]
     wanted = [c for c in plain if c.setting.attention in (attention, "library")]
     eager = [c for c in plain if c.setting.attention == "eager"]
     return next((c.arm for c in (*wanted, *eager, *plain)), None)
@@ -29,6 +31,16 @@ def _is_plain(setting: TrainSetting) -> bool:
         and setting.compile == "off"
         and setting.checkpointing == "none"
         and setting.optimizer_implementation != "fused"
+    )
+
+
+def _leaves_others(setting: TrainSetting, space: Space) -> bool:
+    """Whether every other axis of the space has its default, or the first of what was asked."""
+    others = {axis: values for axis, values in space.choices.items() if axis not in AXES}
+    return all(
+        getattr(setting, axis) == (default if default in values else values[0])
+        for axis, values in others.items()
+        for default in [TrainSetting.model_fields[axis].default]
     )
 
 

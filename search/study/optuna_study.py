@@ -51,7 +51,6 @@ class OptunaStudy:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.space, self.records_path, self.budget_bytes = space, records_path, budget_bytes
         self.source, self.clock = source, clock
-        self.params = SpaceParams(space)
         self.holder = holder_name()
         self.identity: Identity | None = None
         self.unwritten: list[MeasurementRecord] = []
@@ -62,6 +61,8 @@ class OptunaStudy:
                 study_name=name, storage=storage, direction="maximize", load_if_exists=True
             )
             self.study_id = storage.get_study_id_from_name(name)
+            known = {n: d for t in self._trials() for n, d in t.distributions.items()}
+        self.params = SpaceParams(space, known)
 
     def adopt(self, identity: Identity, accept_different: bool = False) -> tuple[str, ...]:
         """Makes the study ours, or checks that it is. Returns what differs where that was accepted.

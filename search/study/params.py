@@ -8,31 +8,46 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from planner.schema import MeasurementRecord
-from search.space import AXES, Candidate, Space
+from search.space import Candidate, Space
 
 RUNG = "batch_rung"  # the position of the micro-batch in the ladder: its order is what matters
 
 
 class SpaceParams:
-    """The parameters of a space: `batch_rung` and, where there is a choice, each axis."""
+    """The parameters of a space: `batch_rung` and, where there is a choice, each axis.
 
-    def __init__(self, space: Space) -> None:
+    Optuna holds a categorical parameter to the values with which a study first had it. Where those
+    of the study at hand (`known`) are others, the axis gets a name of its own, made of its values.
+    """
+
+    def __init__(self, space: Space, known: Mapping[str, BaseDistribution] | None = None) -> None:
         self.space = space
-        self.axes = [axis for axis in AXES if len(space.choices[axis]) > 1]
+        choices = {
+            axis: CategoricalDistribution(values)
+            for axis, values in space.choices.items()
+            if len(values) > 1
+        }
+        self.axes = {_name(axis, ours, known or {}): axis for axis, ours in choices.items()}
         self.distributions: dict[str, BaseDistribution] = {
             RUNG: IntDistribution(0, len(space.rungs) - 1),
-            **{axis: CategoricalDistribution(space.choices[axis]) for axis in self.axes},
+            **{name: choices[axis] for name, axis in self.axes.items()},
         }
         self._candidates = {_key(self.of(c)): c for c in space.candidates}
 
     def of(self, c: Candidate) -> dict[str, Any]:
         """A candidate as parameters."""
         rung = self.space.rungs.index(c.setting.batch_size)
-        return {RUNG: rung, **{axis: getattr(c.setting, axis) for axis in self.axes}}
+        return {RUNG: rung, **{n: getattr(c.setting, axis) for n, axis in self.axes.items()}}
 
     def candidate(self, params: Mapping[str, Any]) -> Candidate | None:
         """The candidate of parameters; None where the space lacks the combination."""
         return self._candidates.get(_key(params))
+
+
+def _name(axis: str, ours: CategoricalDistribution, known: Mapping[str, BaseDistribution]) -> str:
+    if known.get(axis, ours) == ours:
+        return axis
+    return f"{axis} of {', '.join(map(str, ours.choices))}"
 
 
 def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

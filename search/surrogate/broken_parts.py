@@ -1,10 +1,11 @@
 """What fails together: which settings the failures so far say will not run, and how surely.
 
 A setting fails because something that it shares with others is broken (the compiler, a compile
-mode, a mode with checkpointing, an optimizer's implementation), or its arm is, or it alone. Each of
-these is broken with a small probability beforehand; a probe that ran clears all that it used, and
-each that failed needs a cause. A precision or an attention is never blamed as such: on a device
-that was said to have it, it is not what breaks, and to lose it is to lose the best settings.
+mode, a mode with checkpointing, an optimizer's implementation, another lever), or its arm is, or it
+alone. Each of these is broken with a small probability beforehand; a probe that ran clears all that
+it used, and each that failed needs a cause. A precision or an attention is never blamed as such: on
+a device that was said to have it, it is not what breaks, and to lose it is to lose the best
+settings.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.report.settings import value_text
 from planner.schema import TrainSetting
+from planner.schema.setting import COMPILED_FIELDS
 from search.space import Space
 from search.surrogate.arrays import Array, Indices, Mask
 
@@ -25,9 +28,16 @@ MODE = 0.1
 CHECKPOINTING_COMPILED = 0.1
 CHECKPOINTING_IN_MODE = 0.03
 OPTIMIZER = 0.05
+LEVER = 0.05
 ARM = 0.03
 ALONE = 0.01
 LIKELY_BROKEN = 0.9  # then no probe is spent on it
+MAX_SUSPECTS = 10  # the likeliest: their combinations are gone through one by one
+# What needs a part of torch, or of another package, that others do without.
+_LEVERS = {
+    field: TrainSetting.model_fields[field].default
+    for field in ("offload", *COMPILED_FIELDS, "optimizer_in_backward")
+}
 
 
 def shared_parts(setting: TrainSetting) -> dict[str, float]:
@@ -42,7 +52,14 @@ def shared_parts(setting: TrainSetting) -> dict[str, float]:
         found[f"checkpointing in {mode}"] = CHECKPOINTING_IN_MODE
     if setting.optimizer_implementation != "foreach":
         found[setting.optimizer] = OPTIMIZER
-    return found
+    return found | dict.fromkeys(_levers(setting), LEVER)
+
+
+def _levers(setting: TrainSetting) -> list[str]:
+    """What else it needs that others do without."""
+    used = [lever for lever, plain in _LEVERS.items() if getattr(setting, lever) != plain]
+    found = [f"{lever} {value_text(getattr(setting, lever))}" for lever in used]
+    return [*found, "fp8"] if setting.precision == "fp8" else found
 
 
 @dataclass(frozen=True)
@@ -105,7 +122,7 @@ class BrokenParts:
 
     def _judge(self) -> _Case:
         """Bayes' rule over every combination of suspects: the parts of what failed that nothing has
-        cleared (ten at most)."""
+        cleared."""
         suspects = self._suspects()
         priors = np.array(list(suspects.values()))
         broken = _combinations(len(suspects))
@@ -126,7 +143,8 @@ class BrokenParts:
         found: dict[str, float] = {}
         for arm in self.failed:
             found |= {p: share for p, share in self.parts[arm].items() if p not in self.cleared}
-        return found
+        likeliest = sorted(found, key=lambda part: -found[part])[:MAX_SUSPECTS]
+        return {part: share for part, share in found.items() if part in likeliest}
 
 
 def _combinations(number: int) -> Mask:
@@ -136,5 +154,7 @@ def _combinations(number: int) -> Mask:
 
 
 def is_plain(setting: TrainSetting) -> bool:
-    """Whether it needs nothing that a machine may lack: eager, and the optimizer in foreach."""
-    return setting.compile == "off" and setting.optimizer_implementation != "fused"
+    """Whether it needs nothing that a machine may lack: eager, and an optimizer of many kernels."""
+    if setting.compile != "off" or setting.optimizer_implementation in ("fused", "8bit"):
+        return False
+    return not _levers(setting)

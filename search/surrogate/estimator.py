@@ -112,11 +112,11 @@ class DeviceEstimator:
         if (self.device.capability or (0, 0)) >= (8, 0):
             alike["fp16"] = "bf16"
         changes = {
-            "compile": "off",
             "precision": alike.get(setting.precision, setting.precision),
-            "optimizer": setting.optimizer_family,
         }
-        return setting.model_copy(update=changes)
+        if setting.optimizer_implementation != "8bit":
+            changes["optimizer"] = setting.optimizer_family
+        return setting.uncompiled().model_copy(update=changes)
 
     def _estimate(self, model: Model, setting: TrainSetting) -> Estimate | UnsupportedError:
         try:
@@ -189,10 +189,10 @@ def _bare(setting: TrainSetting) -> TrainSetting:
     """A small step with the optimizer of `setting`, to see only that: precision matters to an
     optimizer only where the parameters themselves are kept in it."""
     changes = {
-        "batch_size": 2, "accumulate": 1, "compile": "off", "checkpointing": "none",
+        "batch_size": 2, "accumulate": 1, "checkpointing": "none",
         "precision": "fp32" if setting.precision != "pure-bf16" else setting.precision,
     }  # fmt: skip
-    return setting.model_copy(update=changes)
+    return setting.uncompiled().model_copy(update=changes)
 
 
 def _fault(step: TracedStep, batch_size: int) -> str:

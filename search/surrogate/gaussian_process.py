@@ -13,7 +13,7 @@ from math import log2
 
 import numpy as np
 
-from search.space import AXES, Candidate, Space
+from search.space import Candidate, Space
 from search.surrogate.arrays import Array, Indices
 
 MIDDLE_OCTAVE = 5.0  # log2 of batch 32, the middle of the ladder: where the slope turns
@@ -29,10 +29,11 @@ KNEE = 8.0  # the batch at which fixed and per-image cost are assumed equal
 class KernelScales:
     """How far a prior may be off: standard deviations of the log-ratio measured / prior, by term.
 
-    `bias` is the whole scale, an axis's entry how much one of its values may deviate, `slope` the
-    deviation per doubling of the batch, `overhead` that of what a step costs at any batch,
-    `arm` that of a whole arm but its optimizer's implementation, `implementation` what that adds,
-    `smooth` what bends along an arm, `nugget` what nothing explains.
+    `bias` is the whole scale, an axis's entry how much one of its values may deviate (`other` where
+    it has none), `slope` the deviation per doubling of the batch, `overhead` that of what
+    a step costs at any batch, `arm` that of a whole arm but its optimizer's implementation,
+    `implementation` what that adds, `smooth` what bends along an arm, `nugget` what nothing
+    explains.
     They are starting points: probes that are further off widen all but the bias. Probes that agree
     do not narrow them: a few say little of what was not probed.
     """
@@ -45,6 +46,10 @@ class KernelScales:
     smooth: float
     nugget: float
     implementation: float = 0.005
+    other: float = 0.1
+
+    def of_axis(self, axis: str) -> float:
+        return self.axes.get(axis, self.other)
 
 
 class GaussianProcess:
@@ -56,7 +61,7 @@ class GaussianProcess:
         self.scales = scales
         self.codes = _axis_codes(space)
         self.arms = _codes(c.arm for c in space.candidates)
-        self.families = _codes(_family(c) for c in space.candidates)
+        self.families = _codes(_family(c, space.axes) for c in space.candidates)
         self.rungs = _codes((c.setting.precision, c.setting.batch_size) for c in space.candidates)
         batches = np.array([float(c.setting.batch_size) for c in space.candidates])
         self.cells = _codes(zip(self.families.tolist(), batches.tolist(), strict=True))
@@ -116,7 +121,7 @@ class GaussianProcess:
         scales, octaves = self.scales, self.octaves
         total = np.zeros((len(a), len(b)))
         for axis, codes in self.codes.items():
-            total += scales.axes[axis] ** 2 * (codes[a][:, None] == codes[b][None, :])
+            total += scales.of_axis(axis) ** 2 * (codes[a][:, None] == codes[b][None, :])
         total += scales.slope**2 * octaves[a][:, None] * octaves[b][None, :]
         total += scales.overhead**2 * self.fixed_share[a][:, None] * self.fixed_share[b][None, :]
         gap = octaves[a][:, None] - octaves[b][None, :]
@@ -141,7 +146,7 @@ class GaussianProcess:
 
     def _variance(self, spread: float, at: Indices) -> Array:
         scales = self.scales
-        steady = sum(sd**2 for sd in scales.axes.values())
+        steady = sum(scales.of_axis(axis) ** 2 for axis in self.codes)
         steady += scales.arm**2 + scales.implementation**2 + scales.smooth**2 + scales.nugget**2
         by_batch = np.square(scales.slope * self.octaves[at])
         by_batch += np.square(scales.overhead * self.fixed_share[at])
@@ -149,12 +154,12 @@ class GaussianProcess:
 
 
 def _axis_codes(space: Space) -> dict[str, Indices]:
-    return {a: _codes(getattr(c.setting, a) for c in space.candidates) for a in AXES}
+    return {a: _codes(getattr(c.setting, a) for c in space.candidates) for a in space.axes}
 
 
-def _family(c: Candidate) -> tuple[str, ...]:
+def _family(c: Candidate, axes: Iterable[str]) -> tuple[Hashable, ...]:
     """What the implementations of one optimizer share: they differ in its phase of a step only."""
-    values = (getattr(c.setting, axis) for axis in AXES if axis != "optimizer")
+    values = (getattr(c.setting, axis) for axis in axes if axis != "optimizer")
     return (*values, c.setting.optimizer_family)
 
 

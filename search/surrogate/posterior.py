@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import erf, log, sqrt
 from statistics import median
 
 import numpy as np
 
-from planner.schema import MeasurementRecord
+from planner.schema import MeasurementRecord, TrainSetting
 from search.probe.evidence import calm, is_disturbed, is_feasible, price_of_compiling
 from search.probe.interval import median_interval
 from search.space import Space
@@ -26,7 +28,8 @@ REPEAT_SD = 0.01
 DISTURBED_SD = 0.1
 SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at most
 MEMORY_SD = 0.005
-SURE_TO_FIT = 0.99  # the probability that makes checkpointing dominated
+MEMORY_LEVERS = ("checkpointing", "offload")  # that buy memory for time, and nothing else
+SURE_TO_FIT = 0.99  # the probability that makes them dominated
 NUM_RIVALS = 64  # those that matter for what is left to gain
 NUM_DRAWS = 512
 _erf = np.frompyfunc(erf, 1, 1)
@@ -74,8 +77,11 @@ class Posterior:
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
-        self.twins = _counterparts(space, "checkpointing", "none")
-        self.eager = _counterparts(space, "compile", "off")
+        self.twins = [
+            _counterparts(space, partial(TrainSetting.model_copy, update={lever: "none"}))
+            for lever in MEMORY_LEVERS
+        ]
+        self.eager = _counterparts(space, TrainSetting.uncompiled)
         self.settled = np.zeros(len(space), dtype=bool)  # by what was probed itself, or its arm
         self.proven = np.zeros(len(space), dtype=bool)
         self.broken_parts = BrokenParts(space)
@@ -184,14 +190,14 @@ class Posterior:
         return np.asarray(np.log1p(self.costs.compiling() / training))
 
     def dominated(self, predicted: Prediction) -> Mask:
-        """Checkpointed settings whose plain twin surely fits: they do all of the twin's work, and
-        some of it twice. A twin that failed for another reason than memory does not count."""
+        """Checkpointed or offloaded settings whose plain twin surely fits: they do all of its work,
+        and some of it twice, or move what it keeps. A twin that failed for another reason than
+        memory does not count."""
         usable = ~predicted.excluded
         usable[[i for i in self.records if self.rate(i) is not None]] = True
-        twin_fits = (
-            (self.twins >= 0) & usable[self.twins] & (predicted.fits[self.twins] >= SURE_TO_FIT)
-        )
-        return np.asarray(twin_fits)
+        good = usable & (predicted.fits >= SURE_TO_FIT)
+        fits = np.array([(twins >= 0) & good[twins] for twins in self.twins])
+        return np.asarray(fits.any(axis=0))
 
     def _fits(self, log_bytes: Array, sd: Array) -> Array:
         if self.budget_bytes is None:
@@ -274,14 +280,12 @@ class Posterior:
         return self.costs.probing(predicted.log_seconds)
 
 
-def _counterparts(space: Space, axis: str, plain: str) -> Indices:
-    """The position of each candidate's counterpart with the `plain` value of an axis; -1 where it
-    has none, or is it."""
+def _counterparts(space: Space, plain: Callable[[TrainSetting], TrainSetting]) -> Indices:
+    """The position of each candidate's `plain` counterpart; -1 where it has none, or is it."""
     found = []
     for c in space.candidates:
-        differs = getattr(c.setting, axis) != plain
-        twin = c.setting.model_copy(update={axis: plain})
-        index = space.index(twin) if differs else None
+        twin = plain(c.setting)
+        index = space.index(twin) if twin != c.setting else None
         found.append(-1 if index is None else index)
     return np.array(found, dtype=np.intp)
 

@@ -27,25 +27,25 @@ ESTIMATED_SECONDS = KernelScales(
     bias=0.5,
     axes={"precision": 0.04, "checkpointing": 0.03, "compile": 0.1, "attention": 0.3,
           "optimizer": 0.005},
-    slope=0.01, overhead=0.03, arm=0.06, smooth=0.04, nugget=0.04,
+    slope=0.01, overhead=0.03, arm=0.06, smooth=0.04, nugget=0.04, other=0.1,
 )  # fmt: skip
 GUESSED_SECONDS = KernelScales(
     bias=3.0,
     axes={"precision": 0.4, "checkpointing": 0.15, "compile": 0.25, "attention": 0.3,
           "optimizer": 0.03},
-    slope=0.02, overhead=0.5, arm=0.1, smooth=0.08, nugget=0.05,
+    slope=0.02, overhead=0.5, arm=0.1, smooth=0.08, nugget=0.05, other=0.3,
 )  # fmt: skip
 ESTIMATED_BYTES = KernelScales(
     bias=0.06,
     axes={"precision": 0.04, "checkpointing": 0.04, "compile": 0.1, "attention": 0.04,
           "optimizer": 0.02},
-    slope=0.01, overhead=0.02, arm=0.04, smooth=0.03, nugget=0.02,
+    slope=0.01, overhead=0.02, arm=0.04, smooth=0.03, nugget=0.02, other=0.04,
 )  # fmt: skip
 GUESSED_BYTES = KernelScales(
     bias=1.0,
     axes={"precision": 0.15, "checkpointing": 0.3, "compile": 0.2, "attention": 0.3,
           "optimizer": 0.05},
-    slope=0.1, overhead=0.3, arm=0.1, smooth=0.1, nugget=0.03,
+    slope=0.1, overhead=0.3, arm=0.1, smooth=0.1, nugget=0.03, other=0.3,
 )  # fmt: skip
 
 
@@ -76,14 +76,18 @@ class Prior:
 
 # Parts of a generic guess where nothing better is known; relative, so only their ratios matter.
 # Bytes per image: Swin-T's at 224 px, 101.1 MiB in fp32 and 66.3 under autocast (native, traced).
-_BYTES_PER_IMAGE = {"fp32": 101.1, "tf32": 101.1, "bf16": 66.3, "fp16": 66.3, "pure-bf16": 50.6}
+_BYTES_PER_IMAGE = {
+    "fp32": 101.1, "tf32": 101.1, "bf16": 66.3, "fp16": 66.3, "pure-bf16": 50.6, "fp8": 66.3,
+}  # fmt: skip
 # What stays of them: the input of each block (4C of about 4(16+49/32)C bytes per token) and one
-# block at work of twelve; of stages, one stage at work of four, the first holding about half.
-_KEPT = {"none": 1.0, "blocks": 0.15, "nested": 0.15, "stages": 0.5, "selective": 0.5}
-# Derived: a forward is a third of forward and backward; recomputed once it adds a third.
-_RECOMPUTED = {"none": 1.0, "blocks": 4 / 3, "stages": 4 / 3, "nested": 5 / 3, "selective": 1.1}
+# block at work of twelve; of stages, one stage at work of four, the first holding about half; with
+# selective the results of matrix products and attention (10C of those 17C).
+_KEPT = {"none": 1.0, "blocks": 0.15, "nested": 0.15, "stages": 0.5, "selective": 0.6}
+# Derived: a forward is a third of forward and backward; recomputed once it adds a third. Of what
+# selective recomputes nothing is a matrix product: about a third of a forward, a guess.
+_RECOMPUTED = {"none": 1.0, "blocks": 4 / 3, "stages": 4 / 3, "nested": 5 / 3, "selective": 10 / 9}
 # A guess with a wide spread: matrix units make about half of a step faster.
-_SECONDS = {"fp32": 1.0, "tf32": 0.7, "bf16": 0.5, "fp16": 0.5, "pure-bf16": 0.5}
+_SECONDS = {"fp32": 1.0, "tf32": 0.7, "bf16": 0.5, "fp16": 0.5, "pure-bf16": 0.5, "fp8": 0.5}
 # What a step costs whatever its batch (launches, the optimizer), as images' worth of work: a guess
 # whose own uncertainty (KernelScales.overhead) is as large.
 OVERHEAD_IMAGES = {"cuda": 8.0, "cpu": 1.0}
@@ -106,12 +110,22 @@ def generic_prior(space: Space, device: DeviceInfo, num_blocks: int = NUM_BLOCKS
 
 def _generic_guess(c: Candidate, device: DeviceInfo) -> Guess:
     setting = c.setting
-    kind = setting.checkpointing.partition(":")[0]
-    per_image = _BYTES_PER_IMAGE[setting.precision] * 2**20 * _KEPT[kind]
+    kind, share = setting.checkpointing.partition(":")[0], _checkpointed_share(setting)
+    kept, recomputed = (1 + share * (of[kind] - 1) for of in (_KEPT, _RECOMPUTED))
+    per_image = _BYTES_PER_IMAGE[setting.precision] * 2**20 * kept
     precision = 1.0 if device.kind == "cpu" else _SECONDS[setting.precision]
-    work = setting.batch_size * precision * _RECOMPUTED[kind] + OVERHEAD_IMAGES[device.kind]
+    work = setting.batch_size * precision * recomputed + OVERHEAD_IMAGES[device.kind]
     seconds = 0.01 * work * setting.accumulate
     return Guess(seconds, _STATE_BYTES + per_image * setting.batch_size)
+
+
+def _checkpointed_share(setting: TrainSetting) -> float:
+    """Of the blocks, that blocks:6 or blocks:every-2 checkpoints; 1 where it names no blocks."""
+    kind, _, part = setting.checkpointing.partition(":")
+    if kind != "blocks" or not part:
+        return 1.0
+    every = part.removeprefix("every-")
+    return 1 / int(every) if every != part else min(int(part) / NUM_BLOCKS, 1.0)
 
 
 def estimated_prior(

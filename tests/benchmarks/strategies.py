@@ -26,7 +26,7 @@ from statistics import median
 import numpy as np
 
 from search.replay import Replay
-from search.space import AXES, Candidate, Space
+from search.space import Candidate, Space
 from search.strategies.planner_strategy import PlannerStrategy
 from search.strategies.strategy import Strategy
 from search.strategies.walks import WALKS, WalkStrategy
@@ -66,7 +66,7 @@ def _errors(
     space: Space, random: Random, shared: float, arm: float, own: float
 ) -> dict[str, float]:
     """A draw of unit variance per candidate, in the given shares of what it has in common."""
-    axes = [a for a in AXES if len(space.choices[a]) > 1]
+    axes = [a for a in space.axes if len(space.choices[a]) > 1]
     each = (shared / max(len(axes), 1)) ** 0.5
     values = {(a, v): random.gauss(0, each) for a in axes for v in space.choices[a]}
     arms = {a: random.gauss(0, arm**0.5) for a in dict.fromkeys(c.arm for c in space.candidates)}

@@ -8,12 +8,23 @@ from hypothesis import strategies as st
 
 from planner.errors import UnsupportedError, UsageError
 from planner.schema import DeviceInfo, FactoryModel, SwinConfig, TrainSetting
-from search.space import batch_ladder, divisors, make_space, setting_id, simplicity
+from search.axes import AXES, SEARCHABLE, Value, read_values
+from search.space import Space, batch_ladder, divisors, make_space, setting_id, simplicity, space_of
 
 CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=2**33)
 T4 = DeviceInfo(kind="cuda", name="Tesla T4", total_bytes=2**34, capability=(7, 5))
 A100 = DeviceInfo(kind="cuda", name="A100", total_bytes=2**36, capability=(8, 0))
 MODEL = SwinConfig()
+PLAIN = {
+    "precision": ("fp32",), "checkpointing": ("none",), "compile": ("off",),
+    "attention": ("eager",), "optimizer": ("adamw",),
+}  # fmt: skip
+
+
+def asked(**fields: Value | tuple[Value, ...]) -> Space:
+    """The space of what was asked for by name, and all else plain."""
+    restrict = {**PLAIN, **{field: read_values(field, given) for field, given in fields.items()}}
+    return make_space(MODEL, A100, restrict=restrict, batch_sizes=(8, 16))
 
 
 def test_precisions_follow_the_device() -> None:
@@ -60,6 +71,78 @@ def test_ids_are_unique_and_do_not_change() -> None:
     assert setting_id(TrainSetting(batch_size=32, precision="fp32")) == "62b42faab91d"
 
 
+@pytest.mark.parametrize(
+    ("field", "given", "values"),
+    [
+        ("lora_rank", ("0", "8"), (0, 8)),
+        ("frozen_stages", (0, 2), (0, 2)),
+        ("ema", ("false", "true"), (False, True)),
+        ("loss", ("cross-entropy", "soft-target"), ("cross-entropy", "soft-target")),
+        ("memory_format", ("contiguous", "channels_last"), ("contiguous", "channels_last")),
+        ("validation_batch_size", ("0", "256"), (0, 256)),
+    ],
+)
+def test_any_field_can_be_an_axis(
+    field: str, given: tuple[Value, ...], values: tuple[Value, ...]
+) -> None:
+    space = asked(**{field: given})
+    assert set(space.choices[field]) == set(values)
+    assert space.axes == (*AXES, field)
+    assert len(space) == 4
+    assert len({c.arm for c in space.candidates}) == 2
+
+
+def test_one_value_of_a_field_holds_and_is_no_axis() -> None:
+    space = asked(frozen_stages="2")
+    assert space.axes == AXES
+    assert {c.setting.frozen_stages for c in space.candidates} == {2}
+
+
+def test_what_excludes_each_other_is_left_out_with_one_line_for_each_law() -> None:
+    space = asked(
+        amsgrad=("false", "true"), clip_grad=("false", "true"), optimizer=("adamw", "sgd"),
+        frozen_stages=(0, 9),
+    )  # fmt: skip
+    assert len(space) == 12
+    assert not any(c.setting.amsgrad and c.setting.optimizer == "sgd" for c in space.candidates)
+    # Of 32 settings a quarter pairs amsgrad with sgd; half of the others freeze too much.
+    assert space.left_out == (
+        "amsgrad belongs to adam and adamw, not to sgd: 8 settings are left out.",
+        "the model has 4 stages: 12 settings are left out.",
+    )
+
+
+def test_it_is_refused_only_where_nothing_is_left() -> None:
+    with pytest.raises(UnsupportedError, match="compile_scope is blocks, and compile is off"):
+        asked(compile_scope="blocks")
+    with pytest.raises(UnsupportedError, match="9"):
+        asked(frozen_stages=9)
+
+
+def test_what_is_no_axis_and_values_that_a_field_lacks_are_refused() -> None:
+    with pytest.raises(UsageError, match="takes one value"):
+        read_values("accumulate", ("1", "2"))
+    with pytest.raises(UsageError, match=r"Did you mean 'lora_rank'"):
+        read_values("lora_rnk", ("1", "2"))
+    with pytest.raises(UsageError, match="'hinge'"):
+        read_values("loss", ("cross-entropy", "hinge"))
+
+
+def test_every_field_is_an_axis_or_says_why_not() -> None:
+    for field, info in TrainSetting.model_fields.items():
+        if field in SEARCHABLE and field not in AXES:
+            assert read_values(field, (info.default,)) == (info.default,)
+        elif field not in SEARCHABLE and field != "batch_size":
+            with pytest.raises(UsageError, match="one value"):
+                read_values(field, ("1", "2"))
+
+
+def test_a_recorded_table_is_searched_over_all_in_which_it_differs() -> None:
+    settings = [TrainSetting(frozen_stages=n, ema=True) for n in (0, 2)]
+    assert space_of(settings).axes == (*AXES, "frozen_stages")
+    assert space_of(settings[:1]).axes == AXES
+
+
 def test_an_arm_differs_in_batch_alone() -> None:
     space = make_space(MODEL, CPU)
     for c in space.candidates:
@@ -100,5 +183,6 @@ def test_plain_settings_are_simpler() -> None:
     for change in (
         {"compile": "default"}, {"checkpointing": "blocks"}, {"precision": "bf16"},
         {"attention": "sdpa"}, {"optimizer": "adamw-fused"}, {"batch_size": 16},
+        {"offload": "activations"},
     ):  # fmt: skip
         assert simplicity(plain) < simplicity(plain.model_copy(update=change)), change

@@ -372,3 +372,21 @@ def test_settings_of_a_narrower_search_stay_in_the_study(tmp_path: Path) -> None
     assert lease is not None
     study.finish(lease, make_record(lease.candidate.setting, probe_id=lease.probe_id))
     assert len(study.records()) == 2
+
+
+@pytest.mark.parametrize("storage", [None, "study.journal"])
+def test_a_wider_search_goes_on_with_a_study(tmp_path: Path, storage: str | None) -> None:
+    """Optuna holds a parameter to its first values: an axis with others gets a name of its own."""
+    where = storage and str(tmp_path / storage)
+    probe_one(open_study(tmp_path, where), 0)
+    wider = make_space(MODEL, GPU, restrict={**SMALL, "precision": ("fp32", "tf32", "bf16"),
+                       "frozen_stages": (0, 2)}, batch_sizes=(8, 16))  # fmt: skip
+    study = make_study(where, tmp_path, wider, GPU.total_bytes)
+    study.reconcile()
+    lease = study.lease(wider.candidates[-1], 60)
+    assert lease is not None
+    study.finish(lease, make_record(lease.candidate.setting, probe_id=lease.probe_id))
+    again = make_study(where, tmp_path, wider, GPU.total_bytes)
+    assert again.records() == study.records()
+    assert len(again.records()) == 2
+    assert again.lease(wider.candidates[1], 60) is not None
