@@ -22,6 +22,7 @@ def _matmul_cost(device: Device, name: str, y: Tensor, inner: int, num_bytes: in
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)`: [..., in] to [..., out]; saves x and the weight (its cast)."""
+    is_trained = weight.requires_grad  # which a view or a cast of it shows without gradients too
     if x.storage.device.autocast is not None:
         if bias is not None:
             bias = cast_down(bias)
@@ -33,7 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         flat = view(x, prod(x.shape[:-1]), x.shape[-1])
         y = addmm(bias, flat, t(weight))
         return view(y, *x.shape[:-1], weight.shape[0])
-    y = matmul(x, t(weight))
+    y = _matmul(x, t(weight), is_trained)
     if bias is None:
         return y
     # In place, but for tensor subclasses, which fake tensors are (aten/src/ATen/native/Linear.cpp).
@@ -121,24 +122,32 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     if a.storage.device.autocast is not None:
         # The operands themselves live until the call returns, as the caller's references do.
         cast_b = cast_down(b)
-        return _matmul(cast_down(a), cast_b)
-    return _matmul(a, b)
+        return _matmul(cast_down(a), cast_b, b.requires_grad)
+    return _matmul(a, b, b.requires_grad)
 
 
-def _matmul(a: Tensor, b: Tensor) -> Tensor:
+def _matmul(a: Tensor, b: Tensor, is_trained: bool) -> Tensor:
     if len(a.shape) == 2 and len(b.shape) == 2:
         return mm(a, b)
-    if len(a.shape) >= 3 and len(b.shape) == 2:
+    if len(a.shape) >= 3 and len(b.shape) == 2 and (is_trained or _folds(a)):
         folded = reshape(a, -1, a.shape[-1])
         y = mm(folded, b)
         return view(y, *a.shape[:-1], b.shape[1], name="UnsafeViewBackward0")
     batch = a.shape[:-2]
+    if len(b.shape) == 2:
+        b = expand(b, *batch, *b.shape)
     assert batch == b.shape[:-2], f"batches {batch} and {b.shape[:-2]} differ"
     num = prod(batch)
     left = reshape(expand(a, *a.shape), num, *a.shape[-2:])
     right = reshape(expand(b, *b.shape), num, *b.shape[-2:])
     y = bmm(left, right)
     return view(y, *batch, a.shape[-2], b.shape[-1], name="UnsafeViewBackward0")
+
+
+def _folds(a: Tensor) -> bool:
+    """Whether a's rows are a matrix without a copy, which is made only where `b` is trained
+    (should_fold of aten/src/ATen/native/LinearAlgebra.cpp)."""
+    return all(a.strides[i] == a.strides[i + 1] * a.shape[i + 1] for i in range(len(a.shape) - 2))
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
