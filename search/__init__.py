@@ -16,7 +16,21 @@ if TYPE_CHECKING:
 __all__ = ["tune"]
 
 
+def check_platform() -> None:
+    """Raises UnsupportedError where probes cannot run: they need Linux, and above all its locks."""
+    try:
+        import fcntl  # noqa: F401
+    except ModuleNotFoundError:
+        from planner.errors import UnsupportedError
+
+        raise UnsupportedError(
+            "a search and its probes need Linux, and this Python has no fcntl.",
+            "Run it on the machine that is to train; 'planner estimate' answers anywhere.",
+        ) from None
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'search' has no attribute {name!r}")
+    check_platform()
     return importlib.import_module("search.tuning").tune

@@ -34,6 +34,15 @@ def test_these_commands_run_anywhere(arguments: tuple[str, ...]) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments", [("tune", "native:swin_tiny"), ("validate", "native:swin_tiny", "--record", "x")]
+)
+def test_what_trains_says_that_it_needs_linux(arguments: tuple[str, ...]) -> None:
+    done = planner(*arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: a search and its probes need Linux")
+
+
 def test_a_recommendation_is_emitted_anywhere(tmp_path: Path) -> None:
     from tests.trainers.cases import recommendation
 

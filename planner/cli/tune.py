@@ -12,6 +12,7 @@ from planner.cli.arguments import MODEL_FLAGS, axis_flags, given_fields, split_v
 from planner.cli.output import print_json, say
 from planner.errors import UsageError
 from planner.schema import Model, TrainSetting, parse
+from search import check_platform
 from search.axes import AXES, HELD, held_error
 from search.options import Option, SearchOptions, declared_options
 
@@ -65,6 +66,7 @@ def command(**given: Any) -> int:
     omitted. Run the same command again to continue where it stopped; Ctrl-C ends it with the best
     setting so far.
     """
+    check_platform()
     from planner.cli.progress import make_progress
     from planner.report.recommendation import recommendation_text
     from search.interrupts import heard

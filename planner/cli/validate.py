@@ -72,6 +72,7 @@ def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     to observe first, such as the text of an error: tests/truth/first.yaml is for the first minutes
     on a new device.
     """
+    from search import check_platform
     from search.validation.compare import compare
 
     if given["published"]:
@@ -81,6 +82,7 @@ def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
         print_published(given["published"], given["as_json"])
         return
     budget_seconds = _check(models, given)
+    check_platform()
     if given["replay"]:
         found = _replayed(given["replay"])
     else:
