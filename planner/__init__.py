@@ -1,6 +1,7 @@
 """How to train a Swin Transformer as fast as the card allows without running out of memory.
 
     planner.estimate("timm:swin_tiny_patch4_window7_224", gpu="RTX 3090", batch_size=64)
+    planner.advise("timm:swin_base_patch4_window12_384", gpu="RTX 4090", batch_size=256)
     search.tune("native:swin_tiny", output="tuned")
     planner.emit("tuned", "timm")
 
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from planner.advice.advising import Advice, advise
     from planner.errors import PlannerError, UnsupportedError, UsageError
     from planner.estimation import Estimate, estimate
     from planner.hardware import Gpu, all_gpus, find_gpu
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from planner.trainers.emission import emit, emit_setting
 
 _HOMES = {
+    "Advice": "planner.advice.advising", "advise": "planner.advice.advising",
     "emit": "planner.trainers.emission", "emit_setting": "planner.trainers.emission",
     "PlannerError": "planner.errors", "UnsupportedError": "planner.errors",
     "UsageError": "planner.errors",
@@ -39,9 +42,9 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "Estimate", "Gpu", "MeasurementRecord", "PlannerError", "Recommendation", "SwinConfig",
-    "TrainSetting", "UnsupportedError", "UsageError", "__version__", "all_gpus", "emit",
-    "emit_setting", "estimate", "find_gpu", "largest_batch", "resolve_model",
+    "Advice", "Estimate", "Gpu", "MeasurementRecord", "PlannerError", "Recommendation",
+    "SwinConfig", "TrainSetting", "UnsupportedError", "UsageError", "__version__", "advise",
+    "all_gpus", "emit", "emit_setting", "estimate", "find_gpu", "largest_batch", "resolve_model",
 ]  # fmt: skip
 
 

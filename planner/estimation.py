@@ -230,7 +230,7 @@ def estimate_ledger(
     low, high = _range(config, setting, basis, live, reserved)
     rates = rates or _datasheet_rates(gpu)
     operations = list(ledger.operations()) if rates else []
-    time = _step_time(operations, setting, rates)
+    time = step_time(operations, setting, rates)
     return Estimate(
         model=config,
         setting=setting,
@@ -348,9 +348,10 @@ def _datasheet_rates(gpu: Gpu | None) -> DeviceRates | None:
     return rates_for(gpu)
 
 
-def _step_time(
+def step_time(
     operations: list[Operation], setting: TrainSetting, rates: DeviceRates | None
 ) -> StepTime | None:
+    """One optimizer step of the `operations` that were recorded of it; None without rates."""
     if rates is None:
         return None
     from planner.throughput.prediction import predict_step

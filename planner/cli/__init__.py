@@ -25,6 +25,7 @@ INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 # name -> (where its click command is, what `planner --help` says of it)
 COMMANDS = {
     "estimate": ("planner.cli.estimate:command", "Predict a training step's memory and time."),
+    "advise": ("planner.cli.advise:command", "The fastest ways to fit, lever by lever."),
     "tune": ("planner.cli.tune:command", "Find the fastest setting by short training runs."),
     "emit": ("planner.cli.emit:command", "Write a result as a trainer's configuration."),
     "validate": ("planner.cli.validate:command", "Predicted against measured, on this device."),

@@ -18,6 +18,7 @@ from planner.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # From the bottom of the stack to the top: what stays, then what comes and goes.
 STACK: tuple[Category, ...] = (
@@ -69,22 +70,33 @@ def draw_timeline(
     UsageError for another ending, PlannerError where matplotlib is missing or `path` cannot be
     written.
     """
-    path = check_plot(path)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise PlannerError(
-            "a plot needs matplotlib, which is not installed.",
-            "pip install planner[plots], or see the same in the terminal with --timeline.",
-        ) from None
+    figure = new_figure(12, 5.6)
     live = step_live_bytes(ledger)
-    figure = Figure(figsize=(12, 5.6), dpi=150, layout="constrained")
     axes = figure.subplots()
     _draw_stack(axes, live)
     _draw_phases(axes, live)
     _draw_limits(axes, live, budget_bytes)
     _draw_peak(axes, live)
     figure.suptitle(title or "Live bytes of one optimizer step", x=0.01, ha="left", fontsize=13)
+    save_figure(figure, path)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches. Raises PlannerError where matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise PlannerError(
+            "a plot needs matplotlib, which is not installed.",
+            "pip install planner[plots], or see the same in the terminal.",
+        ) from None
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Writes PNG, SVG or PDF by the ending. Raises UsageError for another one, PlannerError where
+    `path` cannot be written."""
+    path = check_plot(path)
     drawn = BytesIO()
     figure.savefig(drawn, format=path.suffix[1:].lower())
     try:

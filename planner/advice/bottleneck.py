@@ -1,0 +1,106 @@
+"""What the device waits for in a step, and which lever treats it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from planner.advice.estimates import Estimates
+from planner.advice.levers import LEVERS, Effect, Lever, effects
+from planner.advice.wish import Choice, Wish
+from planner.errors import PlannerError
+from planner.hardware.precisions import peak_flops
+
+WORTH = 1.01  # times as fast: what gains less is not named
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """One lever more: what it changes, the images per second with it, and whether that fits."""
+
+    lever: str
+    changes: tuple[tuple[str, object], ...]
+    effects: tuple[Effect, ...]
+    images_per_second: float
+    fits: bool | None
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """Where the seconds of a step go. Each account sums to `step_seconds`. `peak_share` is the
+    share of the card's peak FLOP/s at which the step's matrix products run, recomputed ones
+    included; `model_share` counts only those that the model needs (model FLOP utilisation)."""
+
+    setting_is_recommended: bool
+    step_seconds: float
+    bound_seconds: Mapping[str, float]
+    kind_seconds: Mapping[str, float]
+    phase_seconds: Mapping[str, float]
+    peak_share: float | None
+    model_share: float | None
+    treatments: tuple[Treatment, ...]
+
+    @property
+    def largest(self) -> str:
+        """What takes most of the step."""
+        return max(self.bound_seconds, key=self.bound_seconds.__getitem__)
+
+
+def bottleneck(wish: Wish, estimates: Estimates, choice: Choice, goal: Choice | None) -> Bottleneck:
+    """Of `choice`, which is `goal` where there is one."""
+    time = estimates.at(choice).throughput
+    assert time is not None, "there are rates"
+    model_share = None
+    peak = peak_flops(wish.gpu, choice.setting.precision) if wish.gpu else None
+    if peak is not None:
+        model_share = _model_flops(estimates, choice) / time.step_seconds / peak
+    return Bottleneck(
+        setting_is_recommended=choice == goal,
+        step_seconds=time.step_seconds,
+        bound_seconds=time.bound_seconds,
+        kind_seconds=time.kind_seconds,
+        phase_seconds=time.phase_seconds,
+        peak_share=time.peak_share,
+        model_share=model_share,
+        treatments=tuple(_treatments(wish, estimates, choice)),
+    )
+
+
+def _model_flops(estimates: Estimates, choice: Choice) -> float:
+    """FLOPs of a step on matrix units, without what checkpointing computes again."""
+    plain = choice.setting.model_copy(update={"checkpointing": "none", "offload": "none"})
+    return estimates.matrix_flops(Choice(plain, choice.expandable))
+
+
+def _treatments(wish: Wish, estimates: Estimates, choice: Choice) -> Iterable[Treatment]:
+    """Single changes of any lever that make `choice` faster, the fastest first; one each."""
+    best: dict[str, Treatment] = {}
+    rate = estimates.rate(choice)
+    for lever in LEVERS:
+        for changed, updates in _changed(wish, estimates, choice, lever):
+            faster = estimates.rate(changed)
+            known = best.get(lever.name)
+            if faster < rate * WORTH or (known and known.images_per_second >= faster):
+                continue
+            best[lever.name] = Treatment(
+                lever.name,
+                updates,
+                effects(changed.setting, wish.plain),
+                faster,
+                estimates.at(changed).fits,
+            )
+    return sorted(best.values(), key=lambda t: -t.images_per_second)
+
+
+def _changed(
+    wish: Wish, estimates: Estimates, choice: Choice, lever: Lever
+) -> Iterable[tuple[Choice, tuple[tuple[str, object], ...]]]:
+    """What one more lever makes of a choice; only what may be faster. Checkpointing and offloading
+    more never is, and adapters are no treatment."""
+    if lever.effect == "trained part" or lever.name in ("checkpointing", "offload"):
+        return
+    for updates in wish.changes(lever, choice):
+        try:
+            yield wish.apply(choice, updates), tuple(updates.items())
+        except PlannerError:
+            continue

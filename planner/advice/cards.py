@@ -1,0 +1,77 @@
+"""What a larger card would give: the same wish, and the same recommendation, on the next ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from planner.advice.estimates import Estimates
+from planner.advice.wish import Choice, Wish
+from planner.hardware.catalogue import all_gpus
+from planner.hardware.gpu import Gpu
+from planner.hardware.precisions import lacks, peak_flops
+
+MAX_CARDS = 4
+LARGER = 1.05  # times the memory: what a driver keeps for itself differs by less
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card of the catalogue. `plain_bytes`, `plain_fits` and `plain_rate` (images/s) are of the
+    wish as it stands; `rate` and `fits` of the recommendation, None where there is none."""
+
+    name: str
+    title: str
+    memory_bytes: int
+    plain_bytes: int
+    plain_fits: bool
+    plain_rate: float
+    fits: bool | None
+    rate: float | None
+
+
+def larger_cards(wish: Wish, goal: Choice | None, budget: int) -> tuple[Card, ...]:
+    """The next cards with more memory: of each size the fastest, up to the first in which the wish
+    fits as it stands, and the fastest of all above it."""
+    wanted = [wish.plain.precision, *([goal.setting.precision] if goal else [])]
+    known = [g for g in all_gpus() if not any(lacks(g, precision) for precision in wanted)]
+    cards: list[Card] = []
+    for gpu in _next(known, wish.plain.precision, budget):
+        card = _card(wish, goal, gpu)
+        cards.append(card)
+        if card.plain_fits and len(cards) >= 2:
+            break
+    return tuple(cards[: MAX_CARDS - 1] + cards[-1:] if len(cards) > MAX_CARDS else cards)
+
+
+def _next(gpus: Iterable[Gpu], precision: str, budget: int) -> Iterable[Gpu]:
+    """Of each larger memory the fastest card, unless a smaller one is as fast."""
+    larger = [gpu for gpu in gpus if gpu.memory_bytes > LARGER * budget]
+    larger.sort(key=lambda g: (round(g.memory_bytes / budget / 0.1), -_peak(g, precision)))
+    seen: set[int] = set()
+    for gpu in larger:
+        size = round(gpu.memory_bytes / budget / 0.1)
+        if size not in seen:
+            seen.add(size)
+            yield gpu
+
+
+def _peak(gpu: Gpu, precision: str) -> float:
+    return peak_flops(gpu, precision) or 0.0
+
+
+def _card(wish: Wish, goal: Choice | None, gpu: Gpu) -> Card:
+    there = Estimates(replace(wish, gpu=gpu, memory_bytes=None))
+    plain = there.at(Choice(wish.plain))
+    assert plain.throughput is not None, "a card has rates"
+    best = there.at(goal) if goal else None
+    return Card(
+        name=gpu.name,
+        title=gpu.title,
+        memory_bytes=gpu.memory_bytes,
+        plain_bytes=plain.device_total_bytes,
+        plain_fits=bool(plain.fits),
+        plain_rate=plain.throughput.images_per_second,
+        fits=best.fits if best else None,
+        rate=best.throughput.images_per_second if best and best.throughput else None,
+    )

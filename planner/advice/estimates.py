@@ -1,0 +1,186 @@
+"""Estimates of many choices of one model, from few recordings; and what bounds them cheaply.
+
+A step on shapes is recorded once for all batches and compile modes. What is live at its peak bounds
+a device's bytes from below, at any batch, without a replay of the allocator. Legend: B batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.advice.wish import Choice, Wish
+from planner.affine import HUGE, AffineLedger
+from planner.compiled import BOUNDED, TRACED, is_compiled
+from planner.errors import UnsupportedError
+from planner.estimation import Estimate, estimate_ledger, step_time
+from planner.hardware.overheads import overheads_for
+from planner.ledger import Ledger
+from planner.ledgers import affine_step, step_ledger
+from planner.memory.profile import steady_step
+from planner.memory.profile import walk as walk_events
+from planner.schema import ResolvedSetting, TrainSetting
+from planner.schema.setting import GRAPH_MODES
+from planner.throughput.prediction import DeviceRates, rates_for
+from planner.traced_step import alike
+from planner.units import MIB
+
+MAX_LEDGERS = 8  # held at once, each of some 10 MiB
+# Requests are rounded up to 512 B one by one; their line is rounded once. Less than this for the
+# few thousand requests of a step.
+ROUNDING = 2 * MIB
+
+
+@dataclass(frozen=True)
+class Line:
+    """A step at every batch from 2 on. `hull` are the instants of the steady step at which the most
+    is alive at some batch, as (bytes per image, fixed bytes)."""
+
+    ledger: AffineLedger
+
+    @cached_property
+    def is_compiled(self) -> bool:
+        return is_compiled(self.ledger.at)
+
+    @cached_property
+    def hull(self) -> tuple[tuple[int, int], ...]:
+        huge = self.ledger.ledger(HUGE)
+        walked = walk_events(huge.events)
+        start = steady_step(self.ledger.at).steady_from
+        return _upper_hull(divmod(live, HUGE) for live in set(walked.live[start:]))
+
+    def live_bytes(self, batch_size: int) -> int:
+        """What is alive at the peak at least."""
+        return max(slope * batch_size + fixed for slope, fixed in self.hull) - ROUNDING
+
+
+def _upper_hull(lines: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Of lines (slope, value at 0) those that are the highest at some B of 0 or more."""
+    best: dict[int, int] = {}
+    for slope, fixed in lines:
+        best[slope] = max(fixed, best.get(slope, fixed))
+    hull: list[tuple[int, int]] = []
+    for slope, fixed in sorted(best.items()):
+        while hull and hull[-1][1] <= fixed:  # below it from B = 0 on
+            hull.pop()
+        while len(hull) > 1 and _is_hidden(hull[-2], hull[-1], (slope, fixed)):
+            hull.pop()
+        hull.append((slope, fixed))
+    return tuple(hull)
+
+
+def _is_hidden(a: tuple[int, int], b: tuple[int, int], c: tuple[int, int]) -> bool:
+    """Whether line b lies below a or c everywhere; slopes rise from a to c."""
+    return (c[0] - a[0]) * (a[1] - b[1]) >= (b[0] - a[0]) * (a[1] - c[1])
+
+
+class Estimates:
+    """Estimates for a wish's model and card. Each is the very one that `planner.estimate` makes.
+
+    Raises UnsupportedError for a choice that needs a trace which is not kept.
+    """
+
+    def __init__(self, wish: Wish) -> None:
+        self.wish = wish
+        self.rates: DeviceRates = rates_for(wish.rated)
+        self.num_replays = 0
+        outside = overheads_for(wish.gpu)
+        self._outside_bytes = (
+            outside.num_workspaces * outside.workspace_bytes + outside.context_bytes
+        )
+        self._overheads = outside
+        self._resolved: dict[TrainSetting, ResolvedSetting] = {}
+        self._lines: dict[ResolvedSetting, Line] = {}
+        self._ledgers: dict[tuple[int, int, bool], Ledger] = {}
+        self._seconds: dict[ResolvedSetting, float] = {}
+        self._flops: dict[ResolvedSetting, float] = {}
+        self._found: dict[Choice, Estimate] = {}
+
+    def resolved(self, setting: TrainSetting) -> ResolvedSetting:
+        """As the model's library runs it. Raises UnsupportedError where it does not."""
+        if setting not in self._resolved:
+            self._resolved[setting] = self.wish.resolved(setting)
+        return self._resolved[setting]
+
+    def line(self, choice: Choice) -> Line:
+        """The recorded step of a choice, whatever its batch."""
+        return self._line(self.resolved(choice.setting))
+
+    def at(self, choice: Choice) -> Estimate:
+        """The estimate of a choice in full."""
+        found = self._found.get(choice)
+        if found is None:
+            self.num_replays += 1
+            wish, setting = self.wish, self.resolved(choice.setting)
+            found = self._found[choice] = estimate_ledger(
+                wish.model,
+                setting,
+                self._ledger(setting),
+                wish.gpu,
+                wish.memory_bytes,
+                wish.config(choice),
+                None if wish.gpu else self.rates,
+            )
+        return found
+
+    def least_bytes(self, choice: Choice) -> int:
+        """What the device needs at least, from what is live at the peak. No replay."""
+        setting = self.resolved(choice.setting)
+        if setting.batch_size == 1:
+            live = steady_step(self._ledger(setting)).peak_bytes
+        else:
+            live = self._line(setting).live_bytes(setting.batch_size)
+        return live + self._outside_bytes
+
+    def least_high_bytes(self, choice: Choice) -> int:
+        """What the upper end of an estimate is at least."""
+        live = self.least_bytes(choice) - self._overheads.context_bytes
+        factor = 1 + self._overheads.reserved_error
+        if choice.setting.compile != "off":
+            factor = min(TRACED.high, BOUNDED.high)
+        return int(live * factor) + self._overheads.context_high_bytes
+
+    def seconds(self, choice: Choice) -> float:
+        """Of one optimizer step."""
+        setting = self.resolved(choice.setting)
+        if setting not in self._seconds:
+            operations = list(self._ledger(setting).operations())
+            took = step_time(operations, setting, self.rates)
+            assert took is not None, "there are rates"
+            self._seconds[setting] = took.step_seconds
+            self._flops[setting] = took.matrix_flops
+        return self._seconds[setting]
+
+    def matrix_flops(self, choice: Choice) -> float:
+        """Of one optimizer step, by matmuls, convolutions and attention."""
+        self.seconds(choice)
+        return self._flops[self.resolved(choice.setting)]
+
+    def rate(self, choice: Choice) -> float:
+        """Images per second of one device."""
+        return choice.setting.batch_size * choice.setting.accumulate / self.seconds(choice)
+
+    def _line(self, setting: ResolvedSetting) -> Line:
+        key = alike(self.wish.model, setting)
+        if key not in self._lines:
+            eager = alike(self.wish.model, setting.model_copy(update={"compile": "off"}))
+            line = affine_step(self.wish.model, setting)
+            if line is None:
+                raise UnsupportedError(f"{self.wish.model.title} has no kept trace of this step.")
+            known = self._lines.get(eager)
+            # Where no compiled step is kept, the eager one stands for it.
+            is_same = known is not None and known.ledger is line
+            self._lines[key] = known if known is not None and is_same else Line(line)
+        return self._lines[key]
+
+    def _ledger(self, setting: ResolvedSetting) -> Ledger:
+        """As `step_ledger` gives it. Compile modes that share one share the object."""
+        line = self._line(setting)
+        is_pooled = line.is_compiled and setting.compile in GRAPH_MODES
+        key = id(line), setting.batch_size, is_pooled
+        if key not in self._ledgers:
+            while len(self._ledgers) >= MAX_LEDGERS:
+                del self._ledgers[next(iter(self._ledgers))]
+            self._ledgers[key] = step_ledger(self.wish.model, setting)
+        return self._ledgers[key]

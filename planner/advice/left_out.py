@@ -1,0 +1,42 @@
+"""What a search does not look at, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from planner.advice.levers import FAITHFUL
+from planner.advice.search import MAX_BATCH, MAX_MICRO_BATCHES, OFFLOADED_WITH, Offered, divisors
+from planner.advice.wish import SAMPLE_BATCH, Wish
+from planner.schema import SwinConfig
+
+
+def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
+    """A line for each."""
+    tried = min(wish.plain.batch_size, SAMPLE_BATCH)
+    yield (
+        f"levers that cost neither bytes nor time at batch {tried} "
+        f"({', '.join(offered.adopted) or 'none here'}) are part of every way: no way is looked at "
+        "without them"
+    )
+    yield (
+        "max-autotune and max-autotune-no-cudagraphs: their kernels are tuned on the device, which "
+        "no estimate knows; compile_scope, compile_dynamic and compile_fullgraph: they change how "
+        "long compiling takes"
+    )
+    yield (
+        "compiled steps are predicted from the eager one where no compiled trace is kept: their "
+        "range is wide ('planner estimate --compile default --trace' narrows it)"
+    )
+    if any(choice.setting.offload != "none" for choice in offered.choices):
+        yield f"offloading beside any checkpointing but {' and '.join(OFFLOADED_WITH)}"
+    if not isinstance(wish.model, SwinConfig):
+        yield "checkpointing in parts, and precisions that would need further traces"
+    if wish.share is None:
+        yield f"batches of 1, above {MAX_BATCH}, and between powers of two and three times such"
+    elif len(divisors(wish.share)) - 1 > MAX_MICRO_BATCHES:
+        yield f"of {len(divisors(wish.share))} micro-batches all but {MAX_MICRO_BATCHES}"
+    elif wish.is_splittable:
+        yield "micro-batches of 1"
+    if set(wish.allow) == set(FAITHFUL):
+        yield "other optimizers, pure-bf16 and fp8 (--allow recipe), adapters (--allow adapters)"
+    yield "loading the data, and clocks that fall under load: 'planner tune' measures"

@@ -1,0 +1,225 @@
+"""The levers: what may be changed in a setting so that a step needs less memory or less time.
+
+To add one, add a function that yields its changes and a line in `LEVERS`. A change is a mapping of
+fields of a setting to their new values; the field `allocator` stands for the caching allocator's
+options. A change may be one that the model, the card or this version cannot have: whoever tries it
+finds out, and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from planner.hardware.gpu import Gpu
+from planner.libraries.registry import find_library
+from planner.schema import Model, SwinConfig, TrainSetting
+from planner.schema.setting import FUSED_FAMILIES
+
+Effect = Literal["nothing", "rounding", "learning rate", "recipe", "trained part"]
+EFFECTS: Mapping[Effect, str] = {
+    "nothing": "the same numbers",
+    "rounding": "the same sums, rounded otherwise",
+    "learning rate": "another batch for the optimizer, and so another learning rate",
+    "recipe": "other updates of the weights: another recipe, to be tuned",
+    "trained part": "only part of the weights is trained",
+}
+# Those that a search may use unasked; the others with --allow.
+FAITHFUL: tuple[Effect, ...] = ("nothing", "rounding", "learning rate")
+ALLOCATOR = "allocator"  # the pseudo-field
+EXPANDABLE = "expandable_segments:True"
+# By a lever of more than this many blocks in one stage, a stage is cut into so many parts.
+MAX_PART = 8
+LORA_RANK = 8
+
+Updates = Mapping[str, object]
+Role = Literal["adopt", "search", "micro-batch"]
+
+
+@dataclass(frozen=True)
+class Lever:
+    """`role` says how a search uses it: an "adopt" lever is tried on the wish by itself and taken
+    where it costs neither bytes nor seconds; a "search" lever is combined with all others; the
+    micro-batch is free within the images of a step. A waterfall shows what becomes of `fields` as
+    its doing."""
+
+    name: str
+    fields: tuple[str, ...]
+    effect: Effect
+    role: Role
+    says: str
+    changes: Callable[[Model, TrainSetting, Gpu | None], Iterable[Updates]]
+
+
+def _expandable_segments(_: Model, __: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    yield {ALLOCATOR: EXPANDABLE}
+
+
+def _precision(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    half = "fp16" if gpu is not None and not gpu.has_bf16 else "bf16"
+    order = ("fp32", "tf32", half)
+    if setting.precision in order:
+        yield from ({"precision": p} for p in order[order.index(setting.precision) + 1 :])
+
+
+def _attention(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    known: tuple[str, ...] = ()
+    if isinstance(model, SwinConfig):
+        library = find_library(model.library)
+        known = ("eager", "sdpa")
+        if setting.attention == "library":
+            known = tuple(a for a in known if a != library.default_attention(model))
+    yield from ({"attention": a} for a in known if a != setting.attention)
+
+
+def _memory_format(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    formats = ("channels_last", "contiguous")
+    yield from ({"memory_format": f} for f in formats if f != setting.memory_format)
+
+
+def _fused_optimizer(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    is_fused = setting.optimizer_implementation in ("fused", "8bit")
+    if not is_fused and setting.optimizer_family in FUSED_FAMILIES:
+        yield {"optimizer": f"{setting.optimizer_family}-fused"}
+
+
+def _optimizer_in_backward(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    if not setting.optimizer_in_backward:
+        yield {"optimizer_in_backward": True}
+
+
+def _checkpointing(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    """From what saves least to what saves most. Of the first k blocks: whole stages, and parts of
+    long ones; of chosen stages the first ones, where the activations are."""
+    values = ["none", "blocks"]
+    if isinstance(model, SwinConfig):
+        ends = list(_part_ends(model.depths))[:-1]
+        values = [
+            "none", "selective", *(f"blocks:{k}" for k in ends), "blocks:every-2", "blocks",
+            "stages:0", *(["stages:0,1"] if model.num_stages > 2 else []), "stages",
+        ]  # fmt: skip
+        library = find_library(model.library)
+        values += [v for v in library.checkpointings(model) if v not in values]
+    yield from ({"checkpointing": v} for v in values if v != setting.checkpointing)
+
+
+def _part_ends(depths: Iterable[int]) -> Iterator[int]:
+    """How many blocks lie before the end of each stage, and of each part of a long one."""
+    before = 0
+    for depth, end in zip(depths, accumulate(depths), strict=True):
+        parts = -(-depth // MAX_PART)
+        yield from (before + depth * part // parts for part in range(1, parts + 1))
+        before = end
+
+
+def _offload(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    yield from ({"offload": o} for o in ("activations", "none") if o != setting.offload)
+
+
+def _compile(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    """max-autotune and its kin differ from these in tuned kernels only, which no estimate knows."""
+    plain = {"compile_scope": "model", "compile_dynamic": False, "compile_fullgraph": False,
+             "activation_memory_budget": 1.0}  # fmt: skip
+    for mode in ("default", "reduce-overhead"):
+        if mode != setting.compile:
+            yield {"compile": mode}
+    if setting.compile != "off":
+        yield {"compile": "off", **plain}
+
+
+def _memory_budget(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    mode = setting.compile if setting.compile != "off" else "default"
+    yield {"activation_memory_budget": 0.5, "compile": mode}
+
+
+def _eight_bits(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    if setting.precision not in ("fp8", "pure-bf16"):
+        yield {"precision": "fp8"}
+
+
+def _pure_bf16(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    if setting.precision != "pure-bf16":
+        yield {"precision": "pure-bf16"}
+
+
+def _other_optimizers(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    for optimizer in ("adamw-8bit", "lion", "adafactor"):
+        if optimizer.partition("-")[0] != setting.optimizer_family or "8bit" in optimizer:
+            yield {"optimizer": optimizer, "amsgrad": False}
+
+
+def _adapters(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    if not setting.lora_rank:
+        yield {"lora_rank": LORA_RANK}
+        yield {"lora_rank": LORA_RANK, "lora_targets": "all"}
+
+
+def _frozen_stages(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    last = model.num_stages if isinstance(model, SwinConfig) else 2
+    yield from ({"frozen_stages": n} for n in range(setting.frozen_stages + 1, last))
+
+
+def _micro_batch(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    """Half of it, as an example: a search tries every divisor."""
+    if setting.batch_size % 2 == 0:
+        yield {"batch_size": setting.batch_size // 2, "accumulate": 2 * setting.accumulate}
+
+
+# In the order in which a waterfall applies them.
+LEVERS: tuple[Lever, ...] = (
+    Lever("precision", ("precision",), "rounding", "adopt",
+          "16 bits where they are enough", _precision),
+    Lever("memory format", ("memory_format",), "nothing", "adopt",
+          "the layout of images and feature maps", _memory_format),
+    Lever("fused optimizer", ("optimizer",), "nothing", "adopt",
+          "one kernel for the update, without temporaries", _fused_optimizer),
+    Lever("allocator", (ALLOCATOR,), "nothing", "adopt",
+          "segments that grow in place of new ones", _expandable_segments),
+    Lever("attention", ("attention",), "rounding", "search",
+          "one kernel, or one per operation", _attention),
+    Lever("other optimizers", ("optimizer", "amsgrad"), "recipe", "search",
+          "less state per weight", _other_optimizers),
+    Lever("pure bf16", ("precision",), "recipe", "search",
+          "weights and optimizer state in bf16 too: small updates are lost", _pure_bf16),
+    Lever("fp8", ("precision",), "recipe", "search",
+          "linear layers multiply in 8 bits", _eight_bits),
+    Lever("adapters", ("lora_rank", "lora_targets"), "trained part", "search",
+          "low-rank adapters in place of the weights", _adapters),
+    Lever("frozen stages", ("frozen_stages",), "trained part", "search",
+          "the first stages are not trained", _frozen_stages),
+    Lever("optimizer in backward", ("optimizer_in_backward",), "nothing", "search",
+          "each gradient is used and freed at once", _optimizer_in_backward),
+    Lever("offload", ("offload",), "nothing", "search",
+          "saved activations wait in the host's memory", _offload),
+    Lever("checkpointing", ("checkpointing",), "nothing", "search",
+          "activations are computed again in backward", _checkpointing),
+    Lever("accumulation", ("batch_size", "accumulate"), "nothing", "micro-batch",
+          "the images of a step in smaller micro-batches", _micro_batch),
+    Lever("memory budget", ("activation_memory_budget",), "rounding", "search",
+          "the compiler recomputes what is cheap", _memory_budget),
+    Lever("compile", ("compile", "compile_scope", "compile_dynamic", "compile_fullgraph",
+                      "activation_memory_budget"), "rounding", "search",
+          "pointwise chains become one kernel", _compile),
+)  # fmt: skip
+
+
+def effects(setting: TrainSetting, plain: TrainSetting) -> tuple[Effect, ...]:
+    """What changes for the result when `setting` is run in place of `plain`."""
+    found: set[Effect] = set()
+    changed = setting.differences(plain)
+    for field in ("compile", "attention", "activation_memory_budget"):
+        if field in changed:
+            found.add("rounding")
+    if "precision" in changed:
+        found.add("recipe" if setting.precision in ("pure-bf16", "fp8") else "rounding")
+    is_8bit = setting.optimizer_implementation == "8bit"
+    was_8bit = plain.optimizer_implementation == "8bit"
+    if setting.optimizer_family != plain.optimizer_family or is_8bit != was_8bit:
+        found.add("recipe")
+    if {"lora_rank", "lora_targets", "frozen_stages"} & changed.keys():
+        found.add("trained part")
+    if setting.global_batch != plain.global_batch:
+        found.add("learning rate")
+    return tuple(e for e in EFFECTS if e in found) or ("nothing",)

@@ -1,0 +1,243 @@
+"""Which choices are looked at, and which of them are the fastest that fit and the least for their
+speed.
+
+First the levers that cost nothing by themselves are adopted; then all combinations of the others
+are gone through from the fastest to the slowest. What a choice needs is bounded from below by what
+is live; the allocator is replayed only for those that the bound leaves open. So the answer is that
+of estimating every combination.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from planner.advice.estimates import Estimates
+from planner.advice.levers import ALLOCATOR, LEVERS, Lever
+from planner.advice.wish import Choice, Wish
+from planner.errors import PlannerError, UnsupportedError
+from planner.schema import TrainSetting
+
+MAX_MICRO_BATCHES = 12  # looked at for one combination of the other levers
+MAX_BATCH = 4096  # a Swin's step is long saturated
+OFFLOADED_WITH = ("none", "blocks")  # checkpointings that are combined with offloading
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Changes of a lever that are not available, and why."""
+
+    lever: str
+    values: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What a search combines: `base` is the wish's sample with the adopted levers, `choices` all
+    combinations of the others on top of it, each at every micro-batch."""
+
+    base: Choice
+    adopted: tuple[str, ...]
+    choices: tuple[Choice, ...]
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass
+class Found:
+    """`fastest` fits and no other is faster; `surely` is the fastest whose upper end fits; `front`
+    are the choices that fit and that none beats in both bytes and speed, fastest first; `ways` the
+    fastest of each way to save memory; `nearest` needs the least of all, where nothing fits."""
+
+    fastest: Choice | None = None
+    surely: Choice | None = None
+    front: list[Choice] = field(default_factory=list)
+    ways: list[Choice] = field(default_factory=list)
+    nearest: Choice | None = None
+
+
+def offer(wish: Wish, estimates: Estimates) -> Offered:
+    """Tries every lever on the wish by itself: adopts what is free, and lists what the search is to
+    combine and what is not available."""
+    refusals: list[Refusal] = []
+    base = wish.sample
+    adopted = []
+    for lever in (lever for lever in LEVERS if lever.role == "adopt"):
+        better = _free(wish, estimates, base, lever, refusals)
+        if better is not None:
+            adopted.append(lever.name)
+            base = better
+    searched = [lever for lever in LEVERS if lever.role == "search" and lever.effect in wish.allow]
+    arms = [base]
+    for lever in searched:
+        if list(_available(wish, base, lever, refusals)):
+            arms += [c for arm in arms for c in _combined(wish, arm, lever)]
+    unique = dict.fromkeys(arm for arm in arms if _is_offered(arm.setting))
+    return Offered(
+        base,
+        tuple(adopted),
+        tuple(c for arm in unique for c in micro_batches(wish, arm)),
+        tuple(refusals),
+    )
+
+
+def _free(
+    wish: Wish, estimates: Estimates, base: Choice, lever: Lever, refusals: list[Refusal]
+) -> Choice | None:
+    """The fastest change of an "adopt" lever that costs neither bytes nor seconds."""
+    allocator = wish.config(base)
+    if ALLOCATOR in lever.fields and allocator is not None and allocator.expandable_segments:
+        return None
+    best, before = None, _cost(estimates, base)
+    for changed in _available(wish, base, lever, refusals):
+        cost = _cost(estimates, changed)
+        if cost != before and cost[0] <= before[0] and cost[1] <= before[1]:
+            best, before = changed, cost
+    return best
+
+
+def _cost(estimates: Estimates, choice: Choice) -> tuple[float, int]:
+    return estimates.seconds(choice), estimates.at(choice).device_total_bytes
+
+
+def _available(
+    wish: Wish, choice: Choice, lever: Lever, refusals: list[Refusal]
+) -> Iterator[Choice]:
+    """What `lever` makes of a choice; what it cannot is added to `refusals`."""
+    refused: dict[str, list[str]] = {}
+    for updates in wish.changes(lever, choice):
+        try:
+            yield wish.apply(choice, updates)
+        except PlannerError as error:
+            # Without the value, so that what is refused alike is said once.
+            reason = re.sub(r": \w+ is [^.]*\.", ".", " ".join(error.message.split()))
+            refused.setdefault(reason, []).append(_said(updates))
+    refusals += [Refusal(lever.name, tuple(values), r) for r, values in refused.items()]
+
+
+def _said(updates: object) -> str:
+    assert isinstance(updates, dict)
+    return ", ".join(f"{field}={value}" for field, value in updates.items())
+
+
+def _combined(wish: Wish, arm: Choice, lever: Lever) -> Iterator[Choice]:
+    """`arm` with each change of `lever`, where both can be."""
+    for updates in wish.changes(lever, arm):
+        with suppress(PlannerError):
+            yield wish.apply(arm, updates)
+
+
+def _is_offered(setting: TrainSetting) -> bool:
+    return setting.offload == "none" or setting.checkpointing in OFFLOADED_WITH
+
+
+def micro_batches(wish: Wish, arm: Choice) -> Iterator[Choice]:
+    """`arm` at each way to split the images of its step; where the batch is free, at batches from
+    small to large."""
+    for batch, parts in _splits(wish, arm.setting):
+        setting = arm.setting.model_copy(update={"batch_size": batch, "accumulate": parts})
+        try:
+            setting = TrainSetting.model_validate(setting.model_dump())
+            wish.resolved(setting)
+        except (PlannerError, ValueError):
+            continue
+        yield Choice(setting, arm.expandable)
+
+
+def _splits(wish: Wish, setting: TrainSetting) -> Iterable[tuple[int, int]]:
+    """(micro-batch, accumulate). A batch of 1 is another step, and looked at only where nothing
+    else divides."""
+    if wish.share is None and "batch_size" not in wish.keep:
+        return [(b, setting.accumulate) for b in batch_ladder(MAX_BATCH) if b > 1]
+    if wish.share is None or not wish.is_splittable:
+        return [(setting.batch_size, setting.accumulate)]
+    known = divisors(wish.share)
+    sizes = spread([d for d in known if d > 1] or known, MAX_MICRO_BATCHES)
+    return [(b, wish.share // b) for b in sizes]
+
+
+def divisors(number: int) -> list[int]:
+    """Those of `number`, smallest first."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def batch_ladder(largest: int) -> tuple[int, ...]:
+    """Powers of two and 3·2^k up to `largest`."""
+    powers = [2**k for k in range(largest.bit_length())]
+    return tuple(sorted(b for p in powers for b in {p, 3 * p} if b <= largest))
+
+
+def spread(values: Sequence[int], most: int) -> list[int]:
+    """At most `most` of `values` (rising), evenly over their order; the multiples of 8 and both
+    ends stay longest."""
+    kept = list(values)
+    while len(kept) > most:
+        ratios = {b: (b % 8 == 0, b / a) for a, b in pairwise(kept[:-1])}
+        kept.remove(min(ratios, key=ratios.__getitem__))
+    return kept
+
+
+def search(wish: Wish, estimates: Estimates, choices: Iterable[Choice], budget: int) -> Found:
+    """Goes through `choices` from the fastest to the slowest."""
+    found = Found()
+    least: dict[Choice, int] = {}
+    for choice in sorted(choices, key=_recording):  # alike ones together: they share a ledger
+        with suppress(UnsupportedError):  # no trace is kept
+            least[choice] = estimates.least_bytes(choice)
+    fitting = [choice for choice, num_bytes in least.items() if num_bytes <= budget]
+    plain = wish.plain
+    order = sorted(
+        fitting, key=lambda c: (estimates.seconds(c) / c.setting.batch_size / c.setting.accumulate,
+                                len(c.setting.differences(plain)), least[c]),
+    )  # fmt: skip
+    lowest = budget + 1
+    served: set[object] = set()
+    for choice in order:
+        is_new_way = _way(choice) not in served
+        may_be_sure = found.surely is None and estimates.least_high_bytes(choice) <= budget
+        if not (least[choice] < lowest or is_new_way or may_be_sure):
+            continue
+        estimate = estimates.at(choice)
+        if not estimate.fits:
+            continue
+        if found.fastest is None:
+            found.fastest = choice
+        if found.surely is None and estimate.fits_surely:
+            found.surely = choice
+        if is_new_way:
+            served.add(_way(choice))
+            found.ways.append(choice)
+        if estimate.device_total_bytes < lowest:
+            lowest = estimate.device_total_bytes
+            found.front.append(choice)
+    if found.fastest is None:
+        found.nearest = _nearest(estimates, least)
+    return found
+
+
+def _nearest(estimates: Estimates, least: dict[Choice, int]) -> Choice | None:
+    """The choice that needs the least bytes; the fastest of those alike."""
+    best: tuple[int, float, Choice] | None = None
+    for choice in sorted(least, key=least.__getitem__):
+        if best is not None and least[choice] > best[0]:
+            break
+        need = estimates.at(choice).device_total_bytes
+        if best is None or (need, estimates.seconds(choice)) < best[:2]:
+            best = need, estimates.seconds(choice), choice
+    return best[2] if best else None
+
+
+def _way(choice: Choice) -> object:
+    """What a way to save memory is, whatever its micro-batch and compile mode."""
+    free = {"batch_size": 1, "accumulate": 1, "compile": "off", "activation_memory_budget": 1.0}
+    setting = choice.setting
+    return setting.model_copy(update=free), setting.activation_memory_budget
+
+
+def _recording(choice: Choice) -> tuple[str, bool, int]:
+    setting = choice.setting
+    bare = setting.model_copy(update={"batch_size": 1, "accumulate": 1, "compile": "off"})
+    return bare.model_dump_json(), setting.accumulate > 1, setting.batch_size

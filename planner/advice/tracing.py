@@ -1,0 +1,60 @@
+"""The traces that advice for a model without a step on shapes rests on: few, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.advice.levers import LEVERS
+from planner.advice.wish import Wish
+from planner.errors import PlannerError
+from planner.ledgers import is_on_shapes, record_ledgers
+from planner.schema import ResolvedSetting
+from planner.traced_step import alike, traced_step
+
+MAX_TRACES = 8
+TRACED_LEVERS = ("fused optimizer", "optimizer in backward", "offload", "checkpointing")
+
+
+def record_traces(wish: Wish) -> tuple[str, ...]:
+    """Traces what is not kept, all in one other process, and says how many traces there may be.
+    Raises PlannerError where not even the wish can be traced."""
+    if is_on_shapes(wish.model):
+        return ()
+    steps = dict.fromkeys(_steps(wish))
+    requests = [(wish.model, step) for step in list(steps)[:MAX_TRACES]]
+    errors = record_ledgers(requests)
+    if errors[0] is not None:
+        raise errors[0]
+    reason = traced_step(*requests[0]).reason
+    if reason:
+        raise PlannerError(
+            f"advice compares many batches: {reason}",
+            "Estimate the batches that you have in mind, as --batch-size 8,16,32.",
+        )
+    left = max(0, len(steps) - MAX_TRACES)
+    more = f"; {left} more are left out" if left else ""
+    return (f"this model is traced: at most {MAX_TRACES} steps, each kept for every batch{more}",)
+
+
+def _steps(wish: Wish) -> Iterator[ResolvedSetting]:
+    """The recorded steps of the wish and of single levers on it, without and with accumulation."""
+    sample = wish.sample
+    choices = [sample]
+    fused = sample
+    for lever in LEVERS:
+        if lever.name in TRACED_LEVERS and lever.effect in wish.allow:
+            for updates in wish.changes(lever, fused):
+                try:
+                    changed = wish.apply(fused, updates)
+                except PlannerError:
+                    continue
+                choices.append(changed)
+                fused = changed if lever.name == "fused optimizer" else fused
+    for parts in (1, 2) if wish.is_splittable else (sample.setting.accumulate,):
+        for choice in choices:
+            setting = choice.setting.model_copy(update={"accumulate": parts, "batch_size": 2})
+            try:
+                resolved = wish.resolved(type(setting).model_validate(setting.model_dump()))
+            except (PlannerError, ValueError):
+                continue
+            yield alike(wish.model, resolved).model_copy(update={"batch_size": 2, "compile": "off"})

@@ -1,0 +1,290 @@
+"""Advice as text, and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from planner.advice.advising import Advice, Way
+from planner.advice.bottleneck import Bottleneck, Treatment
+from planner.advice.waterfall import Fall
+from planner.report.settings import value_text
+from planner.report.tables import fits_word, unit, verdict
+from planner.report.timeline import new_figure, save_figure
+from planner.units import GIB, format_bytes, format_seconds
+
+MAX_WAYS = 8  # rows; --json has them all
+WIDTH = 100
+_BARE = ("precision", "optimizer")  # fields whose value says what they are
+
+
+def advice_text(advice: Advice) -> str:
+    """The answer, the ways, how they came about, what the device waits for, and what else there
+    is."""
+    parts = [
+        _heading(advice),
+        _answer(advice),
+        _ways(advice),
+        _waterfall(advice),
+        _front(advice),
+        _bottleneck(advice),
+        _cards(advice),
+        _levers(advice),
+        "Left out:\n" + "\n".join(_wrap(f"- {line}", "  ") for line in advice.left_out),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _heading(advice: Advice) -> str:
+    plain = advice.plain.estimate
+    where = advice.gpu or f"memory of {format_bytes(advice.budget_bytes)}"
+    first = verdict(plain).splitlines()[0]
+    said = [
+        f"{advice.model.title} on {where}, as it stands: {_setting(advice.plain)}",
+        f"{first} {_rate(advice.plain, advice)}, {_step(advice.plain)} (predicted).",
+    ]
+    if advice.gpu is None:
+        said.append(
+            f"No GPU was named: ways are ordered, and {unit(advice.model)}/s given, by the rates "
+            f"of {advice.rated}."
+        )
+    return "\n".join(_wrap(line) for line in said)
+
+
+def _answer(advice: Advice) -> str:
+    best = advice.recommended
+    if best is None:
+        assert advice.nearest is not None, "some way needs least"
+        near = advice.nearest
+        return "\n".join(
+            [
+                f"Nothing fits. The nearest needs {format_bytes(advice.missing_bytes)} more "
+                f"({advice.missing_bytes:,} bytes):",
+                f"  {_changes(near.changes)}",
+                f"  {format_bytes(near.estimate.device_total_bytes)}, {_rate(near, advice)}",
+                f"  {near.command}",
+            ]
+        )
+    lines = ["Recommended, the fastest that fits:", *_way(best, advice)]
+    if advice.surely is not None:
+        lines += ["The fastest that fits surely:", *_way(advice.surely, advice)]
+    elif not best.estimate.fits_surely:
+        lines.append("No way was found that fits surely: 'planner tune' measures.")
+    return "\n".join(lines)
+
+
+def _way(way: Way, advice: Advice) -> list[str]:
+    found = way.estimate
+    assert found.throughput is not None, "advice has rates"
+    return [
+        f"  {_changes(way.changes)}",
+        f"  {format_bytes(found.device_total_bytes)} (up to {format_bytes(found.high_bytes)}), "
+        f"{_rate(way, advice)} ±{found.throughput.uncertainty:.0%}, {_step(way)}; "
+        f"changes: {_effects(way.effects)}",
+        f"  {way.command}",
+    ]
+
+
+def _ways(advice: Advice) -> str:
+    if not advice.ways:
+        return ""
+    rows = [
+        [
+            f"{way.images_per_second:,.0f}",
+            format_bytes(way.estimate.device_total_bytes),
+            fits_word(way.estimate),
+            _effects(way.effects),
+            _changes(_own(way, advice)),
+        ]
+        for way in advice.ways[:MAX_WAYS]
+    ]
+    headers = [f"{unit(advice.model)}/s", "memory", "fits", "changes", "by"]
+    more = len(advice.ways) - MAX_WAYS
+    common = _common(advice)
+    title = "Ways that fit, fastest first"
+    title += f"; all with {_changes(common)}:" if common else ":"
+    text = _wrap(title) + "\n" + _tabulate(rows, headers)
+    return text + (f"\nand {more} more, with --json" if more > 0 else "")
+
+
+def _common(advice: Advice) -> tuple[tuple[str, object], ...]:
+    """The changes that all ways and the whole front share."""
+    first, *others = [*advice.ways, *advice.front]
+    return tuple(c for c in first.changes if all(c in way.changes for way in others))
+
+
+def _own(way: Way, advice: Advice) -> tuple[tuple[str, object], ...]:
+    common = _common(advice)
+    return tuple(change for change in way.changes if change not in common)
+
+
+def _waterfall(advice: Advice) -> str:
+    if not advice.waterfall:
+        return ""
+    plain = advice.plain
+    images = plain.setting.batch_size * plain.setting.accumulate
+    seconds = plain.estimate.throughput.step_seconds if plain.estimate.throughput else 0.0
+    need = plain.estimate.device_total_bytes
+    rows = [["as it stands", "", format_bytes(need), "", format_seconds(seconds)]]
+    rows += [_fall(fall) for fall in advice.waterfall]
+    headers = ["lever", "saves", "memory", "costs", f"{images} {unit(advice.model)}"]
+    return "From the wish to it, lever by lever:\n" + _tabulate(
+        rows, headers, ("left", "right", "right", "right", "right")
+    )
+
+
+def _fall(fall: Fall) -> list[str]:
+    return [
+        _changes(fall.changes),
+        format_bytes(fall.saved_bytes),
+        format_bytes(fall.num_bytes),
+        ("-" if fall.added_seconds < 0 else "+") + format_seconds(abs(fall.added_seconds)),
+        format_seconds(fall.seconds),
+    ]
+
+
+def _front(advice: Advice) -> str:
+    if len(advice.front) < 2:
+        return ""
+    rows = [
+        [
+            format_bytes(way.estimate.device_total_bytes),
+            f"{way.images_per_second:,.0f}",
+            _changes(_own(way, advice)),
+        ]
+        for way in advice.front
+    ]
+    return "Less memory, less speed (nothing that fits beats these in both):\n" + _tabulate(
+        rows, ["memory", f"{unit(advice.model)}/s", "by"], ("right", "right", "left")
+    )
+
+
+def _bottleneck(advice: Advice) -> str:
+    found = advice.bottleneck
+    whose = "the recommended step" if found.setting_is_recommended else "the step"
+    lines = [
+        f"What the device does in {whose}: {_shares(found.bound_seconds)}.",
+        f"By operation: {_shares(found.kind_seconds)}.",
+        f"By phase: {_shares(found.phase_seconds)}.",
+    ]
+    if found.peak_share is not None and found.model_share is not None:
+        more = found.peak_share - found.model_share
+        again = f", and {more:.0%} on what is computed again" if more > 0.005 else ""
+        lines.append(f"{found.model_share:.0%} of the card's peak FLOP/s go into the model{again}.")
+    lines.append(_treatments(found, advice))
+    return "\n".join(_wrap(line) for line in lines)
+
+
+def _treatments(found: Bottleneck, advice: Advice) -> str:
+    if not found.treatments:
+        return "No further lever makes it faster: the next step is a larger card."
+    said = "; ".join(_treatment(t, advice) for t in found.treatments)
+    return f"Faster still, and why not recommended: {said}."
+
+
+def _treatment(treatment: Treatment, advice: Advice) -> str:
+    why = "does not fit" if treatment.fits is False else f"changes {_effects(treatment.effects)}"
+    rate = f"{treatment.images_per_second:,.0f} {unit(advice.model)}/s"
+    return f"{_changes(treatment.changes)} ({rate}, {why})"
+
+
+def _shares(seconds: Mapping[str, float]) -> str:
+    total = sum(seconds.values())
+    ranked = sorted(seconds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {part / total:.0%}" for name, part in ranked if part >= total / 200)
+
+
+def _cards(advice: Advice) -> str:
+    if not advice.cards:
+        return ""
+    rows = [
+        [
+            card.name,
+            format_bytes(card.memory_bytes),
+            "yes" if card.plain_fits else "no",
+            f"{card.plain_rate:,.0f}" if card.plain_fits else "",
+            f"{card.rate:,.0f}" if card.rate is not None and card.fits else "",
+        ]
+        for card in advice.cards
+    ]
+    per_second = f"{unit(advice.model)}/s"
+    headers = ["larger card", "memory", "fits as\nit stands", f"then\n{per_second}",
+               f"recommended\n{per_second}"]  # fmt: skip
+    return "The same on larger cards:\n" + _tabulate(
+        rows, headers, ("left", "right", "left", "right", "right")
+    )
+
+
+def _levers(advice: Advice) -> str:
+    lines = ["Levers:"]
+    for lever in advice.levers:
+        lines.append(_wrap(f"- {lever.name} ({lever.says}): {lever.state}", "  "))
+        lines += [_wrap(f"  {reason}", "    ") for reason in lever.reasons]
+    return "\n".join(lines)
+
+
+def _setting(way: Way) -> str:
+    from planner.report.settings import describe_setting
+
+    return describe_setting(way.setting)
+
+
+def _changes(changes: Iterable[tuple[str, object]]) -> str:
+    """`batch 32, accumulate 8, adamw-fused`."""
+    said = [
+        value_text(value)
+        if field in _BARE
+        else "expandable segments"
+        if field == "allocator"
+        else f"{field.replace('batch_size', 'batch').replace('_', ' ')} {value_text(value)}"
+        for field, value in changes
+    ]
+    return ", ".join(said) or "as it stands"
+
+
+def _effects(effects: Sequence[str]) -> str:
+    return ", ".join(effects)
+
+
+def _rate(way: Way, advice: Advice) -> str:
+    return f"{way.images_per_second:,.0f} {unit(advice.model)}/s"
+
+
+def _step(way: Way) -> str:
+    assert way.estimate.throughput is not None, "advice has rates"
+    return f"{format_seconds(way.estimate.throughput.step_seconds)} a step"
+
+
+def _wrap(text: str, indent: str = "") -> str:
+    import textwrap
+
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _tabulate(
+    rows: list[list[str]], headers: Sequence[str], align: Sequence[str] | None = None
+) -> str:
+    from tabulate import tabulate
+
+    colalign = align or ("right", "right", *["left"] * (len(headers) - 2))
+    return tabulate(rows, headers, "simple", disable_numparse=True, colalign=colalign)
+
+
+def draw_advice(advice: Advice, file: Path) -> None:
+    """The front of memory against speed, and the waterfall. Raises PlannerError where the picture
+    cannot be made."""
+    figure = new_figure(13, 5.5)
+    left, right = figure.subplots(1, 2)
+    figure.suptitle(f"{advice.model.title} on {advice.gpu or 'the memory named'} (predicted)")
+    points = sorted((w.estimate.device_total_bytes / GIB, w.images_per_second)
+                    for w in advice.front)  # fmt: skip
+    left.step([x for x, _ in points], [y for _, y in points], where="post", marker="o")
+    left.axvline(advice.budget_bytes / GIB, color="black", linewidth=1, linestyle="--")
+    left.set_xlabel("device total (GiB)")
+    left.set_ylabel(f"{unit(advice.model)}/s")
+    names = ["as it stands", *(_changes(fall.changes) for fall in advice.waterfall)]
+    sizes = [advice.plain.estimate.device_total_bytes, *(f.num_bytes for f in advice.waterfall)]
+    right.barh(names[::-1], [size / GIB for size in sizes[::-1]])
+    right.axvline(advice.budget_bytes / GIB, color="black", linewidth=1, linestyle="--")
+    right.set_xlabel("device total (GiB), lever by lever")
+    save_figure(figure, file)
