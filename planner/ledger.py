@@ -16,7 +16,9 @@ CATEGORIES: tuple[Category, ...] = (
 # of its events. The first of them is the call itself, which costs the host and no device.
 IN_BACKWARD = "optimizer in backward"
 OPTIMIZER_CALL = "Optimizer.step"
-OperationKind = Literal["matmul", "conv", "attention", "pointwise", "reduction", "copy"]
+OperationKind = Literal["matmul", "conv", "attention", "pointwise", "reduction", "copy", "transfer"]
+# The names of transfers: over the link between the device and the host, whose memory is pinned.
+TO_HOST, TO_DEVICE = "copy to the host", "copy to the device"
 
 
 class Allocated(NamedTuple):
@@ -51,7 +53,8 @@ class Marked(NamedTuple):
 
 class Computed(NamedTuple):
     """An operation ran: `kernels` launches doing `flops` FLOPs (a multiply-add is two) and moving
-    `num_bytes` bytes to and from device memory, in `dtype`. `path` is the module it ran in."""
+    `num_bytes` bytes to and from device memory (a transfer: over the host's link), in `dtype`.
+    `path` is the module it ran in."""
 
     name: str
     kind: OperationKind

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import PlannerError
+from planner.offloading import offload_activations
 from planner.schema import TrainSetting
 from planner.schema.setting import CLIP_NORM, EMA_DECAY
 from planner.tasks.contract import Task
@@ -175,7 +176,7 @@ class Training:
 
     def forward(self) -> Tensor:
         """The scalar loss of one micro-batch, divided by the number of them."""
-        with self.autocast():
+        with self.autocast(), self.offloading():
             loss = self.loss()
         if self.setting.accumulate > 1:
             loss = loss / self.setting.accumulate
@@ -214,6 +215,14 @@ class Training:
         self.module.train()
         del batch, loss
         on_phase("validation")
+
+    def offloading(self) -> AbstractContextManager[object]:
+        """Keeps what backward needs on the host. A step on the CPU has it there already: nothing
+        moves, and its memory and time are those without. That it runs is all that this shows."""
+        if self.setting.offload == "none":
+            return nullcontext()
+        kept = (*self.module.parameters(), *self.module.buffers(), *tensors_of(self.batch))
+        return offload_activations(kept)
 
     def autocast(self) -> AbstractContextManager[object]:
         name = self.setting.autocast_dtype

@@ -46,6 +46,7 @@ def gpu_as_json(gpu: Gpu) -> dict[str, Any]:
         "capability": list(gpu.capability) if gpu.capability else None,
         "memory_bytes": gpu.memory_bytes,
         "bandwidth": gpu.bandwidth,
+        "link_bandwidth": gpu.link_bandwidth,
         "fp32_flops": gpu.fp32_flops,
         "tf32_flops": gpu.tf32_flops,
         "bf16_flops": gpu.bf16_flops,

@@ -35,7 +35,7 @@ _MEMORY_TOLERANCE = 0.12
 def all_gpus() -> tuple[Gpu, ...]:
     """Every GPU of the catalogue, oldest architecture first."""
     data = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))
-    return tuple(_gpu(entry, data["documents"]) for entry in data["gpus"])
+    return tuple(_gpu(entry, data["documents"], data["links"]) for entry in data["gpus"])
 
 
 def find_gpu(text: str) -> Gpu:
@@ -78,8 +78,12 @@ def recognise_gpu(device_name: str, total_bytes: int | None = None) -> Gpu | Non
     return found[0] if len(found) == 1 else None
 
 
-def _gpu(entry: Mapping[str, Any], documents: Mapping[str, str]) -> Gpu:
+def _gpu(
+    entry: Mapping[str, Any], documents: Mapping[str, str], links: Mapping[str, Mapping[str, Any]]
+) -> Gpu:
     sources = dict.fromkeys(_FIGURES, documents[entry["document"]])
+    link = links[entry.get("link", entry["document"])]
+    sources["link_bandwidth"] = link["source"]
     sources["memory_bytes"] = _memory_source(entry["memory_gib"], entry["memory_from"])
     capability = entry["capability"]
     return Gpu(
@@ -99,6 +103,7 @@ def _gpu(entry: Mapping[str, Any], documents: Mapping[str, str]) -> Gpu:
         num_sms=entry["num_sms"],
         boost_mhz=entry["boost_mhz"],
         memory_type=entry["memory_type"],
+        link_bandwidth=link["gb_s"] * 1e9,
     )
 
 

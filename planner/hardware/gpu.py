@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+# PCIe 4.0 x16, bytes/s one way: taken where a device's link to the host is not known.
+ASSUMED_LINK = 31.5e9
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -15,7 +18,8 @@ class Gpu:
     such unit. `sources` maps a field to where its figure comes from. `capability` is CUDA's, None
     where the device is not NVIDIA's. `device_names` are what its driver calls it. `fp32_flops` is
     that of a matmul at full precision (on AMD the matrix units'). `memory_type` is "HBM2e",
-    "GDDR6X" and the like, "" where it is not known.
+    "GDDR6X" and the like, "" where it is not known. `link_bandwidth` is that to the host, one way;
+    None where it is not known.
     """
 
     name: str
@@ -34,6 +38,7 @@ class Gpu:
     num_sms: int | None = None
     boost_mhz: int | None = None
     memory_type: str = ""
+    link_bandwidth: float | None = None
 
     @property
     def has_bf16(self) -> bool:

@@ -12,8 +12,6 @@ def pending(setting: TrainSetting) -> Iterator[SettingFault]:
     """A fault for each value of `setting` that cannot be estimated, probed or written yet."""
     if setting.checkpointing == "selective":
         yield _fault("checkpointing", setting, "blocks")
-    if setting.offload != "none":
-        yield _fault("offload", setting, "none")
     if setting.compile_scope != "model":
         yield _fault("compile_scope", setting, "model")
     if setting.compile_dynamic:

@@ -63,7 +63,8 @@ class TrainSetting(BaseModel):
     (transformers version 1: stages and, inside them, blocks). blocks:6 checkpoints the first six
     blocks, blocks:every-2 the first of every two, and selective every block but for its matrix
     products and attention, whose results are kept.
-    `offload` activations keeps what backward needs in pinned memory of the host.
+    `offload` activations keeps what backward needs in pinned memory of the host, but for weights,
+    buffers, the batch and scalars.
     `compile_scope` blocks compiles each block by itself; `compile_dynamic` for any batch;
     `compile_fullgraph` refuses graph breaks; below an `activation_memory_budget` of 1 the compiler
     recomputes until it keeps that share of what it would keep.
@@ -138,8 +139,15 @@ class TrainSetting(BaseModel):
         return self
 
     def _compile_faults(self) -> Iterator[Fault]:
-        """What belongs to a compiled step and is asked of one that is not."""
+        """What belongs to a compiled step and is asked of one that is not, and what only an eager
+        step does."""
         if self.compile != "off":
+            if self.offload != "none":
+                message = (
+                    f"offload {self.offload} moves what an eager step saves, and compile is "
+                    f"{self.compile}: a compiled one saves what its compiler chose"
+                )
+                yield Fault(("offload", "compile"), message)
             return
         for field in COMPILED_FIELDS:
             if getattr(self, field) != type(self).model_fields[field].default:

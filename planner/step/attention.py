@@ -83,8 +83,8 @@ def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tenso
     batch, heads, num_queries, _ = q.shape
     flops = 4 * q.numel * k.shape[2]
     name = "ScaledDotProductEfficientAttentionBackward0"
-    inputs = (q, k, v, mask)
-    node = begin(name, inputs, _attention_backward, inputs, flops)
+    # Saved in the order of their names, as torch does: attn_bias, key, query, value.
+    node = begin(name, (q, k, v, mask), _attention_backward, (mask, k, q, v), flops)
     out = _heads_inside(q, v.shape[-1], label)
     row = (
         -(-num_queries // LOGSUMEXP_ROW_ELEMENTS) * LOGSUMEXP_ROW_ELEMENTS
@@ -93,7 +93,7 @@ def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tenso
     )
     logsumexp = empty(device, (batch, heads, row), "float32", label)
     device.compute(label, "attention", q.dtype, flops, _moved(q, k, v, out, mask))
-    return finish(out, node, (out, logsumexp))
+    return finish(out, node, (logsumexp, out))
 
 
 def _moved(*tensors: Tensor) -> int:
@@ -109,8 +109,8 @@ def _heads_inside(x: Tensor, channels: int, label: str) -> Tensor:
 
 def _attention_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     grad = only_gradient(grads)
-    q, k, v, mask = (node.unpack(i) for i in range(4))
-    out, logsumexp = node.unpack(4), node.unpack(5)
+    mask, k, q, v = (node.unpack(i) for i in range(4))
+    logsumexp, out = node.unpack(4), node.unpack(5)
     device = grad.storage.device
     label = "aten._scaled_dot_product_efficient_attention_backward"
     to_q = _heads_inside(q, q.shape[-1], label)

@@ -11,6 +11,7 @@ import heapq
 from sys import getrefcount
 
 from planner.step.autograd import Node, pointwise_cost
+from planner.step.offloading import bring_back
 from planner.step.pointwise import add, sum_to, to_dtype
 from planner.step.strides import Shape, is_dense
 from planner.step.tensor import Device, Tensor
@@ -35,6 +36,8 @@ def _run_graph(device: Device, root: Node, slot: int, gradient: Tensor) -> None:
     while ready:
         node = heapq.heappop(ready)[2]
         device.scope = node.scope
+        if device.offloads:
+            bring_back(node)
         outputs = _call(node, buffers.pop(node))
         node.release()
         for index, edge in enumerate(node.edges):

@@ -64,7 +64,10 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     label = "aten.mm" if bias is None else "aten.addmm"
     name = "MmBackward0" if bias is None else "AddmmBackward0"
     data = (a.shape, a.strides, b.shape, b.strides)
-    node = begin(name, (a, b, bias), _product_backward, each_for_the_other(a, b), data)
+    others = each_for_the_other(a, b)
+    # Saved in the order of their names: mat2 before self, but mat1 before mat2.
+    saved = others if bias is None else others[::-1]
+    node = begin(name, (a, b, bias), _product_backward, saved, data)
     y = empty(device, (a.shape[0], b.shape[1]), a.dtype, label)
     _matmul_cost(device, label, y, a.shape[1], a.num_bytes + b.num_bytes)
     return finish(y, node)
@@ -75,9 +78,11 @@ def _product_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     grad = only_gradient(grads)
     a_shape, a_strides, b_shape, b_strides = node.data
     others = [saved.unpack() for saved in node.saved]
+    if node.name == "AddmmBackward0":
+        others.reverse()
     to_a = to_b = None
     if node.needs(1) and node.name == "MmBackward0":
-        # Formulas run in the order of the operands' names: mat2 before self, but mat1 before mat2.
+        # Formulas run in the order of the operands' names, too.
         to_b = _to_second(grad, others[-1], b_shape, b_strides)
     if node.needs(0):
         column_major = _is_column_major(a_shape, a_strides)

@@ -67,6 +67,7 @@ class Device:
         self.checkpoint_region: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
         # Told of each parameter whose gradient is ready, where several devices share it.
         self.on_gradient: Callable[[GradientCell], None] | None = None
+        self.offloads = False  # some saved tensors are on the host, until a node wants them
         self.next_sequence = 0
         self._next_storage = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from planner.ledger import IN_BACKWARD, OPTIMIZER_CALL, Ledger
@@ -15,6 +15,7 @@ from planner.step.engine import backward
 from planner.step.frames import plain_calls
 from planner.step.loss import cross_entropy
 from planner.step.nn import Module, name_modules
+from planner.step.offloading import offload_activations
 from planner.step.optimizers import Optimizer, clip_gradients, make_optimizer
 from planner.step.pointwise import like, mul, scale
 from planner.step.tensor import Device, GradientCell, Tensor, empty
@@ -156,7 +157,7 @@ class Training:
         self.end_phase("backward")
 
     def forward(self) -> Tensor:
-        with AutocastScope(self.device, self.setting.autocast_dtype):
+        with AutocastScope(self.device, self.setting.autocast_dtype), self.offloading():
             loss = self.loss(self.module(self.batch.images))
         if self.setting.accumulate > 1:
             loss = scale(loss, "aten.div")
@@ -165,6 +166,11 @@ class Training:
     def loss(self, logits: Tensor) -> Tensor:
         smoothed = self.setting.loss == "label-smoothing"
         return cross_entropy(logits, self.batch.targets, smoothed)
+
+    def offloading(self) -> AbstractContextManager[None]:
+        if self.setting.offload == "none":
+            return nullcontext()
+        return offload_activations(self.device, (self.batch.images, self.batch.targets))
 
     def validate(self) -> None:
         images, labels = self.validation_batch()

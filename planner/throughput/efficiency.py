@@ -25,6 +25,12 @@ BACKWARD_MATMUL_SHARE = 0.80
 # not.
 ATTENTION_FLOPS_PER_SM = 42.5e9
 
+# Of the link to the host, by copies from and to pinned memory, either way. Quoted: 77 to 83% of
+# PCIe 3.0 x16 (P100, mpicbg-scicomp/gearshifft pull request 82; RTX 2080 Ti, issue 22 of
+# usadellab/Helixer), 80% of 4.0 (A100, issue 42 of NVIDIA/nvbandwidth), 88% of 5.0 (H100, NVIDIA's
+# article on nvbandwidth). The host's own memory and processor can make it far less.
+LINK_SHARE = 0.80
+
 # Share of the peak that the best shape of a large bf16 matmul reaches. Quoted: "Maximum Achievable
 # Matmul FLOPS", stas00/ml-engineering, torch 2.5-2.7 (A100 SXM 86.9%, PCIe 81.1%, GH200 83.6%,
 # H100 SXM 80.3%, B200 77.6%, MI250X 76.7%, MI300X 60.1%). Others: taken as A100 PCIe's, but for

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from planner.compiled import FUSED_PREFIX
-from planner.hardware.gpu import Gpu
+from planner.hardware.gpu import ASSUMED_LINK, Gpu
 from planner.ledger import Computed, OperationKind
 from planner.schema.setting import GRAPH_MODES, TrainSetting
 from planner.throughput import efficiency
@@ -27,6 +27,7 @@ WAITING = "waiting for the host"  # the entry of `kind_seconds` in which the dev
 # What the device is busy with, or waits for, by `bound_seconds`: an operation counts whole as that
 # which takes most of it.
 HOST, BANDWIDTH, MATRIX_UNITS, STARTS = "host", "bandwidth", "matrix units", "kernel starts"
+LINK = "link to the host"
 
 _MATRIX_KINDS = frozenset(("matmul", "conv", "attention"))
 _FUSIBLE_KINDS = frozenset(("pointwise", "reduction", "copy"))
@@ -39,7 +40,7 @@ _COMPILED_PHASES = frozenset(("forward", "backward"))  # the optimizer's step is
 # attention where no rate of its own is known; of the bandwidth, by what moves tensors.
 _KIND_SHARE: Mapping[OperationKind, float] = MappingProxyType(
     {"matmul": 1.0, "conv": 0.5, "attention": 0.35, "pointwise": 1.0,
-     "reduction": efficiency.REDUCTION_SHARE, "copy": 1.0}
+     "reduction": efficiency.REDUCTION_SHARE, "copy": 1.0, "transfer": 1.0}
 )  # fmt: skip
 # Start and drain of one kernel on the device, and of one inside a CUDA graph.
 _KERNEL_SECONDS = 3e-6
@@ -69,7 +70,8 @@ class DeviceRates:
     "float16"); `bandwidth` is bytes/s of a copy (read + written); `kind_share` scales the matmul
     rate of conv and attention, and the bandwidth of pointwise, reduction and copy. Matmuls and
     convolutions reach `backward_matmul_share` of their rate in backward. `attention_flops`, where
-    it is known, is the rate of fused attention in any dtype.
+    it is known, is the rate of fused attention in any dtype. `link_bandwidth` is bytes/s between
+    device and pinned host memory, either way.
     `host_seconds` is the host's cost of an operation by phase. `asynchronous`: the host runs ahead
     (CUDA); otherwise it computes itself (CPU) and both times add up.
     `uncertainty` is relative: 0.35 means the time may be off by 35% either way. It holds for eager
@@ -93,6 +95,7 @@ class DeviceRates:
     other_uncertainty: float = efficiency.WIDE_UNCERTAINTY
     backward_matmul_share: float = 1.0
     attention_flops: float | None = None
+    link_bandwidth: float = efficiency.LINK_SHARE * ASSUMED_LINK
 
     def matmul_rate(self, dtype: str, precision: str) -> float:
         """FLOP/s of a matmul on `dtype`. A dtype without matrix units runs at fp32's rate."""
@@ -113,7 +116,7 @@ class DeviceRates:
     def uncertainty_of(self, setting: TrainSetting) -> float:
         """Of a step of `setting`, relative: what was measured narrows it only for its like."""
         alike = setting.compile == "off" and setting.attention == "eager"
-        alike = alike and setting.precision != "tf32"
+        alike = alike and setting.precision != "tf32" and setting.offload == "none"
         return self.uncertainty if alike else self.other_uncertainty
 
 
@@ -217,6 +220,7 @@ def rates_for(gpu: Gpu) -> DeviceRates:
         uncertainty=efficiency.uncertainty(gpu),
         backward_matmul_share=efficiency.BACKWARD_MATMUL_SHARE,
         attention_flops=attention,
+        link_bandwidth=(gpu.link_bandwidth or ASSUMED_LINK) * efficiency.LINK_SHARE,
     )
 
 
@@ -236,7 +240,12 @@ def _bound_device_seconds(
         start = rates.graph_kernel_seconds
     start *= operation.kernels
     bound = BANDWIDTH
-    if operation.kind in _MATRIX_KINDS:
+    if operation.kind == "transfer":
+        # On the stream that computes, which waits. A CPU's tensors are on the host: none moves.
+        busy, bound = operation.num_bytes / rates.link_bandwidth, LINK
+        if not rates.asynchronous:
+            busy = 0.0
+    elif operation.kind in _MATRIX_KINDS:
         rate = rates.matrix_rate(phase, operation, setting.precision)
         busy = operation.num_bytes / rates.bandwidth
         if operation.flops / rate >= busy:

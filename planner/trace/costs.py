@@ -90,6 +90,11 @@ def cost_of(
     )
 
 
+def transfer_cost(name: str, copied: Tensor, path: str) -> Computed:
+    """A copy between the device and the host: its bytes cross the link once."""
+    return Computed(name, "transfer", _dtype([copied], []), 0, _moved(copied), 1, path)
+
+
 def _mutated(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
     """The tensors that `func` writes to among its positional arguments."""
     described = zip(func._schema.arguments, args, strict=False)

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.ledger import (
     IN_BACKWARD,
     OPTIMIZER_CALL,
+    TO_DEVICE,
+    TO_HOST,
     Allocated,
     Category,
     Computed,
@@ -23,7 +25,7 @@ from planner.ledger import (
     Tagged,
 )
 from planner.step.attention import backward_scratch
-from planner.trace.costs import cost_of
+from planner.trace.costs import cost_of, transfer_cost
 from planner.trace.faults import data_read
 from planner.trace.kernels import host_results, run_as_on_cuda
 from planner.trace.paths import ModulePaths
@@ -52,6 +54,7 @@ class Recorder(TorchDispatchMode):
         self.optimizing = False  # the optimizer may read values, and 10 is as good as any
         self.scalars_on_host = False  # its `step` and the like, unless fused or capturable
         self.values = Values()
+        self._transfer = ""  # TO_HOST or TO_DEVICE, while a copy between them is under way
         self._sums = InPlaceSums() if sums == "in_place" else None
         self._paths = paths
         self._alive: dict[int, tuple[int, Any]] = {}
@@ -82,13 +85,15 @@ class Recorder(TorchDispatchMode):
             return self._read(args[0])
         scratch = self._note_scratch(func, args, path)
         result = self._run(func, args, kwargs)
-        on_host = self._all_on_host((args, kwargs))
+        on_host = self._is_result_on_host((args, kwargs))
         self.note_host(tensors_in(result) if on_host else host_results(func, result))
         self.note(result, self.running, path)
         self._note_attention_scratch(func, args, path)
         if not self.optimizing:
             self.values.follow(func, args, kwargs, result)
-        if self._paths is not None and not on_host:
+        if self._paths is not None and self._transfer:
+            self.events.append(transfer_cost(self._transfer, result, path))
+        elif self._paths is not None and not on_host:
             self._note_work(func, args, kwargs, result, path)
         del scratch
         self.running = ""
@@ -187,6 +192,28 @@ class Recorder(TorchDispatchMode):
 
     def mark(self, phase: str, step: int) -> None:
         self.events.append(Marked(phase, step))
+
+    def is_on_device(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata not in self._host
+
+    def to_host(self, flat: Tensor) -> Tensor:
+        """A copy of `flat` in the host's memory."""
+        return self._copy(flat, TO_HOST)
+
+    def to_device(self, flat: Tensor, device: torch.device) -> Tensor:
+        """A copy of `flat`, which is on the host, on the device."""
+        copied = self._copy(flat, TO_DEVICE)
+        self.tag([copied], "activations")
+        return copied
+
+    def _copy(self, flat: Tensor, name: str) -> Tensor:
+        self._transfer = name
+        copied: Tensor = aten._to_copy.default(flat)
+        self._transfer = ""
+        return copied
+
+    def _is_result_on_host(self, tree: Any) -> bool:
+        return self._transfer == TO_HOST or (not self._transfer and self._all_on_host(tree))
 
     def _all_on_host(self, tree: Any) -> bool:
         tensors = tensors_in(tree)

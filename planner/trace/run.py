@@ -16,6 +16,7 @@ import torch._dynamo  # else the first step imports it, and leaves frames and th
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
+from planner import offloading
 from planner.errors import PlannerError
 from planner.ledger import Allocated, Event, Freed, Marked, Tagged
 from planner.libraries.building import Build
@@ -118,7 +119,7 @@ def trace_training(
         make_fake(module, mode, recorder.values.learn)
         num_parameters = sum(p.numel() for p in module.parameters())
         add_module(recorder, module)
-        with as_on_cuda(), quiet_fakes(), recorder, foreach_as_on_cuda(), scaler_as_on_cuda():
+        with as_on_cuda(), quiet_fakes(), recorder, training_as_on_cuda(recorder):
             try:
                 fake = partial(map_tensors, change=mode.from_tensor)
                 given = _Given(fake(batch), fake(held_out))
@@ -223,6 +224,13 @@ def watch_optimizer(recorder: Recorder, training: Training) -> None:
 
 
 @contextlib.contextmanager
+def training_as_on_cuda(recorder: Recorder) -> Iterator[None]:
+    """What a training step does on CUDA where the CPU does something else."""
+    with foreach_as_on_cuda(), scaler_as_on_cuda(), offload_as_on_cuda(recorder):
+        yield
+
+
+@contextlib.contextmanager
 def foreach_as_on_cuda() -> Iterator[None]:
     """Gradient clipping takes foreach by itself on CUDA, and not on the CPU."""
     from torch.nn.utils import clip_grad
@@ -242,6 +250,18 @@ def scaler_as_on_cuda() -> Iterator[None]:
         return optimizer.step(*args, **kwargs)
 
     with mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", take_step):
+        yield
+
+
+@contextlib.contextmanager
+def offload_as_on_cuda(recorder: Recorder) -> Iterator[None]:
+    """The fake tensors of the device say that they are on a CPU: the recorder knows which are."""
+    with mock.patch.multiple(
+        offloading,
+        is_on_device=recorder.is_on_device,
+        to_host=recorder.to_host,
+        to_device=recorder.to_device,
+    ):
         yield
 
 

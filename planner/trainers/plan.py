@@ -173,6 +173,9 @@ def usual_refusals(setting: TrainSetting, trainer: str, *said: str) -> list[Refu
                 way_out("zero_grad_to_none=true"),
             )
         )
+    if setting.offload != "none" and "offload" not in said:
+        law = f"{trainer} has no place for activations in host memory (offload={setting.offload})"
+        found.append(Refusal(law, way_out("offload=none")))
     if setting.precision == "pure-bf16" and "pure-bf16" not in said:
         found.append(Refusal(f"{trainer} has no pure bf16 training", way_out("precision=bf16")))
     return found

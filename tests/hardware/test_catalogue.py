@@ -57,7 +57,10 @@ def test_the_catalogue_holds_the_gpus_people_train_on() -> None:
 
 @each_gpu
 def test_each_figure_has_its_source(gpu: Gpu) -> None:
-    figures = ("memory_bytes", "bandwidth", "fp32_flops", "tf32_flops", "fp16_flops", "memory_type")
+    figures = (
+        "memory_bytes", "bandwidth", "fp32_flops", "tf32_flops", "fp16_flops", "memory_type",
+        "link_bandwidth",
+    )  # fmt: skip
     for figure in figures:
         assert len(gpu.sources[figure]) > 20, figure
 

@@ -1,0 +1,216 @@
+"""Saved activations in the host's memory: on shapes, traced, and with data over a false link."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+from pydantic import ValidationError
+
+from planner.ledger import TO_DEVICE, TO_HOST, Computed
+from planner.libraries.registry import find_library
+from planner.schema import SwinConfig, TrainSetting
+from planner.step.training import record_training
+from tests.covering import covering
+from tests.libraries.steps import assert_equal_to_trace, needs
+
+pytestmark = needs("torch", "timm", "torchvision", "transformers")
+
+SMALL: dict[str, Any] = {
+    "image_size": (56, 56), "depths": (2, 1), "num_heads": (3, 6), "embed_dim": 48,
+    "num_classes": 10,
+}  # fmt: skip
+# The authors' code has no package: `tests/libraries/microsoft_cases.py` says how it is compared.
+LIBRARIES = ("native", "timm", "torchvision", "transformers")
+BOTH_ATTENTIONS = ("native", "timm", "transformers")  # with version 1
+
+
+def setting(**changes: Any) -> TrainSetting:
+    return TrainSetting(**{"batch_size": 2, "offload": "activations", **changes})
+
+
+def config(library: str = "native", version: int = 1) -> SwinConfig:
+    return SwinConfig(library=library, version=version, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("library", "version", "precision", "checkpointing"),
+    covering(
+        LIBRARIES, (1, 2), ("fp32", "bf16"), ("none", "blocks"), pairs=[(0, 1), (0, 2), (0, 3)]
+    ),
+    ids=str,
+)
+def test_an_eager_step_equals_the_module_traced(
+    library: str, version: int, precision: str, checkpointing: str
+) -> None:
+    how = setting(precision=precision, checkpointing=checkpointing, attention="eager")
+    assert_equal_to_trace(config(library, version), how)
+
+
+@pytest.mark.parametrize(
+    ("library", "precision", "checkpointing"),
+    covering(BOTH_ATTENTIONS, ("fp32", "bf16"), ("none", "blocks"), pairs=[(0, 1), (0, 2)]),
+    ids=str,
+)
+def test_a_step_with_fused_attention_equals_the_module_traced(
+    library: str, precision: str, checkpointing: str
+) -> None:
+    """Its queries, keys and values are views of one storage, which moves once."""
+    how = setting(precision=precision, checkpointing=checkpointing, attention="sdpa")
+    assert_equal_to_trace(config(library), how)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accumulate": 2},
+        {"precision": "fp16", "clip_grad": True},
+        {"precision": "pure-bf16"},
+        {"checkpointing": "stages"},
+        {"loss": "soft-target", "ema": True},
+        {"frozen_stages": 1},
+        {"lora_rank": 2},
+        {"validation_batch_size": 3},
+        {"memory_format": "channels_last"},
+    ],
+    ids=str,
+)
+def test_a_step_of_another_kind_equals_the_module_traced(changes: dict[str, Any]) -> None:
+    assert_equal_to_trace(config(), setting(**changes))
+
+
+def operations(how: TrainSetting) -> list[Computed]:
+    model = config()
+    spec = find_library("native")
+    how = spec.resolve(model, how)
+    ledger = record_training(spec.on_shapes(model, how), model, how)
+    return [operation for _, operation in ledger.operations()]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_transfers_equal_those_of_the_trace(precision: str, attention: str) -> None:
+    from planner.trace import trace_estimate
+
+    how = setting(precision=precision, attention=attention)
+    traced = [op for _, op in trace_estimate(config(), how).operations()]
+
+    def moved(found: list[Computed], name: str) -> list[int]:
+        return sorted(op.num_bytes for op in found if op.name == name)
+
+    for name in (TO_HOST, TO_DEVICE):
+        ours = moved(operations(how), name)
+        assert ours
+        assert ours == moved(traced, name)
+
+
+def test_what_goes_out_comes_back_once() -> None:
+    found = operations(setting())
+    out, back = ([op.num_bytes for op in found if op.name == n] for n in (TO_HOST, TO_DEVICE))
+    assert sorted(out) == sorted(back)
+
+
+def test_a_compiled_step_is_refused() -> None:
+    with pytest.raises(ValidationError, match="offload activations moves what an eager step saves"):
+        setting(compile="default")
+
+
+class FalseLink:
+    """Two kinds of memory on a CPU: what was copied to the host, and all else."""
+
+    def __init__(self) -> None:
+        self.host: dict[int, Any] = {}
+        self.sent: list[Any] = []
+
+    def is_on_device(self, tensor: Any) -> bool:
+        return tensor.untyped_storage()._cdata not in self.host
+
+    def to_host(self, flat: Any) -> Any:
+        copied = flat.clone()
+        self.host[copied.untyped_storage()._cdata] = copied
+        self.sent.append(flat.numel())
+        return copied
+
+    def to_device(self, flat: Any, device: Any) -> Any:
+        return flat.clone()
+
+    def __enter__(self) -> FalseLink:
+        from planner import offloading
+
+        names = ("is_on_device", "to_host", "to_device")
+        self.patched = mock.patch.multiple(offloading, **{n: getattr(self, n) for n in names})
+        self.patched.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.patched.stop()
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "blocks"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_gradients_are_those_without(attention: str, checkpointing: str) -> None:
+    import torch
+
+    from planner.offloading import offload_activations
+
+    model = config()
+    how = TrainSetting(attention=attention, checkpointing=checkpointing)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    module = find_library("native").build(model, find_library("native").resolve(model, how))
+    images = torch.randn(2, 3, 56, 56)
+
+    def gradients(link: FalseLink | None) -> list[Any]:
+        torch.manual_seed(1)
+        module.zero_grad()
+        if link is None:
+            module(images).square().mean().backward()
+        else:
+            with link, offload_activations((*module.parameters(), *module.buffers(), images)):
+                loss = module(images).square().mean()
+            with link:
+                loss.backward()
+        return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+    link = FalseLink()
+    for plain, moved in zip(gradients(None), gradients(link), strict=True):
+        assert torch.equal(plain, moved)
+    assert len(link.sent) > 10
+
+
+def test_a_storage_moves_once_and_again_when_it_was_written_to() -> None:
+    """Views of one version share a copy; a weight's view, a scalar and the input stay."""
+    import torch
+
+    from planner.offloading import offload_activations
+
+    weight = torch.ones(4, 4, requires_grad=True)
+    x = torch.ones(4, 4)
+    link = FalseLink()
+    with link:
+        with offload_activations((weight, x)):
+            y = x @ weight.t()  # saves x and a view of the weight: both stay
+            assert link.sent == []
+            a, b = y.sin().unbind()[:2]  # sin saves y
+            assert link.sent == [16]
+            c = a * b  # two views of one storage
+            assert link.sent == [16, 16]
+            z = y.exp()  # saves z
+            z = z.mul_(2).exp()  # exp's result was written to: its version is another
+            total = (c.sum() + z.sum()) * torch.tensor(2.0)  # a scalar stays
+        total.backward()
+    assert len(link.sent) == 4
+    assert set(link.sent) == {16}
+
+
+def test_on_a_cpu_nothing_moves() -> None:
+    import torch
+
+    from planner import offloading
+
+    weight = torch.ones(3, 3, requires_grad=True)
+    with mock.patch.object(offloading, "to_host", side_effect=AssertionError):
+        with offloading.offload_activations([weight]):
+            loss = (torch.ones(3, 3) @ weight).exp().sum()
+        loss.backward()
+    assert weight.grad is not None
