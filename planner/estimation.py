@@ -29,6 +29,7 @@ from planner.libraries.pending import pending
 from planner.libraries.registry import find_library
 from planner.memory.allocator_config import AllocatorConfig, environment_allocator
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, convolution_workspace
+from planner.memory.pinned import Pinned, pinned_memory
 from planner.memory.profile import (
     Instant,
     MemoryProfile,
@@ -91,6 +92,7 @@ class Estimate:
     throughput: Throughput | None = None
     live_bytes: dict[str, int] = field(default_factory=dict)
     largest_at_peak: tuple[tuple[str, str, int], ...] = ()
+    pinned_host_bytes: int = 0
 
     @property
     def fits_surely(self) -> bool | None:
@@ -107,6 +109,7 @@ class Estimate:
             "parameters": self.num_parameters,
             "breakdown": dict(self.breakdown),
             "saved_activation_bytes": self.saved_activation_bytes,
+            "pinned_host_bytes": self.pinned_host_bytes,
             "peak_live_bytes": self.peak_live_bytes,
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "peak_reserved_bytes": self.peak_reserved_bytes,
@@ -231,6 +234,7 @@ def estimate_ledger(
     rates = rates or _datasheet_rates(gpu)
     operations = list(ledger.operations()) if rates else []
     time = step_time(operations, setting, rates)
+    pinned = pinned_memory(ledger) if setting.offload != "none" else Pinned()
     return Estimate(
         model=config,
         setting=setting,
@@ -250,6 +254,7 @@ def estimate_ledger(
         assumed=(
             *outside.basis,
             *_allocator_basis(allocator, allowed),
+            *_pinned_basis(pinned),
             *ledger.notes,
             *basis.notes,
         ),
@@ -261,6 +266,7 @@ def estimate_ledger(
         throughput=_throughput(time, gpu, setting),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
+        pinned_host_bytes=pinned.pinned_bytes,
     )
 
 
@@ -320,6 +326,17 @@ def _allocator_basis(config: AllocatorConfig | None, allowed_bytes: int | None) 
             "fraction below 1 is set"
         )
     return basis
+
+
+def _pinned_basis(pinned: Pinned) -> list[str]:
+    if not pinned.num_bytes:
+        return []
+    return [
+        f"{format_bytes(pinned.num_bytes)} of saved activations are on the host when forward ends, "
+        f"in {format_bytes(pinned.pinned_bytes)} of pinned memory: torch rounds each block up to a "
+        "power of two, and pins more where the host runs ahead of the device",
+        "copies to the host and back run on the stream that computes, which waits for them",
+    ]
 
 
 def _phase_live_bytes(live: SteadyStep) -> dict[str, int]:

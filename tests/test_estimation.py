@@ -156,7 +156,8 @@ def test_saved_bytes_are_those_of_the_published_models(
 def test_the_json_is_what_the_design_says() -> None:
     found = of().to_json()
     assert set(found) >= {
-        "model", "setting", "parameters", "breakdown", "saved_activation_bytes", "peak_live_bytes",
+        "model", "setting", "parameters", "breakdown", "saved_activation_bytes",
+        "pinned_host_bytes", "peak_live_bytes",
         "peak_allocated_bytes", "peak_reserved_bytes", "device_total_bytes", "peak_at", "fits",
         "budget_bytes", "headroom_bytes", "uncertainty", "assumed", "left_out", "throughput",
     }  # fmt: skip

@@ -181,6 +181,9 @@ def _totals(estimate: Estimate) -> str:
         before = num_bytes
     saved = "held from forward to backward, of one micro-batch"
     rows.append(["saved for backward", format_bytes(estimate.saved_activation_bytes), "", saved])
+    if estimate.pinned_host_bytes:
+        held = "of the host's memory, for what backward needs"
+        rows.append(["pinned", format_bytes(estimate.pinned_host_bytes), "", held])
     return _aligned(rows, num_right=2)
 
 

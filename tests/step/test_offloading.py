@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from unittest import mock
 
 import pytest
 from pydantic import ValidationError
 
+from planner import estimate
+from planner.hardware import find_gpu
 from planner.ledger import TO_DEVICE, TO_HOST, Computed
 from planner.libraries.registry import find_library
 from planner.schema import SwinConfig, TrainSetting
@@ -109,6 +112,37 @@ def test_what_goes_out_comes_back_once() -> None:
     found = operations(setting())
     out, back = ([op.num_bytes for op in found if op.name == n] for n in (TO_HOST, TO_DEVICE))
     assert sorted(out) == sorted(back)
+
+
+def test_what_the_host_pins_is_what_leaves_in_blocks_of_powers_of_two() -> None:
+    plain, moved = (
+        estimate(config(), TrainSetting(offload=how)) for how in ("none", "activations")
+    )
+    assert plain.pinned_host_bytes == 0
+    assert moved.saved_activation_bytes < 0.001 * plain.saved_activation_bytes
+    sizes = [op.num_bytes for op in operations(setting(batch_size=64)) if op.name == TO_HOST]
+    assert sum(sizes) == pytest.approx(plain.saved_activation_bytes, rel=0.01)
+    assert moved.pinned_host_bytes == sum(2 ** math.ceil(math.log2(size)) for size in sizes)
+
+
+def test_a_second_micro_batch_pins_no_more() -> None:
+    one, two = (estimate(config(), setting(accumulate=n)).pinned_host_bytes for n in (1, 2))
+    assert one == two > 0
+
+
+def test_the_link_bounds_the_time() -> None:
+    """A steady step takes longer by what both ways take at the link's rate, at least."""
+    gpu = find_gpu("rtx-3090")
+    plain, moved = (
+        estimate(config(), setting(batch_size=256, offload=how), gpu=gpu).throughput
+        for how in ("none", "activations")
+    )
+    assert plain is not None
+    assert moved is not None
+    found = operations(setting(batch_size=256))
+    crossing = sum(op.num_bytes for op in found if op.kind == "transfer") / (0.8 * 31.5e9)
+    assert moved.step_seconds == pytest.approx(plain.step_seconds + crossing, rel=0.1)
+    assert moved.step_seconds > plain.step_seconds + 0.9 * crossing
 
 
 def test_a_compiled_step_is_refused() -> None:
