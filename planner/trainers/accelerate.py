@@ -17,6 +17,7 @@ from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.launch import launch
 from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals, way_out
+from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
 
 TITLE = "accelerate"
@@ -31,7 +32,8 @@ def write(plan: Plan) -> Emitted:
     if setting.accumulate > 1:
         variables["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(setting.accumulate)
     run = launch(plan, command, variables)
-    notes = (learning_rate_note(setting), *loop_notes(setting))
+    tuning = fine_tuning_notes(plan.model, setting)
+    notes = (learning_rate_note(setting), *loop_notes(setting), *tuning)
     more = f"The model, the optimizer and what your script does with them: {CODE_FILENAME}."
     return Emitted(
         target="accelerate",
@@ -39,7 +41,7 @@ def write(plan: Plan) -> Emitted:
         text=plan.comment(run, more, notes=notes) + yaml.safe_dump(_values(plan), sort_keys=False),
         launch=run,
         warnings=(*plan.warnings, *notes),
-        code=building_source(plan, run, _script(setting), notes),
+        code=building_source(plan, run, _script(plan), notes),
         code_filename=CODE_FILENAME,
     )
 
@@ -65,9 +67,9 @@ def _values(plan: Plan) -> dict[str, Any]:
     return values
 
 
-def _script(setting: TrainSetting) -> tuple[str, ...]:
+def _script(plan: Plan) -> tuple[str, ...]:
     """The lines of a script that trains with `building.py`."""
-    recipe = recipe_of(setting)
+    setting, recipe = plan.setting, recipe_of(plan.setting)
     rate = "LEARNING_RATE" if recipe.learning_rate is not None else "LR"
     built, stepped = _stepping(setting)
     clip = (
@@ -77,7 +79,7 @@ def _script(setting: TrainSetting) -> tuple[str, ...]:
     return (
         "loader = DataLoader(data, shuffle=True, **LOADER)",
         "accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATE)",
-        "model = build_model().to(accelerator.device)",
+        f"model = {build_call(plan.model, setting)}.to(accelerator.device)",
         *(line.replace("RATE", rate) for line in built),
         "for images, targets in loader:",
         *(("    images, targets = mix(images, targets)",) if recipe.mixes else ()),
@@ -123,9 +125,15 @@ def image_lines(setting: TrainSetting) -> tuple[str, ...]:
 def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot express of the setting."""
     # Pure bf16 and gradients that stay are up to the script's own loop, which the file shows.
-    found = usual_refusals(
-        plan.setting, "accelerate", "ema", "pure-bf16", "zero_grad_to_none", "optimizer_in_backward"
+    said = (
+        "ema",
+        "pure-bf16",
+        "zero_grad_to_none",
+        "frozen_stages",
+        "lora_rank",
+        "optimizer_in_backward",
     )
+    found = usual_refusals(plan.setting, "accelerate", *said)
     if plan.device == "cpu" and plan.setting.precision == "fp16":
         found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
     return found

@@ -6,9 +6,10 @@ be read from a message.
 
 from __future__ import annotations
 
+from planner.trainers.fine_tuning import trained_source
 from planner.trainers.plan import Plan
 from planner.trainers.recipe import recipe_of
-from planner.trainers.source import import_block, model_source, placed, process_source
+from planner.trainers.source import import_block, placed, process_source
 from planner.trainers.steps import (
     loader_source,
     loss_source,
@@ -24,7 +25,7 @@ FILENAME = "building.py"
 def building_source(plan: Plan, run: str, use: tuple[str, ...], notes: tuple[str, ...]) -> str:
     """The module. `use` are the lines of a script that trains with it, said at its head."""
     setting, recipe = plan.setting, recipe_of(plan.setting)
-    model = model_source(plan.model, setting)
+    model = trained_source(plan.model, setting)
     pieces = [optimizer_source(setting), schedule_source(), loss_source(setting)]
     if recipe.mixes:
         pieces.append(mixing_source())

@@ -20,6 +20,7 @@ from planner.trainers.building import building_source
 from planner.trainers.comments import WRITTEN_BY, one_line
 from planner.trainers.launch import launch
 from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals, way_out
+from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
 from planner.trainers.source import literal
 
@@ -37,7 +38,7 @@ def write(plan: Plan) -> Emitted:
         f"deepspeed {count} {setting.world_size} your_script.py",
         {"DS_ACCELERATOR": "cpu"} if cpu else None,
     )
-    notes = _notes(setting)
+    notes = (*_notes(setting), *fine_tuning_notes(plan.model, setting))
     about = [WRITTEN_BY + ".", *plan.heading, f"Run: {run}", *notes]
     values = {"comment": [one_line(line, 2000) for line in about], **_values(setting)}
     return Emitted(
@@ -73,7 +74,7 @@ def _script(plan: Plan) -> tuple[str, ...]:
     compiled = f'engine.compile(compile_kwargs={{"mode": {mode}, "dynamic": False}})'
     return (
         f"loader = DataLoader(data, {shuffle}, **LOADER)",
-        "model = build_model()",
+        f"model = {build_call(plan.model, setting)}",
         f"model = model.to({literal(plan.device)})  # before the optimizer takes its parameters",
         f"optimizer = build_optimizer(model, {rate})",
         "schedule = build_schedule(optimizer, steps)  # of the optimizer",
@@ -96,7 +97,7 @@ def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot express of the setting."""
     setting = plan.setting
     # In pure bf16 the engine would add fp32 masters of its own: another setting.
-    found = usual_refusals(setting, "its engine", "ema")
+    found = usual_refusals(setting, "its engine", "ema", "frozen_stages", "lora_rank")
     if plan.device == "cpu" and setting.precision == "fp16":
         found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
     return found

@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from planner.schema import TrainSetting
+from planner.trainers.fine_tuning import trained_source
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals, way_out
+from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import EPOCHS, learning_rate_note, recipe_of
 from planner.trainers.source import (
     import_block,
     literal,
     mapping,
-    model_source,
     placed,
     process_source,
 )
@@ -41,7 +42,7 @@ PRECISIONS = {
 def write(plan: Plan) -> Emitted:
     """`training_lightning.py`: `TRAINER`, `build_model()`, `Training` (a LightningModule)."""
     run = launch(plan, torchrun("your_script.py", plan))
-    notes = _notes(plan.setting)
+    notes = (learning_rate_note(plan.setting), *fine_tuning_notes(plan.model, plan.setting))
     return Emitted(
         target="lightning",
         filename=FILENAME,
@@ -80,7 +81,7 @@ def _clips_by_itself(setting: TrainSetting) -> bool:
 
 def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
     setting, recipe = plan.setting, recipe_of(plan.setting)
-    model = model_source(plan.model, setting)
+    model = trained_source(plan.model, setting)
     pieces = [optimizer_source(setting), schedule_source(), loss_source(setting)]
     if recipe.mixes:
         pieces.append(mixing_source())
@@ -111,13 +112,14 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
             mapping("TRAINER", trainer_arguments(plan)),
             "\n\n" + placed(model.body, layout),
             *("\n\n" + body for _, body in pieces),
-            "\n\n" + _module(setting),
+            "\n\n" + _module(setting, weights_name(plan.model, setting) is not None),
         )
     )
 
 
-def _module(setting: TrainSetting) -> str:
+def _module(setting: TrainSetting, pretrained: bool) -> str:
     recipe = recipe_of(setting)
+    asked = ", pretrained: bool = True" if pretrained else ""
     compiled = (
         f"        self.model.compile(mode={literal(setting.compile)}, dynamic=False)\n"
         if setting.compile != "off"
@@ -140,10 +142,10 @@ def _module(setting: TrainSetting) -> str:
     )
     return (
         "class Training(lightning.LightningModule):\n"
-        f"    def __init__(self, {given}) -> None:\n"
+        f"    def __init__(self, {given}{asked}) -> None:\n"
         "        super().__init__()\n"
         "        self.lr = lr\n"
-        "        self.model = build_model()\n"
+        f"        self.model = build_model({'pretrained' if pretrained else ''})\n"
         f"{compiled}\n"
         "    def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:\n"
         "        images, targets = batch\n"
@@ -169,7 +171,7 @@ def _module(setting: TrainSetting) -> str:
 def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot express of the setting."""
     setting = plan.setting
-    found = usual_refusals(setting, "the Trainer", "pure-bf16")
+    found = usual_refusals(setting, "the Trainer", "pure-bf16", "frozen_stages", "lora_rank")
     fused = setting.optimizer_implementation == "fused"
     if setting.clip_grad and fused and setting.precision == "fp16":
         family = setting.optimizer_family
@@ -178,10 +180,6 @@ def refusals(plan: Plan) -> list[Refusal]:
     if plan.device == "cpu" and setting.precision == "fp16":
         found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
     return found
-
-
-def _notes(setting: TrainSetting) -> tuple[str, ...]:
-    return (learning_rate_note(setting),)
 
 
 TRAINER = Trainer(

@@ -22,6 +22,7 @@ from planner.trainers.plan import (
     usual_refusals,
     way_out,
 )
+from planner.trainers.pretrained import fine_tunes, fine_tuning_notes
 from planner.trainers.recipe import (
     EPOCHS,
     FINAL_SHARE,
@@ -52,7 +53,7 @@ def write(plan: Plan) -> Emitted:
         f"DATA/train val_dataloader.dataset.data_root=DATA/val{rate}"
     )
     run = launch(plan, torchrun("tools/train.py", plan, arguments), tf32_environment(plan))
-    notes = _notes(setting)
+    notes = (*_notes(setting), *fine_tuning_notes(plan.model, setting))
     sections = _sections(plan)
     text = "".join(f"{name} = {_written(value)}\n" for name, value in sections.items())
     more = ("DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, in mmpretrain's checkout.",)
@@ -113,6 +114,7 @@ def _loader(plan: Plan, train: bool) -> dict[str, Any]:
         "batch_size": plan.setting.batch_size if train else recipe.validation_batch_size,
         "num_workers": WORKERS,
         "persistent_workers": True,
+        "pin_memory": True,
         "drop_last": train,
         "sampler": {"type": "DefaultSampler", "shuffle": train},
         "dataset": {
@@ -165,6 +167,8 @@ def _model(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
         "with_cp": setting.checkpointing == "blocks",
         "out_indices": (model.num_stages - 1,),
     }
+    if setting.frozen_stages:
+        backbone["frozen_stages"] = setting.frozen_stages - 1  # the last of them, from 0
     if model.version == 2:
         backbone["pretrained_window_sizes"] = list(model.pretrained_windows)
     loss: dict[str, Any] = {"type": "CrossEntropyLoss", "loss_weight": 1.0}
@@ -229,7 +233,11 @@ def _written(value: Any, depth: int = 0) -> str:
 
 def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot express of the model and the setting."""
-    found = [*_model_refusals(plan.swin), *_setting_refusals(plan.setting)]
+    found = [
+        *_model_refusals(plan.swin),
+        *_setting_refusals(plan.setting),
+        *_freezing_refusals(plan.swin, plan.setting),
+    ]
     if plan.device == "cpu" and plan.setting.autocast_dtype is not None:
         law = f"its autocast needs a GPU, and this {plan.setting.precision} was probed on the CPU"
         found.append(Refusal(law, way_out("precision=fp32")))
@@ -247,8 +255,27 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
     return found
 
 
+def _freezing_refusals(model: SwinConfig, setting: TrainSetting) -> list[Refusal]:
+    """Where its `frozen_stages` freezes other weights (mmpretrain @0979e78, `_freeze_stages`)."""
+    if not setting.frozen_stages:
+        return []
+    found = []
+    if model.version == 2:
+        law = "its version 2 counts a patch merging to the next stage, and freezes other weights"
+        found.append(Refusal(law, way_out("frozen_stages=0")))
+    if model.absolute_position_embedding:
+        law = "its frozen_stages leaves the position embedding to train"
+        found.append(Refusal(law, way_out("frozen_stages=0")))
+    if setting.frozen_stages == model.num_stages:
+        law = "it freezes the last norm with the last stage"
+        found.append(Refusal(law, way_out(f"frozen_stages={model.num_stages - 1}")))
+    return found
+
+
 def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
-    found = blocks_only(setting, "mmengine") + usual_refusals(setting, "mmengine", "ema")
+    found = blocks_only(setting, "mmengine") + usual_refusals(
+        setting, "mmengine", "ema", "frozen_stages"
+    )
     if setting.optimizer_family not in _OPTIMIZERS:
         law = f"it registers torch's optimizers, and {setting.optimizer} is not one it knows"
         found.append(Refusal(law, way_out("optimizer=adamw")))
@@ -265,6 +292,11 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
         learning_rate_note(setting),
         "Edit this file itself: used as a second _base_ it would clash with mmpretrain's own.",
     ]
+    if fine_tunes(setting):
+        found.append(
+            "mmpretrain runs frozen stages in evaluation mode, without drop path. Give it weights "
+            "with --cfg-options load_from=FILE."
+        )
     if setting.precision == "fp32":
         found.append("NVIDIA_TF32_OVERRIDE=0 keeps convolutions in plain fp32 too.")
     if setting.precision == "tf32":

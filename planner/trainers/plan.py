@@ -146,16 +146,14 @@ def usual_refusals(setting: TrainSetting, trainer: str, *said: str) -> list[Refu
         found.append(
             Refusal(
                 f"{trainer} cannot freeze stages (frozen_stages={setting.frozen_stages})",
-                "Freeze them in your own code (requires_grad_(False)), "
-                "and emit with --set frozen_stages=0.",
+                way_out("frozen_stages=0"),
             )
         )
     if setting.lora_rank and "lora_rank" not in said:
         found.append(
             Refusal(
                 f"{trainer} has no adapters (lora_rank={setting.lora_rank})",
-                "Add them in your own code (requires_grad_(False) on the rest), "
-                "and emit with --set lora_rank=0.",
+                way_out("lora_rank=0"),
             )
         )
     if setting.optimizer_in_backward and "optimizer_in_backward" not in said:

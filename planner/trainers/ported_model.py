@@ -65,5 +65,9 @@ def _own_refusals(model: Model, setting: TrainSetting) -> list[Refusal]:
     if setting.attention == "sdpa":
         law = f"attention sdpa cannot be set from outside the model {model.title}"
         found.append(Refusal(law, f"{way_out} attention=library."))
+    for field in ("frozen_stages", "lora_rank"):
+        if getattr(setting, field):
+            law = f"what is trained is a matter of the model {model.title} ({field})"
+            found.append(Refusal(law, f"{way_out} {field}=0."))
     limits = (*pending(setting), graph_limit(setting))
     return [*found, *(Refusal(limit.message, limit.way_out) for limit in limits if limit)]

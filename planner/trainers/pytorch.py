@@ -10,8 +10,10 @@ from string import Template
 
 from planner.schema import TrainSetting
 from planner.schema.setting import EMA_DECAY, LABEL_SMOOTHING
+from planner.trainers.fine_tuning import trained_source
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals
+from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import (
     EPOCHS,
     FINAL_SHARE,
@@ -21,7 +23,7 @@ from planner.trainers.recipe import (
     learning_rate_note,
     recipe_of,
 )
-from planner.trainers.source import import_block, literal, model_source, placed, process_source
+from planner.trainers.source import import_block, literal, placed, process_source
 from planner.trainers.steps import mixing_source, optimizer_source, update_source
 from planner.trainers.task_script import task_refusals, write_task_script
 
@@ -36,17 +38,19 @@ def write(plan: Plan) -> Emitted:
     setting, recipe = plan.setting, recipe_of(plan.setting)
     script = plan.path(FILENAME)
     rate = "" if recipe.learning_rate is not None else " --lr LR"
-    run = launch(plan, torchrun(script, plan, f"DATA{rate}"))
+    weights = weights_name(plan.model, setting)
+    loaded = " --pretrained" if weights is not None else ""
+    run = launch(plan, torchrun(script, plan, f"DATA{loaded}{rate}"))
     trial = launch(plan, torchrun(script, plan, f"--synthetic --steps 20{rate}"))
-    note = learning_rate_note(setting)
-    model = model_source(plan.model, setting)
+    notes = (learning_rate_note(setting), *fine_tuning_notes(plan.model, setting))
+    model = trained_source(plan.model, setting)
     optimizer_imports, optimizer = optimizer_source(setting)
     mixing = mixing_source()[1] if recipe.mixes else ""
     imports = (*model.imports, *optimizer_imports, *_IMPORTS)
     standard = ("argparse", "math", "os", "time")
     about = ("(DATA/train/CLASS/*.jpg, DATA/val/CLASS/*.jpg)", f" or: {trial}")
     sections = (
-        plan.comment(run, *about, notes=(note,)),
+        plan.comment(run, *about, notes=notes),
         import_block(imports, standard),
         "\n" + _constants(plan),
         process_source(setting),
@@ -57,6 +61,7 @@ def write(plan: Plan) -> Emitted:
         "\n\n" + _DATA.substitute(prepare=_prepare(setting), mix=_mix(setting)),
         "\n\n" + _LOOP.substitute(
             compiled=_compiled(setting),
+            pretrained="options.pretrained" if weights is not None else "",
             ema_made=_EMA_MADE if setting.ema else "",
             ema_argument=", average" if setting.ema else "",
             scaler='torch.amp.GradScaler(device.type)' if setting.precision == "fp16" else "None",
@@ -70,15 +75,21 @@ def write(plan: Plan) -> Emitted:
         filename=FILENAME,
         text="".join(sections),
         launch=run,
-        warnings=(*plan.warnings, note),
+        warnings=(*plan.warnings, *notes),
     )
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """Only frozen stages and adapters: everything else of a setting is written out."""
-    refused = usual_refusals(
-        plan.setting, "the script", "ema", "pure-bf16", "zero_grad_to_none", "optimizer_in_backward"
+    """Nothing usual: everything of a setting is written out. A task has one device."""
+    said = (
+        "ema",
+        "pure-bf16",
+        "zero_grad_to_none",
+        "frozen_stages",
+        "lora_rank",
+        "optimizer_in_backward",
     )
+    refused = usual_refusals(plan.setting, "the script", *said)
     return [*refused, *task_refusals(plan)] if plan.is_task else refused
 
 
@@ -300,7 +311,7 @@ def accuracy(model: nn.Module, data: DataLoader[Any], device: torch.device) -> f
 
 _LOOP = Template(
     """def train(options: argparse.Namespace, device: torch.device, rank: int) -> None:
-    model = build_model().to(device).train()
+    model = build_model($pretrained).to(device).train()
 $compiled    if dist.is_initialized():
         ids = [device] if device.type == "cuda" else None
         call = DistributedDataParallel(call, device_ids=ids, gradient_as_bucket_view=True)
@@ -360,15 +371,24 @@ def _main(plan: Plan) -> str:
     )
     device = '"cuda" if torch.cuda.is_available() else "cpu"' if plan.device == "cuda" else '"cpu"'
     return _MAIN.substitute(
-        lr=given, device=device, epochs=EPOCHS, warmup_epochs=WARMUP_EPOCHS, workers=WORKERS
+        lr=given,
+        device=device,
+        epochs=EPOCHS,
+        warmup_epochs=WARMUP_EPOCHS,
+        workers=WORKERS,
+        pretrained=_PRETRAINED if weights_name(plan.model, setting) is not None else "",
     )
 
 
+_PRETRAINED = (
+    '    parser.add_argument("--pretrained", action="store_true", help="load published weights")\n'
+)
 _MAIN = Template(
     """def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("data", nargs="?", type=Path, help="folder with train/ and perhaps val/")
     parser.add_argument("--synthetic", action="store_true", help="random images, for --steps")
+$pretrained\
     parser.add_argument("--steps", type=int, default=0, help="optimizer steps; 0: by --epochs")
     parser.add_argument("--epochs", type=int, default=$epochs)
     parser.add_argument("--warmup-epochs", type=int, default=$warmup_epochs)

@@ -362,7 +362,8 @@ def _merged(lines: set[str]) -> set[str]:
     for line in lines:
         if line.startswith("from "):
             module, _, imported = line.partition(" import ")
-            names.setdefault(module, set()).update(imported.split(", "))
+            found = (name.strip() for name in imported.strip("()").split(","))
+            names.setdefault(module, set()).update(name for name in found if name)
     merged = {_import(module, sorted(found)) for module, found in names.items()}
     return merged | {line for line in lines if not line.startswith("from ")}
 
@@ -376,8 +377,8 @@ def _import(module: str, names: list[str]) -> str:
 
 
 _STANDARD = frozenset(
-    ("argparse", "collections", "contextlib", "functools", "math", "os", "pathlib", "sys", "time",
-     "typing")
+    ("argparse", "collections", "contextlib", "functools", "math", "os", "pathlib", "re", "sys",
+     "time", "typing")
 )  # fmt: skip
 
 

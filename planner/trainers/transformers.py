@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from planner.schema import TrainSetting
+from planner.trainers.fine_tuning import trained_source
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals, way_out
+from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import (
     EPOCHS,
     FINAL_SHARE,
@@ -27,11 +29,11 @@ from planner.trainers.source import (
     BENCHMARK,
     import_block,
     mapping,
-    model_source,
     placed,
     transformers_own,
 )
 from planner.trainers.steps import mixing_source, optimizer_source
+from planner.units import format_bytes
 
 TITLE = "transformers' Trainer"
 FILENAME = "training_transformers.py"
@@ -46,7 +48,7 @@ _OPTIMIZERS = {
 def write(plan: Plan) -> Emitted:
     """`training_transformers.py`: `ARGUMENTS`, `build_model()`, `build_trainer(train_dataset)`."""
     run = launch(plan, torchrun("your_script.py", plan))
-    notes = _notes(plan.setting)
+    notes = (*_notes(plan), *fine_tuning_notes(plan.model, plan.setting))
     return Emitted(
         target="transformers",
         filename=FILENAME,
@@ -87,6 +89,7 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         "lr_scheduler_kwargs": {"min_lr_rate": FINAL_SHARE, "warmup_lr_rate": WARMUP_START},
         "dataloader_drop_last": True,
         "dataloader_num_workers": WORKERS,
+        "dataloader_pin_memory": True,
         "dataloader_persistent_workers": True,
     }
     if setting.loss == "label-smoothing":
@@ -103,7 +106,7 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
     setting = plan.setting
     own = transformers_own(plan.swin, setting)  # then the Trainer turns it on, from its argument
     built = setting.model_copy(update={"checkpointing": "none"}) if own else setting
-    model = model_source(plan.model, built)
+    model = trained_source(plan.model, built, by_peft=True)
     optimizer_imports, optimizer = optimizer_source(setting)
     own_optimizer = _optimizer_name(setting) is None
     mixing_imports, mixing = mixing_source() if _soft(setting) else ((), "")
@@ -132,7 +135,8 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
             "\n\n" + optimizer if own_optimizer else "",
             "\n\n" + _collate(setting),
             "\n\n" + mixing + "\n\n" + _MIXING_TRAINER if mixing else "",
-            "\n\n" + _trainer(setting, own_optimizer),
+            "\n\n"
+            + _trainer(setting, own_optimizer, weights_name(plan.model, setting) is not None),
         )
     )
 
@@ -179,7 +183,7 @@ def soft_target_loss(
 '''
 
 
-def _trainer(setting: TrainSetting, own_optimizer: bool) -> str:
+def _trainer(setting: TrainSetting, own_optimizer: bool, pretrained: bool) -> str:
     optimizer = (
         "        optimizers=(build_optimizer(model, arguments.learning_rate), None),\n"
         if own_optimizer
@@ -189,24 +193,26 @@ def _trainer(setting: TrainSetting, own_optimizer: bool) -> str:
     rated = recipe_of(setting).learning_rate is not None
     rate = "" if rated else ", learning_rate: float"
     given = (
-        "**{**ARGUMENTS, **more}"
+        "output_dir, **{**ARGUMENTS, **more}"
         if rated
-        else ('**{**ARGUMENTS, "learning_rate": learning_rate, **more}')
+        else ('\n        output_dir, **{**ARGUMENTS, "learning_rate": learning_rate, **more}\n    ')
     )
     signature = (
         "def build_trainer(\n"
         "    train_dataset: Any,\n"
         "    eval_dataset: Any = None,\n"
         '    output_dir: str = "output",\n'
-        + (f"    *,\n    {rate[2:]},\n" if rate else "")
+        + ("    *,\n" if rate or pretrained else "")
+        + (f"    {rate[2:]},\n" if rate else "")
+        + ("    pretrained: bool = True,\n" if pretrained else "")
         + "    **more: Any,\n"
         ") -> Trainer:\n"
     )
     return (
         f"{signature}"
         '    """`more` are further TrainingArguments, or others than those above."""\n'
-        f"    arguments = TrainingArguments(output_dir, {given})\n"
-        "    model = build_model()\n"
+        f"    arguments = TrainingArguments({given})\n"
+        f"    model = build_model({'pretrained' if pretrained else ''})\n"
         + ("    model.to(arguments.device)  # before the optimizer takes its parameters\n"
            if own_optimizer else "")
         + f"    return {'MixingTrainer' if _soft(setting) else 'Trainer'}(\n"
@@ -222,7 +228,8 @@ def _trainer(setting: TrainSetting, own_optimizer: bool) -> str:
 
 def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot express of the setting."""
-    found = usual_refusals(plan.setting, "the Trainer", "pure-bf16")
+    said = ("pure-bf16", "frozen_stages", "lora_rank")
+    found = usual_refusals(plan.setting, "the Trainer", *said)
     if plan.device == "cpu" and plan.setting.precision == "fp16":
         found.append(
             Refusal("the Trainer's fp16 needs a GPU, not the CPU", way_out("precision=bf16"))
@@ -230,8 +237,16 @@ def refusals(plan: Plan) -> list[Refusal]:
     return found
 
 
-def _notes(setting: TrainSetting) -> tuple[str, ...]:
+def _notes(plan: Plan) -> tuple[str, ...]:
+    model, setting = plan.swin, plan.setting
     found = [learning_rate_note(setting)]
+    if setting.lora_rank:
+        classifier = model.stage_channels(model.num_stages - 1) + 1
+        copy = format_bytes(4 * classifier * model.num_classes)
+        found.append(
+            f"The adapters are peft's, which must be installed. It keeps the classifier as it was "
+            f"beside the trained one: {copy} more than estimated."
+        )
     if recipe_of(setting).weight_decay and _optimizer_name(setting) is not None:
         found.append("The Trainer applies no weight decay to biases and norms.")
     return tuple(found)

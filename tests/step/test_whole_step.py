@@ -275,6 +275,12 @@ def test_adapters_of_the_mlp_too(library: str, version: int, changes: Changes) -
     assert_equal_to_trace(small(library, version=version, depths=(1, 1)), setting)
 
 
+def test_adapters_of_real_tensors() -> None:
+    changes = {"lora_rank": 4, "lora_targets": "all", "frozen_stages": 1}
+    setting = setting_of({"precision": "fp32", "attention": "eager", **changes})
+    assert_equal_to_cpu(small(drop_path_rate=0.0), setting)
+
+
 @pytest.mark.parametrize(("library", "version"), KINDS)
 def test_the_same_weights_are_trained(library: str, version: int) -> None:
     """By name: a frozen weight too many or too few, or an adapter elsewhere, would show here."""

@@ -154,8 +154,9 @@ REFUSALS: list[tuple[str, SwinConfig, dict[str, Any], str]] = [
     ("deepspeed", tiny("native"), {"precision": "pure-bf16"}, "no pure bf16"),
     ("mmengine", tiny("native"), {"optimizer": "lion"}, "lion is not one"),
     ("mmengine", tiny("native", mlp_ratio=3.0), {}, "mlp_ratio 4"),
-    ("pytorch", tiny("native"), {"frozen_stages": 1}, "cannot freeze stages"),
-    ("pytorch", tiny("native"), {"lora_rank": 4}, "has no adapters"),
+    ("timm", tiny("timm"), {"frozen_stages": 1}, "cannot freeze stages"),
+    ("microsoft", tiny("native"), {"frozen_stages": 1}, "cannot freeze stages"),
+    ("mmengine", tiny("native"), {"lora_rank": 4}, "has no adapters"),
     (
         "pytorch",
         tiny("native"),

@@ -242,13 +242,3 @@ def test_a_timm_model_of_an_unpublished_name_is_written_out() -> None:
         result = emit_setting(model, TrainSetting(precision="fp32"), target)
         assert "swin_tiny_patch4_window7_224" in result.text + result.code
         assert "embed_dim" in result.text + result.code
-
-
-@pytest.mark.parametrize("fields", [{"lora_rank": 4}, {"frozen_stages": 1}])
-@pytest.mark.parametrize("target", TARGETS)
-def test_adapters_and_frozen_stages_are_refused_with_a_way_out(
-    target: str, fields: dict[str, Any]
-) -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        emitted(target, **fields)
-    assert f"--set {next(iter(fields))}=0" in caught.value.way_out

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from statistics import median
 
 import pytest
 
 from planner.errors import UsageError
 from planner.schema import FactoryModel, MeasurementRecord, SwinConfig, TrainSetting
+from planner.trainers.emission import emit
 from planner.units import MIB
 from search.probe.device import versions
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import ProbeRequest
 from tests.search.probes import AMPLE_SECONDS, request_of
+from tests.trainers.cases import recommendation
+from tests.trainers.test_pytorch import run_script
 
 # Two stages, a shifted window and a merging: every kind of layer there is.
 MODEL = SwinConfig(
@@ -66,6 +70,27 @@ def test_training_is_measured(fork_server: ForkServer, setting: dict[str, object
     assert record.device.kind == "cpu"
     assert record.versions == versions()
     assert MeasurementRecord.model_validate_json(record.model_dump_json()) == record
+
+
+FINE_TUNED = [
+    {"precision": "bf16", "lora_rank": 2, "lora_targets": "all"},
+    {"frozen_stages": 1, "checkpointing": "blocks"},
+]
+
+
+@pytest.mark.parametrize("setting", FINE_TUNED)
+def test_a_part_of_a_model_is_probed_and_then_trained(
+    fork_server: ForkServer, setting: dict[str, object], tmp_path: Path
+) -> None:
+    """From the probe to the script that it leads to, which trains."""
+    record = measured(fork_server, swin_request(**setting))
+    found = recommendation(record.model, record.setting).model_copy(
+        update={"device": record.device, "evidence": record}
+    )
+    script = emit(found, "pytorch").text
+    ended = run_script(script, tmp_path, "--synthetic", "--steps", "2")
+    assert ended.returncode == 0, ended.stderr
+    assert "step 2/2" in ended.stdout
 
 
 def test_events_tell_the_phases_in_order(fork_server: ForkServer) -> None:

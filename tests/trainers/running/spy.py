@@ -213,7 +213,7 @@ def finish(optimizer: torch.optim.Optimizer) -> None:
               if type(o).__name__ == "LabelSmoother"),  # transformers', no module
         ],
         "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__name__}",
-        "num_parameters": sum(p.numel() for p in parameters),
+        "num_parameters": sum(p.numel() for p in parameters if p.requires_grad),
         "decayed": sum(
             len(group["params"])
             for group in optimizer.param_groups if group.get("weight_decay")

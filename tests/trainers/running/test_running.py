@@ -60,6 +60,10 @@ PYTORCH = [
         "optimizer_in_backward": True, "batch_size": 8, "accumulate": 1, "ema": True,
         "optimizer": "adamw-fused", "attention": "eager", "validation_batch_size": 6,
     }),
+    Case("pytorch", tiny("timm"), {"lora_rank": 2, "lora_targets": "all", "attention": "eager"}),
+    Case("pytorch", tiny("torchvision"), {
+        "frozen_stages": 1, "world_size": 2, "attention": "eager",
+    }),
 ]  # fmt: skip
 
 
@@ -111,6 +115,13 @@ TRANSFORMERS = [
     Case("transformers", tiny("transformers", 2), {
         "checkpointing": "stages", "optimizer": "adamw-forloop",
     }),
+    Case("transformers", tiny("transformers"), {
+        "lora_rank": 2, "lora_targets": "all", "frozen_stages": 1, "attention": "eager",
+    }),
+    Case("transformers", tiny("transformers", 2), {
+        "lora_rank": 2, "checkpointing": "stages", "optimizer": "sgd", "loss": "soft-target",
+    }),
+    Case("transformers", tiny("transformers"), {"frozen_stages": 1, "attention": "eager"}),
 ]  # fmt: skip
 
 
@@ -152,6 +163,9 @@ LIGHTNING = [
     Case("lightning", tiny("native"), {
             "clip_grad": True, "optimizer": "adamw-fused", "attention": "eager",
         }),
+    Case("lightning", tiny("timm"), {
+        "lora_rank": 2, "frozen_stages": 1, "attention": "eager",
+    }),
 ]  # fmt: skip
 
 
@@ -187,6 +201,9 @@ ACCELERATE = [
     Case("accelerate", tiny("native"), {
         "optimizer_in_backward": True, "accumulate": 1, "attention": "eager",
     }),
+    Case("accelerate", tiny("timm"), {
+        "lora_rank": 2, "lora_targets": "all", "attention": "eager", "clip_grad": True,
+    }),
 ]  # fmt: skip
 
 
@@ -211,6 +228,7 @@ DEEPSPEED = [
     Case("deepspeed", tiny("native"), {
         "precision": "bf16", "optimizer": "sgd", "attention": "sdpa", "accumulate": 1,
     }),
+    Case("deepspeed", tiny("timm"), {"lora_rank": 2, "frozen_stages": 1, "attention": "eager"}),
 ]  # fmt: skip
 
 
@@ -289,6 +307,7 @@ MMENGINE = [
         "optimizer": "sgd", "loss": "label-smoothing", "attention": "eager",
     }),
     Case("mmengine", tiny("native", drop_path_rate=0.2), {"ema": True, "attention": "eager"}),
+    Case("mmengine", tiny("native"), {"frozen_stages": 1, "attention": "eager"}),
 ]  # fmt: skip
 MMPRETRAIN = os.environ.get("MMPRETRAIN_PATH")
 
@@ -314,6 +333,11 @@ def test_mmengine(case: Case, tmp_path: Path, record_property: Record) -> None:
 
 
 REFUSED = [
+    (Case("timm", tiny("timm"), {"frozen_stages": 1}), "cannot freeze stages"),
+    (Case("mmengine", tiny("native"), {"lora_rank": 2}), "has no adapters"),
+    (Case("mmengine", tiny("native", 2), {"frozen_stages": 1}), "freezes other weights"),
+    (Case("mmengine", tiny("native"), {"frozen_stages": 2}), "the last norm"),
+    (Case("microsoft", tiny("microsoft", num_classes=1000), {"lora_rank": 2}, CUDA), "no adapters"),
     (Case("timm", tiny("timm"), {"checkpointing": "stages"}), "blocks or none"),
     (Case("timm", tiny("timm"), {"optimizer": "adafactor"}), "timm's own"),
     (Case("microsoft", tiny("microsoft"), {}, CUDA), "not 10"),

@@ -1,0 +1,129 @@
+"""Source of a model of which a part is trained: frozen stages, adapters.
+
+The adapters are those of `planner/libraries/adapters.py`, written out, or peft's own, whose step is
+the same, event by event.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from planner.libraries import trainable
+from planner.libraries.registry import find_library
+from planner.libraries.trainable import HEADS, Trainable
+from planner.schema import Model, SwinConfig, TrainSetting
+from planner.trainers.pretrained import fine_tunes, weights_name
+from planner.trainers.source import ModelSource, call, literal, model_source
+from planner.trainers.timm import create_model_arguments
+
+_RETURN = "    return model\n"
+_WIDTH = 96
+
+
+def trained_source(model: Model, setting: TrainSetting, by_peft: bool = False) -> ModelSource:
+    """`build_model()` as `model_source` writes it, trained where `setting` trains it."""
+    built = model_source(model, setting)
+    if not fine_tunes(setting):
+        return built
+    assert isinstance(model, SwinConfig), "`setting_refusals` refuses any other"
+    if (weights := weights_name(model, setting)) is not None:
+        built = _with_weights(built, model, weights)
+    chosen = Trainable.of(setting, find_library(model.library).frozen_names)
+    added = _peft(chosen) if by_peft and chosen.lora_rank else _own(chosen)
+    head, _, lines = added.body.rpartition("\n\n\n")
+    body = _replaced(built.body, _RETURN, f"{lines}{_RETURN}")
+    return ModelSource((*built.imports, *added.imports), f"{head}\n\n\n{body}")
+
+
+def _replaced(text: str, old: str, new: str) -> str:
+    assert text.count(old) == 1, old
+    return text.replace(old, new)
+
+
+def _with_weights(built: ModelSource, model: SwinConfig, weights: str) -> ModelSource:
+    """`build_model(pretrained)`, which loads what the library publishes as `weights`."""
+    body = _replaced(built.body, "build_model()", "build_model(pretrained: bool = False)")
+    if model.library == "timm":
+        created = "timm.create_model(\n        "
+        name = literal(create_model_arguments(model)[0])
+        asked = f"{literal(weights)},\n        pretrained=pretrained"
+        return ModelSource(built.imports, _replaced(body, created + name, created + asked))
+    if model.library == "torchvision":
+        imports: tuple[str, ...] = ("from torchvision.models import get_model_weights",)
+        published = f"get_model_weights({literal(weights)}).DEFAULT"
+        loaded = f"        state = {published}.get_state_dict(check_hash=True)\n"
+        if model.num_classes != find_library("torchvision").published[weights].num_classes:
+            loaded += '        state = {k: v for k, v in state.items() if "head." not in k}\n'
+    else:
+        imports = ()
+        loaded = (
+            "        published = AutoModelForImageClassification.from_pretrained(\n"
+            f"            {literal(weights)},\n"
+            "            config=config,\n"
+            "            ignore_mismatched_sizes=True,  # a classifier of other classes\n"
+            "        )\n"
+            "        state = published.state_dict()\n"
+        )
+    lines = f"    if pretrained:\n{loaded}        model.load_state_dict(state, strict=False)\n"
+    return ModelSource((*built.imports, *imports), _replaced(body, _RETURN, f"{lines}{_RETURN}"))
+
+
+def _own(chosen: Trainable) -> ModelSource:
+    """The helpers, and below them the lines of `build_model` that use them."""
+    lines = "    freeze(model, FROZEN)\n"
+    if not chosen.lora_rank:
+        helpers = _written_out("freeze")
+        return ModelSource(("import re",), f"{_pattern('FROZEN', chosen.frozen)}{helpers}{lines}")
+    patterns = _pattern("FROZEN", chosen.frozen) + _pattern("ADAPTED", chosen.adapted)
+    helpers = _written_out("LoraLinear", "freeze", "add_adapters")
+    lines += f"    add_adapters(model, ADAPTED, {chosen.lora_rank})\n"
+    imports = (
+        "import math",
+        "import re",
+        "from torch import Tensor, nn",
+        "from torch.nn import functional as F",
+    )
+    return ModelSource(imports, f"{patterns}{helpers}{lines}")
+
+
+def _written_out(*names: str) -> str:
+    """The classes and functions called so in `planner/libraries/adapters.py`."""
+    text = Path(trainable.__file__).with_name("adapters.py").read_text(encoding="utf-8")
+    nodes = [node for node in ast.parse(text).body if getattr(node, "name", None) in names]
+    return "".join(f"\n\n{ast.get_source_segment(text, node)}\n" for node in nodes) + "\n\n"
+
+
+def _peft(chosen: Trainable) -> ModelSource:
+    """peft freezes the rest by itself. It would copy an adapter's input to fp32, and back."""
+    arguments = {
+        "r": chosen.lora_rank,
+        "lora_alpha": chosen.lora_rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+    }
+    asked = call("LoraConfig", arguments).removesuffix("    )")
+    lines = (
+        f"    adapters = {asked}        target_modules=ADAPTED,\n"
+        f'        modules_to_save=["{HEADS[-1]}"],\n    )\n'
+        "    model = get_peft_model(model, adapters)\n"
+        "    for layer in model.modules():\n"
+        '        if hasattr(layer, "cast_input_dtype_enabled"):\n'
+        "            layer.cast_input_dtype_enabled = False\n"
+    )
+    imports = ("from peft import LoraConfig, get_peft_model",)
+    return ModelSource(imports, f"{_pattern('ADAPTED', chosen.adapted)}\n\n{lines}")
+
+
+def _pattern(name: str, pattern: str) -> str:
+    """`name = r"…"`, over as many lines as it takes, which begin behind a "|"."""
+    whole = f'{name} = r"{pattern}"\n'
+    if len(whole) <= _WIDTH:
+        return whole
+    lines = [""]
+    for part in pattern.split("|"):
+        if len(lines[-1]) + len(part) > _WIDTH - 10:
+            lines.append("")
+        lines[-1] += f"{part}|"
+    lines[-1] = lines[-1].removesuffix("|")
+    return f"{name} = (\n" + "".join(f'    r"{line}"\n' for line in lines) + ")\n"

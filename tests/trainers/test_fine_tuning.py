@@ -1,0 +1,239 @@
+"""Frozen stages and adapters in emitted files: what they train is what the probe trains."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import UnsupportedError
+from planner.estimation import resolve
+from planner.libraries.missing_operators import declare_missing_operators
+from planner.libraries.registry import find_library
+from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
+from planner.tasks import as_task, task_for
+from planner.trainers.emission import Emitted, emit_setting
+from planner.training import Training
+from tests.building import build_real
+from tests.libraries.steps import needs
+from tests.trainers.cases import FakeEstimator, tiny
+
+declare_missing_operators()
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+# peft asks transformers by a name that is going.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+
+LORA = {"lora_rank": 2, "lora_targets": "all", "frozen_stages": 1}
+FROZEN = {"frozen_stages": 1}
+CASES: list[tuple[str, SwinConfig, dict[str, Any]]] = [
+    ("pytorch", tiny("timm"), LORA),
+    ("pytorch", tiny("native", 2), FROZEN),
+    ("pytorch", tiny("transformers", 2), {"lora_rank": 2}),
+    ("transformers", tiny("transformers"), LORA),
+    ("transformers", tiny("transformers", 2), {"lora_rank": 2}),
+    ("transformers", tiny("transformers"), FROZEN),
+    ("lightning", tiny("torchvision"), FROZEN),
+    ("lightning", tiny("native"), {"lora_rank": 2, "checkpointing": "stages"}),
+    ("accelerate", tiny("timm"), {"lora_rank": 2}),
+    ("accelerate", tiny("transformers"), FROZEN),
+    ("deepspeed", tiny("native"), LORA),
+]
+
+
+def emitted(target: str, model: Model, **fields: Any) -> Emitted:
+    setting = TrainSetting(batch_size=2, **{"precision": "fp32", **fields})
+    return emit_setting(model, setting, target, estimator=FakeEstimator())
+
+
+def executed(result: Emitted) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(result.code or result.text, "emitted.py", "exec"), names)
+    return names
+
+
+def trained(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Names, peft's in our words, and shapes of what is trained."""
+    found = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            name = name.removeprefix("base_model.model.").replace("modules_to_save.default.", "")
+            for matrix in "ab":
+                name = name.replace(f"lora_{matrix.upper()}.default.weight", f"lora_{matrix}")
+            found[name] = tuple(parameter.shape)
+    return found
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    return sum(
+        value.nbytes
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    )
+
+
+def a_step(module: nn.Module, setting: TrainSetting, optimizer: torch.optim.Optimizer) -> None:
+    output = module(torch.randn(2, 3, 32, 32))
+    getattr(output, "logits", output).sum().backward()
+    optimizer.step()
+
+
+@needs("timm", "transformers", "peft")
+@pytest.mark.parametrize(("target", "model", "fields"), CASES)
+def test_what_is_trained_is_what_the_probe_trains(
+    target: str, model: SwinConfig, fields: dict[str, Any]
+) -> None:
+    """Names and shapes of weights, and the bytes that the optimizer keeps of them."""
+    setting = TrainSetting(batch_size=2, precision="fp32", **fields)
+    names = executed(emitted(target, model, **fields))
+    module: nn.Module = names["build_model"]()
+    _, resolved = resolve(model, setting)
+    task = task_for(model, resolved)
+    probed = Training(task.module().train(), resolved, task, task.batch(2, torch.device("cpu")))
+    assert trained(module) == trained(probed.module)
+    probed.step()
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    optimizer = (
+        names["build_optimizer"](module, 1e-3)
+        if "build_optimizer" in names
+        else torch.optim.AdamW(parameters, foreach=True)  # which the Trainer makes by itself
+    )
+    a_step(module, setting, optimizer)
+    assert state_bytes(optimizer) == state_bytes(probed.optimizer) > 0
+
+
+@needs("timm", "transformers", "peft")
+@pytest.mark.parametrize(
+    ("target", "model", "fields"), [case for case in CASES if case[0] == "pytorch"]
+)
+def test_the_script_s_step_is_the_probed_step(
+    target: str, model: SwinConfig, fields: dict[str, Any]
+) -> None:
+    """From the same weights, two steps leave the same ones, bit for bit; what is frozen stays."""
+    setting = TrainSetting(batch_size=2, precision="fp32", clip_grad=True, **fields)
+    names = executed(emit_setting(model, setting, target))
+    torch.manual_seed(0)
+    module: nn.Module = names["build_model"]().train()
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    twin = build_real(model, setting)
+    twin.load_state_dict(module.state_dict())
+    images, targets = next(names["synthetic_batches"](torch.device("cpu")))
+    probed = Training(twin, setting, as_task(twin, model, setting), (images, targets))
+    probed.optimizer.param_groups[0].update({"lr": 1e-3, "weight_decay": 0.05})
+    optimizer = names["build_optimizer"](module, 1e-3)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield images, targets
+
+    for _ in range(2):
+        probed.step()
+        names["optimizer_step"](module, module, optimizer, None, batches())
+    theirs = dict(twin.named_parameters())
+    for name, mine in module.named_parameters():
+        assert torch.equal(mine, theirs[name]), name
+        if not mine.requires_grad:
+            assert torch.equal(mine, before[name]), name
+
+
+PUBLISHED = [
+    ("timm", "swin_tiny_patch4_window7_224", "pretrained=pretrained"),
+    ("torchvision", "swin_t", 'get_model_weights("swin_t")'),
+    ("transformers", "microsoft/swin-tiny-patch4-window7-224", "from_pretrained("),
+]
+
+
+@pytest.mark.parametrize(("library", "name", "call"), PUBLISHED)
+def test_published_weights_are_asked_for_where_a_part_is_trained(
+    library: str, name: str, call: str
+) -> None:
+    model = find_library(library).published[name].model_copy(update={"num_classes": 7})
+    result = emitted("pytorch", model, frozen_stages=2)
+    assert call in result.text
+    assert "--pretrained" in result.launch
+    assert "def build_model(pretrained: bool = False)" in result.text
+    assert not any("no published weights" in warning for warning in result.warnings)
+    for target in ("accelerate", "deepspeed"):
+        assert "build_model(pretrained=True)" in emitted(target, model, frozen_stages=2).code
+    assert "pretrained: bool = True" in emitted("lightning", model, frozen_stages=2).text
+    whole = emitted("pytorch", model)
+    assert "pretrained" not in whole.text, "from scratch, as before"
+    other = model.model_copy(update={"embed_dim": 48, "num_heads": (3, 6, 12, 24)})
+    assert any("load yours" in w for w in emitted("pytorch", other, frozen_stages=2).warnings)
+
+
+@needs("torchvision")
+def test_torchvision_s_weights_are_loaded_but_for_another_classifier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The file that would be downloaded is made here; all else is torchvision's own."""
+    import torchvision
+
+    published = torchvision.models.swin_t().state_dict()
+    api = sys.modules["torchvision.models._api"]
+    monkeypatch.setattr(api, "load_state_dict_from_url", lambda *a, **k: dict(published))
+    model = find_library("torchvision").published["swin_t"]
+    other = model.model_copy(update={"num_classes": 7})
+    built = executed(emitted("pytorch", other, frozen_stages=1))["build_model"](pretrained=True)
+    assert built.head.weight.shape[0] == 7
+    for name, value in built.state_dict().items():
+        assert name.startswith("head.") or torch.equal(value, published[name]), name
+
+
+@needs("transformers", "peft")
+def test_transformers_weights_are_loaded_beneath_the_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of the published name stands in for the hub, with weights of the same shapes."""
+    from transformers import AutoModelForImageClassification
+    from transformers import SwinConfig as Config
+
+    name = "microsoft/swin-tiny-patch4-window7-224"
+    saved = AutoModelForImageClassification.from_config(Config(num_labels=1000))
+    saved.save_pretrained(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    model = find_library("transformers").published[name].model_copy(update={"num_classes": 7})
+    names = executed(emitted("transformers", model, lora_rank=2))
+    built = names["build_model"](pretrained=True)
+    theirs = saved.state_dict()
+    compared = 0
+    for key, value in built.state_dict().items():
+        key = key.removeprefix("base_model.model.").replace(".base_layer", "")
+        if key in theirs and not key.startswith("classifier"):
+            assert torch.equal(value, theirs[key]), key
+            compared += 1
+    assert compared == len(theirs) - 2
+
+
+def test_what_a_factory_trains_is_its_own_matter() -> None:
+    model = FactoryModel(factory="mine:make", image_size=(32, 32), num_classes=10)
+    for fields in ({"lora_rank": 2}, {"frozen_stages": 1}):
+        with pytest.raises(UnsupportedError, match="matter of the model"):
+            emitted("pytorch", model, **fields)
+
+
+def test_the_files_are_formatted_and_clean(tmp_path: Path) -> None:
+    published = find_library("transformers").published["microsoft/swin-tiny-patch4-window7-224"]
+    named = [
+        ("pytorch", published, {"lora_rank": 2, "frozen_stages": 3, "attention": "eager"}),
+        ("transformers", published, {"lora_rank": 2, "frozen_stages": 3, "optimizer": "sgd"}),
+        ("lightning", find_library("torchvision").published["swin_t"], {"frozen_stages": 4}),
+        ("pytorch", find_library("timm").published["swin_tiny_patch4_window7_224"], LORA),
+    ]
+    whole = [case for case in CASES if case[0] not in ("accelerate", "deepspeed")]
+    for index, (target, model, fields) in enumerate([*whole, *named]):
+        result = emitted(target, model, **{"accumulate": 2, **fields})
+        (tmp_path / f"{target}{index}.py").write_text(result.text)
+    config = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
+    for check in (["check", *config], ["format", "--diff", *config]):
+        ended = subprocess.run(
+            [sys.executable, "-m", "ruff", *check, str(tmp_path)],
+            capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stdout
