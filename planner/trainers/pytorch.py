@@ -16,15 +16,13 @@ from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusal
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import (
     EPOCHS,
-    FINAL_SHARE,
     WARMUP_EPOCHS,
-    WARMUP_START,
     WORKERS,
     learning_rate_note,
     recipe_of,
 )
 from planner.trainers.source import import_block, literal, placed, process_source
-from planner.trainers.steps import mixing_source, optimizer_source, update_source
+from planner.trainers.steps import mixing_source, optimizer_source, schedule_source, update_source
 from planner.trainers.task_script import task_refusals, write_task_script
 
 TITLE = "the PyTorch script"
@@ -45,9 +43,10 @@ def write(plan: Plan) -> Emitted:
     notes = (learning_rate_note(setting), *fine_tuning_notes(plan.model, setting))
     model = trained_source(plan.model, setting)
     optimizer_imports, optimizer = optimizer_source(setting)
+    schedule_imports, schedule = schedule_source()
     mixing = mixing_source()[1] if recipe.mixes else ""
-    imports = (*model.imports, *optimizer_imports, *_IMPORTS)
-    standard = ("argparse", "math", "os", "time")
+    imports = (*model.imports, *optimizer_imports, *schedule_imports, *_IMPORTS)
+    standard = ("argparse", "os", "time")
     about = ("(DATA/train/CLASS/*.jpg, DATA/val/CLASS/*.jpg)", f" or: {trial}")
     sections = (
         plan.comment(run, *about, notes=notes),
@@ -56,6 +55,7 @@ def write(plan: Plan) -> Emitted:
         process_source(setting),
         "\n\n" + placed(model.body, setting),
         "\n\n" + optimizer,
+        "\n\n" + schedule,
         "\n\n" + _step(setting),
         "\n\n" + mixing if mixing else "",
         "\n\n" + _DATA.substitute(prepare=_prepare(setting), mix=_mix(setting)),
@@ -66,7 +66,7 @@ def write(plan: Plan) -> Emitted:
             ema_argument=", average" if setting.ema else "",
             scaler='torch.amp.GradScaler(device.type)' if setting.precision == "fp16" else "None",
             ema_saved=', "average": average' if setting.ema else "",
-            start=WARMUP_START, final=FINAL_SHARE, **_stepping(setting),
+            **_stepping(setting),
         ),
         "\n\n" + _main(plan),
     )  # fmt: skip
@@ -161,14 +161,13 @@ def _stepping(setting: TrainSetting) -> dict[str, str]:
         return {
             "built": "    optimizers = build_optimizers(model, options.lr)\n",
             "optimizer": "",
-            "scheduled": "    scheduled = torch.optim.lr_scheduler.LambdaLR\n"
-            "    schedules = [scheduled(optimizer, rate) for optimizer in optimizers]\n",
+            "scheduled": "    schedules = [build_schedule(o, steps, warmup) for o in optimizers]\n",
             "stepped": "        for schedule in schedules:\n            schedule.step()\n",
         }
     return {
         "built": "    optimizer = build_optimizer(model, options.lr)\n",
         "optimizer": "optimizer, ",
-        "scheduled": "    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)\n",
+        "scheduled": "    schedule = build_schedule(optimizer, steps, warmup)\n",
         "stepped": "        schedule.step()\n",
     }
 
@@ -331,13 +330,6 @@ $ema_made    if options.synthetic:
         )
     steps = options.steps or options.epochs * steps_per_epoch
     warmup = max(1, min(options.warmup_epochs * steps_per_epoch, steps // 10))
-
-    def rate(step: int) -> float:
-        if step < warmup:
-            return $start + (1 - $start) * step / warmup
-        share = min(1.0, (step - warmup) / max(1, steps - warmup))
-        return $final + (1 - $final) * 0.5 * (1 + math.cos(math.pi * share))
-
 $scheduled    since, images = time.perf_counter(), 0
     for step in range(1, steps + 1):
         loss = optimizer_step(call, model, ${optimizer}scaler$ema_argument, batches)

@@ -114,10 +114,13 @@ def schedule_source() -> Source:
 
 
 _SCHEDULE = f'''def build_schedule(
-    optimizer: torch.optim.Optimizer, steps: int
+    optimizer: torch.optim.Optimizer, steps: int, warmup: int = 0
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """A linear warm-up over {WARMUP_EPOCHS}/{EPOCHS} of the optimizer steps, then half a cosine."""
-    warmup = max(1, steps * {WARMUP_EPOCHS} // {EPOCHS})
+    """A linear warm-up over the first optimizer steps, then half a cosine.
+
+    `warmup` steps, or {WARMUP_EPOCHS}/{EPOCHS} of all where none are given.
+    """
+    warmup = max(1, warmup or steps * {WARMUP_EPOCHS} // {EPOCHS})
 
     def rate(step: int) -> float:
         if step < warmup:
