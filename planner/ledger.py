@@ -16,6 +16,8 @@ CATEGORIES: tuple[Category, ...] = (
 # of its events. The first of them is the call itself, which costs the host and no device.
 IN_BACKWARD = "optimizer in backward"
 OPTIMIZER_CALL = "Optimizer.step"
+# A call of code that was compiled for one weight's update: it costs the host and no device.
+COMPILED_CALL = "compiled update"
 OperationKind = Literal["matmul", "conv", "attention", "pointwise", "reduction", "copy", "transfer"]
 # The names of transfers: over the link between the device and the host, whose memory is pinned.
 TO_HOST, TO_DEVICE = "copy to the host", "copy to the device"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, ConvolutionWorkspace
 from planner.schema import Model, TrainSetting
+from planner.step.optimizers.adamw_8bit import LEFT_OUT
 
 # Quoted, 4 A100s and 8 H100s: issues 964 and 1685 of NVIDIA/nccl.
 NCCL_BUFFERS = (
@@ -23,6 +24,8 @@ def left_out(
             "cuDNN's attention, whose memory differs: torch 2.11 and later use it on capability "
             "9.0 and 10.x where the position bias is not trained, as with LoRA"
         )
+    if setting.optimizer_implementation == "8bit":
+        found.append(LEFT_OUT)
     if setting.parallelism == "ddp":
         found += [NCCL_BUFFERS, "the broadcast of buffers before a forward, which is transient"]
     elif setting.world_size > 1:

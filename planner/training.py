@@ -6,8 +6,9 @@ Needs torch: imported only by what runs a real or a fake module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -42,11 +43,13 @@ def lay_out(module: nn.Module, setting: TrainSetting) -> None:
 
 
 def make_optimizer(setting: TrainSetting, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of `setting`: torch's own, but for lion, which is timm's.
+    """The optimizer of `setting`: torch's own, but for lion (timm's) and adamw-8bit (torchao's).
 
     Raises UnsupportedError for an implementation that there is not.
     """
     setting.check_optimizer()
+    if setting.optimizer_implementation == "8bit":
+        return import_adamw_8bit()(parameters, lr=1e-4)
     implementation = setting.optimizer_implementation
     flags: dict[str, bool] = {"foreach": implementation == "foreach"}
     family = setting.optimizer_family
@@ -84,6 +87,33 @@ def import_lion() -> Callable[..., torch.optim.Optimizer]:
         ) from error
     found: Callable[..., torch.optim.Optimizer] = Lion
     return found
+
+
+def import_adamw_8bit() -> Callable[..., torch.optim.Optimizer]:
+    """torchao's AdamW8bit. Raises PlannerError where torchao is not installed."""
+    try:
+        with _quietly():
+            from torchao.optim import AdamW8bit
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torchao":
+            raise
+        raise PlannerError(
+            "the optimizer adamw-8bit is torchao's, which is not installed.",
+            "Install it with: pip install 'planner[torchao]'",
+        ) from error
+    found: Callable[..., torch.optim.Optimizer] = AdamW8bit
+    return found
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """torchao logs each of its kernels that does not load here; the optimizer needs none."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def step_in_backward(

@@ -161,6 +161,12 @@ class TrainSetting(BaseModel):
             yield Fault(("amsgrad", "optimizer"), message)
         if not self.optimizer_in_backward:
             return
+        if self.optimizer_implementation == "8bit":
+            message = (
+                "adamw-8bit compiles its step, which is not known to run inside backward, where "
+                "optimizer_in_backward puts it"
+            )
+            yield Fault(("optimizer", "optimizer_in_backward"), message)
         whole: Mapping[str, tuple[bool, str]] = {
             "accumulate": (self.accumulate > 1, "adds up gradients over micro-batches"),
             "clip_grad": (self.clip_grad, "needs all gradients at once"),
@@ -203,6 +209,11 @@ class TrainSetting(BaseModel):
                 f"Choose {family}-foreach or {family}-forloop, or one of "
                 f"{', '.join(f'{name}-fused' for name in FUSED_FAMILIES)}.",
             )
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a compiler runs in the first step: for the model, or for adamw-8bit's updates."""
+        return self.compile != "off" or self.optimizer_implementation == "8bit"
 
     @property
     def autocast_dtype(self) -> Literal["bfloat16", "float16"] | None:

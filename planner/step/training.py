@@ -17,6 +17,7 @@ from planner.step.loss import cross_entropy
 from planner.step.nn import Module, name_modules
 from planner.step.offloading import offload_activations
 from planner.step.optimizers import Optimizer, clip_gradients, make_optimizer
+from planner.step.optimizers.adamw_8bit import notes_of
 from planner.step.pointwise import like, mul, scale
 from planner.step.tensor import Device, GradientCell, Tensor, empty
 
@@ -258,7 +259,7 @@ def record_training(
             training.validate()
         num_parameters = sum(p.numel for p in module.parameters())
         events = tuple(device.events)
-        notes = data_parallel_notes(training.reducer)
+        notes = (*data_parallel_notes(training.reducer), *notes_of(setting))
         device.on_gradient = None  # else device and reducer would keep each other
         del training, module
     return Ledger(events, setting.batch_size, num_parameters, notes)

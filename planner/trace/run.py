@@ -15,6 +15,7 @@ import torch
 import torch._dynamo  # else the first step imports it, and leaves frames and their tensors alive
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from planner import offloading
 from planner.errors import PlannerError
@@ -23,11 +24,13 @@ from planner.libraries.building import Build
 from planner.memory.profile import walk
 from planner.schema import Model, TrainSetting
 from planner.step.frames import plain_calls
+from planner.step.optimizers.adamw_8bit import notes_of
 from planner.tasks import Task
 from planner.tasks.trees import map_tensors, tensors_of
 from planner.trace.building import build_task, given_batch, make_fake
 from planner.trace.compiled import CompiledGraph, run_compiled
 from planner.trace.cuda_rules import as_on_cuda
+from planner.trace.eight_bit import compiled_step_as_measured, load_8bit
 from planner.trace.faults import BrokenTraceError, quiet_fakes
 from planner.trace.paths import ModulePaths
 from planner.trace.recorder import Recorder
@@ -106,6 +109,7 @@ def trace_training(
     allocations and releases are the same without.
     Raises UnsupportedError where the model reads a value, BrokenTraceError where it breaks.
     """
+    load_8bit(setting)
     if setting.optimizer_family == "lion":
         import_lion()  # else it would be imported amid fake tensors
     with unset_fake_temporarily():
@@ -119,7 +123,9 @@ def trace_training(
         make_fake(module, mode, recorder.values.learn)
         num_parameters = sum(p.numel() for p in module.parameters())
         add_module(recorder, module)
-        with as_on_cuda(), quiet_fakes(), recorder, training_as_on_cuda(recorder):
+        compiled_step = compiled_step_as_measured(setting, recorder.events, detailed)
+        cuda = training_as_on_cuda(recorder)
+        with as_on_cuda(), quiet_fakes(), recorder, cuda, compiled_step:
             try:
                 fake = partial(map_tensors, change=mode.from_tensor)
                 given = _Given(fake(batch), fake(held_out))
@@ -130,7 +136,7 @@ def trace_training(
                 raise BrokenTraceError(recorder.running) from error
         events = tuple(in_steady_order(recorder.events))
         del module
-    assumptions = (*notes, *sorted(recorder.values.assumed))
+    assumptions = (*notes, *notes_of(setting), *sorted(recorder.values.assumed))
     return Trace(events, num_parameters, num_steps, assumptions)
 
 
@@ -190,7 +196,15 @@ def _optimizer_state(training: Training) -> list[Tensor]:
     kept = [values for optimizer in training.optimizers for values in optimizer.state.values()]
     if training.scaler is not None:
         kept.append({"scale": training.scaler._scale, "growth": training.scaler._growth_tracker})
-    return tensors_in(kept)
+    return [plain for tensor in tensors_in(kept) for plain in _parts(tensor)]
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """The tensors that one of a library's own kind is made of; itself, where it is none."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [getattr(tensor, name) for name in names]
 
 
 def add_module(recorder: Recorder, module: nn.Module, path: str = "") -> None:

@@ -276,7 +276,7 @@ def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
     found = blocks_only(setting, "mmengine") + usual_refusals(
         setting, "mmengine", "ema", "frozen_stages"
     )
-    if setting.optimizer_family not in _OPTIMIZERS:
+    if setting.optimizer_family not in _OPTIMIZERS or setting.optimizer_implementation == "8bit":
         law = f"it registers torch's optimizers, and {setting.optimizer} is not one it knows"
         found.append(Refusal(law, way_out("optimizer=adamw")))
     if setting.memory_format == "channels_last":

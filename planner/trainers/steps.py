@@ -26,6 +26,7 @@ _CLASSES = {
     "adamw": "torch.optim.AdamW", "adam": "torch.optim.Adam", "sgd": "torch.optim.SGD",
     "adafactor": "torch.optim.Adafactor", "rmsprop": "torch.optim.RMSprop",
     "nadam": "torch.optim.NAdam", "radam": "torch.optim.RAdam", "lion": "Lion",
+    "adamw-8bit": "AdamW8bit",
 }  # fmt: skip
 _FUNCTIONAL = "from torch.nn import functional as F"
 
@@ -34,13 +35,16 @@ def optimizer_source(setting: TrainSetting) -> Source:
     """`build_optimizer(model, lr)`: the optimizer that was probed, decay as in the recipe."""
     family, implementation = setting.optimizer_family, setting.optimizer_implementation
     arguments: dict[str, Any] = {}
-    if family == "adamw":
+    if implementation == "8bit":
+        family = setting.optimizer
+    if family.startswith("adamw"):
         arguments["weight_decay"] = recipe_of(setting).weight_decay
     if family == "sgd":
         arguments["momentum"] = 0.9
     if setting.amsgrad:
         arguments["amsgrad"] = True
-    arguments["foreach"] = implementation == "foreach"
+    if implementation != "8bit":
+        arguments["foreach"] = implementation == "foreach"
     if implementation == "fused":
         arguments["fused"] = True
     keywords = "".join(f", {k}={literal(v)}" for k, v in arguments.items())
@@ -56,7 +60,10 @@ def optimizer_source(setting: TrainSetting) -> Source:
 
 
 def _optimizer_imports(family: str) -> tuple[str, ...]:
-    return ("from timm.optim import Lion",) if family == "lion" else ()
+    lines = {
+        "lion": "from timm.optim import Lion", "adamw-8bit": "from torchao.optim import AdamW8bit",
+    }  # fmt: skip
+    return (lines[family],) if family in lines else ()
 
 
 _IN_BACKWARD = Template(

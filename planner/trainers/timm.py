@@ -180,6 +180,9 @@ def refusals(plan: Plan) -> list[Refusal]:
     found = blocks_only(setting, "train.py") + usual_refusals(
         setting, "train.py", "ema", "pure-bf16"
     )
+    if setting.optimizer_implementation == "8bit":
+        law = "its 8-bit optimizers are bitsandbytes', not torchao's adamw-8bit that was probed"
+        found.append(Refusal(law, way_out("optimizer=adamw")))
     if setting.optimizer_family not in _OPTIMIZERS:
         found.append(
             Refusal(

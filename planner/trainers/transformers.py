@@ -41,6 +41,7 @@ FILENAME = "training_transformers.py"
 _OPTIMIZERS = {
     # The Trainer's names for the very optimizer that was probed; every other is built in the file.
     "adamw": "adamw_torch", "adamw-foreach": "adamw_torch", "adamw-fused": "adamw_torch_fused",
+    "adamw-8bit": "adamw_torch_8bit",  # torchao's, in the same blocks (trainer_optimizer.py)
     "rmsprop": "rmsprop", "rmsprop-foreach": "rmsprop",
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ from planner.errors import UnsupportedError
 from planner.schema import TrainSetting
 from planner.step.optimizers.adafactor import Adafactor
 from planner.step.optimizers.adam import Adam
+from planner.step.optimizers.adamw_8bit import AdamW8bit
 from planner.step.optimizers.base import Optimizer
 from planner.step.optimizers.clipping import clip_gradients
 from planner.step.optimizers.lion import Lion
@@ -30,6 +31,8 @@ def make_optimizer(
 ) -> Optimizer:
     """The optimizer of `setting`. Raises UnsupportedError for one that is not modelled."""
     setting.check_optimizer()
+    if setting.optimizer_implementation == "8bit":
+        return AdamW8bit(device, parameters, setting)
     family = FAMILIES.get(setting.optimizer_family)
     if family is None:
         raise UnsupportedError(

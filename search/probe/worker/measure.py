@@ -107,7 +107,7 @@ class _Run:
         self.report.enter("device")
         touch_libraries(request)
         meter = self.meter = make_meter(request.device)
-        compiling = CompileWatch() if request.setting.compile != "off" else None
+        compiling = CompileWatch() if request.setting.compiles else None
         if request.memory_cap_bytes is not None:
             meter.impose_cap(request.memory_cap_bytes)
         self.report.enter("build")
@@ -166,7 +166,7 @@ class _Run:
         processes that would inherit it, and what they need is not the setting's.
         """
         setting = self.request.setting
-        compiled = setting.compile != "off"
+        compiled = setting.compiles
         graphs = setting.compile in ("reduce-overhead", "max-autotune")
         wanted = self.request.warmup_steps + (_GRAPH_WARMUP_STEPS if graphs else 0)
         self.in_step = True
@@ -203,7 +203,7 @@ class _Run:
         clocks have had `warmup_seconds` of work, `warm_seconds` of which they have had.
         """
         least = 0
-        if self.request.setting.compile != "off":
+        if self.request.setting.compiles:
             self.flags += end_workers()
             released = meter.release_cache()
             if released is not None:

@@ -78,7 +78,7 @@ def touch_libraries(request: ProbeRequest) -> None:
     layers(torch.randn(64, 3, 4, 4)).logsumexp(1).sum().backward()
     optimizer.step()
     torch.ones(1 << 20).sum()
-    if request.setting.compile != "off":
+    if request.setting.compiles:
         importlib.import_module("torch._inductor.compile_fx")
 
 

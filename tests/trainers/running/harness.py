@@ -197,7 +197,7 @@ def expected(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
         "checkpoints": _checkpoints(model, setting) * micro,
         "sdpa": setting.attention == "sdpa",
         "fused": implementation == "fused",
-        "foreach": implementation == "foreach",
+        "foreach": None if implementation == "8bit" else implementation == "foreach",
         "nesterov": False,
         "decay": recipe.weight_decay,
         "clips": [CLIP_NORM] * 2 if setting.clip_grad else [],

@@ -180,7 +180,11 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     if len(SEEN["steps"]) == STEPS:
         finish(optimizer)
     groups = [
-        {k: v for k, v in group.items() if isinstance(v, int | float | bool | tuple | None)}
+        {
+            k: float(v) if isinstance(v, Tensor) else v  # torchao's rate is a tensor
+            for k, v in group.items()
+            if isinstance(v, int | float | bool | tuple | Tensor | None)
+        }
         for group in optimizer.param_groups
     ]
     SEEN["steps"].append({"rate": groups[0]["lr"], "groups": groups})

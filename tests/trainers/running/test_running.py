@@ -56,6 +56,7 @@ PYTORCH = [
     }),
     Case("pytorch", tiny("timm"), {"checkpointing": "blocks:every-2", "attention": "eager"}),
     Case("pytorch", tiny("timm"), {"compile": "default", "attention": "eager"}),
+    Case("pytorch", tiny("timm"), {"optimizer": "adamw-8bit", "attention": "eager"}),
     Case("pytorch", tiny("timm"), {
         "optimizer_in_backward": True, "batch_size": 8, "accumulate": 1, "ema": True,
         "optimizer": "adamw-fused", "attention": "eager", "validation_batch_size": 6,
@@ -122,6 +123,7 @@ TRANSFORMERS = [
         "lora_rank": 2, "checkpointing": "stages", "optimizer": "sgd", "loss": "soft-target",
     }),
     Case("transformers", tiny("transformers"), {"frozen_stages": 1, "attention": "eager"}),
+    Case("transformers", tiny("transformers"), {"optimizer": "adamw-8bit", "attention": "eager"}),
 ]  # fmt: skip
 
 
@@ -340,6 +342,11 @@ REFUSED = [
     (Case("microsoft", tiny("microsoft", num_classes=1000), {"lora_rank": 2}, CUDA), "no adapters"),
     (Case("timm", tiny("timm"), {"checkpointing": "stages"}), "blocks or none"),
     (Case("timm", tiny("timm"), {"optimizer": "adafactor"}), "timm's own"),
+    (Case("timm", tiny("timm"), {"optimizer": "adamw-8bit"}), "bitsandbytes"),
+    (Case("mmengine", tiny("microsoft"), {"optimizer": "adamw-8bit"}, CUDA), "not one it knows"),
+    (Case("microsoft", tiny("microsoft", num_classes=1000), {
+        "optimizer": "adamw-8bit",
+    }, CUDA), "default adamw"),
     (Case("microsoft", tiny("microsoft"), {}, CUDA), "not 10"),
     (Case("microsoft", tiny("microsoft", num_classes=1000), {"optimizer": "sgd"}, CUDA), "Nest"),
     (Case("microsoft", tiny("microsoft", num_classes=1000)), "needs CUDA"),
