@@ -206,7 +206,7 @@ class _Advising:
             front=tuple(self._way(choice) for choice in found.front),
             waterfall=waterfall(wish, self.estimates, goal) if goal else (),
             bottleneck=bottleneck(wish, self.estimates, best, found.fastest),
-            cards=larger_cards(wish, found.fastest, budget),
+            cards=larger_cards(wish, self.estimates, found.fastest, budget),
             levers=tuple(_lever_states(wish, offered, best if found.fastest else None)),
             left_out=(*self.notes, *what_is_left_out(wish, offered)),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from planner.advice.estimates import Estimates
@@ -11,6 +12,10 @@ from planner.advice.wish import Choice, Wish
 from planner.errors import PlannerError
 from planner.hardware.precisions import peak_flops
 
+FOR_SPEED = (
+    "precision", "attention", "fused optimizer", "optimizer in backward", "pure bf16", "fp8",
+    "compile",
+)  # fmt: skip
 WORTH = 1.01  # times as fast: what gains less is not named
 
 
@@ -48,8 +53,9 @@ class Bottleneck:
 
 def bottleneck(wish: Wish, estimates: Estimates, choice: Choice, goal: Choice | None) -> Bottleneck:
     """Of `choice`, which is `goal` where there is one."""
-    time = estimates.at(choice).throughput
+    time, budget = estimates.at(choice).throughput, estimates.at(choice).budget_bytes
     assert time is not None, "there are rates"
+    assert budget is not None, "a GPU or a memory was named"
     model_share = None
     peak = peak_flops(wish.gpu, choice.setting.precision) if wish.gpu else None
     if peak is not None:
@@ -62,7 +68,7 @@ def bottleneck(wish: Wish, estimates: Estimates, choice: Choice, goal: Choice | 
         phase_seconds=time.phase_seconds,
         peak_share=time.peak_share,
         model_share=model_share,
-        treatments=tuple(_treatments(wish, estimates, choice)),
+        treatments=tuple(_treatments(wish, estimates, choice, budget)),
     )
 
 
@@ -72,7 +78,9 @@ def _model_flops(estimates: Estimates, choice: Choice) -> float:
     return estimates.matrix_flops(Choice(plain, choice.expandable))
 
 
-def _treatments(wish: Wish, estimates: Estimates, choice: Choice) -> Iterable[Treatment]:
+def _treatments(
+    wish: Wish, estimates: Estimates, choice: Choice, budget: int
+) -> Iterable[Treatment]:
     """Single changes of any lever that make `choice` faster, the fastest first; one each."""
     best: dict[str, Treatment] = {}
     rate = estimates.rate(choice)
@@ -87,7 +95,7 @@ def _treatments(wish: Wish, estimates: Estimates, choice: Choice) -> Iterable[Tr
                 updates,
                 effects(changed.setting, wish.plain),
                 faster,
-                estimates.at(changed).fits,
+                estimates.least_bytes(changed) <= budget and bool(estimates.at(changed).fits),
             )
     return sorted(best.values(), key=lambda t: -t.images_per_second)
 
@@ -95,12 +103,9 @@ def _treatments(wish: Wish, estimates: Estimates, choice: Choice) -> Iterable[Tr
 def _changed(
     wish: Wish, estimates: Estimates, choice: Choice, lever: Lever
 ) -> Iterable[tuple[Choice, tuple[tuple[str, object], ...]]]:
-    """What one more lever makes of a choice; only what may be faster. Checkpointing and offloading
-    more never is, and adapters are no treatment."""
-    if lever.effect == "trained part" or lever.name in ("checkpointing", "offload"):
+    """What one more lever makes of a choice; only those that are for speed."""
+    if lever.name not in FOR_SPEED:
         return
     for updates in wish.changes(lever, choice):
-        try:
+        with suppress(PlannerError):
             yield wish.apply(choice, updates), tuple(updates.items())
-        except PlannerError:
-            continue

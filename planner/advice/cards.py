@@ -17,27 +17,28 @@ LARGER = 1.05  # times the memory: what a driver keeps for itself differs by les
 
 @dataclass(frozen=True)
 class Card:
-    """A card of the catalogue. `plain_bytes`, `plain_fits` and `plain_rate` (images/s) are of the
+    """A card of the catalogue. `plain_fits` and `plain_rate` (images/s) are of the
     wish as it stands; `rate` and `fits` of the recommendation, None where there is none."""
 
     name: str
     title: str
     memory_bytes: int
-    plain_bytes: int
     plain_fits: bool
     plain_rate: float
     fits: bool | None
     rate: float | None
 
 
-def larger_cards(wish: Wish, goal: Choice | None, budget: int) -> tuple[Card, ...]:
+def larger_cards(
+    wish: Wish, estimates: Estimates, goal: Choice | None, budget: int
+) -> tuple[Card, ...]:
     """The next cards with more memory: of each size the fastest, up to the first in which the wish
     fits as it stands, and the fastest of all above it."""
     wanted = [wish.plain.precision, *([goal.setting.precision] if goal else [])]
     known = [g for g in all_gpus() if not any(lacks(g, precision) for precision in wanted)]
     cards: list[Card] = []
     for gpu in _next(known, wish.plain.precision, budget):
-        card = _card(wish, goal, gpu)
+        card = _card(wish, estimates, goal, gpu)
         cards.append(card)
         if card.plain_fits and len(cards) >= 2:
             break
@@ -60,18 +61,21 @@ def _peak(gpu: Gpu, precision: str) -> float:
     return peak_flops(gpu, precision) or 0.0
 
 
-def _card(wish: Wish, goal: Choice | None, gpu: Gpu) -> Card:
-    there = Estimates(replace(wish, gpu=gpu, memory_bytes=None))
-    plain = there.at(Choice(wish.plain))
-    assert plain.throughput is not None, "a card has rates"
-    best = there.at(goal) if goal else None
+def _card(wish: Wish, estimates: Estimates, goal: Choice | None, gpu: Gpu) -> Card:
+    there = Estimates(replace(wish, gpu=gpu, memory_bytes=None), estimates)
+    plain = Choice(wish.plain)
     return Card(
         name=gpu.name,
         title=gpu.title,
         memory_bytes=gpu.memory_bytes,
-        plain_bytes=plain.device_total_bytes,
-        plain_fits=bool(plain.fits),
-        plain_rate=plain.throughput.images_per_second,
-        fits=best.fits if best else None,
-        rate=best.throughput.images_per_second if best and best.throughput else None,
+        plain_fits=_fits(there, plain),
+        plain_rate=there.rate(plain),
+        fits=_fits(there, goal) if goal else None,
+        rate=there.rate(goal) if goal else None,
     )
+
+
+def _fits(there: Estimates, choice: Choice) -> bool:
+    assert there.wish.gpu is not None, "a card was named"
+    may_fit = there.least_bytes(choice) <= there.wish.gpu.memory_bytes
+    return may_fit and bool(there.at(choice).fits)

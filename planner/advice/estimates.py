@@ -13,13 +13,12 @@ from functools import cached_property
 from planner.advice.wish import Choice, Wish
 from planner.affine import HUGE, AffineLedger
 from planner.compiled import BOUNDED, TRACED, is_compiled
-from planner.errors import UnsupportedError
+from planner.errors import PlannerError, UnsupportedError
 from planner.estimation import Estimate, estimate_ledger, step_time
 from planner.hardware.overheads import overheads_for
 from planner.ledger import Ledger
 from planner.ledgers import affine_step, step_ledger
-from planner.memory.profile import steady_step
-from planner.memory.profile import walk as walk_events
+from planner.memory.profile import steady_step, walk_ledger
 from planner.schema import ResolvedSetting, TrainSetting
 from planner.schema.setting import GRAPH_MODES
 from planner.throughput.prediction import DeviceRates, rates_for
@@ -30,6 +29,8 @@ MAX_LEDGERS = 8  # held at once, each of some 10 MiB
 # Requests are rounded up to 512 B one by one; their line is rounded once. Less than this for the
 # few thousand requests of a step.
 ROUNDING = 2 * MIB
+_BYTES = 4  # of a gradient
+_EAGER = {"compile": "off", "activation_memory_budget": 1.0}
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,8 @@ class Line:
     @cached_property
     def hull(self) -> tuple[tuple[int, int], ...]:
         huge = self.ledger.ledger(HUGE)
-        walked = walk_events(huge.events)
-        start = steady_step(self.ledger.at).steady_from
-        return _upper_hull(divmod(live, HUGE) for live in set(walked.live[start:]))
+        live = walk_ledger(huge).live[steady_step(huge).steady_from :]
+        return _upper_hull(divmod(num_bytes, HUGE) for num_bytes in set(live))
 
     def live_bytes(self, batch_size: int) -> int:
         """What is alive at the peak at least."""
@@ -81,7 +81,8 @@ class Estimates:
     Raises UnsupportedError for a choice that needs a trace which is not kept.
     """
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: Wish, like: Estimates | None = None) -> None:
+        """`like` are those of the same model, whose recordings are shared."""
         self.wish = wish
         self.rates: DeviceRates = rates_for(wish.rated)
         self.num_replays = 0
@@ -91,8 +92,8 @@ class Estimates:
         )
         self._overheads = outside
         self._resolved: dict[TrainSetting, ResolvedSetting] = {}
-        self._lines: dict[ResolvedSetting, Line] = {}
-        self._ledgers: dict[tuple[int, int, bool], Ledger] = {}
+        self._lines: dict[ResolvedSetting, Line] = like._lines if like else {}
+        self._ledgers: dict[tuple[int, int, bool], Ledger] = like._ledgers if like else {}
         self._seconds: dict[ResolvedSetting, float] = {}
         self._flops: dict[ResolvedSetting, float] = {}
         self._found: dict[Choice, Estimate] = {}
@@ -132,6 +133,29 @@ class Estimates:
         else:
             live = self._line(setting).live_bytes(setting.batch_size)
         return live + self._outside_bytes
+
+    def surely_exceeds(self, choice: Choice, budget: int) -> bool:
+        """Whether a choice without accumulation is known not to fit by its sibling with it, which
+        holds its gradients besides and is recorded already."""
+        setting = choice.setting
+        if setting.accumulate > 1 or setting.batch_size == 1:
+            return False
+        sibling = setting.model_copy(update={"accumulate": 2, "optimizer_in_backward": False})
+        try:
+            key = alike(self.wish.model, self.resolved(sibling.model_copy(update=_EAGER)))
+        except PlannerError:
+            return False
+        line = self._lines.get(key)
+        if line is None:
+            return False
+        # Gradients that the sibling has already, and those that die at once in backward.
+        gradients = 2 * _BYTES * line.ledger.at.num_parameters
+        live = line.live_bytes(setting.batch_size) - gradients
+        return live + self._outside_bytes > budget
+
+    def shares_eager_step(self, choice: Choice) -> bool:
+        """Whether a compiled choice is estimated from the eager step."""
+        return choice.setting.compile != "off" and not self.line(choice).is_compiled
 
     def least_high_bytes(self, choice: Choice) -> int:
         """What the upper end of an estimate is at least."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from planner.advice.levers import FAITHFUL
-from planner.advice.search import MAX_BATCH, MAX_MICRO_BATCHES, OFFLOADED_WITH, Offered, divisors
+from planner.advice.search import MAX_BATCH, MAX_MICRO_BATCHES, PLAINLY_COMBINED, Offered, divisors
 from planner.advice.wish import SAMPLE_BATCH, Wish
 from planner.schema import SwinConfig
 
@@ -27,8 +27,10 @@ def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
         "compiled steps are predicted from the eager one where no compiled trace is kept: their "
         "range is wide ('planner estimate --compile default --trace' narrows it)"
     )
-    if any(choice.setting.offload != "none" for choice in offered.choices):
-        yield f"offloading beside any checkpointing but {' and '.join(OFFLOADED_WITH)}"
+    yield (
+        "levers beside checkpointing, compile and the micro-batch are combined one at a time, and "
+        f"with checkpointing {' or '.join(PLAINLY_COMBINED)} only"
+    )
     if not isinstance(wish.model, SwinConfig):
         yield "checkpointing in parts, and precisions that would need further traces"
     if wish.share is None:

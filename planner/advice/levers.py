@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal
 
 from planner.hardware.gpu import Gpu
@@ -30,8 +29,6 @@ EFFECTS: Mapping[Effect, str] = {
 FAITHFUL: tuple[Effect, ...] = ("nothing", "rounding", "learning rate")
 ALLOCATOR = "allocator"  # the pseudo-field
 EXPANDABLE = "expandable_segments:True"
-# By a lever of more than this many blocks in one stage, a stage is cut into so many parts.
-MAX_PART = 8
 LORA_RANK = 8
 
 Updates = Mapping[str, object]
@@ -91,27 +88,18 @@ def _optimizer_in_backward(_: Model, setting: TrainSetting, gpu: Gpu | None) -> 
 
 
 def _checkpointing(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    """From what saves least to what saves most. Of the first k blocks: whole stages, and parts of
-    long ones; of chosen stages the first ones, where the activations are."""
+    """From what saves least to what saves most. The first blocks hold most activations: of the
+    first k those before the longest stage, and half of all. Stages are as their blocks, but for the
+    library's own (nested)."""
     values = ["none", "blocks"]
     if isinstance(model, SwinConfig):
-        ends = list(_part_ends(model.depths))[:-1]
-        values = [
-            "none", "selective", *(f"blocks:{k}" for k in ends), "blocks:every-2", "blocks",
-            "stages:0", *(["stages:0,1"] if model.num_stages > 2 else []), "stages",
-        ]  # fmt: skip
+        depths = model.depths
+        first, half = sum(depths[: depths.index(max(depths))]), sum(depths) // 2
+        parts = sorted({k for k in (first, half) if 0 < k < sum(depths)})
+        values = ["none", "selective", *(f"blocks:{k}" for k in parts), "blocks:every-2", "blocks"]
         library = find_library(model.library)
-        values += [v for v in library.checkpointings(model) if v not in values]
+        values += [v for v in library.checkpointings(model) if v not in (*values, "stages")]
     yield from ({"checkpointing": v} for v in values if v != setting.checkpointing)
-
-
-def _part_ends(depths: Iterable[int]) -> Iterator[int]:
-    """How many blocks lie before the end of each stage, and of each part of a long one."""
-    before = 0
-    for depth, end in zip(depths, accumulate(depths), strict=True):
-        parts = -(-depth // MAX_PART)
-        yield from (before + depth * part // parts for part in range(1, parts + 1))
-        before = end
 
 
 def _offload(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:

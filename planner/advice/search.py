@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from planner.advice.estimates import Estimates
@@ -23,7 +24,9 @@ from planner.schema import TrainSetting
 
 MAX_MICRO_BATCHES = 12  # looked at for one combination of the other levers
 MAX_BATCH = 4096  # a Swin's step is long saturated
-OFFLOADED_WITH = ("none", "blocks")  # checkpointings that are combined with offloading
+PLAINLY_COMBINED = ("none", "blocks")  # checkpointings that go with every other lever
+_COMBINED = {"checkpointing", "compile", "compile_scope", "batch_size", "accumulate"}
+_FAMILY = {"pure bf16": "precision", "fp8": "precision"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def offer(wish: Wish, estimates: Estimates) -> Offered:
     for lever in searched:
         if list(_available(wish, base, lever, refusals)):
             arms += [c for arm in arms for c in _combined(wish, arm, lever)]
-    unique = dict.fromkeys(arm for arm in arms if _is_offered(arm.setting))
+    unique = dict.fromkeys(arm for arm in arms if _is_offered(arm.setting, base.setting))
     return Offered(
         base,
         tuple(adopted),
@@ -113,7 +116,7 @@ def _available(
             yield wish.apply(choice, updates)
         except PlannerError as error:
             # Without the value, so that what is refused alike is said once.
-            reason = re.sub(r": \w+ is [^.]*\.", ".", " ".join(error.message.split()))
+            reason = re.sub(r": \w+ is .*?\.(?= |$)", ".", " ".join(error.message.split()))
             refused.setdefault(reason, []).append(_said(updates))
     refusals += [Refusal(lever.name, tuple(values), r) for r, values in refused.items()]
 
@@ -130,8 +133,13 @@ def _combined(wish: Wish, arm: Choice, lever: Lever) -> Iterator[Choice]:
             yield wish.apply(arm, updates)
 
 
-def _is_offered(setting: TrainSetting) -> bool:
-    return setting.offload == "none" or setting.checkpointing in OFFLOADED_WITH
+def _is_offered(setting: TrainSetting, base: TrainSetting) -> bool:
+    """Of the levers beside checkpointing, compilation and the micro-batch one at a time, and that
+    beside no checkpointing or that of all blocks."""
+    changed = setting.differences(base).keys() - _COMBINED
+    names = {lever.name for lever in LEVERS if changed & set(lever.fields)} - {"fused optimizer"}
+    families = {_FAMILY.get(name, name) for name in names}
+    return not families or (len(families) == 1 and setting.checkpointing in PLAINLY_COMBINED)
 
 
 def micro_batches(wish: Wish, arm: Choice) -> Iterator[Choice]:
@@ -184,18 +192,14 @@ def search(wish: Wish, estimates: Estimates, choices: Iterable[Choice], budget: 
     """Goes through `choices` from the fastest to the slowest."""
     found = Found()
     least: dict[Choice, int] = {}
-    for choice in sorted(choices, key=_recording):  # alike ones together: they share a ledger
+    # Alike ones together, since they share a ledger; accumulating ones first: they rule out others.
+    for choice in sorted(choices, key=_recording):
         with suppress(UnsupportedError):  # no trace is kept
-            least[choice] = estimates.least_bytes(choice)
-    fitting = [choice for choice, num_bytes in least.items() if num_bytes <= budget]
-    plain = wish.plain
-    order = sorted(
-        fitting, key=lambda c: (estimates.seconds(c) / c.setting.batch_size / c.setting.accumulate,
-                                len(c.setting.differences(plain)), least[c]),
-    )  # fmt: skip
+            if not estimates.surely_exceeds(choice, budget):
+                least[choice] = estimates.least_bytes(choice)
     lowest = budget + 1
     served: set[object] = set()
-    for choice in order:
+    for choice in _fastest_first(estimates, [c for c, need in least.items() if need <= budget]):
         is_new_way = _way(choice) not in served
         may_be_sure = found.surely is None and estimates.least_high_bytes(choice) <= budget
         if not (least[choice] < lowest or is_new_way or may_be_sure):
@@ -218,6 +222,38 @@ def search(wish: Wish, estimates: Estimates, choices: Iterable[Choice], budget: 
     return found
 
 
+def _fastest_first(estimates: Estimates, choices: Iterable[Choice]) -> Iterator[Choice]:
+    """By images per second; of equal ones that with the fewest changes. A choice that is not
+    compiled comes after the same one compiled, and is timed only then."""
+    plain = estimates.wish.plain
+    heap: list[tuple[float, int, int, bool, Choice]] = []
+    known = list(choices)
+    quicker = _compiled_twins(estimates, known)
+    for number, choice in enumerate(known):
+        twin = quicker.get(choice)
+        bound = 1 / estimates.rate(twin or choice)
+        heap.append((bound, len(choice.setting.differences(plain)), number, twin is None, choice))
+    heapify(heap)
+    while heap:
+        _, changes, number, is_exact, choice = heappop(heap)
+        if is_exact:
+            yield choice
+        else:
+            heappush(heap, (1 / estimates.rate(choice), changes, number, True, choice))
+
+
+def _compiled_twins(estimates: Estimates, choices: Sequence[Choice]) -> dict[Choice, Choice]:
+    """{eager choice: the same compiled, where that is estimated from the eager step}: fusing only
+    takes bytes and launches away, so that it is never slower."""
+    known = set(choices)
+    twins = {}
+    for choice in choices:
+        twin = replace(choice, setting=choice.setting.model_copy(update={"compile": "default"}))
+        if choice.setting.compile == "off" and twin in known and estimates.shares_eager_step(twin):
+            twins[choice] = twin
+    return twins
+
+
 def _nearest(estimates: Estimates, least: dict[Choice, int]) -> Choice | None:
     """The choice that needs the least bytes; the fastest of those alike."""
     best: tuple[int, float, Choice] | None = None
@@ -237,7 +273,7 @@ def _way(choice: Choice) -> object:
     return setting.model_copy(update=free), setting.activation_memory_budget
 
 
-def _recording(choice: Choice) -> tuple[str, bool, int]:
+def _recording(choice: Choice) -> tuple[bool, str, int]:
     setting = choice.setting
     bare = setting.model_copy(update={"batch_size": 1, "accumulate": 1, "compile": "off"})
-    return bare.model_dump_json(), setting.accumulate > 1, setting.batch_size
+    return setting.accumulate == 1, bare.model_dump_json(), setting.batch_size

@@ -215,8 +215,8 @@ def test_a_mistake_is_named(arguments: dict[str, Any], said: str) -> None:
 
 def test_what_the_card_lacks_is_refused_with_the_reason() -> None:
     with pytest.raises(UnsupportedError, match="bf16 needs compute capability"):
-        advise(MODEL, gpu="v100-sxm2-16gb", precision="bf16", batch_size=2)
-    found = advise(MODEL, gpu="v100-sxm2-16gb", batch_size=2, allow=["recipe"])
+        advise(MODEL, gpu="v100-sxm-16gb", precision="bf16", batch_size=2)
+    found = advise(MODEL, gpu="v100-sxm-16gb", batch_size=2, allow=["recipe"])
     reasons = {lever.name: (lever.state, lever.reasons) for lever in found.levers}
     state, said = reasons["pure bf16"]
     assert state == "not available"
