@@ -24,7 +24,7 @@ from planner.hardware.precisions import check_precision, peak_flops
 from planner.ledger import CATEGORIES, IN_BACKWARD, Ledger
 from planner.ledgers import step_ledger
 from planner.left_out import left_out
-from planner.libraries.limits import graph_limit
+from planner.libraries.limits import setting_limit
 from planner.libraries.pending import pending
 from planner.libraries.registry import find_library
 from planner.memory.allocator_config import AllocatorConfig, environment_allocator
@@ -182,7 +182,7 @@ def resolve(model: Model, setting: TrainSetting) -> tuple[Model, ResolvedSetting
     Raises UsageError and UnsupportedError.
     """
     if not isinstance(model, SwinConfig):
-        for fault in (*pending(setting), graph_limit(setting)):
+        for fault in (*pending(setting), setting_limit(setting)):
             if fault is not None:
                 raise fault.error()
         return model, ResolvedSetting(setting)

@@ -59,7 +59,7 @@ def largest_batch(
     config, resolved = choose(model, setting, device, {**overrides, "batch_size": 1})
     if resolved.attention == "sdpa" and isinstance(config, SwinConfig):
         ceiling = min(ceiling, largest_sdpa_batch(config, resolved) or ceiling)
-    if not is_on_shapes(config, traced):
+    if not is_on_shapes(config, resolved, traced):
         _check_affine(config, resolved)
 
     @lru_cache(maxsize=2)
@@ -102,7 +102,7 @@ def largest_batch(
 
 def runs_at_1(model: Model, setting: ResolvedSetting, traced: bool = False) -> bool:
     """Whether the step runs at a batch of 1: batch norm over nothing but the batch does not."""
-    if is_on_shapes(model, traced):
+    if is_on_shapes(model, setting, traced):
         return True
     return record_ledgers([(model, setting)])[0] is None
 

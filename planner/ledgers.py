@@ -17,7 +17,7 @@ from planner.compiled import in_graph_pool, is_compiled, is_one_graph
 from planner.errors import PlannerError
 from planner.ledger import Ledger
 from planner.libraries.registry import find_library
-from planner.schema import Model, ResolvedSetting, SwinConfig
+from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.schema.setting import GRAPH_MODES
 from planner.step.training import record_training
 from planner.trace_process import trace_elsewhere
@@ -33,7 +33,7 @@ def step_ledger(model: Model, setting: ResolvedSetting, traced: bool = False) ->
     micro-batches are recorded, since the third repeats the second.
     Raises PlannerError for what cannot be recorded.
     """
-    if is_on_shapes(model, traced):
+    if is_on_shapes(model, setting, traced):
         assert isinstance(model, SwinConfig)
         ledger = _kept_compiled(model, setting) or _eager_on_shapes(model, setting)
     else:
@@ -63,9 +63,10 @@ def _recorder(config: SwinConfig, setting: ResolvedSetting) -> Recorder:
     return _on_shapes(config, alike(config, setting).model_copy(update={"compile": "off"}))
 
 
-def is_on_shapes(model: Model, traced: bool = False) -> bool:
-    """Whether the ledger comes from the step on shapes: at once, and without torch."""
-    return isinstance(model, SwinConfig) and not traced
+def is_on_shapes(model: Model, setting: TrainSetting, traced: bool = False) -> bool:
+    """Whether the ledger comes from the step on shapes: at once, and without torch. Linear layers
+    that multiply in 8 bits are torchao's, and traced."""
+    return isinstance(model, SwinConfig) and not traced and setting.precision != "fp8"
 
 
 def affine_step(model: Model, setting: ResolvedSetting) -> AffineLedger | None:

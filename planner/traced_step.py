@@ -16,6 +16,7 @@ from planner.errors import PlannerError, UnsupportedError
 from planner.ledger import Ledger
 from planner.ledger_cache import Kept, NotAffine
 from planner.ledger_key import ANY_BATCH, Key, ledger_key
+from planner.libraries.limits import FLOAT8_MULTIPLE
 from planner.schema import FactoryModel, Model, ResolvedSetting
 
 # One ledger holds at most so many micro-batches: the third repeats the second.
@@ -103,7 +104,7 @@ class TracedStep:
 
     def _record_affine(self) -> None:
         try:
-            first, second, third = (self._trace(batch) for batch in RECORDED_BATCHES)
+            first, second, third = (self._trace(batch) for batch in self._recorded_batches)
             affine = AffineLedger.through(first, second)
             affine.check(third)
             at = replace(affine.at, notes=self._notes(affine.at, ANY_BATCH))
@@ -112,8 +113,14 @@ class TracedStep:
             self._keep(ANY_BATCH, NotAffine(error.message))
         except PlannerError as error:  # it may run at the batch that was asked for
             said = error.message.partition("\n")[0]
-            batches = ", ".join(map(str, RECORDED_BATCHES))
+            batches = ", ".join(map(str, self._recorded_batches))
             self.held[ANY_BATCH] = NotAffine(f"batches {batches} cannot all be traced: {said}")
+
+    @property
+    def _recorded_batches(self) -> tuple[int, ...]:
+        """Those that a setting of 8 bits has are multiples of 16."""
+        unit = FLOAT8_MULTIPLE if self.setting.precision == "fp8" else 1
+        return tuple(unit * batch for batch in RECORDED_BATCHES)
 
     def _find(self, batch_size: int) -> Kept | None:
         if batch_size not in self.held and not self.is_fresh and self._key is not None:
@@ -150,8 +157,9 @@ class TracedStep:
     def _notes(self, ledger: Ledger, batch_size: int) -> tuple[str, ...]:
         day = datetime.now(UTC).date().isoformat()
         if batch_size == ANY_BATCH:
-            how = f"recorded at batches {RECORDED_BATCHES[0]} and {RECORDED_BATCHES[1]}, checked at"
-            notes = [f"traced on {day}: {how} {RECORDED_BATCHES[2]}, every size affine in between"]
+            first, second, third = self._recorded_batches
+            how = f"recorded at batches {first} and {second}, checked at"
+            notes = [f"traced on {day}: {how} {third}, every size affine in between"]
         else:
             notes = [f"traced on {day} at batch {batch_size} by itself"]
             notes += [f"{self.reason} Each batch size is traced"] if self.reason else []

@@ -16,7 +16,8 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, UnsupportedError
+from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE, multiplies_in_8_bits
 from planner.offloading import offload_activations
 from planner.schema import TrainSetting
 from planner.schema.setting import CLIP_NORM, EMA_DECAY
@@ -29,7 +30,10 @@ OnPhase = Callable[[Phase], None]
 
 
 def lay_out(module: nn.Module, setting: TrainSetting) -> None:
-    """Puts the weights of `module` into the setting's memory format, in place."""
+    """Puts the weights of `module` into the setting's memory format, and linear layers that
+    multiply in 8 bits in the place of its own."""
+    if setting.precision == "fp8":
+        use_float8(module)
     if setting.memory_format != "channels_last":
         return
     if all(p.dim() != 5 for p in module.parameters()):
@@ -40,6 +44,48 @@ def lay_out(module: nn.Module, setting: TrainSetting) -> None:
         if parameter.dim() in formats:
             wanted = formats[parameter.dim()]
             parameter.data = parameter.data.contiguous(memory_format=wanted)
+
+
+def use_float8(module: nn.Module) -> None:
+    """Puts torchao's Float8Linear in the place of each linear layer that may multiply in 8 bits, by
+    torchao's default recipe: one scale a tensor, found anew each time. Weights stay as they are.
+
+    Raises PlannerError without torchao, UnsupportedError where no layer may.
+    """
+    try:
+        from torchao.float8 import convert_to_float8_training
+        from torchao.float8.float8_linear import Float8Linear
+    except ImportError as error:
+        raise PlannerError(
+            f"precision fp8 is torchao's, which cannot be imported: {error}.",
+            "Install it with: pip install 'planner[torchao]'",
+        ) from error
+
+    def may_convert(layer: nn.Module, name: str) -> bool:
+        return multiplies_in_8_bits(*layer.weight.shape)  # type: ignore[misc]
+
+    convert_to_float8_training(module, module_filter_fn=may_convert)
+    if not any(isinstance(layer, Float8Linear) for layer in module.modules()):
+        raise UnsupportedError(
+            f"precision fp8 is for linear layers whose sides are multiples of {FLOAT8_MULTIPLE} "
+            f"and at least {FLOAT8_LEAST}, and this model has none.",
+            "Set precision=bf16.",
+        )
+
+
+def float8_notes(module: nn.Module, setting: TrainSetting) -> tuple[str, ...]:
+    """What became of the linear layers of a converted module, and what their casts cost."""
+    from torchao.float8.float8_linear import Float8Linear
+
+    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    converted = sum(isinstance(layer, Float8Linear) for layer in linear)
+    notes = [f"{converted} of {len(linear)} linear layers multiply in 8 bits, by torchao"]
+    if setting.compile == "off":
+        notes.append(
+            "every cast to 8 bits is some ten kernels of its own: torchao is meant to be compiled "
+            "(compile=default)"
+        )
+    return tuple(notes)
 
 
 def make_optimizer(setting: TrainSetting, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

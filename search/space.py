@@ -13,7 +13,7 @@ from itertools import pairwise, product
 from pydantic import ValidationError
 
 from planner.errors import UnsupportedError, UsageError, alternatives
-from planner.libraries.limits import SettingFault, graph_limit
+from planner.libraries.limits import SettingFault, setting_limit
 from planner.libraries.pending import pending
 from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting
@@ -169,7 +169,7 @@ def _limit(model: Model, setting: TrainSetting) -> SettingFault | None:
     """The first of what keeps a setting from running."""
     if isinstance(model, SwinConfig):
         return next(iter(find_library(model.library).setting_faults(model, setting)), None)
-    return next(pending(setting), graph_limit(setting))
+    return next(pending(setting), setting_limit(setting))
 
 
 def space_of(settings: Iterable[TrainSetting]) -> Space:

@@ -8,6 +8,7 @@ from planner.advice.levers import LEVERS
 from planner.advice.wish import Wish
 from planner.errors import PlannerError
 from planner.ledgers import is_on_shapes, record_ledgers
+from planner.libraries.limits import FLOAT8_MULTIPLE
 from planner.schema import ResolvedSetting
 from planner.traced_step import alike, traced_step
 
@@ -18,7 +19,7 @@ TRACED_LEVERS = ("fused optimizer", "optimizer in backward", "offload", "checkpo
 def record_traces(wish: Wish) -> tuple[str, ...]:
     """Traces what is not kept, all in one other process, and says how many traces there may be.
     Raises PlannerError where not even the wish can be traced."""
-    if is_on_shapes(wish.model):
+    if is_on_shapes(wish.model, wish.sample.setting):
         return ()
     steps = dict.fromkeys(_steps(wish))
     requests = [(wish.model, step) for step in list(steps)[:MAX_TRACES]]
@@ -50,11 +51,14 @@ def _steps(wish: Wish) -> Iterator[ResolvedSetting]:
                     continue
                 choices.append(changed)
                 fused = changed if lever.name == "fused optimizer" else fused
+    batch = 2 * FLOAT8_MULTIPLE if sample.setting.precision == "fp8" else 2
     for parts in (1, 2) if wish.is_splittable else (sample.setting.accumulate,):
         for choice in choices:
-            setting = choice.setting.model_copy(update={"accumulate": parts, "batch_size": 2})
+            setting = choice.setting.model_copy(update={"accumulate": parts, "batch_size": batch})
             try:
                 resolved = wish.resolved(type(setting).model_validate(setting.model_dump()))
             except (PlannerError, ValueError):
                 continue
-            yield alike(wish.model, resolved).model_copy(update={"batch_size": 2, "compile": "off"})
+            yield alike(wish.model, resolved).model_copy(
+                update={"batch_size": batch, "compile": "off"}
+            )

@@ -144,7 +144,7 @@ def _print_estimates(
 
 def _record(rows: Rows, given: dict[str, Any]) -> list[PlannerError | None]:
     """Traces, all at once, what takes a trace and is not kept; by row the error it ended with."""
-    traced = [row for row in rows if not is_on_shapes(row[0], given["traced"])]
+    traced = [row for row in rows if not is_on_shapes(*row, given["traced"])]
     if given["retrace"]:
         if not traced:
             raise UsageError(
@@ -154,7 +154,7 @@ def _record(rows: Rows, given: dict[str, Any]) -> list[PlannerError | None]:
         for row in traced:
             retrace(*row)
     errors = iter(record_ledgers(traced))
-    return [None if is_on_shapes(row[0], given["traced"]) else next(errors) for row in rows]
+    return [None if is_on_shapes(*row, given["traced"]) else next(errors) for row in rows]
 
 
 def _table(found: Sequence[Estimate]) -> str:
@@ -249,7 +249,7 @@ def _nothing_fits(model: Model, setting: ResolvedSetting, traced: bool) -> str:
         ways.insert(0, "--precision bf16")
     if setting.optimizer_family != "sgd":
         ways.append("--optimizer sgd")
-    error = None if is_on_shapes(model, traced) else traced_step(model, setting).error(1)
+    error = None if is_on_shapes(model, setting, traced) else traced_step(model, setting).error(1)
     least = "batch 1 fits" if error is None else "batch 2 fits, and batch 1 does not run,"
     return f"Not even {least} with {_kind_of_row(setting)}. Try {', '.join(ways)}."
 

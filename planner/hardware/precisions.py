@@ -8,9 +8,10 @@ from planner.hardware.gpu import Gpu
 from planner.schema import DeviceInfo
 
 # Matrix units for fp16 came with capability 7.0, for tf32 and bf16 with 8.0 (NVIDIA, CUDA C++
-# Programming Guide, table of tensor core types). On AMD torch multiplies no tf32 by itself.
+# Programming Guide, table of tensor core types), for fp8 with 8.9 (torch/testing/_internal/
+# common_cuda.py, PLATFORM_SUPPORTS_FP8). On AMD torch multiplies no tf32 by itself.
 _NEEDS = {
-    "fp8": "compute capability 8.9 or more",
+    "fp8": "an NVIDIA GPU of compute capability 8.9 or more",
     "fp16": "compute capability 7.0 or more",
     "bf16": "compute capability 8.0 or more",
     "pure-bf16": "compute capability 8.0 or more",
@@ -23,6 +24,8 @@ def precisions_of(vendor: str, capability: tuple[int, int] | None) -> tuple[str,
     if vendor == "AMD":
         return ("fp32", "bf16", "fp16")
     capability = capability or (0, 0)
+    if capability >= (8, 9):
+        return ("fp32", "tf32", "bf16", "fp16", "fp8")
     if capability >= (8, 0):
         return ("fp32", "tf32", "bf16", "fp16")
     return ("fp32", "fp16") if capability >= (7, 0) else ("fp32",)

@@ -17,6 +17,13 @@ from planner.schema.setting import GRAPH_MODES
 # chunk by chunk at shapes that differ, which raises where the mask needs one.
 SDPA_WINDOWS = 65_535
 
+# torch._scaled_mm multiplies matrices whose columns, and the rows that they are summed over, are
+# multiples of 16 (torch/_meta_registrations.py, meta_scaled_mm). A batch of 16 makes the rows of
+# every layer so, which a weight's gradient sums over. Version 2's position MLP is left out by its
+# few columns: its rows are those of a table.
+FLOAT8_MULTIPLE = 16
+FLOAT8_LEAST = 64
+
 
 @dataclass(frozen=True)
 class SettingFault:
@@ -52,7 +59,7 @@ def too_many_blocks(whose: str, num_blocks: int, setting: TrainSetting) -> Setti
 
 def limit_of(model: Model, setting: TrainSetting, attention: str) -> SettingFault | None:
     """What keeps `setting` from running with `attention`, which the library resolved."""
-    found = graph_limit(setting)
+    found = setting_limit(setting)
     if found is None and attention == "sdpa" and isinstance(model, SwinConfig):
         found = window_limit(model, setting)
     return found
@@ -76,6 +83,43 @@ def graph_limit(setting: TrainSetting) -> SettingFault | None:
         f"compile is {setting.compile}, and {kept}",
         f"Choose compile default or max-autotune-no-cudagraphs, or {way_out}.",
     )
+
+
+def multiplies_in_8_bits(out_features: int, in_features: int) -> bool:
+    """Whether a linear layer of these sides is converted where precision is fp8."""
+    sides = (out_features, in_features)
+    return min(sides) >= FLOAT8_LEAST and all(side % FLOAT8_MULTIPLE == 0 for side in sides)
+
+
+def float8_limit(setting: TrainSetting) -> SettingFault | None:
+    """Products of 8 bits have whole batches of 16, and are not known of what follows."""
+    if setting.precision != "fp8":
+        return None
+    unknown = {"lora_rank": (setting.lora_rank, 0), "parallelism": (setting.parallelism, "none")}
+    for field, (value, known) in unknown.items():
+        if value != known:
+            return SettingFault(
+                f"precision fp8 is followed only with {field} {known}",
+                f"{field} is {value}",
+                f"Set {field}={known}, or precision=bf16.",
+                field=field,
+                instead=str(known),
+            )
+    if setting.batch_size % FLOAT8_MULTIPLE == 0:
+        return None
+    above = -(-setting.batch_size // FLOAT8_MULTIPLE) * FLOAT8_MULTIPLE
+    return SettingFault(
+        f"precision fp8 sums gradients over a batch that is a multiple of {FLOAT8_MULTIPLE}",
+        f"batch_size is {setting.batch_size}",
+        f"Set batch_size={above}, or precision=bf16.",
+        field="batch_size",
+        instead=str(above),
+    )
+
+
+def setting_limit(setting: TrainSetting) -> SettingFault | None:
+    """What keeps `setting` from running with any model."""
+    return graph_limit(setting) or float8_limit(setting)
 
 
 def window_limit(model: SwinConfig, setting: TrainSetting) -> SettingFault | None:

@@ -20,8 +20,6 @@ def pending(setting: TrainSetting) -> Iterator[SettingFault]:
         yield _fault("compile_fullgraph", setting, "false")
     if setting.activation_memory_budget < 1:
         yield _fault("activation_memory_budget", setting, "1")
-    if setting.precision == "fp8":
-        yield _fault("precision", setting, "bf16")
 
 
 def _fault(field: str, setting: TrainSetting, instead: str) -> SettingFault:

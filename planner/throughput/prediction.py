@@ -70,11 +70,11 @@ class DeviceRates:
     """What a device achieves, and `basis`: how that is known.
 
     `matmul_flops` are FLOP/s a large matmul reaches by dtype ("float32", "tf32", "bfloat16",
-    "float16"); `bandwidth` is bytes/s of a copy (read + written); `kind_share` scales the matmul
-    rate of conv and attention, and the bandwidth of pointwise, reduction and copy. Matmuls and
-    convolutions reach `backward_matmul_share` of their rate in backward. `attention_flops`, where
-    it is known, is the rate of fused attention in any dtype. `link_bandwidth` is bytes/s between
-    device and pinned host memory, either way.
+    "float16", "float8"); `bandwidth` is bytes/s of a copy (read + written); `kind_share` scales the
+    matmul rate of conv and attention, and the bandwidth of pointwise, reduction and copy. Matmuls
+    and convolutions reach `backward_matmul_share` of their rate in backward. `attention_flops`,
+    where it is known, is the rate of fused attention in any dtype. `link_bandwidth` is bytes/s
+    between device and pinned host memory, either way.
     `host_seconds` is the host's cost of an operation by phase. `asynchronous`: the host runs ahead
     (CUDA); otherwise it computes itself (CPU) and both times add up.
     `uncertainty` is relative: 0.35 means the time may be off by 35% either way. It holds for eager
@@ -104,6 +104,7 @@ class DeviceRates:
         """FLOP/s of a matmul on `dtype`. A dtype without matrix units runs at fp32's rate."""
         if dtype == "float32" and precision == "tf32" and "tf32" in self.matmul_flops:
             return self.matmul_flops["tf32"]
+        dtype = "float8" if dtype.startswith("float8") else dtype
         return self.matmul_flops.get(dtype, self.matmul_flops["float32"])
 
     def matrix_rate(self, phase: str, operation: Computed, precision: str) -> float:
@@ -119,7 +120,7 @@ class DeviceRates:
     def uncertainty_of(self, setting: TrainSetting) -> float:
         """Of a step of `setting`, relative: what was measured narrows it only for its like."""
         alike = setting.compile == "off" and setting.attention == "eager"
-        alike = alike and setting.precision != "tf32" and setting.offload == "none"
+        alike = alike and setting.precision not in ("tf32", "fp8") and setting.offload == "none"
         return self.uncertainty if alike else self.other_uncertainty
 
 
@@ -205,7 +206,8 @@ def rates_for(gpu: Gpu) -> DeviceRates:
     """What `gpu` should achieve: its datasheet's figures times the fitted shares."""
     tensor = efficiency.tensor_matmul_share(gpu)
     bandwidth = efficiency.bandwidth_share(gpu)
-    peaks = {"tf32": gpu.tf32_flops, "bfloat16": gpu.bf16_flops, "float16": gpu.fp16_flops}
+    peaks = {"tf32": gpu.tf32_flops, "bfloat16": gpu.bf16_flops, "float16": gpu.fp16_flops,
+             "float8": gpu.fp8_flops}  # fmt: skip
     flops = {dtype: peak * tensor for dtype, peak in peaks.items() if peak is not None}
     fp32 = gpu.fp32_flops * efficiency.fp32_matmul_share(gpu)
     attention = None

@@ -15,7 +15,7 @@ from planner.schema import Model, TrainSetting
 from planner.tasks import Task, as_task
 from planner.tasks.blocks import checkpoint_as_set
 from planner.tasks.making import GivenTask
-from planner.training import lay_out
+from planner.training import float8_notes, lay_out
 
 _LARGE = 1 << 16  # elements: above this nothing but a weight is made while a model is built
 _FILLED = tuple(
@@ -68,6 +68,8 @@ def build_task(build: Build, model: Model, setting: TrainSetting) -> Built:
         if setting.precision == "pure-bf16":
             module.to(torch.bfloat16)
         lay_out(module, setting)
+    if setting.precision == "fp8":
+        notes = (*notes, *float8_notes(module, setting))
     return Built(task, module, notes)
 
 

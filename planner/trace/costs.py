@@ -82,7 +82,7 @@ def cost_of(
     return Computed(
         name=f"aten.{name}",
         kind=_kind(name),
-        dtype=_dtype(written, inputs),
+        dtype=_dtype(inputs[:1] if name == "_scaled_mm" else written, inputs),
         flops=_flops(func, args, kwargs, result, written),
         num_bytes=sum(_moved(t) for t in read) + sum(_moved(t) for t in written),
         kernels=_kernels(name, args),
@@ -116,7 +116,8 @@ def _kind(name: str) -> OperationKind:
 
 
 def _dtype(written: Iterable[Tensor], inputs: Iterable[Tensor]) -> str:
-    """That of the first floating tensor written; a copy between dtypes counts as its result."""
+    """That of the first floating tensor written; a copy between dtypes counts as its result.
+    Products of 8 bits write more, and run at the rate of what they read."""
     tensors = [*written, *inputs]
     floating = [t for t in tensors if t.is_floating_point()] or tensors
     return str(floating[0].dtype).removeprefix("torch.")

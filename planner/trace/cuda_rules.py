@@ -16,6 +16,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -73,10 +74,29 @@ def as_on_cuda() -> Iterator[None]:
     overridden = set(library._op_impls)
     _forget_dispatch(overridden)
     try:
-        yield
+        with _autocast_asked_of_cuda():
+            yield
     finally:
         library._destroy()
         _forget_dispatch(overridden)
+
+
+@contextlib.contextmanager
+def _autocast_asked_of_cuda() -> Iterator[None]:
+    """Without an argument torch tells of CUDA's autocast, as torchao's linear layers ask."""
+    is_enabled = torch.is_autocast_enabled
+
+    def asked(device_type: str = "cpu") -> bool:
+        return is_enabled(device_type)
+
+    def dtype() -> torch.dtype:
+        return torch.get_autocast_dtype("cpu")
+
+    with (
+        mock.patch.object(torch, "is_autocast_enabled", asked),
+        mock.patch.object(torch, "get_autocast_gpu_dtype", dtype),
+    ):
+        yield
 
 
 def _forget_dispatch(implementations: Iterable[str]) -> None:

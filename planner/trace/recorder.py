@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass_type,
+)
 
 from planner.ledger import (
     IN_BACKWARD,
@@ -70,6 +73,8 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # it runs operations on the tensors that it wraps: those count
         self.running = str(func)
         kwargs = kwargs or {}
         if func is aten.lift_fresh.default and args[0].dim() == 0:

@@ -174,6 +174,9 @@ def usual_refusals(setting: TrainSetting, trainer: str, *said: str) -> list[Refu
     if setting.offload != "none" and "offload" not in said:
         law = f"{trainer} has no place for activations in host memory (offload={setting.offload})"
         found.append(Refusal(law, way_out("offload=none")))
+    if setting.precision == "fp8" and "fp8" not in said:
+        law = f"{trainer} converts no linear layers to 8 bits"
+        found.append(Refusal(law, way_out("precision=bf16")))
     if setting.precision == "pure-bf16" and "pure-bf16" not in said:
         found.append(Refusal(f"{trainer} has no pure bf16 training", way_out("precision=bf16")))
     return found

@@ -84,6 +84,7 @@ def refusals(plan: Plan) -> list[Refusal]:
     said = (
         "ema",
         "pure-bf16",
+        "fp8",
         "zero_grad_to_none",
         "frozen_stages",
         "lora_rank",

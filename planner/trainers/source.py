@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE
 from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
 
 _CHECKPOINTING = Path(__file__).parents[1] / "checkpointing.py"
@@ -405,11 +406,27 @@ def process_source(setting: TrainSetting) -> str:
     )
 
 
+_FLOAT8 = f"""
+    from torchao.float8 import convert_to_float8_training
+
+    def multiplies_in_8_bits(layer: nn.Module, name: str) -> bool:
+        if not isinstance(layer, nn.Linear):
+            return False
+        sides = (layer.out_features, layer.in_features)
+        return min(sides) >= {FLOAT8_LEAST} and all(side % {FLOAT8_MULTIPLE} == 0 for side in sides)
+
+    convert_to_float8_training(model, module_filter_fn=multiplies_in_8_bits)
+"""
+
+
 def placed(body: str, setting: TrainSetting) -> str:
-    """`body` with the model brought into the setting's dtype and memory format at its end."""
+    """`body` with the model brought into the setting's dtype and memory format at its end, and its
+    linear layers into 8 bits."""
     lines = ""
     if setting.precision == "pure-bf16":
         lines += "    model.to(torch.bfloat16)\n"
     if setting.memory_format == "channels_last":
         lines += "    model.to(memory_format=torch.channels_last)\n"
+    if setting.precision == "fp8":
+        lines += _FLOAT8
     return body.replace("    return model\n", f"{lines}    return model\n")

@@ -57,25 +57,29 @@ class DeviceEstimator:
         self, model: Model, settings: Iterable[TrainSetting], limit_seconds: float | None = None,
         say: Callable[[str], None] | None = None,
     ) -> str:  # fmt: skip
-        """Traces what estimates of `settings` rest on, where the model has no step on shapes: all
+        """Traces what estimates of `settings` rest on, where there is no step on shapes: all
         in one other process. Returns why not even one of them can be estimated, "" where one can.
 
         Only what was recorded here is estimated later: no estimate begins a trace.
         """
-        if is_on_shapes(model):
+        settings = list(settings)
+        traced = [setting for setting in settings if not is_on_shapes(model, setting)]
+        if settings and not traced:
             return ""
         steps: dict[int, tuple[TracedStep, ResolvedSetting]] = {}
-        for setting in sorted(settings, key=lambda s: (s.batch_size == 1, s.batch_size)):
+        for setting in sorted(traced, key=lambda s: (s.batch_size == 1, s.batch_size)):
             for recorded in self._recorded(setting):
                 with suppress(UnsupportedError):
                     resolved = resolve(model, recorded)[1]
+                    if is_on_shapes(model, resolved):  # only one to compare with
+                        continue
                     step = traced_step(model, resolved)
                     steps.setdefault(id(step), (step, resolved))
         record_ledgers([(model, r) for _, r in steps.values()], say, limit_seconds)
         faults = [_fault(step, r.batch_size) for step, r in steps.values()]
-        return (
-            "" if not all(faults) else faults[0] if faults else "none of its settings can be traced"
-        )
+        if len(traced) < len(settings) or not all(faults):
+            return ""
+        return faults[0] if faults else "none of its settings can be traced"
 
     def _recorded(self, setting: TrainSetting) -> Iterator[TrainSetting]:
         """The settings whose recorded steps an estimate of `setting` needs."""
@@ -130,7 +134,7 @@ class DeviceEstimator:
 
     def _ledger(self, model: Model, setting: ResolvedSetting) -> Ledger:
         """The recorded step. Raises UnsupportedError where a trace is needed and was not made."""
-        if not is_on_shapes(model):
+        if not is_on_shapes(model, setting):
             fault = _fault(traced_step(model, setting), setting.batch_size)
             if fault:
                 raise UnsupportedError(fault)

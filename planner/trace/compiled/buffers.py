@@ -23,7 +23,7 @@ _MAX_READS_REUSED = 4  # config.realize_reads_threshold
 _MAX_READS = 8  # config.realize_acc_reads_threshold
 _MAX_OPERATIONS = 30  # config.realize_opcount_threshold
 _MAX_DISTANCE = 64  # kernels apart that may still fuse (config.max_fusion_size, of its order)
-_REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "any", "argmax", "var_mean", "prod"))
+_REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "any", "argmax", "var_mean", "prod", "max"))
 _TUPLE_VIEWS = frozenset(("unbind", "split", "split_with_sizes"))
 _POINTWISE = frozenset((  # besides what is recomputable
     "cat", "constant_pad_nd", "copy", "fma", "inductor_lookup_seed", "inductor_random",
@@ -31,7 +31,7 @@ _POINTWISE = frozenset((  # besides what is recomputable
 ))  # fmt: skip
 _KINDS: dict[str, OperationKind] = {
     "mm": "matmul", "addmm": "matmul", "bmm": "matmul", "convolution": "conv",
-    "convolution_backward": "conv",
+    "_scaled_mm": "matmul", "convolution_backward": "conv",
 }  # fmt: skip
 _ATTENTION = tuple(
     f"_scaled_dot_product_{kernel}_attention" for kernel in ("efficient", "flash", "cudnn")
@@ -82,6 +82,8 @@ class Kernel:
 
     @property
     def dtype(self) -> str:
+        if self.values[0].op == "_scaled_mm":  # of 8 bits, which runs at the rate of what it reads
+            return self.values[0].inputs[0].dtype
         return (self.writes or self.values)[0].dtype
 
     @property
@@ -107,6 +109,8 @@ def _extern_flops(node: Value) -> int:
     shapes = [source.shape or () for source in node.inputs]
     if node.op in ("mm", "bmm", "addmm"):
         return 2 * node.numel * shapes[-2][-1]
+    if node.op == "_scaled_mm":
+        return 2 * node.numel * shapes[0][-1]
     if node.op == "convolution":
         return 2 * node.numel * prod(shapes[1][1:])
     if node.op == "convolution_backward":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from planner.errors import UnsupportedError
 from planner.schema.setting import CUDNN_BENCHMARK
 from search.probe.protocol import ProbeRequest
 
@@ -15,6 +16,22 @@ def has_tf32(request: ProbeRequest) -> bool:
         return False
     known = request.capability or torch.cuda.get_device_capability(request.device)
     return known >= (8, 0)
+
+
+def check_float8(request: ProbeRequest) -> None:
+    """Raises UnsupportedError where the setting multiplies in 8 bits and the device does not."""
+    if request.setting.precision != "fp8":
+        return
+    is_cuda = request.device != "cpu" and torch.version.cuda is not None
+    known = request.capability or (
+        torch.cuda.get_device_capability(request.device) if is_cuda else None
+    )
+    if not is_cuda or known is None or known < (8, 9):
+        raise UnsupportedError(
+            "precision fp8 needs an NVIDIA GPU of compute capability 8.9 or more, and the probe's "
+            f"device is {request.device}.",
+            "Set precision=bf16.",
+        )
 
 
 def set_precision(request: ProbeRequest) -> None:

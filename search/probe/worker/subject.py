@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import UnsupportedError
-from planner.libraries.limits import graph_limit
+from planner.libraries.limits import setting_limit
 from planner.libraries.pending import pending
 from planner.schema import SwinConfig
 from planner.tasks import task_for
 from planner.tasks.blocks import checkpoint_as_set
 from planner.training import Training, lay_out
 from search.probe.protocol import ProbeRequest
-from search.probe.worker.precision import has_tf32, set_precision
+from search.probe.worker.precision import check_float8, has_tf32, set_precision
 from search.probe.worker.verdict import NonFiniteError
 
 
@@ -52,7 +52,7 @@ def refuse_unsupported(request: ProbeRequest) -> None:
             f"what is trained is a matter of the model {request.model.title}.",
             "Freeze inside a factory of your own, and probe with frozen_stages 0 and lora_rank 0.",
         )
-    for fault in (*pending(setting), graph_limit(setting)):
+    for fault in (*pending(setting), setting_limit(setting)):
         if fault is not None:
             raise fault.error()
     if setting.precision == "tf32" and not has_tf32(request):
@@ -92,6 +92,7 @@ def build_training(request: ProbeRequest) -> WatchedTraining:
     task = task_for(request.model, setting)
     module = task.module().train()
     checkpoint_as_set(module, task, request.model, setting)
+    check_float8(request)
     set_precision(request)
     dtype = torch.bfloat16 if setting.precision == "pure-bf16" else None
     module = module.to(device=device, dtype=dtype)

@@ -1,0 +1,123 @@
+"""precision fp8: the trace runs the real converted module, so it must do what that does."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torchao")
+
+from planner import estimate  # noqa: E402
+from planner.errors import PlannerError, UnsupportedError  # noqa: E402
+from planner.estimation import choose  # noqa: E402
+from planner.hardware import find_gpu  # noqa: E402
+from planner.ledger import Ledger  # noqa: E402
+from planner.ledgers import is_on_shapes  # noqa: E402
+from planner.libraries.building import build_for  # noqa: E402
+from planner.libraries.limits import multiplies_in_8_bits  # noqa: E402
+from planner.schema import SwinConfig, TrainSetting  # noqa: E402
+from planner.throughput.prediction import rates_for  # noqa: E402
+from planner.trace import trace_estimate, trace_training  # noqa: E402
+from planner.trace.cuda_rules import as_on_cuda  # noqa: E402
+from planner.trainers.emission import emit_setting  # noqa: E402
+from planner.training import use_float8  # noqa: E402
+from tests.cpu_memory import measure_cpu_memory_events  # noqa: E402
+
+# One stage of 64 channels, so that all four layers of a block are converted, and 10 classes.
+SMALL = SwinConfig(
+    library="native", image_size=(56, 56), depths=(1,), num_heads=(2,), embed_dim=64,
+    num_classes=10, drop_path_rate=0.0,
+)  # fmt: skip
+FP8 = {"precision": "fp8", "batch_size": 16, "attention": "eager"}
+
+
+def ledger_of(**changes: object) -> Ledger:
+    config, setting = choose(SMALL, None, None, {**FP8, **changes})
+    return trace_estimate(config, setting)
+
+
+def test_linear_layers_multiply_in_8_bits_and_the_rest_as_in_bf16() -> None:
+    ledger = ledger_of()
+    products = [o for _, o in ledger.operations() if o.kind == "matmul"]
+    of_8_bits = [o for o in products if o.name == "aten._scaled_mm"]
+    assert len(of_8_bits) == 3 * 4  # forward, input's and weight's gradient of four layers
+    # Gradients of 5 exponent bits meet what has 4; the rate is that of 8 bits either way.
+    assert {o.dtype for o in of_8_bits} == {"float8_e4m3fn", "float8_e5m2"}
+    assert {o.dtype for o in products} - {o.dtype for o in of_8_bits} == {"bfloat16"}
+    tokens = 16 * 14 * 14
+    assert max(o.flops for o in of_8_bits) == 2 * tokens * 64 * 256
+    assert "4 of 5 linear layers multiply in 8 bits, by torchao" in ledger.notes
+
+
+def test_live_bytes_are_those_of_the_real_module_on_real_tensors() -> None:
+    """torch._scaled_mm has a kernel for CPUs, and autocast's rules hold for real tensors too."""
+    config, setting = choose(SMALL, None, None, FP8)
+
+    def converted() -> torch.nn.Module:
+        module: torch.nn.Module = build_for(config, setting)()
+        use_float8(module)
+        return module
+
+    trace = trace_training(build_for(config, setting), config, setting, gradient_sums="in_place")
+    with as_on_cuda():
+        real = measure_cpu_memory_events(converted, config, setting)
+    assert trace.phase_ends() == real.phase_ends()
+    assert trace.saved_bytes() == real.saved_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"batch_size": 24}, "batch_size is 24"),
+        ({"lora_rank": 2}, "lora_rank is 2"),
+        ({"world_size": 2, "parallelism": "ddp"}, "parallelism is ddp"),
+    ],
+)
+def test_what_products_of_8_bits_cannot_have_is_refused(
+    changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        choose(SMALL, None, None, {**FP8, **changes})
+
+
+@pytest.mark.parametrize("gpu", ["v100-sxm-16gb", "a100-sxm-80gb", "mi300x"])
+def test_a_card_without_units_of_8_bits_is_refused_before_any_trace(gpu: str) -> None:
+    with pytest.raises(UnsupportedError, match="fp8 needs an NVIDIA GPU of compute capability"):
+        estimate(SMALL, gpu=gpu, **FP8)
+
+
+def test_a_model_without_a_layer_to_convert_is_refused() -> None:
+    narrow = {"embed_dim": 32, "num_heads": (1,)}
+    with pytest.raises(PlannerError, match="this model has none"):
+        ledger_of(**narrow, mlp_ratio=1.0)
+
+
+def test_layers_of_sides_off_16_and_the_position_mlp_stay() -> None:
+    assert multiplies_in_8_bits(96, 288)
+    assert not multiplies_in_8_bits(1000, 768)  # classes: 62.5 times 16
+    assert not multiplies_in_8_bits(32, 512)  # version 2's biases of 32 heads
+
+
+def test_8_bits_are_traced_and_timed_at_twice_bf16() -> None:
+    assert not is_on_shapes(SMALL, TrainSetting(precision="fp8", batch_size=16))
+    assert is_on_shapes(SMALL, TrainSetting())
+    rates = rates_for(find_gpu("h100-sxm-80gb"))
+    of_8_bits = rates.matmul_rate("float8_e5m2", "fp8")
+    assert of_8_bits == 2 * rates.matmul_rate("bfloat16", "fp8")
+    assert "float8" not in rates_for(find_gpu("a100-sxm-80gb")).matmul_flops
+
+
+def test_the_script_converts_the_layers_that_the_estimate_does() -> None:
+    text = emit_setting(SMALL, TrainSetting(**FP8), "pytorch").text
+    scope: dict[str, object] = {"nn": torch.nn}
+    start = text.index("    def multiplies_in_8_bits(")
+    lines = text[start:].partition("\n\n")[0].splitlines()
+    exec("\n".join(line[4:] for line in lines), scope)
+    chosen = scope["multiplies_in_8_bits"]
+    assert callable(chosen)
+    for out in (10, 32, 64, 72, 96, 1000):
+        for inside in (16, 64, 512):
+            layer = torch.nn.Linear(inside, out, device="meta")
+            assert chosen(layer, "") == multiplies_in_8_bits(out, inside)
+    with pytest.raises(UnsupportedError, match="no linear layers to 8 bits"):
+        emit_setting(SMALL, TrainSetting(**FP8), "lightning")
