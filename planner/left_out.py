@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, ConvolutionWorkspace
 from planner.schema import Model, TrainSetting
-from planner.step.optimizers.adamw_8bit import LEFT_OUT
 
 # Quoted, 4 A100s and 8 H100s: issues 964 and 1685 of NVIDIA/nccl.
 NCCL_BUFFERS = (
@@ -25,7 +24,10 @@ def left_out(
             "9.0 and 10.x where the position bias is not trained, as with LoRA"
         )
     if setting.optimizer_implementation == "8bit":
-        found.append(LEFT_OUT)
+        found.append(
+            "what adamw-8bit compiles at its first step: one kernel for each shape of weights, in "
+            "memory of the host"
+        )
     if setting.parallelism == "ddp":
         found += [NCCL_BUFFERS, "the broadcast of buffers before a forward, which is transient"]
     elif setting.world_size > 1:

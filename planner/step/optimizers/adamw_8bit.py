@@ -22,10 +22,6 @@ NOTE = (
     "adamw-8bit: two fp32 tensors the size of the weight that steps, and their scales, as in the "
     "code that torch 2.13 compiles for a CPU (torchao 0.18); on a GPU it takes at most those"
 )
-LEFT_OUT = (
-    "what adamw-8bit compiles at its first step: one kernel for each shape of weights, in memory "
-    "of the host"
-)
 
 
 def notes_of(setting: TrainSetting) -> tuple[str, ...]:
