@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict
 
-from planner.arguments import SettingLike, read_memory
+from planner.arguments import SettingLike, read_allocator, read_memory
 from planner.errors import UsageError, shorten, unknown_name
 from planner.schema import TrainSetting, parse
 from planner.schema.model import MAX_SIZE
@@ -58,6 +58,13 @@ def option(
 def declared_options() -> dict[str, Option]:
     """How each field of `SearchOptions` is said, by its name."""
     return {f.name: f.metadata["option"] for f in fields(SearchOptions)}
+
+
+def read_allocator_text(allocator: str | None) -> str | None:
+    """The caching allocator's options. Raises UsageError, and UnsupportedError for another
+    backend than torch's own."""
+    read_allocator(allocator)
+    return allocator
 
 
 def read_batch_sizes(batch_size: object) -> tuple[int, ...] | None:
@@ -127,6 +134,7 @@ class SearchKeywords(TypedDict, total=False):
 
     device: str
     memory_bytes: int | str | None
+    allocator: str | None
     headroom: float
     batch_size: int | Sequence[int] | None
     global_batch: int | None
@@ -165,6 +173,9 @@ class SearchOptions:
         None, "Emulate a smaller device: 24GiB, 24GB.",
         flag="--memory", metavar="SIZE", read=read_memory,
     )  # fmt: skip
+    allocator: str | None = option(
+        None, "As PYTORCH_ALLOC_CONF, in its place.", metavar="OPTIONS", read=read_allocator_text
+    )
     headroom: float = option("5%", "Memory to keep free.", typed=parse_percent)
     trials: int | None = option(
         None, "At most N probes in the study.", metavar="N", bounds=(0, _MANY)
@@ -282,6 +293,7 @@ class SearchOptions:
             return
         on_a_device = {
             "device": self.device != "auto",
+            "allocator": self.allocator,
             "batch_size": self.batch_size,
             "global_batch": self.global_batch,
             ", ".join(self.restrict or ()): self.restrict,

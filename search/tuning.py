@@ -12,7 +12,11 @@ from typing import Literal, Unpack
 from planner.arguments import ModelLike, read_model
 from planner.errors import PlannerError, UnsupportedError, UsageError, shorten
 from planner.files import write_whole
-from planner.memory.allocator_config import AllocatorConfig, recorded_allocator
+from planner.memory.allocator_config import (
+    AllocatorConfig,
+    allocator_in_environment,
+    recorded_allocator,
+)
 from planner.schema import MeasurementRecord, Model
 from planner.schema.result import Recommendation
 from search.interrupts import heard
@@ -58,7 +62,9 @@ def tune(
     `model` is a SwinConfig (or its fields), a FactoryModel or what the command takes: LIBRARY:NAME,
     a file, package.module:factory.
 
-    `memory_bytes` emulates a smaller device, `headroom` is the share of memory left free.
+    `allocator` are the caching allocator's options that probes run with, in place of those of this
+    environment. `memory_bytes` emulates a smaller device, `headroom` is the share of memory left
+    free.
     `batch_size` fixes the micro-batch (or lists those to try); `global_batch` holds micro-batch ×
     accumulation × world. `restrict` names the values an axis (precision, checkpointing, compile,
     attention, optimizer) may take, and makes an axis of any other field of a setting; what it does
@@ -81,7 +87,9 @@ def tune(
             return _replayed(chosen, asked, estimator, on_progress)
         if chosen is None:
             raise UsageError("there is no model to tune.", "Name one, or pass --replay FILE.")
-        return _probed(chosen, asked, estimator, prober, on_progress)
+        # Probes are recorded with what their environment says, and go by it.
+        with allocator_in_environment(asked.allocator):
+            return _probed(chosen, asked, estimator, prober, on_progress)
 
 
 def _probed(
@@ -95,6 +103,10 @@ def _probed(
         model, found.model_copy(update={"memory_cap_bytes": options.memory_bytes}), versions()
     )
     allocator, allocator_notes = _allocator(identity)
+    if where == "cpu" and options.allocator is not None:
+        allocator_notes.append(
+            "The allocator's options are those of CUDA's: they do nothing for probes on the CPU."
+        )
     memory = find_budget(found, memory_in_use(where), options, allocator)
     output = _folder(options.output or Path(_slug(model)))
     space = make_space(
@@ -161,7 +173,7 @@ def _allocator(identity: Identity) -> tuple[AllocatorConfig | None, list[str]]:
         return None, [f"Memory is guessed as with torch's own allocator: {error.message}"]
     if found is None:
         return None, []
-    return found, [f"Probes run with the allocator's options of this environment: {found.source}."]
+    return found, [f"Probes run with the allocator's options {found.source}."]
 
 
 def _adopt(study: OptunaStudy, identity: Identity, options: SearchOptions) -> list[str]:

@@ -6,7 +6,9 @@ c10/core/AllocatorConfig.{h,cpp} and c10/cuda/CUDAAllocatorConfig.h (torch 2.9 t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from planner.errors import UnsupportedError, UsageError, unknown_name
@@ -125,6 +127,22 @@ def environment_options(environment: Mapping[str, str]) -> tuple[str, str] | Non
     """
     name = next((name for name in VARIABLES if name in environment), None)
     return (name, environment[name]) if name and environment[name].strip() else None
+
+
+@contextmanager
+def allocator_in_environment(options: str | None) -> Iterator[None]:
+    """Meanwhile this process's environment, which those that it starts get, says `options` and
+    nothing else of the allocator; None leaves it as it is."""
+    if options is None:
+        yield
+        return
+    before = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
+    os.environ[VARIABLES[-1]] = options
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLES[-1]]
+        os.environ.update(before)
 
 
 def _split_options(text: str) -> tuple[list[tuple[str, str]], list[str]]:
