@@ -27,11 +27,11 @@ class Moved:
 
     def __init__(self, flat: Tensor) -> None:
         self.device = flat.device
-        self.flat = to_host(flat)
+        self.flat = copy_to_host(flat)
 
     def back(self) -> Tensor:
         if not is_on_device(self.flat):
-            self.flat = to_device(self.flat, self.device)
+            self.flat = copy_back(self.flat, self.device)
         return self.flat
 
 
@@ -72,12 +72,12 @@ def is_on_device(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu"
 
 
-def to_host(flat: Tensor) -> Tensor:
+def copy_to_host(flat: Tensor) -> Tensor:
     host = torch.empty_like(flat, device="cpu", pin_memory=True)
     return host.copy_(flat, non_blocking=True)
 
 
-def to_device(flat: Tensor, device: torch.device) -> Tensor:
+def copy_back(flat: Tensor, device: torch.device) -> Tensor:
     return flat.to(device, non_blocking=True)
 
 

@@ -273,8 +273,8 @@ def offload_as_on_cuda(recorder: Recorder) -> Iterator[None]:
     with mock.patch.multiple(
         offloading,
         is_on_device=recorder.is_on_device,
-        to_host=recorder.to_host,
-        to_device=recorder.to_device,
+        copy_to_host=recorder.to_host,
+        copy_back=recorder.to_device,
     ):
         yield
 

@@ -19,6 +19,7 @@ from planner.trainers.launch import launch
 from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals, way_out
 from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
+from planner.trainers.source import offloaded
 
 TITLE = "accelerate"
 FILENAME = "accelerate.yaml"
@@ -85,7 +86,7 @@ def _script(plan: Plan) -> tuple[str, ...]:
         *(("    images, targets = mix(images, targets)",) if recipe.mixes else ()),
         *(f"    {line}" for line in image_lines(setting)),
         "    with accelerator.accumulate(model):",
-        "        accelerator.backward(training_loss(model(images), targets))",
+        *loss_lines(setting, "model", "        accelerator.backward"),
         *(clip if recipe.clip_norm is not None else ()),
         *stepped,
     )
@@ -112,6 +113,17 @@ def _stepping(setting: TrainSetting) -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
 
 
+def loss_lines(setting: TrainSetting, model: str, backward: str) -> tuple[str, ...]:
+    """The forward of a loop and its backward, which `backward` calls (as far in as it is written).
+    What is called in the model's place is `model`."""
+    margin = " " * (len(backward) - len(backward.lstrip()))
+    loss = f"training_loss({model}(images), targets)"
+    if setting.offload == "none":
+        return (f"{backward}({loss})",)
+    forward = offloaded(f"{margin}loss = {loss}\n", setting, model, "images, targets")
+    return (*forward.splitlines(), f"{backward}(loss)")
+
+
 def image_lines(setting: TrainSetting) -> tuple[str, ...]:
     """What a loop does to the images of a batch, where the setting asks it."""
     found = []
@@ -132,6 +144,7 @@ def refusals(plan: Plan) -> list[Refusal]:
         "frozen_stages",
         "lora_rank",
         "optimizer_in_backward",
+        "offload",
     )
     found = usual_refusals(plan.setting, "accelerate", *said)
     if plan.device == "cpu" and plan.setting.precision == "fp16":

@@ -14,7 +14,7 @@ import json
 from typing import Any
 
 from planner.schema import TrainSetting
-from planner.trainers.accelerate import image_lines, loop_notes
+from planner.trainers.accelerate import image_lines, loop_notes, loss_lines
 from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.comments import WRITTEN_BY, one_line
@@ -84,7 +84,7 @@ def _script(plan: Plan) -> tuple[str, ...]:
         "for images, targets in loader:  # on engine.device",
         *(("    images, targets = mix(images, targets)",) if recipe.mixes else ()),
         *(f"    {line}" for line in image_lines(setting)),
-        "    engine.backward(training_loss(engine(images), targets))",
+        *loss_lines(setting, "engine", "    engine.backward"),
         "    engine.step()",
     )
 
@@ -97,7 +97,7 @@ def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot express of the setting."""
     setting = plan.setting
     # In pure bf16 the engine would add fp32 masters of its own: another setting.
-    found = usual_refusals(setting, "its engine", "ema", "frozen_stages", "lora_rank")
+    found = usual_refusals(setting, "its engine", "ema", "frozen_stages", "lora_rank", "offload")
     if plan.device == "cpu" and setting.precision == "fp16":
         found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
     return found

@@ -18,6 +18,7 @@ from planner.trainers.source import (
     import_block,
     literal,
     mapping,
+    offloaded,
     placed,
     process_source,
 )
@@ -130,6 +131,8 @@ def _module(setting: TrainSetting, pretrained: bool) -> str:
         if setting.memory_format == "channels_last"
         else ""
     )
+    loss = "        return training_loss(self.model(images), targets)\n"
+    loss = offloaded(loss, setting, "self.model", "images, targets")
     mixed = "        images, targets = mix(images, targets)\n" if recipe.mixes else ""
     given = "lr: float = LEARNING_RATE" if recipe.learning_rate is not None else "lr: float"
     clipping = (
@@ -149,8 +152,7 @@ def _module(setting: TrainSetting, pretrained: bool) -> str:
         f"{compiled}\n"
         "    def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:\n"
         "        images, targets = batch\n"
-        f"{mixed}{layout}"
-        "        return training_loss(self.model(images), targets)\n"
+        f"{mixed}{layout}{loss}"
         "\n"
         "    def validation_step(self, batch: Any, batch_index: int) -> None:\n"
         "        images, targets = batch\n"
@@ -171,7 +173,9 @@ def _module(setting: TrainSetting, pretrained: bool) -> str:
 def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot express of the setting."""
     setting = plan.setting
-    found = usual_refusals(setting, "the Trainer", "pure-bf16", "frozen_stages", "lora_rank")
+    found = usual_refusals(
+        setting, "the Trainer", "pure-bf16", "frozen_stages", "lora_rank", "offload"
+    )
     fused = setting.optimizer_implementation == "fused"
     if setting.clip_grad and fused and setting.precision == "fp16":
         family = setting.optimizer_family

@@ -21,7 +21,7 @@ from planner.trainers.recipe import (
     learning_rate_note,
     recipe_of,
 )
-from planner.trainers.source import import_block, literal, placed, process_source
+from planner.trainers.source import import_block, literal, offloaded, placed, process_source
 from planner.trainers.steps import mixing_source, optimizer_source, schedule_source, update_source
 from planner.trainers.task_script import task_refusals, write_task_script
 
@@ -89,6 +89,7 @@ def refusals(plan: Plan) -> list[Refusal]:
         "frozen_stages",
         "lora_rank",
         "optimizer_in_backward",
+        "offload",
     )
     refused = usual_refusals(plan.setting, "the script", *said)
     return [*refused, *task_refusals(plan)] if plan.is_task else refused
@@ -190,8 +191,14 @@ def _step(setting: TrainSetting) -> str:
         average = """    with torch.no_grad():
         torch._foreach_lerp_(average, list(model.parameters()), 1 - EMA_DECAY)
 """
+    forward = (
+        "        output = call(images)\n"
+        '        logits = getattr(output, "logits", output)\n'
+        f"        loss = F.cross_entropy(logits, targets{smoothing})\n"
+    )
     return _STEP.substitute(
-        smoothing=smoothing, clip=clip, update=update_source(setting, average),
+        forward=offloaded(forward, setting, "call", "images, targets"), clip=clip,
+        update=update_source(setting, average),
         optimizer="" if setting.optimizer_in_backward else _OPTIMIZER, average_argument=argument,
         divided="    return loss / ACCUMULATE\n" if setting.accumulate > 1 else "    return loss\n",
     )  # fmt: skip
@@ -202,10 +209,7 @@ _STEP = Template(
     '''def forward(call: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
     """The loss of one micro-batch, divided by the number of them."""
     with torch.autocast(images.device.type, dtype=AUTOCAST) if AUTOCAST else nullcontext():
-        output = call(images)
-        logits = getattr(output, "logits", output)
-        loss = F.cross_entropy(logits, targets$smoothing)
-$divided
+$forward$divided
 
 def optimizer_step(
     call: nn.Module,

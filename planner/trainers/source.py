@@ -6,12 +6,14 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from textwrap import indent
 from typing import Any
 
 from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE
 from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
 
 _CHECKPOINTING = Path(__file__).parents[1] / "checkpointing.py"
+_OFFLOADING = Path(__file__).parents[1] / "offloading.py"
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,16 @@ class ModelSource:
 
 
 def model_source(model: Model, setting: TrainSetting) -> ModelSource:
-    """The source of `build_model() -> nn.Module`, checkpointing and attention as in `setting`."""
+    """The source of `build_model() -> nn.Module`, checkpointing and attention as in `setting`; and
+    of the context that moves saved activations, where the setting needs it."""
+    built = _built(model, setting)
+    if setting.offload == "none":
+        return built
+    helper = _copied(_OFFLOADING)
+    return ModelSource((*built.imports, *helper.imports), helper.body + built.body)
+
+
+def _built(model: Model, setting: TrainSetting) -> ModelSource:
     if isinstance(model, FactoryModel):
         return _factory(model, setting)
     assert isinstance(model, SwinConfig), "`setting_faults` refuses what is neither"
@@ -108,7 +119,23 @@ def _chosen(blocks: str, setting: TrainSetting) -> str:
 
 def checkpointing_source() -> ModelSource:
     """What stands in `planner/checkpointing.py`, for a script that must run without the planner."""
-    text = _CHECKPOINTING.read_text(encoding="utf-8")
+    return _copied(_CHECKPOINTING)
+
+
+def offloaded(lines: str, setting: TrainSetting, module: str, batch: str) -> str:
+    """`lines` of a forward and its loss, in a context that moves what backward needs where the
+    setting says so; `module` and `batch` (tensors) stay on the device."""
+    if setting.offload == "none":
+        return lines
+    margin = " " * (len(lines) - len(lines.lstrip(" ")))
+    return (
+        f"{margin}kept = (*{module}.parameters(), *{module}.buffers(), {batch})\n"
+        f"{margin}with offload_activations(kept):\n" + indent(lines, "    ")
+    )
+
+
+def _copied(file: Path) -> ModelSource:
+    text = file.read_text(encoding="utf-8")
     nodes = ast.parse(text).body
     imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     lines = text.splitlines(keepends=True)[imports[-1].end_lineno :]
@@ -189,11 +216,7 @@ def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
     created = call("SwinTransformer", arguments).removesuffix("    )")
     created += f"        block={block},\n        downsample_layer={merging},\n    )"
     names = sorted({"SwinTransformer", block, merging})
-    imports = (
-        "from torchvision.models.swin_transformer import (\n"
-        + "".join(f"    {name},\n" for name in names)
-        + ")"
-    )
+    imports = f"from torchvision.models.swin_transformer import {', '.join(names)}"
     # features: patches, then by turns a stage's blocks and a patch merging
     built = f"    model: nn.Module = {created}\n"
     return _wrapped((imports,), built, "model.features[1::2]", setting, "stage")
@@ -379,7 +402,7 @@ def _import(module: str, names: list[str]) -> str:
 
 _STANDARD = frozenset(
     ("argparse", "collections", "contextlib", "functools", "math", "os", "pathlib", "re", "sys",
-     "time", "typing")
+     "time", "typing", "weakref")
 )  # fmt: skip
 
 

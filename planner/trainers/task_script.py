@@ -13,7 +13,7 @@ from planner.schema.setting import EMA_DECAY
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.plan import Emitted, Plan, Refusal
 from planner.trainers.recipe import recipe_of
-from planner.trainers.source import import_block, literal, process_source
+from planner.trainers.source import import_block, literal, offloaded, process_source
 from planner.trainers.steps import optimizer_source, update_source
 
 RATE_NOTE = (
@@ -76,6 +76,11 @@ def _imports(plan: Plan) -> tuple[str, ...]:
     found = [*_IMPORTS, f"from planner.schema import {type(plan.model).__name__}, TrainSetting"]
     if plan.setting.checkpointing != "none":
         found.append("from planner.tasks.blocks import checkpoint_as_set")
+    if plan.setting.offload != "none":
+        found += [
+            "from planner.offloading import offload_activations",
+            "from planner.tasks.trees import tensors_of",
+        ]
     return tuple(found)
 
 
@@ -133,8 +138,10 @@ def _step(setting: TrainSetting) -> str:
         torch._foreach_lerp_(average, list(module.parameters()), 1 - EMA_DECAY)
 """
     divided = " / ACCUMULATE" if setting.accumulate > 1 else ""
+    forward = f"            loss = task.loss(call, batch){divided}\n"
     return _STEP.substitute(
-        clip=clip, update=update_source(setting, average), divided=divided,
+        clip=clip, update=update_source(setting, average),
+        forward=offloaded(forward, setting, "module", "*tensors_of(batch)"),
         optimizer="" if setting.optimizer_in_backward else _OPTIMIZER,
         average_argument="    average: list[Tensor],\n" if setting.ema else "",
     )  # fmt: skip
@@ -155,8 +162,7 @@ $average_argument    data: Iterator[Any],
     for _ in range(ACCUMULATE):
         batch = next(data)
         with torch.autocast(device.type, dtype=AUTOCAST) if AUTOCAST else nullcontext():
-            loss = task.loss(call, batch)$divided
-        (scaler.scale(loss) if scaler is not None else loss).backward()
+$forward        (scaler.scale(loss) if scaler is not None else loss).backward()
         total += loss.detach()
         del loss, batch
 $clip$update    return total

@@ -29,6 +29,7 @@ from planner.trainers.source import (
     BENCHMARK,
     import_block,
     mapping,
+    offloaded,
     placed,
     transformers_own,
 )
@@ -116,8 +117,8 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
         *(line for line in model.imports if "transformers" not in line),
         *(optimizer_imports if own_optimizer else ()),
         *mixing_imports,
-        "from transformers import (\n    AutoModelForImageClassification,\n"
-        f"    {_config_class(plan)},\n    Trainer,\n    TrainingArguments,\n)",
+        f"from transformers import AutoModelForImageClassification, {_config_class(plan)}",
+        "from transformers import Trainer, TrainingArguments",
     ]
     rate = "" if recipe_of(setting).learning_rate is not None else ", learning_rate=LR"
     use = (
@@ -136,6 +137,7 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
             "\n\n" + optimizer if own_optimizer else "",
             "\n\n" + _collate(setting),
             "\n\n" + mixing + "\n\n" + _MIXING_TRAINER if mixing else "",
+            "\n\n" + _offloading_trainer(setting) if setting.offload != "none" else "",
             "\n\n"
             + _trainer(setting, own_optimizer, weights_name(plan.model, setting) is not None),
         )
@@ -184,7 +186,23 @@ def soft_target_loss(
 '''
 
 
+def _offloading_trainer(setting: TrainSetting) -> str:
+    lines = "        return super().compute_loss(model, inputs, *more, **given)\n"
+    return (
+        f"class OffloadingTrainer({_mixing(setting)}):\n"
+        '    """What backward needs waits in the memory of the host."""\n\n'
+        "    def compute_loss(self, model: Any, inputs: Any, *more: Any, **given: Any) -> Any:\n"
+        "        tensors = [t for t in inputs.values() if isinstance(t, torch.Tensor)]\n"
+        + offloaded(lines, setting, "model", "*tensors")
+    )
+
+
+def _mixing(setting: TrainSetting) -> str:
+    return "MixingTrainer" if _soft(setting) else "Trainer"
+
+
 def _trainer(setting: TrainSetting, own_optimizer: bool, pretrained: bool) -> str:
+    kind = "OffloadingTrainer" if setting.offload != "none" else _mixing(setting)
     optimizer = (
         "        optimizers=(build_optimizer(model, arguments.learning_rate), None),\n"
         if own_optimizer
@@ -216,7 +234,7 @@ def _trainer(setting: TrainSetting, own_optimizer: bool, pretrained: bool) -> st
         f"    model = build_model({'pretrained' if pretrained else ''})\n"
         + ("    model.to(arguments.device)  # before the optimizer takes its parameters\n"
            if own_optimizer else "")
-        + f"    return {'MixingTrainer' if _soft(setting) else 'Trainer'}(\n"
+        + f"    return {kind}(\n"
         "        model,\n"
         "        arguments,\n"
         "        train_dataset=train_dataset,\n"
@@ -229,7 +247,7 @@ def _trainer(setting: TrainSetting, own_optimizer: bool, pretrained: bool) -> st
 
 def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot express of the setting."""
-    said = ("pure-bf16", "frozen_stages", "lora_rank")
+    said = ("pure-bf16", "frozen_stages", "lora_rank", "offload")
     found = usual_refusals(plan.setting, "the Trainer", *said)
     if plan.device == "cpu" and plan.setting.precision == "fp16":
         found.append(

@@ -160,19 +160,19 @@ class FalseLink:
     def is_on_device(self, tensor: Any) -> bool:
         return tensor.untyped_storage()._cdata not in self.host
 
-    def to_host(self, flat: Any) -> Any:
+    def copy_to_host(self, flat: Any) -> Any:
         copied = flat.clone()
         self.host[copied.untyped_storage()._cdata] = copied
         self.sent.append(flat.numel())
         return copied
 
-    def to_device(self, flat: Any, device: Any) -> Any:
+    def copy_back(self, flat: Any, device: Any) -> Any:
         return flat.clone()
 
     def __enter__(self) -> FalseLink:
         from planner import offloading
 
-        names = ("is_on_device", "to_host", "to_device")
+        names = ("is_on_device", "copy_to_host", "copy_back")
         self.patched = mock.patch.multiple(offloading, **{n: getattr(self, n) for n in names})
         self.patched.start()
         return self
@@ -243,7 +243,7 @@ def test_on_a_cpu_nothing_moves() -> None:
     from planner import offloading
 
     weight = torch.ones(3, 3, requires_grad=True)
-    with mock.patch.object(offloading, "to_host", side_effect=AssertionError):
+    with mock.patch.object(offloading, "copy_to_host", side_effect=AssertionError):
         with offloading.offload_activations([weight]):
             loss = (torch.ones(3, 3) @ weight).exp().sum()
         loss.backward()

@@ -131,6 +131,7 @@ STEPS: list[Any] = [
     {"precision": "pure-bf16", "memory_format": "channels_last", "optimizer": "sgd"},
     {"ema": True, "amsgrad": True, "zero_grad_to_none": False},
     {"optimizer": "lion"},
+    {"offload": "activations"},
     {"optimizer_in_backward": True, "precision": "bf16", "ema": True},
     {"optimizer_in_backward": True, "optimizer": "lion"},
     pytest.param({}, marks=pytest.mark.combinations),

@@ -182,7 +182,8 @@ def expected(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
     recipe = recipe_of(setting)
     micro = setting.accumulate * 2
     _, setting = resolve(model, setting)
-    judged = estimate(model, setting.model_copy(update={"world_size": 1}))
+    # A CPU's tensors are on the host already: there an offload moves nothing.
+    judged = estimate(model, setting.model_copy(update={"world_size": 1, "offload": "none"}))
     # What fused attention keeps is the kernel's matter, and the CPU's is not CUDA's.
     kernels = setting.attention == "sdpa" and setting.checkpointing == "none"
     compared = setting.precision == "fp32" and not kernels
@@ -207,6 +208,7 @@ def expected(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
         "smoothing": None if recipe.mixes else recipe.smoothing,  # mixed into the targets
         "first_rate": recipe.learning_rate and recipe.learning_rate * WARMUP_START,
         "averaged": setting.ema,
+        "offloads": setting.offload != "none",
         "compiles": [setting.compile] if setting.compile != "off" else [],
         "validation_batch": recipe.validation_batch_size,
         "num_parameters": _trained(model, setting),
@@ -250,6 +252,7 @@ def observed(report: dict[str, Any]) -> dict[str, Any]:
         **{key: report.get(key) for key in (
             "world", "images", "micro_batches", "autocast", "parameter_dtype", "checkpoints",
             "clips", "classes", "num_parameters", "saved_bytes", "benchmark", "drop_path",
+            "offloads",
         )},
         "sdpa": report["sdpa"] > 0,
         "fused": bool(groups[0].get("fused")),

@@ -31,7 +31,7 @@ STEPS = 2
 SEEN: dict[str, Any] = {
     "images": [0], "micro_batches": [0], "checkpoints": 0, "sdpa": 0, "losses": [], "clips": [],
     "compiles": [], "averaged": 0, "validation_batches": [], "autocast": None, "saved_bytes": None,
-    "steps": [], "drop_path": 0.0,
+    "steps": [], "drop_path": 0.0, "offloads": False,
 }  # fmt: skip
 _outermost: list[nn.Module] = []
 _recording: dict[int, int] | None = None
@@ -104,6 +104,8 @@ def _start_recording(module: nn.Module) -> None:
     if not any(isinstance(m, nn.Conv2d) for m in module.modules()):
         return
     _recording = {}
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    SEEN["offloads"] = hooks is not None and "offload_activations" in hooks[0].__qualname__
     _kept.update(t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers()))
     torch._C._autograd._push_saved_tensors_default_hooks(_pack, lambda tensor: tensor)
 

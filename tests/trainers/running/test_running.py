@@ -57,6 +57,7 @@ PYTORCH = [
     Case("pytorch", tiny("timm"), {"checkpointing": "blocks:every-2", "attention": "eager"}),
     Case("pytorch", tiny("timm"), {"compile": "default", "attention": "eager"}),
     Case("pytorch", tiny("timm"), {"optimizer": "adamw-8bit", "attention": "eager"}),
+    Case("pytorch", tiny("timm"), {"offload": "activations", "attention": "eager"}),
     Case("pytorch", tiny("timm"), {
         "optimizer_in_backward": True, "batch_size": 8, "accumulate": 1, "ema": True,
         "optimizer": "adamw-fused", "attention": "eager", "validation_batch_size": 6,
@@ -124,6 +125,9 @@ TRANSFORMERS = [
     }),
     Case("transformers", tiny("transformers"), {"frozen_stages": 1, "attention": "eager"}),
     Case("transformers", tiny("transformers"), {"optimizer": "adamw-8bit", "attention": "eager"}),
+    Case("transformers", tiny("transformers"), {
+        "offload": "activations", "loss": "soft-target", "attention": "eager",
+    }),
 ]  # fmt: skip
 
 
@@ -162,6 +166,7 @@ LIGHTNING = [
     Case("lightning", tiny("timm"), {
         "checkpointing": "stages", "optimizer": "sgd", "loss": "soft-target", "attention": "eager",
     }),
+    Case("lightning", tiny("native"), {"offload": "activations", "attention": "eager"}),
     Case("lightning", tiny("native"), {
             "clip_grad": True, "optimizer": "adamw-fused", "attention": "eager",
         }),
@@ -206,6 +211,7 @@ ACCELERATE = [
     Case("accelerate", tiny("timm"), {
         "lora_rank": 2, "lora_targets": "all", "attention": "eager", "clip_grad": True,
     }),
+    Case("accelerate", tiny("native"), {"offload": "activations", "attention": "eager"}),
 ]  # fmt: skip
 
 
