@@ -110,6 +110,8 @@ def _train_values(setting: TrainSetting) -> dict[str, Any]:
         "BASE_LR": BASE_LR,  # for 512 images: main.py scales the three
         "WARMUP_LR": rounded(BASE_LR * WARMUP_START),
         "MIN_LR": rounded(BASE_LR * FINAL_SHARE),
+        # Before 22e57f4 the cosine began with the warm-up: such a checkout refuses the key.
+        "LR_SCHEDULER": {"NAME": "cosine", "WARMUP_PREFIX": True},
         "WEIGHT_DECAY": recipe.weight_decay,
         "CLIP_GRAD": recipe.clip_norm,
         "ACCUMULATION_STEPS": setting.accumulate,

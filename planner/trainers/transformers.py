@@ -124,7 +124,7 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
     use = (
         f"In your script: from {plan.module(FILENAME)} import build_trainer",
         f"                build_trainer(train_dataset, eval_dataset{rate}).train()",
-        "For transformers 5.23.",
+        f"For transformers 5.23{' and peft 0.21' if setting.lora_rank else ''}.",
     )
     return "".join(
         (

@@ -47,6 +47,7 @@ def microsoft_config() -> dict[str, Any]:
         "TRAIN": {
             "EPOCHS": 300, "WARMUP_EPOCHS": 20, "WEIGHT_DECAY": 0.05, "BASE_LR": 5e-4,
             "WARMUP_LR": 5e-7, "MIN_LR": 5e-6,
+            "LR_SCHEDULER": {"NAME": "cosine", "WARMUP_PREFIX": True},
             "CLIP_GRAD": 5.0, "ACCUMULATION_STEPS": 1, "USE_CHECKPOINT": False,
             "OPTIMIZER": {"NAME": "adamw", "EPS": 1e-8, "BETAS": (0.9, 0.999), "MOMENTUM": 0.9},
         },

@@ -112,7 +112,7 @@ def of_microsoft(target: str) -> Rates:
         lr_min=train["MIN_LR"] * scale,
         warmup_lr_init=train["WARMUP_LR"] * scale,
         warmup_t=warmup * PER_EPOCH,
-        warmup_prefix=True,
+        warmup_prefix=train["LR_SCHEDULER"]["WARMUP_PREFIX"],
         t_in_epochs=False,
     )
     return _of_timm_s(schedule, optimizer)
