@@ -168,6 +168,27 @@ def test_published_weights_are_asked_for_where_a_part_is_trained(
     assert any("load yours" in w for w in emitted("pytorch", other, frozen_stages=2).warnings)
 
 
+@needs("timm")
+def test_timm_s_weights_are_loaded_beneath_the_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The download only is ours: timm fits the weights to another classifier."""
+    import timm
+
+    name = "swin_tiny_patch4_window7_224"
+    published = timm.create_model(name, num_classes=1000).state_dict()
+    builder = sys.modules["timm.models._builder"]
+    monkeypatch.setattr(builder, "load_state_dict_from_hf", lambda *a, **k: dict(published))
+    model = find_library("timm").published[name].model_copy(update={"num_classes": 7})
+    built = executed(emitted("pytorch", model, **LORA))["build_model"](pretrained=True)
+    loaded = {
+        key.replace(".base.", "."): value
+        for key, value in built.state_dict().items()
+        if "lora_" not in key and not key.startswith("head.")
+    }
+    assert loaded.keys() == {key for key in published if not key.startswith("head.")}
+    for key, value in loaded.items():
+        assert torch.equal(value, published[key]), key
+
+
 @needs("torchvision")
 def test_torchvision_s_weights_are_loaded_but_for_another_classifier(
     monkeypatch: pytest.MonkeyPatch,
