@@ -69,16 +69,16 @@ class Device:
         self.on_gradient: Callable[[GradientCell], None] | None = None
         self.offloads = False  # some saved tensors are on the host, until a node wants them
         self.next_sequence = 0
-        self._next_storage = 0
+        self.num_storages = 0
 
     def dense_strides(self, shape: Shape) -> Shape:
         """Of a module's parameter or buffer, and of images, once moved to the device."""
         return channels_last_strides(shape) if self.channels_last else contiguous_strides(shape)
 
     def allocate(self, num_bytes: int, label: str) -> int:
-        self._next_storage += 1
-        self.events.append(Allocated(self._next_storage, num_bytes, label, self.scope))
-        return self._next_storage
+        self.num_storages += 1
+        self.events.append(Allocated(self.num_storages, num_bytes, label, self.scope))
+        return self.num_storages
 
     def release(self, storage: int) -> None:
         self.events.append(Freed(storage))

@@ -19,6 +19,7 @@ from planner.step.offloading import offload_activations
 from planner.step.optimizers import Optimizer, clip_gradients, make_optimizer
 from planner.step.optimizers.adamw_8bit import notes_of
 from planner.step.pointwise import like, mul, scale
+from planner.step.repeat import num_allocated, repeated
 from planner.step.tensor import Device, GradientCell, Tensor, empty
 
 BuildOnShapes = Callable[[Device], Module]
@@ -141,6 +142,49 @@ class Training:
         self.end_phase("zero_grad")
         self.num_steps += 1
 
+    def step_twice(self) -> None:
+        """Two steps. The second is read off the first, where it only repeats it: the optimizer
+        steps once more on the same gradients, now that its state is there."""
+        device = self.device
+        begin = len(device.events)
+        for _ in range(self.setting.accumulate):
+            self.micro_step()
+        passes = len(device.events)
+        self.optimizer_step()
+        self.end_phase("optimizer")
+        first, storages = len(device.events), device.num_storages
+        self.optimizer_step()
+        self.end_phase("optimizer")
+        second = device.events[first:]
+        del device.events[first:]
+        device.num_storages = storages
+        self.optimizer.zero_grad(self.setting.zero_grad_to_none)
+        self.end_phase("zero_grad")
+        self.num_steps += 1
+        zero_grad = device.events[first:]
+        once = [*device.events[begin:passes], *second, *zero_grad]
+        again = repeated(once, storages, self.num_steps)
+        if again is None:
+            self.step()
+            return
+        device.events += again
+        device.num_storages += num_allocated(again)
+        self.num_steps += 1
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the second step runs what the first one did, but for the optimizer's state: a
+        scaler makes its scale in the first backward, DDP its buckets after it, what moves to the
+        host finds its place there, and gradients that stay are added to."""
+        setting = self.setting
+        return (
+            self.scaler is None
+            and self.reducer is None
+            and setting.offload == "none"
+            and setting.zero_grad_to_none
+            and not setting.optimizer_in_backward
+        )
+
     def end_phase(self, phase: str) -> None:
         self.device.mark(phase, self.num_steps)
 
@@ -253,8 +297,11 @@ def record_training(
         name_modules(module)
         training = Training(device, module, setting, make_batch(device, model, setting))
         device.mark("build", 0)
-        for _ in range(num_steps):
-            training.step()
+        if num_steps == 2 and training.repeats:
+            training.step_twice()
+        else:
+            for _ in range(num_steps):
+                training.step()
         if setting.validation_batch_size:
             training.validate()
         num_parameters = sum(p.numel for p in module.parameters())

@@ -1,0 +1,33 @@
+"""The second optimizer step, read off the first: it runs the same operations on storages anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from planner.ledger import Allocated, Event, Freed, Marked, Tagged
+
+
+def repeated(events: Iterable[Event], last_storage: int, step: int) -> list[Event] | None:
+    """`events` once more, as optimizer step `step`: each storage that they allocate is a new one,
+    numbered from `last_storage` on. None where one of them outlives `events`: then the first time
+    differs from the next."""
+    again: list[Event] = []
+    new: dict[int, int] = {}  # storage -> the one in its place; emptied as they are freed
+    for event in events:
+        if type(event) is Allocated:
+            last_storage += 1
+            new[event.storage] = last_storage
+            event = Allocated(last_storage, event.num_bytes, event.label, event.path)
+        elif type(event) is Freed:
+            event = Freed(new.pop(event.storage, event.storage))
+        elif type(event) is Tagged:
+            event = Tagged(new.get(event.storage, event.storage), event.category)
+        elif type(event) is Marked:
+            event = Marked(event.phase, step)
+        again.append(event)
+    return None if new else again
+
+
+def num_allocated(events: Sequence[Event]) -> int:
+    """How many storages `events` allocate."""
+    return sum(type(event) is Allocated for event in events)
