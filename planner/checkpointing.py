@@ -76,7 +76,17 @@ def checkpoint_in_place(modules: Iterable[nn.Module], selective: bool = False) -
     module checkpoints itself.
     """
     for module in modules:
+        if selective:
+            _leave_results(module)
         module.__class__ = _checkpointed(type(module), {"context_fn": keep} if selective else {})
+
+
+def _leave_results(module: nn.Module) -> None:
+    """A result that is kept must not change: activations (ReLU) make a new one from here on."""
+    inner: Any
+    for inner in module.modules():
+        if getattr(inner, "inplace", False):
+            inner.inplace = False
 
 
 def _checkpointed(kind: type[nn.Module], how: dict[str, Any]) -> type[nn.Module]:

@@ -10,8 +10,6 @@ from planner.schema import TrainSetting
 
 def pending(setting: TrainSetting) -> Iterator[SettingFault]:
     """A fault for each value of `setting` that cannot be estimated, probed or written yet."""
-    if setting.checkpointing == "selective":
-        yield _fault("checkpointing", setting, "blocks")
     if setting.compile_scope != "model":
         yield _fault("compile_scope", setting, "model")
     if setting.compile_dynamic:

@@ -161,7 +161,8 @@ class LibrarySpec:
             if setting.chosen_blocks is not None:
                 from planner.libraries.wrapping_on_shapes import checkpoint_in_place
 
-                checkpoint_in_place(self._blocks(module.descendants())[setting.chosen_blocks])
+                blocks = self._blocks(module.descendants())[setting.chosen_blocks]
+                checkpoint_in_place(blocks, setting.checkpointing == "selective")
             if setting.frozen_stages or setting.lora_rank:
                 from planner.libraries.adapters_on_shapes import choose_trainable
 
@@ -228,14 +229,15 @@ class LibrarySpec:
     def _checkpointing_faults(
         self, config: SwinConfig, setting: TrainSetting, swin: str
     ) -> Iterator[SettingFault]:
-        known = self.checkpointings(config)
+        own = self.checkpointings(config)
+        known = (*own, "selective")  # blocks can be wrapped in every library
         if setting.checkpointing.partition(":")[0] not in known:
             yield SettingFault(
                 f"{swin} supports checkpointing {alternatives(known)}",
                 f"checkpointing is {setting.checkpointing}",
                 f"Choose --checkpointing {alternatives(known)}.",
                 field="checkpointing",
-                instead=known[-1],
+                instead=own[-1],
             )
         num_blocks = sum(config.depths)
         if setting.chosen_blocks is not None and (setting.chosen_blocks.stop or 0) > num_blocks:

@@ -7,18 +7,23 @@ from typing import Any
 
 from planner.schema import TrainSetting
 from planner.step.checkpointing import checkpoint
-from planner.step.nn import Module
+from planner.step.nn import Module, ReLU
 
 # Kept, since a class is a cycle, which only the collector would free.
-_CHECKPOINTED: dict[type[Module], type[Module]] = {}
+_CHECKPOINTED: dict[tuple[type[Module], bool], type[Module]] = {}
 
 
-def checkpoint_in_place(modules: Iterable[Module]) -> None:
-    """From now on each module saves only its inputs and recomputes its forward in backward."""
+def checkpoint_in_place(modules: Iterable[Module], selective: bool = False) -> None:
+    """From now on each module saves only its inputs and recomputes its forward in backward; with
+    `selective` it keeps the results of matrix products and attention too."""
     for module in modules:
-        kind = type(module)
+        if selective:
+            for inner in module.descendants():
+                if isinstance(inner, ReLU):
+                    inner.in_place = False
+        kind = (type(module), selective)
         if kind not in _CHECKPOINTED:
-            _CHECKPOINTED[kind] = _checkpointed(kind)
+            _CHECKPOINTED[kind] = _checkpointed(*kind)
         module.__class__ = _CHECKPOINTED[kind]
 
 
@@ -28,8 +33,8 @@ def chosen_stages(stages: Sequence[Module], setting: TrainSetting) -> list[Modul
     return list(stages) if numbers is None else [stages[number] for number in numbers]
 
 
-def _checkpointed(kind: type[Module]) -> type[Module]:
+def _checkpointed(kind: type[Module], selective: bool) -> type[Module]:
     def forward(self: Module, *args: Any) -> Any:
-        return checkpoint(kind.forward, self, *args)
+        return checkpoint(kind.forward, self, *args, selective=selective)
 
     return type(f"Checkpointed{kind.__name__}", (kind,), {"forward": forward})

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from planner.step.autocast import cast_down
 from planner.step.autograd import Gradients, Node, begin, finish, only_gradient
+from planner.step.kept import kept
 from planner.step.strides import Shape
 from planner.step.tensor import Tensor, empty
 from planner.step.views import expand, pad_last, slice_
@@ -63,7 +64,7 @@ def scaled_dot_product_attention(
         mask, v, k, q = cast_down(mask), cast_down(v), cast_down(k), cast_down(q)
     # `mask` stays alive to the end: autocast's casts are temporaries of the whole call.
     aligned = expand(_aligned(mask), *q.shape[:3], k.shape[2])
-    return _efficient_attention(q, k, v, aligned)
+    return _efficient_attention(q, k, v, aligned, dropout_rate > 0)
 
 
 def _aligned(mask: Tensor) -> Tensor:
@@ -77,7 +78,8 @@ def _aligned(mask: Tensor) -> Tensor:
     return slice_(pad_last(mask, MASK_ROW_ELEMENTS - row % MASK_ROW_ELEMENTS), -1, 0, row)
 
 
-def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, draws: bool) -> Tensor:
+    """One that `draws` random numbers is computed again wherever it is checkpointed."""
     device = q.storage.device
     label = "aten._scaled_dot_product_efficient_attention"
     batch, heads, num_queries, _ = q.shape
@@ -85,14 +87,16 @@ def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tenso
     name = "ScaledDotProductEfficientAttentionBackward0"
     # Saved in the order of their names, as torch does: attn_bias, key, query, value.
     node = begin(name, (q, k, v, mask), _attention_backward, (mask, k, q, v), flops)
-    out = _heads_inside(q, v.shape[-1], label)
-    row = (
-        -(-num_queries // LOGSUMEXP_ROW_ELEMENTS) * LOGSUMEXP_ROW_ELEMENTS
-        if node is not None
-        else 0
-    )
-    logsumexp = empty(device, (batch, heads, row), "float32", label)
-    device.compute(label, "attention", q.dtype, flops, _moved(q, k, v, out, mask))
+    blocks = -(-num_queries // LOGSUMEXP_ROW_ELEMENTS) if node is not None else 0
+
+    def compute() -> tuple[Tensor, Tensor]:
+        out = _heads_inside(q, v.shape[-1], label)
+        row = blocks * LOGSUMEXP_ROW_ELEMENTS
+        logsumexp = empty(device, (batch, heads, row), "float32", label)
+        device.compute(label, "attention", q.dtype, flops, _moved(q, k, v, out, mask))
+        return (out, logsumexp)
+
+    out, logsumexp = compute() if draws else kept(device, compute)
     return finish(out, node, (logsumexp, out))
 
 

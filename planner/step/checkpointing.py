@@ -13,6 +13,7 @@ from typing import Any
 
 from planner.step.autocast import AutocastScope
 from planner.step.autograd import Saved
+from planner.step.kept import KeptResults
 from planner.step.tensor import Device, Tensor
 
 Function = Callable[..., Any]
@@ -55,7 +56,9 @@ class _SavedArgument:
 class _Frame:
     """One checkpointed call: its function, its inputs, and what has been recomputed of it."""
 
-    def __init__(self, device: Device, function: Function, args: tuple[Any, ...]) -> None:
+    def __init__(
+        self, device: Device, function: Function, args: tuple[Any, ...], kept: KeptResults | None
+    ) -> None:
         self.device = device
         self.function = function
         self.saved_args: list[Any] = []
@@ -64,6 +67,7 @@ class _Frame:
             self.saved_args.append(_SavedArgument(arg) if isinstance(arg, Tensor) else arg)
         self.autocast_dtype = device.autocast.dtype if device.autocast else None
         self.scope = device.scope
+        self.kept = kept
         self.holders: list[weakref.ref[_Holder]] = []
         self.recomputed: weakref.WeakKeyDictionary[_Handle, Tensor] = weakref.WeakKeyDictionary()
         self.num_recomputed = 0
@@ -94,6 +98,9 @@ class _Frame:
         device = self.device
         grad_enabled, device.grad_enabled = device.grad_enabled, True
         scope, device.scope = device.scope, self.scope
+        outer, device.kept_results = device.kept_results, self.kept
+        if self.kept is not None:
+            self.kept.is_recomputing = True
         hooks = len(device.saved_tensor_hooks)
         device.saved_tensor_hooks.append((_Recomputation(self).pack, _unchanged))
         try:
@@ -103,6 +110,7 @@ class _Frame:
             pass
         del device.saved_tensor_hooks[hooks:]
         device.grad_enabled, device.scope = grad_enabled, scope
+        device.kept_results = outer
 
 
 class _Recomputation:
@@ -135,16 +143,20 @@ def _run(function: Function, *args: Any) -> None:
     function(*args)
 
 
-def checkpoint(function: Function, *args: Any) -> Any:
-    """`torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)`."""
+def checkpoint(function: Function, *args: Any, selective: bool = False) -> Any:
+    """`torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)`; `selective` with
+    the contexts of `planner.checkpointing.keep`."""
     device: Device = next(a for a in args if isinstance(a, Tensor)).device
     if device.checkpoint_region is not None:
         return device.checkpoint_region(function, args)
     if not device.grad_enabled:
         return function(*args)
-    frame = _Frame(device, function, args)
+    kept = KeptResults() if selective else None
+    frame = _Frame(device, function, args, kept)
     device.saved_tensor_hooks.append((frame.pack, frame.unpack))
-    del frame
+    outer, device.kept_results = device.kept_results, kept
+    del frame, kept
     result = function(*args)
+    device.kept_results = outer
     device.saved_tensor_hooks.pop()
     return result

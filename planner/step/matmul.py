@@ -10,6 +10,7 @@ from math import prod
 
 from planner.step.autocast import cast_down
 from planner.step.autograd import Gradients, Node, begin, finish, only_gradient, record
+from planner.step.kept import kept
 from planner.step.pointwise import add, add_backward, each_for_the_other
 from planner.step.strides import Shape, is_contiguous
 from planner.step.tensor import Device, Tensor, empty
@@ -68,9 +69,13 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     # Saved in the order of their names: mat2 before self, but mat1 before mat2.
     saved = others if bias is None else others[::-1]
     node = begin(name, (a, b, bias), _product_backward, saved, data)
-    y = empty(device, (a.shape[0], b.shape[1]), a.dtype, label)
-    _matmul_cost(device, label, y, a.shape[1], a.num_bytes + b.num_bytes)
-    return finish(y, node)
+
+    def compute() -> tuple[Tensor]:
+        y = empty(device, (a.shape[0], b.shape[1]), a.dtype, label)
+        _matmul_cost(device, label, y, a.shape[1], a.num_bytes + b.num_bytes)
+        return (y,)
+
+    return finish(kept(device, compute)[0], node)
 
 
 def _product_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
@@ -108,9 +113,13 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
         a, b = cast_down(a), cast_down(b)
     device = a.storage.device
     node = begin("BmmBackward0", (a, b), _bmm_backward, each_for_the_other(a, b))
-    y = empty(device, (a.shape[0], a.shape[1], b.shape[2]), a.dtype, "aten.bmm")
-    _matmul_cost(device, "aten.bmm", y, a.shape[2], a.num_bytes + b.num_bytes)
-    return finish(y, node)
+
+    def compute() -> tuple[Tensor]:
+        y = empty(device, (a.shape[0], a.shape[1], b.shape[2]), a.dtype, "aten.bmm")
+        _matmul_cost(device, "aten.bmm", y, a.shape[2], a.num_bytes + b.num_bytes)
+        return (y,)
+
+    return finish(kept(device, compute)[0], node)
 
 
 def _bmm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:

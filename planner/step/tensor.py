@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from planner.step.autocast import Autocast
     from planner.step.autograd import AccumulateGrad, Node
+    from planner.step.kept import KeptResults
 
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
@@ -65,6 +66,8 @@ class Device:
         self.scope = ""
         # Runs a checkpointed function in place of `checkpoint`, where a graph is recorded.
         self.checkpoint_region: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
+        # What the checkpointed call that is running keeps, where it is a selective one.
+        self.kept_results: KeptResults | None = None
         # Told of each parameter whose gradient is ready, where several devices share it.
         self.on_gradient: Callable[[GradientCell], None] | None = None
         self.offloads = False  # some saved tensors are on the host, until a node wants them

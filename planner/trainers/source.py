@@ -155,7 +155,7 @@ def _kept_source() -> str:
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
         else:
             names = [node.name] if isinstance(node, ast.FunctionDef) else []
-        if not {"KEPT_OPERATIONS", "is_kept", "_draws", "keep"}.isdisjoint(names):
+        if not {"KEPT_OPERATIONS", "is_kept", "_draws", "keep", "_leave_results"}.isdisjoint(names):
             parts.append("".join(lines[node.lineno - 1 : node.end_lineno]))
     return "\n\n".join(parts) + "\n\n"
 
@@ -227,7 +227,7 @@ _WRAPPER = '''def recompute(module: nn.Module) -> None:
 
     Only its class changes: names in the state dict stay what they are.
     """
-    kind = type(module)
+${before}    kind = type(module)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(kind.forward, self, *args, use_reentrant=False, $how**kwargs)
@@ -264,19 +264,19 @@ def _wrapped(
     if setting.checkpointing == "none":
         return ModelSource(imports, _function(f"{built}    return model\n"))
     more = ["from typing import Any", "from torch.utils.checkpoint import checkpoint"]
-    before, how, and_more, what = "", "", "", "its forward"
+    kept, before, how, and_more, what = "", "", "", "", "its forward"
     if setting.checkpointing == "selective":
         more += [
             "from functools import partial",
             "from torch.utils.checkpoint import CheckpointPolicy",
             "from torch.utils.checkpoint import create_selective_checkpoint_contexts",
         ]
-        before, how = _kept_source(), "context_fn=keep, "
+        kept, before, how = _kept_source(), "    _leave_results(module)\n", "context_fn=keep, "
         and_more, what = ", and what KEPT_OPERATIONS give", "the rest"
-    wrapper = Template(_WRAPPER).substitute(how=how, and_more=and_more, what=what)
+    wrapper = Template(_WRAPPER).substitute(before=before, how=how, and_more=and_more, what=what)
     loop = _loop(stages, blocks, setting)
     return ModelSource(
-        (*imports, *more), before + wrapper + _function(f"{built}{loop}    return model\n")
+        (*imports, *more), kept + wrapper + _function(f"{built}{loop}    return model\n")
     )
 
 
