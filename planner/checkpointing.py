@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -109,23 +108,44 @@ KEPT_OPERATIONS = frozenset(
 )  # fmt: skip
 
 
-def is_kept(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Whether the result of `operation` is kept for the recomputation.
+class Keep:
+    """What one checkpointed call keeps of its forward for its recomputation.
 
-    Attention with dropout is not: a kernel that is passed over draws no random numbers, and what
-    is drawn after it (stochastic depth) would not be what the forward drew.
+    Attention with dropout is not kept: a kernel that is passed over draws no random numbers, and
+    what is drawn after it (stochastic depth) would not be what the forward drew. What is kept must
+    not change: torch does not see that behind `@` of more than two dimensions (an unsafe view), and
+    computes other gradients there (2.13).
     """
-    if str(operation) in KEPT_OPERATIONS and not _draws(operation, args, kwargs):
+
+    def __init__(self) -> None:
+        self._storages: set[int] = set()
+
+    def __call__(self, context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        schema = getattr(operation, "_schema", None)
+        is_product = str(operation) in KEPT_OPERATIONS
+        if schema is None or not (is_product or schema.is_mutable):
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+        written = [given.get(a.name) for a in schema.arguments if a.is_write]
+        if not self._storages.isdisjoint(_storages(written)):
+            raise RuntimeError(
+                f"selective checkpointing keeps the results of matrix products, and {operation} "
+                "writes into one: checkpoint whole blocks, or write that result anew"
+            )
+        if not is_product or given.get("dropout_p"):
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        self._storages.update(_storages([getattr(context, "op_output", None)]))
         return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _draws(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    given = dict(zip((a.name for a in operation._schema.arguments), args, strict=False)) | kwargs
-    return bool(given.get("dropout_p", 0.0))
+def _storages(values: list[Any]) -> set[int]:
+    flat = [v for value in values for v in (value if isinstance(value, tuple | list) else [value])]
+    return {v.untyped_storage()._cdata for v in flat if isinstance(v, Tensor)}
 
 
-keep = partial(create_selective_checkpoint_contexts, is_kept)
+def keep() -> Any:
+    """The two contexts of `checkpoint(..., context_fn=keep)`."""
+    return create_selective_checkpoint_contexts(Keep())
 
 
 def _may_be_block(module: nn.Module) -> bool:

@@ -11,8 +11,17 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.utils.checkpoint import (  # noqa: E402
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+)
 
-from planner.checkpointing import checkpoint_blocks, repeated_blocks  # noqa: E402
+from planner.checkpointing import (  # noqa: E402
+    Keep,
+    checkpoint_blocks,
+    checkpoint_in_place,
+    repeated_blocks,
+)
 from planner.errors import UnsupportedError  # noqa: E402
 from planner.libraries.missing_operators import declare_missing_operators  # noqa: E402
 from planner.schema import FactoryModel, TrainSetting  # noqa: E402
@@ -227,6 +236,64 @@ def test_repeated_blocks_of_nested_containers_are_in_order() -> None:
     early = nn.ModuleList([Attention(24), Attention(24)])
     module = nn.ModuleList([early, Attention(24)])
     assert repeated_blocks(module) == [early[0], early[1], module[1]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_selective_gradients_are_equal_and_fewer_bytes_are_saved(name: str) -> None:
+    """Batch normalisation, convolutions and dropout among them."""
+    torch.manual_seed(0)
+    plain = MODELS[name][0]()
+    wrapped = copy.deepcopy(plain)
+    selective = FP32.model_copy(update={"checkpointing": "selective"})
+    said = checkpoint_as_set(wrapped, None, IMAGES, selective)  # type: ignore[arg-type]
+    assert said[0] == f"checkpointed but for matrix products and attention: {MODELS[name][1]}"
+    images = torch.randn(4, 3, 32, 32)
+    pairs = zip(gradients(plain, images), gradients(wrapped, images), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    traced = [trace_training(lambda m=m: m, IMAGES, FP32) for m in (plain, wrapped)]
+    assert traced[1].saved_bytes() < traced[0].saved_bytes()
+
+
+class InPlace(nn.Module):
+    """Writes into the product of two matrices, which is behind an unsafe view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(24, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = x @ self.layer.weight
+        scores += 1.0
+        return scores.tanh()
+
+
+def test_what_is_kept_must_not_change() -> None:
+    """Torch itself would go on, with other gradients."""
+    module, x = InPlace(), torch.randn(2, 3, 24, requires_grad=True)
+    checkpoint_in_place([module], selective=True)
+    with pytest.raises(RuntimeError, match=r"aten\.add_\.Tensor writes into one"):
+        module(x)
+
+
+def test_activations_in_place_leave_what_is_kept() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 1))
+    plain, x = copy.deepcopy(module), torch.randn(2, 3, 4, 4)
+    checkpoint_in_place([module], selective=True)
+    for m in (plain, module):
+        m(x).square().sum().backward()
+    pairs = zip(plain.parameters(), module.parameters(), strict=True)
+    assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
+
+
+def test_attention_that_drops_out_in_its_kernel_is_computed_again() -> None:
+    """Passing over it would change what is drawn after it."""
+    attend = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    for rate, policy in (
+        (0.0, CheckpointPolicy.MUST_SAVE),
+        (0.1, CheckpointPolicy.PREFER_RECOMPUTE),
+    ):
+        context = SelectiveCheckpointContext(is_recompute=False)
+        assert Keep()(context, attend, None, None, None, None, True, rate) is policy
 
 
 def test_what_is_no_block() -> None:

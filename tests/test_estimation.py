@@ -44,7 +44,9 @@ def settings_drawn(draw: st.DrawFn) -> TrainSetting:
         accumulate=draw(st.sampled_from([1, 2, 5])),
         precision=draw(st.sampled_from(["fp32", "bf16", "fp16", "pure-bf16"])),
         checkpointing=draw(
-            st.sampled_from(["none", "blocks", "blocks:3", "blocks:every-2", "stages", "stages:1"])
+            st.sampled_from(
+                ["none", "blocks", "blocks:3", "blocks:every-2", "selective", "stages", "stages:1"]
+            )
         ),
         attention=draw(st.sampled_from(["eager", "sdpa"])),
         optimizer=draw(st.sampled_from(["adamw", "adamw-fused", "sgd"])),

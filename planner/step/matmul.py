@@ -38,8 +38,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y = _matmul(x, t(weight), is_trained)
     if bias is None:
         return y
-    # In place, but for tensor subclasses, which fake tensors are (aten/src/ATen/native/Linear.cpp).
-    return _add_in_place(y, bias) if x.storage.device.in_place_sums else add(y, bias)
+    # In place, but for tensor subclasses, which fake tensors are, and beneath the modes that
+    # selective checkpointing enters (aten/src/ATen/native/Linear.cpp, isTensorSubclassLike).
+    device = x.storage.device
+    in_place = device.in_place_sums and device.kept_results is None
+    return _add_in_place(y, bias) if in_place else add(y, bias)
 
 
 def _add_in_place(y: Tensor, bias: Tensor) -> Tensor:

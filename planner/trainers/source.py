@@ -154,8 +154,8 @@ def _kept_source() -> str:
         if isinstance(node, ast.Assign):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
         else:
-            names = [node.name] if isinstance(node, ast.FunctionDef) else []
-        if not {"KEPT_OPERATIONS", "is_kept", "_draws", "keep", "_leave_results"}.isdisjoint(names):
+            names = [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+        if not {"KEPT_OPERATIONS", "Keep", "_storages", "keep", "_leave_results"}.isdisjoint(names):
             parts.append("".join(lines[node.lineno - 1 : node.end_lineno]))
     return "\n\n".join(parts) + "\n\n"
 
@@ -267,7 +267,7 @@ def _wrapped(
     kept, before, how, and_more, what = "", "", "", "", "its forward"
     if setting.checkpointing == "selective":
         more += [
-            "from functools import partial",
+            "from torch import Tensor",
             "from torch.utils.checkpoint import CheckpointPolicy",
             "from torch.utils.checkpoint import create_selective_checkpoint_contexts",
         ]

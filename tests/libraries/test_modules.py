@@ -76,7 +76,9 @@ def saved_bytes(config: SwinConfig, how: TrainSetting) -> int:
 
 # Each kind of checkpointing once, in each library, in each version.
 CHECKPOINTED = covering(
-    BUILT, (1, 2), ("blocks", "blocks:3", "blocks:every-2", "stages", "stages:0", "nested"),
+    BUILT,
+    (1, 2),
+    ("blocks", "blocks:3", "blocks:every-2", "selective", "stages", "stages:0", "nested"),
     pairs=[(0, 1)],
     possible=lambda library, version, kind: kind != "nested"
     or (library, version) == ("transformers", 1),

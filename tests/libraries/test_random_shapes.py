@@ -12,6 +12,7 @@ from planner.schema import SwinConfig
 from tests.libraries.steps import assert_equal_to_trace, needs, setting_of
 
 LIBRARIES = ("timm", "torchvision", "transformers")
+IN_PARTS = ("blocks:1", "blocks:every-2", "selective")
 RATES = st.sampled_from([0.0, 0.1])
 
 
@@ -75,7 +76,7 @@ def assert_a_random_model_is_equal(library: str, data: st.DataObject) -> None:
             "batch_size": data.draw(st.integers(1, 3), "batch"),
             "precision": data.draw(st.sampled_from(["fp32", "bf16", "fp16", "pure-bf16"])),
             "attention": data.draw(st.sampled_from(spec.attentions(config))),
-            "checkpointing": data.draw(st.sampled_from(spec.checkpointings(config))),
+            "checkpointing": data.draw(st.sampled_from((*spec.checkpointings(config), *IN_PARTS))),
         }
     )
     try:

@@ -29,7 +29,7 @@ SMALL = SwinConfig(
 )
 KINDS: tuple[tuple[int, str], ...] = ((1, "eager"), (1, "sdpa"), (2, "eager"))
 PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16")
-CHECKPOINTINGS = ("blocks", "blocks:2", "blocks:every-2", "stages", "stages:1")
+CHECKPOINTINGS = ("blocks", "blocks:2", "blocks:every-2", "selective", "stages", "stages:1")
 MODELS: tuple[Changes, ...] = (
     {"image_size": (60, 76)},  # 15x19 tokens: padded windows, odd sides to merge
     {"image_size": (56, 112), "depths": (1, 2)},  # then 7x14 tokens, shifted along one side

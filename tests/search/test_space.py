@@ -57,7 +57,7 @@ def test_a_factory_keeps_its_own_attention_and_its_blocks_may_be_checkpointed() 
     space = make_space(FactoryModel(factory="a:b"), CPU)
     assert space.choices["attention"] == ("library",)
     assert space.choices["checkpointing"] == ("none", "blocks")
-    parts = ("blocks:2", "blocks:every-2")
+    parts = ("blocks:2", "blocks:every-2", "selective")
     asked = make_space(FactoryModel(factory="a:b"), CPU, restrict={"checkpointing": parts})
     assert asked.choices["checkpointing"] == parts
     with pytest.raises(UnsupportedError, match="stages"):

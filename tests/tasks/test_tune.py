@@ -108,6 +108,7 @@ def test_a_video_model_is_tuned_and_its_script_trains(own: Path) -> None:
             for fields in (
                 {"checkpointing": "blocks", "precision": "fp32"},
                 {"checkpointing": "blocks:every-2", "precision": "fp32"},
+                {"checkpointing": "selective", "precision": "bf16"},
                 {"precision": "fp16", "memory_format": "channels_last", "optimizer": "sgd"},
             )
         ),

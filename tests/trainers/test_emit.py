@@ -127,8 +127,8 @@ REFUSALS: list[tuple[str, SwinConfig, dict[str, Any], str]] = [
     (
         "microsoft",
         tiny("microsoft"),
-        {"checkpointing": "blocks:every-2", "precision": "fp16"},
-        "not blocks:every-2",
+        {"checkpointing": "selective", "precision": "fp16"},
+        "blocks or none, not selective",
     ),
     ("timm", tiny("timm", 2), {"attention": "sdpa"}, "only eager attention: attention is sdpa"),
     (
@@ -144,7 +144,7 @@ REFUSALS: list[tuple[str, SwinConfig, dict[str, Any], str]] = [
         "transformers",
         tiny("transformers", 2),
         {"checkpointing": "nested"},
-        "none, blocks or stages: checkpointing is nested",
+        "none, blocks, stages or selective: checkpointing is nested",
     ),
     ("microsoft", tiny("native"), {"precision": "bf16"}, "fp16 only, not bf16"),
     ("microsoft", tiny("native"), {"compile": "default"}, "does not compile"),

@@ -58,6 +58,7 @@ def script(model: Model, **fields: Any) -> str:
             pytest.param(tiny(library), fields, marks=pytest.mark.combinations)
             for library, fields in (
                 ("native", {"checkpointing": "stages:0", "accumulate": 2}),
+                ("torchvision", {"checkpointing": "selective", "precision": "bf16"}),
                 ("transformers", {"checkpointing": "nested", "precision": "fp32"}),
             )
         ),
@@ -184,7 +185,16 @@ def script_of(setting: TrainSetting) -> str:
 
 
 LIBRARIES = ("native", "timm", "torchvision", "transformers")
-KINDS = ("none", "blocks", "blocks:1", "blocks:every-2", "stages", "stages:1", "nested")
+KINDS = (
+    "none",
+    "blocks",
+    "blocks:1",
+    "blocks:every-2",
+    "selective",
+    "stages",
+    "stages:1",
+    "nested",
+)
 CHECKPOINTING = [
     (library, version, kind)
     for library in LIBRARIES
@@ -241,6 +251,7 @@ def test_a_factory_of_ones_own(tmp_path: Path) -> None:
     [
         ("blocks", 2),
         ("blocks:every-2", 1),
+        ("selective", 2),
         pytest.param("blocks:1", 1, marks=pytest.mark.combinations),
     ],
 )

@@ -52,6 +52,7 @@ def measured(fork_server: ForkServer, request: ProbeRequest) -> MeasurementRecor
         {"precision": "bf16", "checkpointing": "blocks", "optimizer": "sgd"},
         {"checkpointing": "blocks:3"},
         {"checkpointing": "blocks:every-2"},
+        {"checkpointing": "selective", "accumulate": 2},
         {"checkpointing": "stages", "loss": "soft-target", "ema": True, "clip_grad": True},
         {"optimizer_in_backward": True, "precision": "bf16", "ema": True},
     ],

@@ -59,6 +59,7 @@ PYTORCH = [
         "precision": "bf16", "loss": "label-smoothing", "world_size": 2, "attention": "eager",
     }),
     Case("pytorch", tiny("timm"), {"checkpointing": "blocks:every-2", "attention": "eager"}),
+    Case("pytorch", tiny("torchvision", 2), {"checkpointing": "selective", "precision": "bf16"}),
     Case("pytorch", tiny("timm"), {"compile": "default", "attention": "eager"}),
     Case("pytorch", ONE_BLOCK, {"optimizer": "adamw-8bit", "attention": "eager"}),
     Case("pytorch", tiny("timm"), {"offload": "activations", "attention": "eager"}),
