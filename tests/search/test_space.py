@@ -59,7 +59,7 @@ def test_a_factory_keeps_its_own_attention_and_its_blocks_may_be_checkpointed() 
     assert space.choices["checkpointing"] == ("none", "blocks")
     parts = ("blocks:2", "blocks:every-2", "selective")
     asked = make_space(FactoryModel(factory="a:b"), CPU, restrict={"checkpointing": parts})
-    assert asked.choices["checkpointing"] == parts
+    assert set(asked.choices["checkpointing"]) == set(parts)
     with pytest.raises(UnsupportedError, match="stages"):
         make_space(FactoryModel(factory="a:b"), CPU, restrict={"checkpointing": ("stages",)})
 
