@@ -33,7 +33,7 @@ _AXES = {
     "precision": ("P", "fp32, tf32, bf16, fp16 or pure-bf16", "bf16; fp16 on a GPU without it"),
     "checkpointing": (
         "C",
-        "none, blocks, blocks:6, blocks:every-2, stages, stages:0,1 or nested",
+        "none, blocks, blocks:6, blocks:every-2, selective, stages, stages:0,1 or nested",
         "none",
     ),
     "compile": (
