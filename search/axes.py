@@ -9,7 +9,7 @@ from planner.errors import UnsupportedError, UsageError, alternatives, shorten, 
 from planner.hardware.precisions import device_precisions
 from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
-from planner.schema.setting import COMPILE_MODES, FUSED_FAMILIES, PRECISIONS
+from planner.schema.setting import COMPILE_MODES, COMPILED_FIELDS, FUSED_FAMILIES, PRECISIONS
 
 AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")  # of every search
 # Of every setting of a search, and no axis of it.
@@ -28,7 +28,10 @@ MAX_CHOSEN_STAGES = 2
 PARTIAL_CHECKPOINTINGS = ("blocks:every-2", "selective")
 REDUCED_PRECISIONS = ("bf16", "fp16")
 # What lets several values of a field be read one by one, whatever else it belongs to.
-_COMPANY: Mapping[str, Any] = {"compile": "default", "lora_rank": 1}
+_COMPANY: Mapping[str, Mapping[str, Any]] = {
+    **{field: {"compile": "default"} for field in COMPILED_FIELDS},
+    "lora_targets": {"lora_rank": 1},
+}
 
 Value = str | int | float
 Restriction = Mapping[str, Sequence[Value]]
@@ -55,7 +58,7 @@ def read_values(field: str, given: object) -> tuple[Value, ...]:
         )
     if field in AXES:
         return tuple(values)
-    company = {key: value for key, value in _COMPANY.items() if key != field}
+    company = _COMPANY.get(field, {})
     return tuple(
         getattr(parse(TrainSetting, {**company, field: value}, "the search"), field)
         for value in values

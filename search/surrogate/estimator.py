@@ -62,7 +62,7 @@ class DeviceEstimator:
 
         Only what was recorded here is estimated later: no estimate begins a trace.
         """
-        settings = list(settings)
+        settings = [self._as_it_runs(setting) for setting in settings]
         traced = [setting for setting in settings if not is_on_shapes(model, setting)]
         if settings and not traced:
             return ""
@@ -93,9 +93,14 @@ class DeviceEstimator:
 
     def __call__(self, model: Model, setting: TrainSetting) -> Estimate | None:
         try:
-            return self._call(model, setting)
+            return replace(self._call(model, self._as_it_runs(setting)), setting=setting)
         except UnsupportedError:
             return None
+
+    def _as_it_runs(self, setting: TrainSetting) -> TrainSetting:
+        """On a CPU an offload moves nothing: its tensors are on the host already."""
+        is_moved = setting.offload != "none" and self.device.kind == "cpu"
+        return setting.model_copy(update={"offload": "none"}) if is_moved else setting
 
     def _call(self, model: Model, setting: TrainSetting) -> Estimate:
         shared = self.shared_setting(setting)

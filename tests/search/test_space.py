@@ -186,3 +186,15 @@ def test_plain_settings_are_simpler() -> None:
         {"offload": "activations"},
     ):  # fmt: skip
         assert simplicity(plain) < simplicity(plain.model_copy(update=change)), change
+
+
+def test_offloading_is_an_axis_on_request_of_eager_settings_only() -> None:
+    """What a compiled step saves is its compiler's choice: those settings are left out."""
+    assert read_values("offload", ("none", "activations")) == ("none", "activations")
+    assert read_values("compile_scope", ("model", "blocks")) == ("model", "blocks")
+    only = {"precision": ("fp32",), "checkpointing": ("none",), "attention": ("eager",),
+            "optimizer": ("adamw",), "compile": ("off", "default"),
+            "offload": ("none", "activations")}  # fmt: skip
+    space = make_space(MODEL, CPU, restrict=only, batch_sizes=(2,))
+    chosen = {(c.setting.offload, c.setting.compile) for c in space.candidates}
+    assert chosen == {("none", "off"), ("none", "default"), ("activations", "off")}

@@ -118,3 +118,15 @@ def test_a_device_without_rates_is_given_no_time(model: SwinConfig) -> None:
     found = DeviceEstimator(unknown)(model, TrainSetting(batch_size=8, precision="tf32"))
     assert found is not None
     assert found.throughput is None
+
+
+def test_on_a_cpu_an_offload_changes_nothing(model: SwinConfig) -> None:
+    """Its tensors are on the host already."""
+    estimator = DeviceEstimator(DeviceInfo(kind="cpu", name="a CPU", total_bytes=32 * GIB))
+    plain = TrainSetting(batch_size=4, precision="fp32", attention="eager")
+    moved = plain.model_copy(update={"offload": "activations"})
+    found, other = estimator(model, plain), estimator(model, moved)
+    assert found is not None
+    assert other is not None
+    assert other.setting == moved
+    assert other.device_total_bytes == found.device_total_bytes
