@@ -20,6 +20,7 @@ from planner.estimation import choose, resolve
 from planner.hardware.catalogue import find_gpu
 from planner.hardware.gpu import Gpu
 from planner.hardware.precisions import check_precision
+from planner.ledgers import is_on_shapes
 from planner.memory.allocator_config import AllocatorConfig, environment_allocator
 from planner.schema import Model, ResolvedSetting, TrainSetting
 
@@ -111,6 +112,12 @@ class Wish:
             said = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
             raise UnsupportedError(said) from None
         self.resolved(setting)
+        if is_on_shapes(self.model, choice.setting) and not is_on_shapes(self.model, setting):
+            raise UnsupportedError(
+                "advice compares steps on shapes, and this one is traced for each way: "
+                f"precision is {setting.precision}.",
+                f"Ask planner estimate with --precision {setting.precision}.",
+            )
         return Choice(setting, choice.expandable or ALLOCATOR in updates)
 
     def resolved(self, setting: TrainSetting) -> ResolvedSetting:

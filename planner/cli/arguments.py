@@ -30,7 +30,11 @@ MODEL_FLAGS: list[Callable[[Any], Any]] = [
 ]  # fmt: skip
 # Each axis: the letter that stands for a value, what the values are, what it is by default.
 _AXES = {
-    "precision": ("P", "fp32, tf32, bf16, fp16 or pure-bf16", "bf16; fp16 on a GPU without it"),
+    "precision": (
+        "P",
+        "fp32, tf32, bf16, fp16, pure-bf16 or fp8",
+        "bf16; fp16 on a GPU without it",
+    ),
     "checkpointing": (
         "C",
         "none, blocks, blocks:6, blocks:every-2, selective, stages, stages:0,1 or nested",

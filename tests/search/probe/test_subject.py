@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import backends, nn
 
+from planner.errors import UnsupportedError
 from planner.schema import FactoryModel, TrainSetting
 from planner.schema.setting import CUDNN_BENCHMARK
 from planner.trainers.emission import TARGETS, emit_setting
@@ -16,7 +17,7 @@ from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
 from search.probe.protocol import ProbeRequest
 from search.probe.worker import subject
-from search.probe.worker.precision import set_precision
+from search.probe.worker.precision import check_float8, set_precision
 from tests.search.probes import AMPLE_SECONDS, request_of
 from tests.trainers.cases import FakeEstimator, tiny
 
@@ -44,6 +45,15 @@ def test_precision_is_set_both_ways(precision: str, matmul: str, cudnn: bool) ->
     set_precision(request(precision))
     assert torch.get_float32_matmul_precision() == matmul
     assert backends.cudnn.allow_tf32 == cudnn
+
+
+def test_8_bits_are_refused_where_the_device_has_none() -> None:
+    with pytest.raises(UnsupportedError, match="fp8 needs an NVIDIA GPU"):
+        check_float8(request("fp8"))
+    a100 = request("fp8").model_copy(update={"device": "cuda", "capability": (8, 0)})
+    with pytest.raises(UnsupportedError, match="capability 8"):
+        check_float8(a100)
+    check_float8(request("bf16"))
 
 
 def _all(value: str) -> None:
