@@ -73,6 +73,15 @@ def test_training_is_measured(fork_server: ForkServer, setting: dict[str, object
     assert MeasurementRecord.model_validate_json(record.model_dump_json()) == record
 
 
+@pytest.mark.compiler
+def test_an_8bit_optimizer_is_measured(fork_server: ForkServer) -> None:
+    """A kernel for each shape of weights is compiled in the first step, though the model is not."""
+    one_block = MODEL.model_copy(update={"embed_dim": 64, "depths": (1,), "num_heads": (2,)})
+    record = measured(fork_server, swin_request(one_block, optimizer="adamw-8bit"))
+    assert record.compile_seconds is not None
+    assert record.compile_seconds > 0
+
+
 FINE_TUNED = [
     {"precision": "bf16", "lora_rank": 2, "lora_targets": "all"},
     {"frozen_stages": 1, "checkpointing": "blocks"},

@@ -163,7 +163,8 @@ def watch_compiling() -> None:
     original, method = torch.compile, nn.Module.compile
 
     def compiled(model: Any = None, **kwargs: Any) -> Any:
-        SEEN["compiles"].append({k: kwargs.get(k) for k in ("mode", "dynamic", "backend")})
+        if isinstance(model, nn.Module):  # and not adamw-8bit's update
+            SEEN["compiles"].append({k: kwargs.get(k) for k in ("mode", "dynamic", "backend")})
         return original(model, **kwargs)
 
     def compiled_in_place(self: nn.Module, *args: Any, **kwargs: Any) -> None:
