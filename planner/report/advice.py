@@ -163,9 +163,9 @@ def _bottleneck(advice: Advice) -> str:
     found = advice.bottleneck
     whose = "the recommended step" if found.setting_is_recommended else "the step"
     lines = [
-        f"What the device does in {whose}: {_shares(found.bound_seconds)}.",
-        f"By operation: {_shares(found.kind_seconds)}.",
-        f"By phase: {_shares(found.phase_seconds)}.",
+        f"{bound_text(whose, found.bound_seconds)}.",
+        f"By operation: {shares(found.kind_seconds)}.",
+        f"By phase: {shares(found.phase_seconds)}.",
     ]
     if found.peak_share is not None and found.model_share is not None:
         more = found.peak_share - found.model_share
@@ -173,6 +173,11 @@ def _bottleneck(advice: Advice) -> str:
         lines.append(f"{found.model_share:.0%} of the card's peak FLOP/s go into the model{again}.")
     lines.append(_treatments(found, advice))
     return "\n".join(_wrap(line) for line in lines)
+
+
+def bound_text(whose: str, seconds: Mapping[str, float]) -> str:
+    """What a step waits for, in the words of every command."""
+    return f"What the device does in {whose}: {shares(seconds)}"
 
 
 def _treatments(found: Bottleneck, advice: Advice) -> str:
@@ -188,7 +193,8 @@ def _treatment(treatment: Treatment, advice: Advice) -> str:
     return f"{_changes(treatment.changes)} ({rate}, {why})"
 
 
-def _shares(seconds: Mapping[str, float]) -> str:
+def shares(seconds: Mapping[str, float]) -> str:
+    """`bandwidth 61%, matrix units 30%`: the parts of a step, the largest first."""
     total = sum(seconds.values())
     ranked = sorted(seconds.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {part / total:.0%}" for name, part in ranked if part >= total / 200)

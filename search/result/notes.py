@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.errors import PlannerError
+from planner.estimation import estimate
+from planner.hardware import recognise_gpu
+from planner.hardware.precisions import peak_flops
+from planner.ledgers import is_on_shapes
+from planner.report.advice import bound_text
 from planner.report.settings import describe_changes
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import format_bytes, format_seconds
@@ -20,6 +26,8 @@ def notes_on(best: Contender, found: Sequence[Contender], summary: Summary) -> l
     candidates = (
         _simpler_note(best, found, summary),
         _compile_note(best, found),
+        _bound_note(best, summary),
+        _levers_note(best, found),
         _length_note(best, summary),
         _pareto_note(found),
         _learning_rate_note(best.setting, summary.asked),
@@ -51,6 +59,51 @@ def _compile_note(best: Contender, found: Sequence[Contender]) -> str:
         f"Compiling takes {spent} and pays after {steps} optimizer steps, against the fastest "
         "eager setting."
     )
+
+
+def _bound_note(best: Contender, summary: Summary) -> str:
+    """What the step waits for, as `planner advise` says it, and the measured share of the peak;
+    only where the model is estimated on shapes and the catalogue has the card."""
+    device = summary.device
+    gpu = recognise_gpu(device.name, device.total_bytes) if device.kind == "cuda" else None
+    if gpu is None or not is_on_shapes(summary.model, best.setting):
+        return ""
+    try:
+        time = estimate(summary.model, best.setting, gpu=gpu).throughput
+    except PlannerError:
+        return ""
+    if time is None:
+        return ""
+    said = f"{bound_text('the recommended step', time.bound_seconds)} (predicted)."
+    peak = peak_flops(gpu, best.setting.precision)
+    if peak is None:
+        return said
+    share = time.matrix_flops / best.step_seconds / peak
+    return f"{said} As measured, it runs at {share:.0%} of the card's peak FLOP/s."
+
+
+def _levers_note(best: Contender, found: Sequence[Contender]) -> str:
+    """What single levers do to the recommended setting, by the probes: of each field the fastest
+    other value that was measured at the same batch."""
+    others: dict[str, Contender] = {}
+    for c in found:
+        fields = c.setting.differences(best.setting)
+        if len(fields) == 1 and "batch_size" not in fields:
+            others.setdefault(next(iter(fields)), c)
+    if not others:
+        return ""
+    said = [_lever_text(c, best) for c in others.values()]
+    return f"One change of it, measured at the same batch: {'; '.join(said)}."
+
+
+def _lever_text(other: Contender, best: Contender) -> str:
+    text = (
+        f"{describe_changes(other.setting, best.setting)} {other.rate / best.rate:.2f} × the rate"
+    )
+    if other.num_bytes is None or best.num_bytes is None:
+        return text
+    more = other.num_bytes - best.num_bytes
+    return f"{text}, {format_bytes(abs(more))} {'more' if more > 0 else 'less'}"
 
 
 def _pareto_note(found: Sequence[Contender]) -> str:

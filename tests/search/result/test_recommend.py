@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+from planner.estimation import estimate
+from planner.report.advice import bound_text
 from planner.report.recommendation import recommendation_text
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import GIB
@@ -51,6 +53,38 @@ def test_the_fastest_wins_and_says_how_much() -> None:
     assert found.baseline is not None
     assert found.baseline.setting == PLAIN
     assert [r.setting for r in found.runners_up] == [PLAIN]
+
+
+def test_what_single_levers_do_is_said_as_measured() -> None:
+    """The fastest other value of each field, at the same batch; two changes at once say nothing."""
+    records = [
+        at(250, change(precision="bf16"), 2 * GIB),
+        at(100),
+        at(120, change(precision="tf32"), 3 * GIB),
+        at(200, change(precision="bf16", checkpointing="blocks")),
+        at(240, change(precision="bf16", batch_size=8)),
+        at(90, change(compile="default")),
+    ]
+    (note,) = [n for n in recommend(records, search()).notes if n.startswith("One change")]
+    assert note == (
+        "One change of it, measured at the same batch: checkpointing blocks 0.80 × the rate, "
+        "1.00 GiB less; tf32 0.48 × the rate, 1.00 GiB more."
+    )
+
+
+def test_what_the_step_waits_for_is_said_as_advice_says_it() -> None:
+    a100 = GPU.model_copy(update={"name": "NVIDIA A100-SXM4-40GB", "total_bytes": 40 * GIB})
+    setting = change(precision="bf16")
+    said = estimate(MODEL, setting, gpu="a100-sxm-40gb").throughput
+    assert said is not None
+    rate = said.images_per_second
+    found = recommend([at(rate / 2, setting)], search(device=a100))
+    (note,) = [n for n in found.notes if n.startswith("What the device does")]
+    assert bound_text("the recommended step", said.bound_seconds) in note
+    assert said.peak_share is not None
+    assert f"{said.peak_share / 2:.0%} of the card's peak" in note
+    unknown = recommend([at(rate, setting)], search())
+    assert not any(n.startswith("What the device does") for n in unknown.notes)
 
 
 def test_within_noise_the_simpler_setting_wins() -> None:
