@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -57,8 +58,9 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
         for child in container.children()
         if _may_be_block(child)
     }
-    count = Counter(type(child) for child in found.values())
-    repeated = {key: child for key, child in found.items() if count[type(child)] > 1}
+    kinds = {key: _kind(child) for key, child in found.items()}
+    count = Counter(kinds.values())
+    repeated = {key: child for key, child in found.items() if count[kinds[key]] > 1}
     return [
         child
         for child in module.modules()
@@ -77,7 +79,8 @@ def checkpoint_in_place(modules: Iterable[nn.Module], selective: bool = False) -
     for module in modules:
         if selective:
             _leave_results(module)
-        module.__class__ = _checkpointed(type(module), {"context_fn": keep} if selective else {})
+        kind: Any = type(module)
+        module.__class__ = _checkpointed(kind, selective)
 
 
 def _leave_results(module: nn.Module) -> None:
@@ -88,11 +91,16 @@ def _leave_results(module: nn.Module) -> None:
             inner.inplace = False
 
 
-def _checkpointed(kind: type[nn.Module], how: dict[str, Any]) -> type[nn.Module]:
+@cache
+def _checkpointed(kind: Any, selective: bool) -> type[nn.Module]:
+    """One class for all modules of a kind, so that like modules stay alike to a compiler."""
+    how: dict[str, Any] = {"context_fn": keep} if selective else {}
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(kind.forward, self, *args, use_reentrant=False, **how, **kwargs)
 
-    return type(f"Checkpointed{kind.__name__}", (kind,), {"forward": forward})
+    made = {"forward": forward, "kind_checkpointed": kind}
+    return type(f"Checkpointed{kind.__name__}", (kind,), made)
 
 
 # What costs most to compute again for each byte that it takes to keep.
@@ -146,6 +154,12 @@ def _storages(values: list[Any]) -> set[int]:
 def keep() -> Any:
     """The two contexts of `checkpoint(..., context_fn=keep)`."""
     return create_selective_checkpoint_contexts(Keep())
+
+
+def _kind(module: nn.Module) -> type[nn.Module]:
+    """Its class, before it was made one that checkpoints itself."""
+    kind: type[nn.Module] = vars(type(module)).get("kind_checkpointed", type(module))
+    return kind
 
 
 def _may_be_block(module: nn.Module) -> bool:

@@ -39,8 +39,8 @@ TRACED = Basis(
     0.85,
     1.2,
     (
-        "the model compiled as one graph, its saved tensors by torch's own min-cut partitioner, "
-        "its kernels fused in the graph's order; loss and optimizer eager",
+        "each compiled graph's saved tensors by torch's own min-cut partitioner, its kernels fused "
+        "in the graph's order; loss and optimizer eager",
     ),
     (
         "what Inductor does to its kernels' order, padded strides and scratch of tuned kernels",
@@ -63,7 +63,7 @@ BROKEN = Basis(
     BOUNDED.high,
     (),
     (
-        "what compilation changes: the model breaks into several graphs, so the step is "
+        "what compilation changes: what is compiled breaks into several graphs, so the step is "
         "estimated as eager and the range widened",
     ),
 )
@@ -73,29 +73,38 @@ def basis_of(model: Model, setting: TrainSetting, ledger: Ledger) -> Basis:
     """What `ledger` says of a compiled step."""
     if is_compiled(ledger):
         return TRACED
-    return BOUNDED if is_one_graph(model, setting) else BROKEN
+    return BOUNDED if has_known_graphs(model, setting) else BROKEN
+
+
+def has_known_graphs(model: Model, setting: TrainSetting) -> bool:
+    """Whether a trace can compile what `setting` does: the model as one graph, or each block. Under
+    DDP torch itself breaks any graph, at the ends of its buckets
+    (torch/_dynamo/backends/distributed.py)."""
+    if setting.compile == "off" or setting.parallelism == "ddp":
+        return False
+    return not breaks_graphs(model, setting)
 
 
 def is_compiled(ledger: Ledger) -> bool:
     """Whether these are the kernels of a compiled graph, not the operations of eager code."""
     names = (event.name for event in ledger.events if isinstance(event, Computed))
-    return any(_is_kernel(name) for name in names)
+    return any(is_kernel(name) for name in names)
 
 
-def _is_kernel(name: str) -> bool:
+def is_kernel(name: str) -> bool:
+    """Whether this is a kernel of a compiled graph, by its name."""
     return name.startswith((FUSED_PREFIX, EXTERN_PREFIX))
 
 
-def is_one_graph(model: Model, setting: TrainSetting) -> bool:
-    """Whether `torch.compile` is asked for, and takes the model whole. Of ours, transformers'
-    version 1 breaks into several graphs where it is checkpointed (5 graph breaks, transformers
-    5.23). Under DDP torch itself breaks any model, at the ends of its buckets
-    (torch/_dynamo/backends/distributed.py)."""
-    if setting.compile == "off" or setting.parallelism == "ddp":
-        return False
+def breaks_graphs(model: Model, setting: TrainSetting) -> bool:
+    """Whether what is compiled is several graphs. Of ours, transformers' version 1 is where it is
+    checkpointed within what is compiled: a block changes its `shift_size` as it runs, which Dynamo
+    does not take inside of a checkpoint (transformers 5.23, torch 2.13)."""
     if not isinstance(model, SwinConfig) or setting.checkpointing == "none":
-        return True
-    return not (model.library == "transformers" and model.version == 1)
+        return False
+    within = setting.checkpointing.partition(":")[0] in ("blocks", "selective")
+    is_inside = setting.compile_scope == "model" or within
+    return model.library == "transformers" and model.version == 1 and is_inside
 
 
 def in_graph_pool(ledger: Ledger) -> Ledger:
@@ -108,7 +117,7 @@ def in_graph_pool(ledger: Ledger) -> Ledger:
     own = {
         event.storage: rounded(event.num_bytes)
         for event in ledger.events
-        if isinstance(event, Allocated) and _is_kernel(event.label)
+        if isinstance(event, Allocated) and is_kernel(event.label)
     }
     peak, saved, gradients = _course(ledger.events, own)
     size = peak + _batch_bytes(ledger.events)

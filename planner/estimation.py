@@ -25,7 +25,6 @@ from planner.ledger import CATEGORIES, IN_BACKWARD, Ledger
 from planner.ledgers import step_ledger
 from planner.left_out import left_out
 from planner.libraries.limits import setting_limit
-from planner.libraries.pending import pending
 from planner.libraries.registry import find_library
 from planner.memory.allocator_config import AllocatorConfig, environment_allocator
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, convolution_workspace
@@ -182,9 +181,9 @@ def resolve(model: Model, setting: TrainSetting) -> tuple[Model, ResolvedSetting
     Raises UsageError and UnsupportedError.
     """
     if not isinstance(model, SwinConfig):
-        for fault in (*pending(setting), setting_limit(setting)):
-            if fault is not None:
-                raise fault.error()
+        fault = setting_limit(setting)
+        if fault is not None:
+            raise fault.error()
         return model, ResolvedSetting(setting)
     return model, find_library(model.library).resolve(model, setting)
 
@@ -295,14 +294,19 @@ def _range(
 
     Where the eager step stands for a compiled one, its checkpointing may come to nothing: torch's
     partitioner need not save what enters a block (of timm's `checkpoint_seq` it saves none, torch
-    2.13), and then recomputes every block before the backward of the last.
+    2.13), and then recomputes every block before the backward of the last; blocks that are compiled
+    by themselves are recomputed one at a time. Below an activation memory budget of 1 it may save
+    as much less.
     """
-    most = reserved
-    if basis is BOUNDED and setting.checkpointing != "none" and isinstance(config, SwinConfig):
+    least = most = reserved
+    if basis is BOUNDED:
+        least -= int((1 - setting.activation_memory_budget) * live.saved_bytes)
+    whole = setting.checkpointing != "none" and setting.compile_scope == "model"
+    if basis is BOUNDED and whole and isinstance(config, SwinConfig):
         unchecked = setting.model_copy(update={"checkpointing": "none"})
         ledger = step_ledger(config, find_library(config.library).resolve(config, unchecked))
         most += steady_step(ledger).saved_bytes - live.saved_bytes
-    return int(reserved * basis.low), int(most * basis.high)
+    return int(least * basis.low), int(most * basis.high)
 
 
 def _allocator_basis(config: AllocatorConfig | None, allowed_bytes: int | None) -> list[str]:

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from planner import ledger_cache
 from planner.affine import AffineLedger, Recorder
-from planner.compiled import in_graph_pool, is_compiled, is_one_graph
+from planner.compiled import has_known_graphs, in_graph_pool, is_compiled
 from planner.errors import PlannerError
 from planner.ledger import Ledger
 from planner.libraries.registry import find_library
@@ -46,7 +46,7 @@ def step_ledger(model: Model, setting: ResolvedSetting, traced: bool = False) ->
 
 
 def _kept_compiled(config: SwinConfig, setting: ResolvedSetting) -> Ledger | None:
-    if setting.compile == "off" or not is_one_graph(config, setting):
+    if not has_known_graphs(config, setting):
         return None
     step, batch_size = traced_step(config, setting), setting.batch_size
     is_known = step.answer(batch_size) is not None and step.error(batch_size) is None
@@ -60,7 +60,7 @@ def _eager_on_shapes(config: SwinConfig, setting: ResolvedSetting) -> Ledger:
 
 
 def _recorder(config: SwinConfig, setting: ResolvedSetting) -> Recorder:
-    return _on_shapes(config, alike(config, setting).model_copy(update={"compile": "off"}))
+    return _on_shapes(config, ResolvedSetting(alike(config, setting).uncompiled()))
 
 
 def is_on_shapes(model: Model, setting: TrainSetting, traced: bool = False) -> bool:

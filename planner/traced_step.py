@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 
 from planner import ledger_cache
 from planner.affine import AffineLedger, NotAffineError
-from planner.compiled import is_one_graph
+from planner.compiled import has_known_graphs
 from planner.errors import PlannerError, UnsupportedError
 from planner.ledger import Ledger
 from planner.ledger_cache import Kept, NotAffine
@@ -29,15 +29,18 @@ MAX_HELD = 128
 
 
 def alike(model: Model, setting: ResolvedSetting) -> ResolvedSetting:
-    """What does not change the events shares a recording."""
-    return setting.model_copy(
-        update={
-            "batch_size": 1,
-            "accumulate": min(setting.accumulate, RECORDED_MICRO_BATCHES),
-            # Tuning kernels changes no buffer, and CUDA graphs are put on top (`in_graph_pool`).
-            "compile": "default" if is_one_graph(model, setting) else "off",
-        }
-    )
+    """What does not change the events shares a recording.
+
+    Tuning kernels changes no buffer, and CUDA graphs are put on top (`in_graph_pool`); a graph of
+    any batch saves at each what one of that batch does (tests/trace/test_regions.py).
+    """
+    if has_known_graphs(model, setting):
+        compiled = {"compile": "default", "compile_dynamic": False, "compile_fullgraph": False}
+    else:
+        compiled = {}
+        setting = ResolvedSetting(setting.uncompiled())
+    accumulate = min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    return setting.model_copy(update={"batch_size": 1, "accumulate": accumulate, **compiled})
 
 
 def traced_step(model: Model, setting: ResolvedSetting) -> TracedStep:

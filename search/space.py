@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from planner.errors import UnsupportedError, UsageError, alternatives
 from planner.libraries.limits import SettingFault, setting_limit
-from planner.libraries.pending import pending
 from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting
 from planner.schema.setting import COMPILE_MODES, PRECISIONS
@@ -169,7 +168,7 @@ def _limit(model: Model, setting: TrainSetting) -> SettingFault | None:
     """The first of what keeps a setting from running."""
     if isinstance(model, SwinConfig):
         return next(iter(find_library(model.library).setting_faults(model, setting)), None)
-    return next(pending(setting), setting_limit(setting))
+    return setting_limit(setting)
 
 
 def space_of(settings: Iterable[TrainSetting]) -> Space:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,8 @@ from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Ta
 from planner.ledgers import step_ledger
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
-from planner.schema import SwinConfig, TrainSetting
+from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
+from planner.traced_step import alike
 
 SWIN_T = "native:swin_tiny"
 KIB = 1024
@@ -166,3 +168,41 @@ def test_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_what_shares_a_trace_and_what_does_not() -> None:
+    """Tuning, sizes and the refusal of breaks change no byte; scope and budget do."""
+    model = resolve_model(SWIN_T, {})
+    assert isinstance(model, SwinConfig)
+    resolve = find_library(model.library).resolve
+
+    def key(**fields: Any) -> TrainSetting:
+        return alike(model, resolve(model, TrainSetting(compile="default", **fields)))
+
+    shared = [key(), key(compile_dynamic=True), key(compile_fullgraph=True)]
+    assert len(set(shared)) == 1
+    others = [key(compile_scope="blocks"), key(activation_memory_budget=0.5)]
+    assert len({*shared, *others}) == 3
+    broken = resolve(model, TrainSetting(compile="default", compile_scope="blocks"))
+    eager = alike(model, ResolvedSetting(broken.model_copy(update={"parallelism": "ddp"})))
+    assert TrainSetting.model_validate(eager.model_dump()).compile == "off"
+
+
+def test_a_budget_widens_what_the_eager_step_may_need() -> None:
+    def low(**fields: Any) -> int:
+        return estimate(SWIN_T, compile="default", batch_size=32, **fields).low_bytes
+
+    assert low(activation_memory_budget=0.5) < low()
+
+
+def test_blocks_cost_the_host_more_than_a_whole_model_and_less_than_eager() -> None:
+    """A Swin-T that is small enough for the host to bound it."""
+
+    def seconds(**fields: Any) -> float:
+        found = estimate(SWIN_T, gpu="h100-sxm-80gb", batch_size=2, **fields).throughput
+        assert found is not None
+        return found.step_seconds
+
+    whole = seconds(compile="default")
+    blocks = seconds(compile="default", compile_scope="blocks")
+    assert whole < blocks < seconds()

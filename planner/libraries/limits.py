@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.compiled import breaks_graphs
 from planner.errors import UnsupportedError
 from planner.libraries.maps import feature_maps
 from planner.schema import Model, SwinConfig, TrainSetting
@@ -59,7 +60,7 @@ def too_many_blocks(whose: str, num_blocks: int, setting: TrainSetting) -> Setti
 
 def limit_of(model: Model, setting: TrainSetting, attention: str) -> SettingFault | None:
     """What keeps `setting` from running with `attention`, which the library resolved."""
-    found = setting_limit(setting)
+    found = setting_limit(setting) or fullgraph_limit(model, setting)
     if found is None and attention == "sdpa" and isinstance(model, SwinConfig):
         found = window_limit(model, setting)
     return found
@@ -120,6 +121,20 @@ def float8_limit(setting: TrainSetting) -> SettingFault | None:
 def setting_limit(setting: TrainSetting) -> SettingFault | None:
     """What keeps `setting` from running with any model."""
     return graph_limit(setting) or float8_limit(setting)
+
+
+def fullgraph_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
+    """With `fullgraph` torch raises where it would break a graph."""
+    if not setting.compile_fullgraph or not breaks_graphs(model, setting):
+        return None
+    return SettingFault(
+        f"{model.title} breaks into several graphs where it is checkpointed, and fullgraph refuses "
+        "that",
+        f"checkpointing is {setting.checkpointing}, and compile_fullgraph is True",
+        "Set compile_fullgraph=false, or checkpointing none.",
+        field="compile_fullgraph",
+        instead="false",
+    )
 
 
 def window_limit(model: SwinConfig, setting: TrainSetting) -> SettingFault | None:

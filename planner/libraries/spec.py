@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from planner.errors import PlannerError, UnsupportedError, alternatives
 from planner.libraries.drift import drift_notes, package_folder
 from planner.libraries.limits import SettingFault, limit_of, too_many_blocks
-from planner.libraries.pending import pending
 from planner.libraries.trainable import FrozenNames, Trainable, stem_and_layers
 from planner.schema import Library, ResolvedSetting, SwinConfig, TrainSetting
 
@@ -118,7 +117,6 @@ class LibrarySpec:
         """What of `setting` this library cannot run; `title` is what to call its Swin."""
         swin = f"{title or self.name}'s Swin version {config.version}"
         faults = [
-            *pending(setting),
             *self._trainable_faults(config, setting, swin),
             *self._attention_faults(config, setting, swin),
             *self._checkpointing_faults(config, setting, swin),

@@ -19,6 +19,7 @@ from planner.hardware.gpu import ASSUMED_LINK, Gpu
 from planner.ledger import COMPILED_CALL, Computed, OperationKind
 from planner.schema.setting import GRAPH_MODES, TrainSetting
 from planner.throughput import efficiency
+from planner.throughput.regions import COMPILED_PHASES, entries, regions_of
 
 Operation = tuple[str, Computed]  # (phase, operation), as `Ledger.operations` yields them
 
@@ -31,7 +32,6 @@ LINK = "link to the host"
 
 _MATRIX_KINDS = frozenset(("matmul", "conv", "attention"))
 _FUSIBLE_KINDS = frozenset(("pointwise", "reduction", "copy"))
-_COMPILED_PHASES = frozenset(("forward", "backward"))  # the optimizer's step is not compiled
 
 # What kernels reach of a device's figures is fitted: planner/throughput/efficiency.py. The numbers
 # below are assumptions, replaced by `planner doctor --rates` on a device at hand.
@@ -57,6 +57,9 @@ _GRAPH_SECONDS = 30e-6
 # A call of torch.compile's code for one weight, its guards looked at: measured with torch 2.13 and
 # torchao 0.18 on one core of a Xeon, 2026-11-22, as the time of AdamW8bit.step of 50 small weights.
 _COMPILED_CALL_SECONDS = 400e-6
+# Per call of a compiled block and per backward through it (guards, AOTAutograd's wrapper).
+# Measured: 64 and 67 us with its one kernel (torch 2.13, one thread of an AMD EPYC, 2026-11-22).
+_REGION_SECONDS = 60e-6
 # Half-width of what the result may be off by, relative, by rates measured on the device.
 MEASURED_UNCERTAINTY = 0.2
 # A pointwise operation inside a chain reads and writes equally much. Fused, the read vanishes and
@@ -93,6 +96,7 @@ class DeviceRates:
     launch_seconds: float = _LAUNCH_SECONDS
     compiled_launch_seconds: float = _COMPILED_LAUNCH_SECONDS
     graph_seconds: float = _GRAPH_SECONDS
+    region_seconds: float = _REGION_SECONDS
     asynchronous: bool = True
     uncertainty: float = efficiency.WIDE_UNCERTAINTY
     other_uncertainty: float = efficiency.WIDE_UNCERTAINTY
@@ -161,10 +165,11 @@ def predict_step(
     those of one device.
     """
     recorded = recorded_accumulate or setting.accumulate
-    ordered = list(operations)
+    ordered = with_updates_last(list(operations), setting)
+    regions = regions_of(ordered, setting)
     if setting.compile != "off":
-        ordered = fuse_operations(with_updates_last(ordered, setting))
-    priced = _price(ordered, rates, setting)
+        ordered, regions = fuse_operations(ordered, regions)
+    priced = _price(ordered, regions, rates, setting)
     timeline = _Timeline(rates, setting)
     if rates.asynchronous:
         timeline.advance(priced)  # the step counted starts with the host as far ahead as it got
@@ -173,33 +178,44 @@ def predict_step(
 
 
 def with_updates_last(operations: list[Operation], setting: TrainSetting) -> list[Operation]:
-    """Updates in backward follow a compiled one: it hands over all gradients as it returns."""
-    if not setting.optimizer_in_backward:
+    """Updates in backward follow that of a compiled model: it hands over all gradients as it
+    returns."""
+    is_whole = setting.compile != "off" and setting.compile_scope == "model"
+    if not setting.optimizer_in_backward or not is_whole:
         return operations
     return sorted(operations, key=lambda operation: operation[0] == "optimizer")
 
 
-def fuse_operations(operations: Sequence[Operation]) -> list[Operation]:
-    """`operations` as Inductor runs them: a chain of pointwise, reduction and copy operations in
-    one compiled phase becomes one kernel per reduction (at least one), and most of what it would
-    write between them stays in registers. The optimizer is left as it is."""
+def fuse_operations(
+    operations: Sequence[Operation], regions: Sequence[str | None]
+) -> tuple[list[Operation], list[str | None]]:
+    """`operations` as Inductor runs them, and their `regions`: a chain of pointwise, reduction and
+    copy operations in one phase of a compiled region becomes one kernel per reduction (at least
+    one), and most of what it would write between them stays in registers. What is in no region is
+    left as it is."""
     fused: list[Operation] = []
+    where: list[str | None] = []
     chain: list[Computed] = []
-    chain_phase = ""
-    for phase, operation in operations:
-        fusible = operation.kind in _FUSIBLE_KINDS and phase in _COMPILED_PHASES
+    chained: tuple[str, str | None] = ("", None)
+
+    def add(phase: str, operation: Computed, region: str | None) -> None:
+        fused.append((phase, operation))
+        where.append(region)
+
+    for (phase, operation), region in zip(operations, regions, strict=True):
+        fusible = operation.kind in _FUSIBLE_KINDS and region is not None
         fusible = fusible and not operation.name.startswith(FUSED_PREFIX)  # fused already
-        if chain and (not fusible or phase != chain_phase):
-            fused.append((chain_phase, _fuse(chain)))
+        if chain and (not fusible or (phase, region) != chained):
+            add(chained[0], _fuse(chain), chained[1])
             chain = []
         if fusible:
             chain.append(operation)
-            chain_phase = phase
+            chained = phase, region
         else:
-            fused.append((phase, operation))
+            add(phase, operation, region)
     if chain:
-        fused.append((chain_phase, _fuse(chain)))
-    return fused
+        add(chained[0], _fuse(chain), chained[1])
+    return fused, where
 
 
 def rates_for(gpu: Gpu) -> DeviceRates:
@@ -264,7 +280,7 @@ def host_seconds(phase: str, operation: Computed, rates: DeviceRates, mode: str)
     """What the host spends on issuing `operation` under compile mode `mode`."""
     if operation.name == COMPILED_CALL:
         return _COMPILED_CALL_SECONDS
-    if mode == "off" or phase not in _COMPILED_PHASES:
+    if mode == "off" or phase not in COMPILED_PHASES:
         further = max(operation.kernels - 1, 0) * rates.launch_seconds
         return rates.host_seconds.get(phase, rates.host_seconds["backward"]) + further
     if mode in GRAPH_MODES:
@@ -282,24 +298,44 @@ class _Priced(NamedTuple):
 
 
 def _price(
-    operations: Sequence[Operation], rates: DeviceRates, setting: TrainSetting
+    operations: Sequence[Operation],
+    regions: Sequence[str | None],
+    rates: DeviceRates,
+    setting: TrainSetting,
 ) -> list[_Priced]:
     """The cost of each. Operations that differ only in name and module are priced once."""
+    eager = setting.uncompiled()
     known: dict[tuple[object, ...], _Priced] = {}
     priced = []
-    for phase, operation in operations:
-        key = phase, operation[0] if not operation.kernels else "", operation[1:6]
+    for (phase, operation), region in zip(operations, regions, strict=True):
+        name = operation[0] if not operation.kernels else ""
+        key = phase, region is None, name, operation[1:6]
         cost = known.get(key)
         if cost is None:
-            busy, bound = _bound_device_seconds(phase, operation, rates, setting)
+            at = eager if region is None else setting
+            busy, bound = _bound_device_seconds(phase, operation, rates, at)
             cost = known[key] = _Priced(
                 phase,
                 (phase, operation.kind, bound),
-                host_seconds(phase, operation, rates, setting.compile),
+                host_seconds(phase, operation, rates, at.compile),
                 busy,
             )
         priced.append(cost)
-    return priced
+    call = _call_seconds(rates, setting)
+    if not call:
+        return priced
+    entered = entries((phase for phase, _ in operations), regions)
+    return [
+        cost._replace(issue=cost.issue + call) if enters else cost
+        for cost, enters in zip(priced, entered, strict=True)
+    ]
+
+
+def _call_seconds(rates: DeviceRates, setting: TrainSetting) -> float:
+    """What the host spends on entering a compiled region; on the only one, next to nothing."""
+    if _is_graphed(setting):
+        return rates.graph_seconds
+    return rates.region_seconds if setting.compile_scope == "blocks" else 0.0
 
 
 def _matrix_flops(operations: Iterable[Operation]) -> dict[str, int]:
@@ -353,9 +389,6 @@ class _Timeline:
                 self.host = self.device
 
     def _enter(self, phase: str) -> None:
-        if phase in _COMPILED_PHASES and _is_graphed(self.setting):
-            self.host += self.rates.graph_seconds
-            self.issuing[phase] += self.rates.graph_seconds
         if phase == "optimizer" and self.setting.precision == "fp16":
             # GradScaler reads found_inf on the host before it lets the optimizer step.
             self.host = max(self.host, self.device)
@@ -365,7 +398,7 @@ class _Timeline:
         `matrix_flops` by phase."""
 
         def scaled(phase: str, amount: float) -> float:
-            return amount * (micro_batch_scale if phase in _COMPILED_PHASES else 1.0)
+            return amount * (micro_batch_scale if phase in COMPILED_PHASES else 1.0)
 
         phases: dict[str, float] = defaultdict(float)
         kinds: dict[str, float] = defaultdict(float)

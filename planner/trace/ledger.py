@@ -12,7 +12,7 @@ from planner.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
 from planner.libraries.building import Build, build_for
 from planner.schema import Model, SwinConfig, TrainSetting
 from planner.schema.setting import GRAPH_MODES
-from planner.trace.compiled import compile_graph
+from planner.trace.compiled import compile_regions
 from planner.trace.faults import BrokenTraceError, trace_error
 from planner.trace.run import trace_training
 
@@ -27,7 +27,7 @@ def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = No
     """
     _check(model, setting)
     build = build or build_for(model, setting)
-    compiled = compile_graph(build, model, setting) if setting.compile != "off" else None
+    compiled = compile_regions(build, model, setting) if setting.compile != "off" else None
     try:
         trace = trace_training(
             build, model, setting, gradient_sums="in_place", detailed=True, compiled=compiled

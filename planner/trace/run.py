@@ -28,7 +28,7 @@ from planner.step.optimizers.adamw_8bit import notes_of
 from planner.tasks import Task
 from planner.tasks.trees import map_tensors, tensors_of
 from planner.trace.building import build_task, given_batch, make_fake
-from planner.trace.compiled import CompiledGraph, run_compiled
+from planner.trace.compiled import Regions
 from planner.trace.cuda_rules import as_on_cuda
 from planner.trace.eight_bit import compiled_step_as_measured, load_8bit
 from planner.trace.faults import BrokenTraceError, quiet_fakes
@@ -100,13 +100,13 @@ def trace_training(
     num_steps: int = 2,
     gradient_sums: GradientSums = "out_of_place",
     detailed: bool = False,
-    compiled: CompiledGraph | None = None,
+    compiled: Regions | None = None,
 ) -> Trace:
     """Runs `Training.step` of the module that `build` makes on fake tensors; records storages.
 
-    `compiled` are the kernels that run in place of the module's code. `detailed` adds what is
-    computed (`Computed`), what storages are for (`Tagged`) and the module each came from;
-    allocations and releases are the same without.
+    `compiled` are the kernels that run in place of the module's code, or of its blocks'. `detailed`
+    adds what is computed (`Computed`), what storages are for (`Tagged`) and the module each came
+    from; allocations and releases are the same without.
     Raises UnsupportedError where the model reads a value, BrokenTraceError where it breaks.
     """
     load_8bit(setting)
@@ -115,7 +115,8 @@ def trace_training(
     with unset_fake_temporarily():
         task, module, notes = build_task(build, model, setting)
         if compiled is not None:
-            run_compiled(module, compiled)
+            compiled.run_in(module)
+            notes = (*notes, *compiled.notes)
         batch = given_batch(task, setting.batch_size)
         held_out = given_batch(task, setting.validation_batch_size)
     with plain_calls(), collector_off(), FakeTensorMode(allow_non_fake_inputs=True) as mode:

@@ -58,12 +58,12 @@ def _values(plan: Plan) -> dict[str, Any]:
         "mixed_precision": setting.precision if setting.autocast_dtype else "no",
         "use_cpu": cpu,
     }
-    if setting.compile != "off":
+    if setting.compile != "off" and setting.compile_scope == "model":  # blocks: in building.py
         values["dynamo_config"] = {
             "dynamo_backend": "INDUCTOR",
             "dynamo_mode": setting.compile,
-            "dynamo_use_dynamic": False,
-            "dynamo_use_fullgraph": False,
+            "dynamo_use_dynamic": setting.compile_dynamic,
+            "dynamo_use_fullgraph": setting.compile_fullgraph,
         }
     return values
 

@@ -69,9 +69,9 @@ def _script(plan: Plan) -> tuple[str, ...]:
     """The lines of a script that trains with `building.py`."""
     setting, recipe = plan.setting, recipe_of(plan.setting)
     rate = "LEARNING_RATE" if recipe.learning_rate is not None else "LR"
-    mode = literal(setting.compile)
     shuffle = "shuffle=True" if setting.world_size == 1 else "sampler=DistributedSampler(data)"
-    compiled = f'engine.compile(compile_kwargs={{"mode": {mode}, "dynamic": False}})'
+    compiled = f"engine.compile(compile_kwargs={literal(setting.compile_arguments)})"
+    whole = setting.compile != "off" and setting.compile_scope == "model"
     return (
         f"loader = DataLoader(data, {shuffle}, **LOADER)",
         f"model = {build_call(plan.model, setting)}",
@@ -80,7 +80,7 @@ def _script(plan: Plan) -> tuple[str, ...]:
         "schedule = build_schedule(optimizer, steps)  # of the optimizer",
         "engine, *_ = deepspeed.initialize(",
         f"    model=model, optimizer=optimizer, lr_scheduler=schedule, config={_config(plan)})",
-        *((compiled,) if setting.compile != "off" else ()),
+        *((compiled,) if whole else ()),
         "for images, targets in loader:  # on engine.device",
         *(("    images, targets = mix(images, targets)",) if recipe.mixes else ()),
         *(f"    {line}" for line in image_lines(setting)),

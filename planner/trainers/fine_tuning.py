@@ -13,8 +13,9 @@ from planner.libraries import trainable
 from planner.libraries.registry import find_library
 from planner.libraries.trainable import HEADS, Trainable
 from planner.schema import Model, SwinConfig, TrainSetting
+from planner.trainers.copies import ModelSource
 from planner.trainers.pretrained import fine_tunes, weights_name
-from planner.trainers.source import ModelSource, call, literal, model_source
+from planner.trainers.source import call, literal, model_source
 from planner.trainers.timm import create_model_arguments
 
 _RETURN = "    return model\n"

@@ -15,8 +15,8 @@ from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusal
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import EPOCHS, learning_rate_note, recipe_of
 from planner.trainers.source import (
+    arguments,
     import_block,
-    literal,
     mapping,
     offloaded,
     placed,
@@ -122,8 +122,8 @@ def _module(setting: TrainSetting, pretrained: bool) -> str:
     recipe = recipe_of(setting)
     asked = ", pretrained: bool = True" if pretrained else ""
     compiled = (
-        f"        self.model.compile(mode={literal(setting.compile)}, dynamic=False)\n"
-        if setting.compile != "off"
+        f"        self.model.compile({arguments(setting.compile_arguments)})\n"
+        if setting.compile != "off" and setting.compile_scope == "model"
         else ""
     )
     layout = (

@@ -19,6 +19,7 @@ from planner.trainers.plan import (
     Refusal,
     Trainer,
     blocks_only,
+    compile_refusals,
     usual_refusals,
     way_out,
 )
@@ -89,7 +90,7 @@ def _sections(plan: Plan) -> dict[str, Any]:
         "env_cfg": {"cudnn_benchmark": True},
     }
     if setting.compile != "off":
-        found["compile"] = {"backend": "inductor", "mode": setting.compile, "dynamic": False}
+        found["compile"] = {"backend": "inductor", **setting.compile_arguments}
     if setting.ema:
         hook = {"type": "EMAHook", "momentum": rounded(1 - EMA_DECAY)}
         found["custom_hooks"] = [hook]
@@ -276,6 +277,7 @@ def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
     found = blocks_only(setting, "mmengine") + usual_refusals(
         setting, "mmengine", "ema", "frozen_stages"
     )
+    found += compile_refusals(setting, "mmengine", "compile_dynamic", "compile_fullgraph")
     if setting.optimizer_family not in _OPTIMIZERS or setting.optimizer_implementation == "8bit":
         law = f"it registers torch's optimizers, and {setting.optimizer} is not one it knows"
         found.append(Refusal(law, way_out("optimizer=adamw")))

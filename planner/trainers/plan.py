@@ -135,6 +135,22 @@ def blocks_only(setting: TrainSetting, trainer: str) -> list[Refusal]:
     return [Refusal(law, way_out("checkpointing=blocks"))]
 
 
+def compile_refusals(setting: TrainSetting, trainer: str, *said: str) -> list[Refusal]:
+    """Refusals for what a trainer cannot say of compilation, except the fields in `said`."""
+    found = {
+        "compile_scope": (f"{trainer} compiles the whole model, not its blocks", "model"),
+        "compile_dynamic": (f"{trainer} cannot ask for graphs of any batch", "false"),
+        "compile_fullgraph": (f"{trainer} cannot refuse graph breaks", "false"),
+        "activation_memory_budget": (f"{trainer} sets no activation memory budget", "1"),
+    }
+    asked = setting.differences(TrainSetting())
+    return [
+        Refusal(f"{law} ({field}={asked[field]})", way_out(f"{field}={instead}"))
+        for field, (law, instead) in found.items()
+        if field in asked and field not in said
+    ]
+
+
 def usual_refusals(setting: TrainSetting, trainer: str, *said: str) -> list[Refusal]:
     """Refusals for the fields that most trainers cannot express, except those in `said`."""
     found = []

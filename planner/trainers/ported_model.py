@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from planner.errors import UnsupportedError
 from planner.libraries.limits import SettingFault, setting_limit
-from planner.libraries.pending import pending
 from planner.libraries.registry import find_library
 from planner.schema import FactoryModel, Library, Model, SwinConfig, TrainSetting
 from planner.trainers.plan import Refusal, refuse
@@ -69,5 +68,5 @@ def _own_refusals(model: Model, setting: TrainSetting) -> list[Refusal]:
         if getattr(setting, field):
             law = f"what is trained is a matter of the model {model.title} ({field})"
             found.append(Refusal(law, f"{way_out} {field}=0."))
-    limits = (*pending(setting), setting_limit(setting))
-    return [*found, *(Refusal(limit.message, limit.way_out) for limit in limits if limit)]
+    limit = setting_limit(setting)
+    return [*found, *([Refusal(limit.message, limit.way_out)] if limit is not None else [])]

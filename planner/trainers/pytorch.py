@@ -21,7 +21,13 @@ from planner.trainers.recipe import (
     learning_rate_note,
     recipe_of,
 )
-from planner.trainers.source import import_block, literal, offloaded, placed, process_source
+from planner.trainers.source import (
+    arguments,
+    import_block,
+    offloaded,
+    placed,
+    process_source,
+)
 from planner.trainers.steps import mixing_source, optimizer_source, schedule_source, update_source
 from planner.trainers.task_script import task_refusals, write_task_script
 
@@ -149,12 +155,9 @@ def _mix(setting: TrainSetting) -> str:
 
 
 def _compiled(setting: TrainSetting) -> str:
-    if setting.compile == "off":
+    if setting.compile == "off" or setting.compile_scope == "blocks":  # compiled in build_model
         return "    call: nn.Module = model\n"
-    return (
-        "    call: nn.Module = torch.compile(model, "
-        f"mode={literal(setting.compile)}, dynamic=False)\n"
-    )
+    return f"    call: nn.Module = torch.compile(model, {arguments(setting.compile_arguments)})\n"
 
 
 def _stepping(setting: TrainSetting) -> dict[str, str]:

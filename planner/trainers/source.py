@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import ast
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
 from string import Template
 from textwrap import indent
 from typing import Any
 
 from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE
 from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
-
-_CHECKPOINTING = Path(__file__).parents[1] / "checkpointing.py"
-_OFFLOADING = Path(__file__).parents[1] / "offloading.py"
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """`build_model()` as source, with the imports that it needs, one line each."""
-
-    imports: tuple[str, ...]
-    body: str
+from planner.trainers.copies import ModelSource, compiled_blocks, copied
 
 
 def model_source(model: Model, setting: TrainSetting) -> ModelSource:
-    """The source of `build_model() -> nn.Module`, checkpointing and attention as in `setting`; and
-    of the context that moves saved activations, where the setting needs it."""
-    built = _built(model, setting)
-    if setting.offload == "none":
-        return built
-    helper = _copied(_OFFLOADING)
-    return ModelSource((*built.imports, *helper.imports), helper.body + built.body)
+    """The source of `build_model() -> nn.Module`, checkpointing, attention and the compilation of
+    blocks as in `setting`; and of the context that moves saved activations, where it needs it."""
+    found = _source_of(model, setting)
+    if setting.offload != "none":
+        helper = copied("offloading.py")
+        found = ModelSource((*found.imports, *helper.imports), helper.body + found.body)
+    if setting.activation_memory_budget < 1:
+        found = replace(found, imports=(*found.imports, BUDGET_IMPORT))
+    if setting.compile_scope == "model":
+        return found
+    return compiled_blocks(found, arguments(setting.compile_arguments))
 
 
-def _built(model: Model, setting: TrainSetting) -> ModelSource:
+def _source_of(model: Model, setting: TrainSetting) -> ModelSource:
     if isinstance(model, FactoryModel):
         return _factory(model, setting)
     assert isinstance(model, SwinConfig), "`setting_faults` refuses what is neither"
@@ -75,6 +68,11 @@ def call(name: str, arguments: dict[str, Any], positional: tuple[str, ...] = ())
     return f"{name}(\n{''.join(lines)}    )" if lines else f"{name}()"
 
 
+def arguments(values: Mapping[str, Any]) -> str:
+    """`key=value, …`, as in a call."""
+    return ", ".join(f"{key}={literal(value)}" for key, value in values.items())
+
+
 def mapping(name: str, values: dict[str, Any]) -> str:
     """`name = {…}` at the top of a file, one key a line."""
     lines = "".join(f"    {literal(k)}: {literal(v)},\n" for k, v in values.items())
@@ -88,7 +86,7 @@ def _function(lines: str) -> str:
 def _factory(model: FactoryModel, setting: TrainSetting) -> ModelSource:
     module, name = model.parts
     outermost = name.partition(".")[0]
-    helper = checkpointing_source() if setting.checkpointing != "none" else ModelSource((), "")
+    helper = copied("checkpointing.py") if setting.checkpointing != "none" else ModelSource((), "")
     wrapped = f"    checkpoint_blocks({_blocks_to_wrap(setting)})\n" if helper.body else ""
     return ModelSource(
         imports=("import sys", *helper.imports),
@@ -117,11 +115,6 @@ def _chosen(blocks: str, setting: TrainSetting) -> str:
     return f"{blocks}[:{chosen.stop}]" if chosen.step is None else f"{blocks}[::{chosen.step}]"
 
 
-def checkpointing_source() -> ModelSource:
-    """What stands in `planner/checkpointing.py`, for a script that must run without the planner."""
-    return _copied(_CHECKPOINTING)
-
-
 def offloaded(lines: str, setting: TrainSetting, module: str, batch: str) -> str:
     """`lines` of a forward and its loss, in a context that moves what backward needs where the
     setting says so; `module` and `batch` (tensors) stay on the device."""
@@ -132,32 +125,6 @@ def offloaded(lines: str, setting: TrainSetting, module: str, batch: str) -> str
         f"{margin}kept = (*{module}.parameters(), *{module}.buffers(), {batch})\n"
         f"{margin}with offload_activations(kept):\n" + indent(lines, "    ")
     )
-
-
-def _copied(file: Path) -> ModelSource:
-    text = file.read_text(encoding="utf-8")
-    nodes = ast.parse(text).body
-    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-    lines = text.splitlines(keepends=True)[imports[-1].end_lineno :]
-    return ModelSource(
-        imports=tuple(ast.unparse(node) for node in imports[1:]),  # the first is of annotations
-        body="".join(lines).strip("\n") + "\n\n\n",
-    )
-
-
-def _kept_source() -> str:
-    """What `selective` keeps, as `planner/checkpointing.py` says it."""
-    text = _CHECKPOINTING.read_text(encoding="utf-8")
-    lines = text.splitlines(keepends=True)
-    parts = []
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-        else:
-            names = [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
-        if not {"KEPT_OPERATIONS", "Keep", "_storages", "keep", "_leave_results"}.isdisjoint(names):
-            parts.append("".join(lines[node.lineno - 1 : node.end_lineno]))
-    return "\n\n".join(parts) + "\n\n"
 
 
 def _native(model: SwinConfig, setting: TrainSetting) -> ModelSource:
@@ -227,12 +194,16 @@ _WRAPPER = '''def recompute(module: nn.Module) -> None:
 
     Only its class changes: names in the state dict stay what they are.
     """
-${before}    kind = type(module)
+${before}    module.__class__ = recomputed(type(module))
 
+
+@cache
+def recomputed(kind: Any) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(kind.forward, self, *args, use_reentrant=False, $how**kwargs)
 
-    module.__class__ = type(f"Recomputed{kind.__name__}", (kind,), {"forward": forward})
+    made = {"forward": forward, "kind_checkpointed": kind}
+    return type(f"Recomputed{kind.__name__}", (kind,), made)
 
 
 '''
@@ -263,7 +234,11 @@ def _wrapped(
     """The source of a model whose library does not checkpoint this way by itself."""
     if setting.checkpointing == "none":
         return ModelSource(imports, _function(f"{built}    return model\n"))
-    more = ["from typing import Any", "from torch.utils.checkpoint import checkpoint"]
+    more = [
+        "from functools import cache",
+        "from typing import Any",
+        "from torch.utils.checkpoint import checkpoint",
+    ]
     kept, before, how, and_more, what = "", "", "", "", "its forward"
     if setting.checkpointing == "selective":
         more += [
@@ -271,7 +246,10 @@ def _wrapped(
             "from torch.utils.checkpoint import CheckpointPolicy",
             "from torch.utils.checkpoint import create_selective_checkpoint_contexts",
         ]
-        kept, before, how = _kept_source(), "    _leave_results(module)\n", "context_fn=keep, "
+        kept = copied(
+            "checkpointing.py", "KEPT_OPERATIONS", "Keep", "_storages", "keep", "_leave_results"
+        ).body
+        before, how = "    _leave_results(module)\n", "context_fn=keep, "
         and_more, what = ", and what KEPT_OPERATIONS give", "the rest"
     wrapper = Template(_WRAPPER).substitute(before=before, how=how, and_more=and_more, what=what)
     loop = _loop(stages, blocks, setting)
@@ -419,13 +397,15 @@ BENCHMARK = "torch.backends.cudnn.benchmark = True\n"
 
 
 def process_source(setting: TrainSetting) -> str:
-    """What is set once in a process: the precision of fp32 matrices, and cuDNN's choice."""
+    """What is set once in a process: the precision of fp32 matrices, cuDNN's choice, and what the
+    compiler keeps of activations."""
+    kept = budget_source(setting)
     if setting.precision not in ("fp32", "tf32"):
-        return BENCHMARK
+        return BENCHMARK + kept
     tf32 = setting.precision == "tf32"
     return (
         f'torch.set_float32_matmul_precision("{"high" if tf32 else "highest"}")\n'
-        f"torch.backends.cudnn.allow_tf32 = {tf32}\n{BENCHMARK}"
+        f"torch.backends.cudnn.allow_tf32 = {tf32}\n{BENCHMARK}{kept}"
     )
 
 
@@ -440,6 +420,17 @@ _FLOAT8 = f"""
 
     convert_to_float8_training(model, module_filter_fn=multiplies_in_8_bits)
 """
+
+
+BUDGET_IMPORT = "import torch._functorch.config"
+
+
+def budget_source(setting: TrainSetting) -> str:
+    """The line that lets the compiler recompute more than is fastest; "" where it is not to."""
+    if setting.activation_memory_budget == 1:
+        return ""
+    budget = literal(setting.activation_memory_budget)
+    return f"torch._functorch.config.activation_memory_budget = {budget}\n"
 
 
 def placed(body: str, setting: TrainSetting) -> str:

@@ -13,7 +13,14 @@ from planner.schema.setting import EMA_DECAY
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.plan import Emitted, Plan, Refusal
 from planner.trainers.recipe import recipe_of
-from planner.trainers.source import import_block, literal, offloaded, process_source
+from planner.trainers.source import (
+    BUDGET_IMPORT,
+    arguments,
+    import_block,
+    literal,
+    offloaded,
+    process_source,
+)
 from planner.trainers.steps import optimizer_source, update_source
 
 RATE_NOTE = (
@@ -81,6 +88,10 @@ def _imports(plan: Plan) -> tuple[str, ...]:
             "from planner.offloading import offload_activations",
             "from planner.tasks.trees import tensors_of",
         ]
+    if plan.setting.activation_memory_budget < 1:
+        found.append(BUDGET_IMPORT)
+    if plan.setting.compile_scope == "blocks":
+        found.append("from planner.tasks.compiling import compile_as_set")
     return tuple(found)
 
 
@@ -173,8 +184,10 @@ $clip$update    return total
 def _main(plan: Plan) -> str:
     setting = plan.setting
     compiled = "module"
-    if setting.compile != "off":
-        compiled = f"torch.compile(module, mode={literal(setting.compile)}, dynamic=False)"
+    if setting.compile_scope == "blocks":
+        compiled = "compile_as_set(module, task, MODEL, SETTING)"
+    elif setting.compile != "off":
+        compiled = f"torch.compile(module, {arguments(setting.compile_arguments)})"
     made = "    average = [p.detach().clone() for p in module.parameters()]\n"
     checkpointed = "    checkpoint_as_set(module, task, MODEL, SETTING)\n"
     cuda = '"cuda" if torch.cuda.is_available() else "cpu"'

@@ -23,6 +23,7 @@ from planner.trainers.plan import (
     Refusal,
     Trainer,
     blocks_only,
+    compile_refusals,
     usual_refusals,
     way_out,
 )
@@ -180,6 +181,7 @@ def refusals(plan: Plan) -> list[Refusal]:
     found = blocks_only(setting, "train.py") + usual_refusals(
         setting, "train.py", "ema", "pure-bf16"
     )
+    found += compile_refusals(setting, "train.py")
     if setting.optimizer_implementation == "8bit":
         law = "its 8-bit optimizers are bitsandbytes', not torchao's adamw-8bit that was probed"
         found.append(Refusal(law, way_out("optimizer=adamw")))

@@ -27,6 +27,8 @@ from planner.trainers.recipe import (
 )
 from planner.trainers.source import (
     BENCHMARK,
+    arguments,
+    budget_source,
     import_block,
     mapping,
     offloaded,
@@ -75,8 +77,8 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
     elif setting.precision in ("fp32", "tf32"):
         values["tf32"] = setting.precision == "tf32"
     values["activation_checkpointing"] = transformers_own(plan.swin, setting)
-    values["torch_compile"] = setting.compile != "off"
-    if setting.compile != "off":
+    values["torch_compile"] = setting.compile != "off" and not _compiles_itself(setting)
+    if values["torch_compile"]:
         values["torch_compile_mode"] = setting.compile
     if _optimizer_name(setting) is not None:
         values["optim"] = _optimizer_name(setting)
@@ -100,6 +102,13 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
     return {**values, "remove_unused_columns": False}
 
 
+def _compiles_itself(setting: TrainSetting) -> bool:
+    """Whether `build_model` compiles: the Trainer has arguments for the whole model and its mode
+    only (transformers 5.23, `TrainingArguments`)."""
+    own = setting.compile_scope == "blocks"
+    return own or setting.compile_dynamic or setting.compile_fullgraph
+
+
 def _optimizer_name(setting: TrainSetting) -> str | None:
     return None if setting.amsgrad else _OPTIMIZERS.get(setting.optimizer)
 
@@ -109,6 +118,10 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
     own = transformers_own(plan.swin, setting)  # then the Trainer turns it on, from its argument
     built = setting.model_copy(update={"checkpointing": "none"}) if own else setting
     model = trained_source(plan.model, built, by_peft=True)
+    body = model.body
+    if _compiles_itself(setting) and setting.compile_scope == "model":
+        line = f"    model.compile({arguments(setting.compile_arguments)})\n"
+        body = body.replace("    return model\n", f"{line}    return model\n")
     optimizer_imports, optimizer = optimizer_source(setting)
     own_optimizer = _optimizer_name(setting) is None
     mixing_imports, mixing = mixing_source() if _soft(setting) else ((), "")
@@ -130,10 +143,10 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
         (
             plan.comment(run, *use, notes=notes),
             import_block(tuple(imports)) + "\n",
-            BENCHMARK,
+            BENCHMARK + budget_source(setting),
             f"NUM_CLASSES = {plan.model.num_classes}\n" if mixing else "",
             mapping("ARGUMENTS", training_arguments(plan)) + "\n\n",
-            placed(model.body, setting),
+            placed(body, setting),
             "\n\n" + optimizer if own_optimizer else "",
             "\n\n" + _collate(setting),
             "\n\n" + mixing + "\n\n" + _MIXING_TRAINER if mixing else "",

@@ -30,10 +30,12 @@ class DeviceEstimator:
     defaults.
 
     What settings are given of another's memory: a compiled one that of the eager one, which is what
-    it may need at most, and with CUDA graphs besides what the optimizer needs for its step, since
-    their pool is not given back to it; tf32 that of fp32; fp16 that of bf16, which keeps as many
-    bytes; a fused optimizer that of the one in many kernels, which needs more while it steps. Their
-    times are the shared step's, corrected for precision, compilation and the optimizer.
+    it may need at most unless it is checkpointed and compiled whole (torch's partitioner may then
+    recompute all blocks at once, torch 2.13), and with CUDA graphs besides what the optimizer needs
+    for its step, since their pool is not given back to it; tf32 that of fp32; fp16 that of bf16,
+    which keeps as many bytes; a fused optimizer that of the one in many kernels, which needs more
+    while it steps. Their times are the shared step's, corrected for precision, compilation and the
+    optimizer.
     None for a setting that is not modelled (which can still be probed).
     """
 

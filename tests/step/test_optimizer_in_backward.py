@@ -20,6 +20,7 @@ from planner.throughput.prediction import (
     rates_for,
     with_updates_last,
 )
+from planner.throughput.regions import regions_of
 from tests.building import build_real
 from tests.libraries.steps import (
     Changes,
@@ -182,7 +183,8 @@ def test_updates_follow_a_compiled_backward() -> None:
     backwards = []
     for setting in (setting_of({}), in_backward({})):
         ledger, _ = recorded(setting, small())
-        ordered = fuse_operations(with_updates_last(list(ledger.operations()), setting))
+        ordered = with_updates_last(list(ledger.operations()), setting)
+        ordered, _ = fuse_operations(ordered, regions_of(ordered, setting))
         backwards.append([operation for phase, operation in ordered if phase == "backward"])
     assert backwards[0] == backwards[1]
 

@@ -77,7 +77,7 @@ MMENGINE_KEYS: dict[str, frozenset[str]] = {
                    "val_evaluator", "env_cfg", "compile", "custom_hooks"}),
     "optim_wrapper": frozenset({"type", "loss_scale", "dtype", "optimizer", "accumulative_counts",
                                 "clip_grad"}),
-    "compile": frozenset({"backend", "mode", "dynamic"}),
+    "compile": frozenset({"backend", "mode", "dynamic", "fullgraph"}),
     "backbone": frozenset(
         {"type", "arch", "img_size", "patch_size", "in_channels", "window_size", "drop_rate",
          "drop_path_rate", "out_indices", "use_abs_pos_embed", "with_cp", "frozen_stages",

@@ -17,7 +17,7 @@ from math import prod
 from planner.compiled import EXTERN_PREFIX, FUSED_PREFIX
 from planner.ledger import OperationKind
 from planner.step.attention import backward_scratch
-from planner.trace.compiled.graph import PRIMAL, Value, recomputable_operators, view_operators
+from planner.trace.compiled.graph import Value, recomputable_operators, view_operators
 
 _MAX_READS_REUSED = 4  # config.realize_reads_threshold
 _MAX_READS = 8  # config.realize_acc_reads_threshold
@@ -284,7 +284,7 @@ def _parts_numel(node: Value) -> int:
 
 def _overwrite(kernel: Kernel) -> None:
     """Inductor's in-place buffers: a written value of a dying input's size takes its place."""
-    dying = [value for value in kernel.frees if value in kernel.reads and value.op != PRIMAL]
+    dying = [value for value in kernel.frees if value in kernel.reads and not value.is_input]
     for value in kernel.writes:
         for candidate in dying:
             if candidate.num_bytes == value.num_bytes and candidate.dtype == value.dtype:

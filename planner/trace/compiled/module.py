@@ -1,13 +1,13 @@
 """A compiled module in the step that is traced: its kernels in place of its code.
 
-Only the model's own forward and backward are compiled. The loss, autocast around it, the
-gradients' accumulation, the optimizer and all else are those of the traced step.
+Only the forward and backward of the model, or of its blocks, are compiled. The loss, autocast
+around it, the gradients' accumulation, the optimizer and all else are those of the traced step.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,34 +19,38 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from planner.errors import UnsupportedError
 from planner.ledger import Computed
-from planner.libraries.building import Build
-from planner.schema import Model, TrainSetting
 from planner.trace.compiled.buffers import Kernel, buffer_of, plan
 from planner.trace.compiled.graph import PRIMAL, TANGENT, Value, read_half
-from planner.trace.compiled.partition import Partition, partition_compiled
+from planner.trace.compiled.partition import Partition
 from planner.trace.recorder import Recorder
+from planner.trace.trees import tensors_in
 
-Memory = dict[Value, Tensor]  # each buffer's storage, as bytes
+Memory = dict[Value, Tensor]  # each buffer's storage as bytes; an input's is the tensor itself
+# The graph of a call with these arguments; None where it has none.
+Graphs = Callable[[tuple[Any, ...], Mapping[str, Any]], "CompiledGraph | None"]
 
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """Both halves as kernels. `outputs` are forward's results; `trained` names the parameters that
-    want a gradient, and `gradients` are theirs."""
+    """Both halves as kernels. `outputs` are forward's results; `trained` says which inputs get a
+    gradient, and `gradients` are theirs. `arguments` are the inputs that the caller gives, by their
+    number among the tensors of the call."""
 
     outputs: tuple[Value, ...]
     tangents: tuple[Value, ...]
-    trained: tuple[str, ...]
+    trained: tuple[str | int, ...]
     gradients: tuple[Value, ...]
     saved: tuple[Value, ...]
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
+    arguments: Mapping[Value, int]
 
     @cached_property
     def saved_buffers(self) -> tuple[Value, ...]:
-        """What forward leaves for backward, each buffer once, inputs left out."""
+        """What forward leaves for backward on the device, each buffer once, parameters left out."""
         buffers = dict.fromkeys(buffer_of(value) for value in self.saved)
-        return tuple([buffer for buffer in buffers if not buffer.is_input])
+        on_device = [buffer for buffer in buffers if buffer.shape is not None]
+        return tuple([b for b in on_device if not b.is_input or b in self.arguments])
 
     @property
     def saved_bytes(self) -> int:
@@ -60,8 +64,9 @@ def plan_kernels(partition: Partition) -> CompiledGraph:
     backward = read_half(partition.backward, known)
     outputs = [v for v in forward.results[: partition.num_outputs] if v is not None]
     saved = [v for v in forward.results[partition.num_outputs :] if v is not None]
-    pairs = zip(partition.parameters, backward.results, strict=True)
-    gradients = {name: g for name, g in pairs if name is not None and g is not None}
+    pairs = zip(partition.sources, backward.results, strict=True)
+    gradients = {source: g for source, g in pairs if source is not None and g is not None}
+    inputs = zip(forward.inputs(PRIMAL), partition.sources, strict=False)
     return CompiledGraph(
         tuple(outputs),
         tuple(backward.inputs(TANGENT)),
@@ -76,39 +81,37 @@ def plan_kernels(partition: Partition) -> CompiledGraph:
                 gradients.values(),
             )
         ),
+        {value: source for value, source in inputs if isinstance(source, int)},
     )
 
 
-def compile_graph(build: Build, model: Model, setting: TrainSetting) -> CompiledGraph:
-    """The kernels of the module of what `build` makes, at the setting's batch.
-
-    Raises PlannerError where the module does not compile as one graph.
-    """
-    return plan_kernels(partition_compiled(build, model, setting))
-
-
-def run_compiled(module: nn.Module, graph: CompiledGraph) -> None:
-    """From here on `module` runs the kernels of `graph`, which was compiled of its like."""
-    module.forward = _Forward(module, graph)
+def run_compiled(module: nn.Module, graphs: Graphs, path: str = "") -> None:
+    """From here on `module`, which is called `path` in the model, runs the kernels of the graph
+    that was compiled for its like and for what it is called with."""
+    module.forward = _Forward(module, graphs, path)
 
 
 class _Forward:
     """The `forward` of a compiled module. Without gradients it is the module's own: that would be
     another graph, of another batch."""
 
-    def __init__(self, module: nn.Module, graph: CompiledGraph) -> None:
+    def __init__(self, module: nn.Module, graphs: Graphs, path: str) -> None:
         self.module = weakref.ref(module)  # which has this one: a cycle would outlive the trace
         self.code = type(module).forward
-        self.graph = graph
+        self.graphs = graphs
+        self.path = path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module()
         assert module is not None
-        if not torch.is_grad_enabled():
+        graph = self.graphs(args, kwargs) if torch.is_grad_enabled() else None
+        if graph is None:
             return self.code(module, *args, **kwargs)
+        given = tensors_in((args, kwargs))
         parameters = dict(module.named_parameters())
-        trained = [parameters[name] for name in self.graph.trained]
-        call = _Call(self.graph, _recorder())
+        trained = [given[s] if isinstance(s, int) else parameters[s] for s in graph.trained]
+        call = _Call(graph, _recorder(), self.path)
+        call.memory = {value: given[number] for value, number in graph.arguments.items()}
         results: tuple[Tensor, ...] = _Function.apply(call, *trained)  # type: ignore[no-untyped-call]
         with _pop_mode_temporarily(), torch.no_grad():
             returned = self.code(module, *args, **kwargs)
@@ -143,35 +146,43 @@ def _recorder() -> Recorder:
 
 
 class _Function(torch.autograd.Function):
-    """`CompiledFunction` of AOTAutograd: one node for the whole module."""
+    """`CompiledFunction` of AOTAutograd: one node for the whole module. What it saves goes through
+    autograd, since checkpointing outside of the graph takes it away and makes it again."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *trained: Tensor) -> tuple[Tensor, ...]:
         ctx.call = call
-        results = call.forward()
+        results, saved = call.forward()
+        ctx.save_for_backward(*saved)
         ctx.mark_non_differentiable(*call.without_gradient(results))
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *ctx.call.backward())
+        call: _Call = ctx.call
+        call.memory = dict(zip(call.graph.saved_buffers, ctx.saved_tensors, strict=True))
+        ctx.maybe_clear_saved_tensors()
+        return (None, *call.backward(grads))
 
 
 class _Call:
-    """One call of the compiled module: what its forward saved until its backward has run."""
+    """One call of the compiled module. `memory` is what it begins a half with: the arguments that
+    the caller gives, and then what forward saved."""
 
-    def __init__(self, graph: CompiledGraph, recorder: Recorder) -> None:
+    def __init__(self, graph: CompiledGraph, recorder: Recorder, path: str) -> None:
         self.graph = graph
         self.recorder = recorder
-        self.saved: Memory = {}
+        self.path = path
+        self.memory: Memory = {}
 
-    def forward(self) -> tuple[Tensor, ...]:
-        memory: Memory = {}
+    def forward(self) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """The results, and what is kept for backward."""
+        memory, self.memory = self.memory, {}
         kept = {buffer_of(value) for value in (*self.graph.saved, *self.graph.outputs)}
         self._run(self.graph.forward, memory, kept)
-        self.saved = {b: memory[b] for b in self.graph.saved_buffers if b in memory}
+        saved = [memory[buffer] for buffer in self.graph.saved_buffers]
         with _pop_mode_temporarily():
-            return tuple([_tensor(v, memory[buffer_of(v)]) for v in self.graph.outputs])
+            return tuple([_tensor(v, memory[buffer_of(v)]) for v in self.graph.outputs]), saved
 
     def without_gradient(self, results: Sequence[Tensor]) -> list[Tensor]:
         """Of forward's results, those that no tangent stands for."""
@@ -184,9 +195,15 @@ class _Call:
                 found.append(result)
         return found
 
-    def backward(self) -> tuple[Tensor, ...]:
+    def backward(self, grads: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         """What forward saved dies with the last kernel that reads it."""
-        memory, self.saved = self.saved, {}
+        memory, self.memory = self.memory, {}
+        left = [grad for grad in grads if grad is not None]
+        for tangent in reversed(self.graph.tangents):
+            found = next((g for g in reversed(left) if tuple(g.shape) == tangent.shape), None)
+            if found is not None:
+                memory[tangent] = found
+        del left
         self._run(self.graph.backward, memory, {buffer_of(g) for g in self.graph.gradients})
         with _pop_mode_temporarily():
             return tuple([_tensor(g, memory[buffer_of(g)]) for g in self.graph.gradients])
@@ -204,7 +221,7 @@ class _Call:
             self.recorder.events.append(
                 Computed(
                     kernel.name, kernel.kind, kernel.dtype, kernel.flops, kernel.num_bytes, 1,
-                    kernel.path,
+                    self._path(kernel),
                 )
             )  # fmt: skip
             scratch.clear()
@@ -212,13 +229,18 @@ class _Call:
                 if value not in kept:
                     memory.pop(value, None)
 
+    def _path(self, kernel: Kernel) -> str:
+        return ".".join(name for name in (self.path, kernel.path) if name)
+
     def _take(self, num_bytes: int, kernel: Kernel) -> Tensor:
         with _pop_mode_temporarily():
             taken = torch.empty(num_bytes, dtype=torch.uint8)
-        self.recorder.add(taken, kernel.name, kernel.path)
+        self.recorder.add(taken, kernel.name, self._path(kernel))
         return taken
 
 
 def _tensor(value: Value, storage: Tensor) -> Tensor:
+    if buffer_of(value).is_input:
+        return storage.as_strided(value.shape or (), value.strides)
     dtype = getattr(torch, value.dtype)
     return storage.view(dtype).as_strided(value.shape or (), value.strides)

@@ -11,6 +11,7 @@ from planner.libraries.resolve import resolve_model
 from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.schema.observation import Observation
 from planner.tasks import as_task
+from planner.tasks.compiling import compile_as_set
 from planner.training import Training
 from search.probe.observation.view import NotHereError
 from search.probe.protocol import ProbeRequest
@@ -55,9 +56,7 @@ class Subject:
         built = find_library(self.model.library).build(self.model, ResolvedSetting(self.setting))
         set_precision(self.request)  # the module's code may have set its own
         built = built.to(self.device)
-        compiled = None
-        if self.setting.compile != "off":
-            compiled = torch.compile(built, mode=self.setting.compile, dynamic=False)
         task = as_task(built, self.model, self.setting)
+        compiled = compile_as_set(built, task, self.model, self.setting)
         batch = task.batch(self.setting.batch_size, self.device)
         return Training(built, self.setting, task, batch, compiled)

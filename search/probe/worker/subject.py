@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from planner.errors import UnsupportedError
 from planner.libraries.limits import setting_limit
-from planner.libraries.pending import pending
 from planner.schema import SwinConfig
 from planner.tasks import task_for
 from planner.tasks.blocks import checkpoint_as_set
+from planner.tasks.compiling import compile_as_set
 from planner.training import Training, lay_out
 from search.probe.protocol import ProbeRequest
 from search.probe.worker.precision import check_float8, has_tf32, set_precision
@@ -52,9 +52,9 @@ def refuse_unsupported(request: ProbeRequest) -> None:
             f"what is trained is a matter of the model {request.model.title}.",
             "Freeze inside a factory of your own, and probe with frozen_stages 0 and lora_rank 0.",
         )
-    for fault in (*pending(setting), setting_limit(setting)):
-        if fault is not None:
-            raise fault.error()
+    fault = setting_limit(setting)
+    if fault is not None:
+        raise fault.error()
     if setting.precision == "tf32" and not has_tf32(request):
         raise UnsupportedError(
             f"tf32 needs an NVIDIA GPU of compute capability 8.0 or more, and {request.device} "
@@ -97,8 +97,6 @@ def build_training(request: ProbeRequest) -> WatchedTraining:
     dtype = torch.bfloat16 if setting.precision == "pure-bf16" else None
     module = module.to(device=device, dtype=dtype)
     lay_out(module, setting)
-    compiled = None
-    if setting.compile != "off":
-        compiled = torch.compile(module, mode=setting.compile, dynamic=False)
+    compiled = compile_as_set(module, task, request.model, setting)
     batch = task.batch(setting.batch_size, device)
     return WatchedTraining(module, setting, task, batch, compiled)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ import torch._dynamo.utils
 from torch._inductor import async_compile, config
 from torch._inductor.async_compile import AsyncCompile
 
+from planner.schema import SwinConfig, TrainSetting
 from search.probe.parent import supervisor
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
+from search.probe.protocol import ProbeRequest
 from search.probe.worker.compiler import CompileWatch, end_workers
 from tests.search.probes import AMPLE_SECONDS, request_of
 
@@ -81,3 +84,32 @@ def test_inductor_counts_the_graphs_it_leaves_out(fork_server: ForkServer) -> No
     )
     assert record.status == "measured", record.message
     assert any("CUDA graphs" in flag for flag in record.flags)
+
+
+SWIN = SwinConfig(
+    library="native", image_size=(56, 56), depths=(2,), num_heads=(2,), embed_dim=16, num_classes=10
+)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"compile_scope": "blocks", "compile_fullgraph": True, "checkpointing": "blocks"},
+        {"compile_scope": "blocks", "activation_memory_budget": 0.3},
+        {"compile_dynamic": True},
+        {"compile_fullgraph": True, "activation_memory_budget": 0.3},
+    ],
+)
+def test_each_way_to_compile_is_probed(fork_server: ForkServer, fields: dict[str, Any]) -> None:
+    plain = {"batch_size": 4, "precision": "fp32", "compile": "default"}
+    setting = TrainSetting(**{**plain, **fields})
+    record = run_probe(
+        ProbeRequest(model=SWIN, setting=setting, max_steps=8),
+        deadline_seconds=AMPLE_SECONDS,
+        fork_server=fork_server,
+    )
+    assert record.status == "measured", record.message
+    assert record.compile_seconds is not None
+    told = ("fell back to eager", "recompiled", "graph breaks")
+    assert not any(flag.startswith(told) or flag.endswith(told) for flag in record.flags)

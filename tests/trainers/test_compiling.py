@@ -1,0 +1,181 @@
+"""What of compilation each trainer's file says: scope, sizes, graph breaks, what is kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.config
+import yaml
+
+from planner.errors import UnsupportedError
+from planner.libraries.missing_operators import declare_missing_operators
+from planner.schema import SwinConfig, TrainSetting
+from planner.tasks import task_for
+from planner.tasks.compiling import blocks_to_compile
+from planner.trainers.emission import Emitted, emit_setting
+from tests.building import build_real
+from tests.libraries.steps import needs
+from tests.trainers.cases import FakeEstimator, tiny
+
+declare_missing_operators()
+BUILDING = ("pytorch", "lightning", "accelerate", "deepspeed", "transformers")
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """What a file sets in its process."""
+    with torch._functorch.config.patch(activation_memory_budget=1.0):
+        limit = torch._dynamo.config.recompile_limit
+        yield
+        torch._dynamo.config.recompile_limit = limit
+
+
+def emitted(target: str, model: SwinConfig | None = None, **fields: Any) -> Emitted:
+    library = target if target in ("timm", "transformers") else "native"
+    setting = TrainSetting(
+        **{
+            "batch_size": 4,
+            "precision": "fp32",
+            "compile": "default",
+            "attention": "eager",
+            **fields,
+        }
+    )
+    model = model or tiny(library, num_classes=1000)
+    return emit_setting(model, setting, target, estimator=FakeEstimator())
+
+
+def source_of(result: Emitted) -> str:
+    return result.code or result.text
+
+
+def run(result: Emitted) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(source_of(result), "emitted.py", "exec"), names)
+    return names
+
+
+def compiled_in(module: torch.nn.Module) -> list[str]:
+    return [n for n, inner in module.named_modules() if inner._compiled_call_impl is not None]
+
+
+@needs("transformers")
+@pytest.mark.parametrize("checkpointing", ["none", "blocks"])
+@pytest.mark.parametrize("target", BUILDING)
+def test_a_files_blocks_are_those_of_the_probe(target: str, checkpointing: str) -> None:
+    library = "transformers" if target == "transformers" else "native"
+    model = tiny(library, num_classes=1000)
+    fields: dict[str, Any] = {"compile_scope": "blocks", "checkpointing": checkpointing}
+    result = emitted(target, model, **fields)
+    built = run(result)["build_model"]()
+    setting = TrainSetting(compile="default", attention="eager", **fields)
+    module = build_real(model, setting)
+    blocks = blocks_to_compile(module, task_for(model, setting), model)
+    names = [name for name, inner in module.named_modules() if any(inner is b for b in blocks)]
+    assert compiled_in(built) == names
+    assert len(names) == 4
+    assert "torch.compile(" not in source_of(result)  # nothing around the blocks is compiled
+    assert "dynamo_config" not in result.text
+
+
+@needs("timm", "torchvision", "transformers")
+@pytest.mark.parametrize("library", ["timm", "torchvision", "transformers"])
+def test_the_script_finds_the_blocks_of_each_library(library: str) -> None:
+    built = run(emitted("pytorch", tiny(library), compile_scope="blocks"))["build_model"]()
+    kinds = {type(built.get_submodule(name)).__name__ for name in compiled_in(built)}
+    blocks = {"SwinTransformerBlock", "SwinLayer"} & kinds
+    assert blocks
+    assert kinds <= {*blocks, "PatchMerging"}
+
+
+def test_graphs_of_any_batch_and_without_breaks() -> None:
+    fields: dict[str, Any] = {"compile_dynamic": True, "compile_fullgraph": True}
+    for target in ("pytorch", "lightning"):
+        assert 'mode="default", dynamic=True, fullgraph=True)' in source_of(
+            emitted(target, **fields)
+        )
+    assert '"dynamic": True, "fullgraph": True' in emitted("deepspeed", **fields).code
+    config = yaml.safe_load(emitted("accelerate", **fields).text)["dynamo_config"]
+    assert (config["dynamo_use_dynamic"], config["dynamo_use_fullgraph"]) == (True, True)
+    names: dict[str, Any] = {}
+    exec(compile(emitted("mmengine", **fields).text, "swin.py", "exec"), names)
+    assert names["compile"] == {
+        "backend": "inductor", "mode": "default", "dynamic": True, "fullgraph": True,
+    }  # fmt: skip
+
+
+@needs("transformers")
+def test_the_trainer_that_has_no_argument_is_given_a_compiled_model() -> None:
+    names = run(emitted("transformers", compile_fullgraph=True))
+    assert names["ARGUMENTS"]["torch_compile"] is False
+    assert compiled_in(names["build_model"]()) == [""]
+    names = run(emitted("transformers"))
+    assert names["ARGUMENTS"]["torch_compile"] is True
+    assert compiled_in(names["build_model"]()) == []
+
+
+@needs("transformers")
+@pytest.mark.parametrize("target", BUILDING)
+def test_a_file_sets_what_the_compiler_keeps(target: str) -> None:
+    result = emitted(target, activation_memory_budget=0.5)
+    run(result)
+    assert "import torch._functorch.config\n" in source_of(result)  # torch does not by itself
+    assert torch._functorch.config.activation_memory_budget == 0.5
+
+
+@needs("timm")
+@pytest.mark.parametrize(
+    ("target", "fields", "said"),
+    [
+        ("timm", {"compile_scope": "blocks"}, "compiles the whole model, not its blocks"),
+        ("timm", {"compile_dynamic": True}, "graphs of any batch"),
+        ("timm", {"compile_fullgraph": True}, "cannot refuse graph breaks"),
+        ("timm", {"activation_memory_budget": 0.5}, "no activation memory budget"),
+        ("mmengine", {"compile_scope": "blocks"}, "compiles the whole model, not its blocks"),
+        ("mmengine", {"activation_memory_budget": 0.5}, "no activation memory budget"),
+        ("microsoft", {"compile_scope": "blocks"}, "does not compile"),
+    ],
+)
+def test_what_a_trainer_cannot_say_is_refused(
+    target: str, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=said) as found:
+        emitted(target, **fields)
+    assert "--for pytorch" in str(found.value)
+
+
+@needs("transformers")
+def test_fullgraph_is_refused_where_a_graph_breaks() -> None:
+    model = tiny("transformers", num_classes=1000)
+    fields: dict[str, Any] = {"compile_fullgraph": True, "checkpointing": "blocks"}
+    for scope in ("model", "blocks"):
+        with pytest.raises(UnsupportedError, match="breaks into several graphs") as found:
+            emitted("pytorch", model, compile_scope=scope, **fields)
+        assert "compile_fullgraph=false" in str(found.value)
+    emitted(
+        "pytorch", model, compile_fullgraph=True, compile_scope="blocks", checkpointing="stages"
+    )
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"compile_scope": "blocks", "checkpointing": "blocks"},
+        {"compile_scope": "blocks", "compile_fullgraph": True, "activation_memory_budget": 0.5},
+        {"compile_dynamic": True},
+    ],
+)
+def test_the_script_runs(fields: dict[str, Any], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(emitted("pytorch", tiny(), **fields).text)
+    command = [sys.executable, str(script), "--synthetic", "--steps", "2", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "loss" in done.stdout
