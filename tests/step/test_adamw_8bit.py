@@ -73,7 +73,7 @@ def test_the_states_are_those_of_real_tensors(dtype: str) -> None:
 
 
 @with_torchao
-@pytest.mark.workers
+@pytest.mark.compiler
 def test_what_a_compiled_step_takes() -> None:
     """The profiler's peak within one compiled step: the two moments in fp32 and their scales."""
     import torch
