@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from planner import SwinConfig, advise, estimate
 from planner.advice.advising import Advice
+from planner.advice.wish import read_wish
 from planner.cli import main
 from planner.errors import UnsupportedError, UsageError
 
@@ -147,6 +148,15 @@ def test_another_recipe_is_tried_only_where_it_is_allowed() -> None:
     assert asked.front[0].images_per_second >= unasked.front[0].images_per_second
     state = {lever.name: lever.state for lever in unasked.levers}
     assert state["other optimizers"] == state["adapters"] == "not allowed"
+
+
+def test_advice_begins_no_trace_of_8_bits() -> None:
+    found = read_wish(
+        "native:swin_tiny", None, gpu="h100-sxm-80gb", memory_bytes=None, batch_size=64,
+        global_batch=None, keep=(), allow=("recipe",), allocator=None, overrides={},
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="traced for each way"):
+        found.apply(found.sample, {"precision": "fp8"})
 
 
 def test_a_wish_that_nothing_satisfies_gets_the_nearest(
