@@ -145,7 +145,7 @@ class TrainSetting(BaseModel):
             if self.offload != "none":
                 message = (
                     f"offload {self.offload} moves what an eager step saves, and compile is "
-                    f"{self.compile}: a compiled one saves what its compiler chose"
+                    f"{self.compile}, whose compiler chooses what is saved: omit one of them"
                 )
                 yield Fault(("offload", "compile"), message)
             return
