@@ -73,8 +73,10 @@ def affine_step(model: Model, setting: ResolvedSetting) -> AffineLedger | None:
     """What `step_ledger` reads its answers off: the eager step on shapes, recorded once, or the
     trace that is kept. None where there is none, or no line goes through it. Never traces."""
     setting = setting.model_copy(update={"batch_size": 2})
-    if isinstance(model, SwinConfig) and _kept_compiled(model, setting) is None:
-        return _recorder(model, setting).line()
+    if is_on_shapes(model, setting):
+        assert isinstance(model, SwinConfig)
+        if _kept_compiled(model, setting) is None:
+            return _recorder(model, setting).line()
     found = traced_step(model, setting).answer(2)
     return found if isinstance(found, AffineLedger) else None
 

@@ -108,4 +108,6 @@ def _changed(
         return
     for updates in wish.changes(lever, choice):
         with suppress(PlannerError):
-            yield wish.apply(choice, updates), tuple(updates.items())
+            changed = wish.apply(choice, updates)
+            if estimates.has_step(changed):
+                yield changed, tuple(updates.items())

@@ -17,7 +17,7 @@ from planner.errors import PlannerError, UnsupportedError
 from planner.estimation import Estimate, estimate_ledger, step_time
 from planner.hardware.overheads import overheads_for
 from planner.ledger import Ledger
-from planner.ledgers import affine_step, step_ledger
+from planner.ledgers import affine_step, is_on_shapes, step_ledger
 from planner.memory.profile import steady_step, walk_ledger
 from planner.schema import ResolvedSetting, TrainSetting
 from planner.schema.setting import GRAPH_MODES
@@ -103,6 +103,16 @@ class Estimates:
         if setting not in self._resolved:
             self._resolved[setting] = self.wish.resolved(setting)
         return self._resolved[setting]
+
+    def has_step(self, choice: Choice) -> bool:
+        """Whether the step of a choice is on shapes or its trace is kept, so that nothing need be
+        traced."""
+        setting = self.resolved(choice.setting)
+        if is_on_shapes(self.wish.model, setting):
+            return True
+        return alike(self.wish.model, setting) in self._lines or (
+            affine_step(self.wish.model, setting) is not None
+        )
 
     def line(self, choice: Choice) -> Line:
         """The recorded step of a choice, whatever its batch."""

@@ -23,6 +23,9 @@ from planner.errors import PlannerError, UnsupportedError
 from planner.schema import TrainSetting
 
 MAX_MICRO_BATCHES = 12  # looked at for one combination of the other levers
+NO_TRACE = (
+    "its step is traced, and no trace is kept: 'planner estimate' with these options makes one"
+)
 MAX_BATCH = 4096  # a Swin's step is long saturated
 PLAINLY_COMBINED = ("none", "blocks")  # checkpointings that go with every other lever
 _COMBINED = {"checkpointing", "compile", "compile_scope", "batch_size", "accumulate"}
@@ -76,7 +79,7 @@ def offer(wish: Wish, estimates: Estimates) -> Offered:
     searched = [lever for lever in LEVERS if lever.role == "search" and lever.effect in wish.allow]
     arms = [base]
     for lever in searched:
-        if list(_available(wish, base, lever, refusals)):
+        if list(_available(wish, estimates, base, lever, refusals)):
             arms += [c for arm in arms for c in _combined(wish, arm, lever)]
     unique = dict.fromkeys(arm for arm in arms if _is_offered(arm.setting, base.setting))
     return Offered(
@@ -95,7 +98,7 @@ def _free(
     if ALLOCATOR in lever.fields and allocator is not None and allocator.expandable_segments:
         return None
     best, before = None, _cost(estimates, base)
-    for changed in _available(wish, base, lever, refusals):
+    for changed in _available(wish, estimates, base, lever, refusals):
         cost = _cost(estimates, changed)
         if cost != before and cost[0] <= before[0] and cost[1] <= before[1]:
             best, before = changed, cost
@@ -107,13 +110,16 @@ def _cost(estimates: Estimates, choice: Choice) -> tuple[float, int]:
 
 
 def _available(
-    wish: Wish, choice: Choice, lever: Lever, refusals: list[Refusal]
+    wish: Wish, estimates: Estimates, choice: Choice, lever: Lever, refusals: list[Refusal]
 ) -> Iterator[Choice]:
     """What `lever` makes of a choice; what it cannot is added to `refusals`."""
     refused: dict[str, list[str]] = {}
     for updates in wish.changes(lever, choice):
         try:
-            yield wish.apply(choice, updates)
+            changed = wish.apply(choice, updates)
+            if not estimates.has_step(changed):
+                raise UnsupportedError(NO_TRACE)
+            yield changed
         except PlannerError as error:
             # Without the value, so that what is refused alike is said once.
             reason = re.sub(r": \w+ is .*?\.(?= |$)", ".", " ".join(error.message.split()))

@@ -248,3 +248,15 @@ def test_a_picture_is_drawn(capsys: pytest.CaptureFixture[str], tiny: str, tmp_p
     assert status == 0
     assert f"Drew {file}" in out
     assert file.read_text().startswith("<?xml")
+
+
+def test_a_lever_whose_step_would_be_traced_is_named_and_no_trace_begins(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fp8 is traced even of a Swin: advice began the trace to say how fast it would be."""
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
+    found = advise(MODEL, gpu="rtx 4090", batch_size=4, allow=["recipe"])
+    assert "Tracing" not in capsys.readouterr().err
+    state, said = next((x.state, x.reasons) for x in found.levers if x.name == "fp8")
+    assert state == "not available"
+    assert "no trace is kept" in said[0]
