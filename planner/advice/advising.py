@@ -12,7 +12,7 @@ from planner.advice.cards import Card, larger_cards
 from planner.advice.estimates import Estimates
 from planner.advice.flags import command, device_flags, flags
 from planner.advice.left_out import what_is_left_out
-from planner.advice.levers import EFFECTS, LEVERS, Effect, effects
+from planner.advice.levers import ALLOCATOR, EFFECTS, LEVERS, Effect, Lever, Updates, effects
 from planner.advice.search import Found, Offered, Refusal, offer, search
 from planner.advice.tracing import record_traces
 from planner.advice.waterfall import Fall, waterfall
@@ -255,10 +255,23 @@ def _lever_states(wish: Wish, offered: Offered, best: Choice | None) -> Iterable
         elif not possible:
             is_kept = lever.changes(wish.model, wish.sample.setting, wish.rated)
             state = "kept" if any(True for _ in is_kept) else "in the wish"
-        elif lever.name in offered.adopted or changed & set(lever.fields):
-            state = "recommended" if changed & set(lever.fields) else "adopted"
         elif sum(len(r.values) for r in refused) >= len(possible):
             state = "not available"
+        elif changed & set(lever.fields) and _is_used(lever, possible, best):
+            state = "recommended"
+        elif lever.name in offered.adopted:
+            state = "adopted"
         else:
             state = "not needed" if lever.role != "adopt" else "does not pay"
         yield LeverState(lever.name, lever.effect, lever.says, state, said)
+
+
+def _is_used(lever: Lever, possible: Iterable[Updates], best: Choice | None) -> bool:
+    """Whether one of the changes of a lever is in `best`: fields may have several levers."""
+    if best is None or lever.role == "micro-batch":
+        return best is not None
+    return any(
+        all(best.expandable if f == ALLOCATOR else getattr(best.setting, f) == value
+            for f, value in updates.items())
+        for updates in possible
+    )  # fmt: skip
