@@ -190,7 +190,7 @@ def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
 
 
 _WRAPPER = '''def recompute(module: nn.Module) -> None:
-    """From now on `module` saves only its inputs$and_more, and recomputes $what in backward.
+    """In backward `module` recomputes all but its inputs$kept.
 
     Only its class changes: names in the state dict stay what they are.
     """
@@ -239,22 +239,22 @@ def _wrapped(
         "from typing import Any",
         "from torch.utils.checkpoint import checkpoint",
     ]
-    kept, before, how, and_more, what = "", "", "", "", "its forward"
+    definitions, before, how, kept = "", "", "", ""
     if setting.checkpointing == "selective":
         more += [
             "from torch import Tensor",
             "from torch.utils.checkpoint import CheckpointPolicy",
             "from torch.utils.checkpoint import create_selective_checkpoint_contexts",
         ]
-        kept = copied(
+        definitions = copied(
             "checkpointing.py", "KEPT_OPERATIONS", "Keep", "_storages", "keep", "_leave_results"
         ).body
         before, how = "    _leave_results(module)\n", "context_fn=keep, "
-        and_more, what = ", and what KEPT_OPERATIONS give", "the rest"
-    wrapper = Template(_WRAPPER).substitute(before=before, how=how, and_more=and_more, what=what)
+        kept = " and what KEPT_OPERATIONS give"
+    wrapper = Template(_WRAPPER).substitute(before=before, how=how, kept=kept)
     loop = _loop(stages, blocks, setting)
     return ModelSource(
-        (*imports, *more), kept + wrapper + _function(f"{built}{loop}    return model\n")
+        (*imports, *more), definitions + wrapper + _function(f"{built}{loop}    return model\n")
     )
 
 
