@@ -16,7 +16,7 @@ from planner.schema import TrainSetting
 from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.launch import launch
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals, way_out
+from planner.trainers.plan import COMPILING, Emitted, Plan, Trainer
 from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
 from planner.trainers.source import offloaded
@@ -134,24 +134,6 @@ def image_lines(setting: TrainSetting) -> tuple[str, ...]:
     return tuple(found)
 
 
-def refusals(plan: Plan) -> list[Refusal]:
-    """What it cannot express of the setting."""
-    # Pure bf16 and gradients that stay are up to the script's own loop, which the file shows.
-    said = (
-        "ema",
-        "pure-bf16",
-        "zero_grad_to_none",
-        "frozen_stages",
-        "lora_rank",
-        "optimizer_in_backward",
-        "offload",
-    )
-    found = usual_refusals(plan.setting, "accelerate", *said)
-    if plan.device == "cpu" and plan.setting.precision == "fp16":
-        found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
-    return found
-
-
 def loop_notes(setting: TrainSetting) -> tuple[str, ...]:
     """What the setting asks of a script that the file does not write out."""
     found = []
@@ -170,5 +152,10 @@ TRAINER = Trainer(
     title=TITLE,
     filename=FILENAME,
     write=write,
-    refusals=refusals,
-)
+    # Pure bf16 and gradients that stay are up to the script's own loop, which the file shows.
+    expresses=(
+        *COMPILING, "checkpointing-in-parts", "offload", "optimizer_in_backward",
+        "zero_grad_to_none", "frozen_stages", "lora_rank", "ema", "memory_format", "pure-bf16",
+        "bf16-on-cpu",
+    ),
+)  # fmt: skip

@@ -19,7 +19,7 @@ from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.comments import WRITTEN_BY, one_line
 from planner.trainers.launch import launch
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals, way_out
+from planner.trainers.plan import COMPILING, Emitted, Plan, Trainer
 from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
 from planner.trainers.source import literal
@@ -93,16 +93,6 @@ def _config(plan: Plan) -> str:
     return literal(one_line(str(plan.output or FILENAME)))
 
 
-def refusals(plan: Plan) -> list[Refusal]:
-    """What it cannot express of the setting."""
-    setting = plan.setting
-    # In pure bf16 the engine would add fp32 masters of its own: another setting.
-    found = usual_refusals(setting, "its engine", "ema", "frozen_stages", "lora_rank", "offload")
-    if plan.device == "cpu" and setting.precision == "fp16":
-        found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
-    return found
-
-
 def _notes(setting: TrainSetting) -> tuple[str, ...]:
     found = [
         "Pass the optimizer of building.py to deepspeed.initialize(optimizer=…): the engine's own "
@@ -131,5 +121,9 @@ TRAINER = Trainer(
     title=TITLE,
     filename=FILENAME,
     write=write,
-    refusals=refusals,
-)
+    # In pure bf16 the engine would add fp32 masters of its own: another setting.
+    expresses=(
+        *COMPILING, "checkpointing-in-parts", "offload", "frozen_stages", "lora_rank", "ema",
+        "memory_format", "bf16-on-cpu",
+    ),
+)  # fmt: skip

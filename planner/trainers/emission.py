@@ -14,6 +14,7 @@ from planner.memory.allocator_config import RECORDED_AS
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
 from planner.schema.result import RESULT_FORMAT, Recommendation
 from planner.trainers.comments import one_line
+from planner.trainers.levers import lever_refusals
 from planner.trainers.plan import Emitted, Plan, Trainer, refuse
 from planner.trainers.ported_model import port_model, setting_refusals
 from planner.trainers.registry import TARGETS, find_trainer
@@ -171,7 +172,7 @@ def _write(
         check_device_precision(device, plan.setting.precision)
     faults = setting_refusals(trained, plan.setting, trainer.models)
     planned = replace(plan, model=trained)
-    refuse(title, [*faults, *trainer.refusals(planned)])
+    refuse(title, [*faults, *lever_refusals(trainer, planned), *trainer.refusals(planned)])
     ddp = plan.setting.world_size > 1 or trainer.always_ddp
     run = plan.setting.model_copy(update={"parallelism": "ddp"}) if ddp else plan.setting
     reasons = []

@@ -11,7 +11,7 @@ from typing import Any
 from planner.schema import TrainSetting
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.launch import launch, torchrun
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals, way_out
+from planner.trainers.plan import COMPILING, Emitted, Plan, Refusal, Trainer, way_out
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import EPOCHS, learning_rate_note, recipe_of
 from planner.trainers.source import (
@@ -171,19 +171,14 @@ def _module(setting: TrainSetting, pretrained: bool) -> str:
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """What it cannot express of the setting."""
+    """Clipping that it would refuse when it runs."""
     setting = plan.setting
-    found = usual_refusals(
-        setting, "the Trainer", "pure-bf16", "frozen_stages", "lora_rank", "offload"
-    )
     fused = setting.optimizer_implementation == "fused"
     if setting.clip_grad and fused and setting.precision == "fp16":
         family = setting.optimizer_family
         law = f"it does not clip the gradients of a fused optimizer in fp16 ({setting.optimizer})"
-        found.append(Refusal(law, way_out(f"optimizer={family}-foreach")))
-    if plan.device == "cpu" and setting.precision == "fp16":
-        found.append(Refusal("its fp16 needs a GPU, not the CPU", way_out("precision=bf16")))
-    return found
+        return [Refusal(law, way_out(f"optimizer={family}-foreach"))]
+    return []
 
 
 TRAINER = Trainer(
@@ -191,5 +186,9 @@ TRAINER = Trainer(
     title=TITLE,
     filename=FILENAME,
     write=write,
+    expresses=(
+        *COMPILING, "checkpointing-in-parts", "offload", "frozen_stages", "lora_rank",
+        "memory_format", "pure-bf16", "bf16-on-cpu",
+    ),
     refusals=refusals,
-)
+)  # fmt: skip

@@ -15,15 +15,7 @@ import yaml
 
 from planner.schema import SwinConfig, TrainSetting
 from planner.trainers.launch import launch, tf32_environment
-from planner.trainers.plan import (
-    Emitted,
-    Plan,
-    Refusal,
-    Trainer,
-    blocks_only,
-    usual_refusals,
-    way_out,
-)
+from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, way_out
 from planner.trainers.recipe import (
     BASE_LR,
     EPOCHS,
@@ -146,12 +138,9 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
 
 
 def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
-    found = blocks_only(setting, "main.py") + usual_refusals(setting, "main.py")
+    found = []
     if setting.precision == "bf16":
         found.append(Refusal("its autocast is fp16 only, not bf16", way_out("precision=fp16")))
-    if setting.compile != "off":
-        law = f"main.py does not compile (compile={setting.compile})"
-        found.append(Refusal(law, way_out("compile=off")))
     if setting.optimizer_family == "sgd":
         law = "its sgd is Nesterov's, not the one that was probed"
         found.append(Refusal(law, way_out("optimizer=adamw")))
@@ -166,9 +155,6 @@ def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
             f"{setting.validation_batch_size}"
         )
         found.append(Refusal(law, way_out(f"validation_batch_size={setting.batch_size}")))
-    if setting.memory_format == "channels_last":
-        law = "main.py does not lay images out channels_last"
-        found.append(Refusal(law, way_out("memory_format=contiguous")))
     return found
 
 
@@ -199,6 +185,7 @@ TRAINER = Trainer(
     title=TITLE,
     filename=FILENAME,
     write=write,
+    expresses=(),
     refusals=refusals,
     library="microsoft",
     always_ddp=True,

@@ -18,9 +18,6 @@ from planner.trainers.plan import (
     Plan,
     Refusal,
     Trainer,
-    blocks_only,
-    compile_refusals,
-    usual_refusals,
     way_out,
 )
 from planner.trainers.pretrained import fine_tunes, fine_tuning_notes
@@ -234,15 +231,11 @@ def _written(value: Any, depth: int = 0) -> str:
 
 def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot express of the model and the setting."""
-    found = [
+    return [
         *_model_refusals(plan.swin),
-        *_setting_refusals(plan.setting),
+        *_optimizer_refusals(plan.setting),
         *_freezing_refusals(plan.swin, plan.setting),
     ]
-    if plan.device == "cpu" and plan.setting.autocast_dtype is not None:
-        law = f"its autocast needs a GPU, and this {plan.setting.precision} was probed on the CPU"
-        found.append(Refusal(law, way_out("precision=fp32")))
-    return found
 
 
 def _model_refusals(model: SwinConfig) -> list[Refusal]:
@@ -273,18 +266,11 @@ def _freezing_refusals(model: SwinConfig, setting: TrainSetting) -> list[Refusal
     return found
 
 
-def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
-    found = blocks_only(setting, "mmengine") + usual_refusals(
-        setting, "mmengine", "ema", "frozen_stages"
-    )
-    found += compile_refusals(setting, "mmengine", "compile_dynamic", "compile_fullgraph")
+def _optimizer_refusals(setting: TrainSetting) -> list[Refusal]:
     if setting.optimizer_family not in _OPTIMIZERS or setting.optimizer_implementation == "8bit":
         law = f"it registers torch's optimizers, and {setting.optimizer} is not one it knows"
-        found.append(Refusal(law, way_out("optimizer=adamw")))
-    if setting.memory_format == "channels_last":
-        law = "it does not lay images out channels_last"
-        found.append(Refusal(law, way_out("memory_format=contiguous")))
-    return found
+        return [Refusal(law, way_out("optimizer=adamw"))]
+    return []
 
 
 def _notes(setting: TrainSetting) -> tuple[str, ...]:
@@ -311,6 +297,7 @@ TRAINER = Trainer(
     title=TITLE,
     filename=FILENAME,
     write=write,
+    expresses=("compile", "compile_dynamic", "compile_fullgraph", "frozen_stages", "ema"),
     refusals=refusals,
     library="microsoft",
     models="mmpretrain",

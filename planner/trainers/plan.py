@@ -80,6 +80,18 @@ class Plan:
         return comment(self.heading, run, more, notes)
 
 
+LeverName = Literal[
+    "checkpointing-in-parts", "offload", "compile", "compile_scope", "compile_dynamic",
+    "compile_fullgraph", "activation_memory_budget", "optimizer_in_backward", "zero_grad_to_none",
+    "frozen_stages", "lora_rank", "ema", "memory_format", "pure-bf16", "fp8", "bf16-on-cpu",
+    "fp16-on-cpu",
+]  # fmt: skip
+"""The levers that not every trainer can express (`planner/trainers/levers.py`)."""
+COMPILING: tuple[LeverName, ...] = (
+    "compile", "compile_scope", "compile_dynamic", "compile_fullgraph", "activation_memory_budget",
+)  # fmt: skip
+
+
 class Refusal(NamedTuple):
     """What a trainer cannot express (the law and the value), and the way out."""
 
@@ -93,14 +105,16 @@ class Trainer:
 
     `name` is what --for takes, `filename` the usual name of what is written. `library` is the one
     whose Swin it builds, or None where it trains any module; `models` names the package that Swin
-    comes from, where that is not the library. `refusals` are what the trainer cannot express.
+    comes from, where that is not the library. `expresses` names the levers that it can
+    express, and the others are refused; `refusals` are what else it cannot express.
     """
 
     name: str
     title: str
     filename: str
     write: Callable[[Plan], Emitted]
-    refusals: Callable[[Plan], list[Refusal]]
+    expresses: tuple[LeverName, ...]
+    refusals: Callable[[Plan], list[Refusal]] = lambda plan: []
     library: Library | None = None
     models: str | None = None
     always_ddp: bool = False
@@ -125,74 +139,3 @@ def way_out(change: str = "") -> str:
     """The ways out that always exist: another value (then unmeasured), or the plain script."""
     script = "emit the plain script, which can: --for pytorch"
     return f"Emit with --set {change} (not measured), or {script}." if change else f"Or {script}."
-
-
-def blocks_only(setting: TrainSetting, trainer: str) -> list[Refusal]:
-    """The refusal of a trainer that checkpoints every block or none."""
-    if setting.checkpointing in ("none", "blocks"):
-        return []
-    law = f"{trainer} checkpoints blocks or none, not {setting.checkpointing}"
-    return [Refusal(law, way_out("checkpointing=blocks"))]
-
-
-def compile_refusals(setting: TrainSetting, trainer: str, *said: str) -> list[Refusal]:
-    """Refusals for what a trainer cannot say of compilation, except the fields in `said`."""
-    found = {
-        "compile_scope": (f"{trainer} compiles the whole model, not its blocks", "model"),
-        "compile_dynamic": (f"{trainer} cannot ask for graphs of any batch", "false"),
-        "compile_fullgraph": (f"{trainer} cannot refuse graph breaks", "false"),
-        "activation_memory_budget": (f"{trainer} sets no activation memory budget", "1"),
-    }
-    asked = setting.differences(TrainSetting())
-    return [
-        Refusal(f"{law} ({field}={asked[field]})", way_out(f"{field}={instead}"))
-        for field, (law, instead) in found.items()
-        if field in asked and field not in said
-    ]
-
-
-def usual_refusals(setting: TrainSetting, trainer: str, *said: str) -> list[Refusal]:
-    """Refusals for the fields that most trainers cannot express, except those in `said`."""
-    found = []
-    if setting.ema and "ema" not in said:
-        found.append(
-            Refusal(f"{trainer} keeps no average of the weights (ema)", way_out("ema=false"))
-        )
-    if setting.frozen_stages and "frozen_stages" not in said:
-        found.append(
-            Refusal(
-                f"{trainer} cannot freeze stages (frozen_stages={setting.frozen_stages})",
-                way_out("frozen_stages=0"),
-            )
-        )
-    if setting.lora_rank and "lora_rank" not in said:
-        found.append(
-            Refusal(
-                f"{trainer} has no adapters (lora_rank={setting.lora_rank})",
-                way_out("lora_rank=0"),
-            )
-        )
-    if setting.optimizer_in_backward and "optimizer_in_backward" not in said:
-        found.append(
-            Refusal(
-                f"{trainer} has one optimizer, which steps after backward (no "
-                "optimizer_in_backward)",
-                way_out("optimizer_in_backward=false"),
-            )
-        )
-    if not setting.zero_grad_to_none and "zero_grad_to_none" not in said:
-        found.append(
-            Refusal(
-                f"{trainer} always sets gradients to None (it has no zero_grad_to_none=false)",
-                way_out("zero_grad_to_none=true"),
-            )
-        )
-    if setting.offload != "none" and "offload" not in said:
-        law = f"{trainer} has no place for activations in host memory (offload={setting.offload})"
-        found.append(Refusal(law, way_out("offload=none")))
-    if setting.precision == "fp8" and "fp8" not in said:
-        law = f"{trainer} converts no linear layers to 8 bits"
-        found.append(Refusal(law, way_out("precision=bf16")))
-    if setting.precision == "pure-bf16" and "pure-bf16" not in said:
-        found.append(Refusal(f"{trainer} has no pure bf16 training", way_out("precision=bf16")))
-    return found

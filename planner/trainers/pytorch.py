@@ -7,12 +7,13 @@ warm-up and cosine schedule, validation and checkpoints. Only native models impo
 from __future__ import annotations
 
 from string import Template
+from typing import get_args
 
 from planner.schema import TrainSetting
 from planner.schema.setting import EMA_DECAY, LABEL_SMOOTHING
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.launch import launch, torchrun
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals
+from planner.trainers.plan import Emitted, LeverName, Plan, Refusal, Trainer
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import (
     EPOCHS,
@@ -86,19 +87,8 @@ def write(plan: Plan) -> Emitted:
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """Nothing usual: everything of a setting is written out. A task has one device."""
-    said = (
-        "ema",
-        "pure-bf16",
-        "fp8",
-        "zero_grad_to_none",
-        "frozen_stages",
-        "lora_rank",
-        "optimizer_in_backward",
-        "offload",
-    )
-    refused = usual_refusals(plan.setting, "the script", *said)
-    return [*refused, *task_refusals(plan)] if plan.is_task else refused
+    """Everything of a setting is written out; a task has one device."""
+    return task_refusals(plan) if plan.is_task else []
 
 
 _IMPORTS = (
@@ -428,5 +418,6 @@ TRAINER = Trainer(
     title=TITLE,
     filename=FILENAME,
     write=write,
+    expresses=get_args(LeverName),
     refusals=refusals,
 )

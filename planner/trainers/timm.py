@@ -22,9 +22,6 @@ from planner.trainers.plan import (
     Plan,
     Refusal,
     Trainer,
-    blocks_only,
-    compile_refusals,
-    usual_refusals,
     way_out,
 )
 from planner.trainers.recipe import (
@@ -176,12 +173,9 @@ def _recipe_values(setting: TrainSetting) -> dict[str, Any]:
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """What it cannot express of the setting."""
+    """Optimizers that it has in other code."""
     setting = plan.setting
-    found = blocks_only(setting, "train.py") + usual_refusals(
-        setting, "train.py", "ema", "pure-bf16"
-    )
-    found += compile_refusals(setting, "train.py")
+    found = []
     if setting.optimizer_implementation == "8bit":
         law = "its 8-bit optimizers are bitsandbytes', not torchao's adamw-8bit that was probed"
         found.append(Refusal(law, way_out("optimizer=adamw")))
@@ -256,6 +250,7 @@ TRAINER = Trainer(
     title=TITLE,
     filename=FILENAME,
     write=write,
+    expresses=("compile", "ema", "memory_format", "pure-bf16", "bf16-on-cpu", "fp16-on-cpu"),
     refusals=refusals,
     library="timm",
 )

@@ -13,7 +13,7 @@ from typing import Any
 from planner.schema import TrainSetting
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.launch import launch, torchrun
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, usual_refusals, way_out
+from planner.trainers.plan import COMPILING, Emitted, Plan, Trainer
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import (
     EPOCHS,
@@ -258,17 +258,6 @@ def _trainer(setting: TrainSetting, own_optimizer: bool, pretrained: bool) -> st
     )  # fmt: skip
 
 
-def refusals(plan: Plan) -> list[Refusal]:
-    """What it cannot express of the setting."""
-    said = ("pure-bf16", "frozen_stages", "lora_rank", "offload")
-    found = usual_refusals(plan.setting, "the Trainer", *said)
-    if plan.device == "cpu" and plan.setting.precision == "fp16":
-        found.append(
-            Refusal("the Trainer's fp16 needs a GPU, not the CPU", way_out("precision=bf16"))
-        )
-    return found
-
-
 def _notes(plan: Plan) -> tuple[str, ...]:
     model, setting = plan.swin, plan.setting
     found = [learning_rate_note(setting)]
@@ -289,6 +278,9 @@ TRAINER = Trainer(
     title=TITLE,
     filename=FILENAME,
     write=write,
-    refusals=refusals,
+    expresses=(
+        *COMPILING, "checkpointing-in-parts", "offload", "frozen_stages", "lora_rank",
+        "memory_format", "pure-bf16", "bf16-on-cpu",
+    ),
     library="transformers",
-)
+)  # fmt: skip

@@ -129,27 +129,6 @@ def test_a_file_sets_what_the_compiler_keeps(target: str) -> None:
     assert torch._functorch.config.activation_memory_budget == 0.5
 
 
-@needs("timm")
-@pytest.mark.parametrize(
-    ("target", "fields", "said"),
-    [
-        ("timm", {"compile_scope": "blocks"}, "compiles the whole model, not its blocks"),
-        ("timm", {"compile_dynamic": True}, "graphs of any batch"),
-        ("timm", {"compile_fullgraph": True}, "cannot refuse graph breaks"),
-        ("timm", {"activation_memory_budget": 0.5}, "no activation memory budget"),
-        ("mmengine", {"compile_scope": "blocks"}, "compiles the whole model, not its blocks"),
-        ("mmengine", {"activation_memory_budget": 0.5}, "no activation memory budget"),
-        ("microsoft", {"compile_scope": "blocks"}, "does not compile"),
-    ],
-)
-def test_what_a_trainer_cannot_say_is_refused(
-    target: str, fields: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(UnsupportedError, match=said) as found:
-        emitted(target, **fields)
-    assert "--for pytorch" in str(found.value)
-
-
 @needs("transformers")
 def test_fullgraph_is_refused_where_a_graph_breaks() -> None:
     model = tiny("transformers", num_classes=1000)

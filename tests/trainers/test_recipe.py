@@ -101,17 +101,6 @@ def test_a_result_of_the_cpu_says_how_to_run_there(target: str) -> None:
     assert "TF32" not in result.launch
 
 
-@pytest.mark.parametrize("target", ["transformers", "accelerate", "lightning", "deepspeed"])
-def test_fp16_of_the_cpu_is_refused_where_it_needs_a_gpu(target: str) -> None:
-    with pytest.raises(UnsupportedError, match="GPU, not the CPU"):
-        emitted(target, device=CPU, precision="fp16")
-
-
-def test_mmengine_s_autocast_needs_a_gpu() -> None:
-    with pytest.raises(UnsupportedError, match="needs a GPU"):
-        emitted("mmengine", device=CPU, precision="bf16")
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_allocator_is_set_as_it_was_probed(target: str) -> None:
     """A measured peak holds for the allocator that it was measured with."""

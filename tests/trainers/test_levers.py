@@ -1,0 +1,95 @@
+"""Each lever and each trainer: the file changes with it, or it is refused, and alike everywhere."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+import pytest
+
+from planner.errors import UnsupportedError
+from planner.schema import DeviceInfo, TrainSetting
+from planner.trainers.emission import TARGETS, Emitted, emit_setting
+from planner.trainers.levers import LEVERS, Lever
+from planner.trainers.plan import LeverName
+from planner.trainers.registry import TRAINERS
+from tests.trainers.cases import GIB, FakeEstimator, tiny
+
+CPU = DeviceInfo(kind="cpu", name="a processor", total_bytes=16 * GIB)
+COMPILED = {"compile": "default"}
+ASKED: dict[LeverName, list[dict[str, Any]]] = {
+    "checkpointing-in-parts": [
+        {"checkpointing": kind} for kind in ("blocks:1", "blocks:every-2", "selective", "stages")
+    ],
+    "offload": [{"offload": "activations"}],
+    "compile": [COMPILED],
+    "compile_scope": [{**COMPILED, "compile_scope": "blocks"}],
+    "compile_dynamic": [{**COMPILED, "compile_dynamic": True}],
+    "compile_fullgraph": [{**COMPILED, "compile_fullgraph": True}],
+    "activation_memory_budget": [{**COMPILED, "activation_memory_budget": 0.5}],
+    "optimizer_in_backward": [{"optimizer_in_backward": True}],
+    "zero_grad_to_none": [{"zero_grad_to_none": False}],
+    "frozen_stages": [{"frozen_stages": 1}],
+    "lora_rank": [{"lora_rank": 2}, {"lora_rank": 2, "lora_targets": "all"}],
+    "ema": [{"ema": True}],
+    "memory_format": [{"memory_format": "channels_last"}],
+    "pure-bf16": [{"precision": "pure-bf16"}],
+    "fp8": [{"precision": "fp8"}],
+    "bf16-on-cpu": [{"precision": "bf16"}],
+    "fp16-on-cpu": [{"precision": "fp16"}],
+}
+CASES = [
+    (target, lever, fields)
+    for target in TARGETS
+    for lever in LEVERS
+    for fields in ASKED[lever.name]
+    if target != "microsoft" or not lever.name.endswith("-on-cpu")  # it needs CUDA for all
+]
+
+
+def emitted(target: str, lever: Lever, fields: dict[str, Any]) -> Emitted:
+    """For a model of the trainer's library, of a data set's classes, which main.py asks for."""
+    library = target if target in ("timm", "transformers") else "native"
+    setting = TrainSetting(**{"batch_size": 16, "precision": "fp32", **fields})
+    device = CPU if lever.name.endswith("-on-cpu") else None
+    model = tiny(library, num_classes=1000)
+    return emit_setting(model, setting, target, estimator=FakeEstimator(), device=device)
+
+
+def written(target: str, lever: Lever, fields: dict[str, Any]) -> str:
+    result = emitted(target, lever, fields)
+    return result.text + result.code
+
+
+def changes(way_out: str) -> dict[str, str]:
+    """What the way out says to set."""
+    return dict(re.findall(r"--set (\w+)=(\S+)", way_out))
+
+
+@pytest.mark.parametrize(("target", "lever", "fields"), CASES)
+def test_a_lever_is_in_the_file_or_refused(
+    target: str, lever: Lever, fields: dict[str, Any]
+) -> None:
+    trainer = TRAINERS[target]
+    if lever.name in trainer.expresses:
+        without = {**fields, **changes(f"--set {lever.change}")}
+        assert written(target, lever, fields) != written(target, lever, without)
+        return
+    with pytest.raises(UnsupportedError) as raised:
+        emitted(target, lever, fields)
+    value = str(fields.get(lever.field)).lower()
+    assert raised.value.message.startswith(trainer.title)
+    assert f"it {lever.law} ({lever.field}={value})" in raised.value.message
+    assert f"--set {lever.change} " in raised.value.way_out
+    assert "--for pytorch" in raised.value.way_out
+    without = {**fields, **changes(raised.value.way_out)}
+    if target == "microsoft" and without.get("precision") == "bf16":  # refused next, by a law
+        with pytest.raises(UnsupportedError, match="fp16 only") as raised:  # of its own
+            emitted(target, lever, without)
+        without |= changes(raised.value.way_out)
+    emitted(target, lever, without)  # the way out is one
+    emitted("pytorch", lever, fields)  # and so is the other
+
+
+def test_each_lever_has_one_law() -> None:
+    assert [lever.name for lever in LEVERS] == list(get_args(LeverName))
