@@ -56,8 +56,9 @@ BOUNDED = Basis(
         "of pointwise kernels taken as fused. --trace compiles the model as far as torch's "
         "partition, which takes about a minute and is kept, and narrows the range",
     ),
-    ("what compilation changes; torch may even recompute all checkpointed blocks at once",),
+    ("what compilation changes",),
 )
+RECOMPUTED_AT_ONCE = "that torch may recompute all checkpointed blocks at once"
 BROKEN = Basis(
     BOUNDED.low,
     BOUNDED.high,
@@ -74,6 +75,21 @@ def basis_of(model: Model, setting: TrainSetting, ledger: Ledger) -> Basis:
     if is_compiled(ledger):
         return TRACED
     return BOUNDED if has_known_graphs(model, setting) else BROKEN
+
+
+def left_out_of(basis: Basis, setting: TrainSetting) -> tuple[str, ...]:
+    """What is not known of the step that `setting` compiles."""
+    if basis is BOUNDED and may_recompute_at_once(setting):
+        return (*basis.left_out, RECOMPUTED_AT_ONCE)
+    return basis.left_out
+
+
+def may_recompute_at_once(setting: TrainSetting) -> bool:
+    """Whether one compiled graph holds all that is checkpointed. torch's partitioner need not save
+    what enters a block (of timm's `checkpoint_seq` it saves none, torch 2.13), and then recomputes
+    every block before the backward of the last. Blocks that are compiled by themselves are
+    recomputed one at a time."""
+    return setting.checkpointing != "none" and setting.compile_scope == "model"
 
 
 def has_known_graphs(model: Model, setting: TrainSetting) -> bool:

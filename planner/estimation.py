@@ -17,7 +17,7 @@ from planner.arguments import (
     read_model,
     read_setting,
 )
-from planner.compiled import BOUNDED, Basis, basis_of
+from planner.compiled import BOUNDED, Basis, basis_of, left_out_of, may_recompute_at_once
 from planner.hardware.gpu import Gpu
 from planner.hardware.overheads import Overheads, overheads_for
 from planner.hardware.precisions import check_precision, peak_flops
@@ -259,7 +259,7 @@ def estimate_ledger(
         ),
         left_out=(
             *left_out(config, setting, convolutions),
-            *basis.left_out,
+            *left_out_of(basis, setting),
             *_left_out_of_time(config, setting, operations, rates, time),
         ),
         throughput=_throughput(time, gpu, setting),
@@ -292,17 +292,14 @@ def _range(
 ) -> tuple[int, int]:
     """Between these the reserved bytes are expected to lie.
 
-    Where the eager step stands for a compiled one, its checkpointing may come to nothing: torch's
-    partitioner need not save what enters a block (of timm's `checkpoint_seq` it saves none, torch
-    2.13), and then recomputes every block before the backward of the last; blocks that are compiled
-    by themselves are recomputed one at a time. Below an activation memory budget of 1 it may save
-    as much less.
+    Where the eager step stands for a compiled one, its checkpointing may come to nothing
+    (`may_recompute_at_once`). Below an activation memory budget of 1 it may save as much less.
     """
     least = most = reserved
     if basis is BOUNDED:
         least -= int((1 - setting.activation_memory_budget) * live.saved_bytes)
-    whole = setting.checkpointing != "none" and setting.compile_scope == "model"
-    if basis is BOUNDED and whole and isinstance(config, SwinConfig):
+    at_once = basis is BOUNDED and may_recompute_at_once(setting)
+    if at_once and isinstance(config, SwinConfig):
         unchecked = setting.model_copy(update={"checkpointing": "none"})
         ledger = step_ledger(config, find_library(config.library).resolve(config, unchecked))
         most += steady_step(ledger).saved_bytes - live.saved_bytes

@@ -16,6 +16,7 @@ from planner.compiled import (
     BROKEN,
     EXTERN_PREFIX,
     FUSED_PREFIX,
+    RECOMPUTED_AT_ONCE,
     TRACED,
     basis_of,
     in_graph_pool,
@@ -115,6 +116,19 @@ def test_an_untraced_estimate_is_the_eager_steps_and_says_so(mode: str) -> None:
     assert compiled.throughput is not None
     assert eager.throughput is not None
     assert compiled.throughput.images_per_second > eager.throughput.images_per_second
+
+
+@pytest.mark.parametrize(
+    ("scope", "checkpointing", "is_said"),
+    [("model", "blocks", True), ("model", "none", False), ("blocks", "blocks", False)],
+)
+def test_only_one_graph_may_recompute_all_blocks_at_once(
+    scope: str, checkpointing: str, is_said: bool
+) -> None:
+    asked = {"compile": "default", "compile_scope": scope, "checkpointing": checkpointing}
+    found = estimate(SWIN_T, batch_size=8, **asked)
+    assert "what compilation changes" in found.left_out
+    assert (RECOMPUTED_AT_ONCE in found.left_out) == is_said
 
 
 @pytest.mark.combinations

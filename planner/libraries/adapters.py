@@ -30,7 +30,8 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base(x)
-        return y + F.linear(F.linear(x, self.lora_a), self.lora_b) * 1.0
+        scaling = 1.0  # peft multiplies by it too: a kernel and a tensor
+        return y + F.linear(F.linear(x, self.lora_a), self.lora_b) * scaling
 
 
 def freeze(module: nn.Module, frozen: str) -> None:

@@ -47,8 +47,11 @@ class SettingFault:
         return UnsupportedError(f"{self.message}.", self.way_out)
 
 
-def too_many_blocks(whose: str, num_blocks: int, setting: TrainSetting) -> SettingFault:
+def block_limit(whose: str, num_blocks: int, setting: TrainSetting) -> SettingFault | None:
     """`blocks:K` of a model that has fewer."""
+    chosen = setting.chosen_blocks
+    if chosen is None or (chosen.stop or 0) <= num_blocks:
+        return None
     return SettingFault(
         f"{whose} has {num_blocks} blocks",
         f"checkpointing is {setting.checkpointing}",
@@ -93,14 +96,14 @@ def multiplies_in_8_bits(out_features: int, in_features: int) -> bool:
 
 
 def float8_limit(setting: TrainSetting) -> SettingFault | None:
-    """Products of 8 bits have whole batches of 16, and are not known of what follows."""
+    """Products of 8 bits need batches of 16, and have not been compared beside adapters or DDP."""
     if setting.precision != "fp8":
         return None
     unknown = {"lora_rank": (setting.lora_rank, 0), "parallelism": (setting.parallelism, "none")}
     for field, (value, known) in unknown.items():
         if value != known:
             return SettingFault(
-                f"precision fp8 is followed only with {field} {known}",
+                f"precision fp8 is known only with {field} {known}",
                 f"{field} is {value}",
                 f"Set {field}={known}, or precision=bf16.",
                 field=field,

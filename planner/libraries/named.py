@@ -42,7 +42,7 @@ def override_named(model: NamedModel, overrides: Mapping[str, Any]) -> NamedMode
     for field in overrides:
         if field in NamedModel.model_fields and getattr(model, field) is None:
             raise UnsupportedError(
-                f"{model.title} has no {field}.", f"Leave {field} out: it would change nothing."
+                f"{model.title} has no {field}.", f"Omit {field}: it would change nothing."
             )
     if not overrides:
         return model

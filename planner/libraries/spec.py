@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from planner.errors import PlannerError, UnsupportedError, alternatives
 from planner.libraries.drift import drift_notes, package_folder
-from planner.libraries.limits import SettingFault, limit_of, too_many_blocks
+from planner.libraries.limits import SettingFault, block_limit, limit_of
 from planner.libraries.trainable import FrozenNames, Trainable, stem_and_layers
 from planner.schema import Library, ResolvedSetting, SwinConfig, TrainSetting
 
@@ -237,9 +237,9 @@ class LibrarySpec:
                 field="checkpointing",
                 instead=own[-1],
             )
-        num_blocks = sum(config.depths)
-        if setting.chosen_blocks is not None and (setting.chosen_blocks.stop or 0) > num_blocks:
-            yield too_many_blocks(swin, num_blocks, setting)
+        too_many = block_limit(swin, sum(config.depths), setting)
+        if too_many is not None:
+            yield too_many
         if max(setting.checkpointed_stages or (0,)) >= config.num_stages:
             yield SettingFault(
                 f"the model has {config.num_stages} stages, counted from 0",

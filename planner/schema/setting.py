@@ -42,7 +42,9 @@ COMPILED_FIELDS = (
 # What a probe and every emitted trainer set, whatever the setting. timm's train.py and Microsoft's
 # main.py (microsoft/Swin-Transformer @00f2800) turn it on and have no option against it.
 CUDNN_BENCHMARK = True
-_OPTIMIZER = re.compile(rf"({'|'.join(OPTIMIZER_FAMILIES)})(-foreach|-fused|-forloop)?|adamw-8bit")
+_OPTIMIZER = re.compile(
+    rf"({'|'.join(OPTIMIZER_FAMILIES)})({'|'.join(IMPLEMENTATIONS)})?|adamw-8bit"
+)
 _CHECKPOINTING = re.compile(
     r"none|blocks|blocks:[1-9][0-9]{0,3}|blocks:every-[2-9]|selective|stages|nested"
     r"|stages:[0-9]{1,3}(,[0-9]{1,3}){0,15}"

@@ -70,7 +70,7 @@ class Device:
         self.kept_results: KeptResults | None = None
         # Told of each parameter whose gradient is ready, where several devices share it.
         self.on_gradient: Callable[[GradientCell], None] | None = None
-        self.offloads = False  # some saved tensors are on the host, until a node wants them
+        self.offloads = False  # some saved tensors are on the host, until a node needs them
         self.next_sequence = 0
         self.num_storages = 0
 

@@ -281,11 +281,10 @@ def record_training(
     build: BuildOnShapes,
     model: SwinConfig,
     setting: TrainSetting,
-    num_steps: int = 2,
     in_place_sums: bool = True,
 ) -> Ledger:
-    """Builds the model on shapes and runs `num_steps` optimizer steps, then the validation that the
-    setting asks for; returns all their events.
+    """Builds the model on shapes and runs two optimizer steps, then the validation that the setting
+    asks for; returns all their events.
 
     Lifetimes are those of reference counts, so calls are Python's own, and the cyclic collector is
     off meanwhile: it would only cost time (a test shows that it finds nothing).
@@ -297,11 +296,11 @@ def record_training(
         name_modules(module)
         training = Training(device, module, setting, make_batch(device, model, setting))
         device.mark("build", 0)
-        if num_steps == 2 and training.repeats:
+        if training.repeats:
             training.step_twice()
         else:
-            for _ in range(num_steps):
-                training.step()
+            training.step()
+            training.step()
         if setting.validation_batch_size:
             training.validate()
         num_parameters = sum(p.numel for p in module.parameters())

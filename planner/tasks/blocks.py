@@ -6,7 +6,7 @@ from torch import nn
 
 from planner.checkpointing import checkpoint_blocks, repeated_blocks
 from planner.errors import UnsupportedError
-from planner.libraries.limits import too_many_blocks
+from planner.libraries.limits import block_limit
 from planner.schema import Model, SwinConfig, TrainSetting
 from planner.tasks.contract import Task
 
@@ -27,14 +27,7 @@ def checkpoint_as_set(
             f"selective, not {setting.checkpointing!r}.",
             "Choose --checkpointing blocks, or name the modules in its task: blocks(module).",
         )
-    named = getattr(task, "blocks", None)
-    blocks = list(named(module)) if named is not None else None
-    chosen = setting.chosen_blocks
-    if chosen is not None:
-        blocks = repeated_blocks(module) if blocks is None else blocks
-        if blocks and (chosen.stop or 0) > len(blocks):
-            raise too_many_blocks(model.title, len(blocks), setting).error()
-        blocks = blocks[chosen]
+    blocks = _wanted(module, task, model, setting)
     try:
         return checkpoint_blocks(module, blocks, setting.checkpointing == "selective")
     except ValueError as error:
@@ -42,3 +35,23 @@ def checkpoint_as_set(
             f"{model.title} cannot be checkpointed: {error}.",
             "Return a task that names its blocks, blocks(module), or choose checkpointing none.",
         ) from error
+
+
+def _wanted(
+    module: nn.Module, task: Task, model: Model, setting: TrainSetting
+) -> list[nn.Module] | None:
+    """The blocks to wrap; None where a library's own switch may checkpoint them all."""
+    chosen = setting.chosen_blocks
+    if chosen is None and getattr(task, "blocks", None) is None:
+        return None
+    blocks = blocks_of(module, task)
+    fault = block_limit(model.title, len(blocks), setting)
+    if blocks and fault is not None:
+        raise fault.error()
+    return blocks if chosen is None else blocks[chosen]
+
+
+def blocks_of(module: nn.Module, task: Task) -> list[nn.Module]:
+    """The blocks that the task names, else those that are found; none where there are none."""
+    named = getattr(task, "blocks", None)
+    return list(named(module)) if named is not None else repeated_blocks(module)

@@ -8,10 +8,10 @@ import torch
 import torch._functorch.config
 from torch import nn
 
-from planner.checkpointing import repeated_blocks
 from planner.compilation import compile_blocks
 from planner.errors import UnsupportedError
 from planner.schema import Model, TrainSetting
+from planner.tasks.blocks import blocks_of
 from planner.tasks.contract import Task
 
 
@@ -32,8 +32,7 @@ def compile_as_set(module: nn.Module, task: Task, model: Model, setting: TrainSe
 
 def blocks_to_compile(module: nn.Module, task: Task, model: Model) -> list[nn.Module]:
     """The blocks that the task names, else those that are found. Raises UnsupportedError."""
-    named = getattr(task, "blocks", None)
-    blocks = list(named(module)) if named is not None else repeated_blocks(module)
+    blocks = blocks_of(module, task)
     if not blocks:
         raise UnsupportedError(
             f"{model.title} cannot be compiled block by block: no repeated blocks were found.",

@@ -80,19 +80,19 @@ class GivenTask:
         if setting.loss != "cross-entropy":
             raise UnsupportedError(
                 f"the loss of {title} is its own, and not {setting.loss}.",
-                "Leave loss out, and change it in the task.",
+                "Omit loss, and change it in the task.",
             )
         if hasattr(task, "optimizer"):
             if setting.optimizer != "adamw":
                 raise UnsupportedError(
                     f"{title} makes its own optimizer, and not {setting.optimizer}.",
-                    "Leave --optimizer out, or take optimizer() out of the task.",
+                    "Omit --optimizer, or take optimizer() out of the task.",
                 )
             if setting.optimizer_in_backward:
                 raise UnsupportedError(
                     f"{title} makes its own optimizer, which is one for all weights: it cannot "
                     "step weight by weight in backward.",
-                    "Leave optimizer_in_backward out, or take optimizer() out of the task.",
+                    "Omit optimizer_in_backward, or take optimizer() out of the task.",
                 )
             self.optimizer = task.optimizer
         if hasattr(task, "blocks"):

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE, named_checkout
 from planner.libraries.registry import find_library
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.training import record_training
@@ -22,6 +23,12 @@ def needs(*packages: str) -> pytest.MarkDecorator:
     """Skips where one of `packages` is not installed."""
     missing = [package for package in packages if find_spec(package) is None]
     return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+needs_checkout = pytest.mark.skipif(
+    named_checkout() is None,
+    reason=f"the real module needs a checkout: set {CHECKOUT_VARIABLE} to one",
+)
 
 
 def assert_equal_to_trace(config: SwinConfig, setting: TrainSetting) -> None:

@@ -6,7 +6,6 @@ selective checkpointing. Shown with torch 2.13.0; microsoft's needs a checkout.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 from unittest import mock
 
@@ -15,7 +14,6 @@ import pytest
 from planner.errors import UnsupportedError
 from planner.estimation import estimate
 from planner.ledger import Computed, Event, Marked
-from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.libraries.registry import find_library
 from planner.schema import SwinConfig
 from planner.step.training import record_training
@@ -25,6 +23,7 @@ from tests.libraries.steps import (
     assert_equal_to_trace,
     name_of,
     needs,
+    needs_checkout,
     setting_of,
 )
 
@@ -37,9 +36,7 @@ INSTALLED = [
     "native",
     *(pytest.param(name, marks=needs("torch", name))
       for name in ("timm", "torchvision", "transformers")),
-    pytest.param("microsoft", marks=pytest.mark.skipif(
-        not os.environ.get(CHECKOUT_VARIABLE), reason=f"set {CHECKOUT_VARIABLE} to a checkout"
-    )),
+    pytest.param("microsoft", marks=needs_checkout),
 ]  # fmt: skip
 IN_PARTS = ("blocks:3", "blocks:every-2", "selective")
 

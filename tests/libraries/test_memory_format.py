@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from planner.libraries.microsoft.checkout import named_checkout
 from planner.schema import SwinConfig
-from tests.libraries.steps import assert_equal_to_trace, needs, setting_of
+from tests.libraries.steps import assert_equal_to_trace, needs, needs_checkout, setting_of
 
 LIBRARIES = [
     "native",
     *(pytest.param(name, marks=needs(name)) for name in ("timm", "torchvision", "transformers")),
-    pytest.param(
-        "microsoft",
-        marks=pytest.mark.skipif(named_checkout() is None, reason="the authors' repository"),
-    ),
+    pytest.param("microsoft", marks=needs_checkout),
 ]
 
 

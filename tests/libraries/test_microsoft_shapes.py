@@ -6,12 +6,10 @@ and peaks stand for them (`microsoft_cases`). Shown with torch 2.13.0 and commit
 
 from __future__ import annotations
 
-import os
 from unittest import mock
 
 import pytest
 
-from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.step.training import record_training
 from tests.building import on_shapes
 from tests.libraries.microsoft_cases import (
@@ -21,11 +19,12 @@ from tests.libraries.microsoft_cases import (
     facts_of,
     read_facts,
 )
-from tests.libraries.steps import Changes, assert_equal_to_cpu, assert_equal_to_trace, needs
-
-needs_checkout = pytest.mark.skipif(
-    not os.environ.get(CHECKOUT_VARIABLE),
-    reason=f"the real module needs a checkout: set {CHECKOUT_VARIABLE} to one",
+from tests.libraries.steps import (
+    Changes,
+    assert_equal_to_cpu,
+    assert_equal_to_trace,
+    needs,
+    needs_checkout,
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import weakref
 from typing import Literal, NamedTuple
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import PlannerError, UnsupportedError
-from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.native.module import (
     Attention,
@@ -23,6 +21,7 @@ from planner.libraries.native.module import (
 )
 from planner.schema import SwinConfig, TrainSetting
 from tests.covering import covering
+from tests.libraries.steps import needs_checkout
 
 TOLERANCE = 1e-5  # the law: equal in fp32, up to the order of sums
 
@@ -425,7 +424,7 @@ def test_nothing_of_a_model_needs_the_cycle_collector() -> None:
         gc.enable()
 
 
-@pytest.mark.skipif(CHECKOUT_VARIABLE not in os.environ, reason="needs the authors' checkout")
+@needs_checkout
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_equals_the_authors_code(version: int, attention: Attention) -> None:

@@ -15,6 +15,7 @@ from planner.ledger import TO_DEVICE, TO_HOST, Computed
 from planner.libraries.registry import find_library
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.training import record_training
+from planner.throughput.efficiency import LINK_SHARE
 from tests.covering import covering
 from tests.libraries.steps import assert_equal_to_trace, needs
 
@@ -124,7 +125,7 @@ def test_what_the_host_pins_is_what_leaves_in_blocks_of_powers_of_two() -> None:
     assert plain.pinned_host_bytes == 0
     assert moved.saved_activation_bytes < 0.001 * plain.saved_activation_bytes
     sizes = [op.num_bytes for op in operations(setting(batch_size=64)) if op.name == TO_HOST]
-    assert sum(sizes) == pytest.approx(plain.saved_activation_bytes, rel=0.01)
+    assert sum(sizes) == pytest.approx(plain.saved_activation_bytes, rel=0.001)
     assert moved.pinned_host_bytes == sum(2 ** math.ceil(math.log2(size)) for size in sizes)
 
 
@@ -134,7 +135,7 @@ def test_a_second_micro_batch_pins_no_more() -> None:
 
 
 def test_the_link_bounds_the_time() -> None:
-    """A steady step takes longer by what both ways take at the link's rate, at least."""
+    """A step takes longer by what both ways take at the link's rate, at least."""
     gpu = find_gpu("rtx-3090")
     plain, moved = (
         estimate(config(), setting(batch_size=256, offload=how), gpu=gpu).throughput
@@ -143,9 +144,11 @@ def test_the_link_bounds_the_time() -> None:
     assert plain is not None
     assert moved is not None
     found = operations(setting(batch_size=256))
-    crossing = sum(op.num_bytes for op in found if op.kind == "transfer") / (0.8 * 31.5e9)
-    assert moved.step_seconds == pytest.approx(plain.step_seconds + crossing, rel=0.1)
-    assert moved.step_seconds > plain.step_seconds + 0.9 * crossing
+    assert gpu.link_bandwidth is not None
+    crossed = sum(op.num_bytes for op in found if op.kind == "transfer")
+    crossing = crossed / (LINK_SHARE * gpu.link_bandwidth)
+    more = moved.step_seconds - plain.step_seconds
+    assert crossing <= more < 1.05 * crossing  # each copy starts too: 2% here
 
 
 def test_a_compiled_step_is_refused() -> None:

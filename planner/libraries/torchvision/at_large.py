@@ -52,7 +52,7 @@ def build(model: NamedModel) -> nn.Module:
     if model.in_channels != 3:
         raise UnsupportedError(
             f"torchvision's models take 3 channels, and in_channels is {model.in_channels}.",
-            "Leave in_channels out, or name a factory of your own.",
+            "Omit in_channels, or name a factory of your own.",
         )
     arguments: dict[str, Any] = {"num_classes": model.num_classes, **_sizes(model)}
     if model.task in ("segmentation", "detection"):
