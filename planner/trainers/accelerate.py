@@ -19,7 +19,7 @@ from planner.trainers.launch import launch
 from planner.trainers.plan import COMPILING, Emitted, Plan, Trainer
 from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
-from planner.trainers.source import offloaded
+from planner.trainers.source import compiles_whole, image_lines, offloaded
 
 TITLE = "accelerate"
 FILENAME = "accelerate.yaml"
@@ -58,7 +58,7 @@ def _values(plan: Plan) -> dict[str, Any]:
         "mixed_precision": setting.precision if setting.autocast_dtype else "no",
         "use_cpu": cpu,
     }
-    if setting.compile != "off" and setting.compile_scope == "model":  # blocks: in building.py
+    if compiles_whole(setting):  # blocks: in building.py
         values["dynamo_config"] = {
             "dynamo_backend": "INDUCTOR",
             "dynamo_mode": setting.compile,
@@ -122,16 +122,6 @@ def loss_lines(setting: TrainSetting, model: str, backward: str) -> tuple[str, .
         return (f"{backward}({loss})",)
     forward = offloaded(f"{margin}loss = {loss}\n", setting, model, "images, targets")
     return (*forward.splitlines(), f"{backward}(loss)")
-
-
-def image_lines(setting: TrainSetting) -> tuple[str, ...]:
-    """What a loop does to the images of a batch, where the setting asks it."""
-    found = []
-    if setting.precision == "pure-bf16":
-        found.append("images = images.to(torch.bfloat16)")
-    if setting.memory_format == "channels_last":
-        found.append("images = images.contiguous(memory_format=torch.channels_last)")
-    return tuple(found)
 
 
 def loop_notes(setting: TrainSetting) -> tuple[str, ...]:

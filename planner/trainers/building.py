@@ -7,9 +7,10 @@ be read from a message.
 from __future__ import annotations
 
 from planner.trainers.fine_tuning import trained_source
+from planner.trainers.imports import import_block
 from planner.trainers.plan import Plan
 from planner.trainers.recipe import recipe_of
-from planner.trainers.source import import_block, placed, process_source
+from planner.trainers.source import placed, process_source
 from planner.trainers.steps import (
     loader_source,
     loss_source,

@@ -53,10 +53,15 @@ def compiled_blocks(source: ModelSource, how: str) -> ModelSource:
     line = f"    compile_blocks(repeated_blocks(model), {how})\n"
     return ModelSource(
         (*source.imports, *needed, *compiling.imports),
-        finding.body
-        + compiling.body
-        + source.body.replace("    return model\n", f"{line}    return model\n"),
+        finding.body + compiling.body + before_return(source.body, line),
     )
+
+
+def before_return(body: str, lines: str) -> str:
+    """`body`, whose one `return model` ends `build_model`, with `lines` in front of that."""
+    end = "    return model\n"
+    assert body.count(end) == 1, body
+    return body.replace(end, lines + end)
 
 
 def _names(node: ast.stmt) -> list[str]:

@@ -14,7 +14,7 @@ import json
 from typing import Any
 
 from planner.schema import TrainSetting
-from planner.trainers.accelerate import image_lines, loop_notes, loss_lines
+from planner.trainers.accelerate import loop_notes, loss_lines
 from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.comments import WRITTEN_BY, one_line
@@ -22,7 +22,7 @@ from planner.trainers.launch import launch
 from planner.trainers.plan import COMPILING, Emitted, Plan, Trainer
 from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
-from planner.trainers.source import literal
+from planner.trainers.source import compiles_whole, image_lines, literal
 
 TITLE = "DeepSpeed"
 FILENAME = "ds_config.json"
@@ -71,7 +71,6 @@ def _script(plan: Plan) -> tuple[str, ...]:
     rate = "LEARNING_RATE" if recipe.learning_rate is not None else "LR"
     shuffle = "shuffle=True" if setting.world_size == 1 else "sampler=DistributedSampler(data)"
     compiled = f"engine.compile(compile_kwargs={literal(setting.compile_arguments)})"
-    whole = setting.compile != "off" and setting.compile_scope == "model"
     return (
         f"loader = DataLoader(data, {shuffle}, **LOADER)",
         f"model = {build_call(plan.model, setting)}",
@@ -80,7 +79,7 @@ def _script(plan: Plan) -> tuple[str, ...]:
         "schedule = build_schedule(optimizer, steps)  # of the optimizer",
         "engine, *_ = deepspeed.initialize(",
         f"    model=model, optimizer=optimizer, lr_scheduler=schedule, config={_config(plan)})",
-        *((compiled,) if whole else ()),
+        *((compiled,) if compiles_whole(setting) else ()),
         "for images, targets in loader:  # on engine.device",
         *(("    images, targets = mix(images, targets)",) if recipe.mixes else ()),
         *(f"    {line}" for line in image_lines(setting)),

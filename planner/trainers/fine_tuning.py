@@ -13,12 +13,11 @@ from planner.libraries import trainable
 from planner.libraries.registry import find_library
 from planner.libraries.trainable import HEADS, Trainable
 from planner.schema import Model, SwinConfig, TrainSetting
-from planner.trainers.copies import ModelSource
+from planner.trainers.copies import ModelSource, before_return
 from planner.trainers.pretrained import fine_tunes, weights_name
 from planner.trainers.source import call, literal, model_source
 from planner.trainers.timm import create_model_arguments
 
-_RETURN = "    return model\n"
 _WIDTH = 96
 
 
@@ -33,7 +32,7 @@ def trained_source(model: Model, setting: TrainSetting, by_peft: bool = False) -
     chosen = Trainable.of(setting, find_library(model.library).frozen_names)
     added = _peft(chosen) if by_peft and chosen.lora_rank else _own(chosen)
     head, _, lines = added.body.rpartition("\n\n\n")
-    body = _replaced(built.body, _RETURN, f"{lines}{_RETURN}")
+    body = before_return(built.body, lines)
     return ModelSource((*built.imports, *added.imports), f"{head}\n\n\n{body}")
 
 
@@ -67,7 +66,7 @@ def _with_weights(built: ModelSource, model: SwinConfig, weights: str) -> ModelS
             "        state = published.state_dict()\n"
         )
     lines = f"    if pretrained:\n{loaded}        model.load_state_dict(state, strict=False)\n"
-    return ModelSource((*built.imports, *imports), _replaced(body, _RETURN, f"{lines}{_RETURN}"))
+    return ModelSource((*built.imports, *imports), before_return(body, lines))
 
 
 def _own(chosen: Trainable) -> ModelSource:

@@ -10,13 +10,15 @@ from typing import Any
 
 from planner.schema import TrainSetting
 from planner.trainers.fine_tuning import trained_source
+from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.plan import COMPILING, Emitted, Plan, Refusal, Trainer, way_out
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import EPOCHS, learning_rate_note, recipe_of
 from planner.trainers.source import (
     arguments,
-    import_block,
+    compiles_whole,
+    image_lines,
     mapping,
     offloaded,
     placed,
@@ -91,8 +93,6 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
         *(line for found, _ in pieces for line in found),
         "import lightning",
     )
-    # "bf16-true" converts the model by itself.
-    layout = setting.model_copy(update={"precision": "bf16"})
     rate = "" if recipe.learning_rate is not None else "lr=LR"
     use = (
         f"In your script: from {plan.module(FILENAME)} import LOADER, TRAINER, Training",
@@ -111,11 +111,16 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
             rate_source(setting),
             loader_source(setting),
             mapping("TRAINER", trainer_arguments(plan)),
-            "\n\n" + placed(model.body, layout),
+            "\n\n" + placed(model.body, _laid_out(setting)),
             *("\n\n" + body for _, body in pieces),
             "\n\n" + _module(setting, weights_name(plan.model, setting) is not None),
         )
     )
+
+
+def _laid_out(setting: TrainSetting) -> TrainSetting:
+    """What is left to bring model and images into: "bf16-true" converts both by itself."""
+    return setting.model_copy(update={"precision": "bf16"})
 
 
 def _module(setting: TrainSetting, pretrained: bool) -> str:
@@ -123,14 +128,10 @@ def _module(setting: TrainSetting, pretrained: bool) -> str:
     asked = ", pretrained: bool = True" if pretrained else ""
     compiled = (
         f"        self.model.compile({arguments(setting.compile_arguments)})\n"
-        if setting.compile != "off" and setting.compile_scope == "model"
+        if compiles_whole(setting)
         else ""
     )
-    layout = (
-        "        images = images.contiguous(memory_format=torch.channels_last)\n"
-        if setting.memory_format == "channels_last"
-        else ""
-    )
+    layout = "".join(f"        {line}\n" for line in image_lines(_laid_out(setting)))
     loss = "        return training_loss(self.model(images), targets)\n"
     loss = offloaded(loss, setting, "self.model", "images, targets")
     mixed = "        images, targets = mix(images, targets)\n" if recipe.mixes else ""

@@ -12,6 +12,7 @@ from typing import get_args
 from planner.schema import TrainSetting
 from planner.schema.setting import EMA_DECAY, LABEL_SMOOTHING
 from planner.trainers.fine_tuning import trained_source
+from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.plan import Emitted, LeverName, Plan, Refusal, Trainer
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
@@ -24,7 +25,8 @@ from planner.trainers.recipe import (
 )
 from planner.trainers.source import (
     arguments,
-    import_block,
+    compiles_whole,
+    image_lines,
     offloaded,
     placed,
     process_source,
@@ -52,6 +54,7 @@ def write(plan: Plan) -> Emitted:
     optimizer_imports, optimizer = optimizer_source(setting)
     schedule_imports, schedule = schedule_source()
     mixing = mixing_source()[1] if recipe.mixes else ""
+    prepare = "".join(f"    {line}\n" for line in image_lines(setting))
     imports = (*model.imports, *optimizer_imports, *schedule_imports, *_IMPORTS)
     standard = ("argparse", "os", "time")
     about = ("(DATA/train/CLASS/*.jpg, DATA/val/CLASS/*.jpg)", f" or: {trial}")
@@ -65,7 +68,7 @@ def write(plan: Plan) -> Emitted:
         "\n\n" + schedule,
         "\n\n" + _step(setting),
         "\n\n" + mixing if mixing else "",
-        "\n\n" + _DATA.substitute(prepare=_prepare(setting), mix=_mix(setting)),
+        "\n\n" + _DATA.substitute(prepare=prepare, mix=_mix(setting)),
         "\n\n" + _LOOP.substitute(
             compiled=_compiled(setting),
             pretrained="options.pretrained" if weights is not None else "",
@@ -129,15 +132,6 @@ def _constants(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _prepare(setting: TrainSetting) -> str:
-    lines = ""
-    if setting.precision == "pure-bf16":
-        lines += "    images = images.to(torch.bfloat16)\n"
-    if setting.memory_format == "channels_last":
-        lines += "    images = images.contiguous(memory_format=torch.channels_last)\n"
-    return lines
-
-
 def _mix(setting: TrainSetting) -> str:
     if not recipe_of(setting).mixes:
         return ""
@@ -145,7 +139,7 @@ def _mix(setting: TrainSetting) -> str:
 
 
 def _compiled(setting: TrainSetting) -> str:
-    if setting.compile == "off" or setting.compile_scope == "blocks":  # compiled in build_model
+    if not compiles_whole(setting):
         return "    call: nn.Module = model\n"
     return f"    call: nn.Module = torch.compile(model, {arguments(setting.compile_arguments)})\n"
 
@@ -172,27 +166,16 @@ _EMA_MADE = "    average = [p.detach().clone() for p in model.parameters()]\n"
 
 def _step(setting: TrainSetting) -> str:
     smoothing = f", label_smoothing={LABEL_SMOOTHING}" if setting.loss == "label-smoothing" else ""
-    clip = ""
-    if setting.clip_grad:
-        clip = """    if scaler is not None:
-        scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], CLIP_NORM)
-"""
-    average, argument = "", ""
-    if setting.ema:
-        argument = "\n    average: list[Tensor],"
-        average = """    with torch.no_grad():
-        torch._foreach_lerp_(average, list(model.parameters()), 1 - EMA_DECAY)
-"""
     forward = (
         "        output = call(images)\n"
         '        logits = getattr(output, "logits", output)\n'
         f"        loss = F.cross_entropy(logits, targets{smoothing})\n"
     )
     return _STEP.substitute(
-        forward=offloaded(forward, setting, "call", "images, targets"), clip=clip,
-        update=update_source(setting, average),
-        optimizer="" if setting.optimizer_in_backward else _OPTIMIZER, average_argument=argument,
+        forward=offloaded(forward, setting, "call", "images, targets"),
+        update=update_source(setting, "model"),
+        optimizer="" if setting.optimizer_in_backward else _OPTIMIZER,
+        average_argument="\n    average: list[Tensor]," if setting.ema else "",
         divided="    return loss / ACCUMULATE\n" if setting.accumulate > 1 else "    return loss\n",
     )  # fmt: skip
 
@@ -221,7 +204,7 @@ $optimizer    scaler: torch.amp.GradScaler | None,$average_argument
             (scaler.scale(loss) if scaler is not None else loss).backward()
         total = total + loss.detach()
         del loss
-$clip$update    assert isinstance(total, Tensor)
+$update    assert isinstance(total, Tensor)
     return total
 '''
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE
 from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
-from planner.trainers.copies import ModelSource, compiled_blocks, copied
+from planner.trainers.copies import ModelSource, before_return, compiled_blocks, copied
 
 
 def model_source(model: Model, setting: TrainSetting) -> ModelSource:
@@ -348,50 +348,6 @@ def _microsoft(model: SwinConfig, setting: TrainSetting) -> ModelSource:
     return _wrapped(imports, built, "model.layers", setting)
 
 
-def import_block(imports: tuple[str, ...], standard: tuple[str, ...] = ()) -> str:
-    """The imports of a file, in isort's order: the standard library's, then all others."""
-    plain = {*imports, *(f"import {name}" for name in standard), "import torch"}
-    lines = _merged({*plain, "from torch import nn"})
-    first = sorted((line for line in lines if _module(line) in _STANDARD), key=_isort_key)
-    second = sorted((line for line in lines if _module(line) not in _STANDARD), key=_isort_key)
-    blocks = ["from __future__ import annotations", "\n".join(first), "\n".join(second)]
-    return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def _merged(lines: set[str]) -> set[str]:
-    """The same imports, those from one module in one line."""
-    names: dict[str, set[str]] = {}
-    for line in lines:
-        if line.startswith("from "):
-            module, _, imported = line.partition(" import ")
-            found = (name.strip() for name in imported.strip("()").split(","))
-            names.setdefault(module, set()).update(name for name in found if name)
-    merged = {_import(module, sorted(found)) for module, found in names.items()}
-    return merged | {line for line in lines if not line.startswith("from ")}
-
-
-def _import(module: str, names: list[str]) -> str:
-    """In one line where it fits into 100 columns."""
-    line = f"{module} import {', '.join(names)}"
-    if len(line) <= 100:
-        return line
-    return f"{module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
-
-
-_STANDARD = frozenset(
-    ("argparse", "collections", "contextlib", "functools", "math", "os", "pathlib", "re", "sys",
-     "time", "typing", "weakref")
-)  # fmt: skip
-
-
-def _module(line: str) -> str:
-    return line.split()[1].partition(".")[0]
-
-
-def _isort_key(line: str) -> tuple[bool, str]:
-    return line.startswith("from"), line.split()[1]
-
-
 BENCHMARK = "torch.backends.cudnn.benchmark = True\n"
 """cuDNN chooses its convolution by trying them, as it did in the probe."""
 
@@ -443,4 +399,19 @@ def placed(body: str, setting: TrainSetting) -> str:
         lines += "    model.to(memory_format=torch.channels_last)\n"
     if setting.precision == "fp8":
         lines += _FLOAT8
-    return body.replace("    return model\n", f"{lines}    return model\n")
+    return before_return(body, lines)
+
+
+def image_lines(setting: TrainSetting) -> tuple[str, ...]:
+    """What a loop does to the images of a batch, where the setting asks it."""
+    found = []
+    if setting.precision == "pure-bf16":
+        found.append("images = images.to(torch.bfloat16)")
+    if setting.memory_format == "channels_last":
+        found.append("images = images.contiguous(memory_format=torch.channels_last)")
+    return tuple(found)
+
+
+def compiles_whole(setting: TrainSetting) -> bool:
+    """Whether a script compiles the model itself, not `build_model` its blocks."""
+    return setting.compile != "off" and setting.compile_scope == "model"

@@ -84,12 +84,23 @@ _IN_BACKWARD = Template(
 )
 
 
-def update_source(setting: TrainSetting, average: str) -> str:
-    """What follows the backwards of a step: all weights updated, `average` (the lines that move the
-    average of the weights), gradients let go. In backward the weights were updated already."""
+def update_source(setting: TrainSetting, module: str) -> str:
+    """What follows the backwards of a step: gradients clipped, all weights of `module` updated,
+    their average moved, gradients let go. In backward the weights were updated already."""
+    clip, average = "", ""
+    if setting.clip_grad:
+        trained = f"[p for p in {module}.parameters() if p.requires_grad]"
+        clip = f"""    if scaler is not None:
+        scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_({trained}, CLIP_NORM)
+"""
+    if setting.ema:
+        average = f"""    with torch.no_grad():
+        torch._foreach_lerp_(average, list({module}.parameters()), 1 - EMA_DECAY)
+"""
     if setting.optimizer_in_backward:
         return average
-    return f"""    if scaler is not None:
+    return f"""{clip}    if scaler is not None:
         scaler.step(optimizer)
         scaler.update()
     else:

@@ -10,13 +10,14 @@ from string import Template
 
 from planner.schema import NamedModel, TrainSetting
 from planner.schema.setting import EMA_DECAY
+from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.plan import Emitted, Plan, Refusal
 from planner.trainers.recipe import recipe_of
 from planner.trainers.source import (
     BUDGET_IMPORT,
     arguments,
-    import_block,
+    compiles_whole,
     literal,
     offloaded,
     process_source,
@@ -137,21 +138,10 @@ _BATCHES = Template(
 
 
 def _step(setting: TrainSetting) -> str:
-    clip = ""
-    if setting.clip_grad:
-        clip = """    if scaler is not None:
-        scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_([p for p in module.parameters() if p.requires_grad], CLIP_NORM)
-"""
-    average = ""
-    if setting.ema:
-        average = """    with torch.no_grad():
-        torch._foreach_lerp_(average, list(module.parameters()), 1 - EMA_DECAY)
-"""
     divided = " / ACCUMULATE" if setting.accumulate > 1 else ""
     forward = f"            loss = task.loss(call, batch){divided}\n"
     return _STEP.substitute(
-        clip=clip, update=update_source(setting, average),
+        update=update_source(setting, "module"),
         forward=offloaded(forward, setting, "module", "*tensors_of(batch)"),
         optimizer="" if setting.optimizer_in_backward else _OPTIMIZER,
         average_argument="    average: list[Tensor],\n" if setting.ema else "",
@@ -176,7 +166,7 @@ $average_argument    data: Iterator[Any],
 $forward        (scaler.scale(loss) if scaler is not None else loss).backward()
         total += loss.detach()
         del loss, batch
-$clip$update    return total
+$update    return total
 '''
 )
 
@@ -186,7 +176,7 @@ def _main(plan: Plan) -> str:
     compiled = "module"
     if setting.compile_scope == "blocks":
         compiled = "compile_as_set(module, task, MODEL, SETTING)"
-    elif setting.compile != "off":
+    elif compiles_whole(setting):
         compiled = f"torch.compile(module, {arguments(setting.compile_arguments)})"
     made = "    average = [p.detach().clone() for p in module.parameters()]\n"
     checkpointed = "    checkpoint_as_set(module, task, MODEL, SETTING)\n"

@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from planner.schema import TrainSetting
+from planner.trainers.copies import before_return
 from planner.trainers.fine_tuning import trained_source
+from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.plan import COMPILING, Emitted, Plan, Trainer
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
@@ -29,7 +31,7 @@ from planner.trainers.source import (
     BENCHMARK,
     arguments,
     budget_source,
-    import_block,
+    image_lines,
     mapping,
     offloaded,
     placed,
@@ -121,7 +123,7 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
     body = model.body
     if _compiles_itself(setting) and setting.compile_scope == "model":
         line = f"    model.compile({arguments(setting.compile_arguments)})\n"
-        body = body.replace("    return model\n", f"{line}    return model\n")
+        body = before_return(body, line)
     optimizer_imports, optimizer = optimizer_source(setting)
     own_optimizer = _optimizer_name(setting) is None
     mixing_imports, mixing = mixing_source() if _soft(setting) else ((), "")
@@ -167,10 +169,7 @@ def _config_class(plan: Plan) -> str:
 
 def _collate(setting: TrainSetting) -> str:
     lines = '    images = torch.stack([example["pixel_values"] for example in examples])\n'
-    if setting.precision == "pure-bf16":
-        lines += "    images = images.to(torch.bfloat16)\n"
-    if setting.memory_format == "channels_last":
-        lines += "    images = images.contiguous(memory_format=torch.channels_last)\n"
+    lines += "".join(f"    {line}\n" for line in image_lines(setting))
     return (
         "def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:\n"
         '    """One example: pixel_values [channels, height, width], and labels, its class."""\n'
