@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from search.strategies.strategy import Choice
+from search.surrogate.probe_cost import guessed_seconds
 
 if TYPE_CHECKING:
     from search.surrogate.prior import Prior
@@ -47,19 +48,11 @@ class Limits:
         return max(self.budget_seconds - used, 0.0)
 
 
-# What adamw-8bit compiles, a kernel for each shape of weights: 85 s were measured in a probe of one
-# block on two busy CPU cores (torch 2.13, torchao 0.18, 2026-11-22).
-EIGHT_BIT_SECONDS = 85.0
-
-
 def probe_deadline(prior: Prior) -> Callable[[Choice], float]:
     """Seconds after which a probe is hung and not slow, by the prior's guesses."""
 
     def deadline(choice: Choice) -> float:
-        setting = choice.candidate.setting
-        compiling = 5 * prior.compile_seconds[setting.compile]
-        if setting.optimizer_implementation == "8bit":
-            compiling += 5 * EIGHT_BIT_SECONDS
+        compiling = 5 * guessed_seconds(prior.compile_seconds, choice.candidate.setting)
         rate = choice.expected_rate
         stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0
         return START_SECONDS + TIMING_SECONDS + compiling + 2 * min(stepping, 3600.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -51,7 +50,7 @@ class Candidate:
 class Space:
     """The candidates, by arm and then by batch. `rungs` are the micro-batches, smallest first;
     `choices` the values of each axis; `left_out` says what cannot run and why, a line for each
-    reason."""
+    law."""
 
     candidates: tuple[Candidate, ...]
     rungs: tuple[int, ...]
@@ -157,11 +156,20 @@ def _runnable(
     if not found:
         fields, said = next(iter(excluded.items()))
         raise UnsupportedError(f"{said[0]}.", f"Choose another {alternatives(fields)}.")
-    laws = [
-        *(f"{said[0]}: {len(said)}" for said in excluded.values()),
-        *(f"{law}: {count}" for law, count in Counter(limit.law for limit in refused).items()),
-    ]
-    return replace(space_of(found), left_out=tuple(f"{law} settings are left out." for law in laws))
+    by_law: dict[str, list[str]] = {}
+    for limit in refused:
+        by_law.setdefault(limit.law, []).append(limit.message)
+    left_out = tuple(map(_left_out, (*excluded.values(), *by_law.values())))
+    return replace(space_of(found), left_out=left_out)
+
+
+def _left_out(messages: Sequence[str]) -> str:
+    """What one law leaves out, `messages` for each setting: they differ in the values they name."""
+    others = len(set(messages)) - 1
+    so = f", and so with {others} other value{'s' * (others > 1)}" if others else ""
+    count = len(messages)
+    what = "1 setting is" if count == 1 else f"{count:,} settings are"
+    return f"{what} left out: {messages[0]}{so}."
 
 
 def _limit(model: Model, setting: TrainSetting) -> SettingFault | None:

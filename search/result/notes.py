@@ -12,6 +12,7 @@ from planner.ledgers import is_on_shapes
 from planner.report.advice import bound_text
 from planner.report.settings import describe_changes
 from planner.schema import MeasurementRecord, TrainSetting
+from planner.schema.setting import COMPILE_MODES
 from planner.units import format_bytes, format_seconds
 from search.options import SearchOptions
 from search.result.contenders import Contender, break_even_steps, pareto_front
@@ -157,8 +158,12 @@ def untried_note(
     for record in records:
         costs.observe(record)
     tried = {"off", *(r.setting.compile for r in records)}
-    modes = [str(m) for m in space.choices["compile"] if m not in tried]
-    waits = [f"{m} (about {format_seconds(costs.compile_seconds(m))})" for m in modes]
+    firsts = {c.setting.compile: c.setting for c in reversed(space.candidates)}
+    waits = [
+        f"{mode} (about {format_seconds(costs.compile_seconds(firsts[mode]))})"
+        for mode in COMPILE_MODES
+        if mode in firsts and mode not in tried
+    ]
     if not waits:
         return []
     return [

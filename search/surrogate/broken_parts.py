@@ -43,8 +43,9 @@ _LEVERS = {
 def shared_parts(setting: TrainSetting) -> dict[str, float]:
     """What a setting uses that may be broken for others too, with how probable that is."""
     mode, found = setting.compile, {}
-    if mode != "off":
+    if setting.compiles:
         found["compiler"] = COMPILER
+    if mode != "off":
         found[f"compile {mode}"] = MODE
     if setting.checkpointing != "none":
         if mode != "off":
@@ -155,6 +156,6 @@ def _combinations(number: int) -> Mask:
 
 def is_plain(setting: TrainSetting) -> bool:
     """Whether it needs nothing that a machine may lack: eager, and an optimizer of many kernels."""
-    if setting.compile != "off" or setting.optimizer_implementation in ("fused", "8bit"):
+    if setting.compiles or setting.optimizer_implementation == "fused":
         return False
     return not _levers(setting)

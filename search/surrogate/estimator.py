@@ -149,7 +149,8 @@ class DeviceEstimator:
 
     def _timed(self, model: Model, setting: TrainSetting, found: Estimate) -> Throughput | None:
         """The shared step's time made that of `setting`: its micro-batches by precision and
-        compilation, its optimizer's step by the implementation."""
+        compilation, its optimizer's step by the implementation. Only the whole step is known:
+        what the shared one's seconds go into is not said of it."""
         if self.rates is None or found.throughput is None:
             return None
         plain = setting.model_copy(update={"optimizer": found.setting.optimizer})
@@ -158,12 +159,8 @@ class DeviceEstimator:
         seconds = micro_batches * _micro_batch_seconds(here) / _micro_batch_seconds(there)
         seconds += _optimizer_seconds(here) * self._optimizer_ratio(model, setting, plain)
         images = setting.batch_size * setting.accumulate
-        return replace(
-            found.throughput,
-            step_seconds=seconds,
-            images_per_second=images / seconds,
-            uncertainty=self.rates.uncertainty_of(setting),
-        )
+        basis, uncertainty = found.throughput.basis, self.rates.uncertainty_of(setting)
+        return Throughput(seconds, images / seconds, basis, uncertainty)
 
     def _optimizer_ratio(self, model: Model, setting: TrainSetting, plain: TrainSetting) -> float:
         """How long the optimizer of `setting` steps, to that of `plain`: at a small batch, since

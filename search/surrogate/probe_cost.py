@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
-from planner.schema import MeasurementRecord
+from planner.schema import MeasurementRecord, TrainSetting
+from planner.schema.setting import COMPILED_FIELDS
 from search.space import Space
 from search.surrogate.arrays import Array
 
@@ -34,24 +36,46 @@ AUTOTUNE_SECONDS = 60 * 1.3
 # of an AMD EPYC, torch 2.13, 2026-11-20). On a GPU's host nothing was measured.
 COMPILE_SLOWDOWN = {"cuda": 1.0, "cpu": 2.3}
 COMPILE_FIXED_SHARE = 0.15
+# What adamw-8bit compiles, a kernel for each shape of weights: 85 s were measured in a probe of one
+# block on two busy CPU cores (torch 2.13, torchao 0.18, 2026-11-22).
+EIGHT_BIT_SECONDS = 85.0
+
+
+class Compilation(NamedTuple):
+    """What the compiler does in a first step. Settings that are alike in it compile as long."""
+
+    mode: str
+    options: tuple[Hashable, ...]  # the values of COMPILED_FIELDS
+    updates: bool  # those of adamw-8bit too
+
+
+def compilation_of(setting: TrainSetting) -> Compilation:
+    options = tuple(getattr(setting, field) for field in COMPILED_FIELDS)
+    return Compilation(setting.compile, options, setting.optimizer_implementation == "8bit")
+
+
+def guessed_seconds(by_mode: Mapping[str, float], setting: TrainSetting) -> float:
+    """What the compiler is guessed to take for a setting, from the guess for each mode."""
+    what = compilation_of(setting)
+    return by_mode[what.mode] + what.updates * EIGHT_BIT_SECONDS
 
 
 class ProbeCosts:
     """Expected seconds of a probe of every candidate. `compile_seconds` is a guess by mode."""
 
     def __init__(self, space: Space, compile_seconds: Mapping[str, float]) -> None:
-        self.space = space
         self.guessed = compile_seconds
         self.startup: list[float] = []
         self.timed: list[float] = []
-        self.compiled: dict[str, list[float]] = {}
+        self.compiled: dict[Compilation, list[float]] = {}
+        self.compilations = [compilation_of(c.setting) for c in space.candidates]
 
     def observe(self, record: MeasurementRecord) -> None:
         """Learns from a probe that was measured, or that ended early for no fault of its own."""
-        mode = record.setting.compile
-        if record.status == "timed_out" and record.inconclusive and mode != "off":
+        what = compilation_of(record.setting)
+        if record.status == "timed_out" and record.inconclusive and record.setting.compiles:
             # It would have taken longer: a search without a better guess doubles it.
-            self.compiled.setdefault(mode, []).append(2 * record.probe_seconds)
+            self.compiled.setdefault(what, []).append(2 * record.probe_seconds)
         if record.status != "measured":
             return
         timed = sum(record.step_seconds)
@@ -59,15 +83,32 @@ class ProbeCosts:
         self.timed.append(timed)
         self.startup.append(max(record.probe_seconds - timed - compiling, 0.0))
         if record.compile_seconds is not None:
-            self.compiled.setdefault(mode, []).append(compiling)
+            self.compiled.setdefault(what, []).append(compiling)
 
-    def compile_seconds(self, mode: str) -> float:
-        """The median of a mode so far; else its guess, as far off as the other modes' were, but for
-        the seconds of autotuning: those pass on the device, and another mode says nothing of it."""
-        known = self.compiled.get(mode)
+    def compile_seconds(self, setting: TrainSetting) -> float:
+        """Seconds that the compiler takes in the first step of a setting."""
+        return self._seconds(compilation_of(setting))
+
+    def _seconds(self, what: Compilation) -> float:
+        """The median so far of what is compiled alike; else the sum of the model's part and of
+        adamw-8bit's."""
+        known = self.compiled.get(what)
         if known:
             return median(known)
-        off = [median(s) / self.guessed[m] for m, s in self.compiled.items() if self.guessed[m]]
+        if not what.updates:
+            return self._scaled_guess(what.mode)
+        only_updates = compilation_of(TrainSetting(optimizer="adamw-8bit"))
+        updates = median(self.compiled.get(only_updates, [EIGHT_BIT_SECONDS]))
+        return self._seconds(what._replace(updates=False)) + updates
+
+    def _scaled_guess(self, mode: str) -> float:
+        """A mode's guess, as far off as those of what was compiled were, but for the seconds of
+        autotuning: those pass on the device, and another mode says nothing of it."""
+        off = [
+            median(seconds) / self.guessed[what.mode]
+            for what, seconds in self.compiled.items()
+            if self.guessed[what.mode] and not what.updates
+        ]
         tuning = self._autotuning(mode)
         return (self.guessed[mode] - tuning) * (median(off) if off else 1.0) + tuning
 
@@ -79,9 +120,8 @@ class ProbeCosts:
 
     def compiling(self) -> Array:
         """Expected seconds of compilation of each candidate."""
-        modes = {c.setting.compile for c in self.space.candidates}
-        cost = {mode: self.compile_seconds(mode) for mode in modes}
-        return np.array([cost[c.setting.compile] for c in self.space.candidates])
+        cost = {what: self._seconds(what) for what in set(self.compilations)}
+        return np.array([cost[what] for what in self.compilations])
 
     def probing(self, log_step_seconds: Array) -> Array:
         """Expected seconds of a whole probe of each candidate, given the log of its step's."""

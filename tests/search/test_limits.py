@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from planner.schema import TrainSetting
-from search.limits import EIGHT_BIT_SECONDS, probe_deadline
+from search.limits import probe_deadline
 from search.space import Candidate
 from search.strategies.strategy import Choice
 from search.surrogate.prior import KernelScales, Prior
+from search.surrogate.probe_cost import EIGHT_BIT_SECONDS
 
 
 def test_an_8bit_optimizer_may_compile_where_nothing_else_does() -> None:

@@ -107,9 +107,16 @@ def test_what_excludes_each_other_is_left_out_with_one_line_for_each_law() -> No
     assert not any(c.setting.amsgrad and c.setting.optimizer == "sgd" for c in space.candidates)
     # Of 32 settings a quarter pairs amsgrad with sgd; half of the others freeze too much.
     assert space.left_out == (
-        "amsgrad belongs to adam and adamw, not to sgd: 8 settings are left out.",
-        "the model has 4 stages: 12 settings are left out.",
+        "8 settings are left out: amsgrad belongs to adam and adamw, not to sgd.",
+        "12 settings are left out: the model has 4 stages: frozen_stages is 9.",
     )
+
+
+def test_a_law_that_several_values_break_counts_them() -> None:
+    space = asked(offload=("none", "activations"), compile=("off", "default", "max-autotune"))
+    (line,) = space.left_out
+    assert line.startswith("4 settings are left out: offload activations moves what an eager step")
+    assert line.endswith(", and so with 1 other value.")
 
 
 def test_it_is_refused_only_where_nothing_is_left() -> None:

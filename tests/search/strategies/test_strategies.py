@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlannerError
-from planner.schema import TrainSetting
+from planner.schema import MeasurementRecord, TrainSetting
 from planner.schema.record import BUDGET_ENDED
 from search.replay import Replay
 from search.space import make_space
@@ -24,7 +24,7 @@ from search.surrogate.prior import (
     Prior,
     generic_prior,
 )
-from search.surrogate.probe_cost import ProbeCosts, guess_compile_seconds
+from search.surrogate.probe_cost import EIGHT_BIT_SECONDS, ProbeCosts, guess_compile_seconds
 from tests.benchmarks.replays import probes_to_within, run_strategy
 from tests.search.tables import (
     BUDGET,
@@ -240,18 +240,46 @@ def test_what_the_budget_cut_short_is_open_and_known_to_be_long() -> None:
 
 
 def test_one_compilation_says_what_the_other_modes_cost() -> None:
-    space = make_space(MODEL, GPU)
-    costs = ProbeCosts(space, guess_compile_seconds("cuda", 12))
-    before = {mode: costs.compile_seconds(mode) for mode in ("default", "max-autotune")}
-    ratio = costs.compile_seconds("reduce-overhead") / before["default"]
-    slow = make_record(TrainSetting(batch_size=8, compile="default"))
-    costs.observe(slow.model_copy(update={"compile_seconds": 100.0}))
-    assert costs.compile_seconds("default") == 100.0
-    assert costs.compile_seconds("reduce-overhead") == pytest.approx(100.0 * ratio)
+    costs = ProbeCosts(make_space(MODEL, GPU), guess_compile_seconds("cuda", 12))
+
+    def seconds(mode: str) -> float:
+        return costs.compile_seconds(compiled(mode))
+
+    before = {mode: seconds(mode) for mode in ("default", "max-autotune")}
+    ratio = seconds("reduce-overhead") / before["default"]
+    costs.observe(compile_record(compiled("default"), 100.0))
+    assert seconds("default") == 100.0
+    assert seconds("reduce-overhead") == pytest.approx(100.0 * ratio)
     # Autotuning passes on the device: a slow host says nothing of it.
     tuning = before["max-autotune"] - before["default"]
-    assert costs.compile_seconds("max-autotune") == pytest.approx(100.0 + tuning)
-    assert costs.compile_seconds("off") == 0.0
+    assert seconds("max-autotune") == pytest.approx(100.0 + tuning)
+    assert seconds("off") == 0.0
+
+
+def test_what_compiles_differently_takes_its_own_seconds() -> None:
+    """adamw-8bit compiles its updates where the model runs eagerly too, and blocks compile in other
+    seconds than the whole model."""
+    costs = ProbeCosts(make_space(MODEL, GPU), guess_compile_seconds("cuda", 12))
+    seconds = costs.compile_seconds
+    eager, whole = compiled("off"), compiled("default")
+    blocks = compiled("default", compile_scope="blocks")
+    small, both = (compiled(mode, optimizer="adamw-8bit") for mode in ("off", "default"))
+    assert seconds(small) == EIGHT_BIT_SECONDS
+    assert seconds(both) == seconds(whole) + EIGHT_BIT_SECONDS
+    costs.observe(compile_record(small, 20.0))
+    costs.observe(compile_record(whole, 100.0))
+    assert (seconds(eager), seconds(small), seconds(both)) == (0.0, 20.0, 120.0)
+    costs.observe(compile_record(blocks, 30.0))
+    costs.observe(compile_record(both, 110.0))
+    assert (seconds(whole), seconds(blocks), seconds(both)) == (100.0, 30.0, 110.0)
+
+
+def compiled(mode: str, **fields: object) -> TrainSetting:
+    return TrainSetting.model_validate({"batch_size": 8, "compile": mode, **fields})
+
+
+def compile_record(setting: TrainSetting, seconds: float) -> MeasurementRecord:
+    return make_record(setting).model_copy(update={"compile_seconds": seconds})
 
 
 def test_an_unsupported_setting_closes_its_arm() -> None:

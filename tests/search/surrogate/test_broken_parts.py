@@ -11,7 +11,7 @@ from planner.schema import TrainSetting
 from planner.units import GIB
 from search.result.exclusions import find_excluded
 from search.space import make_space
-from search.surrogate.broken_parts import LIKELY_BROKEN, BrokenParts, is_plain
+from search.surrogate.broken_parts import LIKELY_BROKEN, BrokenParts, is_plain, shared_parts
 from search.surrogate.prior import generic_prior
 from tests.search.tables import GPU, MODEL, make_record
 
@@ -123,6 +123,12 @@ def test_what_is_plain_needs_neither_a_compiler_nor_a_fused_optimizer() -> None:
     assert is_plain(SETTINGS[at()])
     assert not is_plain(SETTINGS[at(compile="default")])
     assert not is_plain(SETTINGS[at(optimizer="adamw-fused")])
+    assert not is_plain(TrainSetting(optimizer="adamw-8bit"))
+
+
+def test_an_8bit_optimizer_needs_the_compiler() -> None:
+    used = shared_parts(TrainSetting(optimizer="adamw-8bit"))
+    assert {"compiler", "adamw-8bit"} == set(used)
 
 
 def test_what_failures_closed_is_not_said_to_be_too_large() -> None:
