@@ -1,31 +1,30 @@
-"""`planner advise`: the fastest ways to fit, from estimates alone."""
+"""`planner advise`: the fastest ways to fit, from estimates only."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from planner.cli.arguments import MODEL_FLAGS, given_fields
+from planner.cli.arguments import MODEL_FLAGS, given_fields, with_options
 from planner.cli.output import print_json, say
-from planner.errors import UsageError
+from planner.schema.model import MAX_SIZE
 
-
-def _with_model_flags(function: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(MODEL_FLAGS):
-        function = option(function)
-    return function
+_COUNT = click.IntRange(1, MAX_SIZE)
 
 
 @click.command()
 @click.argument("model")
 @click.option("--gpu", metavar="NAME", help="A GPU of 'planner gpus'.")
 @click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")
-@click.option("--batch-size", metavar="N", help="Images of one device that a step must see.")
-@click.option("--global-batch", metavar="N", help="Images of all devices that a step must see.")
+@click.option(
+    "--batch-size", type=_COUNT, metavar="N", help="Images of one device that a step must see."
+)
+@click.option(
+    "--global-batch", type=_COUNT, metavar="N", help="Images of all devices that a step must see."
+)
 @click.option(
     "--keep",
     metavar="FIELD[,FIELD…]",
@@ -39,15 +38,15 @@ def _with_model_flags(function: Callable[..., Any]) -> Callable[..., Any]:
     help="Also try recipe (other optimizers, 8 bits) or adapters (train only a part).",
 )
 @click.option("--allocator", metavar="OPTIONS", help="As PYTORCH_ALLOC_CONF, in its place.")
-@_with_model_flags
+@with_options(MODEL_FLAGS)
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 @click.option("--plot", metavar="FILE", help="Draw the front and the waterfall (png, svg, pdf).")
 def command(model: str, **given: Any) -> int:
     """Advise how to train MODEL in a GPU's memory as fast as it goes, before anything is launched.
 
     Does it fit as it stands (bf16, or fp16 on a GPU without it, adamw, no checkpointing, not
-    compiled; --set and the shorthands say otherwise)? If not: the fastest ways to make it fit, what
-    each lever saves and costs, and what the device waits for. Exit status 1 where nothing fits.
+    compiled; --set says otherwise)? If not: the fastest ways to make it fit, what each lever saves
+    and costs, and what the device waits for. Exit status 1 where nothing fits.
     """
     gc.disable()  # a process that ends with its answer: the collector would only cost time
     if given["plot"]:
@@ -62,8 +61,8 @@ def command(model: str, **given: Any) -> int:
         model,
         gpu=given["gpu"],
         memory_bytes=given["memory"],
-        batch_size=_count("--batch-size", given["batch_size"]),
-        global_batch=_count("--global-batch", given["global_batch"]),
+        batch_size=given["batch_size"],
+        global_batch=given["global_batch"],
         keep=_words(given["keep"]),
         allow=_words(given["allow"]),
         allocator=given["allocator"],
@@ -85,11 +84,3 @@ def command(model: str, **given: Any) -> int:
 
 def _words(said: tuple[str, ...]) -> list[str]:
     return [word for text in said for word in text.split(",") if word.strip()]
-
-
-def _count(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.strip().isdecimal() or not int(text):
-        raise UsageError(f"{option} is a whole number, 1 or more, and {text!r} is not.")
-    return int(text)

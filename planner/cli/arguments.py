@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -71,11 +71,21 @@ _OPTIONS: list[Callable[[Any], Any]] = [
 ]
 
 
-def with_model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A click command that also takes what describes a model and its settings."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+Command = Callable[..., Any]
+
+
+def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:
+    """A decorator of a click command that also takes `options`, listed by --help in their order."""
+
+    def decorated(function: Command) -> Command:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorated
+
+
+with_model_options = with_options(_OPTIONS)  # what describes a model and its settings
 
 
 def model_and_settings(

@@ -8,7 +8,13 @@ from typing import Any
 
 import click
 
-from planner.cli.arguments import MODEL_FLAGS, axis_flags, given_fields, split_values
+from planner.cli.arguments import (
+    MODEL_FLAGS,
+    axis_flags,
+    given_fields,
+    split_values,
+    with_options,
+)
 from planner.cli.output import print_json, say
 from planner.errors import UsageError
 from planner.schema import Model, TrainSetting, parse
@@ -51,14 +57,8 @@ _OPTIONS: list[Callable[[Any], Any]] = [
 ]  # fmt: skip
 
 
-def _with_options(function: Callable[..., int]) -> Callable[..., int]:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
 @click.command()
-@_with_options
+@with_options(_OPTIONS)
 def command(**given: Any) -> int:
     """Find the fastest way to train MODEL on a device, by short real training runs.
 

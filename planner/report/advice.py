@@ -8,14 +8,13 @@ from pathlib import Path
 from planner.advice.advising import Advice, Way
 from planner.advice.bottleneck import Bottleneck, Treatment
 from planner.advice.waterfall import Fall
-from planner.report.settings import value_text
+from planner.report.settings import describe_setting, in_words
 from planner.report.tables import fits_word, unit, verdict
 from planner.report.timeline import new_figure, save_figure
 from planner.units import GIB, format_bytes, format_seconds
 
 MAX_WAYS = 8  # rows; --json has them all
 WIDTH = 100
-_BARE = ("precision", "optimizer")  # fields whose value says what they are
 
 
 def advice_text(advice: Advice) -> str:
@@ -40,7 +39,7 @@ def _heading(advice: Advice) -> str:
     where = advice.gpu or f"memory of {format_bytes(advice.budget_bytes)}"
     first = verdict(plain).splitlines()[0]
     said = [
-        f"{advice.model.title} on {where}, as it stands: {_setting(advice.plain)}",
+        f"{advice.model.title} on {where}, as it stands: {describe_setting(advice.plain.setting)}",
         f"{first} {_rate(advice.plain, advice)}, {_step(advice.plain)} (predicted).",
     ]
     if advice.gpu is None:
@@ -94,7 +93,7 @@ def _ways(advice: Advice) -> str:
             format_bytes(way.estimate.device_total_bytes),
             fits_word(way.estimate),
             _effects(way.effects),
-            _changes(_own(way, advice)),
+            _own(way, advice),
         ]
         for way in advice.ways[:MAX_WAYS]
     ]
@@ -113,9 +112,11 @@ def _common(advice: Advice) -> tuple[tuple[str, object], ...]:
     return tuple(c for c in first.changes if all(c in way.changes for way in others))
 
 
-def _own(way: Way, advice: Advice) -> tuple[tuple[str, object], ...]:
+def _own(way: Way, advice: Advice) -> str:
+    """What a way changes beside what all of them do."""
     common = _common(advice)
-    return tuple(change for change in way.changes if change not in common)
+    own = [change for change in way.changes if change not in common]
+    return _changes(own) if own or not common else "nothing else"
 
 
 def _waterfall(advice: Advice) -> str:
@@ -150,7 +151,7 @@ def _front(advice: Advice) -> str:
         [
             format_bytes(way.estimate.device_total_bytes),
             f"{way.images_per_second:,.0f}",
-            _changes(_own(way, advice)),
+            _own(way, advice),
         ]
         for way in advice.front
     ]
@@ -229,22 +230,12 @@ def _levers(advice: Advice) -> str:
     return "\n".join(lines)
 
 
-def _setting(way: Way) -> str:
-    from planner.report.settings import describe_setting
-
-    return describe_setting(way.setting)
-
-
 def _changes(changes: Iterable[tuple[str, object]]) -> str:
-    """`batch 32, accumulate 8, adamw-fused`."""
-    said = [
-        value_text(value)
-        if field in _BARE
-        else "expandable segments"
-        if field == "allocator"
-        else f"{field.replace('batch_size', 'batch').replace('_', ' ')} {value_text(value)}"
+    """`batch 32, accumulate 8, adamw-fused, expandable segments`."""
+    said = (
+        "expandable segments" if field == "allocator" else in_words({field: value})
         for field, value in changes
-    ]
+    )
     return ", ".join(said) or "as it stands"
 
 

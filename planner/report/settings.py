@@ -15,12 +15,12 @@ def describe_setting(setting: TrainSetting) -> str:
     what differs from the default."""
     other = setting.differences(TrainSetting())
     always = {field: getattr(setting, field) for field in ALWAYS_SAID}
-    return _in_words({**always, **other})
+    return in_words({**always, **other})
 
 
 def describe_changes(setting: TrainSetting, against: TrainSetting) -> str:
     """What makes a setting another than `against`: `batch 32, compile default`."""
-    return _in_words(setting.differences(against)) or "the same setting"
+    return in_words(setting.differences(against)) or "the same setting"
 
 
 def value_text(value: object) -> str:
@@ -30,7 +30,9 @@ def value_text(value: object) -> str:
     return str(value)
 
 
-def _in_words(fields: Mapping[str, object]) -> str:
+def in_words(fields: Mapping[str, object]) -> str:
+    """`batch 32, accumulate 8, adamw-fused`: each field's name and value; only its value where that
+    says what it is."""
     return ", ".join(
         value_text(value)
         if field in _NAMED_BY_VALUE
