@@ -52,14 +52,9 @@ def use_float8(module: nn.Module) -> None:
 
     Raises PlannerError without torchao, UnsupportedError where no layer may.
     """
-    try:
+    with _importing("torchao", "precision fp8"):
         from torchao.float8 import convert_to_float8_training
         from torchao.float8.float8_linear import Float8Linear
-    except ImportError as error:
-        raise PlannerError(
-            f"precision fp8 is torchao's, which cannot be imported: {error}.",
-            "Install it with: pip install 'planner[torchao]'",
-        ) from error
 
     def may_convert(layer: nn.Module, name: str) -> bool:
         return multiplies_in_8_bits(*layer.weight.shape)  # type: ignore[misc]
@@ -118,46 +113,37 @@ def make_optimizer(setting: TrainSetting, parameters: list[nn.Parameter]) -> tor
 
 
 def import_lion() -> Callable[..., torch.optim.Optimizer]:
-    """timm's Lion. Raises PlannerError where timm is not installed."""
+    """timm's Lion. Raises PlannerError where timm cannot be imported."""
     from planner.libraries.missing_operators import declare_missing_operators
 
     declare_missing_operators()
-    try:
+    with _importing("timm", "the optimizer lion"):
         from timm.optim import Lion
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "timm":
-            raise
-        raise PlannerError(
-            "the optimizer lion is timm's, which is not installed.",
-            "Install it with: pip install 'planner[timm]'",
-        ) from error
     found: Callable[..., torch.optim.Optimizer] = Lion
     return found
 
 
 def import_adamw_8bit() -> Callable[..., torch.optim.Optimizer]:
-    """torchao's AdamW8bit. Raises PlannerError where torchao is not installed."""
-    try:
-        with _quietly():
-            from torchao.optim import AdamW8bit
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "torchao":
-            raise
-        raise PlannerError(
-            "the optimizer adamw-8bit is torchao's, which is not installed.",
-            "Install it with: pip install 'planner[torchao]'",
-        ) from error
+    """torchao's AdamW8bit. Raises PlannerError where torchao cannot be imported."""
+    with _importing("torchao", "the optimizer adamw-8bit"):
+        from torchao.optim import AdamW8bit
     found: Callable[..., torch.optim.Optimizer] = AdamW8bit
     return found
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """torchao logs each of its kernels that does not load here; the optimizer needs none."""
+def _importing(package: str, what: str) -> Iterator[None]:
+    """Within, `package` is imported, of which `what` is a part; torchao would log each of its
+    kernels that does not load here, and none is needed. Raises PlannerError where it is missing."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         yield
+    except ImportError as error:
+        raise PlannerError(
+            f"{what} is {package}'s, which cannot be imported: {error}.",
+            f"Install it with: pip install 'planner[{package}]'",
+        ) from error
     finally:
         logging.disable(before)
 

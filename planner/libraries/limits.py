@@ -103,7 +103,7 @@ def float8_limit(setting: TrainSetting) -> SettingFault | None:
     for field, (value, known) in unknown.items():
         if value != known:
             return SettingFault(
-                f"precision fp8 is known only with {field} {known}",
+                f"precision fp8 is supported only with {field} {known}",
                 f"{field} is {value}",
                 f"Set {field}={known}, or precision=bf16.",
                 field=field,

@@ -1,7 +1,7 @@
 """torchvision beside a torch that its compiled operators were not built for.
 
 PyPI's torchvision is a CUDA build. Beside a CPU torch its library does not load, and
-`import torchvision` fails because the operators it wants to describe do not exist. Declaring their
+`import torchvision` fails because the operators it describes do not exist. Declaring their
 schemas first is enough: torchvision and timm import, and their Swins never call them.
 """
 

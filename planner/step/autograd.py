@@ -76,7 +76,7 @@ class Node:
         device.next_sequence += 1
 
     def needs(self, index: int) -> bool:
-        """Whether input `index` wants a gradient (`should_compute_output`)."""
+        """Whether input `index` needs a gradient (`should_compute_output`)."""
         return self.edges[index] is not None
 
     def unpack(self, index: int) -> Tensor:
@@ -153,7 +153,7 @@ def accumulator(parameter: Parameter) -> AccumulateGrad:
 
 
 def edge_of(tensor: Tensor) -> Edge | None:
-    """Where the gradient of `tensor` goes; None where it wants none."""
+    """Where the gradient of `tensor` goes; None where it needs none."""
     if not tensor.requires_grad:
         return None
     if tensor.node is not None:
@@ -163,7 +163,7 @@ def edge_of(tensor: Tensor) -> Edge | None:
 
 
 def tracks(*inputs: Tensor | None) -> bool:
-    """Whether an operation on `inputs` is recorded: gradients are on and one of them wants one."""
+    """Whether an operation on `inputs` is recorded: gradients are on and one of them needs one."""
     for tensor in inputs:
         if tensor is not None and tensor.requires_grad:
             return tensor.storage.device.grad_enabled

@@ -2,7 +2,7 @@
 
 As torch makes it by default (`find_unused_parameters=False`, `gradient_as_bucket_view=False`):
 torch/nn/parallel/distributed.py and torch/csrc/distributed/c10d/reducer.cpp of torch 2.13. The
-bytes do not depend on how many devices there are: one GPU alone holds them too.
+bytes do not depend on how many devices there are: a single GPU holds them too.
 """
 
 from __future__ import annotations

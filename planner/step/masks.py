@@ -13,7 +13,7 @@ def compare(x: Tensor, label: str) -> Tensor:
 
 
 def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
-    """`x.masked_fill(mask, number)`: a new tensor. x wants no gradient."""
+    """`x.masked_fill(mask, number)`: a new tensor. x needs no gradient."""
     assert not tracks(x), "masked_fill on shapes records nothing"
     assert mask.shape == x.shape
     return unary(x, "aten.masked_fill")

@@ -145,7 +145,7 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def each_for_the_other(a: Tensor, b: Tensor) -> list[Tensor]:
-    """What a product saves: b where a wants a gradient, and a where b does."""
+    """What a product saves: b where a needs a gradient, and a where b does."""
     return [b] * a.requires_grad + [a] * b.requires_grad
 
 
@@ -175,7 +175,7 @@ def neg(x: Tensor) -> Tensor:
 
 
 def div(a: Tensor, b: Tensor) -> Tensor:
-    """`a / b`: saves b, and a too where b wants a gradient."""
+    """`a / b`: saves b, and a too where b needs a gradient."""
     saved = [b, a] if b.requires_grad else [b]
     node = begin("DivBackward0", (a, b), _div_backward, saved)
     return finish(binary(a, b, "aten.div"), node)

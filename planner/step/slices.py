@@ -1,4 +1,4 @@
-"""Writing into a part of a tensor that wants a gradient."""
+"""Writing into a part of a tensor that needs a gradient."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def _split_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 
 
 def stack(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """`torch.stack(parts, dim)`, in backward alone: nothing is recorded."""
+    """`torch.stack(parts, dim)`, only in backward: nothing is recorded."""
     first = parts[0]
     dim = dim % (len(first.shape) + 1)
     shape = (*first.shape[:dim], len(parts), *first.shape[dim:])

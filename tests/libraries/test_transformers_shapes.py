@@ -116,14 +116,14 @@ def test_dropout_inside_nested_checkpoints(attention: str) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_absolute_positions(batch_size: int) -> None:
-    """Version 1 alone has them that work."""
+    """Only version 1 has them that work."""
     config = small(1, {"absolute_position_embedding": True, "drop_rate": 0.1})
     assert_equal_to_trace(config, setting_of({"batch_size": batch_size}))
 
 
 @pytest.mark.parametrize("window", [16, 7])
 def test_windows_beyond_the_map(window: int) -> None:
-    """Version 2 clamps them, by the height alone."""
+    """Version 2 clamps them, by the height only."""
     config = small(2, {"image_size": (48, 96), "window_size": window})
     assert_equal_to_trace(config, setting_of({}))
 
@@ -152,7 +152,7 @@ def test_tiny_in_every_way(
     version: int, attention: str, checkpointing: str, precision: str
 ) -> None:
     if version == 2 and checkpointing == "nested":
-        pytest.skip("version 2 checkpoints its stages alone")
+        pytest.skip("version 2 checkpoints only its stages")
     name = (
         "microsoft/swin-tiny-patch4-window7-224"
         if version == 1

@@ -344,7 +344,7 @@ def test_adapters_and_the_classifier_are_trained(targets: str, layers: tuple[str
 
 
 def test_a_frozen_weight_is_cast_each_time() -> None:
-    """Autocast keeps casts of leaves that want a gradient alone (aten/src/ATen/autocast_mode.cpp):
+    """Autocast keeps only casts of leaves that need a gradient (aten/src/ATen/autocast_mode.cpp):
     two calls of a frozen layer are four casts of its weights, of a trained one two."""
     for requires_grad, num_casts in ((True, 2), (False, 4)):
         device = Device()

@@ -6,7 +6,7 @@ from planner.step.optimizers.base import Optimizer
 
 
 class Lion(Optimizer):
-    """exp_avg alone; `lerp` makes the updates.
+    """Only exp_avg; `lerp` makes the updates.
 
     On a GPU with 64 MiB of L2 or more, timm runs foreach in chunks of parameters: the updates of
     one chunk are alive at a time. A ledger knows no GPU and has them all, which is the most.

@@ -6,7 +6,7 @@ from planner.step.optimizers.base import Optimizer
 
 
 class RMSprop(Optimizer):
-    """square_avg alone; its square root is a temporary."""
+    """Only square_avg; its square root is a temporary."""
 
     def step(self) -> None:
         if not self.state:
