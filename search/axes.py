@@ -76,7 +76,7 @@ def axis_choices(
     those of every other field that was asked for.
 
     fp16 is searched only where it is asked for, or the device has no bf16: it is as fast as bf16,
-    wants a GradScaler and overflows.
+    needs a GradScaler and overflows.
     """
     offered = {
         "precision": device_precisions(device),
@@ -123,7 +123,7 @@ def _check_library(model: Model, axis: str, value: str) -> None:
 
 def device_compile_modes(device: DeviceInfo) -> tuple[str, ...]:
     """CUDA graphs (reduce-overhead) and Triton autotuning (max-autotune) are for GPUs; Triton
-    wants capability 7.0."""
+    needs capability 7.0."""
     if device.kind == "cpu":
         return ("off", "default")
     if device.capability is not None and device.capability < (7, 0):

@@ -33,8 +33,8 @@ MAX_DIVISORS = 24  # of a global batch: more are thinned out, and say nothing ne
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting of the space. `arm` is everything but the batch: settings of one arm differ in
-    micro-batch (and, under a global batch, in accumulation) alone."""
+    """One setting of the space. `arm` is everything but the batch: settings of one arm differ only
+    in micro-batch (and, under a global batch, in accumulation)."""
 
     id: str
     setting: TrainSetting

@@ -17,6 +17,7 @@ _NEEDS = {
     "pure-bf16": "compute capability 8.0 or more",
     "tf32": "an NVIDIA GPU of compute capability 8.0 or more",
 }
+CPU_PRECISIONS = ("fp32", "bf16")
 
 
 def precisions_of(vendor: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
@@ -34,7 +35,7 @@ def precisions_of(vendor: str, capability: tuple[int, int] | None) -> tuple[str,
 def device_precisions(device: DeviceInfo) -> tuple[str, ...]:
     """What a device computes in at speed."""
     if device.kind == "cpu":
-        return ("fp32", "bf16")
+        return CPU_PRECISIONS
     vendor = "AMD" if "amd" in device.name.casefold().split() else "NVIDIA"
     return precisions_of(vendor, device.capability)
 

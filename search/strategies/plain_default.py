@@ -45,7 +45,7 @@ def _leaves_others(setting: TrainSetting, space: Space) -> bool:
 
 
 class PlainDefaultHunt:
-    """A strategy for that arm alone: where it is believed to end, then one up or down until the
+    """A strategy for only that arm: where it is believed to end, then one up or down until the
     largest batch that fits is known, in at most four probes."""
 
     def __init__(self, space: Space, prior: Prior, budget_bytes: int | None, arm: str) -> None:

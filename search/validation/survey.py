@@ -23,7 +23,7 @@ from search.validation.run import Progress, measure
 
 # No observation is begun with less than this left, if it asks for more.
 LEAST_SECONDS = 30.0
-# A prediction that is further off than this wants an explanation.
+# A prediction that is further off than this needs an explanation.
 EXPLAINED_SHARE = 0.03
 MAX_SNAPSHOTS = 6
 SNAPSHOT_DEADLINE_SECONDS = 120.0

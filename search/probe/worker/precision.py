@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import torch
 
-from planner.errors import UnsupportedError
+from planner.hardware.precisions import CPU_PRECISIONS, lacking_error, precisions_of
 from planner.schema.setting import CUDNN_BENCHMARK
 from search.probe.protocol import ProbeRequest
 
 
-def has_tf32(request: ProbeRequest) -> bool:
-    """Whether the device has tf32 matrix units: NVIDIA's do from 8.0 on. ROCm's answer to the same
-    question is of another count."""
-    if request.device == "cpu" or torch.version.cuda is None:
-        return False
+def offered_precisions(request: ProbeRequest) -> tuple[str, ...]:
+    """What the probe's device computes in at speed. ROCm's answer to the question of a capability
+    is of another count."""
+    if request.device == "cpu":
+        return CPU_PRECISIONS
+    vendor = "AMD" if torch.version.cuda is None else "NVIDIA"
     known = request.capability or torch.cuda.get_device_capability(request.device)
-    return known >= (8, 0)
+    return precisions_of(vendor, known)
 
 
-def check_float8(request: ProbeRequest) -> None:
-    """Raises UnsupportedError where the setting multiplies in 8 bits and the device does not."""
-    if request.setting.precision != "fp8":
-        return
-    is_cuda = request.device != "cpu" and torch.version.cuda is not None
-    known = request.capability or (
-        torch.cuda.get_device_capability(request.device) if is_cuda else None
-    )
-    if not is_cuda or known is None or known < (8, 9):
-        raise UnsupportedError(
-            "precision fp8 needs an NVIDIA GPU of compute capability 8.9 or more, and the probe's "
-            f"device is {request.device}.",
-            "Set precision=bf16.",
-        )
+def check_matrix_units(request: ProbeRequest) -> None:
+    """Raises UnsupportedError for tf32 and fp8 on a device without units for them: torch computes
+    the one in fp32 there, and the other not at all."""
+    precision = request.setting.precision
+    if precision in ("tf32", "fp8"):
+        offered = offered_precisions(request)
+        if precision not in offered:
+            raise lacking_error(request.device, precision, offered)
 
 
 def set_precision(request: ProbeRequest) -> None:

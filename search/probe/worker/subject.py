@@ -16,7 +16,7 @@ from planner.tasks.blocks import checkpoint_as_set
 from planner.tasks.compiling import compile_as_set
 from planner.training import Training, lay_out
 from search.probe.protocol import ProbeRequest
-from search.probe.worker.precision import check_float8, has_tf32, set_precision
+from search.probe.worker.precision import check_matrix_units, set_precision
 from search.probe.worker.verdict import NonFiniteError
 
 
@@ -42,7 +42,7 @@ def refuse_unsupported(request: ProbeRequest) -> None:
         )
     if setting.validation_batch_size:
         raise UnsupportedError(
-            "a probe times training steps alone, and validation_batch_size is "
+            "a probe times only training steps, and validation_batch_size is "
             f"{setting.validation_batch_size}.",
             "Probe with validation_batch_size 0.",
         )
@@ -55,12 +55,7 @@ def refuse_unsupported(request: ProbeRequest) -> None:
     fault = setting_limit(setting)
     if fault is not None:
         raise fault.error()
-    if setting.precision == "tf32" and not has_tf32(request):
-        raise UnsupportedError(
-            f"tf32 needs an NVIDIA GPU of compute capability 8.0 or more, and {request.device} "
-            "is none.",
-            "Use fp32, bf16 or fp16.",
-        )
+    check_matrix_units(request)
 
 
 def seed_everything(seed: int) -> None:
@@ -92,7 +87,6 @@ def build_training(request: ProbeRequest) -> WatchedTraining:
     task = task_for(request.model, setting)
     module = task.module().train()
     checkpoint_as_set(module, task, request.model, setting)
-    check_float8(request)
     set_precision(request)
     dtype = torch.bfloat16 if setting.precision == "pure-bf16" else None
     module = module.to(device=device, dtype=dtype)

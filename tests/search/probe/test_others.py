@@ -107,7 +107,8 @@ def test_tf32_is_known_without_touching_the_device(
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: pytest.fail("it was asked"))
     known = {"device": "cuda:0", "capability": capability}
-    assert precision.has_tf32(request_of("tiny").model_copy(update=known)) == has
+    request = request_of("tiny").model_copy(update=known)
+    assert ("tf32" in precision.offered_precisions(request)) == has
 
 
 def test_tf32_is_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,4 +117,4 @@ def test_tf32_is_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: (9, 4))
     for known in ({"capability": (9, 4)}, {}):
         request = request_of("tiny").model_copy(update={"device": "cuda:0", **known})
-        assert not precision.has_tf32(request)
+        assert "tf32" not in precision.offered_precisions(request)

@@ -17,7 +17,7 @@ from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
 from search.probe.protocol import ProbeRequest
 from search.probe.worker import subject
-from search.probe.worker.precision import check_float8, set_precision
+from search.probe.worker.precision import set_precision
 from tests.search.probes import AMPLE_SECONDS, request_of
 from tests.trainers.cases import FakeEstimator, tiny
 
@@ -47,13 +47,22 @@ def test_precision_is_set_both_ways(precision: str, matmul: str, cudnn: bool) ->
     assert backends.cudnn.allow_tf32 == cudnn
 
 
-def test_8_bits_are_refused_where_the_device_has_none() -> None:
-    with pytest.raises(UnsupportedError, match="fp8 needs an NVIDIA GPU"):
-        check_float8(request("fp8"))
-    a100 = request("fp8").model_copy(update={"device": "cuda", "capability": (8, 0)})
-    with pytest.raises(UnsupportedError, match="capability 8"):
-        check_float8(a100)
-    check_float8(request("bf16"))
+@pytest.mark.parametrize(("wanted", "below"), [("tf32", (7, 5)), ("fp8", (8, 0))])
+def test_matrix_units_that_the_device_lacks_are_refused(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, below: tuple[int, int]
+) -> None:
+    asked = request(wanted)
+    with pytest.raises(UnsupportedError, match=f"{wanted} needs an NVIDIA GPU.*cpu supports only"):
+        subject.refuse_unsupported(asked)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    lacking, having = (
+        asked.model_copy(update={"device": "cuda:0", "capability": capability})
+        for capability in (below, (8, 9))
+    )
+    with pytest.raises(UnsupportedError, match=f"{wanted} needs .*cuda:0 supports only fp32"):
+        subject.refuse_unsupported(lacking)
+    subject.refuse_unsupported(having)
+    subject.refuse_unsupported(request("bf16"))
 
 
 def _all(value: str) -> None:
