@@ -166,13 +166,23 @@ def choose(
     overrides: Mapping[str, Any],
 ) -> tuple[Model, ResolvedSetting]:
     """The architecture and the setting meant, the setting resolved for the model's library."""
+    return resolve(*read_choice(model, setting, gpu, overrides))
+
+
+def read_choice(
+    model: ModelLike,
+    setting: SettingLike | None,
+    gpu: Gpu | None,
+    overrides: Mapping[str, Any],
+) -> tuple[Model, TrainSetting]:
+    """The architecture and the setting meant, as they were given."""
     check_fields(overrides)
     of_setting = {k: v for k, v in overrides.items() if k in TrainSetting.model_fields}
     of_model = {k: v for k, v in overrides.items() if k not in of_setting}
     chosen = read_setting(setting, {"precision": default_precision(gpu)})
     chosen = parse(TrainSetting, {**chosen.model_dump(), **of_setting}, "the setting")
     check_precision(gpu, chosen.precision)
-    return resolve(read_model(model, of_model), chosen)
+    return read_model(model, of_model), chosen
 
 
 def resolve(model: Model, setting: TrainSetting) -> tuple[Model, ResolvedSetting]:

@@ -15,11 +15,11 @@ from planner.arguments import (
     read_memory,
 )
 from planner.errors import UnsupportedError
-from planner.estimation import Estimate, choose, estimate_ledger, least_bytes
+from planner.estimation import Estimate, estimate_ledger, least_bytes, read_choice, resolve
 from planner.hardware.gpu import Gpu
 from planner.ledger import Ledger
 from planner.ledgers import is_on_shapes, record_ledgers, step_ledger
-from planner.libraries.limits import largest_sdpa_batch
+from planner.libraries.limits import batch_unit, largest_sdpa_batch
 from planner.memory.allocator_config import AllocatorConfig
 from planner.schema import Model, ResolvedSetting, SwinConfig
 from planner.schema.model import MAX_SIZE
@@ -41,8 +41,8 @@ def largest_batch(
     **overrides: Any,
 ) -> Estimate | None:
     """The estimate at the largest batch up to `ceiling` that fits, or None where none does; with
-    sdpa no larger one than its kernel takes. `allocator` None means torch's defaults; all else is
-    as `planner.estimate` takes it.
+    sdpa no larger one than its kernel takes, with fp8 only multiples of 16. `allocator` None means
+    torch's defaults; all else is as `planner.estimate` takes it.
 
     What is live rises with the batch; what the allocator keeps beside it goes up and down, so a
     larger batch may fit where a smaller one does not. Bisection finds a batch that fits, and the
@@ -56,33 +56,39 @@ def largest_batch(
         raise UnsupportedError(
             "the largest batch needs a memory size to fit into.", "Add --gpu NAME or --memory SIZE."
         )
-    config, resolved = choose(model, setting, device, {**overrides, "batch_size": 1})
+    config, wanted = read_choice(model, setting, device, overrides)
+    unit = batch_unit(wanted)
+    config, resolved = resolve(config, wanted.model_copy(update={"batch_size": unit}))
     if resolved.attention == "sdpa" and isinstance(config, SwinConfig):
         ceiling = min(ceiling, largest_sdpa_batch(config, resolved) or ceiling)
+    ceiling //= unit  # from here on batches count units
     if not is_on_shapes(config, resolved, traced):
         _check_affine(config, resolved)
 
     @lru_cache(maxsize=2)
-    def ledger_at(batch_size: int) -> Ledger:
-        chosen = resolved.model_copy(update={"batch_size": batch_size})
-        return step_ledger(config, chosen, traced)
+    def ledger_at(batch: int) -> Ledger:
+        return step_ledger(config, setting_at(batch), traced)
+
+    def setting_at(batch: int) -> ResolvedSetting:
+        return resolved.model_copy(update={"batch_size": batch * unit})
 
     @cache
-    def at(batch_size: int) -> Estimate:
-        chosen = resolved.model_copy(update={"batch_size": batch_size})
-        return estimate_ledger(config, chosen, ledger_at(batch_size), device, memory, allocator)
+    def at(batch: int) -> Estimate:
+        return estimate_ledger(
+            config, setting_at(batch), ledger_at(batch), device, memory, allocator
+        )
 
     budget = at(2).budget_bytes
     assert budget is not None, "a GPU or a memory was named"
 
     @cache
-    def may_fit(batch_size: int) -> bool:
-        if batch_size == 1 and not runs_at_1(config, resolved, traced):
+    def may_fit(batch: int) -> bool:
+        if batch * unit == 1 and not runs_at_1(config, resolved, traced):
             return False
-        return least_bytes(ledger_at(batch_size), device) <= budget
+        return least_bytes(ledger_at(batch), device) <= budget
 
-    def fits(batch_size: int) -> bool:
-        return may_fit(batch_size) and bool(at(batch_size).fits)
+    def fits(batch: int) -> bool:
+        return may_fit(batch) and bool(at(batch).fits)
 
     last = _last(may_fit, ceiling)
     low = _last(fits, last)
@@ -95,9 +101,8 @@ def largest_batch(
         best = next((b for b in range(near, low, -1) if fits(b)), low)
     if best == 0:
         return None
-    return replace(
-        at(best), assumed=(*at(best).assumed, *_notes(best, (near, last), stride, ceiling))
-    )
+    notes = _notes(best * unit, (near * unit, last * unit), stride, ceiling * unit)
+    return replace(at(best), assumed=(*at(best).assumed, *notes))
 
 
 def runs_at_1(model: Model, setting: ResolvedSetting, traced: bool = False) -> bool:
@@ -109,7 +114,8 @@ def runs_at_1(model: Model, setting: ResolvedSetting, traced: bool = False) -> b
 
 def _check_affine(model: Model, setting: ResolvedSetting) -> None:
     """Raises UnsupportedError where each batch is a step of its own."""
-    step_ledger(model, setting.model_copy(update={"batch_size": 2}), traced=True)
+    several = 2 * batch_unit(setting)
+    step_ledger(model, setting.model_copy(update={"batch_size": several}), traced=True)
     reason = traced_step(model, setting).reason
     if reason:
         raise UnsupportedError(

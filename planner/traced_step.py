@@ -16,7 +16,7 @@ from planner.errors import PlannerError, UnsupportedError
 from planner.ledger import Ledger
 from planner.ledger_cache import Kept, NotAffine
 from planner.ledger_key import ANY_BATCH, Key, ledger_key
-from planner.libraries.limits import FLOAT8_MULTIPLE
+from planner.libraries.limits import batch_unit
 from planner.schema import FactoryModel, Model, ResolvedSetting
 
 # One ledger holds at most so many micro-batches: the third repeats the second.
@@ -121,9 +121,7 @@ class TracedStep:
 
     @property
     def _recorded_batches(self) -> tuple[int, ...]:
-        """Those that a setting of 8 bits has are multiples of 16."""
-        unit = FLOAT8_MULTIPLE if self.setting.precision == "fp8" else 1
-        return tuple(unit * batch for batch in RECORDED_BATCHES)
+        return tuple(batch_unit(self.setting) * batch for batch in RECORDED_BATCHES)
 
     def _find(self, batch_size: int) -> Kept | None:
         if batch_size not in self.held and not self.is_fresh and self._key is not None:

@@ -8,7 +8,7 @@ from planner.advice.levers import LEVERS
 from planner.advice.wish import Wish
 from planner.errors import PlannerError
 from planner.ledgers import is_on_shapes, record_ledgers
-from planner.libraries.limits import FLOAT8_MULTIPLE
+from planner.libraries.limits import batch_unit
 from planner.schema import ResolvedSetting
 from planner.traced_step import alike, traced_step
 
@@ -51,7 +51,7 @@ def _steps(wish: Wish) -> Iterator[ResolvedSetting]:
                     continue
                 choices.append(changed)
                 fused = changed if lever.name == "fused optimizer" else fused
-    batch = 2 * FLOAT8_MULTIPLE if sample.setting.precision == "fp8" else 2
+    batch = 2 * batch_unit(sample.setting)
     for parts in (1, 2) if wish.is_splittable else (sample.setting.accumulate,):
         for choice in choices:
             setting = choice.setting.model_copy(update={"accumulate": parts, "batch_size": batch})

@@ -20,7 +20,7 @@ from planner.hardware import Gpu, all_gpus, find_gpu
 from planner.hardware.precisions import check_precision, lacks
 from planner.ledger import Ledger
 from planner.ledgers import is_on_shapes, record_ledgers, step_ledger
-from planner.libraries.limits import SDPA_WINDOWS, largest_sdpa_batch
+from planner.libraries.limits import SDPA_WINDOWS, batch_unit, largest_sdpa_batch
 from planner.memory.allocator_config import (
     AllocatorConfig,
     environment_allocator,
@@ -188,7 +188,10 @@ def _print_largest(
 ) -> None:
     from planner.largest import largest_batch
 
-    smallest = [(model, setting.model_copy(update={"batch_size": 2})) for model, setting in rows]
+    smallest = [
+        (model, setting.model_copy(update={"batch_size": 2 * batch_unit(setting)}))
+        for model, setting in rows
+    ]
     errors = _record(smallest, given)
     if all(errors) or (any(errors) and given["checkpointing"] and given["precision"]):
         raise next(error for error in errors if error)
@@ -250,7 +253,9 @@ def _nothing_fits(model: Model, setting: ResolvedSetting, traced: bool) -> str:
     if setting.optimizer_family != "sgd":
         ways.append("--optimizer sgd")
     error = None if is_on_shapes(model, setting, traced) else traced_step(model, setting).error(1)
-    least = "batch 1 fits" if error is None else "batch 2 fits, and batch 1 does not run,"
+    least = f"batch {batch_unit(setting)} fits"
+    if error is not None:
+        least = "batch 2 fits, and batch 1 does not run,"
     return f"Not even {least} with {_kind_of_row(setting)}. Try {', '.join(ways)}."
 
 

@@ -95,6 +95,11 @@ def multiplies_in_8_bits(out_features: int, in_features: int) -> bool:
     return min(sides) >= FLOAT8_LEAST and all(side % FLOAT8_MULTIPLE == 0 for side in sides)
 
 
+def batch_unit(setting: TrainSetting) -> int:
+    """What a batch must be a multiple of."""
+    return FLOAT8_MULTIPLE if setting.precision == "fp8" else 1
+
+
 def float8_limit(setting: TrainSetting) -> SettingFault | None:
     """Products of 8 bits need batches of 16, and have not been compared beside adapters or DDP."""
     if setting.precision != "fp8":
@@ -109,11 +114,12 @@ def float8_limit(setting: TrainSetting) -> SettingFault | None:
                 field=field,
                 instead=str(known),
             )
-    if setting.batch_size % FLOAT8_MULTIPLE == 0:
+    unit = batch_unit(setting)
+    if setting.batch_size % unit == 0:
         return None
-    above = -(-setting.batch_size // FLOAT8_MULTIPLE) * FLOAT8_MULTIPLE
+    above = -(-setting.batch_size // unit) * unit
     return SettingFault(
-        f"precision fp8 sums gradients over a batch that is a multiple of {FLOAT8_MULTIPLE}",
+        f"precision fp8 sums gradients over a batch that is a multiple of {unit}",
         f"batch_size is {setting.batch_size}",
         f"Set batch_size={above}, or precision=bf16.",
         field="batch_size",

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchao")
 
-from planner import estimate  # noqa: E402
+from planner import estimate, largest_batch  # noqa: E402
 from planner.errors import PlannerError, UnsupportedError  # noqa: E402
 from planner.estimation import choose  # noqa: E402
 from planner.hardware import find_gpu  # noqa: E402
@@ -121,3 +121,24 @@ def test_the_script_converts_the_layers_that_the_estimate_does() -> None:
             assert chosen(layer, "") == multiplies_in_8_bits(out, inside)
     with pytest.raises(UnsupportedError, match="no linear layers to 8 bits"):
         emit_setting(SMALL, TrainSetting(**FP8), "lightning")
+
+
+def test_the_largest_batch_is_a_multiple_that_8_bits_take() -> None:
+    config, setting = choose(SMALL, None, None, FP8)
+
+    def total(batch_size: int) -> int:
+        changed = setting.model_copy(update={"batch_size": batch_size})
+        return estimate(config, changed).device_total_bytes
+
+    budget = total(48)
+    found = largest_batch(config, setting, memory_bytes=budget)
+    assert found is not None
+    assert found.setting.batch_size % 16 == 0
+    assert found.setting.batch_size >= 48
+    assert total(found.setting.batch_size) <= budget
+    assert total(found.setting.batch_size + 16) > budget
+    assert largest_batch(config, setting, memory_bytes=total(16) - (1 << 20)) is None
+    ended = largest_batch(config, setting, memory_bytes=1 << 40, ceiling=40)
+    assert ended is not None
+    assert ended.setting.batch_size == 32
+    assert "batches above 32 are not looked at" in ended.assumed
