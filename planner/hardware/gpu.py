@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# PCIe 4.0 x16, bytes/s one way: taken where a device's link to the host is not known.
+# PCIe 4.0 x16, bytes/s one way (16 GT/s, 128 bits of 130 are data): taken where a device's link to
+# the host is not known.
 ASSUMED_LINK = 31.5e9
 
 
@@ -42,9 +43,11 @@ class Gpu:
 
     @property
     def fp8_flops(self) -> float | None:
-        """Twice bf16's in every datasheet from capability 8.9 on: H100 SXM 1,979 TFLOP/s against
-        989 dense, L4 242 against 121, RTX 4090 330 against 165 with FP32 accumulation (NVIDIA's
-        datasheets of H100 and L4; Ada GPU Architecture whitepaper, appendix A)."""
+        """Twice bf16's from capability 8.9 on, dense and with FP32 accumulation: H100 2,000 TFLOP/s
+        against 1,000 (NVIDIA Hopper Architecture In-Depth, table 3), L40S 733 against 362 (its
+        datasheet), RTX 4090 330 against 165 (Ada GPU Architecture whitepaper v2.02, appendix A),
+        RTX 5090 419 against 209.5 (RTX Blackwell whitepaper, table 3), B200 4,500 against 2,250
+        (glennklockwood.com, B200). Of others it is assumed."""
         if self.bf16_flops is None or (self.capability or (0, 0)) < (8, 9):
             return None
         return 2 * self.bf16_flops

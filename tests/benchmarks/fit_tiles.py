@@ -3,8 +3,9 @@ products as they are, padded to tiles, and to whole waves of tiles: `python -m
 tests.benchmarks.fit_tiles`.
 
 A kernel computes whole tiles of its result, and a card as many at once as it has SMs (NVIDIA,
-Matrix Multiplication Background User's Guide, which lists the tiles of cuBLAS below). Of the tiles
-that the list has, a product takes the one that costs it least. Needs scipy, no torch.
+Matrix Multiplication Background User's Guide DU-09799-001, whose section 2.3 lists the tiles of
+cuBLAS below). Of the tiles that the list has, a product takes the one that costs it least. Needs
+scipy, no torch.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ GeForce rate with fp16 accumulation, is off by a factor of two and fails.
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -63,6 +64,19 @@ def test_each_figure_has_its_source(gpu: Gpu) -> None:
     )  # fmt: skip
     for figure in figures:
         assert len(gpu.sources[figure]) > 20, figure
+
+
+@each_gpu
+def test_a_link_has_the_rate_of_its_lanes(gpu: Gpu) -> None:
+    """GT/s of one lane, of whose bits 128 in 130 are data from generation 3 on."""
+    found = re.match(r"PCIe (\d)\.0 x(\d+): ", gpu.sources["link_bandwidth"])
+    if found is None:
+        assert gpu.sources["link_bandwidth"].startswith("NVLink-C2C: ")
+        return
+    generation, lanes = map(int, found.groups())
+    rate = {3: 8e9, 4: 16e9, 5: 32e9}[generation] * lanes * 128 / 130 / 8
+    # The catalogue rounds to 0.05 GB/s or less.
+    assert gpu.link_bandwidth == pytest.approx(rate, rel=5e-4)
 
 
 @each_gpu
