@@ -67,7 +67,8 @@ class Region:
 
 @dataclass(frozen=True)
 class Regions:
-    """All of a model by name, "" the model itself; `num_graphs` is how many torch compiles."""
+    """What is compiled of a model: blocks by name, or the `whole`. `num_graphs` is how many graphs
+    torch makes of it."""
 
     of: Mapping[str, Region]
     whole: CompiledGraph | None = None
