@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -15,6 +16,7 @@ from planner.trainers.plan import LeverName
 from planner.trainers.registry import TRAINERS
 from tests.trainers.cases import GIB, FakeEstimator, tiny
 
+PAGE = Path(__file__).parents[2] / "docs" / "levers.md"
 CPU = DeviceInfo(kind="cpu", name="a processor", total_bytes=16 * GIB)
 COMPILED = {"compile": "default"}
 ASKED: dict[LeverName, list[dict[str, Any]]] = {
@@ -93,3 +95,12 @@ def test_a_lever_is_in_the_file_or_refused(
 
 def test_each_lever_has_one_law() -> None:
     assert [lever.name for lever in LEVERS] == list(get_args(LeverName))
+
+
+def test_the_page_says_which_trainer_can_express_what() -> None:
+    rows = ["|  | " + " | ".join(TARGETS) + " |", "|---|" + "---|" * len(TARGETS)]
+    for lever in LEVERS:
+        cells = ("yes" if lever.name in t.expresses else " " for t in TRAINERS.values())
+        rows.append(f"| {lever.name} | " + " | ".join(cells) + " |")
+    table = "\n".join(re.sub(" +", " ", row) for row in rows)
+    assert table in re.sub(" +", " ", PAGE.read_text(encoding="utf-8"))
