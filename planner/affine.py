@@ -138,37 +138,28 @@ class AffineLedger:
 
 @dataclass
 class Recorder:
-    """Ledgers of one model and setting at any batch, from as few recordings as possible.
+    """Ledgers at any batch of one step on shapes, which is affine, from at most three recordings.
 
     The first batch is recorded as it is; the second one asked for makes the affine ledger, from
-    which all others are read. A batch of 1 is always recorded by itself. `takes_huge`: the step may
-    be recorded at batch HUGE, and is affine.
+    which all others are read. A batch of 1 is always recorded by itself.
     """
 
     record: Record
     known: dict[int, Ledger] = field(default_factory=dict)
     affine: AffineLedger | None = None
-    takes_huge: bool = False
 
     def line(self) -> AffineLedger:
-        """The ledger of all batches from 2 on, by one recording. Only where `takes_huge`."""
-        assert self.takes_huge
+        """The ledger of all batches from 2 on, by one recording."""
         if self.affine is None:
             self.affine = AffineLedger.from_huge(self.record(HUGE))
         return self.affine
 
     def ledger(self, batch_size: int) -> Ledger:
-        """The ledger at `batch_size`. Raises NotAffineError."""
+        """The ledger at `batch_size`."""
         if batch_size in self.known:
             return self.known[batch_size]
-        others = [b for b in self.known if b > 1]
-        if batch_size > 1 and (others or self.affine):
-            if self.takes_huge:
-                return self.line().ledger(batch_size)
-            if self.affine is None:
-                second = self.record(2 if others[0] != 2 else 3)
-                self.affine = AffineLedger.through(self.known[others[0]], second)
-            return self.affine.ledger(batch_size)
+        if batch_size > 1 and (self.affine is not None or max(self.known, default=1) > 1):
+            return self.line().ledger(batch_size)
         self.known[batch_size] = self.record(batch_size)
         return self.known[batch_size]
 

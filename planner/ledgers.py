@@ -117,7 +117,7 @@ def _on_shapes(config: SwinConfig, alike: ResolvedSetting) -> Recorder:
         at_batch = alike.model_copy(update={"batch_size": batch_size})
         return record_training(build, config, at_batch)
 
-    return Recorder(record, takes_huge=True)
+    return Recorder(record)
 
 
 def _say(text: str) -> None:

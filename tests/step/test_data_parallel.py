@@ -170,7 +170,11 @@ def test_the_estimate_says_what_ddp_it_means_and_what_it_leaves_out() -> None:
 
 
 def test_a_step_under_ddp_repeats_so_that_any_batch_is_read_off_a_line() -> None:
-    recorder = Recorder(lambda n: step_ledger(SMALL, DDP.model_copy(update={"batch_size": n})))
+    def record(batch_size: int) -> Ledger:
+        at_batch = DDP.model_copy(update={"batch_size": batch_size})
+        return record_training(on_shapes(SMALL, DDP), SMALL, at_batch)
+
+    recorder = Recorder(record)
     recorder.ledger(2)
     assert recorder.ledger(5) == recorder.record(5)
     assert recorder.affine is not None
