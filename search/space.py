@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from pydantic import ValidationError
 
 from planner.errors import UnsupportedError, UsageError, alternatives
-from planner.libraries.limits import SettingFault, setting_limit
+from planner.libraries.limits import SettingFault, setting_limit, trained_limit
 from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting
 from planner.schema.setting import COMPILE_MODES, PRECISIONS
@@ -176,7 +176,7 @@ def _limit(model: Model, setting: TrainSetting) -> SettingFault | None:
     """The first of what keeps a setting from running."""
     if isinstance(model, SwinConfig):
         return next(iter(find_library(model.library).setting_faults(model, setting)), None)
-    return setting_limit(setting)
+    return trained_limit(model, setting) or setting_limit(setting)
 
 
 def space_of(settings: Iterable[TrainSetting]) -> Space:

@@ -132,6 +132,22 @@ def setting_limit(setting: TrainSetting) -> SettingFault | None:
     return graph_limit(setting) or float8_limit(setting)
 
 
+def trained_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
+    """Stages, and layers for adapters, are known only of the planner's Swins."""
+    if isinstance(model, SwinConfig):
+        return None
+    for field in ("frozen_stages", "lora_rank"):
+        if getattr(setting, field):
+            return SettingFault(
+                f"what is trained is a matter of the model {model.title}",
+                f"{field} is {getattr(setting, field)}",
+                f"Freeze inside a factory of your own, and set {field}=0.",
+                field=field,
+                instead="0",
+            )
+    return None
+
+
 def fullgraph_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
     """With `fullgraph` torch raises where it would break a graph."""
     if not setting.compile_fullgraph or not breaks_graphs(model, setting):

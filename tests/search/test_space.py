@@ -126,6 +126,16 @@ def test_it_is_refused_only_where_nothing_is_left() -> None:
         asked(frozen_stages=9)
 
 
+def test_what_is_trained_of_an_own_model_is_refused_before_a_probe() -> None:
+    own = FactoryModel(factory="a:b")
+    with pytest.raises(UnsupportedError, match="matter of the model a:b: frozen_stages is 1"):
+        make_space(own, CPU, restrict={"frozen_stages": (1,)})
+    plain = {**PLAIN, "attention": ("library",)}
+    space = make_space(own, CPU, restrict={**plain, "lora_rank": (0, 8)}, batch_sizes=(8,))
+    assert {c.setting.lora_rank for c in space.candidates} == {0}
+    assert space.left_out[0].startswith("1 setting is left out: what is trained is a matter of")
+
+
 def test_what_is_no_axis_and_values_that_a_field_lacks_are_refused() -> None:
     with pytest.raises(UsageError, match="takes one value"):
         read_values("accumulate", ("1", "2"))

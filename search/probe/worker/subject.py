@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import UnsupportedError
-from planner.libraries.limits import setting_limit
-from planner.schema import SwinConfig
+from planner.libraries.limits import setting_limit, trained_limit
 from planner.tasks import task_for
 from planner.tasks.blocks import checkpoint_as_set
 from planner.tasks.compiling import compile_as_set
@@ -46,13 +45,7 @@ def refuse_unsupported(request: ProbeRequest) -> None:
             f"{setting.validation_batch_size}.",
             "Probe with validation_batch_size 0.",
         )
-    own = not isinstance(request.model, SwinConfig)
-    if own and (setting.frozen_stages or setting.lora_rank):
-        raise UnsupportedError(
-            f"what is trained is a matter of the model {request.model.title}.",
-            "Freeze inside a factory of your own, and probe with frozen_stages 0 and lora_rank 0.",
-        )
-    fault = setting_limit(setting)
+    fault = trained_limit(request.model, setting) or setting_limit(setting)
     if fault is not None:
         raise fault.error()
     check_matrix_units(request)
