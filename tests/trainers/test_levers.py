@@ -68,7 +68,11 @@ def changes(way_out: str) -> dict[str, str]:
     return dict(re.findall(r"--set (\w+)=(\S+)", way_out))
 
 
-@pytest.mark.parametrize(("target", "lever", "fields"), CASES)
+@pytest.mark.parametrize(
+    ("target", "lever", "fields"),
+    CASES,
+    ids=[f"{target}-{lever.name}-{list(fields.values())[-1]}" for target, lever, fields in CASES],
+)
 def test_a_lever_is_in_the_file_or_refused(
     target: str, lever: Lever, fields: dict[str, Any]
 ) -> None:
