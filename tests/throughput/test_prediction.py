@@ -237,7 +237,9 @@ def test_fusion_never_adds_bytes_or_kernels(operations: list[Operation], gpu: Gp
 @pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)
 def test_assumed_rates_stay_under_the_datasheets_peaks(gpu: Gpu) -> None:
     rates = rates_for(gpu)
-    peaks = {"float32": "fp32", "tf32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
+    peaks = {
+        "float32": "fp32", "tf32": "tf32", "bfloat16": "bf16", "float16": "fp16", "float8": "fp8",
+    }  # fmt: skip
     for dtype, rate in rates.matmul_flops.items():
         peak = getattr(gpu, f"{peaks[dtype]}_flops")
         assert 0.3 * peak < rate <= peak
