@@ -47,7 +47,8 @@ def lacks(gpu: Gpu, precision: str) -> bool:
 
 
 def peak_flops(gpu: Gpu, precision: str) -> float | None:
-    """The datasheet's dense FLOP/s of matrix products in `precision`; None where there is none."""
+    """The datasheet's dense FLOP/s of matrix products in `precision`; None where there is none, and
+    for fp8, of which attention and small layers stay in bf16."""
     peaks = {
         "fp32": gpu.fp32_flops, "tf32": gpu.tf32_flops, "bf16": gpu.bf16_flops,
         "fp16": gpu.fp16_flops,

@@ -2,10 +2,10 @@
 
 A row that begins off 16 bytes is read in smaller pieces (NVIDIA, Matrix Multiplication Background
 User's Guide, tensor core requirements: multiples of 16 bytes), so 8 numbers of 16 bits, 4 of tf32,
-16 of 8 bits. Only contiguous sides count: the batch is one in no product of a Swin, since tokens
-are rows everywhere. How much slower such a product runs is known of no card by a published table:
-what is said is the share of the step that rides on it, and what padding would cost. Imports no
-torch.
+16 of 8 bits. The guide's 128 bytes, with which an A100 is fastest, are not looked at. Only
+contiguous sides count: the batch is one in no product of a Swin, since tokens are rows everywhere.
+How much slower such a product runs is not published of any card: what is said is the share of the
+step that such products take, and what padding would cost. Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from planner.throughput.prediction import DeviceRates, Operation, StepTime, devi
 
 # Numbers in 16 bytes, by precision. fp32 multiplies without matrix units; of fp8 the linear layers
 # are in 8 bits and attention stays in 16.
-LINEAR_MULTIPLES: Mapping[str, int] = MappingProxyType(
+_LINEAR_MULTIPLES: Mapping[str, int] = MappingProxyType(
     {"tf32": 4, "bf16": 8, "fp16": 8, "pure-bf16": 8, "fp8": 16}
 )
-_ATTENTION_MULTIPLES = {**LINEAR_MULTIPLES, "fp8": 8}
+_ATTENTION_MULTIPLES = {**_LINEAR_MULTIPLES, "fp8": 8}
 # Below this share of a step nothing is said: no padding would show in its time.
 WORTH_SAYING = 0.01
 
@@ -89,7 +89,7 @@ def misaligned(
 def _sides(model: SwinConfig, setting: TrainSetting) -> Iterator[_Side]:
     """The contiguous sides of a Swin's products. Fused attention has none: its kernels pad their
     own tiles, and their rate is fitted with that."""
-    linear = LINEAR_MULTIPLES.get(setting.precision)
+    linear = _LINEAR_MULTIPLES.get(setting.precision)
     if linear is None:
         return
     if setting.attention != "sdpa":

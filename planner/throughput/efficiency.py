@@ -2,7 +2,7 @@
 
 `tests/benchmarks/fit_rates.py` prints the rows, the fit and the errors of the rows held out; the
 rows stand in `tests/truth/public.jsonl`. Those of HBM are of one card, an A100; those of GDDR of an
-RTX 3090, and for the forward alone of an RTX 4090 and 5090. On a device at hand `planner doctor
+RTX 3090, and of an RTX 4090 and 5090 for the forward only. On a device at hand `planner doctor
 --rates` measures instead.
 """
 
@@ -46,7 +46,7 @@ _CUT_RATE_MATMUL_SHARE = 1.0
 
 # Half-width of what a step's time may be off by, relative. A card with published rows that train
 # has the worst error over all its rows, rounded up to the next 5%; all others the wide one, a
-# judgement: rows of the forward alone narrow nothing.
+# judgement: rows of only the forward narrow nothing.
 WIDE_UNCERTAINTY = 0.35
 MEASURED_CARDS = MappingProxyType({"a100-sxm-80gb": 0.10, "rtx-3090": 0.15})
 

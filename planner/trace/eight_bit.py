@@ -54,12 +54,14 @@ def compiled_step_as_measured(
 
     def step(p: Tensor, grad: Tensor, count: Tensor, exp_avg: Any, *_: Any) -> None:
         call, update = work_of(p.numel(), p.element_size())
-        events.extend([call] if detailed else [])
+        if detailed:
+            events.append(call)
         taken: list[Tensor] = []
         if isinstance(exp_avg, OptimState8bit):
             taken += [torch.empty(exp_avg.scale.shape) for _ in range(2)]
             taken += [torch.empty(p.shape) for _ in range(2)]
-        events.extend([update] if detailed else [])
+        if detailed:
+            events.append(update)
 
     def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         return step

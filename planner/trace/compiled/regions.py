@@ -84,7 +84,7 @@ class Regions:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How many graphs are compiled, where that is another number than one."""
+        """How many graphs the blocks become; nothing of a model compiled whole, which is one."""
         if self.whole is not None:
             return ()
         graphs = f"{self.num_graphs} graph{'s' if self.num_graphs > 1 else ''}"
