@@ -103,8 +103,7 @@ def has_known_graphs(model: Model, setting: TrainSetting) -> bool:
 
 def is_compiled(ledger: Ledger) -> bool:
     """Whether these are the kernels of a compiled graph, not the operations of eager code."""
-    names = (event.name for event in ledger.events if isinstance(event, Computed))
-    return any(is_kernel(name) for name in names)
+    return any(type(event) is Computed and is_kernel(event.name) for event in ledger.events)
 
 
 def is_kernel(name: str) -> bool:

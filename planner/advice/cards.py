@@ -36,13 +36,13 @@ def larger_cards(
     fits as it stands, and the fastest of all above it."""
     wanted = [wish.plain.precision, *([goal.setting.precision] if goal else [])]
     known = [g for g in all_gpus() if not any(lacks(g, precision) for precision in wanted)]
-    cards: list[Card] = []
+    found: list[Estimates] = []
     for gpu in _next(known, wish.plain.precision, budget):
-        card = _card(wish, estimates, goal, gpu)
-        cards.append(card)
-        if card.plain_fits and len(cards) >= 2:
+        found.append(Estimates(replace(wish, gpu=gpu, memory_bytes=None), estimates))
+        if len(found) >= 2 and _fits(found[-1], Choice(wish.plain)):
             break
-    return tuple(cards[: MAX_CARDS - 1] + cards[-1:] if len(cards) > MAX_CARDS else cards)
+    shown = found[: MAX_CARDS - 1] + found[-1:] if len(found) > MAX_CARDS else found
+    return tuple(_card(there, goal) for there in shown)
 
 
 def _next(gpus: Iterable[Gpu], precision: str, budget: int) -> Iterable[Gpu]:
@@ -61,9 +61,9 @@ def _peak(gpu: Gpu, precision: str) -> float:
     return peak_flops(gpu, precision) or 0.0
 
 
-def _card(wish: Wish, estimates: Estimates, goal: Choice | None, gpu: Gpu) -> Card:
-    there = Estimates(replace(wish, gpu=gpu, memory_bytes=None), estimates)
-    plain = Choice(wish.plain)
+def _card(there: Estimates, goal: Choice | None) -> Card:
+    gpu, plain = there.wish.gpu, Choice(there.wish.plain)
+    assert gpu is not None, "a card was named"
     return Card(
         name=gpu.name,
         title=gpu.title,

@@ -10,10 +10,10 @@ of estimating every combination.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import pairwise
 
 from planner.advice.estimates import Estimates
@@ -26,6 +26,10 @@ MAX_MICRO_BATCHES = 12  # looked at for one combination of the other levers
 NO_TRACE = (
     "its step is traced, and no trace is kept: 'planner estimate' with these options makes one"
 )
+# The front is for choosing from: its next choice needs less by this share of the memory at least,
+# and none is slower than this share of the fastest.
+FRONT_STEP = 0.02
+FRONT_END = 0.5
 MAX_BATCH = 4096  # a Swin's step is long saturated
 PLAINLY_COMBINED = ("none", "blocks")  # checkpointings that go with every other lever
 _COMBINED = {"checkpointing", "compile", "compile_scope", "batch_size", "accumulate"}
@@ -55,7 +59,8 @@ class Offered:
 @dataclass
 class Found:
     """`fastest` fits and no other is faster; `surely` is the fastest whose upper end fits; `front`
-    are the choices that fit and that none beats in both bytes and speed, fastest first; `ways` the
+    are choices that fit, fastest first, each the fastest that needs less than the one before it by
+    FRONT_STEP of the memory; `ways` the
     fastest of each way to save memory; `nearest` needs the least of all, where nothing fits."""
 
     fastest: Choice | None = None
@@ -203,49 +208,75 @@ def search(wish: Wish, estimates: Estimates, choices: Iterable[Choice], budget: 
         with suppress(UnsupportedError):  # no trace is kept
             if not estimates.surely_exceeds(choice, budget):
                 least[choice] = estimates.least_bytes(choice)
-    lowest = budget + 1
+    step = int(FRONT_STEP * budget)
+    next_below, slowest = budget + 1, 0.0
     served: set[object] = set()
-    for choice in _fastest_first(estimates, [c for c, need in least.items() if need <= budget]):
-        is_new_way = _way(choice) not in served
+
+    def may_matter(choice: Choice, seconds: float) -> bool:
+        """Of a choice that takes `seconds` an image at least. Once this is false it stays so:
+        `next_below` only falls, and what is found stays found."""
+        if least[choice] < next_below and 1 / seconds >= slowest:
+            return True
         may_be_sure = found.surely is None and estimates.least_high_bytes(choice) <= budget
-        if not (least[choice] < lowest or is_new_way or may_be_sure):
-            continue
+        return may_be_sure or _way(choice) not in served
+
+    fitting = [choice for choice, need in least.items() if need <= budget]
+    for choice in _fastest_first(estimates, fitting, may_matter):
         estimate = estimates.at(choice)
         if not estimate.fits:
             continue
         if found.fastest is None:
-            found.fastest = choice
+            found.fastest, slowest = choice, FRONT_END * estimates.rate(choice)
         if found.surely is None and estimate.fits_surely:
             found.surely = choice
-        if is_new_way:
+        if _way(choice) not in served:
             served.add(_way(choice))
             found.ways.append(choice)
-        if estimate.device_total_bytes < lowest:
-            lowest = estimate.device_total_bytes
+        if estimate.device_total_bytes < next_below and estimates.rate(choice) >= slowest:
+            next_below = estimate.device_total_bytes - step
             found.front.append(choice)
     if found.fastest is None:
         found.nearest = _nearest(estimates, least)
     return found
 
 
-def _fastest_first(estimates: Estimates, choices: Iterable[Choice]) -> Iterator[Choice]:
-    """By images per second; of equal ones that with the fewest changes. A choice that is not
-    compiled comes after the same one compiled, and is timed only then."""
+def _fastest_first(
+    estimates: Estimates, choices: Sequence[Choice], may_matter: Callable[[Choice, float], bool]
+) -> Iterator[Choice]:
+    """Those that may matter when their turn comes, by images per second; of equal ones that with
+    the fewest changes.
+
+    A choice is timed only when its turn may have come. Until then its rate is bounded by that of
+    the next larger micro-batch, whose work an image is no more; and the largest one's that is not
+    compiled by that of the same compiled.
+    """
     plain = estimates.wish.plain
+    arms: dict[Choice, list[Choice]] = {}
+    for choice in sorted(choices, key=lambda c: -c.setting.batch_size):
+        alike = choice.setting.model_copy(update={"batch_size": 1, "accumulate": 1})
+        arms.setdefault(replace(choice, setting=alike), []).append(choice)
+    place = {choice: number for number, choice in enumerate(choices)}
+    smaller = {a: b for arm in arms.values() for a, b in pairwise(arm)}
+    quicker = _compiled_twins(estimates, choices)
     heap: list[tuple[float, int, int, bool, Choice]] = []
-    known = list(choices)
-    quicker = _compiled_twins(estimates, known)
-    for number, choice in enumerate(known):
-        twin = quicker.get(choice)
-        bound = 1 / estimates.rate(twin or choice)
-        heap.append((bound, len(choice.setting.differences(plain)), number, twin is None, choice))
-    heapify(heap)
+
+    def push(bound: float, is_exact: bool, choice: Choice | None) -> None:
+        if choice is not None:
+            changes = len(choice.setting.differences(plain))
+            heappush(heap, (bound, changes, place[choice], is_exact, choice))
+
+    for largest, *_ in arms.values():
+        twin = quicker.get(largest)
+        push(1 / estimates.rate(twin or largest), twin is None, largest)
     while heap:
-        _, changes, number, is_exact, choice = heappop(heap)
-        if is_exact:
+        bound, _, _, is_exact, choice = heappop(heap)
+        if not may_matter(choice, bound):
+            push(bound, False, smaller.get(choice))
+        elif is_exact:
+            push(bound, False, smaller.get(choice))
             yield choice
         else:
-            heappush(heap, (1 / estimates.rate(choice), changes, number, True, choice))
+            push(1 / estimates.rate(choice), True, choice)
 
 
 def _compiled_twins(estimates: Estimates, choices: Sequence[Choice]) -> dict[Choice, Choice]:

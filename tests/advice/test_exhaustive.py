@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from planner import SwinConfig, advise, estimate
+from planner import SwinConfig, TrainSetting, advise, estimate
 from planner.advice.estimates import Estimates
-from planner.advice.search import offer
+from planner.advice.search import FRONT_END, FRONT_STEP, offer
 from planner.advice.wish import Choice, read_wish
 from planner.estimation import Estimate
 from planner.memory.allocator_config import parse_allocator_config
@@ -58,18 +58,26 @@ def check(model: Any, wish: dict[str, Any]) -> None:
     assert bool(sure) == bool(surely.estimate.fits_surely)
     if sure:
         assert surely.images_per_second == pytest.approx(max(sure))
-    front = {
-        (e.device_total_bytes, round(rate, 6))
-        for _, e, rate in fitting
-        if not any(
-            (other.device_total_bytes <= e.device_total_bytes and faster > rate)
-            or (other.device_total_bytes < e.device_total_bytes and faster >= rate)
-            for _, other, faster in fitting
-        )
-    }
-    assert front == {
-        (way.estimate.device_total_bytes, round(way.images_per_second, 6)) for way in found.front
-    }
+    assert front_of(fitting, found.budget_bytes) == [
+        (way.estimate.device_total_bytes, pytest.approx(way.images_per_second))
+        for way in found.front
+    ]
+
+
+def front_of(fitting: list[tuple[Choice, Estimate, float]], budget: int) -> list[tuple[int, float]]:
+    """By its definition: from the fastest on, whatever needs less than the last by a step."""
+    fastest = max(rate for _, _, rate in fitting)
+    front: list[tuple[int, float]] = []
+    for _, each, rate in sorted(fitting, key=lambda row: (-round(row[2], 6), changes(row[0]))):
+        num_bytes = each.device_total_bytes
+        is_next = not front or num_bytes < front[-1][0] - int(FRONT_STEP * budget)
+        if is_next and rate >= FRONT_END * fastest:
+            front.append((num_bytes, rate))
+    return front
+
+
+def changes(choice: Choice) -> int:
+    return len(choice.setting.differences(TrainSetting()))
 
 
 @pytest.mark.parametrize("case", ["nothing compiled"])
