@@ -226,12 +226,7 @@ def estimate_ledger(
     catalogue's `gpu`.
     """
     outside = overheads_for(gpu)
-    budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
-    allowed = None
-    if allocator is not None:
-        allowed = allocator.allowed_bytes(gpu.memory_bytes if gpu else memory_bytes)
-    if allowed is not None and budget is not None:
-        budget = min(budget, allowed + outside.context_bytes)
+    budget, allowed = _budget(gpu, memory_bytes, allocator, outside)
     memory = profile_memory(ledger, outside.workspace_bytes, allocator, allowed)
     live, peak, reserved = memory.live, memory.peak, memory.peak_reserved_bytes
     total = reserved + outside.context_bytes
@@ -277,6 +272,20 @@ def estimate_ledger(
         largest_at_peak=peak.largest,
         pinned_host_bytes=pinned.pinned_bytes,
     )
+
+
+def _budget(
+    gpu: Gpu | None, memory_bytes: int | None, allocator: AllocatorConfig | None, outside: Overheads
+) -> tuple[int | None, int | None]:
+    """Bytes that the device may hold in all, and that the allocator may reserve; None for no limit.
+    What is named comes before the GPU's own memory."""
+    budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
+    allowed = None
+    if allocator is not None:
+        allowed = allocator.allowed_bytes(gpu.memory_bytes if gpu else memory_bytes)
+    if allowed is not None and budget is not None:
+        budget = min(budget, allowed + outside.context_bytes)
+    return budget, allowed
 
 
 def _basis(config: Model, setting: TrainSetting, ledger: Ledger, outside: Overheads) -> Basis:
