@@ -77,7 +77,8 @@ class Advice:
     `plain` is the wish as it stands. `recommended` is the fastest way that fits, None where nothing
     does; then `nearest` needs least, `missing_bytes` more than there are. `surely` is the fastest
     way whose upper end fits, where that is another. `ways` are the fastest of each way to save
-    memory, fastest first; `front` those ways that no other beats in both bytes and speed;
+    memory, fastest first; `front` the way from fast to small, each the fastest that
+    needs so little, in steps of 2% of the memory and down to half of the speed;
     `waterfall` leads from `plain` to `recommended` (or `nearest`). `rated` is the card whose rates
     order the ways. `left_out` says what was not looked at.
     """

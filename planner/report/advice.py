@@ -155,7 +155,7 @@ def _front(advice: Advice) -> str:
         ]
         for way in advice.front
     ]
-    return "Less memory, less speed (nothing that fits beats these in both):\n" + _tabulate(
+    return "Less memory, less speed (each the fastest that needs so little):\n" + _tabulate(
         rows, ["memory", f"{unit(advice.model)}/s", "by"], ("right", "right", "left")
     )
 
