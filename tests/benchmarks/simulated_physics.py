@@ -164,11 +164,11 @@ def _busy(
     labels = zip(operations.phases, operations.kinds, operations.dtypes, strict=True)
     speed = np.array([_flops(*label, rates, setting.precision) for label in labels])
     speed[operations.kinds == "matmul"] *= matmul_speed
-    graphed = setting.compile in GRAPH_MODES
-    start = rates.graph_kernel_seconds if graphed else rates.kernel_seconds
+    graphed = np.isin(operations.phases, COMPILED_PHASES) & (setting.compile in GRAPH_MODES)
+    start = np.where(graphed, rates.graph_kernel_seconds, rates.kernel_seconds)
     moving = operations.num_bytes / bandwidth
     computing = operations.flops / speed[:, None]
-    return np.maximum(moving, computing) + operations.kernels[:, None] * start
+    return np.maximum(moving, computing) + (operations.kernels * start)[:, None]
 
 
 def _flops(phase: str, kind: str, dtype: str, rates: DeviceRates, precision: str) -> float:
