@@ -25,7 +25,7 @@ from planner.throughput.prediction import DeviceRates, rates_for
 from planner.traced_step import alike
 from planner.units import MIB
 
-MAX_LEDGERS = 8  # held at once, each of some 10 MiB
+MAX_LEDGERS = 16  # held at once, each of some 10 MiB
 # Requests are rounded up to 512 B one by one; their line is rounded once. Less than this for the
 # few thousand requests of a step.
 ROUNDING = 2 * MIB
