@@ -110,7 +110,7 @@ def record_ledgers(
 
 @lru_cache(MAX_HELD)
 def _on_shapes(config: SwinConfig, alike: ResolvedSetting) -> Recorder:
-    """Other batch sizes are read from two recordings."""
+    """The first batch is recorded as it is, all others are read off one recording of HUGE."""
     build = find_library(config.library).on_shapes(config, alike)
 
     def record(batch_size: int) -> Ledger:

@@ -60,7 +60,8 @@ class Way:
 @dataclass(frozen=True)
 class LeverState:
     """What became of a lever: `recommended`, `adopted` (it costs nothing), `not needed`, `kept` (by
-    your wish), `not allowed` (it changes the result) or `not available`, then for `reasons`."""
+    your wish), `not allowed` (it changes the result) or `not available`, then for `reasons`. Where
+    nothing fits it is `in the nearest` or `not enough`."""
 
     name: str
     effect: Effect
@@ -208,7 +209,7 @@ class _Advising:
             waterfall=waterfall(wish, self.estimates, goal) if goal else (),
             bottleneck=bottleneck(wish, self.estimates, best, found.fastest),
             cards=larger_cards(wish, self.estimates, found.fastest, budget),
-            levers=tuple(_lever_states(wish, offered, best if found.fastest else None)),
+            levers=tuple(_lever_states(wish, offered, best, bool(found.fastest))),
             left_out=(*self.notes, *what_is_left_out(wish, offered)),
         )
 
@@ -239,9 +240,12 @@ class _Advising:
         )
 
 
-def _lever_states(wish: Wish, offered: Offered, best: Choice | None) -> Iterable[LeverState]:
-    changed = set(best.setting.differences(wish.plain)) if best else set()
-    if best is not None and best.expandable:
+def _lever_states(
+    wish: Wish, offered: Offered, best: Choice, best_fits: bool
+) -> Iterable[LeverState]:
+    """`best` is what is recommended or, where nothing fits, the nearest."""
+    changed = set(best.setting.differences(wish.plain))
+    if best.expandable:
         changed.add("allocator")
     reasons: dict[str, list[Refusal]] = {}
     for refusal in offered.refusals:
@@ -259,18 +263,19 @@ def _lever_states(wish: Wish, offered: Offered, best: Choice | None) -> Iterable
         elif sum(len(r.values) for r in refused) >= len(possible):
             state = "not available"
         elif changed & set(lever.fields) and _is_used(lever, possible, best):
-            state = "recommended"
+            state = "recommended" if best_fits else "in the nearest"
         elif lever.name in offered.adopted:
             state = "adopted"
         else:
-            state = "not needed" if lever.role != "adopt" else "does not pay"
+            unused = "not needed" if best_fits else "not enough"
+            state = unused if lever.role != "adopt" else "does not pay"
         yield LeverState(lever.name, lever.effect, lever.says, state, said)
 
 
-def _is_used(lever: Lever, possible: Iterable[Updates], best: Choice | None) -> bool:
+def _is_used(lever: Lever, possible: Iterable[Updates], best: Choice) -> bool:
     """Whether one of the changes of a lever is in `best`: fields may have several levers."""
-    if best is None or lever.role == "micro-batch":
-        return best is not None
+    if lever.role == "micro-batch":
+        return True
     return any(
         all(best.expandable if f == ALLOCATOR else getattr(best.setting, f) == value
             for f, value in updates.items())

@@ -172,6 +172,9 @@ def test_a_wish_that_nothing_satisfies_gets_the_nearest(
     assert found["recommended"] is None
     need = found["nearest"]["device_total_bytes"]
     assert found["missing_bytes"] == need - found["budget_bytes"] > 0
+    states = {lever["state"] for lever in found["levers"]}
+    assert {"in the nearest", "not enough"} <= states
+    assert not states & {"recommended", "not needed"}
 
 
 def test_a_wish_that_fits_is_told_so(capsys: pytest.CaptureFixture[str], tiny: str) -> None:
