@@ -183,7 +183,7 @@ def bound_text(whose: str, seconds: Mapping[str, float]) -> str:
 
 def _treatments(found: Bottleneck, advice: Advice) -> str:
     if not found.treatments:
-        return "No further lever makes it faster: the next step is a larger card."
+        return "None of the levers looked at makes it faster still: the next step is a larger card."
     said = "; ".join(_treatment(t, advice) for t in found.treatments)
     return f"Faster still, and why not recommended: {said}."
 
