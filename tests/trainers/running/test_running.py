@@ -351,7 +351,7 @@ REFUSED = [
     (Case("mmengine", tiny("native", 2), {"frozen_stages": 1}), "freezes other weights"),
     (Case("mmengine", tiny("native"), {"frozen_stages": 2}), "the last norm"),
     (Case("microsoft", tiny("microsoft", num_classes=1000), {"lora_rank": 2}, CUDA), "no adapters"),
-    (Case("timm", tiny("timm"), {"checkpointing": "stages"}), "blocks or none"),
+    (Case("timm", tiny("timm"), {"checkpointing": "stages"}), "every block or none"),
     (Case("timm", tiny("timm"), {"optimizer": "adafactor"}), "timm's own"),
     (Case("timm", tiny("timm"), {"optimizer": "adamw-8bit"}), "bitsandbytes"),
     (Case("mmengine", tiny("microsoft"), {"optimizer": "adamw-8bit"}, CUDA), "not one it knows"),
