@@ -68,7 +68,7 @@ class Region:
 @dataclass(frozen=True)
 class Regions:
     """What is compiled of a model: blocks by name, or the `whole`. `num_graphs` is how many graphs
-    torch makes of it at most: of timm's rates of stochastic depth it may take two for one."""
+    torch makes of it, about: of timm it may make one less, of torchvision one more (torch 2.13)."""
 
     of: Mapping[str, Region]
     whole: CompiledGraph | None = None
@@ -84,11 +84,11 @@ class Regions:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How many graphs the blocks become at most; nothing of a model compiled whole."""
+        """About how many graphs the blocks become; nothing of a model compiled whole."""
         if self.whole is not None:
             return ()
         graphs = f"{self.num_graphs} graph{'s' if self.num_graphs > 1 else ''}"
-        return (f"{len(self.of)} blocks are compiled by themselves, as at most {graphs}",)
+        return (f"{len(self.of)} blocks are compiled by themselves, as about {graphs}",)
 
 
 def compile_regions(build: Build, model: Model, setting: TrainSetting) -> Regions:
