@@ -94,11 +94,7 @@ def largest_batch(
     low = _last(fits, last)
     near = min(low + NEAR_LOOKS, last)
     stride = max(1, -(-(last - near) // FAR_LOOKS))
-    best = next((b for b in range(last, near, -stride) if fits(b)), 0)
-    if best:
-        best = next((b for b in range(min(best + stride - 1, last), best, -1) if fits(b)), best)
-    else:
-        best = next((b for b in range(near, low, -1) if fits(b)), low)
+    best = _largest(fits, (low, near, last), stride)
     if best == 0:
         return None
     notes = _notes(best * unit, (near * unit, last * unit), stride, ceiling * unit)
@@ -140,6 +136,16 @@ def _last(holds: Callable[[int], bool], ceiling: int) -> int:
         else:
             high = middle
     return low
+
+
+def _largest(fits: Callable[[int], bool], places: tuple[int, int, int], stride: int) -> int:
+    """The largest number found that `fits`: between `near` and `last` one in `stride` is looked at,
+    then all around the first of them, else all down to `low`, which fits or is 0."""
+    low, near, last = places
+    best = next((b for b in range(last, near, -stride) if fits(b)), 0)
+    if best:
+        return next((b for b in range(min(best + stride - 1, last), best, -1) if fits(b)), best)
+    return next((b for b in range(near, low, -1) if fits(b)), low)
 
 
 def _notes(best: int, between: tuple[int, int], stride: int, ceiling: int) -> list[str]:
