@@ -76,7 +76,8 @@ def _see_images(module: nn.Module, images: Tensor) -> None:
     SEEN["autocast"] = (
         str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None
     )
-    if not (module.training and torch.is_grad_enabled()):
+    # The model's mode, not the layer's: frozen stages hold the patch embedding in eval mode.
+    if not (_outermost[0].training and torch.is_grad_enabled()):
         SEEN["validation_batches"].append(len(images))
         return
     _kept.add(images.untyped_storage().data_ptr())  # the batch is nobody's to save
