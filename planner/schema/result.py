@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.schema.any_model import Model
+from planner.schema.loading import Feeding
 from planner.schema.record import DeviceInfo, MeasurementRecord
 from planner.schema.setting import TrainSetting
 
@@ -51,3 +52,4 @@ class Recommendation(BaseModel):
     ruled_out: tuple[Excluded, ...] = ()
     notes: tuple[str, ...] = Field(default=(), description="said to the person, one line each")
     advice: str = ""
+    feeding: Feeding | None = Field(default=None, description="where the data were measured too")

@@ -79,6 +79,7 @@ def emit(
         allocator=found.evidence.versions.get(RECORDED_AS),
         output=PurePath(output) if output is not None else None,
         unit=found.evidence.unit,
+        loader=found.feeding.loader if found.feeding else None,
     )
     changed = bool(setting.differences(found.setting))
     return _write(trainer, plan, changed, found.device, estimator)

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, NoReturn
 
 from planner.errors import UnsupportedError, UsageError
 from planner.schema import Library, Model, NamedModel, SwinConfig, TrainSetting
+from planner.schema.loading import LoaderSetting
 from planner.trainers.comments import comment
 
 
@@ -38,7 +39,8 @@ class Plan:
     standard error too. `device` is what was probed, and `allocator` the configuration of torch's
     caching allocator there (None: its own). `output` is where the file will be written, None where
     that is not known: then it is called by its usual name. `unit` is what a task calls an
-    item of its batch, None where images go in and logits come out.
+    item of its batch, None where images go in and logits come out. `loader` is how the training
+    data are loaded, None where that was not measured.
     """
 
     model: Model
@@ -49,6 +51,7 @@ class Plan:
     allocator: str | None = None
     output: PurePath | None = None
     unit: str | None = None
+    loader: LoaderSetting | None = None
 
     @property
     def swin(self) -> SwinConfig:

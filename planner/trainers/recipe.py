@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.schema import TrainSetting
+from planner.schema.loading import LoaderSetting
 from planner.schema.setting import CLIP_NORM, LABEL_SMOOTHING
 
 BASE_LR, BASE_LR_IMAGES = 5e-4, 512
@@ -56,6 +57,12 @@ def recipe_of(setting: TrainSetting) -> Recipe:
         cutmix=CUTMIX if mixes else 0.0,
         validation_batch_size=setting.validation_batch_size or setting.batch_size,
     )
+
+
+def usual_loader(setting: TrainSetting) -> LoaderSetting:
+    """How data are loaded where nothing was measured: Swin's own eight workers, and torch's own
+    prefetching."""
+    return LoaderSetting(batch_size=setting.batch_size, workers=WORKERS)
 
 
 def learning_rate(setting: TrainSetting) -> float | None:

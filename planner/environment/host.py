@@ -1,0 +1,163 @@
+"""What this machine gives a training beside its GPU: processors, memory, shared memory, limits.
+
+Read from `/proc`, `/sys` and the calls of the operating system; nothing is run. Every function
+takes the root of the file system, so that recorded machines can be read as this one is. Control
+groups are read in both versions (Linux, Documentation/admin-guide/cgroup-v2.rst: cpu.max,
+memory.max; cgroup-v1: cpu.cfs_quota_us, memory.limit_in_bytes).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
+_UNLIMITED_V1 = 1 << 60  # cgroup v1 says "no limit" with a number near 2^63
+
+
+@dataclass(frozen=True)
+class Host:
+    """Sizes in bytes; None where the system does not say, or sets no limit.
+
+    `usable_cpus` are those this process may run on, `quota_cpus` the processor time its control
+    group may take, in processors. `file_limit` is how many files a process may hold open.
+    """
+
+    num_cpus: int
+    usable_cpus: int
+    quota_cpus: float | None = None
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    available_bytes: int | None = None
+    shared_memory_bytes: int | None = None
+    shared_memory_free_bytes: int | None = None
+    file_limit: int | None = None
+    governor: str | None = None
+    container: str | None = None
+
+    @property
+    def cpus(self) -> float:
+        """The processors that this process can keep busy."""
+        return min(self.usable_cpus, self.quota_cpus or self.usable_cpus)
+
+
+def read_host(root: Path = ROOT) -> Host:
+    """This machine as this process may use it; of another `root`, what its files say."""
+    here = root == ROOT
+    num_cpus = os.cpu_count() or 1
+    memory = _meminfo(root)
+    total, free = _shared_memory(root)
+    return Host(
+        num_cpus=num_cpus,
+        usable_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_cpus,
+        quota_cpus=_quota(root),
+        memory_bytes=memory.get("MemTotal"),
+        memory_limit_bytes=_memory_limit(root),
+        available_bytes=memory.get("MemAvailable"),
+        shared_memory_bytes=total,
+        shared_memory_free_bytes=free,
+        file_limit=_file_limit() if here else None,
+        governor=_text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        container=_container(root),
+    )
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip() or None
+    except OSError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text and text.lstrip("-").isdigit() else None
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    """/proc/meminfo, whose figures are in KiB, in bytes."""
+    found = {}
+    for line in (_text(root / "proc/meminfo") or "").splitlines():
+        name, _, rest = line.partition(":")
+        figure = rest.split()
+        if figure and figure[0].isdigit():
+            found[name] = int(figure[0]) * 1024
+    return found
+
+
+def _group_folders(root: Path, controller: str) -> list[Path]:
+    """The folders of this process's control group and of those above it, innermost first."""
+    base = root / "sys/fs/cgroup"
+    folders = []
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            top = base
+        elif controller in controllers.split(","):
+            top = base / controllers if (base / controllers).is_dir() else base / controller
+        else:
+            continue
+        inner = top / path.lstrip("/")
+        while inner != top and top in inner.parents:
+            folders.append(inner)
+            inner = inner.parent
+        folders.append(top)
+    return folders or [base, base / controller]
+
+
+def _quota(root: Path) -> float | None:
+    """The tightest quota on the way up, in processors."""
+    found = []
+    for folder in _group_folders(root, "cpu"):
+        quota, _, period = (_text(folder / "cpu.max") or "").partition(" ")
+        if quota.isdigit() and period.isdigit():
+            found.append(int(quota) / int(period))
+        old, length = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if old and length and old > 0:
+            found.append(old / length)
+    return min(found, default=None)
+
+
+def _memory_limit(root: Path) -> int | None:
+    found = []
+    for folder in _group_folders(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            limit = _number(folder / name)
+            if limit is not None and 0 < limit < _UNLIMITED_V1:
+                found.append(limit)
+    return min(found, default=None)
+
+
+def _shared_memory(root: Path) -> tuple[int | None, int | None]:
+    """All and free bytes of /dev/shm, in which workers hand over batches."""
+    try:
+        found = os.statvfs(root / "dev/shm")
+    except (OSError, AttributeError):
+        return None, None
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def _file_limit() -> int | None:
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return None
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _container(root: Path) -> str | None:
+    """The kind of container this is, None outside of one."""
+    if (root / ".dockerenv").exists():
+        return "docker"
+    if (root / "run/.containerenv").exists():
+        return "podman"
+    if os.environ.get("APPTAINER_CONTAINER") or (root / ".singularity.d").exists():
+        return "apptainer"
+    groups = _text(root / "proc/1/cgroup") or ""
+    for name in ("kubepods", "docker", "lxc", "containerd"):
+        if name in groups:
+            return name
+    return None

@@ -1,0 +1,221 @@
+"""How training data is fed to a step: a loader's setting, what a probe of it found, and what is
+recommended of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from planner.schema.any_model import Model
+from planner.schema.faults import CrossFieldError, Fault
+from planner.schema.record import Seconds
+from planner.schema.setting import TrainSetting
+
+LOADER_FORMAT = 1
+
+SourceKind = Literal["folder", "shards", "table", "factory"]
+"""Where items come from: a folder per class of pictures, WebDataset tar shards, a `datasets` table
+on disk, a function of the user's that makes a `Dataset`."""
+
+Pipeline = Literal["torchvision", "torchvision-jpeg", "timm", "transformers", "own"]
+"""How a picture becomes a tensor: torchvision v2 on PIL; torchvision's own JPEG decoder and v2 on
+tensors; timm's loader with its prefetcher; an image processor of transformers; whatever the user's
+Dataset does by itself."""
+
+LoaderStage = Literal["read", "decode", "transform", "collate", "copy"]
+STAGES: tuple[LoaderStage, ...] = get_args(LoaderStage)
+
+LoaderBound = Literal["disk", "decode", "transform", "collate", "copy", "main process", "step"]
+"""What a loader's rate is bound by; `main process` is what one process must do for every batch."""
+
+MAX_WORKERS = 1024
+
+
+class DataSource(BaseModel):
+    """The user's data, as found. `location` is a path or MODULE:FACTORY; sizes are in bytes.
+
+    `fingerprint` changes when the data do: records of other data do not count for these.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    kind: SourceKind
+    location: str
+    num_items: int | None = None
+    num_classes: int | None = None
+    total_bytes: int | None = None
+    fingerprint: str = ""
+    synthetic: bool = Field(default=False, description="made by `planner data --synthetic`")
+
+
+class LoaderSetting(BaseModel):
+    """One way to load: the arguments of `torch.utils.data.DataLoader` and what runs in it.
+
+    `workers` 0 loads in the training process itself; then nothing is prefetched or persistent.
+    `image_size` is (height, width) in pixels of what comes out, `batch_size` the micro-batch.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    pipeline: Pipeline = "torchvision"
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    image_size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (224, 224)
+    workers: Annotated[int, Field(ge=0, le=MAX_WORKERS)] = 8
+    prefetch_factor: Annotated[int, Field(ge=1)] | None = 2
+    pin_memory: bool = True
+    persistent_workers: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_workers(cls, data: Any) -> Any:
+        """What was not said of a loader without workers is what torch then asks for."""
+        if isinstance(data, Mapping) and data.get("workers") == 0:
+            return {"prefetch_factor": None, "persistent_workers": False, **data}
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LoaderSetting:
+        faults = list(self._faults())
+        if faults:
+            raise CrossFieldError(faults)
+        return self
+
+    def _faults(self) -> Iterator[Fault]:
+        if self.workers == 0:
+            if self.prefetch_factor is not None:
+                message = f"prefetch_factor {self.prefetch_factor} needs workers, and there are 0"
+                yield Fault(("prefetch_factor", "workers"), message)
+            if self.persistent_workers:
+                message = "persistent_workers needs workers, and there are 0"
+                yield Fault(("persistent_workers", "workers"), message)
+        elif self.prefetch_factor is None:
+            message = "prefetch_factor is a number of batches where there are workers, not None"
+            yield Fault(("prefetch_factor", "workers"), message)
+
+    @property
+    def title(self) -> str:
+        """As a person would say it: `torchvision, 8 workers × 2, pinned`."""
+        words: list[str] = [self.pipeline]
+        words.append(
+            f"{self.workers} workers × {self.prefetch_factor}" if self.workers else "no workers"
+        )
+        words += ["pinned"] if self.pin_memory else []
+        words += ["persistent"] if self.persistent_workers else []
+        return ", ".join(words)
+
+
+LoaderStatus = Literal["measured", "faulty", "out_of_memory", "timed_out", "crashed", "unsupported"]
+
+
+class ItemFault(BaseModel):
+    """An item that could not be loaded as it should: which, what was wrong, how often."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    item: str = Field(description="the file, or the index in the data set")
+    message: str
+    count: int = 1
+
+
+class LoaderRecord(BaseModel):
+    """What one probe of a loader found. Bytes are integers, times are seconds, `date` is ISO 8601
+    in UTC.
+
+    `batch_seconds` are the times between batches in a steady state, after the workers' start and
+    what they had prefetched meanwhile. `cpu_seconds_per_image` counts all processes of the loader.
+    `stage_seconds` are of one image, as timed in one process without others.
+    `host` holds what bounds a loader on that machine: processors, quota, shared memory.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    loader_format: int = LOADER_FORMAT
+    probe_id: str = ""
+    data: DataSource
+    setting: LoaderSetting
+    host: dict[str, Any] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
+    date: str = ""
+    status: LoaderStatus
+    message: str = ""
+    batch_seconds: tuple[Seconds, ...] = ()
+    images_per_second: float | None = None
+    first_batch_seconds: float | None = None
+    cpu_seconds_per_image: float | None = None
+    worker_bytes: int | None = Field(default=None, description="of one worker, its own (USS)")
+    main_bytes: int | None = None
+    shared_memory_bytes: int | None = Field(default=None, description="/dev/shm at its fullest")
+    stage_seconds: dict[LoaderStage, float] = Field(default_factory=dict)
+    bound: LoaderBound | None = None
+    faults: tuple[ItemFault, ...] = ()
+    probe_seconds: float = 0.0
+    flags: tuple[str, ...] = ()
+
+
+class DataRecommendation(BaseModel):
+    """`data.json`: the loader to use, the probe that proves it, and the runners-up.
+
+    `setting` was run: `evidence` is its own measurement. Both are None where nothing loads, and
+    `advice` then says what to do.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    loader_format: int = LOADER_FORMAT
+    data: DataSource
+    date: str
+    setting: LoaderSetting | None
+    evidence: LoaderRecord | None
+    runners_up: tuple[LoaderRecord, ...] = ()
+    host: dict[str, Any] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
+    num_probes: int = 0
+    num_candidates: int = 0
+    stopped_because: str = ""
+    notes: tuple[str, ...] = ()
+    advice: str = ""
+
+
+class FedRecord(BaseModel):
+    """One real training run of a setting, fed by a real loader: what proves a step and a loader
+    together.
+
+    `step_seconds` are whole optimizer steps with their batches, `wait_seconds` what of each the
+    training waited for batches. `predicted` is the smaller of the two rates measured apart.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    loader_format: int = LOADER_FORMAT
+    model: Model
+    setting: TrainSetting
+    loader: LoaderSetting
+    data: DataSource
+    date: str = ""
+    status: LoaderStatus
+    message: str = ""
+    step_seconds: tuple[Seconds, ...] = ()
+    wait_seconds: tuple[float, ...] = ()
+    images_per_second: float | None = None
+    predicted: float | None = None
+    probe_seconds: float = 0.0
+    flags: tuple[str, ...] = ()
+
+
+class Feeding(BaseModel):
+    """What a recommendation says of the data: which loader, which of loader and step bounds, and
+    the run that proves it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    loader: LoaderSetting
+    evidence: LoaderRecord
+    bound: Literal["loader", "step"]
+    waiting_share: float = Field(description="of its time, that the device waits for batches")
+    needed_workers: int | None = Field(
+        default=None, description="that would feed the step; None where no number of them would"
+    )
+    together: FedRecord | None = None
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,77 @@
+"""What a machine gives a training, read from files as a container's and a plain machine's are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.environment.host import read_host
+
+
+def lay(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "quota", "limit"),
+    [
+        (
+            {"sys/fs/cgroup/cpu.max": "max 100000\n", "sys/fs/cgroup/memory.max": "max\n"},
+            None, None,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/pod/box\n",
+                "sys/fs/cgroup/pod/cpu.max": "150000 100000\n",
+                "sys/fs/cgroup/pod/box/cpu.max": "400000 100000\n",
+                "sys/fs/cgroup/pod/box/memory.max": "8589934592\n",
+            },
+            1.5, 8 << 30,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/box\n3:memory:/box\n",
+                "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us": "200000\n",
+                "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/memory/box/memory.limit_in_bytes": "1073741824\n",
+            },
+            2.0, 1 << 30,
+        ),
+        (
+            {
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            },
+            None, None,
+        ),
+    ],
+    ids=["no limits", "version 2, the tightest of the groups", "version 1", "version 1, no limits"],
+)  # fmt: skip
+def test_control_groups(
+    tmp_path: Path, files: dict[str, str], quota: float | None, limit: int | None
+) -> None:
+    host = read_host(lay(tmp_path, files))
+    assert (host.quota_cpus, host.memory_limit_bytes) == (quota, limit)
+
+
+def test_this_machine() -> None:
+    host = read_host()
+    assert host.num_cpus >= host.usable_cpus >= 1
+    assert host.cpus > 0
+    assert host.memory_bytes is None or host.memory_bytes > 0
+
+
+def test_memory_and_governor(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": "MemTotal:       16384 kB\nMemAvailable:    8192 kB\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
+        ".dockerenv": "",
+    }
+    host = read_host(lay(tmp_path, files))
+    assert (host.memory_bytes, host.available_bytes) == (16 << 20, 8 << 20)
+    assert (host.governor, host.container) == ("powersave", "docker")
