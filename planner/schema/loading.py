@@ -95,6 +95,17 @@ class LoaderSetting(BaseModel):
             yield Fault(("prefetch_factor", "workers"), message)
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of `torch.utils.data.DataLoader`. Only here are the two matched."""
+        return {
+            "batch_size": self.batch_size,
+            "num_workers": self.workers,
+            "prefetch_factor": self.prefetch_factor,
+            "pin_memory": self.pin_memory,
+            "persistent_workers": self.persistent_workers,
+        }
+
+    @property
     def title(self) -> str:
         """As a person would say it: `torchvision, 8 workers × 2, pinned`."""
         words: list[str] = [self.pipeline]
