@@ -37,6 +37,7 @@ from planner.memory.profile import (
     steady_step,
 )
 from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
+from planner.throughput.parts import Accounts, Part
 from planner.traced_step import RECORDED_MICRO_BATCHES
 from planner.units import format_bytes
 
@@ -45,13 +46,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Throughput:
+class Throughput(Accounts):
     """A predicted optimizer step in seconds and images/s; `basis` says what the rates rest on.
 
     `uncertainty` is relative: 0.35 means that either figure may be off by 35% either way.
-    `phase_seconds`, `kind_seconds` (of operations) and `bound_seconds` (what the device is busy
-    with: host, bandwidth, matrix units, kernel starts) each sum to `step_seconds`; `host_seconds`
-    is what the host needs to issue the step. `matrix_flops` are the step's FLOPs on matrix units,
+    The seconds of its `parts` (by phase, kind of operation, and what bounds it: host, bandwidth,
+    matrix units, kernel starts), where it has any, sum to `step_seconds`; `host_seconds` is what
+    the host needs to issue the step. `matrix_flops` are the step's FLOPs on matrix units,
     recomputed ones too; `peak_share` the share that they are of the named GPU's peak.
     """
 
@@ -59,12 +60,13 @@ class Throughput:
     images_per_second: float
     basis: str
     uncertainty: float
-    phase_seconds: Mapping[str, float] = field(default_factory=dict)
-    kind_seconds: Mapping[str, float] = field(default_factory=dict)
-    bound_seconds: Mapping[str, float] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
     host_seconds: float = 0.0
     matrix_flops: float = 0.0
     peak_share: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), **self.accounts_json()}
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Estimate:
             "uncertainty": {"low_bytes": self.low_bytes, "high_bytes": self.high_bytes},
             "assumed": list(self.assumed),
             "left_out": list(self.left_out),
-            "throughput": asdict(self.throughput) if self.throughput else None,
+            "throughput": self.throughput.to_json() if self.throughput else None,
         }
 
 
@@ -406,9 +408,7 @@ def _throughput(time: StepTime | None, gpu: Gpu | None, setting: TrainSetting) -
         time.images_per_second,
         time.basis,
         time.uncertainty,
-        time.phase_seconds,
-        time.kind_seconds,
-        time.bound_seconds,
+        time.parts,
         time.host_seconds,
         time.matrix_flops,
         None if peak is None else time.matrix_flops / time.step_seconds / peak,

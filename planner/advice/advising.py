@@ -125,6 +125,7 @@ class Advice:
             ],
             "bottleneck": {
                 **asdict(self.bottleneck),
+                **self.bottleneck.accounts_json(),
                 "largest": self.bottleneck.largest,
                 "treatments": [
                     {**asdict(t), "changes": dict(t.changes)} for t in self.bottleneck.treatments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from planner.advice.levers import LEVERS, Effect, Lever, effects
 from planner.advice.wish import Choice, Wish
 from planner.errors import PlannerError
 from planner.hardware.precisions import peak_flops
+from planner.throughput.parts import Accounts, Part
 
 FOR_SPEED = (
     "precision", "attention", "fused optimizer", "optimizer in backward", "pure bf16", "fp8",
@@ -31,24 +32,28 @@ class Treatment:
 
 
 @dataclass(frozen=True)
-class Bottleneck:
-    """Where the seconds of a step go. Each account sums to `step_seconds`. `peak_share` is the
+class Bottleneck(Accounts):
+    """Where the seconds of a step go: its `parts` sum to `step_seconds`. `peak_share` is the
     share of the card's peak FLOP/s at which the step's matrix products run, recomputed ones
     included; `model_share` counts only those that the model needs (model FLOP utilisation)."""
 
     setting_is_recommended: bool
     step_seconds: float
-    bound_seconds: Mapping[str, float]
-    kind_seconds: Mapping[str, float]
-    phase_seconds: Mapping[str, float]
+    parts: tuple[Part, ...]
     peak_share: float | None
     model_share: float | None
     treatments: tuple[Treatment, ...]
 
     @property
+    def whose(self) -> str:
+        """Whose seconds these are, in words."""
+        return "the recommended step" if self.setting_is_recommended else "the step"
+
+    @property
     def largest(self) -> str:
         """What takes most of the step."""
-        return max(self.bound_seconds, key=self.bound_seconds.__getitem__)
+        seconds = self.bound_seconds
+        return max(seconds, key=seconds.__getitem__)
 
 
 def bottleneck(wish: Wish, estimates: Estimates, choice: Choice, goal: Choice | None) -> Bottleneck:
@@ -63,9 +68,7 @@ def bottleneck(wish: Wish, estimates: Estimates, choice: Choice, goal: Choice | 
     return Bottleneck(
         setting_is_recommended=choice == goal,
         step_seconds=time.step_seconds,
-        bound_seconds=time.bound_seconds,
-        kind_seconds=time.kind_seconds,
-        phase_seconds=time.phase_seconds,
+        parts=time.parts,
         peak_share=time.peak_share,
         model_share=model_share,
         treatments=tuple(_treatments(wish, estimates, choice, budget)),

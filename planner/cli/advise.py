@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from planner.cli.arguments import MODEL_FLAGS, given_fields, with_options
+from planner.cli.arguments import MODEL_FLAGS, given_fields, with_options, with_time_option
 from planner.cli.output import print_json, say
 from planner.schema.model import MAX_SIZE
 
@@ -40,6 +40,7 @@ _COUNT = click.IntRange(1, MAX_SIZE)
 @click.option("--allocator", metavar="OPTIONS", help="As PYTORCH_ALLOC_CONF, in its place.")
 @with_options(MODEL_FLAGS)
 @click.option("--json", "as_json", is_flag=True, help="One object.")
+@with_time_option
 @click.option("--plot", metavar="FILE", help="Draw the front and the waterfall (png, svg, pdf).")
 def command(model: str, **given: Any) -> int:
     """Advise how to train MODEL in a GPU's memory as fast as it goes, before anything is launched.
@@ -74,6 +75,12 @@ def command(model: str, **given: Any) -> int:
         from planner.report.advice import advice_text
 
         say(advice_text(advice))
+    if given["times"]:
+        from planner.report.time import time_tables
+
+        click.echo(
+            "\n" + time_tables(advice.bottleneck.whose, advice.bottleneck), err=given["as_json"]
+        )
     if given["plot"]:
         from planner.report.advice import draw_advice
 

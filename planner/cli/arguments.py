@@ -28,6 +28,9 @@ MODEL_FLAGS: list[Callable[[Any], Any]] = [
     click.option("--set", "fields", multiple=True, metavar="FIELD=VALUE",
                  help="Any field of the model or of the setting; may be repeated."),
 ]  # fmt: skip
+with_time_option = click.option(
+    "--time", "times", is_flag=True, help="Tables of the predicted time, by phase and by operation."
+)
 # Each axis: the letter that stands for a value, what the values are, what it is by default.
 _AXES = {
     "precision": (

@@ -12,7 +12,13 @@ from typing import Any
 
 import click
 
-from planner.cli.arguments import model_and_settings, refuse_empty, split_fields, with_model_options
+from planner.cli.arguments import (
+    model_and_settings,
+    refuse_empty,
+    split_fields,
+    with_model_options,
+    with_time_option,
+)
 from planner.cli.output import print_json
 from planner.errors import PlannerError, UsageError
 from planner.estimation import Estimate, default_precision, estimate_ledger, resolve
@@ -52,6 +58,7 @@ Rows = list[tuple[Model, ResolvedSetting]]
 )
 @click.option("--retrace", is_flag=True, help="Trace again instead of reading the kept trace.")
 @click.option("--json", "as_json", is_flag=True, help="One object, or an array for several.")
+@with_time_option
 @click.option("--plot", metavar="FILE", help="Draw live bytes over the step (png, svg, pdf).")
 @click.option("--timeline", is_flag=True, help="The same in the terminal, coarser.")
 def command(model: str, **given: Any) -> None:  # fmt: skip
@@ -88,7 +95,11 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
 
 def _refuse_together(given: dict[str, Any], rank: bool) -> None:
     """Raises UsageError for options that have no effect beside others: none is ignored silently."""
-    pictures = ("--plot", given["plot"]), ("--timeline", given["timeline"])
+    pictures = (
+        ("--plot", given["plot"]),
+        ("--timeline", given["timeline"]),
+        ("--time", given["times"]),
+    )
     sized = given["batch_size"] or "batch_size" in split_fields(given["fields"])[1]
     refused: list[tuple[str, object, str]] = []
     if rank:
@@ -123,11 +134,13 @@ def _print_estimates(
     allocator: AllocatorConfig | None,
     given: dict[str, Any],
 ) -> None:
-    if len(rows) > 1 and (given["plot"] or given["timeline"]):
+    if len(rows) > 1 and (given["plot"] or given["timeline"] or given["times"]):
         raise UsageError(
-            f"--plot and --timeline show one setting, and {len(rows)} were given.",
+            f"--plot, --timeline and --time show one setting, and {len(rows)} were given.",
             "Give one value to each option.",
         )
+    if given["times"] and gpu is None:
+        raise UsageError("--time needs a device to predict for.", "Name one with --gpu.")
     _record(rows, given)
     ledgers = [step_ledger(*row, given["traced"]) for row in rows]
     found = [
@@ -164,6 +177,11 @@ def _table(found: Sequence[Estimate]) -> str:
 
 
 def _draw(ledgers: Sequence[Ledger], found: Sequence[Estimate], given: dict[str, Any]) -> None:
+    if given["times"]:
+        from planner.report.time import time_tables
+
+        assert found[0].throughput is not None, "a GPU was named"
+        click.echo("\n" + time_tables("the step", found[0].throughput), err=given["as_json"])
     if not (given["plot"] or given["timeline"]):
         return
     from planner.report.settings import describe_setting

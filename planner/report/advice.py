@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from planner.advice.advising import Advice, Way
@@ -10,6 +10,7 @@ from planner.advice.bottleneck import Bottleneck, Treatment
 from planner.advice.waterfall import Fall
 from planner.report.settings import describe_setting, in_words
 from planner.report.tables import fits_word, unit, verdict
+from planner.report.time import time_lines
 from planner.report.timeline import new_figure, save_figure
 from planner.units import GIB, format_bytes, format_seconds
 
@@ -162,23 +163,13 @@ def _front(advice: Advice) -> str:
 
 def _bottleneck(advice: Advice) -> str:
     found = advice.bottleneck
-    whose = "the recommended step" if found.setting_is_recommended else "the step"
-    lines = [
-        f"{bound_text(whose, found.bound_seconds)}.",
-        f"By operation: {shares(found.kind_seconds)}.",
-        f"By phase: {shares(found.phase_seconds)}.",
-    ]
+    lines = time_lines(found.whose, found)
     if found.peak_share is not None and found.model_share is not None:
         more = found.peak_share - found.model_share
         again = f", and {more:.0%} on what is computed again" if more > 0.005 else ""
         lines.append(f"{found.model_share:.0%} of the card's peak FLOP/s go into the model{again}.")
     lines.append(_treatments(found, advice))
     return "\n".join(_wrap(line) for line in lines)
-
-
-def bound_text(whose: str, seconds: Mapping[str, float]) -> str:
-    """What a step waits for, in the words of every command."""
-    return f"What the device does in {whose}: {shares(seconds)}"
 
 
 def _treatments(found: Bottleneck, advice: Advice) -> str:
@@ -192,13 +183,6 @@ def _treatment(treatment: Treatment, advice: Advice) -> str:
     why = "does not fit" if treatment.fits is False else f"changes {_effects(treatment.effects)}"
     rate = f"{treatment.images_per_second:,.0f} {unit(advice.model)}/s"
     return f"{_changes(treatment.changes)} ({rate}, {why})"
-
-
-def shares(seconds: Mapping[str, float]) -> str:
-    """`bandwidth 61%, matrix units 30%`: the parts of a step, the largest first."""
-    total = sum(seconds.values())
-    ranked = sorted(seconds.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {part / total:.0%}" for name, part in ranked if part >= total / 200)
 
 
 def _cards(advice: Advice) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from planner.estimation import Estimate
 from planner.report.settings import describe_setting, value_text
+from planner.report.time import time_lines
 from planner.schema import Model, NamedModel, SwinConfig, TrainSetting
 from planner.units import format_bytes, format_seconds
 
@@ -191,11 +192,13 @@ def _speed(estimate: Estimate) -> str:
     predicted = estimate.throughput
     if predicted is None:
         return ""
-    return _wrap(
+    lines = [
         f"Predicted, not measured: {predicted.images_per_second:,.0f} {unit(estimate.model)}/s, "
         f"{format_seconds(predicted.step_seconds)} a step, ±{predicted.uncertainty:.0%} "
-        f"({predicted.basis})."
-    )
+        f"({predicted.basis}).",
+        *(time_lines("the step", predicted) if predicted.parts else []),
+    ]
+    return "\n".join(_wrap(line) for line in lines)
 
 
 def _notes(title: str, notes: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ from planner.hardware.gpu import ASSUMED_LINK, Gpu
 from planner.ledger import COMPILED_CALL, Computed, OperationKind
 from planner.schema.setting import GRAPH_MODES, TrainSetting
 from planner.throughput import efficiency
+from planner.throughput.parts import Accounts, Part
 from planner.throughput.regions import COMPILED_PHASES, entries, regions_of
 
 Operation = tuple[str, Computed]  # (phase, operation), as `Ledger.operations` yields them
@@ -129,18 +130,16 @@ class DeviceRates:
 
 
 @dataclass(frozen=True)
-class StepTime:
-    """One steady optimizer step, predicted. `phase_seconds`, `kind_seconds` and `bound_seconds`
-    each sum to `step_seconds`; `host_seconds` and `device_seconds` are what each would take alone.
-    `matrix_flops` are the FLOPs of its matmuls, convolutions and attention, recomputed ones too."""
+class StepTime(Accounts):
+    """One steady optimizer step, predicted. The seconds of its `parts` sum to `step_seconds`;
+    `host_seconds` and `device_seconds` are what each would take alone. `matrix_flops` are the
+    FLOPs of its matmuls, convolutions and attention, recomputed ones too."""
 
     step_seconds: float
     images_per_second: float
     basis: str
     uncertainty: float
-    phase_seconds: Mapping[str, float]
-    kind_seconds: Mapping[str, float]
-    bound_seconds: Mapping[str, float]
+    parts: tuple[Part, ...]
     matrix_flops: float
     host_seconds: float
     device_seconds: float
@@ -400,14 +399,12 @@ class _Timeline:
         def scaled(phase: str, amount: float) -> float:
             return amount * (micro_batch_scale if phase in COMPILED_PHASES else 1.0)
 
-        phases: dict[str, float] = defaultdict(float)
-        kinds: dict[str, float] = defaultdict(float)
-        bounds: dict[str, float] = defaultdict(float)
-        for (phase, kind, bound), seconds in self.accounts.items():
-            phases[phase] += scaled(phase, seconds)
-            kinds[kind] += scaled(phase, seconds)
-            bounds[bound] += scaled(phase, seconds)
-        total = sum(phases.values())
+        parts = tuple(
+            Part(phase, kind, bound, scaled(phase, seconds))
+            for (phase, kind, bound), seconds in self.accounts.items()
+        )
+        total = sum(part.seconds for part in parts)
+        waited = sum(part.seconds for part in parts if part.kind == WAITING)
         images = self.setting.batch_size * self.setting.accumulate
         left_out = ["loading the data", "clocks falling under sustained load"]
         if self.setting.world_size > 1:
@@ -417,12 +414,10 @@ class _Timeline:
             images_per_second=images / total if total else 0.0,
             basis=self.rates.basis,
             uncertainty=self.rates.uncertainty_of(self.setting),
-            phase_seconds=dict(phases),
-            kind_seconds=dict(kinds),
-            bound_seconds=dict(bounds),
+            parts=parts,
             matrix_flops=sum(scaled(p, flops) for p, flops in matrix_flops.items()),
             host_seconds=sum(scaled(p, s) for p, s in self.issuing.items()),
-            device_seconds=total - kinds.get(WAITING, 0.0),
+            device_seconds=total - waited,
             left_out=tuple(left_out),
         )
 

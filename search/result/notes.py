@@ -9,8 +9,8 @@ from planner.estimation import estimate
 from planner.hardware import recognise_gpu
 from planner.hardware.precisions import peak_flops
 from planner.ledgers import is_on_shapes
-from planner.report.advice import bound_text
 from planner.report.settings import describe_changes
+from planner.report.time import bound_text
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.schema.setting import COMPILE_MODES
 from planner.units import format_bytes, format_seconds

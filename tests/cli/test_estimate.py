@@ -214,3 +214,27 @@ def test_chosen_stages_may_hold_a_comma() -> None:
     in_parts = ["none", "blocks:6", "blocks:every-2", "selective", "stages:0,1", "blocks"]
     assert split_values(",".join(in_parts)) == in_parts
     assert split_values("32, 64") == ["32", "64"]
+
+
+def test_where_the_time_goes_is_in_three_lines_and_in_tables_on_request(tiny: str) -> None:
+    plain = invoke(tiny, "--gpu", "RTX 3090").stdout
+    assert "By phase: " in plain
+    assert "bound by" not in plain
+    tables = invoke(tiny, "--gpu", "RTX 3090", "--time").stdout
+    assert tables.startswith(plain.rstrip())
+    assert "operation" in tables.split("By kind of operation")[1]
+    found = json.loads(invoke(tiny, "--gpu", "RTX 3090", "--json").stdout)["throughput"]
+    assert sum(part["seconds"] for part in found["parts"]) == pytest.approx(found["step_seconds"])
+    assert set(found["phase_seconds"]) == {part["phase"] for part in found["parts"]}
+
+
+def test_times_need_a_device_and_one_setting(
+    tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments, words in (
+        (("--time",), "--time needs a device"),
+        (("--time", "--gpu", "RTX 3090", "--batch-size", "1,2"), "show one setting"),
+        (("--time", "--gpu", "all"), "--time: name one GPU"),
+    ):
+        status, _, err = run(capsys, monkeypatch, "estimate", tiny, *arguments)
+        assert (status, words in err) == (2, True), err

@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from planner.estimation import estimate
-from planner.report.advice import bound_text
 from planner.report.recommendation import recommendation_text
+from planner.report.time import bound_text
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import GIB
 from search.interrupts import ENDINGS

@@ -1,0 +1,54 @@
+"""Where the seconds of a step go: by phase, by kind of operation, and by what bounds them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """Seconds of a step that one kind of operation takes in one phase, and what bounds it."""
+
+    phase: str
+    kind: str
+    bound: str
+    seconds: float
+
+
+class Accounts:
+    """The same seconds, summed three ways. A mixin of what has `parts`."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def phase_seconds(self) -> Mapping[str, float]:
+        return _sums((part.phase, part.seconds) for part in self.parts)
+
+    @property
+    def kind_seconds(self) -> Mapping[str, float]:
+        return _sums((part.kind, part.seconds) for part in self.parts)
+
+    @property
+    def bound_seconds(self) -> Mapping[str, float]:
+        return _sums((part.bound, part.seconds) for part in self.parts)
+
+    def bounds_of(self, kind: str) -> Mapping[str, float]:
+        """What bounds the operations of one kind."""
+        return _sums((part.bound, part.seconds) for part in self.parts if part.kind == kind)
+
+    def accounts_json(self) -> dict[str, object]:
+        """The parts and their three sums, as `--json` prints them."""
+        return {
+            "phase_seconds": self.phase_seconds,
+            "kind_seconds": self.kind_seconds,
+            "bound_seconds": self.bound_seconds,
+            "parts": [part._asdict() for part in self.parts],
+        }
+
+
+def _sums(entries: Iterable[tuple[str, float]]) -> Mapping[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for name, seconds in entries:
+        sums[name] += seconds
+    return dict(sums)
