@@ -81,8 +81,24 @@ class PhaseBytes(BaseModel):
     after_step: int
 
 
+class Spread(BaseModel):
+    """Of several readings of one figure: the least, the median and the most."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    least: float
+    median: float
+    most: float
+
+
 class Clocks(BaseModel):
-    """Device clocks in MHz while the steps were timed, and what held them back."""
+    """Device clocks in MHz while the steps were timed, and what held them back.
+
+    The plain figures are those of the last of `num_readings` readings, a second apart; a spread is
+    over all of them. `busy_percent` is nvidia-smi's utilisation: the share of the time in which
+    some kernel ran, however little of the card it used; `memory_busy_percent` that in which memory
+    was read or written.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -92,6 +108,11 @@ class Clocks(BaseModel):
     temperature_c: int | None = None
     power_watts: float | None = None
     throttle_reasons: tuple[str, ...] = ()
+    num_readings: int = 0
+    busy_percent: Spread | None = None
+    memory_busy_percent: Spread | None = None
+    sm_mhz_spread: Spread | None = None
+    power_watts_spread: Spread | None = None
 
 
 # Of something that happened: a clock that says 0, less, infinity or no number says nothing.

@@ -53,6 +53,10 @@ class _MemoryV2(Structure):
     )
 
 
+class _Utilization(Structure):
+    _fields_ = (("gpu", c_uint), ("memory", c_uint))
+
+
 class _ProcessV1(Structure):
     _fields_ = (("pid", c_uint), ("used", c_ulonglong))
 
@@ -103,6 +107,15 @@ class NvmlProcess:
 
     pid: int
     used_bytes: int | None
+
+
+@dataclass(frozen=True)
+class NvmlUtilization:
+    """Percent of the driver's last sampling period (between a sixth of a second and one, by nvml.h)
+    in which some kernel ran, and in which memory was read or written: not how full the card was."""
+
+    gpu_percent: int
+    memory_percent: int
 
 
 @dataclass(frozen=True)
@@ -214,6 +227,13 @@ class NvmlDevice:
     def power_watts(self) -> float | None:
         milliwatts = self._number("nvmlDeviceGetPowerUsage")
         return None if milliwatts is None else milliwatts / 1000
+
+    @property
+    def utilization(self) -> NvmlUtilization | None:
+        """None also on a card that is split, whose instances the driver does not tell apart."""
+        found = _Utilization()
+        known = self._call("nvmlDeviceGetUtilizationRates", byref(found))
+        return NvmlUtilization(found.gpu, found.memory) if known else None
 
     @property
     def throttle_reasons(self) -> tuple[str, ...]:

@@ -21,6 +21,9 @@ from search.space import Space
 from search.surrogate.prior import Prior
 from search.surrogate.probe_cost import ProbeCosts
 
+# Of the time; a step that keeps the device busy shows 95 to 100. A judgement.
+_BUSY_PERCENT = 90
+
 
 def notes_on(best: Contender, found: Sequence[Contender], summary: Summary) -> list[str]:
     """What to know about the best setting, against the others that fit."""
@@ -28,6 +31,7 @@ def notes_on(best: Contender, found: Sequence[Contender], summary: Summary) -> l
         _simpler_note(best, found, summary),
         _compile_note(best, found),
         _bound_note(best, summary),
+        _idle_note(best),
         _levers_note(best, found),
         _length_note(best, summary),
         _pareto_note(found),
@@ -81,6 +85,19 @@ def _bound_note(best: Contender, summary: Summary) -> str:
         return said
     share = time.matrix_flops / best.step_seconds / peak
     return f"{said} As measured, it runs at {share:.0%} of the card's peak FLOP/s."
+
+
+def _idle_note(best: Contender) -> str:
+    """Only where the device stood idle: a high figure would say next to nothing."""
+    clocks = best.evidence.clocks
+    busy = clocks.busy_percent if clocks is not None else None
+    if busy is None or busy.median >= _BUSY_PERCENT:
+        return ""
+    return (
+        f"Some kernel ran on the GPU for only {busy.median:.0f}% of the time (nvidia-smi's "
+        "utilisation, which does not say how full the card was): for the rest it waited for the "
+        "host. 'planner profile' shows where."
+    )
 
 
 def _levers_note(best: Contender, found: Sequence[Contender]) -> str:

@@ -108,6 +108,13 @@ int nvmlDeviceGetClockInfo(void *d, int kind, unsigned *mhz) {
 int nvmlDeviceGetMaxClockInfo(void *d, int kind, unsigned *mhz) { *mhz = 1980; return 0; }
 int nvmlDeviceGetTemperature(void *d, int sensor, unsigned *celsius) { *celsius = 66; return 0; }
 int nvmlDeviceGetPowerUsage(void *d, unsigned *milliwatts) { return 3; /* not supported */ }
+typedef struct { unsigned gpu, memory; } utilization;
+int nvmlDeviceGetUtilizationRates(void *d, utilization *found) {
+  if (says("mig")) return 3; /* not supported */
+  found->gpu = 87;
+  found->memory = 41;
+  return 0;
+}
 static int reasons(unsigned long long *bits) { *bits = 0x4 | 0x40 | 0x1; return 0; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *d, unsigned long long *bits) {
   return says("renamed") ? NOT_FOUND : reasons(bits);

@@ -24,6 +24,7 @@ from search.probe.accounting import (
 from search.probe.device import nvml_device
 from search.probe.nvml import DISTURBING_REASONS, NvmlDevice, NvmlMemory
 from search.probe.worker import process_memory
+from search.probe.worker.clocks import ClockReading, read_clocks, sum_up
 
 # Counts of the caching allocator that say a step met the end of memory, in words.
 _FAILED_ALLOCATIONS = {
@@ -195,7 +196,7 @@ class CudaMeter:
         self.others_before = self.used_before
         if self.others_before is None:
             self.others_before = others_bytes(self.context, now)
-        self.readings: list[Clocks] = []
+        self.readings: list[ClockReading] = []
         self.last_reading = 0.0
         self.cap: int | None = None
         self.failures_before: dict[str, int] = {}
@@ -285,14 +286,10 @@ class CudaMeter:
         if self.nvml is None or now - self.last_reading < _CLOCK_SECONDS:
             return
         self.last_reading = now
-        self.readings.append(_read_clocks(self.nvml))
+        self.readings.append(read_clocks(self.nvml))
 
     def clocks(self) -> Clocks | None:
-        """The last reading, under load, with all reasons for lower clocks that were ever seen."""
-        if not self.readings:
-            return None
-        reasons = {reason for reading in self.readings for reason in reading.throttle_reasons}
-        return self.readings[-1].model_copy(update={"throttle_reasons": tuple(sorted(reasons))})
+        return sum_up(self.readings)
 
     def flags(self) -> list[str]:
         found = [*self.doubts, *self._cap_flags(), *self._others_flags()]
@@ -343,15 +340,4 @@ def _doubt(memory: NvmlMemory, total: int) -> str:
     return (
         f"NVML's figures are left aside: its device has {format_bytes(memory.total)}, "
         f"torch's {format_bytes(total)}"
-    )
-
-
-def _read_clocks(device: NvmlDevice) -> Clocks:
-    return Clocks(
-        sm_mhz=device.sm_mhz,
-        sm_max_mhz=device.sm_max_mhz,
-        memory_mhz=device.memory_mhz,
-        temperature_c=device.temperature_c,
-        power_watts=device.power_watts,
-        throttle_reasons=device.throttle_reasons,
     )

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from planner.schema import FactoryModel, TrainSetting
-from planner.schema.record import Clocks
+from planner.schema.record import Clocks, Spread
 from planner.units import GIB, MIB
-from search.probe.nvml import NvmlMemory, NvmlProcess
+from search.probe.nvml import NvmlMemory, NvmlProcess, NvmlUtilization
 from search.probe.protocol import ProbeRequest
 from search.probe.stopping import StopRule
 from search.probe.worker import measure, meter
@@ -38,7 +38,8 @@ print(json.dumps({{
     "device": found.model_dump(), "holders": len(memory.holders), "first": memory.holders[:1] and
     memory.holders[0].used_bytes, "free": memory.free_bytes, "sm": gpu.sm_mhz,
     "memory": gpu.memory_mhz, "celsius": gpu.temperature_c, "watts": gpu.power_watts,
-    "reasons": gpu.throttle_reasons, "uuid": gpu.uuid}}))
+    "reasons": gpu.throttle_reasons, "uuid": gpu.uuid,
+    "busy": (gpu.utilization.gpu_percent, gpu.utilization.memory_percent)}}))
 """
 
 
@@ -69,6 +70,7 @@ def test_gpu_is_described_by_the_driver(ask: Callable[..., Any]) -> None:
     assert (found["holders"], found["first"], found["free"]) == (200, GIB, 20 * GIB + GIB // 2)
     assert (found["sm"], found["memory"], found["celsius"]) == (1500, 2600, 66)
     assert found["watts"] is None
+    assert found["busy"] == [87, 41]
     assert found["reasons"] == ["sw_power_cap", "hw_thermal_slowdown"]
 
 
@@ -82,6 +84,7 @@ class FakeGpu:
         self.sm_mhz, self.sm_max_mhz, self.memory_mhz = 1500, 1980, 2600
         self.temperature_c, self.power_watts = 70, 300.0
         self.throttle_reasons: tuple[str, ...] = ("hw_thermal_slowdown", "sw_power_cap")
+        self.utilization: NvmlUtilization | None = NvmlUtilization(90, 40)
 
     @property
     def memory(self) -> NvmlMemory:
@@ -131,6 +134,7 @@ def test_meter_tells_memory_and_disturbances(gpu: FakeGpu) -> None:
     clocks = cuda.clocks()
     assert isinstance(clocks, Clocks)
     assert clocks.throttle_reasons == ("hw_thermal_slowdown", "sw_power_cap")
+    assert clocks.busy_percent == Spread(least=90, median=90, most=90)
     flags = cuda.flags()
     assert flags[0] == "1 other processes on the GPU hold 2.00 GiB"
     assert flags[1] == "throttled: hw_thermal_slowdown"

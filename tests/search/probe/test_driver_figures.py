@@ -243,6 +243,8 @@ def test_a_split_card_is_told(fake: Torch) -> None:
     device = nvml.device_at(1)
     assert device is not None
     assert not device.is_split
+    assert device.utilization == nvml.NvmlUtilization(gpu_percent=87, memory_percent=41)
     fake.say("mig")
     assert device.is_split
+    assert device.utilization is None
     assert device.pci_bus_id == "00000000:02:00.0"

@@ -10,6 +10,7 @@ from planner.estimation import estimate
 from planner.report.recommendation import recommendation_text
 from planner.report.time import bound_text
 from planner.schema import MeasurementRecord, TrainSetting
+from planner.schema.record import Clocks, Spread
 from planner.units import GIB
 from search.interrupts import ENDINGS
 from search.result.contenders import break_even_steps, choose, contenders, pareto_front
@@ -85,6 +86,14 @@ def test_what_the_step_waits_for_is_said_as_advice_says_it() -> None:
     assert f"{said.peak_share / 2:.0%} of the card's peak" in note
     unknown = recommend([at(rate, setting)], search())
     assert not any(n.startswith("What the device does") for n in unknown.notes)
+
+
+@pytest.mark.parametrize(("percent", "is_said"), [(62, True), (97, False)])
+def test_an_idle_device_is_noted_with_what_the_figure_means(percent: int, is_said: bool) -> None:
+    busy = Spread(least=10, median=percent, most=100)
+    notes = recommend([at(100, clocks=Clocks(num_readings=3, busy_percent=busy))], search()).notes
+    said = [n for n in notes if "for only 62% of the time (nvidia-smi's utilisation" in n]
+    assert bool(said) is is_said
 
 
 def test_within_noise_the_simpler_setting_wins() -> None:
