@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from planner.errors import PlannerError
 from planner.libraries.registry import find_library
 from planner.schema import MeasurementRecord, Model, SwinConfig
 from planner.schema.result import Recommendation
-from search.interrupts import ending, hold
 from search.options import SearchOptions
 from search.result.exclusions import find_excluded
 from search.result.notes import plain_default_note, untried_note
@@ -16,7 +14,6 @@ from search.session import Session
 from search.strategies.named import make_strategy
 from search.strategies.plain_default import PlainDefaultHunt, plain_arm
 from search.study.identity import Identity
-from search.study.records import RecordsNotWrittenError
 from search.surrogate.prior import Prior
 
 PLAIN_DEFAULT_SHARE = 0.15  # of the budget, kept to measure what the gain is over
@@ -29,21 +26,8 @@ def search_and_recommend(
     disk that is full: what was measured until then counts."""
     session.note(f"{len(session.space)} settings; {prior.basis}.")
     arm = plain_arm(session.space, library_attention(identity.model))
-    notes = list(notes)
-    try:
-        stopped = _probe(session, prior, options, arm)
-        hold()
-    except KeyboardInterrupt:
-        stopped = ending()
-        notes += _save(session)
-    except PlannerError as error:
-        if not session.records:
-            raise
-        stopped = "what was measured could not be kept"
-        if not isinstance(error, RecordsNotWrittenError):
-            stopped = error.message
-        notes.append(str(error))
-    hold()
+    stopped, said = session.run_to_end(lambda: _probe(session, prior, options, arm))
+    notes = [*notes, *said]
     records = session.in_space()
     notes += untried_note(records, session.space, prior, options, stopped)
     notes += plain_default_note(arm, options)
@@ -65,16 +49,6 @@ def _probe(session: Session, prior: Prior, options: SearchOptions, arm: str | No
     if arm is not None and hunts and session.best_rate():
         session.run(PlainDefaultHunt(space, prior, budget_bytes, arm))
     return stopped
-
-
-def _save(session: Session) -> list[str]:
-    """An interrupt may have come between a probe's end and its line on disk."""
-    try:
-        session.hear()
-        session.study.save(session.records)
-    except PlannerError as error:
-        return [str(error)]
-    return []
 
 
 def _summary(

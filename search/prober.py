@@ -6,18 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from planner.schema import DeviceInfo, MeasurementRecord, Model
+from search.kinds import RecordT_co, SettingT
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
 from search.strategies.strategy import Choice
 
 
-class Prober(Protocol):
+class Prober(Protocol[SettingT, RecordT_co]):
     """Runs one probe to its end, whatever that is, within `deadline_seconds`."""
 
     def __call__(
-        self, choice: Choice, probe_id: str, deadline_seconds: float
-    ) -> MeasurementRecord: ...
+        self, choice: Choice[SettingT], probe_id: str, deadline_seconds: float
+    ) -> RecordT_co: ...
 
 
 class DeviceProber:

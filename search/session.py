@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Generic
 
-from planner.schema import MeasurementRecord
+from planner.errors import PlannerError
 from planner.schema.record import BUDGET_ENDED
+from search.interrupts import ending, hold
+from search.kinds import RecordT, SettingT
 from search.limits import Limits
 from search.probe.evidence import is_feasible
 from search.prober import Prober
@@ -13,6 +16,7 @@ from search.progress import OnProgress, Progress
 from search.space import Space
 from search.strategies.strategy import Choice, Situation, Strategy
 from search.study.lease import Lease
+from search.study.records import RecordsNotWrittenError
 from search.study.study import Study
 from search.surrogate.broken_parts import is_plain
 
@@ -25,25 +29,28 @@ LEAST_SECONDS = 1.0  # the shortest deadline, so that a probe can still end in o
 MAX_LOST_LEASES = 20  # in a row, to other tuners: then their study is left to them
 
 
-class Session:
+class Session(Generic[SettingT, RecordT]):
     """One tuner's loop over a study: asks a strategy, leases, probes, keeps, until it is done.
 
     `records` is all that is known, by any tuner, in the order it was learned.
     """
 
     def __init__(
-        self, space: Space, study: Study, prober: Prober, limits: Limits,
-        deadline: Callable[[Choice], float], budget_bytes: int | None,
-        on_progress: OnProgress = lambda progress: None,
+        self, space: Space[SettingT], study: Study[SettingT, RecordT],
+        prober: Prober[SettingT, RecordT], limits: Limits,
+        deadline: Callable[[Choice[SettingT]], float], budget_bytes: int | None,
+        on_progress: OnProgress[SettingT, RecordT] = lambda progress: None,
+        plain: Callable[[Any], bool] = is_plain,
     ) -> None:  # fmt: skip
         self.space, self.study, self.prober, self.limits = space, study, prober, limits
         self.deadline, self.budget_bytes, self.on_progress = deadline, budget_bytes, on_progress
-        self.records: list[MeasurementRecord] = []
+        self.plain = plain
+        self.records: list[RecordT] = []
         self.seen: set[str] = set()
         self.crowded: list[str] = []  # settings that others crowded out in this run, one per probe
         self.num_crowded = 0  # in a row
 
-    def run(self, strategy: Strategy) -> str:
+    def run(self, strategy: Strategy[SettingT, RecordT]) -> str:
         """Probes until the strategy or a limit ends it. Returns why it ended."""
         lost = 0
         told: set[str] = set()
@@ -69,11 +76,41 @@ class Session:
             if lost > MAX_LOST_LEASES:
                 return "other tuners took every probe that was worth making"
 
+    def run_to_end(self, probe: Callable[[], str]) -> tuple[str, list[str]]:
+        """Runs `probe`, which returns why it ended. Ctrl-C ends it early, and so does a disk that
+        is full: what was measured until then counts. Returns why it ended, and what is to be said
+        of that; from then on no signal is heard."""
+        notes: list[str] = []
+        try:
+            stopped = probe()
+            hold()
+        except KeyboardInterrupt:
+            stopped = ending()
+            notes += self._save()
+        except PlannerError as error:
+            if not self.records:
+                raise
+            stopped = "what was measured could not be kept"
+            if not isinstance(error, RecordsNotWrittenError):
+                stopped = error.message
+            notes.append(str(error))
+        hold()
+        return stopped, notes
+
+    def _save(self) -> list[str]:
+        """An interrupt may have come between a probe's end and its line on disk."""
+        try:
+            self.hear()
+            self.study.save(self.records)
+        except PlannerError as error:
+            return [str(error)]
+        return []
+
     def _crowded_out(self) -> set[str]:
         """Settings that are left for another run: here others took their memory every time."""
         return {c for c in self.crowded if self.crowded.count(c) >= MAX_TRIES}
 
-    def _catch_up(self, strategy: Strategy, told: set[str]) -> None:
+    def _catch_up(self, strategy: Strategy[SettingT, RecordT], told: set[str]) -> None:
         """Tells the strategy what is not in `told`: of resumed studies and of other tuners too."""
         self.hear()
         for record in self.records:
@@ -89,7 +126,7 @@ class Session:
                 self.seen.add(record.probe_id)
                 self.records.append(record.judged_in(self.budget_bytes))
 
-    def _probe(self, choice: Choice) -> bool:
+    def _probe(self, choice: Choice[SettingT]) -> bool:
         """One probe, from lease to record; False where another tuner holds the lease."""
         deadline, cut = self._deadline(choice)
         repeat = sum(r.setting == choice.candidate.setting for r in self.records)
@@ -115,14 +152,14 @@ class Session:
         self._report("end", choice, record)
         return True
 
-    def _deadline(self, choice: Choice) -> tuple[float, bool]:
+    def _deadline(self, choice: Choice[SettingT]) -> tuple[float, bool]:
         """Seconds a probe may take, and whether it is the budget that sets them."""
         hung, end = self.deadline(choice), self.limits.seconds_to_end()
         if end is None or end >= hung:
             return hung, False
         return max(end, LEAST_SECONDS), True
 
-    def _keep(self, lease: Lease, record: MeasurementRecord) -> None:
+    def _keep(self, lease: Lease[SettingT], record: RecordT) -> None:
         """In memory first: what was measured counts even where the disk refuses it."""
         self.seen.add(record.probe_id)
         self.records.append(record)
@@ -134,22 +171,22 @@ class Session:
         records = self.in_space()
         ends = {(r.status, r.message) for r in records}
         only = ends.pop() if len(ends) == 1 else ("", "")
-        return only[0] in ("crashed", "unsupported") and len(records) >= SAME_FAILURES
+        return only[0] in ("crashed", "unsupported", "faulty") and len(records) >= SAME_FAILURES
 
-    def _plain_choice(self, busy: set[str]) -> Choice | None:
+    def _plain_choice(self, busy: set[str]) -> Choice[SettingT] | None:
         """A setting that needs nothing of the machine, where none was tried: what refuses it too
         has nothing to do with the settings, and what does not (a compiler is missing, a fused
         optimizer is broken) should not end a search that can still find the best of the rest."""
-        if any(is_plain(r.setting) for r in self.in_space()):
+        if any(self.plain(r.setting) for r in self.in_space()):
             return None
-        plain = [c for c in self.space.candidates if is_plain(c.setting) and c.id not in busy]
+        plain = [c for c in self.space.candidates if self.plain(c.setting) and c.id not in busy]
         small = [c for c in plain if c.setting.batch_size <= PLAIN_BATCH]
         # Candidates are in order of simplicity, and of those alike the largest says most.
         first = next((c.arm for c in small or plain), None)
         arm = [c for c in small or plain if c.arm == first]
         return Choice(arm[-1] if small else arm[0], "calibrate") if arm else None
 
-    def in_space(self) -> list[MeasurementRecord]:
+    def in_space(self) -> list[RecordT]:
         """The records of settings that are searched now: a study may have others of a wider search,
         which count against its limits and nothing else."""
         return [r for r in self.records if self.space.find(r.setting) is not None]
@@ -161,7 +198,7 @@ class Session:
     def note(self, text: str) -> None:
         self.on_progress(Progress("note", text))
 
-    def _report(self, kind: str, choice: Choice, record: MeasurementRecord | None = None) -> None:
+    def _report(self, kind: str, choice: Choice[SettingT], record: RecordT | None = None) -> None:
         self.on_progress(
             Progress(
                 kind=kind,

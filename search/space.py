@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
+from typing import Generic
 
 from pydantic import ValidationError
 
@@ -26,36 +27,38 @@ from search.axes import (
     in_order,
     is_worth_trying,
 )
+from search.kinds import AnySetting, SettingT
 
 MAX_BATCH = {"cuda": 4096, "cpu": 256}  # a Swin's step is long saturated at either
 MAX_DIVISORS = 24  # of a global batch: more are thinned out, and say nothing new
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One setting of the space. `arm` is everything but the batch: settings of one arm differ only
-    in micro-batch (and, under a global batch, in accumulation)."""
+class Candidate(Generic[SettingT]):
+    """One setting of the space. `arm` is everything but the rung: settings of one arm differ only
+    in micro-batch (and, under a global batch, in accumulation), those of a loader in workers."""
 
     id: str
-    setting: TrainSetting
+    setting: SettingT
     arm: str
 
     @property
-    def images(self) -> int:
+    def images(self: Candidate[TrainSetting]) -> int:
         """Images of one optimizer step on one device."""
         return self.setting.batch_size * self.setting.accumulate
 
 
 @dataclass(frozen=True)
-class Space:
-    """The candidates, by arm and then by batch. `rungs` are the micro-batches, smallest first;
-    `choices` the values of each axis; `left_out` says what cannot run and why, a line for each
-    law."""
+class Space(Generic[SettingT]):
+    """The candidates, by arm and then by batch. `rungs` are the micro-batches, smallest first (of a
+    loader its workers: `rung_field` says which); `choices` the values of each axis; `left_out` says
+    what cannot run and why, a line for each law."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Candidate[SettingT], ...]
     rungs: tuple[int, ...]
     choices: Choices
     left_out: tuple[str, ...] = ()
+    rung_field: str = "batch_size"
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -65,7 +68,7 @@ class Space:
     def __len__(self) -> int:
         return len(self.candidates)
 
-    def index(self, setting: TrainSetting) -> int | None:
+    def index(self, setting: AnySetting) -> int | None:
         """The position of a setting among the candidates, or None where it is not one."""
         return self._positions.get(setting_id(setting))
 
@@ -73,7 +76,7 @@ class Space:
     def _positions(self) -> dict[str, int]:
         return {c.id: i for i, c in enumerate(self.candidates)}
 
-    def find(self, setting: TrainSetting) -> Candidate | None:
+    def find(self, setting: AnySetting) -> Candidate[SettingT] | None:
         position = self.index(setting)
         return None if position is None else self.candidates[position]
 
@@ -83,7 +86,7 @@ def candidate(setting: TrainSetting) -> Candidate:
     return Candidate(setting_id(setting), setting, setting_id(arm))
 
 
-def setting_id(setting: TrainSetting) -> str:
+def setting_id(setting: AnySetting) -> str:
     """A stable name for a setting: twelve hex digits of what in it is not a default."""
     said = json.dumps(setting.model_dump(exclude_defaults=True), sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:12]

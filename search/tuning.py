@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from planner.arguments import ModelLike, read_model
-from planner.errors import PlannerError, UnsupportedError, UsageError, shorten
-from planner.files import write_whole
+from planner.errors import UnsupportedError, UsageError
 from planner.memory.allocator_config import (
     AllocatorConfig,
     allocator_in_environment,
@@ -36,6 +35,7 @@ from search.probe.parent.runner import ProbeEvent
 from search.prober import DeviceProber, Prober
 from search.progress import OnProgress, Progress, note_taker
 from search.replay import Replay, ReplayProber
+from search.result_file import make_folder, write_result
 from search.session import Session
 from search.space import make_space
 from search.study.identity import Identity
@@ -108,7 +108,7 @@ def _probed(
             "The allocator's options are those of CUDA's: they do nothing for probes on the CPU."
         )
     memory = find_budget(found, memory_in_use(where), options, allocator)
-    output = _folder(options.output or Path(_slug(model)))
+    output = make_folder(options.output or Path(_slug(model)))
     space = make_space(
         model, identity.device, options.base, restrict=options.restrict,
         batch_sizes=options.batch_size, global_batch=options.global_batch,
@@ -146,7 +146,7 @@ def _probed(
         )
         recommendation = search_and_recommend(session, identity, prior, options, [*notes, *said])
     where_kept = study.spilled or study.records_path
-    _write(output / "recommendation.json", recommendation, f"The probes are in {where_kept}: ")
+    write_result(output / "recommendation.json", recommendation, where_kept)
     return recommendation
 
 
@@ -228,7 +228,7 @@ def _replayed(
     )  # fmt: skip
     found = search_and_recommend(session, identity, prior, options, [*notes, *said])
     if options.output:
-        _write(_folder(options.output) / "recommendation.json", found)
+        write_result(make_folder(options.output) / "recommendation.json", found)
     return found
 
 
@@ -251,36 +251,3 @@ def _spent(records: Sequence[MeasurementRecord]) -> float:
 
 def _slug(model: Model) -> str:
     return "tune-" + re.sub(r"[^A-Za-z0-9_.]+", "-", model.title).strip("-")[:100]
-
-
-def _folder(path: Path) -> Path:
-    """The folder for results, made where it is not there. Raises UsageError."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(
-            f"--output {shorten(str(path))} cannot be made a folder: {reason}.",
-            "Choose another --output.",
-        ) from None
-    return path
-
-
-class ResultNotWrittenError(PlannerError):
-    """`recommendation` was found, and recommendation.json cannot be written."""
-
-    def __init__(self, message: str, way_out: str, recommendation: Recommendation) -> None:
-        super().__init__(message, way_out)
-        self.recommendation = recommendation
-
-
-def _write(path: Path, recommendation: Recommendation, kept: str = "") -> None:
-    """Raises ResultNotWrittenError; `kept` says where the probes are."""
-    try:
-        write_whole(path, recommendation.model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        raise ResultNotWrittenError(
-            f"{path} cannot be written: {error.strerror}.",
-            f"{kept}free space and run the same command, or choose another --output.",
-            recommendation,
-        ) from error

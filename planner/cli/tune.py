@@ -70,7 +70,8 @@ def command(**given: Any) -> int:
     from planner.cli.progress import make_progress
     from planner.report.recommendation import recommendation_text
     from search.interrupts import heard
-    from search.tuning import ResultNotWrittenError, tune
+    from search.result_file import ResultNotWrittenError
+    from search.tuning import tune
 
     show = make_progress()
     with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:

@@ -4,13 +4,13 @@ recommended of it."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from planner.schema.any_model import Model
 from planner.schema.faults import CrossFieldError, Fault
-from planner.schema.record import Seconds
+from planner.schema.record import BUDGET_ENDED, Seconds
 from planner.schema.setting import TrainSetting
 
 LOADER_FORMAT = 1
@@ -163,6 +163,40 @@ class LoaderRecord(BaseModel):
     faults: tuple[ItemFault, ...] = ()
     probe_seconds: float = 0.0
     flags: tuple[str, ...] = ()
+
+    @property
+    def format(self) -> int:
+        return self.loader_format
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """What its rate is the median of, in seconds."""
+        return self.batch_seconds
+
+    def with_samples(self, samples: tuple[float, ...]) -> Self:
+        return self.model_copy(update={"batch_seconds": samples})
+
+    @property
+    def used_bytes(self) -> int | None:
+        """What it took of the host: the training process, its workers, the batches they hold."""
+        if self.main_bytes is None and self.worker_bytes is None:
+            return None
+        workers = self.setting.workers * (self.worker_bytes or 0)
+        return (self.main_bytes or 0) + workers + (self.shared_memory_bytes or 0)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the budget ended it: then it says a probe's cost, and nothing of its setting."""
+        return BUDGET_ENDED in self.flags
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether it ended for no fault of its setting, and so says nothing of it."""
+        return self.cut_short
+
+    def judged_in(self, allowed_bytes: int | None) -> Self:
+        """The same record: a loader that ran has run, whatever a search allows now."""
+        return self
 
 
 class DataRecommendation(BaseModel):

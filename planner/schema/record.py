@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -172,6 +172,14 @@ class MeasurementRecord(BaseModel):
         return max((n for n in figures if n is not None and n > 0), default=None)
 
     @property
+    def samples(self) -> tuple[float, ...]:
+        """What its rate is the median of, in seconds."""
+        return self.step_seconds
+
+    def with_samples(self, samples: tuple[float, ...]) -> Self:
+        return self.model_copy(update={"step_seconds": samples})
+
+    @property
     def cut_short(self) -> bool:
         """Whether the budget ended it: then it says a probe's cost, and nothing of its setting."""
         return BUDGET_ENDED in self.flags
@@ -195,6 +203,6 @@ class MeasurementRecord(BaseModel):
         left = self.free_bytes - taken
         return left + slack < self.allowed_bytes or (self.status == "timed_out" and taken > slack)
 
-    def judged_in(self, allowed_bytes: int | None) -> MeasurementRecord:
+    def judged_in(self, allowed_bytes: int | None) -> Self:
         """The same record, held against the memory that a search allows now."""
         return self.model_copy(update={"allowed_bytes": allowed_bytes})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.schema import MeasurementRecord
+from search.kinds import RecordT
 from search.probe.interval import median_interval
 
 REPEAT_SHARE = 0.01  # two processes of one setting differ by about this, whatever each one says
@@ -35,9 +36,9 @@ def rate_interval(images: int, samples: Sequence[float]) -> tuple[float, float]:
     return images / (interval.high * margin), images * margin / interval.low
 
 
-def is_feasible(record: MeasurementRecord, budget_bytes: int | None) -> bool:
+def is_feasible(record: RecordT, budget_bytes: int | None) -> bool:
     """Whether a probe ran to its end within the budget."""
-    if record.status != "measured" or not record.step_seconds:
+    if record.status != "measured" or not record.samples:
         return False
     num_bytes = record.used_bytes
     return budget_bytes is None or num_bytes is None or num_bytes <= budget_bytes

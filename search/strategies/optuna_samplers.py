@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from random import Random
-from typing import Any
+from typing import Any, Generic
 
 import optuna
 from optuna.distributions import CategoricalDistribution, IntDistribution
@@ -13,7 +13,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from planner.errors import PlannerError, unknown_name
-from planner.schema import MeasurementRecord
+from search.kinds import RecordT, SettingT
 from search.probe.evidence import is_feasible
 from search.space import Candidate, Space
 from search.strategies.strategy import Choice, Situation
@@ -44,7 +44,7 @@ def make_sampler(name: str, seed: int) -> BaseSampler:
     return sampler
 
 
-class SamplerStrategy:
+class SamplerStrategy(Generic[SettingT, RecordT]):
     """An Optuna sampler as a strategy, in a study of its own in memory.
 
     A point it repeats is told again as it was measured, so that it moves on, and not probed.
@@ -53,21 +53,21 @@ class SamplerStrategy:
     """
 
     def __init__(
-        self, space: Space, sampler: BaseSampler, budget_bytes: int | None,
-        first: Candidate | None = None,
+        self, space: Space[SettingT], sampler: BaseSampler, budget_bytes: int | None,
+        first: Candidate[SettingT] | None = None,
     ) -> None:  # fmt: skip
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.space, self.budget_bytes = space, budget_bytes
         self.study = optuna.create_study(direction="maximize", sampler=sampler)
         self.params = SpaceParams(space)
         self.open: dict[str, Trial] = {}
-        self.told: dict[str, MeasurementRecord] = {}
+        self.told: dict[str, RecordT] = {}
         self.stopped_because = ""
         self.random = Random(0)
         if first is not None:
             self.study.enqueue_trial(self.params.of(first), skip_if_exists=True)
 
-    def ask(self, situation: Situation) -> Choice | None:
+    def ask(self, situation: Situation) -> Choice[SettingT] | None:
         taken = {*self.told, *situation.busy}
         if all(c.id in taken for c in self.space.candidates):
             self.stopped_because = "every candidate is probed"
@@ -81,13 +81,13 @@ class SamplerStrategy:
             self._tell_again(trial, found)
         return Choice(self.random.choice([c for c in self.space.candidates if c.id not in taken]))
 
-    def _tell_again(self, trial: Trial, found: Candidate | None) -> None:
+    def _tell_again(self, trial: Trial, found: Candidate[SettingT] | None) -> None:
         if found is not None and found.id in self.told:
             self._tell(trial, self.told[found.id])
         else:
             self.study.tell(trial, state=TrialState.FAIL)  # no such setting, or another's
 
-    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
+    def tell(self, candidate: Candidate[SettingT], record: RecordT) -> None:
         if candidate.id in self.told or self.space.find(candidate.setting) is None:
             return
         if record.inconclusive:
@@ -102,11 +102,11 @@ class SamplerStrategy:
         else:
             self.study.add_trial(self._finished(candidate, record))
 
-    def _tell(self, trial: Trial, record: MeasurementRecord) -> None:
+    def _tell(self, trial: Trial, record: RecordT) -> None:
         trial.set_constraint("memory", constraint(record, self.budget_bytes))
         self.study.tell(trial, self._value(record))
 
-    def _finished(self, candidate: Candidate, record: MeasurementRecord) -> FrozenTrial:
+    def _finished(self, candidate: Candidate[SettingT], record: RecordT) -> FrozenTrial:
         """A trial for a probe that this strategy did not ask for."""
         return optuna.create_trial(
             params=self.params.of(candidate),
@@ -115,7 +115,7 @@ class SamplerStrategy:
             constraints={"memory": constraint(record, self.budget_bytes)},
         )
 
-    def _value(self, record: MeasurementRecord) -> float:
+    def _value(self, record: RecordT) -> float:
         rates = [
             r.images_per_second for r in self.told.values() if is_feasible(r, self.budget_bytes)
         ]
@@ -125,7 +125,7 @@ class SamplerStrategy:
         return value or 1.0
 
 
-def _suggest(trial: Trial, params: SpaceParams) -> dict[str, Any]:
+def _suggest(trial: Trial, params: SpaceParams[SettingT]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, distribution in params.distributions.items():
         if isinstance(distribution, IntDistribution):

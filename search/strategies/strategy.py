@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol
 
-from planner.schema import MeasurementRecord
+from search.kinds import RecordT_contra, SettingT
 from search.space import Candidate
 
 Phase = Literal["calibrate", "search", "finalists", "baseline"]
@@ -16,10 +16,10 @@ TOLERANCE = 0.005
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Generic[SettingT]):
     """A candidate to probe, in which phase, and the rate below which it cannot win."""
 
-    candidate: Candidate
+    candidate: Candidate[SettingT]
     phase: Phase = "search"
     expected_rate: float | None = None
     give_up_images_per_second: float | None = None
@@ -33,13 +33,13 @@ class Situation:
     busy: Collection[str] = ()
 
 
-class Strategy(Protocol):
+class Strategy(Protocol[SettingT, RecordT_contra]):
     """Asked for the next probe until it has none; told of every probe, its own and others'."""
 
     stopped_because: str
 
-    def ask(self, situation: Situation) -> Choice | None:
+    def ask(self, situation: Situation) -> Choice[SettingT] | None:
         """The next probe, or None (then `stopped_because` says why)."""
 
-    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
+    def tell(self, candidate: Candidate[SettingT], record: RecordT_contra) -> None:
         """What the probe of a candidate found. May come for candidates that were never asked."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
-from planner.schema import MeasurementRecord
+from search.kinds import RecordT, SettingT
 from search.probe.evidence import is_feasible
 from search.space import Candidate, Space
 from search.strategies.strategy import Choice, Situation
@@ -14,24 +14,24 @@ from search.strategies.strategy import Choice, Situation
 if TYPE_CHECKING:
     from search.surrogate.prior import Prior
 
-Walk = Generator[Candidate, MeasurementRecord, None]
+Walk = Generator[Candidate[SettingT], RecordT, None]
 
 
-class WalkStrategy:
+class WalkStrategy(Generic[SettingT, RecordT]):
     """A walk as a strategy. What is already measured is sent to the walk without a probe."""
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: Walk[SettingT, RecordT]) -> None:
         self.walk = walk
-        self.known: dict[str, MeasurementRecord] = {}
-        self.wanted: Candidate | None = None
+        self.known: dict[str, RecordT] = {}
+        self.wanted: Candidate[SettingT] | None = None
         self.started = False
         self.stopped_because = ""
 
-    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
+    def tell(self, candidate: Candidate[SettingT], record: RecordT) -> None:
         if not record.inconclusive:
             self.known.setdefault(candidate.id, record)
 
-    def ask(self, situation: Situation) -> Choice | None:
+    def ask(self, situation: Situation) -> Choice[SettingT] | None:
         if not self.started:
             self.started = True
             self._advance(None)
@@ -42,7 +42,7 @@ class WalkStrategy:
             return None
         return Choice(self.wanted)
 
-    def _advance(self, record: MeasurementRecord | None) -> None:
+    def _advance(self, record: RecordT | None) -> None:
         try:
             self.wanted = next(self.walk) if record is None else self.walk.send(record)
         except StopIteration:
@@ -141,19 +141,19 @@ def _walk_edge(ladder: list[Candidate], at: int, budget_bytes: int | None) -> Wa
         at += direction
 
 
-def random_order(space: Space, seed: int) -> Walk:
+def random_order(space: Space[SettingT], seed: int) -> Walk[SettingT, RecordT]:
     """Every candidate once, shuffled."""
     shuffled = list(space.candidates)
     Random(seed).shuffle(shuffled)
     yield from _each(shuffled)
 
 
-def exhaustive(space: Space) -> Walk:
+def exhaustive(space: Space[SettingT]) -> Walk[SettingT, RecordT]:
     """Every candidate once, in order: what records a table."""
     yield from _each(space.candidates)
 
 
-def _each(candidates: Sequence[Candidate]) -> Walk:
+def _each(candidates: Sequence[Candidate[SettingT]]) -> Walk[SettingT, RecordT]:
     for i in range(len(candidates)):  # not `yield from`: a tuple's iterator cannot be sent records
         yield candidates[i]
 

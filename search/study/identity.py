@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
 from planner.schema import DeviceInfo, MeasurementRecord, Model
 from planner.schema.record import RECORD_FORMAT
+from search.kinds import RecordT_contra
+
+
+class StudyIdentity(Protocol[RecordT_contra]):
+    """What makes a study one: any difference makes probes another study's."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+    def differences(self, known: dict[str, Any]) -> tuple[str, ...]:
+        """How this differs from another's `to_json`, a line for each field."""
+
+    def has(self, record: RecordT_contra) -> bool:
+        """Whether a record is of this identity."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +43,7 @@ class Identity:
 
     def differences(self, known: dict[str, Any]) -> tuple[str, ...]:
         """How this differs from another's `to_json`, a line for each field."""
-        return tuple(_differences(known, _as_known(known, self)))
+        return tuple(differences_between(known, _as_known(known, self)))
 
     def has(self, record: MeasurementRecord) -> bool:
         """Whether a record is of this model, device and software."""
@@ -56,11 +69,14 @@ def _uuid(known: dict[str, Any]) -> Any:
     return known.get("device", {}).get("uuid")
 
 
-def _differences(known: dict[str, Any], ours: dict[str, Any], path: str = "") -> Iterator[str]:
+def differences_between(
+    known: dict[str, Any], ours: dict[str, Any], path: str = ""
+) -> Iterator[str]:
+    """A line for each field that is another, `path` before its name."""
     for key in sorted({*known, *ours}):
         theirs, mine = known.get(key), ours.get(key)
         name = f"{path}{key}"
         if isinstance(theirs, dict) and isinstance(mine, dict):
-            yield from _differences(theirs, mine, f"{name}.")
+            yield from differences_between(theirs, mine, f"{name}.")
         elif theirs != mine:
             yield f"{name}: {theirs} there, {mine} here"

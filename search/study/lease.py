@@ -8,15 +8,17 @@ import socket
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic
 
+from search.kinds import SettingT
 from search.space import Candidate
 
 
 @dataclass(frozen=True)
-class Lease:
+class Lease(Generic[SettingT]):
     """The right to probe a candidate until the lease ends."""
 
-    candidate: Candidate
+    candidate: Candidate[SettingT]
     probe_id: str
     trial_number: int
 

@@ -15,22 +15,23 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from planner.schema import MeasurementRecord
+from search.kinds import RecordT, SettingT
 from search.space import Candidate, Space
-from search.study.identity import Identity
+from search.study.identity import StudyIdentity
 from search.study.lease import Lease, holder_name, is_dead
 from search.study.params import SpaceParams, constraint
 from search.study.records import (
     RecordsNotWrittenError,
     append_records,
     format_record,
-    parse_record,
+    parse_line,
     read_records,
 )
 from search.study.storage import StudyError, hidden_password, open_storage, storage_faults
@@ -41,19 +42,22 @@ LEASE_MARGIN_SECONDS = 60.0
 MAX_SAMPLES = 1000  # of step times in the study's copy: a MySQL text column ends at 64 KiB
 
 
-class OptunaStudy:
+class OptunaStudy(Generic[SettingT, RecordT]):
     """The shared memory of one or several tuners. All methods may raise StudyError."""
 
     def __init__(
-        self, storage: BaseStorage, name: str, space: Space, records_path: Path | None,
-        budget_bytes: int | None, source: str, clock: Callable[[], float] = time.time,
+        self, storage: BaseStorage, name: str, space: Space[SettingT], kind: type[RecordT],
+        records_path: Path | None, budget_bytes: int | None, source: str,
+        clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.space, self.records_path, self.budget_bytes = space, records_path, budget_bytes
+        self.space, self.kind = space, kind
+        self.records_path, self.budget_bytes = records_path, budget_bytes
+        self.records_name = records_path.name if records_path else "probes.jsonl"
         self.source, self.clock = source, clock
         self.holder = holder_name()
-        self.identity: Identity | None = None
-        self.unwritten: list[MeasurementRecord] = []
+        self.identity: StudyIdentity[RecordT] | None = None
+        self.unwritten: list[RecordT] = []
         self.spilled: Path | None = None  # where they are instead
         self.storage = storage
         with self._faults():
@@ -64,7 +68,9 @@ class OptunaStudy:
             known = {n: d for t in self._trials() for n, d in t.distributions.items()}
         self.params = SpaceParams(space, known)
 
-    def adopt(self, identity: Identity, accept_different: bool = False) -> tuple[str, ...]:
+    def adopt(
+        self, identity: StudyIdentity[RecordT], accept_different: bool = False
+    ) -> tuple[str, ...]:
         """Makes the study ours, or checks that it is. Returns what differs where that was accepted.
 
         Raises StudyError where model, device or a version is another and that was not accepted.
@@ -84,7 +90,7 @@ class OptunaStudy:
             )
         return differences
 
-    def records(self) -> tuple[MeasurementRecord, ...]:
+    def records(self) -> tuple[RecordT, ...]:
         """Every probe that ended, by whichever tuner, in the order they were leased."""
         found = []
         with self._faults():
@@ -92,7 +98,7 @@ class OptunaStudy:
         for trial in trials:
             text = trial.user_attrs.get("record")
             if trial.state == TrialState.COMPLETE and text:
-                found.append(parse_record(text))
+                found.append(parse_line(self.kind, text))
         return tuple(found)
 
     def busy(self) -> set[str]:
@@ -104,7 +110,9 @@ class OptunaStudy:
                 if t.state == TrialState.RUNNING and self._alive(t)
             }
 
-    def lease(self, candidate: Candidate, seconds: float, repeat: int = 0) -> Lease | None:
+    def lease(
+        self, candidate: Candidate[SettingT], seconds: float, repeat: int = 0
+    ) -> Lease[SettingT] | None:
         """The right to probe a candidate for so long; None where another tuner was first.
 
         `repeat` counts earlier probes of the same setting: only the same repeat is a conflict.
@@ -138,7 +146,7 @@ class OptunaStudy:
             trial.state == TrialState.RUNNING and self._alive(trial)
         )
 
-    def receive(self, record: MeasurementRecord) -> None:
+    def receive(self, record: RecordT) -> None:
         """Keeps what a leased probe measured while its process still ends: a tuner killed in that
         moment has lost nothing. A fault of the storage is left for `finish` to report."""
         with suppress(StudyError), self._faults():
@@ -146,7 +154,7 @@ class OptunaStudy:
                 if trial.user_attrs.get("probe_id") == record.probe_id:
                     self._handle(trial).set_user_attr("record", _study_copy(record))
 
-    def finish(self, lease: Lease, record: MeasurementRecord) -> None:
+    def finish(self, lease: Lease[SettingT], record: RecordT) -> None:
         """Puts the record of a leased probe on disk, then tells the study.
 
         Raises RecordsNotWrittenError when it could not be put on disk here; then it was written to
@@ -161,18 +169,18 @@ class OptunaStudy:
             elif trial.state == TrialState.FAIL:  # another tuner freed it: its lease was over
                 self._adopt_record(record)
 
-    def release(self, lease: Lease, why: str) -> None:
+    def release(self, lease: Lease[SettingT], why: str) -> None:
         """Gives a lease back: its probe did not end. One that was received is finished instead."""
         with self._faults():
             trial = self._find(lease.trial_number)
         text = trial.user_attrs.get("record")
         if trial.state == TrialState.RUNNING and text:
-            self.finish(lease, parse_record(text))
+            self.finish(lease, parse_line(self.kind, text))
         elif trial.state == TrialState.RUNNING:
             with self._faults():
                 self._release(trial, why)
 
-    def save(self, records: Sequence[MeasurementRecord]) -> None:
+    def save(self, records: Sequence[RecordT]) -> None:
         """Puts on disk what is not there yet."""
         if self.records_path is not None:
             append_records(self.records_path, records)
@@ -183,7 +191,7 @@ class OptunaStudy:
         Returns what is to be said of the records file: where it is faulty, and how many of its
         records are of another model, device or software than was adopted, and so left alone.
         """
-        file = read_records(self.records_path) if self.records_path else None
+        file = read_records(self.records_path, self.kind) if self.records_path else None
         by_id = {r.probe_id: r for r in file.records if r.probe_id} if file else {}
         with self._faults():
             for trial in self._trials():
@@ -207,19 +215,19 @@ class OptunaStudy:
             )
         return said
 
-    def _settle(self, trial: FrozenTrial, by_id: dict[str, MeasurementRecord]) -> None:
+    def _settle(self, trial: FrozenTrial, by_id: dict[str, RecordT]) -> None:
         """A running trial: tell what was recorded for it, or free it when its holder is gone."""
         record = by_id.get(str(trial.user_attrs.get("probe_id")))
         text = trial.user_attrs.get("record")
         if record is None and text:
-            record = parse_record(text)
+            record = parse_line(self.kind, text)
         alive = self._alive(trial)
         if record is not None and not (alive and trial.user_attrs.get("holder") != self.holder):
             self._tell(trial, record)
         elif not alive:
             self._release(trial, "its tuner stopped before the probe ended")
 
-    def _adopt_record(self, record: MeasurementRecord) -> None:
+    def _adopt_record(self, record: RecordT) -> None:
         """A record the study never heard of: its database was lost, or another study's."""
         candidate = self.space.find(record.setting)
         if candidate is None:
@@ -232,8 +240,8 @@ class OptunaStudy:
         self.study.add_trial(self._trial(candidate, attributes, TrialState.COMPLETE, record))
 
     def _trial(
-        self, candidate: Candidate, attributes: dict[str, Any], state: TrialState,
-        record: MeasurementRecord | None = None,
+        self, candidate: Candidate[SettingT], attributes: dict[str, Any], state: TrialState,
+        record: RecordT | None = None,
     ) -> FrozenTrial:  # fmt: skip
         return optuna.create_trial(
             state=state,
@@ -244,7 +252,7 @@ class OptunaStudy:
             constraints={"memory": constraint(record, self.budget_bytes)} if record else None,
         )
 
-    def _tell(self, trial: FrozenTrial, record: MeasurementRecord) -> None:
+    def _tell(self, trial: FrozenTrial, record: RecordT) -> None:
         """From running to finished. Each write may be the last: all can be repeated."""
         handle = self._handle(trial)
         handle.set_user_attr("status", record.status)
@@ -253,7 +261,7 @@ class OptunaStudy:
             handle.set_constraint("memory", constraint(record, self.budget_bytes))
         self.study.tell(trial.number, self._value(record), skip_if_finished=True)
 
-    def _value(self, record: MeasurementRecord) -> float:
+    def _value(self, record: RecordT) -> float:
         """Images/s; the slowest measured for a probe that has none (its constraint is violated)."""
         if record.images_per_second is not None:
             return record.images_per_second
@@ -264,7 +272,7 @@ class OptunaStudy:
         self._handle(trial).set_user_attr("released", why)
         self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
-    def _write(self, record: MeasurementRecord) -> None:
+    def _write(self, record: RecordT) -> None:
         if self.records_path is None:
             return
         try:
@@ -272,14 +280,12 @@ class OptunaStudy:
         except RecordsNotWrittenError as error:
             raise self._spilled(record, error) from error
 
-    def _spilled(
-        self, record: MeasurementRecord, error: RecordsNotWrittenError
-    ) -> RecordsNotWrittenError:
+    def _spilled(self, record: RecordT, error: RecordsNotWrittenError) -> RecordsNotWrittenError:
         """The record in the temporary directory, where the output's disk is full."""
         self.unwritten.append(record)
         try:
             if self.spilled is None:  # a folder only we can read, of a name that nobody can foresee
-                self.spilled = Path(tempfile.mkdtemp(prefix="planner-")) / "probes.jsonl"
+                self.spilled = Path(tempfile.mkdtemp(prefix="planner-")) / self.records_name
             append_records(self.spilled, [record])
         except (OSError, RecordsNotWrittenError):
             line = format_record(record).decode().strip()
@@ -315,13 +321,13 @@ class OptunaStudy:
             yield
 
 
-def _study_copy(record: MeasurementRecord) -> str:
+def _study_copy(record: RecordT) -> str:
     """The record as the study keeps it: step times thinned evenly where there are very many."""
-    samples = record.step_seconds
+    samples = record.samples
     if len(samples) > MAX_SAMPLES:
         stride = len(samples) / MAX_SAMPLES
         thinned = tuple(samples[int(i * stride)] for i in range(MAX_SAMPLES))
-        record = record.model_copy(update={"step_seconds": thinned})
+        record = record.with_samples(thinned)
     return format_record(record).decode().strip()
 
 
@@ -329,12 +335,22 @@ def make_study(
     storage: str | None, output: Path | None, space: Space, budget_bytes: int | None,
     name: str = STUDY_NAME,
 ) -> OptunaStudy:  # fmt: skip
-    """The study of `storage`, or of study.db in `output`. Raises StudyError."""
+    """The study of a model's settings, beside probes.jsonl in `output`. Raises StudyError."""
     records_path = output / "probes.jsonl" if output else None
-    if storage is None and output is not None:
-        storage, source = f"sqlite:///{output / 'study.db'}", str(output / "study.db")
+    return open_study(storage, space, MeasurementRecord, records_path, budget_bytes, name)
+
+
+def open_study(
+    storage: str | None, space: Space[SettingT], kind: type[RecordT], records_path: Path | None,
+    budget_bytes: int | None = None, name: str = STUDY_NAME,
+) -> OptunaStudy[SettingT, RecordT]:  # fmt: skip
+    """The study of `storage`, or of study.db beside its records, all of one `kind`. Raises
+    StudyError."""
+    if storage is None:
+        assert records_path, "a study needs a place"
+        source = str(records_path.with_name("study.db"))
+        storage = f"sqlite:///{source}"
     else:
-        assert storage, "a study needs a place"
         source = hidden_password(storage)
     opened = open_storage(storage, source)
-    return OptunaStudy(opened, name, space, records_path, budget_bytes, source)
+    return OptunaStudy(opened, name, space, kind, records_path, budget_bytes, source)

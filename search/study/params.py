@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from planner.schema import MeasurementRecord
+from search.kinds import RecordT, SettingT
 from search.space import Candidate, Space
 
-RUNG = "batch_rung"  # the position of the micro-batch in the ladder: its order is what matters
 
-
-class SpaceParams:
-    """The parameters of a space: `batch_rung` and, where there is a choice, each axis.
+class SpaceParams(Generic[SettingT]):
+    """The parameters of a space: `batch_rung` (or `workers_rung`), the position in the ladder,
+    whose order is what matters, and, where there is a choice, each axis.
 
     Optuna holds a categorical parameter to the values with which a study first had it. Where those
     of the study at hand (`known`) are others, the axis gets a name of its own, made of its values.
     """
 
-    def __init__(self, space: Space, known: Mapping[str, BaseDistribution] | None = None) -> None:
+    def __init__(
+        self, space: Space[SettingT], known: Mapping[str, BaseDistribution] | None = None
+    ) -> None:
         self.space = space
+        self.rung = f"{space.rung_field.removesuffix('_size')}_rung"
         choices = {
             axis: CategoricalDistribution(values)
             for axis, values in space.choices.items()
@@ -29,17 +31,17 @@ class SpaceParams:
         }
         self.axes = {_name(axis, ours, known or {}): axis for axis, ours in choices.items()}
         self.distributions: dict[str, BaseDistribution] = {
-            RUNG: IntDistribution(0, len(space.rungs) - 1),
+            self.rung: IntDistribution(0, len(space.rungs) - 1),
             **{name: choices[axis] for name, axis in self.axes.items()},
         }
         self._candidates = {_key(self.of(c)): c for c in space.candidates}
 
-    def of(self, c: Candidate) -> dict[str, Any]:
+    def of(self, c: Candidate[SettingT]) -> dict[str, Any]:
         """A candidate as parameters."""
-        rung = self.space.rungs.index(c.setting.batch_size)
-        return {RUNG: rung, **{n: getattr(c.setting, axis) for n, axis in self.axes.items()}}
+        rung = self.space.rungs.index(getattr(c.setting, self.space.rung_field))
+        return {self.rung: rung, **{n: getattr(c.setting, axis) for n, axis in self.axes.items()}}
 
-    def candidate(self, params: Mapping[str, Any]) -> Candidate | None:
+    def candidate(self, params: Mapping[str, Any]) -> Candidate[SettingT] | None:
         """The candidate of parameters; None where the space lacks the combination."""
         return self._candidates.get(_key(params))
 
@@ -54,7 +56,7 @@ def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(params.items()))
 
 
-def constraint(record: MeasurementRecord, budget_bytes: int | None) -> float:
+def constraint(record: RecordT, budget_bytes: int | None) -> float:
     """How far a record is over its budget, as a share: 0 or less is feasible, 1 a failed probe."""
     if record.status != "measured":
         return 1.0

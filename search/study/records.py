@@ -10,23 +10,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from pydantic import ValidationError
 
 from planner.errors import PlannerError
+from planner.schema.loading import LOADER_FORMAT, LoaderRecord
 from planner.schema.observation import OBSERVATION_FORMAT, ObservationRecord
 from planner.schema.record import RECORD_FORMAT, MeasurementRecord
+from search.kinds import Line, RecordT
 
-AnyRecord = MeasurementRecord | ObservationRecord
+# The newest format of each kind of line that this planner reads.
+NEWEST: dict[type[Any], int] = {
+    MeasurementRecord: RECORD_FORMAT,
+    ObservationRecord: OBSERVATION_FORMAT,
+    LoaderRecord: LOADER_FORMAT,
+}
 
 
 @dataclass(frozen=True)
-class RecordFile:
+class RecordFile(Generic[RecordT]):
     """The measurements of a file up to its first fault, and the observations beside them; `fault`
     says what is wrong and where, "" if nothing is."""
 
-    records: tuple[MeasurementRecord, ...]
+    records: tuple[RecordT, ...]
     fault: str = ""
     observations: tuple[ObservationRecord, ...] = ()
 
@@ -35,8 +42,12 @@ class RecordsNotWrittenError(PlannerError):
     """A record could not be put on disk (a full disk, a file that cannot be written)."""
 
 
-def read_records(path: Path | str) -> RecordFile:
-    """All records of `path`, in order, up to the first line that is not one.
+@overload
+def read_records(path: Path | str) -> RecordFile[MeasurementRecord]: ...
+@overload
+def read_records(path: Path | str, kind: type[RecordT]) -> RecordFile[RecordT]: ...
+def read_records(path: Path | str, kind: type[Any] = MeasurementRecord) -> RecordFile[Any]:
+    """All records of `path`, of one `kind`, in order, up to the first line that is not one.
 
     A missing file has none. A last line without its newline is a torn write: it counts when it is
     whole, and is a fault when it is not. Raises PlannerError where the file cannot be read.
@@ -49,12 +60,12 @@ def read_records(path: Path | str) -> RecordFile:
         return RecordFile(())
     except OSError as error:
         raise PlannerError(f"{path} cannot be read: {error.strerror}.") from error
-    return parse_records(data, str(path))
+    return parse_records(data, str(path), kind)
 
 
-def parse_records(data: bytes, source: str) -> RecordFile:
+def parse_records(data: bytes, source: str, kind: type[Any] = MeasurementRecord) -> RecordFile[Any]:
     """As `read_records`, from bytes; `source` names them in the fault."""
-    records: list[MeasurementRecord] = []
+    records: list[Line] = []
     observations: list[ObservationRecord] = []
     lines = data.split(b"\n")
     fault = ""
@@ -65,11 +76,11 @@ def parse_records(data: bytes, source: str) -> RecordFile:
             if is_observation(line):
                 observations.append(parse_observation(line))
             else:
-                records.append(parse_record(line))
+                records.append(parse_line(kind, line))
         except ValueError as error:
             torn = number == len(lines)
-            kind = "is torn (its writer was stopped)" if torn else f"is not a record: {error}"
-            fault = f"{source}: line {number} {kind}"
+            how = "is torn (its writer was stopped)" if torn else f"is not a record: {error}"
+            fault = f"{source}: line {number} {how}"
             break
     return RecordFile(tuple(records), fault, tuple(observations))
 
@@ -87,30 +98,31 @@ def is_observation(line: bytes) -> bool:
 
 def parse_observation(line: bytes | str) -> ObservationRecord:
     """One JSON line as an observation. Raises ValueError with a one-line reason."""
-    return _parse_line(ObservationRecord, line, OBSERVATION_FORMAT)
+    return parse_line(ObservationRecord, line)
 
 
 def parse_record(line: bytes | str) -> MeasurementRecord:
     """One JSON line as a record. Raises ValueError with a one-line reason."""
-    return _parse_line(MeasurementRecord, line, RECORD_FORMAT)
+    return parse_line(MeasurementRecord, line)
 
 
-RecordT = TypeVar("RecordT", MeasurementRecord, ObservationRecord)
+LineT = TypeVar("LineT", bound=Line)
 
 
-def _parse_line(kind: type[RecordT], line: bytes | str, newest: int) -> RecordT:
+def parse_line(kind: type[LineT], line: bytes | str) -> LineT:
+    """One JSON line as a record of that kind. Raises ValueError with a one-line reason."""
     try:
         record = kind.model_validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{place}: {first['msg']}" if place else str(first["msg"])) from None
-    if record.format > newest:
-        raise ValueError(f"format {record.format} is newer than this planner's {newest}")
+    if record.format > NEWEST[kind]:
+        raise ValueError(f"format {record.format} is newer than this planner's {NEWEST[kind]}")
     return record
 
 
-def format_record(record: AnyRecord) -> bytes:
+def format_record(record: Line) -> bytes:
     """One JSON line with its newline; what is unset or default is left out, as it reads back."""
     return record.model_dump_json(exclude_none=True).encode() + b"\n"
 
@@ -131,7 +143,7 @@ def _not_written(path: Path | str, error: OSError, option: str) -> RecordsNotWri
     )
 
 
-def append_records(path: Path | str, records: Sequence[AnyRecord], option: str = "--output") -> int:
+def append_records(path: Path | str, records: Sequence[Line], option: str = "--output") -> int:
     """Appends those of `records` whose `probe_id` is not in the file; on disk when this returns.
 
     Several processes may append to one file: it is locked meanwhile. A torn last line (a writer
@@ -142,7 +154,7 @@ def append_records(path: Path | str, records: Sequence[AnyRecord], option: str =
     path = Path(path)
     try:
         with _locked(path) as descriptor:
-            known = _mend(descriptor, path)
+            known = _mend(descriptor)
             fresh = [r for r in records if not _probe_id(r) or _probe_id(r) not in known]
             if fresh:
                 _append(descriptor, b"".join(format_record(r) for r in fresh))
@@ -151,8 +163,8 @@ def append_records(path: Path | str, records: Sequence[AnyRecord], option: str =
     return len(fresh)
 
 
-def _probe_id(record: AnyRecord) -> str:
-    return record.probe_id if isinstance(record, MeasurementRecord) else ""
+def _probe_id(record: Line) -> str:
+    return str(getattr(record, "probe_id", ""))  # an observation has none
 
 
 @contextmanager
@@ -165,24 +177,32 @@ def _locked(path: Path) -> Iterator[int]:
         os.close(descriptor)  # releases the lock
 
 
-def _mend(descriptor: int, path: Path) -> set[str]:
+def _mend(descriptor: int) -> set[str]:
     """Ends the file on a whole line; the probe ids that it holds."""
     data = _read_all(descriptor)
     body, newline, tail = data.rpartition(b"\n")
     if tail.strip():
-        if parse_records(tail, str(path)).fault:
+        if next(_whole_records(tail), None) is None:
             os.ftruncate(descriptor, len(body) + len(newline))
         else:
             _append(descriptor, b"\n")
-    return {record.probe_id for record in _whole_records(data)}
+    return {_probe_id(record) for record in _whole_records(data)}
 
 
-def _whole_records(data: bytes) -> Iterator[MeasurementRecord]:
+def _whole_records(data: bytes) -> Iterator[Line]:
     for line in data.split(b"\n"):
         try:
-            yield parse_record(line)
+            yield _parse_any(line)
         except ValueError:
             continue  # read_records reports it; here it only has no id to offer
+
+
+def _parse_any(line: bytes) -> Line:
+    if is_observation(line):
+        return parse_observation(line)
+    if b'"loader_format"' in line:
+        return parse_line(LoaderRecord, line)
+    return parse_record(line)
 
 
 def _read_all(descriptor: int) -> bytes:

@@ -66,7 +66,7 @@ def _storage_error(source: str, text: str) -> StudyError:
     if "full" in lowered or "i/o error" in lowered or "no space" in lowered:
         return StudyError(
             f"{source} cannot be written: {text}.",
-            "Free space and run the same command: it goes on from probes.jsonl.",
+            "Free space and run the same command: it goes on from the records beside it.",
         )
     return StudyError(f"{source} cannot be used: {text}", "Check --storage.")
 
@@ -74,8 +74,8 @@ def _storage_error(source: str, text: str) -> StudyError:
 def _damaged(source: str) -> StudyError:
     return StudyError(
         f"{source} is damaged or truncated.",
-        "Move it away and run the same command: the measurements are in probes.jsonl, and a new "
-        "study is made from them.",
+        "Move it away and run the same command: the measurements are in the .jsonl file beside "
+        "it, and a new study is made from them.",
     )
 
 

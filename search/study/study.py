@@ -3,57 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Generic, Protocol
 
-from planner.schema import MeasurementRecord
+from search.kinds import RecordT, SettingT
 from search.space import Candidate
 from search.study.lease import Lease
 
 STUDY_NAME = "planner"  # unless another is asked for
 
 
-class Study(Protocol):
+class Study(Protocol[SettingT, RecordT]):
     """All probes of one model on one device. Methods may raise StudyError."""
 
-    def records(self) -> tuple[MeasurementRecord, ...]:
+    def records(self) -> tuple[RecordT, ...]:
         """Every probe that ended."""
 
     def busy(self) -> set[str]:
         """Ids of settings that other tuners are probing now."""
 
-    def lease(self, candidate: Candidate, seconds: float, repeat: int = 0) -> Lease | None:
+    def lease(
+        self, candidate: Candidate[SettingT], seconds: float, repeat: int = 0
+    ) -> Lease[SettingT] | None:
         """The right to probe a candidate for so long; None where another tuner was first."""
 
-    def finish(self, lease: Lease, record: MeasurementRecord) -> None:
+    def finish(self, lease: Lease[SettingT], record: RecordT) -> None:
         """Keeps the record of a leased probe."""
 
-    def release(self, lease: Lease, why: str) -> None:
+    def release(self, lease: Lease[SettingT], why: str) -> None:
         """Gives a lease back whose probe did not end."""
 
-    def save(self, records: Sequence[MeasurementRecord]) -> None:
+    def save(self, records: Sequence[RecordT]) -> None:
         """Puts on disk what is not there yet."""
 
 
-class MemoryStudy:
+class MemoryStudy(Generic[SettingT, RecordT]):
     """The study of a replay: nobody else is there, and nothing needs to survive."""
 
     def __init__(self) -> None:
-        self.kept: list[MeasurementRecord] = []
+        self.kept: list[RecordT] = []
 
-    def records(self) -> tuple[MeasurementRecord, ...]:
+    def records(self) -> tuple[RecordT, ...]:
         return tuple(self.kept)
 
     def busy(self) -> set[str]:
         return set()
 
-    def lease(self, candidate: Candidate, seconds: float, repeat: int = 0) -> Lease | None:
+    def lease(
+        self, candidate: Candidate[SettingT], seconds: float, repeat: int = 0
+    ) -> Lease[SettingT] | None:
         return Lease(candidate, f"replay-{len(self.kept)}", len(self.kept))
 
-    def finish(self, lease: Lease, record: MeasurementRecord) -> None:
+    def finish(self, lease: Lease[SettingT], record: RecordT) -> None:
         self.kept.append(record)
 
-    def release(self, lease: Lease, why: str) -> None:
+    def release(self, lease: Lease[SettingT], why: str) -> None:
         return None
 
-    def save(self, records: Sequence[MeasurementRecord]) -> None:
+    def save(self, records: Sequence[RecordT]) -> None:
         return None
