@@ -110,3 +110,12 @@ def count_kernel_kills() -> int | None:
         return None
     counts = [line.split()[1] for line in lines if line.startswith("oom_kill ")]
     return int(counts[0]) if counts else None
+
+
+def kernel_ran_out(kills_before: int | None) -> bool:
+    """Whether a SIGKILL that was not ours was the kernel's: its count of such kills has risen.
+
+    Where the kernel keeps no count, memory is by far the likeliest reason.
+    """
+    kills = count_kernel_kills()
+    return kills is None or kills_before is None or kills > kills_before

@@ -8,7 +8,7 @@ another probe is garbage, counted and left.
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar, overload
 
 from pydantic import (
     BaseModel,
@@ -32,23 +32,43 @@ CUDA_SECONDS = {"warmup_seconds": 1.0, "min_measure_seconds": 2.0, "give_up_seco
 FINALIST_SECONDS = 5.0
 
 
-class _Message(BaseModel):
+class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ProbeRequest(_Message):
+class Timing(Message):
+    """How long to time something that is done again and again, here called a step.
+
+    Timing ends after `min_steps` and `min_measure_seconds` as soon as the median is known to
+    ±`median_precision` (95%) or there are `max_steps`, and in any case after
+    `max_measure_seconds`; earlier, where even the lower bound of the median stays under
+    `give_up_images_per_second` after `give_up_seconds`.
+    """
+
+    min_steps: Annotated[int, Field(ge=1)] = 3
+    max_steps: Annotated[int, Field(ge=1)] = 400
+    median_precision: Annotated[float, Field(gt=0)] = 0.01
+    min_measure_seconds: Annotated[float, Field(ge=0)] = 0.0
+    max_measure_seconds: Annotated[float, Field(gt=0)] = 10.0
+    give_up_seconds: Annotated[float, Field(ge=0)] = 0.0
+    give_up_images_per_second: float | None = None
+
+    @property
+    def images_per_step(self) -> int:
+        """Images that one step sees on this device."""
+        raise NotImplementedError
+
+
+class ProbeRequest(Timing):
     """What to probe and how long. Bytes are integers, times are seconds.
 
     `device` is "cpu" or "cuda:N". `memory_cap_bytes` emulates a smaller device: on CUDA it holds
     the caching allocator to what is left beside the context; on the CPU it is a limit on the growth
     of the worker's own memory.
 
-    `warmup_steps` optimizer steps and `warmup_seconds` of them go before those that are timed.
-    Timing ends after `min_steps` and `min_measure_seconds` as soon as the median is known to
-    ±`median_precision` (95%) or there are `max_steps`, and in any case after
-    `max_measure_seconds`; earlier, where even the lower bound of the median stays under
-    `give_up_images_per_second` after `give_up_seconds`. What is not given of warm-up, least
-    duration and giving up is `CUDA_SECONDS` on a GPU, and no time at all on the CPU.
+    `warmup_steps` optimizer steps and `warmup_seconds` of them go before those that are timed. What
+    is not given of warm-up, least duration and giving up is `CUDA_SECONDS` on a GPU, and no time at
+    all on the CPU.
 
     `capability` is the GPU's, where it is known: so that nobody need touch the device to ask it.
     """
@@ -59,14 +79,7 @@ class ProbeRequest(_Message):
     device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"
     memory_cap_bytes: Annotated[int, Field(ge=1)] | None = None
     warmup_steps: Annotated[int, Field(ge=1)] = 2
-    min_steps: Annotated[int, Field(ge=1)] = 3
-    max_steps: Annotated[int, Field(ge=1)] = 400
-    median_precision: Annotated[float, Field(gt=0)] = 0.01
     warmup_seconds: Annotated[float, Field(ge=0)] = 0.0
-    min_measure_seconds: Annotated[float, Field(ge=0)] = 0.0
-    max_measure_seconds: Annotated[float, Field(gt=0)] = 10.0
-    give_up_seconds: Annotated[float, Field(ge=0)] = 0.0
-    give_up_images_per_second: float | None = None
     record_phases: bool = False
     capability: tuple[int, int] | None = None
     seed: int = 0
@@ -78,8 +91,12 @@ class ProbeRequest(_Message):
             return {**CUDA_SECONDS, **values}
         return values
 
+    @property
+    def images_per_step(self) -> int:
+        return self.setting.batch_size * self.setting.accumulate
 
-class WorkOrder(_Message):
+
+class WorkOrder(Message):
     """The one line a worker reads. `deadline_seconds` is what is left when it is sent."""
 
     format: Literal[1] = 1
@@ -87,19 +104,19 @@ class WorkOrder(_Message):
     deadline_seconds: float
 
 
-class _Answer(_Message):
+class AnswerMessage(Message):
     format: Literal[1] = 1
     probe_id: str
 
 
-class PhaseMessage(_Answer):
+class PhaseMessage(AnswerMessage):
     """The worker has entered `phase`: import, build, compile, forward, backward, measure …"""
 
     type: Literal["phase"] = "phase"
     phase: str
 
 
-class ProgressMessage(_Answer):
+class ProgressMessage(AnswerMessage):
     """`num_steps` optimizer steps were timed so far, at a median of `step_seconds`."""
 
     type: Literal["progress"] = "progress"
@@ -107,7 +124,7 @@ class ProgressMessage(_Answer):
     step_seconds: float
 
 
-class OutcomeMessage(_Answer):
+class OutcomeMessage(AnswerMessage):
     """How the probe ended, in the fields of a `MeasurementRecord`."""
 
     type: Literal["outcome"] = "outcome"
@@ -127,8 +144,9 @@ class OutcomeMessage(_Answer):
     taken_bytes: int | None = None
 
 
-Answer = Annotated[PhaseMessage | ProgressMessage | OutcomeMessage, Field(discriminator="type")]
-_ANSWER: TypeAdapter[PhaseMessage | ProgressMessage | OutcomeMessage] = TypeAdapter(Answer)
+ProbeAnswer = PhaseMessage | ProgressMessage | OutcomeMessage
+_ANSWER: TypeAdapter[ProbeAnswer] = TypeAdapter(Annotated[ProbeAnswer, Field(discriminator="type")])
+A = TypeVar("A", bound=AnswerMessage)
 
 
 def encode(message: BaseModel) -> bytes:
@@ -137,19 +155,26 @@ def encode(message: BaseModel) -> bytes:
     return b"\n" + message.model_dump_json().encode() + b"\n"
 
 
-class AnswerReader:
+class AnswerReader(Generic[A]):
     """Bytes of the result channel in, answers of one probe out; what is not one is counted.
 
-    Holds at most `MAX_MESSAGE_BYTES`, however much is sent.
+    `answers` says what is an answer. Holds at most `MAX_MESSAGE_BYTES`, however much is sent.
     """
 
-    def __init__(self, probe_id: str) -> None:
+    @overload
+    def __init__(self: AnswerReader[ProbeAnswer], probe_id: str) -> None: ...
+
+    @overload
+    def __init__(self, probe_id: str, answers: TypeAdapter[A]) -> None: ...
+
+    def __init__(self, probe_id: str, answers: TypeAdapter[Any] = _ANSWER) -> None:
         self.probe_id = probe_id
+        self.answers = answers
         self.num_garbage = 0
         self._line = bytearray()
         self._overlong = False
 
-    def feed(self, data: bytes) -> list[PhaseMessage | ProgressMessage | OutcomeMessage]:
+    def feed(self, data: bytes) -> list[A]:
         """The answers that `data` completes, in order."""
         *lines, rest = data.split(b"\n")
         answers = []
@@ -174,14 +199,14 @@ class AnswerReader:
         if not self._overlong:
             self._line += piece
 
-    def _take_line(self) -> PhaseMessage | ProgressMessage | OutcomeMessage | None:
+    def _take_line(self) -> A | None:
         line, overlong = bytes(self._line), self._overlong
         self._line.clear()
         self._overlong = False
         if not line and not overlong:
             return None
         try:
-            answer = None if overlong else _ANSWER.validate_json(line)
+            answer: A | None = None if overlong else self.answers.validate_json(line)
         except ValidationError:
             answer = None
         if answer is None or answer.probe_id != self.probe_id:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from search.probe.interval import median_interval
-from search.probe.protocol import ProbeRequest
+from search.probe.protocol import Timing
 
 # Steps' worth of time kept free before the deadline, to end in order: the steps on their way and
 # the untimed one that looks at the loss and the phases.
@@ -22,12 +22,12 @@ _LEAST_QUARTER = 3
 
 @dataclass(frozen=True)
 class StopRule:
-    """Judges the samples so far, in seconds per optimizer step.
+    """Judges the samples so far, in seconds per step.
 
     `started` and `deadline` are instants of `time.monotonic`.
     """
 
-    request: ProbeRequest
+    request: Timing
     started: float
     deadline: float
 
@@ -60,7 +60,7 @@ class StopRule:
         return self.best_images_per_second(samples) < wanted
 
     def best_images_per_second(self, samples: Sequence[float]) -> float:
-        return images_per_step(self.request) / median_interval(samples).low
+        return self.request.images_per_step / median_interval(samples).low
 
     def is_late(self, samples: Sequence[float]) -> bool:
         now = time.monotonic()
@@ -101,8 +101,3 @@ def drift_flags(samples: Sequence[float]) -> list[str]:
         f"drifted by {last / first - 1:+.1%} while steps were timed: {1000 * first:.4g} ms in the "
         f"first quarter, {1000 * last:.4g} ms in the last"
     ]
-
-
-def images_per_step(request: ProbeRequest) -> int:
-    """Images that one optimizer step sees on this device."""
-    return request.setting.batch_size * request.setting.accumulate

@@ -28,9 +28,11 @@ from search.probe.parent.environment import probe_environment
 from search.probe.worker import worker
 
 # What every eager probe imports; the first optimizer of a process would import torch._dynamo.
-_PRELOADED = ("search.probe.worker.measure", "torch._dynamo")
+STEP_MODULES = ("search.probe.worker.measure", "torch._dynamo")
 # lifeline, status, request, result, standard output, standard error
 _NUM_FDS = 6
+# More than the name of a worker's module has.
+_NAME_BYTES = 256
 
 
 class ForkServerGoneError(Exception):
@@ -40,12 +42,13 @@ class ForkServerGoneError(Exception):
 class ForkServer:
     """A process with torch imported, from which workers are forked; a context manager.
 
-    The library of `model` is imported too (a factory of the user's is not: it is run in the worker
-    alone). The server ends when it is closed and when this process ends, however that comes. Its
-    workers have the environment and the current directory of the moment it was made.
+    It imports `modules`, the first of which must be available, and the library of `model` (a
+    factory of the user's is not imported: it is run in the worker alone). The server ends when it
+    is closed and when this process ends, however that comes. Its workers have the environment and
+    the current directory of the moment it was made.
     """
 
-    def __init__(self, model: Model | None = None) -> None:
+    def __init__(self, model: Model | None = None, modules: Sequence[str] = STEP_MODULES) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         self._lock = threading.Lock()
@@ -64,6 +67,7 @@ class ForkServer:
                     str(theirs.fileno()),
                     config,
                     str(os.getpid()),
+                    ",".join(modules),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -77,8 +81,11 @@ class ForkServer:
     def pid(self) -> int:
         return self._process.pid
 
-    def spawn(self, fds: Sequence[int], deadline: float) -> Callable[[], object]:
+    def spawn(
+        self, fds: Sequence[int], deadline: float, module: str = worker.__name__
+    ) -> Callable[[], object]:
         """Fork supervisor and worker with `fds`: lifeline, status, request, result, output, error.
+        The worker is `module.work`.
 
         Waits for the imports the first time, until `deadline` (an instant of `time.monotonic`).
         Returns what to call when the supervisor has ended: nothing is to be done, the server has
@@ -87,7 +94,7 @@ class ForkServer:
         with self._lock:
             try:
                 self._await_readiness(deadline)
-                socket.send_fds(self._socket, [b"probe"], list(fds))
+                socket.send_fds(self._socket, [module.encode()], list(fds))
             except (OSError, EOFError) as error:
                 raise ForkServerGoneError from error
         return lambda: None
@@ -128,8 +135,7 @@ def main() -> None:
     supervisor.set_process_option(supervisor.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[3]):  # it died before the line above took effect
         return
-    for module in _PRELOADED:
-        importlib.import_module(module)
+    _import_modules(sys.argv[4].split(","))
     if sys.argv[2]:
         _import_library(sys.argv[2])
     if importlib.import_module("torch").cuda.is_initialized():
@@ -139,14 +145,22 @@ def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as parent:
         parent.send(b"ready")
         while True:
-            message, fds, _, _ = socket.recv_fds(parent, 64, _NUM_FDS)
+            message, fds, _, _ = socket.recv_fds(parent, _NAME_BYTES, _NUM_FDS)
             if not message:
                 return
             if os.fork() == 0:
                 parent.close()
-                _become_supervisor(fds)
+                _become_supervisor(message.decode(), fds)
             for fd in fds:
                 os.close(fd)
+
+
+def _import_modules(modules: Sequence[str]) -> None:
+    """The first must be available; a library that cannot be imported is the worker's to report."""
+    importlib.import_module(modules[0])
+    for module in modules[1:]:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
 
 
 def _import_library(written: str) -> None:
@@ -162,14 +176,15 @@ def _import_library(written: str) -> None:
         build_for(model, TrainSetting())()
 
 
-def _become_supervisor(fds: Sequence[int]) -> NoReturn:
+def _become_supervisor(module: str, fds: Sequence[int]) -> NoReturn:
     os.setsid()
     lifeline, status, request, result, output, error = fds
     os.dup2(output, 1)
     os.dup2(error, 2)
     os.close(output)
     os.close(error)
-    supervisor.supervise(lambda: worker.work(request, result), lifeline, status)
+    chosen = importlib.import_module(module)
+    supervisor.supervise(lambda: chosen.work(request, result), lifeline, status)
 
 
 if __name__ == "__main__":

@@ -5,24 +5,17 @@ Imports no torch and makes no CUDA context. Whatever the worker does, the answer
 
 from __future__ import annotations
 
-import contextlib
-import os
-import selectors
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
 from planner.schema import DeviceInfo, MeasurementRecord
 from search.probe import failure
 from search.probe.device import describe_device, memory_in_use, versions
-from search.probe.parent import supervisor
-from search.probe.parent.environment import probe_environment
-from search.probe.parent.fork_server import ForkServer, ForkServerGoneError
+from search.probe.parent.attendance import Listener, WorkerGroup, choose_spawn, judge_silence
+from search.probe.parent.fork_server import ForkServer
 from search.probe.protocol import (
     AnswerReader,
     OutcomeMessage,
@@ -30,24 +23,10 @@ from search.probe.protocol import (
     ProbeRequest,
     ProgressMessage,
     WorkOrder,
-    encode,
 )
-from search.probe.stopping import images_per_step
-from search.probe.worker import worker
 
-# How long a worker may take to end after its answer, or after it was asked to: it has nothing left
-# to do but to be torn down by the driver.
-EXIT_SECONDS = 3.0
-# How long the kernel may take to end killed processes before they are given up on (a process in an
-# uninterruptible call to a driver cannot be killed).
-KILL_SECONDS = 15.0
 # How long a driver may take to give back the memory of a process that has ended: a judgement.
 RELEASE_SECONDS = 3.0
-# What is kept of each of the worker's output streams.
-TAIL_BYTES = 16 * 1024
-_READ_BYTES = 1 << 16
-# A pipe holds 1 MiB at most (fs.pipe-max-size), unless root has said otherwise.
-_PIPE_READS = (1 << 20) // _READ_BYTES
 
 
 @dataclass(frozen=True)
@@ -102,7 +81,7 @@ def run_probe(
             device=described,
             versions=versions(),
             date=date,
-            images_per_second=images_per_step(request) / step_seconds if step_seconds else None,
+            images_per_second=request.images_per_step / step_seconds if step_seconds else None,
             probe_seconds=time.monotonic() - started,
             **_shared_fields(outcome),
         )
@@ -111,19 +90,29 @@ def run_probe(
         if on_result is not None:
             on_result(record_of(outcome))
 
-    listener = _Listener(request.probe_id, started, on_event or (lambda event: None), answered)
+    hearing = _Hearing(started, on_event or (lambda event: None), answered)
+    listener = Listener(AnswerReader(request.probe_id), hearing.hear, is_outcome)
     kernel_kills = failure.count_kernel_kills()
     deadline = started + deadline_seconds
-    with _WorkerGroup.start(
-        _choose_spawn(fork_server, worker_command, deadline), listener
-    ) as group:
+    hearing.tell("start")
+    spawn = choose_spawn(fork_server, deadline, worker_command)
+    with WorkerGroup.start(spawn, listener) as group:
         group.order(WorkOrder(request=request, deadline_seconds=deadline - time.monotonic()))
         group.attend(deadline)
-    outcome = listener.outcome or _judge_silence(listener, deadline_seconds, kernel_kills)
+    outcome = hearing.outcome
+    if outcome is None:
+        silence = judge_silence(listener, deadline_seconds, kernel_kills)
+        outcome = OutcomeMessage(
+            probe_id=request.probe_id, status=silence.status, message=silence.message,
+            phase=listener.phase, flags=tuple(listener.flags),
+        )  # fmt: skip
+    else:
+        flags = (*outcome.flags, *listener.all_flags)
+        outcome = outcome.model_copy(update={"flags": flags})
     if outcome.free_bytes is None and free is not None:
         taken = None if listener.wait_status is None else _taken(request.device, used)
         outcome = outcome.model_copy(update={"free_bytes": free, "taken_bytes": taken})
-    listener.tell("end")
+    hearing.tell("end")
     return record_of(outcome)
 
 
@@ -157,275 +146,33 @@ def _shared_fields(outcome: OutcomeMessage) -> dict[str, object]:
     }
 
 
-def _judge_silence(
-    listener: _Listener, deadline_seconds: float, kernel_kills: int | None
-) -> OutcomeMessage:
-    """The outcome of a worker that ended, or was ended, without telling one."""
-
-    def ended(status: str, message: str) -> OutcomeMessage:
-        return OutcomeMessage.model_validate(
-            {
-                "probe_id": listener.reader.probe_id,
-                "status": status,
-                "message": message,
-                "phase": listener.phase,
-                "flags": listener.flags,
-            }
-        )
-
-    words = failure.last_words(listener.stderr.text())
-    if listener.overdue:
-        return ended("timed_out", f"not done after {deadline_seconds:g} s, in {listener.phase}")
-    if listener.wait_status is None:
-        return ended("crashed", "its supervisor was ended from outside")
-    said = failure.describe_exit(listener.wait_status)
-    if failure.is_allocation_failure(words):
-        return ended("out_of_memory", f"{said}\n{words}")
-    killed = os.WIFSIGNALED(listener.wait_status) and (
-        os.WTERMSIG(listener.wait_status) == signal.SIGKILL
-    )
-    if killed and _kernel_ran_out(kernel_kills):
-        return ended("out_of_memory", "the kernel killed it: the machine is out of memory")
-    if listener.reader.num_garbage:
-        said += f"; {listener.reader.num_garbage} unreadable messages and no answer"
-    elif os.WIFEXITED(listener.wait_status) and os.WEXITSTATUS(listener.wait_status) == 0:
-        said += " and no answer"
-    return ended("crashed", f"{said}\n{words}".strip())
-
-
-def _kernel_ran_out(kills_before: int | None) -> bool:
-    """Whether a SIGKILL that was not ours was the kernel's: its count of such kills has risen.
-
-    Where the kernel keeps no count, memory is by far the likeliest reason.
-    """
-    kills = failure.count_kernel_kills()
-    return kills is None or kills_before is None or kills > kills_before
-
-
-class _Tail:
-    """The last `TAIL_BYTES` of a stream."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        self._bytes += data
-        del self._bytes[:-TAIL_BYTES]
-
-    def text(self) -> str:
-        return self._bytes.decode(errors="replace")
-
-
-class _Listener:
-    """All that the parent hears of one worker, kept within bounds."""
+class _Hearing:
+    """What one probe's worker says, passed on to whom it concerns; its outcome, once it is in."""
 
     def __init__(
-        self, probe_id: str, started: float, on_event: Callable[[ProbeEvent], None],
+        self, started: float, on_event: Callable[[ProbeEvent], None],
         on_result: Callable[[OutcomeMessage], None],
     ) -> None:  # fmt: skip
-        self.reader = AnswerReader(probe_id)
-        self.stdout, self.stderr = _Tail(), _Tail()
         self.started = started
         self.on_event = on_event
         self.on_result = on_result
         self.phase = "start"
-        self.overdue = False
-        self.supervisor_pid: int | None = None
-        self.supervisor_is_gone = False
-        self.worker_pid: int | None = None
-        self.wait_status: int | None = None
-        self.flags: list[str] = []
-        self._status = b""
-        self._outcome: OutcomeMessage | None = None
-        self.answered_at: float | None = None
-
-    @property
-    def outcome(self) -> OutcomeMessage | None:
-        """The worker's answer, with what the parent has to add."""
-        if self._outcome is None:
-            return None
-        garbage = self.reader.num_garbage
-        flags = [*self._outcome.flags, *self.flags]
-        if garbage:
-            flags.append(f"{garbage} unreadable messages on the result channel")
-        return self._outcome.model_copy(update={"flags": tuple(flags)})
+        self.outcome: OutcomeMessage | None = None
 
     def tell(self, phase: str, num_steps: int = 0, step_seconds: float | None = None) -> None:
         elapsed = time.monotonic() - self.started
         self.on_event(ProbeEvent(phase, elapsed, num_steps, step_seconds))
 
-    def hear_answers(self, data: bytes) -> None:
-        for answer in self.reader.feed(data):
-            if isinstance(answer, OutcomeMessage):
-                self._outcome = answer
-                self.answered_at = time.monotonic()
-                self.on_result(answer)
-            elif isinstance(answer, PhaseMessage):
-                self.phase = answer.phase
-                self.tell(answer.phase)
-            elif isinstance(answer, ProgressMessage):
-                self.tell(self.phase, answer.num_steps, answer.step_seconds)
-
-    def hear_supervisor(self, data: bytes) -> None:
-        self._status += data
-        *lines, self._status = self._status.split(b"\n")
-        for line in lines:
-            word, *numbers = line.decode().split()
-            if word == "started":
-                self.supervisor_pid, self.worker_pid = int(numbers[0]), int(numbers[1])
-            else:
-                self.wait_status = int(numbers[0])
-                if int(numbers[1]):
-                    self.flags.append(f"left {numbers[1]} processes behind, which were ended")
+    def hear(self, answer: PhaseMessage | ProgressMessage | OutcomeMessage) -> None:
+        if isinstance(answer, OutcomeMessage):
+            self.outcome = answer
+            self.on_result(answer)
+        elif isinstance(answer, PhaseMessage):
+            self.phase = answer.phase
+            self.tell(answer.phase)
+        else:
+            self.tell(self.phase, answer.num_steps, answer.step_seconds)
 
 
-# Starts a supervisor and its worker on six channels: lifeline, status, request, result, output,
-# error.
-# Returns what to call when the supervisor has ended.
-Spawn = Callable[[Sequence[int]], Callable[[], object]]
-
-
-def _choose_spawn(
-    fork_server: ForkServer | None, command: Sequence[str] | None, deadline: float
-) -> Spawn:
-    """From the fork server where there is one; where it is gone, or with a command, by itself."""
-
-    def spawn(fds: Sequence[int]) -> Callable[[], object]:
-        if fork_server is not None and command is None:
-            with contextlib.suppress(ForkServerGoneError):
-                return fork_server.spawn(fds, deadline)
-        return _spawn_process(command or worker.COMMAND, fds)
-
-    return spawn
-
-
-def _spawn_process(command: Sequence[str], fds: Sequence[int]) -> Callable[[], object]:
-    """Start a supervisor as a process of ours, which starts `command`."""
-    lifeline, status, request, result, output, error = fds
-    arguments = [str(lifeline), str(status), *command, str(request), str(result)]
-    process = subprocess.Popen(
-        [sys.executable, "-S", "-E", supervisor.__file__, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=error,
-        pass_fds=(lifeline, status, request, result),
-        start_new_session=True,
-        env=probe_environment(),
-    )
-    return process.wait
-
-
-@dataclass
-class _WorkerGroup:
-    """A supervisor and what it watches. Leaving the context ends them all."""
-
-    listener: _Listener
-    reap: Callable[[], object]
-    lifeline: int
-    request: int
-    hearers: dict[int, Callable[[bytes], None]]
-    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-
-    @classmethod
-    @contextlib.contextmanager
-    def start(cls, spawn: Spawn, listener: _Listener) -> Iterator[_WorkerGroup]:
-        listener.tell("start")
-        pipes = [os.pipe() for _ in range(6)]
-        readers, writers = zip(*pipes, strict=True)
-        lifeline, request = writers[0], writers[2]
-        status, result, output, error = readers[1], readers[3], readers[4], readers[5]
-        theirs = (readers[0], writers[1], readers[2], writers[3], writers[4], writers[5])
-        try:
-            reap = spawn(theirs)
-        except BaseException:
-            for fd in (lifeline, request, status, result, output, error):
-                os.close(fd)
-            raise
-        finally:
-            for fd in theirs:
-                os.close(fd)
-        hearers: dict[int, Callable[[bytes], None]] = {
-            status: listener.hear_supervisor,
-            result: listener.hear_answers,
-            output: listener.stdout.feed,
-            error: listener.stderr.feed,
-        }
-        group = cls(listener, reap, lifeline, request, hearers)
-        for fd in hearers:
-            os.set_blocking(fd, False)
-            group.selector.register(fd, selectors.EVENT_READ)
-        try:
-            yield group
-        finally:
-            group.end()
-
-    def order(self, order: WorkOrder) -> None:
-        """Hand over the work. If the worker has already exited, `attend` reports it."""
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self.request, encode(order).lstrip())
-        os.close(self.request)
-
-    def attend(self, deadline: float) -> None:
-        """Listen until the worker has ended, its answer is in and its time to end is over, or it
-        is late: then it is asked to end."""
-        while self.is_running():
-            answered = self.listener.answered_at
-            limit = deadline if answered is None else min(deadline, answered + EXIT_SECONDS)
-            if time.monotonic() >= limit:
-                break
-            self._listen(limit - time.monotonic())
-        if self.is_running():
-            self.listener.overdue = True
-            os.write(self.lifeline, b"T")
-            self._listen_until(time.monotonic() + EXIT_SECONDS)
-
-    def end(self) -> None:
-        """End whatever still runs, hear the last of it and close all."""
-        os.close(self.lifeline)
-        self._listen_until(time.monotonic() + KILL_SECONDS)
-        if self.listener.wait_status is None:
-            self._end_without_supervisor()
-        self.reap()
-        self._drain()
-        self.listener.reader.close()
-        self.selector.close()
-        for fd in self.hearers:
-            os.close(fd)
-
-    def _end_without_supervisor(self) -> None:
-        """The supervisor was ended from outside, or cannot end what hangs in the kernel."""
-        if self.is_running():
-            self.listener.flags.append("its processes could not be ended")
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self.listener.supervisor_pid is not None:
-                os.kill(self.listener.supervisor_pid, signal.SIGKILL)
-            if self.listener.worker_pid is not None:
-                os.killpg(self.listener.worker_pid, signal.SIGKILL)
-
-    def _drain(self) -> None:
-        """Read what the dead left in their pipes: no more than those hold."""
-        for fd, hear in self.hearers.items():
-            with contextlib.suppress(BlockingIOError):
-                for _ in range(_PIPE_READS):
-                    hear(os.read(fd, _READ_BYTES))
-
-    def is_running(self) -> bool:
-        """Whether the supervisor has more to say: it ends after all that it watched."""
-        return self.listener.wait_status is None and not self.listener.supervisor_is_gone
-
-    def _listen_until(self, deadline: float) -> None:
-        while self.is_running() and (left := deadline - time.monotonic()) > 0:
-            self._listen(left)
-
-    def _listen(self, seconds: float) -> None:
-        for key, _ in self.selector.select(max(0.0, seconds)):
-            try:
-                data = os.read(key.fd, _READ_BYTES)
-            except BlockingIOError:
-                continue
-            if data:
-                self.hearers[key.fd](data)
-                continue
-            self.selector.unregister(key.fd)
-            if self.hearers[key.fd] == self.listener.hear_supervisor:
-                self.listener.supervisor_is_gone = True
+def is_outcome(answer: object) -> bool:
+    return isinstance(answer, OutcomeMessage)

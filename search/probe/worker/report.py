@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from search.probe.protocol import OutcomeMessage, PhaseMessage, ProgressMessage, encode
+from search.probe.protocol import AnswerMessage, PhaseMessage, ProgressMessage, encode
 
 
 class Report:
@@ -27,7 +27,7 @@ class Report:
         )
         self._send(encode(message))
 
-    def outcome(self, outcome: OutcomeMessage) -> None:
+    def outcome(self, outcome: AnswerMessage) -> None:
         self._send(encode(outcome))
 
     def _send(self, data: bytes) -> None:

@@ -10,6 +10,7 @@ import faulthandler
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import NoReturn
 
 from search.probe.protocol import WorkOrder
@@ -29,7 +30,7 @@ def work(request_fd: int, result_fd: int) -> NoReturn:
     """
     began = time.monotonic()
     if is_unfit():
-        start_afresh(request_fd, result_fd)
+        start_afresh(COMMAND, request_fd, result_fd)
     os.set_inheritable(request_fd, False)
     os.set_inheritable(result_fd, False)
     faulthandler.enable()
@@ -55,11 +56,11 @@ def is_unfit() -> bool:
     return torch is not None and bool(torch.cuda._is_in_bad_fork())
 
 
-def start_afresh(request_fd: int, result_fd: int) -> NoReturn:
+def start_afresh(command: Sequence[str], request_fd: int, result_fd: int) -> NoReturn:
     """Become a process that has imported nothing, for the same order, which was not read yet."""
     for fd in (request_fd, result_fd):
         os.set_inheritable(fd, True)
-    os.execv(COMMAND[0], [*COMMAND, str(request_fd), str(result_fd)])
+    os.execv(command[0], [*command, str(request_fd), str(result_fd)])
 
 
 if __name__ == "__main__":

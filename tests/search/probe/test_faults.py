@@ -14,8 +14,9 @@ import pytest
 
 from planner.schema import MeasurementRecord
 from planner.units import MIB
+from search.probe.parent.attendance import EXIT_SECONDS, TAIL_BYTES
 from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.runner import EXIT_SECONDS, TAIL_BYTES, ProbeEvent, run_probe
+from search.probe.parent.runner import ProbeEvent, run_probe
 from tests.search.probes import AMPLE_SECONDS, request_of
 from tests.search.processes import carrying, remaining
 
