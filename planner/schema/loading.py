@@ -33,10 +33,22 @@ LoaderBound = Literal["disk", "decode", "transform", "collate", "copy", "main pr
 MAX_WORKERS = 1024
 
 
+class ItemFault(BaseModel):
+    """An item that could not be loaded as it should: which, what was wrong, how often."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    item: str = Field(description="the file, or the index in the data set")
+    message: str
+    count: int = 1
+
+
 class DataSource(BaseModel):
     """The user's data, as found. `location` is a path or MODULE:FACTORY; sizes are in bytes.
 
-    `fingerprint` changes when the data do: records of other data do not count for these.
+    `fingerprint` changes when the data do: records of other data do not count for these. Of more
+    than 10,000 files `total_bytes` is extrapolated from a sample. `faults` are what was passed
+    over when the data were looked for: an empty class, a folder without rights, no pictures.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -48,6 +60,7 @@ class DataSource(BaseModel):
     total_bytes: int | None = None
     fingerprint: str = ""
     synthetic: bool = Field(default=False, description="made by `planner data --synthetic`")
+    faults: tuple[ItemFault, ...] = ()
 
 
 class LoaderSetting(BaseModel):
@@ -118,16 +131,6 @@ class LoaderSetting(BaseModel):
 
 
 LoaderStatus = Literal["measured", "faulty", "out_of_memory", "timed_out", "crashed", "unsupported"]
-
-
-class ItemFault(BaseModel):
-    """An item that could not be loaded as it should: which, what was wrong, how often."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    item: str = Field(description="the file, or the index in the data set")
-    message: str
-    count: int = 1
 
 
 class LoaderRecord(BaseModel):
