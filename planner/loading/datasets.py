@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -89,24 +88,18 @@ class EndlessSampler(Sampler[int]):
             yield from map(int, self.numbers[order])
 
 
-@dataclass(frozen=True)
-class OwnData:
-    """What a user's factory returned: a data set, and how it makes batches where that was said."""
+def load_own(source: DataSource) -> tuple[Dataset[Any], Callable[[list[Any]], Any] | None]:
+    """(data set, its collation where it has one) of a user's factory.
 
-    dataset: Dataset[Any]
-    collate: Callable[[list[Any]], Any] | None = None
-
-
-def load_own(source: DataSource) -> OwnData:
-    """Call the factory. Raises PlannerError where it does not return a Dataset (or a DataLoader,
-    of which the data set and the collation are taken)."""
+    Raises PlannerError where it returns no Dataset; of a DataLoader both are taken.
+    """
     made = load_factory(source.location)()
     if isinstance(made, DataLoader):
-        return OwnData(made.dataset, made.collate_fn)
+        return made.dataset, made.collate_fn
     if isinstance(made, Dataset) or (hasattr(made, "__getitem__") and hasattr(made, "__len__")):
         if hasattr(made, "__len__") and not isinstance(made, IterableDataset) and not len(made):
             raise PlannerError(f"{source.location} returned a data set without items.")
-        return OwnData(made)
+        return made, None
     raise PlannerError(
         f"{source.location} returned {type(made).__name__}, not a torch.utils.data.Dataset.",
         "Return the data set itself: with __getitem__ and __len__, or an IterableDataset.",

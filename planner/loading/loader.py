@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from planner.errors import PlannerError, UnsupportedError
 from planner.loading.datasets import EndlessSampler, Repeated, load_own, open_dataset
-from planner.loading.pipelines import Steps, steps_of
+from planner.loading.pipelines import steps_of
 from planner.schema.loading import DataSource, LoaderSetting
 
 Collate = Callable[[list[Any]], Any]
 OWN_ONLY = "A function that makes a Dataset is loaded with the pipeline 'own', and only such is."
+
+
+@dataclass(frozen=True)
+class OpenData:
+    """Data opened for a pipeline: the data set, how it makes batches (None: torch's default), and
+    what is around the loader where a step is left for the device."""
+
+    dataset: Dataset[Any]
+    collate: Collate | None = None
+    on_device: Callable[[Any, torch.device], Any] | None = None
 
 
 def make_loader(
@@ -25,60 +36,64 @@ def make_loader(
     *,
     seed: int = 0,
     endless: bool = False,
-    among: Sequence[int] | None = None,
-    wrap: Callable[[Dataset[Any]], Dataset[Any]] | None = None,
-    wrap_collate: Callable[[Collate], Collate] | None = None,
 ) -> Iterable[Any]:
     """A loader of batches of `source`, as a training on `device` would make it.
 
     A batch is (images [B, 3, H, W], targets [B]), on the host (`to_device` copies it); timm's is on
     the device already, and what the user's own Dataset yields is its own matter. In training items
     are shuffled (by `seed`) and a smaller last batch is dropped. `endless` goes through the data
-    again and again (and `among` only through these items). `wrap` may put a data set around ours.
-    Without a CUDA device nothing is pinned, whatever the setting says: torch would only warn.
+    again and again. Without a CUDA device nothing is pinned, whatever the setting says: torch would
+    only warn.
 
     Raises PlannerError where the data cannot be read, UnsupportedError where the pipeline cannot
     run here.
     """
-    device = torch.device(device)
-    dataset, steps, collate = _open(source, setting, train=train, endless=endless)
-    if wrap is not None:
-        dataset = wrap(dataset)
-    if wrap_collate is not None:
-        collate = wrap_collate(collate or default_collate)
-    loader = DataLoader(
-        dataset,
-        batch_size=setting.batch_size,
-        num_workers=setting.workers,
-        prefetch_factor=setting.prefetch_factor,
-        persistent_workers=setting.persistent_workers,
-        pin_memory=pins(setting, device),
-        collate_fn=collate,
-        drop_last=train,
-        generator=torch.Generator().manual_seed(seed),
-        **_order(dataset, setting, train, endless, seed, among),
-    )
-    if steps is not None and steps.on_device is not None:
-        return steps.on_device(loader, device)  # type: ignore[no-any-return]
-    return loader
+    data = open_data(source, setting, train=train, endless=endless)
+    return load(data, setting, torch.device(device), train=train, seed=seed, endless=endless)
 
 
-def _open(
-    source: DataSource, setting: LoaderSetting, *, train: bool, endless: bool
-) -> tuple[Dataset[Any], Steps | None, Collate | None]:
-    """The data set, its steps where they are ours, and its collation where it has one."""
+def open_data(
+    source: DataSource, setting: LoaderSetting, *, train: bool = True, endless: bool = False
+) -> OpenData:
+    """The data as `setting.pipeline` loads them. Raises as `make_loader`."""
     if (source.kind == "factory") != (setting.pipeline == "own"):
         raise UnsupportedError(
             f"{source.location} cannot be loaded with the pipeline {setting.pipeline!r}.", OWN_ONLY
         )
     if source.kind == "factory":
-        own = load_own(source)
-        dataset = own.dataset
+        dataset, collate = load_own(source)
         if endless and isinstance(dataset, IterableDataset):
             dataset = Repeated(dataset)
-        return dataset, None, own.collate
+        return OpenData(dataset, collate)
     steps = steps_of(setting.pipeline, setting.image_size, train)
-    return open_dataset(source, steps, endless=endless, train=train), steps, steps.collate
+    dataset = open_dataset(source, steps, endless=endless, train=train)
+    return OpenData(dataset, steps.collate, steps.on_device)
+
+
+def load(
+    data: OpenData,
+    setting: LoaderSetting,
+    device: torch.device,
+    *,
+    train: bool = True,
+    seed: int = 0,
+    endless: bool = False,
+    among: Sequence[int] | None = None,
+) -> Iterable[Any]:
+    """The loader of data that were opened; `endless` goes only through the items `among`."""
+    loader = DataLoader(
+        data.dataset,
+        batch_size=setting.batch_size,
+        num_workers=setting.workers,
+        prefetch_factor=setting.prefetch_factor,
+        persistent_workers=setting.persistent_workers,
+        pin_memory=pins(setting, device),
+        collate_fn=data.collate,
+        drop_last=train,
+        generator=torch.Generator().manual_seed(seed),
+        **_order(data.dataset, setting, train, endless, seed, among),
+    )
+    return data.on_device(loader, device) if data.on_device is not None else loader
 
 
 def _order(

@@ -139,7 +139,9 @@ class LoaderRecord(BaseModel):
 
     `batch_seconds` are the times between batches in a steady state, after the workers' start and
     what they had prefetched meanwhile. `cpu_seconds_per_image` counts all processes of the loader.
-    `stage_seconds` are of one image, as timed in one process without others.
+    `stage_seconds` are of one image, as timed in one process without others; what a user's Dataset
+    does with an item is its `transform`. `shared_memory_bytes` are at least what all batches that
+    may wait take, as they do where a training is slower than its loader.
     `host` holds what bounds a loader on that machine: processors, quota, shared memory.
     """
 
@@ -161,6 +163,10 @@ class LoaderRecord(BaseModel):
     worker_bytes: int | None = Field(default=None, description="of one worker, its own (USS)")
     main_bytes: int | None = None
     shared_memory_bytes: int | None = Field(default=None, description="/dev/shm at its fullest")
+    open_files: int | None = Field(default=None, description="of one process, at the most")
+    cold_share: float | None = Field(
+        default=None, description="of what was read, that the page cache did not hold"
+    )
     stage_seconds: dict[LoaderStage, float] = Field(default_factory=dict)
     bound: LoaderBound | None = None
     faults: tuple[ItemFault, ...] = ()

@@ -163,9 +163,9 @@ def worker_environment() -> dict[str, str]:
 
 
 @lru_cache(maxsize=1)
-def _versions() -> tuple[tuple[str, str], ...]:
+def _versions(packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     found = {"python": platform.python_version(), "planner": __version__}
-    for package in _PACKAGES:
+    for package in packages:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -186,9 +186,9 @@ TELLING_VARIABLES = (
 )  # fmt: skip
 
 
-def versions() -> dict[str, str]:
+def versions(packages: tuple[str, ...] = _PACKAGES) -> dict[str, str]:
     """What software a probe runs on: its versions, and what it is told beyond the setting."""
-    found = dict(_versions())
+    found = dict(_versions(packages))
     configured = environment_options(os.environ)
     if configured is not None:
         found[RECORDED_AS] = configured[1]

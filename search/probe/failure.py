@@ -119,3 +119,30 @@ def kernel_ran_out(kills_before: int | None) -> bool:
     """
     kills = count_kernel_kills()
     return kills is None or kills_before is None or kills > kills_before
+
+
+# A loader's workers (torch/utils/data/_utils/signal_handling.py and aten/src/ATen/MapAllocator.cpp,
+# torch 2.13): shared memory that is full ends a worker by SIGBUS, or is refused.
+_SHARED_MEMORY_TEXTS = (
+    "is killed by signal: Bus error",
+    "insufficient shared memory (shm)",
+    "unable to allocate shared memory(shm)",
+    "unable to write to file </torch_",
+)
+_KILLED_WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([^.\n]+)\.")
+
+
+def is_shared_memory_failure(text: str) -> bool:
+    """Whether a loader's error says that /dev/shm is full."""
+    return any(known in text for known in _SHARED_MEMORY_TEXTS)
+
+
+def killed_worker(text: str) -> str | None:
+    """The signal that ended a worker of a loader, as the system names it; None of another error."""
+    match = _KILLED_WORKER.search(text)
+    return match.group(1).strip() if match else None
+
+
+def is_out_of_files(text: str) -> bool:
+    """Whether no more files could be opened (EMFILE, ENFILE as the C library says them)."""
+    return "Too many open files" in text or "received 0 items of ancdata" in text

@@ -1,0 +1,1 @@
+"""How fast a loader feeds: probes of it, each in a process of its own."""
