@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
     from planner.schema.result import Recommendation
     from planner.trainers.emission import emit, emit_setting
+    from planner.watching.watch import Watch, watch
 
 _HOMES = {
     "Advice": "planner.advice.advising", "advise": "planner.advice.advising",
@@ -39,12 +40,14 @@ _HOMES = {
     "MeasurementRecord": "planner.schema", "SwinConfig": "planner.schema",
     "TrainSetting": "planner.schema",
     "Recommendation": "planner.schema.result",
+    "Watch": "planner.watching.watch", "watch": "planner.watching.watch",
 }  # fmt: skip
 
 __all__ = [
     "Advice", "Estimate", "Gpu", "MeasurementRecord", "PlannerError", "Recommendation",
-    "SwinConfig", "TrainSetting", "UnsupportedError", "UsageError", "__version__", "advise",
-    "all_gpus", "emit", "emit_setting", "estimate", "find_gpu", "largest_batch", "resolve_model",
+    "SwinConfig", "TrainSetting", "UnsupportedError", "UsageError", "Watch", "__version__",
+    "advise", "all_gpus", "emit", "emit_setting", "estimate", "find_gpu", "largest_batch",
+    "resolve_model", "watch",
 ]  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""A running training, held against its plan: `planner.watch`, and hooks for trainers."""

@@ -1,0 +1,333 @@
+"""The hook in a plain loop: what it counts, and that nothing of its own ends a training."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import planner
+from planner.watching import device as devices
+from planner.watching import log, watch
+from planner.watching.log import LogFile, encode, log_path
+from planner.watching.watch import Watch
+from tests.watching.loops import BATCH, IMAGES, Loop, end, events, lines, loader, of_kind
+
+
+def run_loop(hook: Watch, epochs: int = 1) -> None:
+    loop = Loop()
+    with hook as watched:
+        for _ in range(epochs):
+            for images, targets in watched.batches(loader()):
+                watched.step(loss=loop.step(images, targets))
+
+
+def test_a_plain_loop_leaves_a_log_of_lines_and_a_summary(tmp_path: Path) -> None:
+    run_loop(planner.watch(folder=tmp_path, interval_seconds=0), epochs=2)
+    kinds = [line["kind"] for line in lines(tmp_path)]
+    assert kinds[0] == "start"
+    assert kinds[-1] == "end"
+    assert end(tmp_path)["status"] == "finished"
+    intervals = of_kind(tmp_path, "interval")
+    assert sum(line["images"] for line in intervals) == 2 * IMAGES
+    assert sum(line["steps"] for line in intervals) == end(tmp_path)["step"] == 2 * IMAGES // BATCH
+    assert all(0 <= line["wait_share"] <= 1 for line in intervals)
+    assert intervals[0]["warm_up"]
+    assert end(tmp_path)["steady"]["steps"] == end(tmp_path)["step"] - watch.WARM_UP_STEPS
+
+
+def test_micro_batches_make_one_step_and_all_of_their_images(tmp_path: Path) -> None:
+    loop = Loop()
+    with planner.watch(folder=tmp_path, interval_seconds=0) as watched:
+        for number, (images, targets) in enumerate(watched.batches(loader()), start=1):
+            loop.micro_step(images, targets)
+            if number % 2 == 0:
+                loop.update()
+                watched.step()
+    counted = [*of_kind(tmp_path, "interval"), end(tmp_path)["steady"]]
+    assert end(tmp_path)["step"] == IMAGES // BATCH // 2
+    assert {line["images"] // line["steps"] for line in counted} == {2 * BATCH}
+    assert {line["micro_steps"] // line["steps"] for line in counted} == {2}
+
+
+def test_an_optimizer_that_is_followed_counts_its_own_steps(tmp_path: Path) -> None:
+    loop = Loop()
+    with planner.watch(folder=tmp_path, interval_seconds=0) as watched:
+        watched.follow(loop.optimizer)
+        for images, targets in watched.batches(loader()):
+            loop.step(images, targets)
+    assert end(tmp_path)["step"] == IMAGES // BATCH
+    assert end(tmp_path)["steady"]["images"] == BATCH * (IMAGES // BATCH - watch.WARM_UP_STEPS)
+
+
+def test_what_is_between_two_passes_over_the_data_is_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    with planner.watch(folder=tmp_path) as watched:
+        for _ in range(3):
+            for _ in watched.batches([torch.zeros(BATCH, 3)] * 4):
+                now[0] += 1.0
+                watched.step()
+            now[0] += 100.0  # validation
+        now[0] -= 100.0
+    steady = end(tmp_path)["steady"]
+    assert steady["step_seconds"] == 1.0
+    assert steady["images_per_second"] == BATCH
+    assert steady["paused_seconds"] == 100.0
+
+
+def test_a_loop_that_waits_for_data_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def slow() -> Iterator[torch.Tensor]:
+        for _ in range(12):
+            now[0] += 3.0
+            yield torch.zeros(BATCH, 3)
+
+    with planner.watch(folder=tmp_path, interval_seconds=6) as watched:
+        for _ in watched.batches(slow()):
+            now[0] += 1.0
+            watched.step()
+    assert events(tmp_path) == ["waiting for data"]
+    assert end(tmp_path)["steady"]["wait_share"] == 0.75
+
+
+def test_the_error_of_a_loop_goes_through_with_its_own_traceback(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise KeyError("theirs")
+
+    with pytest.raises(KeyError, match="theirs") as caught, planner.watch(folder=tmp_path):
+        broken()
+    frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert frames[-1] == "broken"
+    assert "close" not in frames
+    assert end(tmp_path)["status"] == "KeyError"
+
+    def faulty() -> Iterator[int]:
+        yield 1
+        raise OSError("a picture is broken")
+
+    with planner.watch(folder=tmp_path) as watched:
+        batches = iter(watched.batches(faulty()))
+        assert next(batches) == 1
+        with pytest.raises(OSError, match="a picture is broken"):
+            next(batches)
+
+
+def test_no_memory_on_the_host_is_an_event(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="allocate"), planner.watch(folder=tmp_path):
+        torch.empty(1 << 62, dtype=torch.uint8)
+    (event,) = of_kind(tmp_path, "event")
+    assert event["event"] == "out of memory"
+    assert "allocate" in event["text"]
+
+
+def test_the_watched_loader_holds_no_batch() -> None:
+    hook = planner.watch()
+    batches = iter(hook.batches([[torch.zeros(2)], [torch.zeros(2)]]))
+    batch = next(batches)
+    assert sys.getrefcount(batch) == 3  # the list that was given, this name and the argument
+
+
+def test_a_loader_timed_in_place_stays_what_it_is(tmp_path: Path) -> None:
+    given = loader(num_workers=1, persistent_workers=True)
+    hook = planner.watch(folder=tmp_path)
+    assert hook.time(given) is given
+    assert hook.time(given) is given  # twice is once
+    assert isinstance(given, torch.utils.data.DataLoader)
+    given.flag = True  # type: ignore[attr-defined]
+    with hook:
+        for _ in range(2):
+            for _ in given:
+                hook.step()
+    assert end(tmp_path)["step"] == 2 * IMAGES // BATCH
+    timed = hook.time(loader())
+    for copied in (copy.deepcopy(timed), pickle.loads(pickle.dumps(timed))):
+        assert type(copied) is torch.utils.data.DataLoader
+        assert len(list(copied)) == IMAGES // BATCH
+
+
+# ------------------------------------------------------------------ faults
+
+
+def test_a_broken_plan_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "recommendation.json").write_text("{")
+    with caplog.at_level(logging.WARNING):
+        run_loop(planner.watch(tmp_path, interval_seconds=0))
+    assert [record.message for record in caplog.records if "plan" in record.message]
+    assert len(caplog.records) == 1
+    assert "not whole JSON" in end(tmp_path)["faults"][0]
+    run_loop(planner.watch(3.5, tmp_path))
+    run_loop(planner.watch("no\0path"))
+
+
+def test_a_folder_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    run_loop(planner.watch(folder=file / "below", interval_seconds=0))
+    assert len(caplog.records) == 1
+
+
+def test_a_full_disk_ends_nothing_and_leaves_whole_lines(tmp_path: Path) -> None:
+    """In a process of its own: the limit on file sizes stands for a disk that fills up."""
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from tests.watching.test_watch import run_loop; import planner\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (900, resource.RLIM_INFINITY))\n"
+        "run_loop(planner.watch(folder=sys.argv[1], interval_seconds=0))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)\n"
+        "run_loop(planner.watch(folder=sys.argv[1], interval_seconds=0))\n"
+        "print('trained')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "trained\n", done.stderr
+    assert done.stderr.count("planner.watch:") == 1
+    whole = []
+    for line in (tmp_path / "watch.jsonl").read_text().splitlines():
+        try:
+            whole.append(json.loads(line)["kind"])
+        except ValueError:
+            whole.append("torn")
+    assert whole.count("torn") == 1
+    assert whole[-1] == "end"
+
+
+def test_a_log_is_bounded_and_the_end_is_still_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "MAX_LOG_BYTES", 3000)
+    monkeypatch.setattr(log, "_RESERVE_BYTES", 1000)
+    run_loop(planner.watch(folder=tmp_path, interval_seconds=0), epochs=4)
+    assert (tmp_path / "watch.jsonl").stat().st_size <= 3000
+    assert end(tmp_path)["step"] == 4 * IMAGES // BATCH
+
+
+def test_a_hook_that_fails_each_time_is_one_warning_and_then_stands_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> dict[str, Any]:
+        raise OSError("no such file")
+
+    monkeypatch.setattr(devices.CpuDevice, "memory", broken)
+    hook = planner.watch(folder=tmp_path, interval_seconds=0)
+    run_loop(hook, epochs=4)
+    assert len(caplog.records) == 1
+    assert hook._is_off
+
+
+def test_an_nvml_that_raises_is_not_heard_of(tmp_path: Path) -> None:
+    from planner.watching.sampler import Sampler
+
+    class Raising:
+        @property
+        def memory(self) -> object:
+            raise OSError("driver gone")
+
+    sampler = Sampler(Raising, seconds=0.01)
+    sampler.start()
+    sampler._thread.join(timeout=30)
+    assert not sampler._thread.is_alive()
+    assert isinstance(sampler.fault, OSError)
+    assert sampler.take() is None
+
+
+def test_copies_are_inert_and_one_process_writes(tmp_path: Path) -> None:
+    hook = planner.watch(folder=tmp_path)
+    with hook:
+        hook.step(4)
+        for copied in (copy.deepcopy(hook), pickle.loads(pickle.dumps(hook))):
+            copied.step(4)
+            assert list(copied.batches([1])) == [1]
+            with copied.pause():
+                copied.close()
+        child = os.fork()
+        if child == 0:
+            hook.step(4)
+            hook.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    assert [line["kind"] for line in lines(tmp_path)] == ["start", "end"]
+    assert end(tmp_path)["step"] == 1
+
+
+def test_each_rank_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    run_loop(planner.watch(folder=tmp_path))
+    start = lines(tmp_path, rank=3)[0]
+    assert (start["rank"], start["world_size"]) == (3, 4)
+    assert not log_path(tmp_path, 0).exists()
+
+
+def test_a_process_that_dies_of_an_error_writes_its_end(tmp_path: Path) -> None:
+    """Trainers that know no errors leave it to the end of the process."""
+    code = (
+        "import sys, planner\nhook = planner.watch(folder=sys.argv[1])\nhook.step(1)\n"
+        "raise MemoryError('no room')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=False)
+    assert end(tmp_path)["status"] == "MemoryError"
+    assert events(tmp_path) == ["out of memory"]
+
+
+def test_a_non_finite_loss_is_an_event_and_strict_json(tmp_path: Path) -> None:
+    with planner.watch(folder=tmp_path, interval_seconds=0) as watched:
+        for _ in range(8):
+            watched.step(4, loss=torch.tensor(float("nan")))
+    assert events(tmp_path) == ["non-finite loss"]
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(constant)
+
+    for line in (tmp_path / "watch.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    assert encode({"a": float("inf"), "b": None}) == '{"a":"inf"}'
+
+
+def test_a_writer_that_the_loop_has_is_written_to(tmp_path: Path) -> None:
+    class Writer:
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            self.seen.append(name)
+
+    writer = Writer()
+    run_loop(planner.watch(folder=tmp_path, writer=writer, interval_seconds=0))
+    assert set(writer.seen) == {"planner/images_per_second", "planner/wait_share"}
+
+
+def test_nothing_is_imported_before_a_watch_is_made() -> None:
+    code = "import planner, sys; assert not {'torch', 'pydantic'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import planner, sys; planner.watch('x'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_torn_line_of_another_run_is_left_behind(tmp_path: Path) -> None:
+    path = tmp_path / "watch.jsonl"
+    path.write_text('{"kind":"sta')
+    file = LogFile(path)
+    file.write({"kind": "end"})
+    file.close()
+    assert path.read_text() == '{"kind":"sta\n{"kind":"end"}\n'
