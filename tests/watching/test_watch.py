@@ -166,7 +166,10 @@ def test_a_loader_timed_in_place_stays_what_it_is(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ faults
 
 
-def test_a_broken_plan_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_plan_is_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "recommendation.json").write_text("{")
     with caplog.at_level(logging.WARNING):
         run_loop(planner.watch(tmp_path, interval_seconds=0))
