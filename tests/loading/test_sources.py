@@ -1,0 +1,181 @@
+"""What a person names as data, found without torch and without touching them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.errors import UsageError
+from planner.loading.folder import find_pictures, split_folder
+from planner.loading.sources import expand_shards, find_source
+from tests.loading.made import encoded, folder_of, listing
+
+
+def messages(root: Path) -> dict[str, str]:
+    return {fault.item: fault.message for fault in find_source(str(root)).faults}
+
+
+def test_a_folder_of_classes(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "data", 10)
+    before = listing(root)
+    source = find_source(str(root))
+    assert (source.kind, source.num_items, source.num_classes) == ("folder", 10, 2)
+    assert source.total_bytes == sum(path.stat().st_size for path in root.rglob("*.jpg"))
+    assert source.faults == ()
+    assert listing(root) == before
+
+
+def test_pictures_have_their_names_and_classes(tmp_path: Path) -> None:
+    pictures = find_pictures(folder_of(tmp_path / "data", 5))
+    found = [(pictures.name(i), pictures.label(i)) for i in range(len(pictures))]
+    assert found == [
+        ("cat/0000.jpg", 0), ("cat/0002.jpg", 0), ("cat/0004.jpg", 0),
+        ("dog/0001.jpg", 1), ("dog/0003.jpg", 1),
+    ]  # fmt: skip
+
+
+def test_they_are_those_of_torchvisions_image_folder(tmp_path: Path) -> None:
+    from planner.libraries.missing_operators import declare_missing_operators
+
+    declare_missing_operators()
+    folders = pytest.importorskip("torchvision.datasets")
+    root = folder_of(tmp_path / "data", 7, ("b", "a", "c"))
+    (root / "a" / "deeper").mkdir()
+    (root / "a" / "deeper" / "one.PNG").write_bytes(encoded("RGB", "PNG"))
+    (root / "a" / "notes.txt").write_text("no picture")
+    pictures = find_pictures(root)
+    ours = {(str(root / pictures.name(i)), pictures.label(i)) for i in range(len(pictures))}
+    assert ours == set(folders.ImageFolder(root).samples)
+
+
+def test_train_and_val(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    folder_of(root / "train", 6)
+    folder_of(root / "val", 2)
+    assert find_source(str(root)).num_items == 6
+    assert split_folder(root, train=False) == root / "val"
+
+
+def test_an_empty_class_is_named(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "data")
+    (root / "bird").mkdir()
+    assert "ImageFolder refuses it" in messages(root)["bird"]
+    assert find_source(str(root)).num_classes == 3
+
+
+def test_what_is_no_picture_is_counted(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "data")
+    for number in range(3):
+        (root / "cat" / f"{number}.txt").write_text("no picture")
+    (fault,) = find_source(str(root)).faults
+    assert (fault.count, fault.message) == (3, "no picture (.txt)")
+
+
+def test_a_picture_of_no_class_is_named(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "data")
+    (root / "stray.jpg").write_bytes(encoded())
+    assert "outside of the folders of classes" in messages(root)["stray.jpg"]
+
+
+def test_a_link_that_leads_back_ends(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "data")
+    (root / "cat" / "again").symlink_to(root / "cat")
+    (root / "dog" / "nowhere").symlink_to(root / "dog" / "nowhere")
+    told = messages(root)
+    assert "leads back to a folder above it" in told["cat/again"]
+    assert find_source(str(root)).num_items == 16
+
+
+SCAN = """
+import os, sys
+os.setuid(65534)
+from planner.loading.sources import find_source
+source = find_source(sys.argv[1])
+print(source.num_items, source.faults[0].item, source.faults[0].message)
+"""
+
+
+def test_a_folder_without_rights_is_named(tmp_path: Path) -> None:
+    """Root may read everything: the scan is then run as nobody."""
+    root = folder_of(tmp_path / "data")
+    for path in [root, *root.parents]:
+        if path.is_relative_to(tmp_path.parents[1]):
+            path.chmod(0o755)
+    (root / "cat").chmod(0o000)
+    if os.geteuid() == 0:
+        ended = subprocess.run(
+            [sys.executable, "-c", SCAN, str(root)], capture_output=True, text=True, check=False
+        )
+        said = ended.stdout or pytest.skip(f"nobody cannot run this: {ended.stderr[-200:]}")
+    else:
+        source = find_source(str(root))
+        said = f"{source.num_items} {source.faults[0].item} {source.faults[0].message}\n"
+    (root / "cat").chmod(0o755)
+    assert said == "8 cat a folder that cannot be read: Permission denied\n"
+
+
+def test_a_typing_mistake_gets_one_line_and_the_nearest_name(tmp_path: Path) -> None:
+    folder_of(tmp_path / "imagenet")
+    with pytest.raises(UsageError) as caught:
+        find_source(str(tmp_path / "imagenett"))
+    assert caught.value.message == (
+        f"there is no folder or file '{tmp_path}/imagenett'. "
+        f"Did you mean '{tmp_path}/imagenet'?"
+    )  # fmt: skip
+
+
+def test_a_folder_without_pictures_says_what_is_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no pictures in folders of classes"):
+        find_source(str(tmp_path))
+
+
+def test_the_fingerprint_follows_the_data(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "data")
+    first = find_source(str(root)).fingerprint
+    assert find_source(str(root)).fingerprint == first
+    (root / "cat" / "0000.jpg").write_bytes(encoded(side=40))
+    changed = find_source(str(root)).fingerprint
+    (root / "cat" / "0002.jpg").unlink()
+    assert len({first, changed, find_source(str(root)).fingerprint}) == 3
+
+
+def test_shards_by_folder_range_and_glob(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"train-{number:03d}.tar").write_bytes(b"x" * 10)
+    assert find_source(str(tmp_path)).kind == "shards"
+    assert find_source(f"{tmp_path}/train-{{000..001}}.tar").total_bytes == 20
+    assert len(expand_shards(f"{tmp_path}/train-*.tar")) == 3
+
+
+def test_a_factory_is_found_and_not_imported() -> None:
+    source = find_source("tests.loading.exploding:make")
+    assert source.kind == "factory"
+    assert source.fingerprint
+    assert "tests.loading.exploding" not in sys.modules
+
+
+def test_a_factory_of_no_module() -> None:
+    with pytest.raises(UsageError, match="nor a module 'nowhere'"):
+        find_source("nowhere:make")
+
+
+def test_finding_data_imports_no_torch(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "data", 2)
+    code = (
+        "import sys; from planner.loading.sources import find_source;"
+        "find_source(sys.argv[1]); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(root)], check=True)
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    """A file system holds bytes; a record holds text."""
+    root = folder_of(tmp_path / "data", 2)
+    (root / "cat" / os.fsdecode(b"b\xffd.jpg")).write_bytes(encoded())
+    pictures = find_pictures(root)
+    assert len(pictures) == 3
+    assert all((root / pictures.name(i)).is_file() for i in range(3))
