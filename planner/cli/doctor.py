@@ -2,48 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from planner.cli.output import print_json, print_table
-from planner.environment.doctor import Checkup, check_environment
+from planner.cli.output import print_json, say
+from planner.environment.doctor import Checkup, check_environment, check_machine
+from planner.environment.machine import load_machine
 from planner.environment.torch_build import why_not_usable
-from planner.errors import PlannerError
-from planner.hardware.detect import read_device
-from planner.units import format_bytes, format_seconds
+from planner.errors import PlannerError, UsageError
+from planner.hardware.detect import DetectedGpu, read_device
+from planner.report.environment import checkup_text, comparison_text, rates_text
 
 if TYPE_CHECKING:
     from planner.throughput.prediction import DeviceRates
 
 
 @click.command()
+@click.argument("files", nargs=-1, metavar="[FILE]…")
+@click.option("--compare", "comparing", is_flag=True, help="Show what differs between the FILEs.")
 @click.option("--rates", is_flag=True, help="Measure what the device achieves (under 20 s).")
 @click.option("--device", default="auto", help="auto, cuda, cuda:1 or cpu: what --rates measures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(rates: bool, device: str, as_json: bool) -> int:
+def command(
+    files: tuple[str, ...], comparing: bool, rates: bool, device: str, as_json: bool
+) -> int:
     """Show what is installed, which devices are available, and what slows them down.
 
-    Exits with status 1 if something must be fixed first.
+    Exits with status 1 if something must be fixed first. A FILE holds a machine as --json wrote it:
+    it is judged in place of this one. With --compare and several FILEs the status is 1 if they
+    differ.
     """
     read_device(device)  # a typing error is reported before anything is examined
-    checkup = check_environment()
+    _check(files, comparing, rates)
+    if comparing:
+        return _compare(files, as_json)
+    checkup = check_machine(load_machine(files[0])) if files else check_environment(
+        ask_driver=_ask_driver
+    )  # fmt: skip
     measured = _measure(_device(device, checkup), checkup) if rates else None
     if as_json:
-        print_json(_as_json(checkup, measured))
+        print_json({**checkup.to_json(), "rates": measured and asdict(measured)})
     else:
-        _print_checkup(checkup)
+        say(checkup_text(checkup))
         if measured:
-            _print_rates(measured)
+            say(rates_text(measured))
     return 0 if checkup.is_healthy else 1
+
+
+def _check(files: Sequence[str], comparing: bool, rates: bool) -> None:
+    if comparing and len(files) < 2:
+        raise UsageError(
+            f"--compare compares two machines or more, and {len(files)} were given.",
+            "Write each with 'planner doctor --json > NAME.json' and name them all.",
+        )
+    if len(files) > 1 and not comparing:
+        raise UsageError(f"{len(files)} files were given.", "Name one, or add --compare.")
+    if files and rates:
+        raise UsageError("--rates measures this machine, and a FILE is of another.", "Omit one.")
+
+
+def _ask_driver() -> tuple[DetectedGpu, ...]:
+    from search.probe.nvml import detected_gpus
+
+    return detected_gpus()
+
+
+def _compare(files: Sequence[str], as_json: bool) -> int:
+    from planner.environment.layers import compare
+
+    titles = list(files) if len({Path(f).stem for f in files}) < len(files) else [
+        Path(f).stem for f in files
+    ]  # fmt: skip
+    checkups = {t: check_machine(load_machine(f)) for t, f in zip(titles, files, strict=True)}
+    differences = compare({title: checkup.facts for title, checkup in checkups.items()})
+    if as_json:
+        print_json({
+            "machines": list(files),
+            "differences": [asdict(difference) for difference in differences],
+            "findings": {title: [asdict(finding) for finding in checkup.findings]
+                         for title, checkup in checkups.items()},
+        })  # fmt: skip
+    else:
+        say(comparison_text(checkups, differences))
+    return 1 if differences else 0
 
 
 def _device(name: str, checkup: Checkup) -> str:
     device = read_device(name)
     if device == "auto":
         why = why_not_usable(checkup.torch)
-        if why is not None and checkup.gpus:
+        if why is not None and checkup.facts.cards:
             click.echo(f"Measuring the CPU: {why}.", err=True)
         return "cuda:0" if why is None else "cpu"
     why = why_not_usable(checkup.torch, int(device[5:])) if device != "cpu" else None
@@ -74,55 +126,3 @@ def _measure(device: str, checkup: Checkup) -> DeviceRates:
     except OSError as error:
         click.echo(f"Not kept: {error}", err=True)
     return measured
-
-
-def _print_checkup(checkup: Checkup) -> None:
-    torch = checkup.torch
-    build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "CPU only"
-    click.echo(f"Python {checkup.python} on {checkup.system}")
-    click.echo(f"torch {torch.version or 'not importable'} ({build})")
-    others = [f"{name} {v}" for name, v in checkup.versions.items() if name != "torch"]
-    click.echo(f"with it: {', '.join(others) or 'nothing'}")
-    allocator = [f"{name}={value}" for name, value in checkup.variables.items()]
-    click.echo(
-        f"variables: {', '.join(allocator) or 'none set, so the allocator is at its defaults'}"
-    )
-    if checkup.gpus:
-        rows = [
-            (
-                f"cuda:{position}", gpu.name, _size(gpu.total_bytes), _size(gpu.used_bytes),
-                ".".join(map(str, gpu.capability)) if gpu.capability else None, gpu.driver,
-            )
-            for position, gpu in enumerate(checkup.gpus)
-        ]  # fmt: skip
-        print_table(rows, ("device", "name", "memory", "in use", "capability", "driver"))
-    for finding in checkup.findings:
-        click.echo(f"{finding.level}: {finding.message}. {finding.way_out}".rstrip())
-    if checkup.is_healthy:
-        click.echo("No problems found.")
-
-
-def _print_rates(rates: DeviceRates) -> None:
-    click.echo(f"\nRates, {rates.basis}:")
-    rows = [
-        (f"matmul {dtype}", f"{r / 1e12:.3g} TFLOP/s") for dtype, r in rates.matmul_flops.items()
-    ]
-    rows.append(("copy", f"{rates.bandwidth / 1e9:.3g} GB/s"))
-    rows += [
-        (f"{kind}, of the {'matmul' if kind in ('conv', 'attention') else 'copy'}", f"{share:.0%}")
-        for kind, share in rates.kind_share.items()
-        if kind != "matmul"
-    ]
-    rows += [
-        (f"host, one {phase} operation", format_seconds(seconds))
-        for phase, seconds in rates.host_seconds.items()
-    ]
-    print_table(rows, ("what", "rate"))
-
-
-def _as_json(checkup: Checkup, rates: DeviceRates | None) -> dict[str, Any]:
-    return {**asdict(checkup), "healthy": checkup.is_healthy, "rates": rates and asdict(rates)}
-
-
-def _size(count: int | None) -> str | None:
-    return None if count is None else format_bytes(count)

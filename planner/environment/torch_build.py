@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # The order of GPUs that nvidia-smi and the driver's library have; CUDA's own is by speed.
 DEVICE_ORDER = "CUDA_DEVICE_ORDER"
@@ -28,6 +28,45 @@ found = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.
 
 def first_line(error):
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+def quiet(ask, otherwise=""):
+    try:
+        return ask()
+    except Exception:
+        return otherwise
+
+def read_cublas():
+    with open("/proc/self/maps") as maps:
+        path = next(line.split()[-1] for line in maps if "/libcublas.so" in line)
+    import ctypes
+    library, value, parts = ctypes.CDLL(path), ctypes.c_int(), []
+    for kind in range(3):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL of library_types.h
+        assert library.cublasGetProperty(kind, ctypes.byref(value)) == 0
+        parts.append(str(value.value))
+    return ".".join(parts)
+
+def read_switches():
+    b = torch.backends
+    return {"float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "cuda.matmul.allow_tf32": str(b.cuda.matmul.allow_tf32),
+            "cudnn.allow_tf32": str(b.cudnn.allow_tf32),
+            "cudnn.benchmark": str(b.cudnn.benchmark)}
+
+found["debug"] = bool(quiet(lambda: torch.version.debug, False))
+found["path"] = quiet(lambda: torch.__file__)
+found["num_threads"] = quiet(lambda: torch.get_num_threads(), 0)
+found["switches"] = quiet(read_switches, {})
+found["cudnn"], found["cudnn_error"] = "", ""
+try:
+    found["cudnn"] = str(torch.backends.cudnn.version() or "")
+except AttributeError:
+    pass
+except Exception as error:
+    found["cudnn_error"] = first_line(error)
+found["nccl"] = quiet(lambda: ".".join(map(str, torch.cuda.nccl.version())))
+found["cublas"] = quiet(read_cublas)
+if found["cuda"] or found["hip"]:
+    found["allocator"] = quiet(lambda: torch.cuda.get_allocator_backend())
 
 def try_out(index):
     try:
@@ -72,7 +111,9 @@ class TorchGpu:
 class TorchBuild:
     """What the installed torch says of itself; `error` where it could not be imported, `reason`
     where it is built for GPUs and can use none. `arch_list` is what its kernels are compiled for:
-    `sm_90` (machine code), `compute_90` (what the driver compiles for later cards)."""
+    `sm_90` (machine code), `compute_90` (what the driver compiles for later cards). `cudnn` is the
+    number that cuDNN gives itself (91002), `cudnn_error` why it gives none; `switches` are torch's
+    defaults that decide precision and the choice of kernels; `path` is where torch lies."""
 
     version: str = ""
     cuda: str | None = None
@@ -83,6 +124,21 @@ class TorchBuild:
     reason: str = ""
     arch_list: tuple[str, ...] = ()
     gpus: tuple[TorchGpu, ...] = ()
+    cudnn: str = ""
+    cudnn_error: str = ""
+    nccl: str = ""
+    cublas: str = ""
+    allocator: str = ""
+    switches: Mapping[str, str] = field(default_factory=dict)
+    num_threads: int = 0
+    path: str = ""
+    debug: bool = False
+
+    @property
+    def libraries(self) -> dict[str, str]:
+        """The versions of the CUDA libraries that this torch uses; what it does not tell, not."""
+        found = {"cudnn": cudnn_release(self.cudnn), "nccl": self.nccl, "cublas": self.cublas}
+        return {name: release for name, release in found.items() if release}
 
 
 def ask_torch(
@@ -119,6 +175,49 @@ def _read_answer(found: dict[str, object]) -> TorchBuild:
     )
 
 
+# Imported one after another; torch comes first, as its libraries must be found.
+_IMPORT = """
+import importlib, json, sys
+errors = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            errors[name] = f"{type(error).__name__}: {error}"
+    except Exception as error:
+        errors[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+print(json.dumps(errors))
+"""
+
+
+def import_errors(
+    packages: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Why each of `packages` that is installed cannot be imported, tried in a process that ends."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _IMPORT, *packages], env=dict(environ),
+            capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        errors = json.loads(done.stdout.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return {packages[0]: f"importing took over {_DEADLINE_SECONDS} s"}
+    except (ValueError, IndexError):
+        return {packages[0]: f"the process that imports ended with status {done.returncode}"}
+    return {str(name): str(why) for name, why in errors.items()}
+
+
+def cudnn_release(number: str) -> str:
+    """cuDNN's number as people write it: 91002 is 9.10.2, and before version 9 8907 is 8.9.7."""
+    if not number.isdigit():
+        return number
+    unit = 10_000 if int(number) >= 90_000 else 1000
+    major, rest = divmod(int(number), unit)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
 def bus_ordered(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` for a process that numbers GPUs as the driver does, unless it says otherwise."""
     return {DEVICE_ORDER: BUS_ORDER, **environ}
@@ -153,6 +252,12 @@ def has_code_for(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
     """
     known = [_runs(found.groups(), capability) for a in arch_list if (found := _ARCH.fullmatch(a))]
     return any(known) or not known
+
+
+def has_machine_code_for(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
+    """Whether some of the kernels need no compiling by the driver. An empty list says nothing."""
+    machine_code = [arch for arch in arch_list if arch.startswith("sm_")]
+    return not arch_list or (bool(machine_code) and has_code_for(capability, machine_code))
 
 
 def _runs(arch: tuple[str | None, ...], capability: tuple[int, int]) -> bool:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from planner.hardware.detect import DetectedGpu
+
 _SUCCESS = 0
 _INSUFFICIENT_SIZE = 7
 _NOT_AVAILABLE = 2**64 - 1
@@ -276,6 +278,27 @@ def device_at(index: int) -> NvmlDevice | None:
     if library is None or library.nvmlDeviceGetHandleByIndex_v2(c_uint(index), byref(handle)):
         return None
     return NvmlDevice(handle, library)
+
+
+def detected_gpus() -> tuple[DetectedGpu, ...]:
+    """The GPUs as `planner.hardware.detect` lists them, where nvidia-smi is not installed."""
+    found = ((index, device_at(index)) for index in range(count_devices()))
+    driver = driver_version() or ""
+    return tuple(
+        DetectedGpu(
+            index=index,
+            name=gpu.name,
+            uuid=gpu.uuid or "",
+            total_bytes=gpu.memory.total if gpu.memory else None,
+            used_bytes=gpu.memory.used if gpu.memory else None,
+            driver=driver,
+            capability=gpu.capability,
+            is_split=gpu.is_split,
+            pci_bus_id=gpu.pci_bus_id or "",
+        )
+        for index, gpu in found
+        if gpu is not None
+    )
 
 
 def driver_version() -> str | None:

@@ -14,12 +14,11 @@ import pytest
 
 from planner.cli import COMMANDS, cli, main
 from planner.cli.gpus import gpu_as_json
-from planner.environment.doctor import Checkup, find_faults
-from planner.environment.torch_build import TorchBuild, TorchGpu
+from planner.environment.doctor import check_machine
 from planner.errors import PlannerError, UsageError
 from planner.hardware import all_gpus
-from planner.hardware.detect import parse_gpus
 from planner.throughput.prediction import DeviceRates
+from tests.environment.recorded import recorded
 
 PLANNER = Path(sys.executable).with_name("planner")
 
@@ -228,69 +227,6 @@ def test_models_are_arguments_of_estimate(capsys: pytest.CaptureFixture[str]) ->
     assert "unknown model 'swin_tiy'. Did you mean" in capsys.readouterr().err
 
 
-GPU = "0, NVIDIA H200, GPU-1f0c, 143771, {used}, 570.124.06, 9.0"
-
-
-def faults(
-    torch: TorchBuild | None = None,
-    used: int = 0,
-    versions: dict[str, str] | None = None,
-    **variables: str,
-) -> dict[str, str]:
-    """message -> level of what the doctor finds on a machine with one H200."""
-    build = torch or TorchBuild("2.13.0+cu130", cuda="13.0", available=True, num_devices=1)
-    gpus = parse_gpus(GPU.format(used=used))
-    found = find_faults(build, gpus, versions or {"triton": "3.5"}, variables)
-    return {finding.message: finding.level for finding in found}
-
-
-def seeing(error: str = "", arch_list: tuple[str, ...] = ("sm_90",)) -> TorchBuild:
-    """A torch that sees the H200."""
-    gpu = TorchGpu("NVIDIA H200", 141 * 2**30, (9, 0), error=error)
-    return TorchBuild(
-        "2.13.0+cu130", cuda="13.0", available=True, num_devices=1, arch_list=arch_list, gpus=(gpu,)
-    )
-
-
-def test_the_doctor_names_cards_that_differ_and_one_that_is_split() -> None:
-    cards = parse_gpus(
-        "0, NVIDIA H200, GPU-1f0c, 143771, 0, 570.124.06, 9.0, Enabled, 00000000:01:00.0\n"
-        "1, NVIDIA L4, GPU-2a, 23034, 0, 570.124.06, 8.9, [N/A], 00000000:02:00.0\n"
-    )
-    found = [f.message for f in find_faults(seeing(), cards, {"triton": "3.5"}, {})]
-    assert sum("split into MIG instances" in message for message in found) == 1
-    assert sum("the GPUs differ" in message for message in found) == 1
-    ordered = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    again = [f.message for f in find_faults(seeing(), cards, {"triton": "3.5"}, ordered)]
-    assert not any("the GPUs differ" in message for message in again)
-
-
-def test_the_doctor_finds_nothing_wrong_with_a_good_machine() -> None:
-    assert faults() == faults(seeing()) == {}
-
-
-@pytest.mark.parametrize(
-    ("found", "text", "level"),
-    [
-        (faults(TorchBuild("2.13.0+cpu")), "built without CUDA", "fault"),
-        (faults(TorchBuild("2.13.0+cu130", cuda="13.0")), "with driver 570.124.06", "fault"),
-        (faults(TorchBuild(error="ImportError: libcudart")), "libcudart", "fault"),
-        (faults(TorchBuild("2.4.1", cuda="12.1", available=True)), "2.9 to 2.13", "note"),
-        (faults(seeing(arch_list=("sm_80",))), "no code for NVIDIA H200", "fault"),
-        (faults(seeing(error="CUDA error: unknown error")), "unknown error", "fault"),
-        (faults(used=70000), "in use by other processes", "note"),
-        (faults(versions={"timm": "1.0"}), "triton is missing", "note"),
-        (faults(CUDA_LAUNCH_BLOCKING="1"), "every kernel wait", "fault"),
-        (faults(NVIDIA_TF32_OVERRIDE="0"), "tf32 off", "note"),
-        (faults(PYTORCH_ALLOC_CONF="a", PYTORCH_CUDA_ALLOC_CONF="b"), "differ", "fault"),
-    ],
-)
-def test_the_doctor_names_what_is_wrong(found: dict[str, str], text: str, level: str) -> None:
-    ((message, found_level),) = found.items()
-    assert text in message
-    assert found_level == level
-
-
 def test_the_doctor_answers_in_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -306,7 +242,7 @@ def test_the_doctor_answers_in_json(
     status = main(["doctor", "--rates", "--device", "cpu", "--json"])
     checkup = json.loads(capsys.readouterr().out)
     assert status == (0 if checkup["healthy"] else 1)
-    assert checkup["torch"]["version"] == checkup["versions"]["torch"]
+    assert checkup["machine"]["torch"]["version"] == checkup["machine"]["versions"]["torch"]
     assert checkup["rates"]["matmul_flops"]["float32"] > 0
     assert len(list((tmp_path / "planner" / "rates").iterdir())) == 1
 
@@ -339,7 +275,7 @@ def test_the_doctor_measures_by_bus_order_and_keeps_what_nobody_disturbed(
     monkeypatch.setattr(
         search_rates, "watched", lambda where: contextlib.nullcontext(disturbances.pop(0))
     )
-    checkup = Checkup("3.11", "Linux", {}, seeing(), [], {}, [])
+    checkup = check_machine(recorded("h200"))
     assert doctor._measure("cuda", checkup) == known
     assert "Not kept: others hold 1.00 GiB" in capsys.readouterr().err
     assert rates.load_rates(known.name, memory_bytes=141 * 2**30) is None

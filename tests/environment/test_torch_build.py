@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.environment.torch_build import TorchBuild, TorchGpu, ask_torch, has_code_for
+from planner.environment.torch_build import (
+    TorchBuild,
+    TorchGpu,
+    ask_torch,
+    cudnn_release,
+    has_code_for,
+    import_errors,
+)
 from planner.environment.torch_build import why_not_usable as why_not
 from planner.units import GIB
 
@@ -100,6 +107,44 @@ def test_why_there_is_none_is_told(stand_in: dict[str, str]) -> None:
     build = ask_torch({**stand_in, "AVAILABLE": "0"})
     assert build.reason == "The NVIDIA driver on your system is too old"
     assert "too old" in (why_not(build) or "")
+
+
+def test_the_versions_of_its_libraries_are_told(stand_in: dict[str, str], tmp_path: Path) -> None:
+    libraries = """
+class nccl: version = staticmethod(lambda: (2, 29, 7))
+cuda.nccl, cuda.get_allocator_backend = nccl, staticmethod(lambda: "native")
+class cudnn: version = staticmethod(lambda: 92000)
+class backends: cudnn = cudnn
+"""
+    (tmp_path / "torch.py").write_text(STAND_IN + libraries)
+    build = ask_torch(stand_in, ())
+    assert build.libraries == {"cudnn": "9.20.0", "nccl": "2.29.7"}
+    assert (build.allocator, build.cudnn_error) == ("native", "")
+    mismatch = "def refuse(): raise RuntimeError('cuDNN version incompatibility: 9.2 and 8.9\\nx')"
+    (tmp_path / "torch.py").write_text(f"{STAND_IN}{libraries}{mismatch}\ncudnn.version = refuse")
+    assert ask_torch(stand_in, ()).cudnn_error == "cuDNN version incompatibility: 9.2 and 8.9"
+
+
+@pytest.mark.parametrize(
+    ("number", "release"), [("91002", "9.10.2"), ("92000", "9.20.0"), ("8907", "8.9.7"), ("", "")]
+)
+def test_cudnn_numbers(number: str, release: str) -> None:
+    assert cudnn_release(number) == release
+
+
+def test_why_packages_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise RuntimeError('operator x::nms does not exist')")
+    (tmp_path / "whole.py").write_text("")
+    (tmp_path / "needing.py").write_text("import not_there")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert import_errors(("whole", "broken", "needing", "nowhere"), environ) == {
+        "broken": "RuntimeError: operator x::nms does not exist",
+        "needing": "ModuleNotFoundError: No module named 'not_there'",
+    }
+    (tmp_path / "ending.py").write_text("import os; os._exit(3)")
+    assert import_errors(("ending",), environ) == {
+        "ending": "the process that imports ended with status 3"
+    }
 
 
 def test_a_torch_that_cannot_be_imported_is_told(stand_in: dict[str, str]) -> None:

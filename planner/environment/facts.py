@@ -1,0 +1,154 @@
+"""What a machine's raw answers mean: cards with all that is known of them, the driver, the host.
+
+Pure: a `Machine` in, `Facts` out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.environment.host import Host
+from planner.environment.machine import Machine, PciDevice
+from planner.environment.smi import SmiCard, SmiLog, parse_smi, parse_topology
+from planner.environment.torch_build import TorchBuild
+from planner.hardware.catalogue import recognise_gpu
+from planner.hardware.detect import DetectedGpu, visible_gpus
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU: what detection says, `smi` what the driver's log says (None where it says nothing),
+    `pci` what the kernel says. `position` is N of torch's "cuda:N", None where it is hidden."""
+
+    gpu: DetectedGpu
+    smi: SmiCard | None
+    pci: PciDevice | None
+    capability: tuple[int, int] | None
+    position: int | None
+
+    @property
+    def title(self) -> str:
+        where = f"cuda:{self.position}" if self.position is not None else f"GPU {self.gpu.index}"
+        return f"{where} ({self.gpu.name})"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a machine; `log` is None where nvidia-smi gave none."""
+
+    machine: Machine
+    log: SmiLog | None
+    cards: tuple[Card, ...]
+    pairs: Mapping[tuple[int, int], str]
+
+    @property
+    def host(self) -> Host:
+        return self.machine.host
+
+    @property
+    def torch(self) -> TorchBuild:
+        return self.machine.torch
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        return self.machine.variables
+
+    @property
+    def visible(self) -> list[Card]:
+        """The cards that torch can see, as it numbers them."""
+        shown = [card for card in self.cards if card.position is not None]
+        return sorted(shown, key=lambda card: card.position or 0)
+
+    @property
+    def driver(self) -> str:
+        """The driver's version, "" where nobody tells."""
+        if self.log and self.log.driver:
+            return self.log.driver
+        return next((card.gpu.driver for card in self.cards if card.gpu.driver), "")
+
+    @property
+    def driver_cuda(self) -> str:
+        """The newest CUDA that the driver supports by itself, as nvidia-smi tells it."""
+        return self.log.cuda if self.log else ""
+
+    @property
+    def is_windows(self) -> bool:
+        return self.machine.system.get("platform") == "win32"
+
+    @property
+    def is_mac(self) -> bool:
+        return self.machine.system.get("platform") == "darwin"
+
+    @property
+    def is_wsl(self) -> bool:
+        return "microsoft" in self.machine.system.get("kernel", "").lower()
+
+    @property
+    def is_container(self) -> bool:
+        """NVIDIA's images say so themselves where nothing else does."""
+        return bool(self.host.container or self.variables.get("NVIDIA_PYTORCH_VERSION"))
+
+    @property
+    def wanted_capability(self) -> tuple[int, int] | None:
+        """Of the first card, for what to install; None where no card tells one."""
+        return next((card.capability for card in self.visible if card.capability), None)
+
+
+def gather_facts(machine: Machine) -> Facts:
+    """The facts in a machine's answers. What no answer tells stays unknown."""
+    log = parse_smi(machine.smi.text)
+    details = {card.uuid: card for card in log.cards} if log else {}
+    shown = visible_gpus(machine.gpus, machine.variables)
+    positions = {gpu.uuid: position for position, gpu in enumerate(shown)}
+    by_bus = {as_bus_address(address): found for address, found in machine.pci.items()}
+    return Facts(
+        machine=machine,
+        log=log,
+        cards=tuple(
+            Card(
+                gpu=gpu,
+                smi=details.get(gpu.uuid),
+                pci=by_bus.get(as_bus_address(_bus_id(gpu, details.get(gpu.uuid)))),
+                capability=_capability(gpu, machine.torch),
+                position=positions.get(gpu.uuid),
+            )
+            for gpu in machine.gpus
+        ),
+        pairs=parse_topology(machine.topology.text),
+    )
+
+
+def as_bus_address(text: str) -> str:
+    """`00000000:01:00.0` of the driver and `0000:01:00.0` of the kernel are one address."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
+def cpus_of(text: str) -> frozenset[int]:
+    """The CPUs in a list as the kernel writes it: "0-2,8"."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def names(things: Sequence[str]) -> str:
+    """At most four, and how many more there are."""
+    more = f" and {len(things) - 4} more" if len(things) > 4 else ""
+    return ", ".join(things[:4]) + more
+
+
+def _bus_id(gpu: DetectedGpu, card: SmiCard | None) -> str:
+    return gpu.pci_bus_id or (card.bus_id if card else "")
+
+
+def _capability(gpu: DetectedGpu, torch: TorchBuild) -> tuple[int, int] | None:
+    """The driver's, else torch's, else the catalogue's."""
+    if gpu.capability:
+        return gpu.capability
+    told = [g.capability for g in torch.gpus if g.name == gpu.name]
+    known = recognise_gpu(gpu.name, gpu.total_bytes)
+    return told[0] if told else (known.capability if known else None)

@@ -1,0 +1,1 @@
+"""Facts judged, one file per layer. Every judge takes the facts and yields findings."""

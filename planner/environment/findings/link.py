@@ -1,0 +1,157 @@
+"""How the cards are connected: PCIe's generation and lanes, NUMA nodes, and each other.
+
+A card at rest lowers the generation of its link (nvidia-smi's help: "may be reduced when the GPU is
+not in use"), so that a low one is judged only while the card works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.environment.facts import Card, Facts, cpus_of, names
+from planner.environment.findings.finding import UNKNOWN_COST, Finding
+from planner.units import format_seconds
+
+# Bytes/s of one lane in one direction: transfers/s × the code's share / 8 bits (PCI Express Base
+# Specification: 2.5 and 5 GT/s with 8b/10b, 8 to 32 GT/s with 128b/130b, 64 GT/s PAM4 flits).
+_LANE_RATES = {1: 2.5e8, 2: 5e8, 3: 9.85e8, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+_BATCH_BYTES = 128 * 3 * 224 * 224 * 4  # 128 pictures of 224 px in fp32
+_LOG = "nvidia-smi -q -x"
+
+
+def judge_links(facts: Facts) -> Iterator[Finding]:
+    for card in facts.cards:
+        for finding in (*_width(card), *_generation(card), *_numa(facts, card)):
+            yield replace(finding, subject=card.title)
+    yield from _peers(facts)
+
+
+def transfer_seconds(generation: int | None, lanes: int | None) -> float | None:
+    """How long a batch of 128 fp32 pictures of 224 px takes over the link, at best."""
+    rate = _LANE_RATES.get(generation or 0)
+    return _BATCH_BYTES / (rate * lanes) if rate and lanes else None
+
+
+def _width(card: Card) -> Iterator[Finding]:
+    link = card.smi.link if card.smi else None
+    now = (link.width if link else None) or (card.pci.width if card.pci else None)
+    most = (link.max_width if link else None) or (card.pci.max_width if card.pci else None)
+    if not now or not most or now >= most:
+        return
+    slot = card.pci.port_max_width if card.pci else None
+    generation = link.max_generation if link else None
+    evidence = f"{_LOG}: link width {now} of {most} lanes"
+    if slot:
+        evidence += f"; the slot's max_link_width in /sys/bus/pci is {slot}"
+    if slot and slot <= now:
+        yield Finding(
+            "warning", "link", "link.slot",
+            f"{card.title} can use {most} PCIe lanes, and its slot has {slot}",
+            evidence, _cost(generation, now, most), "Move the card to a slot of 16 lanes.",
+        )  # fmt: skip
+        return
+    if card.smi and card.smi.is_virtual:
+        yield Finding(
+            "note", "link", "link.width",
+            f"{card.title} runs on {now} of {most} PCIe lanes, as this virtual machine was given "
+            "it",
+            f"{evidence}; virtualization_mode of the card", _cost(generation, now, most),
+            "Nothing to be done from here; another kind of rented machine may have more.",
+        )  # fmt: skip
+        return
+    yield Finding(
+        "warning", "link", "link.width",
+        f"{card.title} runs on {now} of {most} PCIe lanes",
+        evidence, _cost(generation, now, most),
+        "Seat the card again, try it without a riser, and see whether the board shares the slot's "
+        "lanes with another slot or disk.",
+    )  # fmt: skip
+
+
+def _cost(generation: int | None, now: int, most: int) -> str:
+    slow, fast = transfer_seconds(generation, now), transfer_seconds(generation, most)
+    if slow is None or fast is None:
+        return "copies to the card take longer in proportion; the step itself does not"
+    return (
+        f"a batch of 128 fp32 pictures of 224 px is copied in {format_seconds(slow)} at best, not "
+        f"{format_seconds(fast)} (PCIe {generation}); the step itself is no slower"
+    )
+
+
+def _generation(card: Card) -> Iterator[Finding]:
+    if card.smi is None:
+        return
+    link = card.smi.link
+    if (
+        link.card_generation
+        and link.host_generation
+        and (link.host_generation < link.card_generation)
+    ):
+        yield Finding(
+            "note", "link", "link.host-generation",
+            f"{card.title} could use PCIe {link.card_generation}, and its slot is of PCIe "
+            f"{link.host_generation}",
+            f"{_LOG}: max_device_link_gen, max_host_link_gen",
+            _generation_cost(link.host_generation, link.card_generation, link.width), "",
+        )  # fmt: skip
+    now, most = link.generation, link.max_generation
+    if now and most and now < most and not card.smi.is_resting:
+        yield Finding(
+            "warning", "link", "link.generation",
+            f"{card.title} works over PCIe {now}, and PCIe {most} is possible",
+            f"{_LOG}: current_link_gen {now}, max_link_gen {most}, state "
+            f"P{card.smi.performance_state}",
+            _generation_cost(now, most, link.width),
+            "Look while it trains again; if it stays, see the board's PCIe settings and the riser.",
+        )  # fmt: skip
+
+
+def _generation_cost(now: int, most: int, lanes: int | None) -> str:
+    slow, fast = transfer_seconds(now, lanes), transfer_seconds(most, lanes)
+    if slow is None or fast is None:
+        return UNKNOWN_COST
+    return (
+        f"a batch of 128 fp32 pictures of 224 px is copied in {format_seconds(slow)} at best, not "
+        f"{format_seconds(fast)}"
+    )
+
+
+def _numa(facts: Facts, card: Card) -> Iterator[Finding]:
+    node = card.pci.numa_node if card.pci else None
+    nodes = facts.machine.numa_nodes
+    near, mine = cpus_of(nodes.get(str(node), "")), cpus_of(facts.machine.affinity)
+    if len(nodes) < 2 or not near or not mine or card.position is None:
+        return
+    if not near & mine:
+        yield Finding(
+            "warning", "link", "numa.far",
+            f"{card.title} is at NUMA node {node}, and this process may run on none of its CPUs",
+            f"/sys/bus/pci: numa_node {node} (CPUs {nodes[str(node)]}); affinity of this process: "
+            f"CPUs {facts.machine.affinity}",
+            "every copy and every launch crosses between the sockets; how much is unknown",
+            f"numactl --cpunodebind={node} --membind={node} COMMAND; under a scheduler, ask it to "
+            "bind to the GPU.",
+        )  # fmt: skip
+    elif not mine <= near:
+        yield Finding(
+            "note", "link", "numa.unbound",
+            f"{card.title} is at NUMA node {node}, and this process may run on other nodes as well",
+            f"/sys/bus/pci: numa_node {node} (CPUs {nodes[str(node)]}); affinity of this process: "
+            f"CPUs {facts.machine.affinity}",
+            UNKNOWN_COST,
+            f"Try numactl --cpunodebind={node} --membind={node} COMMAND and compare.",
+        )  # fmt: skip
+
+
+def _peers(facts: Facts) -> Iterator[Finding]:
+    shown = {card.gpu.index for card in facts.visible}
+    far = [pair for pair, how in facts.pairs.items() if how == "SYS" and shown.issuperset(pair)]
+    if far:
+        yield Finding(
+            "note", "link", "link.far-peers",
+            f"GPUs reach each other only across the sockets (pairs: {len(far)})",
+            f"nvidia-smi topo -m: SYS between {names([f'GPU{a} and GPU{b}' for a, b in far])}",
+            "gradients of several GPUs are summed over that way; one GPU is not concerned",
+            "For a training on two GPUs choose a pair that is nearer (nvidia-smi topo -m).",
+        )  # fmt: skip

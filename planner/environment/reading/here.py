@@ -1,0 +1,115 @@
+"""This machine, read: one `Machine` with every raw answer."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from planner import __version__
+from planner.environment.host import ROOT, read_host
+from planner.environment.machine import Answer, Machine
+from planner.environment.reading.files import (
+    affinity_text,
+    read_device_files,
+    read_kernel_module,
+    read_numa_nodes,
+    read_pci,
+    read_scaling_driver,
+)
+from planner.environment.reading.tools import ask_tool
+from planner.environment.torch_build import ask_torch, import_errors
+from planner.hardware.detect import DetectedGpu, detect_gpus
+from planner.memory.allocator_config import VARIABLES as ALLOCATOR_OPTIONS
+
+PACKAGES = (
+    "torch", "optuna", "pydantic", "timm", "torchvision", "transformers", "accelerate",
+    "lightning", "deepspeed", "triton", "pytorch-triton", "triton-windows",
+)  # fmt: skip
+# Packages with compiled parts, or that import one with them: they must fit the torch at hand.
+TRIED_IMPORTS = ("torchvision", "timm")
+VARIABLES = (
+    *ALLOCATOR_OPTIONS, "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING",
+    "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_CUDNN_V8_API_DISABLED",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
+    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_PYTORCH_VERSION", "PYTORCH_BUILD_VERSION",
+    "NVIDIA_BUILD_ID", "CUDA_VERSION",
+)  # fmt: skip
+
+# `torch==2.13.0` and `torch (==2.13.0)` are both written.
+_TORCH = re.compile(r"torch\s*\(?\s*([<>=!~][^;)]*)")
+
+
+def read_machine(
+    environ: Mapping[str, str] = os.environ,
+    root: Path = ROOT,
+    ask_driver: Callable[[], tuple[DetectedGpu, ...]] = tuple,
+) -> Machine:
+    """Asks everything. `ask_driver` lists the GPUs without nvidia-smi, and is asked where that is
+    missing. Takes the seconds that importing torch takes in another process."""
+    smi = ask_tool(("nvidia-smi", "-q", "-x"))
+    works = smi.status == 0 and "<gpu" in smi.text
+    gpus, gpus_from = (tuple(detect_gpus()), "nvidia-smi") if works else ((), "")
+    if smi.is_missing:
+        gpus = ask_driver()
+        gpus_from = "NVML" if gpus else ""
+    return Machine(
+        host=read_host(root),
+        torch=ask_torch(environ),
+        system=read_system(),
+        smi=smi,
+        topology=ask_tool(("nvidia-smi", "topo", "-m")) if works else Answer(),
+        gpus=gpus,
+        gpus_from=gpus_from,
+        versions=installed_versions(),
+        requirements=torch_requirements(),
+        import_errors=import_errors(TRIED_IMPORTS, environ),
+        variables={name: environ[name] for name in VARIABLES if name in environ},
+        affinity=affinity_text(),
+        numa_nodes=read_numa_nodes(root),
+        pci=read_pci(root),
+        device_files=read_device_files(root),
+        kernel_module=read_kernel_module(root),
+        scaling_driver=read_scaling_driver(root),
+    )
+
+
+def read_system() -> dict[str, str]:
+    return {
+        "platform": sys.platform,
+        "kernel": platform.release(),
+        "description": platform.platform(),
+        "python": platform.python_version(),
+        "planner": __version__,
+    }
+
+
+def installed_versions() -> dict[str, str]:
+    """The version of each package that matters here and is installed."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def torch_requirements() -> dict[str, str]:
+    """Which torch each package with compiled parts asks for, in its own words: "==2.13.0"."""
+    found = {}
+    for package in TRIED_IMPORTS:
+        try:
+            lines = requires(package) or []
+        except PackageNotFoundError:
+            continue
+        for asked in filter(None, map(_TORCH.match, lines)):
+            found[package] = asked.group(1).strip()
+    return found

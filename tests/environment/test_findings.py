@@ -1,0 +1,352 @@
+"""What each layer's judge says where a recorded machine does not show it: one change at a time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.environment.cuda_support import driver_runs, fitting_build, minimum_driver
+from planner.environment.doctor import check_machine
+from planner.environment.findings.finding import Finding
+from planner.environment.findings.link import transfer_seconds
+from planner.environment.machine import Answer, Machine, machine_from_json
+from planner.environment.torch_build import TorchBuild, has_machine_code_for
+from planner.report.environment import checkup_text
+from tests.environment.recorded import NAMES, expected, raw_machine, recorded
+
+ROOT = Path(__file__).parents[2]
+
+
+def findings(machine: Machine) -> dict[str, Finding]:
+    return {finding.name: finding for finding in check_machine(machine).findings}
+
+
+def changed(name: str, old: str = "", new: str = "", **torch: Any) -> dict[str, Finding]:
+    """The findings of a recorded machine after one change of nvidia-smi's answer or of torch's."""
+    raw = raw_machine(name)
+    assert old in raw["smi"]["text"]
+    raw["smi"]["text"] = raw["smi"]["text"].replace(old, new) if old else raw["smi"]["text"]
+    raw["torch"] |= torch
+    return findings(machine_from_json(raw))
+
+
+def with_variables(**variables: str) -> dict[str, Finding]:
+    return findings(replace(recorded("h200"), variables=variables))
+
+
+def test_nothing_is_wrong_with_a_good_machine() -> None:
+    assert changed("h200") == {}
+
+
+@pytest.mark.parametrize(
+    ("torch", "name", "text"),
+    [
+        ({"error": "ImportError: libcudart"}, "torch.import", ""),
+        ({"version": "2.4.1"}, "torch.release", "2.9 to 2.13; this is 2.4.1"),
+        ({"arch_list": ["sm_80"]}, "torch.no-kernels", "no code for NVIDIA H200"),
+        ({"arch_list": ["compute_90"]}, "torch.ptx-only", "only PTX"),
+        ({"debug": True}, "torch.debug", "DEBUG"),
+        ({"version": "2.13.0a0+git1234567"}, "torch.source-build", "from source"),
+        ({"cudnn": ""}, "libraries.no-cudnn", "no cuDNN"),
+        ({"available": False, "gpus": [], "reason": "no"}, "driver.refuses", "cannot start CUDA"),
+    ],
+)
+def test_torch_beside_a_good_driver(torch: dict[str, Any], name: str, text: str) -> None:
+    found = changed("h200", **torch)
+    assert list(found) == [name]
+    assert text in found[name].message
+
+
+def test_a_card_on_which_a_kernel_fails() -> None:
+    gpus = [{**raw_machine("h200")["torch"]["gpus"][0], "error": "CUDA error: unknown error"}]
+    found = changed("h200", gpus=gpus)
+    assert list(found) == ["torch.cannot-run"]
+    assert "unknown error" in found["torch.cannot-run"].message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name", "level"),
+    [
+        ("<used>1 MiB</used>", "<used>1 MiB</used>", None, ""),
+        ("<display_active>Disabled", "<display_active>Enabled", "card.display", "note"),
+        ("<compute_mode>Default", "<compute_mode>Exclusive_Process", "card.exclusive", "note"),
+        ("<pending_mig>N/A", "<pending_mig>Enabled", "card.mig-pending", "note"),
+        ("<reset_required>No", "<reset_required>Yes", "card.reset", "fault"),
+        ("<gpu_recovery_action>None", "<gpu_recovery_action>Reboot", "card.reset", "fault"),
+        ("<gpu_temp>40 C", "<gpu_temp>[GPU is lost]", "card.reset", "fault"),
+        ("<gpu_temp>40 C", "<gpu_temp>[Unknown Error]", "card.unanswered", "note"),
+        ("<gpu_temp>40 C", "<gpu_temp>[Not Supported]", None, ""),
+        ("<pending_retirement>N/A", "<pending_retirement>Yes", "card.reset-pending", "fault"),
+        ("slowdown>Not Active</clocks_event_reason_hw_slowdown>",
+         "slowdown>Active</clocks_event_reason_hw_slowdown>", "card.throttled", "warning"),
+        ("power_cap>Not Active", "power_cap>Active", None, ""),
+        ("<current_link_gen>5", "<current_link_gen>1", "link.generation", "warning"),
+        ("<max_host_link_gen>5", "<max_host_link_gen>4", "link.host-generation", "note"),
+        ("</nvidia_smi_log>", "</nvidia_smi_log>\nWARNING: infoROM is corrupted at gpu 0000:01:00",
+         "driver.inforom", "warning"),
+    ],
+)  # fmt: skip
+def test_one_answer_of_the_driver(old: str, new: str, name: str | None, level: str) -> None:
+    found = changed("h200", old, new)
+    assert [(f.name, f.level) for f in found.values()] == ([(name, level)] if name else [])
+
+
+def test_a_card_at_rest_may_lower_its_link() -> None:
+    old = "<current_link_gen>5"
+    raw = raw_machine("h200")
+    raw["smi"]["text"] = (
+        raw["smi"]["text"]
+        .replace(old, "<current_link_gen>1")
+        .replace("<performance_state>P0", "<performance_state>P8")
+    )
+    assert findings(machine_from_json(raw)) == {}
+
+
+def test_application_clocks_below_their_default() -> None:
+    found = changed(
+        "a100",
+        "<applications_clocks>\n      <graphics_clock>1275",
+        "<applications_clocks>\n      <graphics_clock>1020",
+    )
+    assert list(found) == ["card.application-clocks"]
+    assert "up to 20%" in found["card.application-clocks"].cost  # 1020 of 1275 MHz
+
+
+def test_mig_mode_without_an_instance() -> None:
+    raw = raw_machine("mig")
+    raw["smi"]["text"] = re.sub(
+        r"<mig_devices>.*?</mig_devices>", "<mig_devices>None</mig_devices>",
+        raw["smi"]["text"], flags=re.DOTALL,
+    )  # fmt: skip
+    found = findings(machine_from_json(raw))
+    assert found["card.mig-empty"].level == "fault"
+    assert "card.mig" not in found
+
+
+def test_a_card_that_others_use_names_them() -> None:
+    raw = raw_machine("h200")
+    raw["gpus"][0]["used_bytes"] = 70_000 << 20
+    raw["smi"]["text"] = raw["smi"]["text"].replace(
+        "<processes>",
+        "<processes><process_info><pid>4242</pid><type>C</type><process_name>python</process_name>"
+        "<used_memory>69000 MiB</used_memory></process_info>",
+    )
+    found = findings(machine_from_json(raw))
+    assert list(found) == ["card.busy"]
+    assert "python (4242, 67.38 GiB)" in found["card.busy"].evidence
+
+
+def test_hidden_cards() -> None:
+    found = with_variables(CUDA_VISIBLE_DEVICES="")
+    assert found["card.hidden"].level == "fault"
+
+
+@pytest.mark.parametrize(
+    ("variables", "name", "level"),
+    [
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, "settings.launch-blocking", "fault"),
+        ({"CUDA_LAUNCH_BLOCKING": "0"}, None, ""),
+        ({"NVIDIA_TF32_OVERRIDE": "0"}, "settings.tf32-off", "note"),
+        ({"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}, "settings.tf32-on", "note"),
+        ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "settings.no-caching", "fault"),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, None, ""),
+        ({"PYTORCH_ALLOC_CONF": "a", "PYTORCH_CUDA_ALLOC_CONF": "a"},
+         "settings.allocator-options", "warning"),
+        ({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, "settings.cublas-workspace", "note"),
+        ({"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, "settings.cublas-workspace", "warning"),
+    ],
+)  # fmt: skip
+def test_variables(variables: dict[str, str], name: str | None, level: str) -> None:
+    found = with_variables(**variables)
+    assert [(f.name, f.level) for f in found.values()] == ([(name, level)] if name else [])
+
+
+def test_what_a_workspace_takes() -> None:
+    assert (
+        "32.00 MiB"
+        in with_variables(CUBLAS_WORKSPACE_CONFIG=":4096:8")["settings.cublas-workspace"].message
+    )  # 8 × 4096 KiB
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"versions": {"torch": "2.13.0+cu130", "torchvision": "0.28.0+cpu", "triton": "3"}},
+         "libraries.torchvision-cuda"),
+        ({"versions": {"torch": "2.12.0+cu130", "torchvision": "0.28.0", "triton": "3"}},
+         "libraries.torchvision-release"),
+        ({"versions": {"torch": "2.13.0+cu130"}}, "libraries.no-triton"),
+        ({"versions": {"torch": "2.13.0+cu130", "pytorch-triton": "3"}}, None),
+        ({"versions": {"timm": "1.0", "triton": "3"}, "import_errors": {"timm": "ImportError: x"}},
+         "libraries.timm-import"),
+        ({"import_errors": {"torchvision": "RuntimeError: operator torchvision::nms does not "
+                            "exist", "timm": "RuntimeError: operator torchvision::nms"}},
+         "libraries.torchvision-import"),
+    ],
+)  # fmt: skip
+def test_libraries(changes: dict[str, Any], name: str | None) -> None:
+    assert list(findings(replace(recorded("h200"), **changes))) == ([name] if name else [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "level"),
+    [
+        ({"shared_memory_bytes": 512 << 20}, "container.shared-memory", "warning"),
+        ({"shared_memory_bytes": 64 << 20}, "container.shared-memory", "fault"),
+        ({"file_limit": 256}, "host.files", "warning"),
+        ({"governor": "powersave"}, None, ""),  # intel_pstate governs itself
+        ({"quota_cpus": 64.0}, None, ""),
+    ],
+)
+def test_the_host(changes: dict[str, Any], name: str | None, level: str) -> None:
+    machine = recorded("h200")
+    found = findings(replace(machine, host=replace(machine.host, **changes)))
+    assert [(f.name, f.level) for f in found.values()] == ([(name, level)] if name else [])
+
+
+def test_a_governor_that_holds_the_processors_down() -> None:
+    machine = recorded("h200")
+    slow = replace(machine, host=replace(machine.host, governor="powersave"))
+    found = findings(replace(slow, scaling_driver="acpi-cpufreq"))
+    assert list(found) == ["host.governor"]
+
+
+@pytest.mark.parametrize(
+    ("smi", "name"),
+    [
+        (Answer("nvidia-smi -q -x", "NVIDIA-SMI has failed because it couldn't communicate with "
+                "the NVIDIA driver.", 9), "driver.not-loaded"),
+        (Answer("nvidia-smi -q -x", "No devices were found\n", 6), "driver.no-devices"),
+        (Answer("nvidia-smi -q -x", "Segmentation fault", 139), "driver.fails"),
+        (Answer("nvidia-smi -q -x", "<nvidia_smi_log><gpu", 0), "driver.fails"),
+    ],
+)  # fmt: skip
+def test_nvidia_smi_that_fails(smi: Answer, name: str) -> None:
+    torch = TorchBuild("2.13.0+cu130", cuda="13.0", reason="CUDA initialization failed")
+    machine = replace(recorded("driver-mismatch"), smi=smi, torch=torch)
+    found = findings(replace(machine, kernel_module="", versions={"triton": "3"}))
+    assert found[name].level == "fault"
+    assert found[name].next_step
+
+
+def test_torch_without_cuda_where_no_gpu_is() -> None:
+    machine = replace(recorded("no-smi"), gpus=(), gpus_from="", device_files=())
+    outside = replace(machine, host=replace(machine.host, container=None))
+    plain = replace(outside, torch=TorchBuild("2.13.0+cpu"))
+    assert list(findings(plain)) == ["torch.no-gpu"]
+    inside = replace(plain, host=machine.host)
+    assert list(findings(inside)) == ["container.no-gpu-seen"]
+    no_driver = replace(outside, torch=TorchBuild("2.13.0+cu130", cuda="13.0", cudnn="92000"))
+    assert list(findings(no_driver)) == ["driver.none"]
+
+
+def test_nvidias_image_with_its_own_torch() -> None:
+    found = findings(replace(
+        recorded("image-other-torch"),
+        torch=replace(recorded("image-other-torch").torch, version="2.9.0a0+145a3a7bda.nv25.10"),
+        requirements={},
+    ))  # fmt: skip
+    assert list(found) == ["container.image"]
+
+
+def test_torch_for_rocm_that_finds_no_gpu() -> None:
+    machine = recorded("rocm")
+    found = findings(replace(machine, torch=replace(machine.torch, available=False, gpus=())))
+    assert found["torch.rocm-no-gpu"].level == "fault"
+
+
+def test_an_older_driver_with_the_compatibility_package() -> None:
+    found = changed("h200", "580.95.05", "570.133.20")
+    assert list(found) == ["driver.forward-compatible"]
+
+
+def test_macos_says_what_does_not_apply() -> None:
+    machine = replace(
+        recorded("no-smi"), system={"platform": "darwin", "description": "macOS-15"}, gpus=(),
+        torch=TorchBuild("2.13.0"), gpus_from="", device_files=(),
+    )  # fmt: skip
+    outside = replace(machine, host=replace(machine.host, container=None))
+    assert list(findings(outside)) == ["driver.macos"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "windows", "runs"),
+    [
+        ("525.60.13", "12.6", False, True),
+        ("525.60.11", "12.6", False, False),
+        ("527.41", "12.6", True, False),
+        ("528.33", "12.6", True, True),
+        ("580.65.06", "13.2", False, True),
+        ("575.57.08", "13.0", False, False),
+        ("450.80.02", "11.8", False, True),
+        ("580.95.05", "99.0", False, None),
+        ("", "12.6", False, None),
+    ],
+)
+def test_nvidias_table_of_drivers(driver: str, cuda: str, windows: bool, runs: bool | None) -> None:
+    assert driver_runs(driver, cuda, windows) is runs
+    assert (minimum_driver(cuda) is None) == (cuda == "99.0")
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "torch", "build"),
+    [
+        ("580.95.05", (9, 0), "2.13.0", "torch 2.13 for CUDA 13.0 (cu130)"),
+        ("570.133.20", (8, 0), "2.13.0", "torch 2.13 for CUDA 12.6 (cu126)"),
+        ("570.133.20", (12, 0), "2.13.0", "torch 2.11 for CUDA 12.8 (cu128)"),  # 12.6 has none
+        ("580.95.05", (7, 0), "2.13.0", "torch 2.13 for CUDA 12.6 (cu126)"),
+        ("570.133.20", (7, 0), "2.10.0", "torch 2.10 for CUDA 12.8 (cu128)"),
+        ("580.95.05", (3, 5), "2.13.0", None),
+        ("470.82.01", (8, 0), "2.13.0", None),
+        ("", None, "2.4.1", "torch 2.13 for CUDA 13.0 (cu130)"),
+    ],
+)
+def test_which_build_fits(
+    driver: str, capability: tuple[int, int] | None, torch: str, build: str | None
+) -> None:
+    found = fitting_build(driver, capability, torch)
+    assert (None if found is None else str(found)) == build
+
+
+def test_machine_code_and_ptx() -> None:
+    assert has_machine_code_for((9, 0), ("sm_90", "compute_90"))
+    assert not has_machine_code_for((9, 0), ("sm_80", "compute_80"))
+    assert has_machine_code_for((9, 0), ())
+
+
+def test_a_link_carries_what_its_lanes_carry() -> None:
+    # 128 × 3 × 224² × 4 B = 77,070,336 B over 4 lanes of 985 MB/s.
+    assert transfer_seconds(3, 4) == pytest.approx(77_070_336 / 3.94e9)
+    assert transfer_seconds(None, 4) is None
+
+
+def test_many_cards_alike_are_told_once() -> None:
+    raw = raw_machine("h100-pair")
+    text = checkup_text(check_machine(machine_from_json(raw)))
+    assert text.count("numactl") == 1
+    assert "The same of cuda:1 (NVIDIA H100 80GB HBM3)." in " ".join(text.split())
+
+
+def test_faults_come_first_and_say_everything() -> None:
+    text = checkup_text(check_machine(recorded("bad-settings")))
+    levels = re.findall(r"^(fault|warning|note):", text, re.MULTILINE)
+    assert levels == sorted(levels, key=["fault", "warning", "note"].index)
+    assert text.index("  read  ") < text.index("  cost  ") < text.index("  next  ")
+
+
+def test_the_page_has_every_finding() -> None:
+    """docs/environment.md has one row for each name that the judges use, and no other."""
+    used = set()
+    for path in (ROOT / "planner/environment/findings").glob("*.py"):
+        layers = "driver|card|link|numa|torch|libraries|settings|container|host"
+        used |= set(re.findall(rf'"((?:{layers})\.[a-z0-9-]+)"', path.read_text()))
+    used -= {"libraries.x"}
+    used |= {"libraries.torchvision-import", "libraries.timm-import"}  # named by the package
+    rows = re.findall(r"^\| `([a-z.0-9-]+)` \|", (ROOT / "docs/environment.md").read_text(), re.M)
+    assert sorted(rows) == sorted(used)
+    shown = {name for machine in NAMES for _, name in expected(machine)}
+    assert shown <= used

@@ -1,0 +1,184 @@
+"""Reading a machine: tools that fail or hang, files of another root, and what is kept as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from planner.environment import doctor
+from planner.environment.facts import as_bus_address, cpus_of, gather_facts
+from planner.environment.machine import load_machine, machine_from_json
+from planner.environment.reading.files import (
+    as_cpu_list,
+    read_device_files,
+    read_kernel_module,
+    read_numa_nodes,
+    read_pci,
+)
+from planner.environment.reading.here import read_machine
+from planner.environment.reading.tools import ask_tool
+from planner.environment.smi import parse_smi, parse_topology
+from planner.errors import PlannerError
+from tests.environment.recorded import FOLDER, NAMES, recorded
+
+
+def tool(folder: Path, name: str, script: str) -> str:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_a_tool_answers_fails_hangs_or_is_missing(tmp_path: Path) -> None:
+    good = ask_tool((tool(tmp_path, "good", "echo out; echo err >&2; exit 3"), "-q"))
+    assert (good.text, good.status, good.error) == ("out\nerr\n", 3, "")
+    late = ask_tool((tool(tmp_path, "late", "echo begun; exec sleep 60"),), deadline_seconds=0.5)
+    assert (late.status, late.error) == (None, "it did not answer within 0.5 s")
+    assert ask_tool(("no-such-tool-here",)).is_missing
+    (tmp_path / "plain").write_text("")
+    assert "cannot be run" in ask_tool((str(tmp_path / "plain"),)).error
+    binary = ask_tool((tool(tmp_path, "binary", r"printf '\377\376ok'"),))
+    assert binary.text.endswith("ok")
+
+
+def test_the_kernels_files(tmp_path: Path) -> None:
+    port = tmp_path / "sys/devices/pci0000:00/0000:00:01.0"
+    card = port / "0000:01:00.0"
+    other = tmp_path / "sys/devices/pci0000:00/0000:00:02.0"
+    for folder, files in (
+        (port, {"max_link_width": "16", "max_link_speed": "16.0 GT/s PCIe"}),
+        (card, {"vendor": "0x10de", "class": "0x030000", "numa_node": "1",
+                "current_link_width": "4", "max_link_width": "16"}),
+        (other, {"vendor": "0x8086", "class": "0x020000"}),
+    ):  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text + "\n")
+    listed = tmp_path / "sys/bus/pci/devices"
+    listed.mkdir(parents=True)
+    (listed / card.name).symlink_to(card)
+    (listed / other.name).symlink_to(other)
+    (found,) = read_pci(tmp_path).items()
+    assert found[0] == "0000:01:00.0"
+    assert (found[1].numa_node, found[1].width, found[1].port_max_width) == (1, 4, 16)
+    for node, cpus in (("node0", "0-3"), ("node1", "4-7")):
+        (tmp_path / "sys/devices/system/node" / node).mkdir(parents=True)
+        (tmp_path / "sys/devices/system/node" / node / "cpulist").write_text(cpus + "\n")
+    assert read_numa_nodes(tmp_path) == {"0": "0-3", "1": "4-7"}
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidiactl", "nvidia0", "null"):
+        (tmp_path / "dev" / name).write_text("")
+    assert read_device_files(tmp_path) == ("nvidia0", "nvidiactl")
+    assert read_kernel_module(tmp_path) == ""
+
+
+@pytest.mark.parametrize("cpus", [[], [0], [0, 1, 2], [0, 2, 3, 9]])
+def test_lists_of_cpus_are_read_as_they_are_written(cpus: list[int]) -> None:
+    assert cpus_of(as_cpu_list(cpus)) == frozenset(cpus)
+    assert as_cpu_list([0, 1, 2, 8]) == "0-2,8"
+
+
+def test_addresses_of_the_driver_and_of_the_kernel_are_one() -> None:
+    assert as_bus_address("00000000:0A:00.0") == as_bus_address("0000:0a:00.0") == "0000:0a:00.0"
+
+
+def test_topology() -> None:
+    text = (FOLDER / "h100-pair" / "topology.txt").read_text()
+    assert parse_topology(text) == {(0, 1): "NV18"}
+    assert parse_topology("\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNODE\nGPU1\tNODE\t X \n") == {}
+    underlined = "\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNODE\nGPU1\tNODE\t X \n"
+    assert parse_topology(underlined) == {(0, 1): "NODE"}
+    assert parse_topology("") == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "no xml", "<nvidia_smi_log>", "<nvidia_smi_log><gpu></nvidia_smi_log>", "\x00\xff"],
+)
+def test_what_is_no_whole_log_is_none(text: str) -> None:
+    assert parse_smi(text) is None
+
+
+def test_a_log_without_anything_in_it() -> None:
+    log = parse_smi("WARNING: x\n<nvidia_smi_log><gpu/></nvidia_smi_log>")
+    assert log is not None
+    assert (log.driver, log.warnings, len(log.cards)) == ("", ("WARNING: x",), 1)
+    assert (log.cards[0].link.width, log.cards[0].persistence) == (None, None)
+
+
+def test_errors_of_cards_before_turing_are_counted() -> None:
+    log = parse_smi(
+        "<nvidia_smi_log><gpu><ecc_errors><volatile><double_bit><device_memory>2</device_memory>"
+        "<total>2</total></double_bit></volatile></ecc_errors></gpu></nvidia_smi_log>"
+    )
+    assert log is not None
+    assert log.cards[0].ecc.uncorrectable == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_machine_is_kept_whole(name: str, tmp_path: Path) -> None:
+    machine = recorded(name)
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(doctor.check_machine(machine).to_json()))
+    assert load_machine(path) == machine
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"machine": {"format": 9}}', "[" * 100000])
+def test_what_is_no_machine_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(PlannerError, match=r"a\.json"):
+        load_machine(tmp_path / "a.json")
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match="cannot be read"):
+        load_machine(tmp_path / "none.json")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PlannerError, match="it is not text"):
+        load_machine(tmp_path / "binary.json")
+
+
+def test_this_machine_is_read_and_kept() -> None:
+    """Nothing stands in for anything here."""
+    machine = read_machine()
+    assert machine.host.num_cpus >= 1
+    assert machine.torch.version
+    assert machine_from_json(json.loads(json.dumps(machine.to_json()))) == machine
+
+
+def test_the_drivers_library_is_asked_where_nvidia_smi_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from planner.environment.reading import here
+
+    monkeypatch.setattr(here, "ask_torch", lambda _: recorded("a100").torch)
+    monkeypatch.setattr(here, "import_errors", lambda *_: {})  # seconds, and no part of this
+    monkeypatch.setenv("PATH", str(tmp_path))
+    gpu = recorded("no-smi").gpus[0]
+    machine = read_machine({}, tmp_path, lambda: (gpu,))
+    assert (machine.gpus, machine.gpus_from, machine.smi.error) == ((gpu,), "NVML", "missing")
+    assert read_machine({}, tmp_path).gpus_from == ""
+
+
+def test_nvidia_smi_is_asked_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from planner.environment.reading import here
+
+    monkeypatch.setattr(here, "ask_torch", lambda _: recorded("a100").torch)
+    monkeypatch.setattr(here, "import_errors", lambda *_: {})
+    xml, csv = FOLDER / "a100" / "smi.xml", tmp_path / "csv"
+    csv.write_text("0, NVIDIA A100-SXM4-80GB, GPU-513536b6-0000-0000-0000-1e69664bb298, 81920, 1, "
+                   "580.95.05, 8.0, Disabled, 00000000:01:00.0\n")  # fmt: skip
+    tool(tmp_path, "nvidia-smi", f"""case "$1" in
+-q) exec cat {xml};; topo) exec cat {FOLDER / 'h100-pair' / 'topology.txt'};;
+*) exec cat {csv};; esac""")  # fmt: skip
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    machine = read_machine({}, tmp_path)
+    assert machine.gpus_from == "nvidia-smi"
+    facts = gather_facts(machine)
+    assert [card.smi is not None for card in facts.cards] == [True]
+    assert (facts.driver, facts.driver_cuda) == ("580.95.05", "13.0")
+    assert facts.pairs == {(0, 1): "NV18"}
