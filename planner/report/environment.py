@@ -44,7 +44,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 
 def _finding_text(finding: Finding, *others: Finding) -> str:
-    """A note is short, a fault and a warning say everything; `others` are the same of more cards."""
+    """A note is short, others say everything. `others` are the same finding of more cards."""
     head = f"{finding.level}: {finding.message}."
     if others:
         head += f" The same of {names([other.subject or other.message for other in others])}."
