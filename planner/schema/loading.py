@@ -122,9 +122,8 @@ class LoaderSetting(BaseModel):
     def title(self) -> str:
         """As a person would say it: `torchvision, 8 workers × 2, pinned`."""
         words: list[str] = [self.pipeline]
-        words.append(
-            f"{self.workers} workers × {self.prefetch_factor}" if self.workers else "no workers"
-        )
+        number = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
+        words.append(f"{number} × {self.prefetch_factor}" if self.workers else "no workers")
         words += ["pinned"] if self.pin_memory else []
         words += ["persistent"] if self.persistent_workers else []
         return ", ".join(words)

@@ -1,9 +1,11 @@
 """accelerate: the YAML of `accelerate launch --config_file`, and what belongs in your script.
 
 Keys are the fields of ClusterConfig in accelerate 1.15, commands/config/config_args.py. There is
-none for accumulation, and `--gradient_accumulation_steps` of `accelerate launch` reaches only
-DeepSpeed: it is an argument of `Accelerator`, or ACCELERATE_GRADIENT_ACCUMULATION_STEPS in the
-environment (utils/launch.py, accelerator.py).
+none for loading data: the script makes the DataLoader, and DataLoaderConfiguration holds what
+`prepare` adds to it (utils/dataclasses.py). There is none for accumulation either, and
+`--gradient_accumulation_steps` of `accelerate launch` reaches only DeepSpeed: it is an argument of
+`Accelerator`, or ACCELERATE_GRADIENT_ACCUMULATION_STEPS in the environment (utils/launch.py,
+accelerator.py).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from planner.schema import TrainSetting
 from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.launch import launch
+from planner.trainers.loader import train_loader
 from planner.trainers.plan import COMPILING, Emitted, Plan, Trainer
 from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
@@ -79,7 +82,10 @@ def _script(plan: Plan) -> tuple[str, ...]:
     )
     return (
         "loader = DataLoader(data, shuffle=True, **LOADER)",
-        "accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATE)",
+        "# DataLoaderConfiguration is in accelerate.utils.",
+        f"loading = DataLoaderConfiguration(non_blocking={train_loader(plan).pin_memory})",
+        "accelerator = Accelerator(",
+        "    gradient_accumulation_steps=ACCUMULATE, dataloader_config=loading)",
         f"model = {build_call(plan.model, setting)}.to(accelerator.device)",
         *(line.replace("RATE", rate) for line in built),
         "for images, targets in loader:",

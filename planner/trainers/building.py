@@ -37,7 +37,7 @@ def building_source(plan: Plan, run: str, use: tuple[str, ...], notes: tuple[str
         f"NUM_CLASSES = {plan.model.num_classes}\n",
         rate_source(setting),
         f"CLIP_NORM = {recipe.clip_norm}\n" if recipe.clip_norm is not None else "",
-        loader_source(setting),
+        loader_source(plan),
     ]
     return "".join(
         (

@@ -5,7 +5,9 @@ Keys as in DeepSpeed 0.19, runtime/constants.py and runtime/config.py. Autocast 
 `fp16.enabled` convert the model instead, which is another setting. Gradients are clipped at 1.0
 unless told. Its `activation_checkpointing` block does nothing for these models: checkpointing is in
 the model, and so in `building.py`. Without ZeRO it reduces gradients in one flat copy, on one
-device too (runtime/engine.py, allreduce_bucket).
+device too (runtime/engine.py, allreduce_bucket). Its own loader (`training_data`) has twice as many
+workers as devices and no key for another number: the script makes the DataLoader
+(runtime/dataloader.py).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.comments import WRITTEN_BY, one_line
 from planner.trainers.launch import launch
+from planner.trainers.loader import train_loader
 from planner.trainers.plan import COMPILING, Emitted, Plan, Trainer
 from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
@@ -70,6 +73,7 @@ def _script(plan: Plan) -> tuple[str, ...]:
     setting, recipe = plan.setting, recipe_of(plan.setting)
     rate = "LEARNING_RATE" if recipe.learning_rate is not None else "LR"
     shuffle = "shuffle=True" if setting.world_size == 1 else "sampler=DistributedSampler(data)"
+    later = ", non_blocking=True" if train_loader(plan).pin_memory else ""
     compiled = f"engine.compile(compile_kwargs={literal(setting.compile_arguments)})"
     return (
         f"loader = DataLoader(data, {shuffle}, **LOADER)",
@@ -80,7 +84,9 @@ def _script(plan: Plan) -> tuple[str, ...]:
         "engine, *_ = deepspeed.initialize(",
         f"    model=model, optimizer=optimizer, lr_scheduler=schedule, config={_config(plan)})",
         *((compiled,) if compiles_whole(setting) else ()),
-        "for images, targets in loader:  # on engine.device",
+        "for images, targets in loader:",
+        f"    images = images.to(engine.device{later})",
+        f"    targets = targets.to(engine.device{later})",
         *(("    images, targets = mix(images, targets)",) if recipe.mixes else ()),
         *(f"    {line}" for line in image_lines(setting)),
         *loss_lines(setting, "engine", "    engine.backward"),

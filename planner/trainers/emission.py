@@ -15,6 +15,7 @@ from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
 from planner.schema.result import RESULT_FORMAT, Recommendation
 from planner.trainers.comments import one_line
 from planner.trainers.levers import lever_refusals
+from planner.trainers.loader import loader_heading, loader_warnings
 from planner.trainers.plan import Emitted, Plan, Trainer, refuse
 from planner.trainers.ported_model import port_model, setting_refusals
 from planner.trainers.registry import TARGETS, find_trainer
@@ -80,6 +81,7 @@ def emit(
         output=PurePath(output) if output is not None else None,
         unit=found.evidence.unit,
         loader=found.feeding.loader if found.feeding else None,
+        fed=found.feeding.evidence if found.feeding else None,
     )
     changed = bool(setting.differences(found.setting))
     return _write(trainer, plan, changed, found.device, estimator)
@@ -185,8 +187,10 @@ def _write(
         reasons.append(_CHANGED)
     if run != plan.setting:
         reasons.append(f"{title} {_DDP}")
-    warnings = _judge(trained, run, device, reasons, estimator) if reasons else ()
-    return trainer.write(replace(planned, heading=(*plan.heading, *warnings), warnings=warnings))
+    judged = _judge(trained, run, device, reasons, estimator) if reasons else ()
+    loads = loader_warnings(trainer, planned)
+    heading = (*plan.heading, *judged, *loader_heading(planned), *loads)
+    return trainer.write(replace(planned, heading=heading, warnings=(*judged, *loads)))
 
 
 def _judge(

@@ -34,8 +34,8 @@ def _import(module: str, names: list[str]) -> str:
 
 
 _STANDARD = frozenset(
-    ("argparse", "collections", "contextlib", "functools", "math", "os", "pathlib", "re", "sys",
-     "time", "typing", "weakref")
+    ("argparse", "collections", "contextlib", "functools", "itertools", "math", "os", "pathlib",
+     "re", "sys", "time", "typing", "weakref")
 )  # fmt: skip
 
 

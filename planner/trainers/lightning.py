@@ -95,8 +95,9 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
     )
     rate = "" if recipe.learning_rate is not None else "lr=LR"
     use = (
-        f"In your script: from {plan.module(FILENAME)} import LOADER, TRAINER, Training",
+        f"In your script: from {plan.module(FILENAME)} import *",
         "    train_loader = DataLoader(data, shuffle=True, **LOADER)",
+        "    validation_loader = DataLoader(validation_data, **VALIDATION_LOADER)",
         f"    trainer = lightning.Trainer(**TRAINER, max_epochs={EPOCHS})",
         f"    trainer.fit(Training({rate}), train_loader, validation_loader)",
         "For Lightning 2.6.",
@@ -109,7 +110,7 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
             f"\nVALIDATION_BATCH_SIZE = {recipe.validation_batch_size}\n",
             f"NUM_CLASSES = {plan.model.num_classes}\n",
             rate_source(setting),
-            loader_source(setting),
+            loader_source(plan),
             mapping("TRAINER", trainer_arguments(plan)),
             "\n\n" + placed(model.body, _laid_out(setting)),
             *("\n\n" + body for _, body in pieces),

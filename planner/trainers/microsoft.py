@@ -15,6 +15,7 @@ import yaml
 
 from planner.schema import SwinConfig, TrainSetting
 from planner.trainers.launch import launch, tf32_environment
+from planner.trainers.loader import train_loader
 from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, way_out
 from planner.trainers.recipe import (
     BASE_LR,
@@ -22,7 +23,6 @@ from planner.trainers.recipe import (
     FINAL_SHARE,
     WARMUP_EPOCHS,
     WARMUP_START,
-    WORKERS,
     learning_rate_note,
     recipe_of,
     rounded,
@@ -35,7 +35,7 @@ _DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_da
 
 def write(plan: Plan) -> Emitted:
     """`swin_microsoft.yaml`."""
-    setting, recipe = plan.setting, recipe_of(plan.setting)
+    setting, recipe, loader = plan.setting, recipe_of(plan.setting), train_loader(plan)
     command = (
         f"torchrun --nproc_per_node {setting.world_size} main.py --cfg {plan.path(FILENAME)} "
         "--data-path DATA"
@@ -46,8 +46,8 @@ def write(plan: Plan) -> Emitted:
             "BATCH_SIZE": setting.batch_size,
             "IMG_SIZE": plan.swin.image_size[0],
             "DATASET": _DATA_SETS[plan.swin.num_classes],
-            "NUM_WORKERS": WORKERS,
-            "PIN_MEMORY": True,
+            "NUM_WORKERS": loader.workers,
+            "PIN_MEMORY": loader.pin_memory,
         },
         "MODEL": {**_model_values(plan.swin), "LABEL_SMOOTHING": recipe.smoothing},
         "TRAIN": _train_values(setting),
@@ -189,4 +189,7 @@ TRAINER = Trainer(
     refusals=refusals,
     library="microsoft",
     always_ddp=True,
+    # data/build.py gives its DataLoader neither: torch's defaults hold.
+    loads_by_itself={"prefetch_factor": 2, "persistent_workers": False},
+    reads="torchvision's ImageFolder and the transforms of timm 0.4.12, on PIL images",
 )

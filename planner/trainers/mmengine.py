@@ -13,6 +13,7 @@ from typing import Any
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.setting import EMA_DECAY
 from planner.trainers.launch import launch, tf32_environment, torchrun
+from planner.trainers.loader import training_load, validation_load
 from planner.trainers.plan import (
     Emitted,
     Plan,
@@ -26,7 +27,6 @@ from planner.trainers.recipe import (
     FINAL_SHARE,
     WARMUP_EPOCHS,
     WARMUP_START,
-    WORKERS,
     learning_rate_note,
     recipe_of,
     rounded,
@@ -107,13 +107,8 @@ def _loader(plan: Plan, train: bool) -> dict[str, Any]:
         ]
     else:
         crop = [{"type": "Resize", "scale": scale}]
-    recipe = recipe_of(plan.setting)
     return {
-        "batch_size": plan.setting.batch_size if train else recipe.validation_batch_size,
-        "num_workers": WORKERS,
-        "persistent_workers": True,
-        "pin_memory": True,
-        "drop_last": train,
+        **(training_load(plan) if train else validation_load(plan)),
         "sampler": {"type": "DefaultSampler", "shuffle": train},
         "dataset": {
             "type": "CustomDataset",
@@ -301,4 +296,5 @@ TRAINER = Trainer(
     refusals=refusals,
     library="microsoft",
     models="mmpretrain",
+    reads="mmcv's transforms, on OpenCV's images",
 )

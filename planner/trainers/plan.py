@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from planner.errors import UnsupportedError, UsageError
 from planner.schema import Library, Model, NamedModel, SwinConfig, TrainSetting
-from planner.schema.loading import LoaderSetting
+from planner.schema.loading import LoaderRecord, LoaderSetting, Pipeline
 from planner.trainers.comments import comment
 
 
@@ -40,7 +40,7 @@ class Plan:
     caching allocator there (None: its own). `output` is where the file will be written, None where
     that is not known: then it is called by its usual name. `unit` is what a task calls an
     item of its batch, None where images go in and logits come out. `loader` is how the training
-    data are loaded, None where that was not measured.
+    data are loaded, None where that was not measured; `fed` is the probe that measured it.
     """
 
     model: Model
@@ -52,6 +52,7 @@ class Plan:
     output: PurePath | None = None
     unit: str | None = None
     loader: LoaderSetting | None = None
+    fed: LoaderRecord | None = None
 
     @property
     def swin(self) -> SwinConfig:
@@ -110,6 +111,10 @@ class Trainer:
     whose Swin it builds, or None where it trains any module; `models` names the package that Swin
     comes from, where that is not the library. `expresses` names the levers that it can
     express, and the others are refused; `refusals` are what else it cannot express.
+
+    `loads_by_itself` are the fields of a LoaderSetting that it has no word for, with the values it
+    loads with. `reads` says how it reads pictures, None where the data set is the user's;
+    `pipelines` are the measured ones that it runs by itself.
     """
 
     name: str
@@ -121,6 +126,9 @@ class Trainer:
     library: Library | None = None
     models: str | None = None
     always_ddp: bool = False
+    loads_by_itself: Mapping[str, Any] = field(default_factory=dict)
+    reads: str | None = None
+    pipelines: tuple[Pipeline, ...] = ()
 
 
 def refuse(trainer: str, refusals: Iterable[Refusal]) -> None:

@@ -10,10 +10,12 @@ from string import Template
 from typing import get_args
 
 from planner.schema import TrainSetting
+from planner.schema.loading import Pipeline
 from planner.schema.setting import EMA_DECAY, LABEL_SMOOTHING
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, torchrun
+from planner.trainers.loader import train_loader
 from planner.trainers.plan import Emitted, LeverName, Plan, Refusal, Trainer
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import (
@@ -23,10 +25,17 @@ from planner.trainers.recipe import (
     learning_rate_note,
     recipe_of,
 )
+from planner.trainers.script_data import (
+    IMPORTS,
+    data_notes,
+    data_refusals,
+    data_source,
+    own_factory,
+    standard_modules,
+)
 from planner.trainers.source import (
     arguments,
     compiles_whole,
-    image_lines,
     offloaded,
     placed,
     process_source,
@@ -34,6 +43,7 @@ from planner.trainers.source import (
 from planner.trainers.steps import mixing_source, optimizer_source, schedule_source, update_source
 from planner.trainers.task_script import task_refusals, write_task_script
 
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 TITLE = "the PyTorch script"
 FILENAME = "train.py"
 
@@ -47,17 +57,20 @@ def write(plan: Plan) -> Emitted:
     rate = "" if recipe.learning_rate is not None else " --lr LR"
     weights = weights_name(plan.model, setting)
     loaded = " --pretrained" if weights is not None else ""
-    run = launch(plan, torchrun(script, plan, f"DATA{loaded}{rate}"))
+    data = "" if own_factory(plan) else "DATA"
+    run = launch(plan, torchrun(script, plan, f"{data}{loaded}{rate}".strip()))
     trial = launch(plan, torchrun(script, plan, f"--synthetic --steps 20{rate}"))
-    notes = (learning_rate_note(setting), *fine_tuning_notes(plan.model, setting))
+    tuning = fine_tuning_notes(plan.model, setting)
+    notes = (learning_rate_note(setting), *tuning, *data_notes(plan))
     model = trained_source(plan.model, setting)
     optimizer_imports, optimizer = optimizer_source(setting)
     schedule_imports, schedule = schedule_source()
     mixing = mixing_source()[1] if recipe.mixes else ""
-    prepare = "".join(f"    {line}\n" for line in image_lines(setting))
-    imports = (*model.imports, *optimizer_imports, *schedule_imports, *_IMPORTS)
-    standard = ("argparse", "os", "time")
-    about = ("(DATA/train/CLASS/*.jpg, DATA/val/CLASS/*.jpg)", f" or: {trial}")
+    imports = (*model.imports, *optimizer_imports, *schedule_imports, *_IMPORTS, *IMPORTS)
+    factory = own_factory(plan)
+    standard = ("argparse", "os", "time", *standard_modules(plan))
+    layout = f"(data: {factory})" if factory else "(DATA/train/CLASS/*.jpg, DATA/val/CLASS/*.jpg)"
+    about = (layout, f" or: {trial}")
     sections = (
         plan.comment(run, *about, notes=notes),
         import_block(imports, standard),
@@ -68,7 +81,7 @@ def write(plan: Plan) -> Emitted:
         "\n\n" + schedule,
         "\n\n" + _step(setting),
         "\n\n" + mixing if mixing else "",
-        "\n\n" + _DATA.substitute(prepare=prepare, mix=_mix(setting)),
+        "\n\n" + data_source(plan),
         "\n\n" + _LOOP.substitute(
             compiled=_compiled(setting),
             pretrained="options.pretrained" if weights is not None else "",
@@ -91,20 +104,18 @@ def write(plan: Plan) -> Emitted:
 
 def refusals(plan: Plan) -> list[Refusal]:
     """Everything of a setting is written out; a task has one device."""
-    return task_refusals(plan) if plan.is_task else []
+    return task_refusals(plan) if plan.is_task else data_refusals(plan)
 
 
 _IMPORTS = (
     "from collections.abc import Iterator",
     "from contextlib import nullcontext",
-    "from pathlib import Path",
     "from typing import Any",
     "import torch",
     "import torch.distributed as dist",
     "from torch import Tensor, nn",
     "from torch.nn import functional as F",
     "from torch.nn.parallel import DistributedDataParallel",
-    "from torch.utils.data import DataLoader, DistributedSampler",
 )
 
 
@@ -121,6 +132,7 @@ def _constants(plan: Plan) -> str:
         f"CHANNELS = {plan.model.in_channels}",
         f"NUM_CLASSES = {plan.model.num_classes}",
     ]
+    lines.append(f"MEAN, STD = {MEAN}, {STD}  # of ImageNet's pixels")
     if setting.autocast_dtype is not None:
         lines.append(f"AUTOCAST: torch.dtype | None = torch.{setting.autocast_dtype}")
     else:
@@ -130,12 +142,6 @@ def _constants(plan: Plan) -> str:
     if setting.clip_grad:
         lines.append(f"CLIP_NORM = {recipe_of(setting).clip_norm}")
     return "\n".join(lines) + "\n"
-
-
-def _mix(setting: TrainSetting) -> str:
-    if not recipe_of(setting).mixes:
-        return ""
-    return "    if train:\n        images, targets = mix(images, targets)\n"
 
 
 def _compiled(setting: TrainSetting) -> str:
@@ -209,86 +215,6 @@ $update    assert isinstance(total, Tensor)
 '''
 )
 
-_DATA = Template(
-    '''def to_device(
-    images: Tensor, targets: Tensor, device: torch.device, train: bool
-) -> tuple[Tensor, Tensor]:
-    images = images.to(device, non_blocking=True)
-    targets = targets.to(device, non_blocking=True)
-$mix$prepare    return images, targets
-
-
-def synthetic_batches(device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    images = torch.randn(BATCH_SIZE, CHANNELS, HEIGHT, WIDTH, device=device)
-    targets = torch.randint(NUM_CLASSES, (BATCH_SIZE,), device=device)
-    while True:
-        yield to_device(images, targets, device, train=True)
-
-
-def loader(folder: Path, train: bool, workers: int, world: int) -> DataLoader[Any]:
-    """Images of folder/CLASS/, cropped and flipped at random where `train`."""
-    try:
-        from torchvision.datasets import ImageFolder
-        from torchvision.transforms import v2
-    except (ImportError, RuntimeError) as error:  # the latter where it was built for another torch
-        raise SystemExit(
-            f"Pictures are read with torchvision, which cannot be imported: {error}. "
-            "Install the torchvision of this torch, or try the script with --synthetic --steps 20."
-        ) from error
-    if CHANNELS != 3:
-        raise SystemExit(f"pictures have 3 channels, and the model takes {CHANNELS}")
-    if train:
-        crop = [v2.RandomResizedCrop((HEIGHT, WIDTH), antialias=True), v2.RandomHorizontalFlip()]
-    else:
-        crop = [v2.Resize(max(HEIGHT, WIDTH), antialias=True), v2.CenterCrop((HEIGHT, WIDTH))]
-    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-    scaled = v2.ToDtype(torch.float32, scale=True)
-    transform = v2.Compose([v2.ToImage(), *crop, scaled, v2.Normalize(mean, std)])
-    dataset = ImageFolder(folder, transform)
-    if len(dataset.classes) > NUM_CLASSES:
-        raise SystemExit(f"{folder} has {len(dataset.classes)} classes, the model {NUM_CLASSES}")
-    sampler = DistributedSampler(dataset, shuffle=train) if world > 1 else None
-    return DataLoader(
-        dataset,
-        BATCH_SIZE if train else VALIDATION_BATCH_SIZE,
-        shuffle=train and sampler is None,
-        sampler=sampler,
-        num_workers=workers,
-        pin_memory=torch.cuda.is_available(),
-        persistent_workers=workers > 0,
-        drop_last=train,
-    )
-
-
-def folder_batches(data: DataLoader[Any], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Epoch after epoch without end; whoever asks counts the steps."""
-    epoch = 0
-    while True:
-        if isinstance(data.sampler, DistributedSampler):
-            data.sampler.set_epoch(epoch)
-        for images, targets in data:
-            yield to_device(images, targets, device, train=True)
-        epoch += 1
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, data: DataLoader[Any], device: torch.device) -> float:
-    """The share of validation images whose best class is right, over all devices."""
-    model.eval()
-    counts = torch.zeros(2, device=device)
-    for images, targets in data:
-        images, targets = to_device(images, targets, device, train=False)
-        with torch.autocast(device.type, dtype=AUTOCAST) if AUTOCAST else nullcontext():
-            output = model(images)
-        best = getattr(output, "logits", output).argmax(dim=1)
-        counts += torch.stack([(best == targets).sum(), torch.tensor(len(best), device=device)])
-    if dist.is_initialized():
-        dist.all_reduce(counts)
-    model.train()
-    return float(counts[0] / counts[1])
-'''
-)
-
 _LOOP = Template(
     """def train(options: argparse.Namespace, device: torch.device, rank: int) -> None:
     model = build_model($pretrained).to(device).train()
@@ -296,32 +222,36 @@ $compiled    if dist.is_initialized():
         ids = [device] if device.type == "cuda" else None
         call = DistributedDataParallel(call, device_ids=ids, gradient_as_bucket_view=True)
 $built    scaler: torch.amp.GradScaler | None = $scaler
-$ema_made    if options.synthetic:
+$ema_made    waits = Waits(device)
+    if options.synthetic:
         batches, steps_per_epoch, validation = synthetic_batches(device), options.steps, None
     else:
-        data = loader(options.data / "train", True, options.workers, WORLD_SIZE)
-        batches, steps_per_epoch = folder_batches(data, device), len(data) // ACCUMULATE
+        data = data_loader(options, rank, train=True)
+        validation = data_loader(options, rank, train=False)
+        batches = on_device(data, device, True, waits)
+        steps_per_epoch = data.sampler.num_batches // ACCUMULATE
         if steps_per_epoch == 0:
-            raise SystemExit(f"{options.data} has fewer images than one optimizer step takes")
-        has_validation = (options.data / "val").is_dir()
-        validation = (
-            loader(options.data / "val", False, options.workers, WORLD_SIZE)
-            if has_validation
-            else None
-        )
+            raise SystemExit("there are fewer images than one optimizer step takes")
     steps = options.steps or options.epochs * steps_per_epoch
     warmup = max(1, min(options.warmup_epochs * steps_per_epoch, steps // 10))
 $scheduled    since, images = time.perf_counter(), 0
     for step in range(1, steps + 1):
         loss = optimizer_step(call, model, ${optimizer}scaler$ema_argument, batches)
 $stepped        images += BATCH_SIZE * ACCUMULATE * WORLD_SIZE
-        if rank == 0 and (step % options.log_every == 0 or step == steps):
+        if step % options.log_every == 0 or step == steps:
             value = float(loss)  # waits for the device: the time below is of finished steps
-            speed = images / (time.perf_counter() - since)
+            seconds = time.perf_counter() - since
+            speed, waited = images / seconds, waits.seconds() / seconds
             peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
-            print(f"step {step}/{steps}  loss {value:.4f}  {speed:.1f} images/s  {peak:.2f} GiB")
+            if rank == 0:
+                print(
+                    f"step {step}/{steps}  loss {value:.4f}  {speed:.1f} images/s  "
+                    f"{waited:.0%} waited for data  {peak:.2f} GiB",
+                    flush=True,
+                )
             since, images = time.perf_counter(), 0
         if step % steps_per_epoch == 0 or step == steps:
+            paused = time.perf_counter()
             if validation is not None:
                 share = accuracy(model, validation, device)
                 if rank == 0:
@@ -330,12 +260,13 @@ $stepped        images += BATCH_SIZE * ACCUMULATE * WORLD_SIZE
                 options.output.parent.mkdir(parents=True, exist_ok=True)
                 state = {"model": model.state_dict(), "step": step$ema_saved}
                 torch.save(state, options.output)
+            since += time.perf_counter() - paused
 """
 )
 
 
 def _main(plan: Plan) -> str:
-    setting = plan.setting
+    setting, loader = plan.setting, train_loader(plan)
     rate = recipe_of(setting).learning_rate
     given = (
         f'default={rate:g}, help="for the global batch of {setting.global_batch}"'
@@ -348,7 +279,14 @@ def _main(plan: Plan) -> str:
         device=device,
         epochs=EPOCHS,
         warmup_epochs=WARMUP_EPOCHS,
-        workers=WORKERS,
+        data="" if own_factory(plan) else _DATA_ARGUMENT,
+        asked="" if own_factory(plan) else _DATA_ASKED,
+        workers=loader.workers
+        if plan.loader is not None
+        else f"min({WORKERS}, os.cpu_count() or 1)",
+        prefetch=loader.prefetch_factor or 2,
+        pin=loader.pin_memory,
+        persistent=loader.persistent_workers,
         pretrained=_PRETRAINED if weights_name(plan.model, setting) is not None else "",
     )
 
@@ -356,23 +294,34 @@ def _main(plan: Plan) -> str:
 _PRETRAINED = (
     '    parser.add_argument("--pretrained", action="store_true", help="load published weights")\n'
 )
+_DATA_ARGUMENT = """\
+    parser.add_argument("data", nargs="?", type=Path, help="folder: train/ and perhaps val/")
+"""
+_DATA_ASKED = """\
+    if options.synthetic == (options.data is not None):
+        parser.error("give a data folder, or --synthetic")
+"""
 _MAIN = Template(
     """def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("data", nargs="?", type=Path, help="folder with train/ and perhaps val/")
+$data\
     parser.add_argument("--synthetic", action="store_true", help="random images, for --steps")
 $pretrained\
     parser.add_argument("--steps", type=int, default=0, help="optimizer steps; 0: by --epochs")
     parser.add_argument("--epochs", type=int, default=$epochs)
     parser.add_argument("--warmup-epochs", type=int, default=$warmup_epochs)
     parser.add_argument("--lr", type=float, $lr)
-    parser.add_argument("--workers", type=int, default=min($workers, os.cpu_count() or 1))
+    # What each process loads with; batches are prefetched by every worker.
+    parser.add_argument("--workers", type=int, default=$workers)
+    parser.add_argument("--prefetch-factor", type=int, default=$prefetch)
+    flag = argparse.BooleanOptionalAction
+    parser.add_argument("--pin-memory", action=flag, default=$pin)
+    parser.add_argument("--persistent-workers", action=flag, default=$persistent)
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--device", default=$device)
     parser.add_argument("--output", type=Path, default=None, help="checkpoint file")
     options = parser.parse_args()
-    if options.synthetic == (options.data is not None):
-        parser.error("give a data folder, or --synthetic")
+$asked\
     if options.synthetic and not options.steps:
         parser.error("--synthetic needs --steps")
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -403,4 +352,5 @@ TRAINER = Trainer(
     write=write,
     expresses=get_args(LeverName),
     refusals=refusals,
+    pipelines=get_args(Pipeline),
 )

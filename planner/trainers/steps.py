@@ -7,6 +7,8 @@ from typing import Any
 
 from planner.schema import TrainSetting
 from planner.schema.setting import LABEL_SMOOTHING
+from planner.trainers.loader import training_load, validation_load
+from planner.trainers.plan import Plan
 from planner.trainers.recipe import (
     CUTMIX,
     EPOCHS,
@@ -14,7 +16,6 @@ from planner.trainers.recipe import (
     MIXUP,
     WARMUP_EPOCHS,
     WARMUP_START,
-    WORKERS,
     recipe_of,
 )
 from planner.trainers.source import literal, mapping
@@ -109,13 +110,10 @@ def update_source(setting: TrainSetting, module: str) -> str:
 """
 
 
-def loader_source(setting: TrainSetting) -> str:
-    """`LOADER`: the arguments of a DataLoader for training; a smaller last batch is dropped."""
-    values = {
-        "batch_size": setting.batch_size, "drop_last": True, "pin_memory": True,
-        "num_workers": WORKERS, "persistent_workers": True,
-    }  # fmt: skip
-    return mapping("LOADER", values)
+def loader_source(plan: Plan) -> str:
+    """`LOADER` and `VALIDATION_LOADER`: the arguments of a DataLoader for each."""
+    validation = mapping("VALIDATION_LOADER", validation_load(plan))
+    return mapping("LOADER", training_load(plan)) + validation
 
 
 def rate_source(setting: TrainSetting) -> str:

@@ -17,6 +17,7 @@ from planner.libraries.timm.names import PUBLISHED
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.setting import EMA_DECAY
 from planner.trainers.launch import launch, torchrun
+from planner.trainers.loader import train_loader
 from planner.trainers.plan import (
     Emitted,
     Plan,
@@ -29,7 +30,6 @@ from planner.trainers.recipe import (
     FINAL_SHARE,
     WARMUP_EPOCHS,
     WARMUP_START,
-    WORKERS,
     learning_rate_note,
     recipe_of,
     rounded,
@@ -125,8 +125,19 @@ def _setting_values(plan: Plan) -> dict[str, Any]:
         values["torchcompile"] = "inductor"
         values["torchcompile_mode"] = setting.compile
     values["channels_last"] = setting.memory_format == "channels_last"
-    values |= {"workers": WORKERS, "pin_mem": True}
+    values |= _loader_values(plan)
     return {**values, **_optimizer_values(setting), **_recipe_values(setting)}
+
+
+def _loader_values(plan: Plan) -> dict[str, Any]:
+    """`use_multi_epochs_loader` lets workers go on into the next epoch without a new start."""
+    loader = train_loader(plan)
+    return {
+        "workers": loader.workers,
+        "pin_mem": loader.pin_memory,
+        "no_prefetcher": False,
+        "use_multi_epochs_loader": loader.persistent_workers,
+    }
 
 
 def _optimizer_values(setting: TrainSetting) -> dict[str, Any]:
@@ -253,4 +264,8 @@ TRAINER = Trainer(
     expresses=("compile", "ema", "memory_format", "pure-bf16", "bf16-on-cpu", "fp16-on-cpu"),
     refusals=refusals,
     library="timm",
+    # create_loader's own (timm/data/loader.py), for which train.py has no argument.
+    loads_by_itself={"prefetch_factor": 2, "persistent_workers": True},
+    reads="timm's transforms, with bytes to the device and normalised there",
+    pipelines=("timm",),
 )

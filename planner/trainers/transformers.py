@@ -15,6 +15,7 @@ from planner.trainers.copies import before_return
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, torchrun
+from planner.trainers.loader import training_load
 from planner.trainers.plan import COMPILING, Emitted, Plan, Trainer
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import (
@@ -22,7 +23,6 @@ from planner.trainers.recipe import (
     FINAL_SHARE,
     WARMUP_EPOCHS,
     WARMUP_START,
-    WORKERS,
     learning_rate_note,
     recipe_of,
     rounded,
@@ -93,15 +93,19 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         "lr_scheduler_type": "cosine_warmup_with_min_lr",
         "warmup_steps": rounded(WARMUP_EPOCHS / EPOCHS),  # below 1, a share of all steps
         "lr_scheduler_kwargs": {"min_lr_rate": FINAL_SHARE, "warmup_lr_rate": WARMUP_START},
-        "dataloader_drop_last": True,
-        "dataloader_num_workers": WORKERS,
-        "dataloader_pin_memory": True,
-        "dataloader_persistent_workers": True,
+        **_loader_values(plan),
     }
     if setting.loss == "label-smoothing":
         values["label_smoothing_factor"] = recipe.smoothing
     # Images pass through a transform, whose columns the Trainer would drop before it sees them.
     return {**values, "remove_unused_columns": False}
+
+
+def _loader_values(plan: Plan) -> dict[str, Any]:
+    """The Trainer loads what it validates on with the same values."""
+    given = training_load(plan)
+    del given["batch_size"]
+    return {f"dataloader_{name}": value for name, value in given.items()}
 
 
 def _compiles_itself(setting: TrainSetting) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.schema.loading import DataSource, Feeding, LoaderRecord, LoaderSetting
 from planner.schema.result import Recommendation
 
 GIB = 1024**3
@@ -38,6 +39,16 @@ def recommendation(
         date="2026-11-20T12:00:00Z", setting=setting, evidence=evidence,
     )  # fmt: skip
     return found.model_copy(update=fields)
+
+
+def feeding(loader: LoaderSetting, measured: LoaderSetting | None = None, **source: Any) -> Feeding:
+    """What a machine of 16 processors measured of `measured` (`loader`, where none is given)."""
+    evidence = LoaderRecord(
+        data=DataSource(**{"kind": "folder", "location": "/pictures", **source}),
+        setting=measured or loader, host={"num_cpus": 64, "usable_cpus": 16, "quota_cpus": None},
+        date="2026-11-22T08:00:00Z", status="measured", images_per_second=812.3, bound="decode",
+    )  # fmt: skip
+    return Feeding(loader=loader, evidence=evidence, bound="loader", waiting_share=0.2)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ opt_betas momentum weight_decay clip_grad clip_mode layer_decay opt_kwargs sched
 lr_base_size lr_base_scale warmup_lr min_lr epochs warmup_epochs warmup_prefix sched_on_updates
 smoothing mixup cutmix
 mixup_prob drop drop_path drop_block model_ema model_ema_force_cpu model_ema_decay seed workers
-pin_mem output
+worker_seeding pin_mem no_prefetcher use_multi_epochs_loader output
 """
 TIMM_ARGUMENTS = frozenset(_TIMM.split())
 

@@ -82,6 +82,7 @@ def test_the_trainer_trains(version: int, fields: dict[str, Any], tmp_path: Path
     if not setting.optimizer.startswith("adam"):
         more["learning_rate"] = 1e-3  # there is no published one
     more |= {"dataloader_num_workers": 0, "dataloader_persistent_workers": False}
+    more |= {"dataloader_prefetch_factor": None}
     more |= {"logging_steps": 1, "save_strategy": "no", "disable_tqdm": True}
     trainer = names["build_trainer"](dataset, str(tmp_path), **more)
     before = [p.detach().clone() for p in trainer.model.parameters()]

@@ -18,12 +18,16 @@ import pytest
 from planner.estimation import estimate, resolve
 from planner.libraries.adapters_on_shapes import named_parameters
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.schema.loading import LoaderSetting
 from planner.schema.setting import CLIP_NORM, EMA_DECAY
 from planner.step.tensor import Device
 from planner.trainers.emission import Emitted, emit
+from planner.trainers.loader import EVERY_FIELD, train_loader
+from planner.trainers.plan import Plan
 from planner.trainers.recipe import WARMUP_START, recipe_of
+from planner.trainers.registry import TRAINERS
 from tests.building import on_shapes
-from tests.trainers.cases import GIB, FakeEstimator, recommendation
+from tests.trainers.cases import GIB, FakeEstimator, feeding, recommendation
 
 SPY = Path(__file__).with_name("spy.py")
 ROOT = Path(__file__).parents[3]
@@ -41,6 +45,7 @@ class Run:
     setting: TrainSetting
     reports: list[dict[str, Any]]
     output: str
+    loader: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Case:
     model: SwinConfig
     fields: dict[str, Any] = field(default_factory=dict)
     device: DeviceInfo = CPU
+    loader: LoaderSetting | None = None  # as measured
 
     @property
     def setting(self) -> TrainSetting:
@@ -62,7 +68,8 @@ class Case:
     def title(self) -> str:
         said = self.setting.differences(TrainSetting(batch_size=4, accumulate=2, precision="fp32"))
         shown = ", ".join(str(v) if isinstance(v, str) else f"{k}={v}" for k, v in said.items())
-        return f"{self.model.library} v{self.model.version} {shown or 'fp32'}"
+        fed = f" fed by {self.loader.title}" if self.loader is not None else ""
+        return f"{self.model.library} v{self.model.version} {shown or 'fp32'}{fed}"
 
 
 def make_pictures(folder: Path, side: int = 48, classes: int = 2) -> Path:
@@ -95,7 +102,8 @@ def train(
     `script` is what your_script.py says; `scripts` are where a trainer's own lie. All run under the
     spy. `paths` come first on PYTHONPATH.
     """
-    found = recommendation(case.model, case.setting, device=case.device)
+    fed = feeding(case.loader) if case.loader is not None else None
+    found = recommendation(case.model, case.setting, device=case.device, feeding=fed)
     emitted = emit(found, case.target, estimator=FakeEstimator())
     (folder / emitted.filename).write_text(emitted.text)
     if emitted.code:
@@ -118,7 +126,17 @@ def train(
     )  # fmt: skip
     reports = [json.loads(file.read_text()) for file in sorted(folder.glob("report.*"))]
     assert reports, f"{command}\n{ended.stdout[-6000:]}"
-    return Run(emitted, case.model, case.setting, reports, ended.stdout)
+    return Run(emitted, case.model, case.setting, reports, ended.stdout, _loader(case))
+
+
+def _loader(case: Case) -> dict[str, Any]:
+    """What the DataLoader of a training is to be made with: as measured, or the usual, and what the
+    trainer has no word for as it does that by itself."""
+    plan = Plan(case.model, case.setting, (), device=case.device.kind, loader=case.loader)
+    found = {name: getattr(train_loader(plan), name) for name in EVERY_FIELD}
+    if case.target == "pytorch" and case.loader is None:
+        found["workers"] = min(found["workers"], os.cpu_count() or 1)
+    return {**found, **TRAINERS[case.target].loads_by_itself}
 
 
 def _mend_imports(folder: Path) -> None:
@@ -158,7 +176,7 @@ def _command(launch: str, data: Path, scripts: dict[str, Path], folder: Path) ->
 def differences(run: Run, **instead: Any) -> list[str]:
     """What was seen otherwise than asked. `instead` are values that a trainer may show for its own
     reasons, each said where it is called; None there leaves a value unlooked at."""
-    wanted = {**expected(run.model, run.setting), **instead}
+    wanted = {**expected(run.model, run.setting), "loader": run.loader, **instead}
     found = []
     for rank, report in enumerate(run.reports):
         seen = observed(report)
@@ -254,6 +272,7 @@ def observed(report: dict[str, Any]) -> dict[str, Any]:
             "clips", "classes", "num_parameters", "saved_bytes", "benchmark", "drop_path",
             "offloads",
         )},
+        "loader": next(iter(report["loaders"]), None),
         "sdpa": report["sdpa"] > 0,
         "fused": bool(groups[0].get("fused")),
         # None is torch's own choice on CUDA: foreach, where nothing is fused.

@@ -26,12 +26,13 @@ from torch.optim.optimizer import (  # noqa: E402
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.data import DataLoader  # noqa: E402
 
 STEPS = 2
 SEEN: dict[str, Any] = {
     "images": [0], "micro_batches": [0], "checkpoints": 0, "sdpa": 0, "losses": [], "clips": [],
     "compiles": [], "averaged": 0, "validation_batches": [], "autocast": None, "saved_bytes": None,
-    "steps": [], "drop_path": 0.0, "offloads": False,
+    "steps": [], "drop_path": 0.0, "offloads": False, "loaders": [],
 }  # fmt: skip
 _outermost: list[nn.Module] = []
 _recording: dict[int, int] | None = None
@@ -159,6 +160,20 @@ def watch_clipping() -> None:
     torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
 
 
+def watch_loading() -> None:
+    """How each DataLoader that is really gone through was made; the first is the training's."""
+    original = DataLoader.__iter__
+
+    def iterate(self: DataLoader[Any]) -> Any:
+        SEEN["loaders"].append({
+            "workers": self.num_workers, "prefetch_factor": self.prefetch_factor,
+            "pin_memory": self.pin_memory, "persistent_workers": self.persistent_workers,
+        })  # fmt: skip
+        return original(self)
+
+    DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+
+
 def watch_compiling() -> None:
     """Which calls ask for compiled code; whether they get it is torch's matter."""
     original, method = torch.compile, nn.Module.compile
@@ -280,7 +295,7 @@ def install() -> None:
         torch.nn.modules.module.register_module_forward_hook(after_forward)
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
-    for watch in (watch_backward, watch_loss, watch_clipping, watch_compiling):
+    for watch in (watch_backward, watch_loss, watch_clipping, watch_compiling, watch_loading):
         watch()
     if os.environ.get("SPY_PRETEND_CUDA"):
         pretend_cuda()

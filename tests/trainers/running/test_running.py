@@ -19,6 +19,7 @@ import pytest
 from planner.errors import UnsupportedError
 from planner.estimation import estimate, resolve
 from planner.schema import DeviceInfo
+from planner.schema.loading import LoaderSetting
 from planner.trainers.emission import emit_setting
 from planner.trainers.recipe import WARMUP_START, recipe_of
 from tests.trainers.cases import GIB, FakeEstimator, tiny
@@ -47,7 +48,16 @@ def ran(record: Record, case: Case, found: list[str]) -> None:
 ONE_BLOCK, ONE_HF_BLOCK = (
     tiny(library, depths=(1,), num_heads=(2,), embed_dim=64) for library in ("timm", "transformers")
 )
+# As no trainer loads by itself.
+FED = LoaderSetting(workers=1, prefetch_factor=3, pin_memory=False, persistent_workers=False)
 PYTORCH = [
+    Case("pytorch", tiny("native"), {"attention": "eager"}, loader=FED),
+    Case("pytorch", tiny("native"), {"attention": "eager", "world_size": 2}, loader=(
+        FED.model_copy(update={"pipeline": "timm", "workers": 4})
+    )),
+    Case("pytorch", tiny("native"), {"attention": "eager", "loss": "soft-target"}, loader=(
+        FED.model_copy(update={"pipeline": "transformers", "persistent_workers": True})
+    )),
     Case("pytorch", tiny("native", drop_path_rate=0.2), {
         "checkpointing": "blocks", "optimizer": "adamw-fused", "clip_grad": True, "ema": True,
         "validation_batch_size": 6, "attention": "sdpa",
@@ -108,6 +118,7 @@ if __name__ == "__main__":
 """
 
 TRANSFORMERS = [
+    Case("transformers", tiny("transformers"), {"attention": "eager"}, loader=FED),
     Case("transformers", tiny("transformers"), {
         "checkpointing": "nested", "optimizer": "adamw-fused", "attention": "eager",
         "validation_batch_size": 6,
@@ -164,6 +175,7 @@ if __name__ == "__main__":
 """
 
 LIGHTNING = [
+    Case("lightning", tiny("native"), {"attention": "eager"}, loader=FED),
     Case("lightning", tiny("native"), {
         "precision": "bf16", "checkpointing": "blocks", "optimizer": "adamw-fused",
         "clip_grad": True, "attention": "sdpa", "validation_batch_size": 6,
@@ -198,11 +210,13 @@ def script_of(code: str, prelude: str) -> str:
 
 _ACCELERATE = f"""{_LOADER}
 from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
 
 data, steps, LR = ConcatDataset([folder] * 3), 100, 1e-3
 """
 
 ACCELERATE = [
+    Case("accelerate", tiny("native"), {"attention": "eager"}, loader=FED),
     Case("accelerate", tiny("native"), {
         "precision": "bf16", "checkpointing": "blocks", "optimizer": "sgd", "clip_grad": True,
         "attention": "sdpa",
@@ -235,6 +249,7 @@ data, steps, LR = ConcatDataset([folder] * 3), 100, 1e-3
 """
 
 DEEPSPEED = [
+    Case("deepspeed", tiny("native"), {"attention": "eager"}, loader=FED),
     Case("deepspeed", tiny("native"), {
         "checkpointing": "blocks", "optimizer": "adamw-fused", "clip_grad": True,
     }),
@@ -255,6 +270,7 @@ def test_deepspeed(case: Case, tmp_path: Path, record_property: Record) -> None:
 
 
 TIMM = [
+    Case("timm", tiny("timm"), {"attention": "eager"}, loader=FED),
     Case("timm", tiny("timm"), {
         "checkpointing": "blocks", "optimizer": "adamw-fused", "attention": "sdpa",
     }),
@@ -281,6 +297,7 @@ def test_timm(case: Case, tmp_path: Path, record_property: Record) -> None:
 
 
 MICROSOFT = [
+    Case("microsoft", tiny("microsoft", num_classes=1000), {}, CUDA, FED),
     Case("microsoft", tiny("microsoft", num_classes=1000), {
         "checkpointing": "blocks", "loss": "soft-target", "clip_grad": True,
     }, CUDA),
@@ -312,6 +329,7 @@ def test_microsoft(case: Case, tmp_path: Path, record_property: Record) -> None:
 
 
 MMENGINE = [
+    Case("mmengine", tiny("native"), {"attention": "eager"}, loader=FED),
     Case("mmengine", tiny("native"), {
         "checkpointing": "blocks", "loss": "soft-target", "clip_grad": True,
         "validation_batch_size": 6, "attention": "eager",

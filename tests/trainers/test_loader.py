@@ -1,0 +1,263 @@
+"""The measured loader in every trainer's own words: written, or said to be otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.libraries.missing_operators import declare_missing_operators
+from planner.schema import SwinConfig, TrainSetting
+from planner.schema.loading import LoaderSetting
+from planner.trainers.emission import TARGETS, Emitted, emit, emit_setting
+from planner.trainers.loader import EVERY_FIELD
+from planner.trainers.registry import TRAINERS
+from tests.trainers.cases import FakeEstimator, feeding, recommendation, tiny
+from tests.trainers.keys import TIMM_ARGUMENTS, microsoft_config
+
+declare_missing_operators()
+from torch.utils.data import DataLoader  # noqa: E402
+
+LIBRARIES = {"timm": "timm", "transformers": "transformers"}
+ODD = {"workers": 1, "prefetch_factor": 3, "pin_memory": False, "persistent_workers": False}
+"""What no trainer does by itself."""
+
+
+def model_for(target: str) -> SwinConfig:
+    """Of the trainer's library, with classes that all can train."""
+    return tiny(LIBRARIES.get(target, "native"), num_classes=1000)
+
+
+def emitted(target: str, loader: LoaderSetting, world_size: int = 1, **fed: Any) -> Emitted:
+    setting = TrainSetting(batch_size=4, accumulate=2, precision="fp32", world_size=world_size)
+    found = recommendation(model_for(target), setting, feeding=feeding(loader, **fed))
+    return emit(found, target, estimator=FakeEstimator())
+
+
+def words(target: str, result: Emitted) -> dict[str, Any]:
+    """What the trainer is told of its loader, in its own words."""
+    if target in ("timm", "microsoft"):
+        values = yaml.safe_load(result.text)
+        return dict(values) if target == "timm" else dict(values["DATA"])
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(result.code or result.text, "emitted.py", "exec"), names)
+    if target == "transformers":
+        return dict(names["ARGUMENTS"])
+    if target == "mmengine":
+        return dict(names["train_dataloader"])
+    return dict(names["LOADER"])
+
+
+DATA_LOADER = {
+    "workers": "num_workers", "prefetch_factor": "prefetch_factor", "pin_memory": "pin_memory",
+    "persistent_workers": "persistent_workers",
+}  # fmt: skip
+WORDS: dict[str, dict[str, str]] = {
+    # A field of LoaderSetting, and what the trainer calls it.
+    "timm": {"workers": "workers", "pin_memory": "pin_mem"},
+    "microsoft": {"workers": "NUM_WORKERS", "pin_memory": "PIN_MEMORY"},
+    "transformers": {field: f"dataloader_{name}" for field, name in DATA_LOADER.items()},
+    **dict.fromkeys(("accelerate", "lightning", "deepspeed", "mmengine"), DATA_LOADER),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_field_is_written_or_said_to_be_otherwise(target: str) -> None:
+    """In the plain script they are the defaults of its flags."""
+    loader = LoaderSetting(**ODD)
+    result = emitted(target, loader)
+    for name in EVERY_FIELD:
+        said = [w for w in result.warnings if f"has no {name}" in w]
+        if name in TRAINERS[target].loads_by_itself:
+            own = TRAINERS[target].loads_by_itself[name]
+            assert len(said) == (own != ODD[name]), name
+            assert all("--for pytorch" in warning for warning in said)
+            continue
+        assert not said
+        if target == "pytorch":
+            flag = f'"--{name.replace("_", "-")}"'
+            line = next(line for line in result.text.splitlines() if flag in line)
+            assert f"default={ODD[name]}" in line
+        else:
+            assert words(target, result)[WORDS[target][name]] == ODD[name], name
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_file_says_where_the_loader_s_figures_come_from(target: str) -> None:
+    text = " ".join(emitted(target, LoaderSetting(**ODD)).text.replace("#", " ").split())
+    text = text.replace("\\u00d7", "×").replace('", "', " ")
+    assert "Loader: torchvision, 1 worker × 3, measured at 812.3 images/s" in text
+    assert "on 16 processors, bound by decode" in text
+    setting = TrainSetting(batch_size=4, precision="fp32")
+    plain = emit_setting(model_for(target), setting, target, estimator=FakeEstimator())
+    assert "Loader: not measured" in plain.text
+    assert "Swin's usual (8 workers)" in " ".join(plain.text.replace("#", " ").split())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_processes_share_the_workers_that_fed_one(target: str) -> None:
+    """Derived: 12 workers fed one process, so that each of 2 has 6; 1 is the least that loads."""
+    result = emitted(target, LoaderSetting(workers=12), world_size=2)
+    assert "12 measured are shared by 2 processes, 6 each" in " ".join(
+        result.text.replace("#", " ").split()
+    )
+    least = emitted(target, LoaderSetting(workers=1), world_size=2)
+    for found, count in ((result, 6), (least, 1)):
+        if target == "pytorch":
+            assert f'"--workers", type=int, default={count}' in found.text
+        else:
+            assert words(target, found)[WORDS[target]["workers"]] == count
+
+
+@pytest.mark.parametrize(("measured", "written"), [(32, 32), (4, 16)])
+def test_more_workers_than_processors_only_where_they_were_measured(
+    measured: int, written: int
+) -> None:
+    """The machine that measured could use 16."""
+    asked = LoaderSetting(workers=32)
+    result = emitted("accelerate", asked, measured=asked.model_copy(update={"workers": measured}))
+    assert words("accelerate", result)["num_workers"] == written
+    assert ("no more processors" in result.text.replace("\n# ", " ")) is (written < 32)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_loader_without_workers(target: str) -> None:
+    result = emitted(target, LoaderSetting(workers=0, pin_memory=False))
+    assert not any("has no p" in warning for warning in result.warnings)
+    if target in ("accelerate", "lightning", "deepspeed"):
+        DataLoader(range(8), **words(target, result))
+
+
+@pytest.mark.parametrize("target", ["accelerate", "lightning", "deepspeed", "mmengine"])
+def test_they_are_arguments_of_a_data_loader(target: str) -> None:
+    result = emitted(target, LoaderSetting(**ODD))
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(result.code or result.text, "emitted.py", "exec"), names)
+    known = set(inspect.signature(DataLoader).parameters)
+    pair = ("train_dataloader", "val_dataloader")
+    training, validation = (
+        names[name] for name in (pair if target == "mmengine" else ("LOADER", "VALIDATION_LOADER"))
+    )
+    assert set(training) <= known
+    # mmengine builds these two itself, from its registries.
+    plain = {k: v for k, v in validation.items() if k not in ("dataset", "sampler")}
+    made = DataLoader(range(8), **plain)
+    assert (made.num_workers, made.prefetch_factor) == (1, 3)
+    assert training["drop_last"] is True
+    assert validation.get("drop_last", False) is False
+
+
+def test_validation_has_as_many_workers_that_do_not_stay() -> None:
+    result = emitted("lightning", LoaderSetting(workers=6))
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(result.text, "emitted.py", "exec"), names)
+    assert names["LOADER"]["persistent_workers"] is True
+    assert names["VALIDATION_LOADER"]["persistent_workers"] is False
+    assert names["VALIDATION_LOADER"]["num_workers"] == 6
+    assert names["VALIDATION_LOADER"]["batch_size"] == names["VALIDATION_BATCH_SIZE"]
+
+
+def test_transformers_takes_the_arguments(tmp_path: Any) -> None:
+    from transformers import TrainingArguments
+
+    loader = LoaderSetting(**ODD)
+    given = words("transformers", emitted("transformers", loader))
+    asked = {k: v for k, v in given.items() if k.startswith("dataloader_")}
+    loaded = TrainingArguments(str(tmp_path), use_cpu=True, **asked)
+    assert loaded.dataloader_num_workers == 1
+    assert loaded.dataloader_prefetch_factor == 3
+    none = words("transformers", emitted("transformers", LoaderSetting(workers=0)))
+    asked = {k: v for k, v in none.items() if k.startswith("dataloader_")}
+    assert TrainingArguments(str(tmp_path), use_cpu=True, **asked).dataloader_num_workers == 0
+
+
+def test_accelerate_copies_without_waiting_where_batches_are_pinned() -> None:
+    from accelerate.utils import DataLoaderConfiguration
+
+    assert "non_blocking" in {field.name for field in dataclasses.fields(DataLoaderConfiguration)}
+    for pinned in (True, False):
+        loader = LoaderSetting(workers=2, pin_memory=pinned)
+        code = emitted("accelerate", loader).code
+        assert f"DataLoaderConfiguration(non_blocking={pinned})" in code
+        copied = "to(engine.device, non_blocking=True)" in emitted("deepspeed", loader).code
+        assert copied is pinned
+
+
+def test_the_others_have_the_keys() -> None:
+    found = words("timm", emitted("timm", LoaderSetting(pipeline="timm", workers=5)))
+    assert set(found) <= TIMM_ARGUMENTS
+    assert (found["no_prefetcher"], found["use_multi_epochs_loader"]) == (False, True)
+    data = words("microsoft", emitted("microsoft", LoaderSetting(workers=5)))
+    assert set(data) <= set(microsoft_config()["DATA"])
+
+
+PIPELINES = ("torchvision", "torchvision-jpeg", "timm", "transformers")
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_rate_of_another_pipeline_is_not_passed_off(target: str, pipeline: str) -> None:
+    trainer = TRAINERS[target]
+    result = emitted(target, LoaderSetting(pipeline=pipeline))
+    said = [w for w in result.warnings if "measured" in w and "reads pictures" in w]
+    assert len(said) == (pipeline not in trainer.pipelines)
+
+
+def test_a_data_set_of_ones_own_has_a_name() -> None:
+    loader = LoaderSetting(pipeline="own")
+    result = emitted("pytorch", loader, kind="factory", location="mine:make_data")
+    assert "    from mine import make_data\n" in result.text
+    assert result.launch == "python train.py"
+    plain = recommendation(model_for("pytorch"), feeding=feeding(loader))
+    broken = plain.model_copy(update={"feeding": None})
+    assert "make_data" not in emit(broken, "pytorch", estimator=FakeEstimator()).text
+
+
+def test_deepspeed_s_file_stays_json() -> None:
+    assert json.loads(emitted("deepspeed", LoaderSetting(**ODD)).text)["train_batch_size"] == 8
+
+
+def test_a_changed_batch_is_loaded_too() -> None:
+    found = recommendation(
+        model_for("lightning"), TrainSetting(batch_size=4), feeding=feeding(LoaderSetting())
+    )
+    result = emit(found, "lightning", changes={"batch_size": 8}, estimator=FakeEstimator())
+    assert words("lightning", result)["batch_size"] == 8
+
+
+def test_shards_are_said_to_be_read_otherwise() -> None:
+    result = emitted("pytorch", LoaderSetting(), kind="shards", location="/shards")
+    assert any("tar shards" in warning for warning in result.warnings)
+
+
+def test_the_script_of_each_pipeline_is_formatted_and_clean(tmp_path: Path) -> None:
+    for name in PIPELINES:
+        text = emitted("pytorch", LoaderSetting(pipeline=name)).text
+        (tmp_path / f"with_{name.replace('-', '_')}.py").write_text(text)
+    own = emitted("pytorch", LoaderSetting(pipeline="own"), kind="factory", location="mine:make")
+    (tmp_path / "own.py").write_text(own.text)
+    config = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
+    for check in (["check", *config], ["format", "--check", *config]):
+        ended = subprocess.run(
+            [sys.executable, "-m", "ruff", *check, str(tmp_path)],
+            capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stdout
+
+
+def test_the_measured_pipeline_is_in_the_script() -> None:
+    said = {
+        "torchvision": "v2.ToImage(), *crop", "torchvision-jpeg": "loader=read_picture",
+        "timm": "collate_fn=collate", "transformers": "ViTImageProcessor(",
+    }  # fmt: skip
+    texts = {name: emitted("pytorch", LoaderSetting(pipeline=name)).text for name in PIPELINES}
+    for name, text in texts.items():
+        found = [other for other in PIPELINES if said[other] in text]
+        assert found == ([name] if name != "torchvision-jpeg" else ["torchvision", name])
