@@ -83,11 +83,7 @@ def load(
     """The loader of data that were opened; `endless` goes only through the items `among`."""
     loader = DataLoader(
         data.dataset,
-        batch_size=setting.batch_size,
-        num_workers=setting.workers,
-        prefetch_factor=setting.prefetch_factor,
-        persistent_workers=setting.persistent_workers,
-        pin_memory=pins(setting, device),
+        **{**setting.arguments, "pin_memory": pins(setting, device)},
         collate_fn=data.collate,
         drop_last=train,
         generator=torch.Generator().manual_seed(seed),
