@@ -40,6 +40,7 @@ from search.session import Session
 from search.space import make_space
 from search.study.identity import Identity
 from search.study.lock import hold_gpu
+from search.study.mixture import describe_mixture
 from search.study.optuna_study import OptunaStudy, make_study
 from search.study.records import read_records
 from search.study.study import MemoryStudy
@@ -210,6 +211,9 @@ def _replayed(
     notes = [f"Replayed from {options.replay}: nothing was run.", *allocator_notes]
     if file.fault:
         notes.append(f"{file.fault}: read up to there.")
+    mixture = describe_mixture(file.records)
+    if mixture:
+        notes.append(mixture)
     say = note_taker(on_progress)
     for note in notes:
         say(note)

@@ -73,6 +73,7 @@ def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     on a new device.
     """
     from search import check_platform
+    from search.study.mixture import describe_mixture
     from search.validation.compare import compare
 
     if given["published"]:
@@ -90,6 +91,9 @@ def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     if given["only_list"]:
         return
     records = found.records
+    mixture = describe_mixture(records)
+    if mixture:
+        click.echo(f"{mixture} See what else differs: planner doctor --compare.", err=True)
     comparisons = compare(records)
     if given["held_out"]:
         comparisons = [c for c in comparisons if c.held_out]

@@ -137,7 +137,9 @@ class TorchBuild:
     @property
     def libraries(self) -> dict[str, str]:
         """The versions of the CUDA libraries that this torch uses; what it does not tell, not."""
-        found = {"cudnn": cudnn_release(self.cudnn), "nccl": self.nccl, "cublas": self.cublas}
+        # MIOpen answers in cuDNN's place where torch is built for ROCm, in numbers of its own.
+        cudnn = cudnn_release(self.cudnn) if self.cuda else ""
+        found = {"cudnn": cudnn, "nccl": self.nccl, "cublas": self.cublas}
         return {name: release for name, release in found.items() if release}
 
 

@@ -176,6 +176,14 @@ def _versions(packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
+@lru_cache(maxsize=1)
+def _libraries() -> tuple[tuple[str, str], ...]:
+    """The versions of cuDNN, NCCL and cuBLAS: told by torch, which decides what it loads."""
+    if torch_build() in (None, "cpu"):
+        return ()
+    return tuple(ask_torch(worker_environment(), ()).libraries.items())
+
+
 # Variables that change which kernels run, what they keep or how they are timed: probes under
 # another value are of other software. From torch 2.11 on, cuDNN's attention comes first on
 # capability 9.0 and 10.x wherever the mask needs no gradient, unless the first of them is set
@@ -188,7 +196,7 @@ TELLING_VARIABLES = (
 
 def versions(packages: tuple[str, ...] = _PACKAGES) -> dict[str, str]:
     """What software a probe runs on: its versions, and what it is told beyond the setting."""
-    found = dict(_versions(packages))
+    found = dict(_versions(packages)) | dict(_libraries())
     configured = environment_options(os.environ)
     if configured is not None:
         found[RECORDED_AS] = configured[1]
@@ -245,13 +253,7 @@ def _is_named(device: nvml.NvmlDevice, gpu: TorchGpu) -> bool:
 
 @lru_cache(maxsize=1)
 def _nvml_gpus() -> tuple[DetectedGpu, ...]:
-    driver = nvml.driver_version() or ""
-    found = ((index, nvml.device_at(index)) for index in range(nvml.count_devices()))
-    return tuple(
-        DetectedGpu(index, gpu.name, gpu.uuid or "", None, None, driver, None, gpu.is_split)
-        for index, gpu in found
-        if gpu is not None
-    )
+    return nvml.detected_gpus()
 
 
 @lru_cache(maxsize=8)

@@ -200,9 +200,9 @@ def test_versions_name_what_chooses_other_kernels(monkeypatch: pytest.MonkeyPatc
 
 def test_versions_say_how_cudnn_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "torch_build", lambda: "12.8")
-    assert dict(device._versions.__wrapped__())["cudnn_benchmark"] == "True"
+    assert dict(device._versions.__wrapped__(device._PACKAGES))["cudnn_benchmark"] == "True"
     monkeypatch.setattr(device, "torch_build", lambda: "cpu")
-    assert "cudnn_benchmark" not in dict(device._versions.__wrapped__())
+    assert "cudnn_benchmark" not in dict(device._versions.__wrapped__(device._PACKAGES))
 
 
 def test_control_group_limits_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
