@@ -11,10 +11,10 @@ import click
 
 from planner.cli.output import print_json, say
 from planner.environment.doctor import Checkup, check_environment, check_machine
-from planner.environment.machine import load_machine
+from planner.environment.machine import DriverAnswer, load_machine
 from planner.environment.torch_build import why_not_usable
 from planner.errors import PlannerError, UsageError
-from planner.hardware.detect import DetectedGpu, read_device
+from planner.hardware.detect import read_device
 from planner.report.environment import checkup_text, comparison_text, rates_text
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ def _check(files: Sequence[str], comparing: bool, rates: bool) -> None:
         raise UsageError("--rates measures this machine, and a FILE is of another.", "Omit one.")
 
 
-def _ask_driver() -> tuple[DetectedGpu, ...]:
-    from search.probe.nvml import detected_gpus
+def _ask_driver() -> DriverAnswer:
+    from search.probe.nvml import ask_driver
 
-    return detected_gpus()
+    return ask_driver()
 
 
 def _compare(files: Sequence[str], as_json: bool) -> int:

@@ -10,10 +10,9 @@ from typing import Any
 from planner.environment.facts import Facts, gather_facts
 from planner.environment.findings.finding import Finding
 from planner.environment.findings.judging import judge
-from planner.environment.machine import Machine
+from planner.environment.machine import DriverAnswer, Machine
 from planner.environment.reading.here import read_machine
 from planner.environment.torch_build import TorchBuild
-from planner.hardware.detect import DetectedGpu
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Checkup:
 
 def check_environment(
     environ: Mapping[str, str] = os.environ,
-    ask_driver: Callable[[], tuple[DetectedGpu, ...]] = tuple,
+    ask_driver: Callable[[], DriverAnswer] = DriverAnswer,
 ) -> Checkup:
     """Look at this machine; see `read_machine`."""
     return check_machine(read_machine(environ, ask_driver=ask_driver))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from planner.environment.host import Host
 from planner.environment.machine import Machine, PciDevice
-from planner.environment.smi import SmiCard, SmiLog, parse_smi, parse_topology
+from planner.environment.smi import SmiCard, SmiLog, card_from_figures, parse_smi, parse_topology
 from planner.environment.torch_build import TorchBuild
 from planner.hardware.catalogue import recognise_gpu
 from planner.hardware.detect import DetectedGpu, visible_gpus
@@ -18,14 +18,16 @@ from planner.hardware.detect import DetectedGpu, visible_gpus
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU: what detection says, `smi` what the driver's log says (None where it says nothing),
-    `pci` what the kernel says. `position` is N of torch's "cuda:N", None where it is hidden."""
+    """A GPU: what detection says, `smi` what the driver says (None where it says nothing) and
+    `told_by` whom it told that, `pci` what the kernel says. `position` is N of torch's "cuda:N",
+    None where it is hidden."""
 
     gpu: DetectedGpu
     smi: SmiCard | None
     pci: PciDevice | None
     capability: tuple[int, int] | None
     position: int | None
+    told_by: str = "nvidia-smi -q -x"
 
     @property
     def title(self) -> str:
@@ -86,8 +88,16 @@ class Facts:
 
     @property
     def is_container(self) -> bool:
-        """NVIDIA's images say so themselves where nothing else does."""
-        return bool(self.host.container or self.variables.get("NVIDIA_PYTORCH_VERSION"))
+        return bool(self.container)
+
+    @property
+    def container(self) -> str:
+        """The kind of container, "" outside of one. Kubernetes and NVIDIA's images tell by a
+        variable where no file does."""
+        if self.machine.system.get("kubernetes"):
+            return "kubepods"
+        own_image = "docker" if self.variables.get("NVIDIA_PYTORCH_VERSION") else ""
+        return self.host.container or own_image
 
     @property
     def wanted_capability(self) -> tuple[int, int] | None:
@@ -98,7 +108,10 @@ class Facts:
 def gather_facts(machine: Machine) -> Facts:
     """The facts in a machine's answers. What no answer tells stays unknown."""
     log = parse_smi(machine.smi.text)
-    details = {card.uuid: card for card in log.cards} if log else {}
+    details = {card.uuid: card for card in log.cards} if log else {
+        gpu.uuid: card_from_figures(gpu, machine.figures[gpu.uuid])
+        for gpu in machine.gpus if gpu.uuid in machine.figures
+    }  # fmt: skip
     shown = visible_gpus(machine.gpus, machine.variables)
     positions = {gpu.uuid: position for position, gpu in enumerate(shown)}
     by_bus = {as_bus_address(address): found for address, found in machine.pci.items()}
@@ -112,6 +125,7 @@ def gather_facts(machine: Machine) -> Facts:
                 pci=by_bus.get(as_bus_address(_bus_id(gpu, details.get(gpu.uuid)))),
                 capability=_capability(gpu, machine.torch),
                 position=positions.get(gpu.uuid),
+                told_by="nvidia-smi -q -x" if log else "NVML",
             )
             for gpu in machine.gpus
         ),

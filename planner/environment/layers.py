@@ -100,7 +100,7 @@ def _settings(facts: Facts) -> Iterator[Line]:
 
 
 def _container(facts: Facts) -> Iterator[Line]:
-    yield Line("container", "container", facts.host.container or "none", NEITHER)
+    yield Line("container", "container", facts.container or "none", NEITHER)
     shared = facts.host.shared_memory_bytes
     yield Line("container", "/dev/shm", format_bytes(shared) if shared else "", SPEED)
 

@@ -37,6 +37,35 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class DriverFigures:
+    """What the driver's library (NVML) tells of a card, in its own numbers: flags 0 and 1, compute
+    modes 0 to 3, clocks in MHz, power in milliwatts. None where it does not answer."""
+
+    persistence: int | None = None
+    display: int | None = None
+    compute_mode: int | None = None
+    performance_state: int | None = None
+    generation: int | None = None
+    max_generation: int | None = None
+    width: int | None = None
+    max_width: int | None = None
+    power_limit: int | None = None
+    default_power_limit: int | None = None
+    sm_mhz: int | None = None
+    max_sm_mhz: int | None = None
+    temperature: int | None = None
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DriverAnswer:
+    """The cards as the driver's library lists them, and its figures by the card's UUID."""
+
+    gpus: tuple[DetectedGpu, ...] = ()
+    figures: Mapping[str, DriverFigures] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class PciDevice:
     """A graphics device as the kernel lists it in /sys/bus/pci/devices. Widths are lanes, speeds
     the kernel's text ("16.0 GT/s PCIe"); `port_` is the slot or bridge above it."""
@@ -55,9 +84,9 @@ class Machine:
     """All raw answers. `source` is where a recorded machine comes from, "" where it was read here.
 
     `smi` and `topology` are nvidia-smi's; `gpus` are those of `planner.hardware.detect`, or of the
-    driver's library where nvidia-smi is missing (`gpus_from` says which). `numa_nodes` maps a node
-    to the CPUs of it, `pci` a bus address to the device there, `import_errors` a package to why it
-    cannot be imported.
+    driver's library where nvidia-smi is missing (`gpus_from` says which, `figures` are what else it
+    told). `numa_nodes` maps a node to the CPUs of it, `pci` a bus address to the device there,
+    `import_errors` a package to why it cannot be imported.
     """
 
     host: Host
@@ -67,6 +96,7 @@ class Machine:
     topology: Answer = field(default_factory=Answer)
     gpus: tuple[DetectedGpu, ...] = ()
     gpus_from: str = ""
+    figures: Mapping[str, DriverFigures] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     requirements: Mapping[str, str] = field(default_factory=dict)
     import_errors: Mapping[str, str] = field(default_factory=dict)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
+from planner.environment.machine import DriverFigures
+from planner.hardware.detect import DetectedGpu
 from planner.units import MIB
 
 _NOTHING = frozenset({
@@ -79,7 +81,7 @@ class SmiCard:
     driver_model: str = ""
     mig: bool = False
     mig_pending: bool = False
-    mig_instances: int = 0
+    mig_instances: int | None = None
     reasons: tuple[str, ...] = ()
     performance_state: int | None = None
     idle: bool = False
@@ -264,6 +266,44 @@ def _number(parent: Element, path: str) -> float | None:
 def _integer(parent: Element, path: str) -> int | None:
     found = _number(parent, path)
     return None if found is None else int(found)
+
+
+_COMPUTE_MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")  # nvml.h
+_UNKNOWN_STATE = 32
+
+
+def card_from_figures(gpu: DetectedGpu, figures: DriverFigures) -> SmiCard:
+    """What the driver's library told of a card, as nvidia-smi would have told it."""
+    state, mode = figures.performance_state, figures.compute_mode
+    modes = dict(enumerate(_COMPUTE_MODES))
+    return SmiCard(
+        bus_id=gpu.pci_bus_id,
+        name=gpu.name,
+        uuid=gpu.uuid,
+        link=Link(
+            generation=figures.generation,
+            max_generation=figures.max_generation,
+            width=figures.width,
+            max_width=figures.max_width,
+        ),
+        ecc=Ecc(),
+        persistence=None if figures.persistence is None else bool(figures.persistence),
+        has_display=bool(figures.display),
+        compute_mode="" if mode is None else modes.get(mode, ""),
+        mig=gpu.is_split,
+        mig_pending=gpu.is_split,
+        reasons=figures.reasons,
+        performance_state=None if state == _UNKNOWN_STATE else state,
+        power_limit=_from_milliwatts(figures.power_limit),
+        default_power_limit=_from_milliwatts(figures.default_power_limit),
+        sm_mhz=figures.sm_mhz,
+        max_sm_mhz=figures.max_sm_mhz,
+        temperature=figures.temperature,
+    )
+
+
+def _from_milliwatts(power: int | None) -> float | None:
+    return None if power is None else power / 1000
 
 
 def parse_topology(text: str) -> dict[tuple[int, int], str]:

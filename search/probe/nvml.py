@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from planner.environment.machine import DriverAnswer, DriverFigures
 from planner.hardware.detect import DetectedGpu
 
 _SUCCESS = 0
@@ -248,6 +249,26 @@ class NvmlDevice:
                 return tuple(name for bit, name in THROTTLE_REASONS.items() if bits.value & bit)
         return ()
 
+    @property
+    def figures(self) -> DriverFigures:
+        """Modes, link, power limits and clocks, each None where the card has no such thing."""
+        return DriverFigures(
+            persistence=self._number("nvmlDeviceGetPersistenceMode"),
+            display=self._number("nvmlDeviceGetDisplayActive"),
+            compute_mode=self._number("nvmlDeviceGetComputeMode"),
+            performance_state=self._number("nvmlDeviceGetPerformanceState"),
+            generation=self._number("nvmlDeviceGetCurrPcieLinkGeneration"),
+            max_generation=self._number("nvmlDeviceGetMaxPcieLinkGeneration"),
+            width=self._number("nvmlDeviceGetCurrPcieLinkWidth"),
+            max_width=self._number("nvmlDeviceGetMaxPcieLinkWidth"),
+            power_limit=self._number("nvmlDeviceGetEnforcedPowerLimit"),
+            default_power_limit=self._number("nvmlDeviceGetPowerManagementDefaultLimit"),
+            sm_mhz=self.sm_mhz,
+            max_sm_mhz=self.sm_max_mhz,
+            temperature=self.temperature_c,
+            reasons=self.throttle_reasons,
+        )
+
     def _number(self, symbol: str, *arguments: Any) -> int | None:
         value = c_uint()
         return value.value if self._call(symbol, *arguments, byref(value)) else None
@@ -299,6 +320,14 @@ def detected_gpus() -> tuple[DetectedGpu, ...]:
         for index, gpu in found
         if gpu is not None
     )
+
+
+def ask_driver() -> DriverAnswer:
+    """The cards, and of each what `planner doctor` else reads from nvidia-smi."""
+    gpus = detected_gpus()
+    devices = {gpu.uuid: device_at(gpu.index) for gpu in gpus}
+    found = {uuid: device.figures for uuid, device in devices.items() if device is not None}
+    return DriverAnswer(gpus, found)
 
 
 def driver_version() -> str | None:

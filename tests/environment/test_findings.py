@@ -14,6 +14,7 @@ from planner.environment.doctor import check_machine
 from planner.environment.findings.finding import Finding
 from planner.environment.findings.link import transfer_seconds
 from planner.environment.machine import Answer, Machine, machine_from_json
+from planner.environment.reading.here import read_system
 from planner.environment.torch_build import TorchBuild, has_machine_code_for
 from planner.report.environment import checkup_text
 from tests.environment.recorded import NAMES, expected, raw_machine, recorded
@@ -242,6 +243,27 @@ def test_torch_without_cuda_where_no_gpu_is() -> None:
     assert list(findings(inside)) == ["container.no-gpu-seen"]
     no_driver = replace(outside, torch=TorchBuild("2.13.0+cu130", cuda="13.0", cudnn="92000"))
     assert list(findings(no_driver)) == ["driver.none"]
+
+
+def test_torch_uses_a_gpu_that_nobody_tells_of() -> None:
+    machine = replace(recorded("no-smi"), gpus=(), gpus_from="", device_files=("nvidia0",))
+    assert list(findings(machine)) == ["driver.unseen"]
+
+
+def test_a_driver_that_keeps_torch_from_importing() -> None:
+    late = changed("h200", error="importing torch took over 120 s")["torch.import"]
+    assert "nvidia-smi answers" in late.next_step
+
+
+def test_a_pod_is_told_by_its_variable() -> None:
+    machine = recorded("container-no-gpus")
+    pod = replace(
+        machine,
+        host=replace(machine.host, container=None),
+        system={**machine.system, "kubernetes": "yes"},
+    )
+    assert "nvidia.com/gpu" in findings(pod)["container.no-gpus"].next_step
+    assert read_system({"KUBERNETES_SERVICE_HOST": "10.0.0.1"})["kubernetes"] == "yes"
 
 
 def test_nvidias_image_with_its_own_torch() -> None:

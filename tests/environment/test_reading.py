@@ -11,7 +11,12 @@ import pytest
 
 from planner.environment import doctor
 from planner.environment.facts import as_bus_address, cpus_of, gather_facts
-from planner.environment.machine import load_machine, machine_from_json
+from planner.environment.machine import (
+    DriverAnswer,
+    DriverFigures,
+    load_machine,
+    machine_from_json,
+)
 from planner.environment.reading.files import (
     as_cpu_list,
     read_device_files,
@@ -159,8 +164,10 @@ def test_the_drivers_library_is_asked_where_nvidia_smi_is_missing(
     monkeypatch.setattr(here, "import_errors", lambda *_: {})  # seconds, and no part of this
     monkeypatch.setenv("PATH", str(tmp_path))
     gpu = recorded("no-smi").gpus[0]
-    machine = read_machine({}, tmp_path, lambda: (gpu,))
+    figures = {gpu.uuid: DriverFigures(persistence=1, temperature=40)}
+    machine = read_machine({}, tmp_path, lambda: DriverAnswer((gpu,), figures))
     assert (machine.gpus, machine.gpus_from, machine.smi.error) == ((gpu,), "NVML", "missing")
+    assert machine.figures == figures
     assert read_machine({}, tmp_path).gpus_from == ""
 
 

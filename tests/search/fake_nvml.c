@@ -115,6 +115,16 @@ int nvmlDeviceGetUtilizationRates(void *d, utilization *found) {
   found->memory = 41;
   return 0;
 }
+int nvmlDeviceGetPersistenceMode(void *d, unsigned *mode) { *mode = 0; return 0; }
+int nvmlDeviceGetDisplayActive(void *d, unsigned *active) { return 3; /* not supported */ }
+int nvmlDeviceGetComputeMode(void *d, unsigned *mode) { *mode = 3; return 0; }
+int nvmlDeviceGetPerformanceState(void *d, unsigned *state) { *state = 0; return 0; }
+int nvmlDeviceGetCurrPcieLinkGeneration(void *d, unsigned *found) { *found = 4; return 0; }
+int nvmlDeviceGetMaxPcieLinkGeneration(void *d, unsigned *found) { *found = 4; return 0; }
+int nvmlDeviceGetCurrPcieLinkWidth(void *d, unsigned *found) { *found = 8; return 0; }
+int nvmlDeviceGetMaxPcieLinkWidth(void *d, unsigned *found) { *found = 16; return 0; }
+int nvmlDeviceGetEnforcedPowerLimit(void *d, unsigned *found) { *found = 500000; return 0; }
+int nvmlDeviceGetPowerManagementDefaultLimit(void *d, unsigned *found) { *found = 700000; return 0; }
 static int reasons(unsigned long long *bits) { *bits = 0x4 | 0x40 | 0x1; return 0; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *d, unsigned long long *bits) {
   return says("renamed") ? NOT_FOUND : reasons(bits);

@@ -21,7 +21,6 @@ _THROTTLING = {
     "hw_slowdown": "the hardware has at least halved the clocks",
     "sw_thermal_slowdown": "the driver has lowered the clocks because of heat",
 }
-_LOG = "nvidia-smi -q -x"
 _MEMORY_ERRORS = "NVIDIA, GPU Memory Error Management"
 
 
@@ -63,7 +62,8 @@ def _whole(card: Card) -> Iterator[Finding]:
             yield Finding(
                 "fault", "card", "card.mig-empty",
                 f"{card.title} is in MIG mode and has no instance",
-                f"{_LOG}: mig_mode Enabled, no mig_device", "CUDA sees no device on this card",
+                f"{card.told_by}: mig_mode Enabled, no mig_device",
+                "CUDA sees no device on this card",
                 f"sudo nvidia-smi mig -i {gpu.index} -cgi 19,19,19 -C makes instances; "
                 f"sudo nvidia-smi -i {gpu.index} -mig 0 ends MIG mode.",
             )  # fmt: skip
@@ -73,7 +73,7 @@ def _whole(card: Card) -> Iterator[Finding]:
                 "note", "card", "card.mig",
                 f"{card.title} is split into MIG instances{count}: the figures here are of the "
                 "whole card",
-                f"{_LOG}: mig_mode Enabled",
+                f"{card.told_by}: mig_mode Enabled",
                 "an instance has its share of the memory and of the multiprocessors",
                 "Choose an instance with CUDA_VISIBLE_DEVICES=MIG-… (nvidia-smi -L lists them).",
             )  # fmt: skip
@@ -99,7 +99,7 @@ def _busy(card: Card) -> Iterator[Finding]:
         "warning", "card", "card.busy",
         f"{card.title}: {format_bytes(gpu.used_bytes)} of {format_bytes(gpu.total_bytes)} are in "
         "use by other processes",
-        f"memory.used of nvidia-smi{who}",
+        f"memory in use by {card.told_by}{who}",
         "that memory, and their share of the time: measurements beside them are not reliable",
         "End them, or choose another card with CUDA_VISIBLE_DEVICES.",
     )  # fmt: skip
@@ -115,7 +115,7 @@ def _health(card: Card, smi: SmiCard) -> Iterator[Finding]:
         said = "the driver has lost it" if smi.is_lost else f"the driver asks for: {smi.recovery}"
         yield Finding(
             "fault", "card", "card.reset", f"{card.title} needs a reset: {said}",
-            f"{_LOG}: gpu_reset_status, gpu_recovery_action, fields that say 'GPU is lost'",
+            f"{card.told_by}: gpu_reset_status, gpu_recovery_action, fields that say 'GPU is lost'",
             "programs on it fail",
             f"End what uses it and sudo nvidia-smi --gpu-reset -i {card.gpu.index}; if that is "
             "refused, reboot.",
@@ -124,7 +124,7 @@ def _health(card: Card, smi: SmiCard) -> Iterator[Finding]:
         yield Finding(
             "note", "card", "card.unanswered",
             f"{card.title}: the driver cannot tell {names(smi.unanswered)}",
-            f"{_LOG}: 'Unknown Error' in these fields", "those checks were left out",
+            f"{card.told_by}: 'Unknown Error' in these fields", "those checks were left out",
             "A newer driver may answer.",
         )  # fmt: skip
 
@@ -136,7 +136,7 @@ def _memory_errors(card: Card, smi: SmiCard) -> Iterator[Finding]:
         yield Finding(
             "fault", "card", "card.remap-failed",
             f"{card.title} could not replace a broken row of its memory",
-            f"{_LOG}: remapped_row_failure Yes",
+            f"{card.told_by}: remapped_row_failure Yes",
             f"wrong or aborted programs; the card is due for exchange ({_MEMORY_ERRORS})",
             "Run NVIDIA's field diagnostic, and have the card exchanged.",
         )  # fmt: skip
@@ -145,7 +145,8 @@ def _memory_errors(card: Card, smi: SmiCard) -> Iterator[Finding]:
         yield Finding(
             "fault", "card", "card.reset-pending",
             f"{card.title} has found broken memory, and takes it out of use at its next reset",
-            f"{_LOG}: {what} Yes, {ecc.rows_remapped} rows remapped for uncorrectable errors",
+            f"{card.told_by}: {what} Yes, {ecc.rows_remapped} rows remapped for uncorrectable "
+            "errors",
             f"until then a program may meet it again and be ended ({_MEMORY_ERRORS})",
             f"End what uses it and {reset}.",
         )  # fmt: skip
@@ -154,7 +155,7 @@ def _memory_errors(card: Card, smi: SmiCard) -> Iterator[Finding]:
             "fault", "card", "card.ecc-errors",
             f"{card.title}: {ecc.uncorrectable} uncorrectable memory errors since the driver was "
             "loaded",
-            f"{_LOG}: ecc_errors, volatile ({ecc.uncorrectable_ever} in its life)",
+            f"{card.told_by}: ecc_errors, volatile ({ecc.uncorrectable_ever} in its life)",
             "each ends the program that reads the broken word",
             f"End what uses it and {reset}; if they come again, have the card exchanged.",
         )  # fmt: skip
@@ -162,7 +163,7 @@ def _memory_errors(card: Card, smi: SmiCard) -> Iterator[Finding]:
         to = "on" if ecc.pending else "off"
         yield Finding(
             "note", "card", "card.ecc-pending", f"{card.title} turns ECC {to} at its next reset",
-            f"{_LOG}: current_ecc and pending_ecc differ",
+            f"{card.told_by}: current_ecc and pending_ecc differ",
             "its memory will be another size then, so records from now will not fit it",
             f"End what uses it and {reset}, before anything is measured.",
         )  # fmt: skip
@@ -174,13 +175,13 @@ def _modes(facts: Facts, card: Card, smi: SmiCard) -> Iterator[Finding]:
     if mode == "prohibited":
         yield Finding(
             "fault", "card", "card.prohibited", f"{card.title} is closed to all computing",
-            f"{_LOG}: compute_mode Prohibited", "CUDA programs cannot use it",
+            f"{card.told_by}: compute_mode Prohibited", "CUDA programs cannot use it",
             f"sudo nvidia-smi -i {index} -c DEFAULT.",
         )  # fmt: skip
     elif mode.startswith("exclusive"):
         yield Finding(
             "note", "card", "card.exclusive", f"{card.title} serves one process at a time",
-            f"{_LOG}: compute_mode {smi.compute_mode}",
+            f"{card.told_by}: compute_mode {smi.compute_mode}",
             "a probe fails while anything else runs on it",
             f"sudo nvidia-smi -i {index} -c DEFAULT, if several are to share it.",
         )  # fmt: skip
@@ -188,13 +189,13 @@ def _modes(facts: Facts, card: Card, smi: SmiCard) -> Iterator[Finding]:
         yield Finding(
             "note", "card", "card.mig-pending",
             f"{card.title} turns MIG mode {'on' if smi.mig_pending else 'off'} at its next reset",
-            f"{_LOG}: current_mig and pending_mig differ", "",
+            f"{card.told_by}: current_mig and pending_mig differ", "",
             f"End what uses it and sudo nvidia-smi --gpu-reset -i {index}.",
         )  # fmt: skip
     if smi.persistence is False and not facts.is_wsl:
         yield Finding(
             "note", "card", "card.persistence", f"{card.title}: persistence mode is off",
-            f"{_LOG}: persistence_mode Disabled",
+            f"{card.told_by}: persistence_mode Disabled",
             "some seconds whenever the first program starts (NVIDIA, Driver Persistence); none "
             "while one runs",
             f"sudo nvidia-smi -i {index} -pm 1.",
@@ -202,7 +203,7 @@ def _modes(facts: Facts, card: Card, smi: SmiCard) -> Iterator[Finding]:
     if smi.has_display:
         yield Finding(
             "note", "card", "card.display", f"{card.title} drives a display",
-            f"{_LOG}: display_active Enabled",
+            f"{card.told_by}: display_active Enabled",
             "the desktop's memory, and kernels that wait while it draws; how long is unknown",
             "Leave the estimate some room: --memory; or use the display of the processor's own "
             "graphics.",
@@ -210,7 +211,7 @@ def _modes(facts: Facts, card: Card, smi: SmiCard) -> Iterator[Finding]:
     if smi.driver_model == "WDDM":
         yield Finding(
             "note", "card", "card.wddm", f"{card.title} runs under Windows' display driver model",
-            f"{_LOG}: driver_model WDDM",
+            f"{card.told_by}: driver_model WDDM",
             "Windows manages its memory: what does not fit is moved to the host without an error",
             "Keep below the card's memory; a data-centre card can run as TCC or MCDM.",
         )  # fmt: skip
@@ -222,7 +223,7 @@ def _power(card: Card, smi: SmiCard) -> Iterator[Finding]:
         yield Finding(
             "warning", "card", "card.power-limit",
             f"{card.title} is limited to {limit:g} W, and its default is {default:g} W",
-            f"{_LOG}: power limit, default_power_limit",
+            f"{card.told_by}: power limit, default_power_limit",
             "lower clocks under full load; how much depends on the model",
             f"sudo nvidia-smi -i {card.gpu.index} -pl {default:g}, if the cooling and the supply "
             "allow it.",
@@ -236,7 +237,7 @@ def _clocks(card: Card, smi: SmiCard) -> Iterator[Finding]:
         heat = f", {smi.temperature} °C" if smi.temperature is not None else ""
         yield Finding(
             "warning", "card", "card.throttled", f"{card.title}: {_THROTTLING[found[0]]}",
-            f"{_LOG}: {', '.join(found)} Active{at}{heat}",
+            f"{card.told_by}: {', '.join(found)} Active{at}{heat}",
             _clock_cost(smi),
             "Check the fans, dust, the air around it and the power cables, and measure again.",
         )  # fmt: skip
@@ -245,7 +246,7 @@ def _clocks(card: Card, smi: SmiCard) -> Iterator[Finding]:
         yield Finding(
             "warning", "card", "card.application-clocks",
             f"{card.title} is held to {set_to} MHz by its application clocks (default {default})",
-            f"{_LOG}: applications_clocks, default_applications_clocks",
+            f"{card.told_by}: applications_clocks, default_applications_clocks",
             f"up to {1 - set_to / default:.0%} of what is bound by computing, by the clocks' ratio",
             f"sudo nvidia-smi -i {card.gpu.index} -rac.",
         )  # fmt: skip

@@ -41,7 +41,7 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         signs.append("its kernel has NVIDIA's module (/proc/driver/nvidia/version)")
     if facts.variables.get("NVIDIA_VISIBLE_DEVICES"):
         signs.append("the image is made for one (NVIDIA_VISIBLE_DEVICES)")
-    kind = facts.host.container or "docker"
+    kind = facts.container
     passing = _PASSING.get(kind, "Start it with docker run --gpus all")
     if signs:
         yield Finding(

@@ -68,7 +68,24 @@ def judge_driver(facts: Facts) -> Iterator[Finding]:
         yield from _fits(facts, facts.torch.cuda)
     elif facts.torch.cuda and not facts.torch.available and not facts.cards:
         yield from _unknown_driver(facts)
+    if facts.torch.available and facts.torch.cuda and not facts.cards:
+        yield _unseen(facts)
     yield from _elsewhere(facts)
+
+
+def _unseen(facts: Facts) -> Finding:
+    capabilities = facts.variables.get("NVIDIA_DRIVER_CAPABILITIES")
+    told = f"; NVIDIA_DRIVER_CAPABILITIES={capabilities}" if capabilities else ""
+    return Finding(
+        "note", "driver", "driver.unseen",
+        "torch uses a GPU, and neither nvidia-smi nor the driver's library (NVML) is here to tell "
+        "of it",
+        f"nvidia-smi: {facts.machine.smi.error or 'no answer'}{told}",
+        "the driver, health, clocks, power and links of the cards were not judged, and a probe "
+        "cannot see what others hold",
+        "In a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility."
+        if facts.is_container else "Install nvidia-smi and libnvidia-ml.so of this driver.",
+    )  # fmt: skip
 
 
 def _answers(facts: Facts) -> Iterator[Finding]:

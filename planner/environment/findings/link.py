@@ -17,7 +17,6 @@ from planner.units import format_seconds
 # Specification: 2.5 and 5 GT/s with 8b/10b, 8 to 32 GT/s with 128b/130b, 64 GT/s PAM4 flits).
 _LANE_RATES = {1: 2.5e8, 2: 5e8, 3: 9.85e8, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _BATCH_BYTES = 128 * 3 * 224 * 224 * 4  # 128 pictures of 224 px in fp32
-_LOG = "nvidia-smi -q -x"
 
 
 def judge_links(facts: Facts) -> Iterator[Finding]:
@@ -41,7 +40,7 @@ def _width(card: Card) -> Iterator[Finding]:
         return
     slot = card.pci.port_max_width if card.pci else None
     generation = link.max_generation if link else None
-    evidence = f"{_LOG}: link width {now} of {most} lanes"
+    evidence = f"{card.told_by}: link width {now} of {most} lanes"
     if slot:
         evidence += f"; the slot's max_link_width in /sys/bus/pci is {slot}"
     if slot and slot <= now:
@@ -92,7 +91,7 @@ def _generation(card: Card) -> Iterator[Finding]:
             "note", "link", "link.host-generation",
             f"{card.title} could use PCIe {link.card_generation}, and its slot is of PCIe "
             f"{link.host_generation}",
-            f"{_LOG}: max_device_link_gen, max_host_link_gen",
+            f"{card.told_by}: max_device_link_gen, max_host_link_gen",
             _generation_cost(link.host_generation, link.card_generation, link.width), "",
         )  # fmt: skip
     now, most = link.generation, link.max_generation
@@ -100,7 +99,7 @@ def _generation(card: Card) -> Iterator[Finding]:
         yield Finding(
             "warning", "link", "link.generation",
             f"{card.title} works over PCIe {now}, and PCIe {most} is possible",
-            f"{_LOG}: current_link_gen {now}, max_link_gen {most}, state "
+            f"{card.told_by}: current_link_gen {now}, max_link_gen {most}, state "
             f"P{card.smi.performance_state}",
             _generation_cost(now, most, link.width),
             "Look while it trains again; if it stays, see the board's PCIe settings and the riser.",

@@ -20,7 +20,8 @@ def judge_torch(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "fault", "torch", "torch.import", "torch cannot be imported",
             f"python -c 'import torch': {torch.error}", "no probe and no training runs",
-            "Install torch again.",
+            "See whether nvidia-smi answers, and whether the disk is slow."
+            if "took over" in torch.error else "Install torch again.",
         )  # fmt: skip
         return
     yield from _release(facts)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from planner import __version__
 from planner.environment.host import ROOT, read_host
-from planner.environment.machine import Answer, Machine
+from planner.environment.machine import Answer, DriverAnswer, Machine
 from planner.environment.reading.files import (
     affinity_text,
     read_device_files,
@@ -23,7 +23,7 @@ from planner.environment.reading.files import (
 )
 from planner.environment.reading.tools import ask_tool
 from planner.environment.torch_build import ask_torch, import_errors
-from planner.hardware.detect import DetectedGpu, detect_gpus
+from planner.hardware.detect import detect_gpus
 from planner.memory.allocator_config import VARIABLES as ALLOCATOR_OPTIONS
 
 PACKAGES = (
@@ -50,24 +50,25 @@ _TORCH = re.compile(r"torch\s*\(?\s*([<>=!~][^;)]*)")
 def read_machine(
     environ: Mapping[str, str] = os.environ,
     root: Path = ROOT,
-    ask_driver: Callable[[], tuple[DetectedGpu, ...]] = tuple,
+    ask_driver: Callable[[], DriverAnswer] = DriverAnswer,
 ) -> Machine:
-    """Asks everything. `ask_driver` lists the GPUs without nvidia-smi, and is asked where that is
-    missing. Takes the seconds that importing torch takes in another process."""
+    """Asks everything. `ask_driver` asks the driver's library, where nvidia-smi is missing. Takes
+    the seconds that importing torch takes in another process."""
     smi = ask_tool(("nvidia-smi", "-q", "-x"))
     works = smi.status == 0 and "<gpu" in smi.text
     gpus, gpus_from = (tuple(detect_gpus()), "nvidia-smi") if works else ((), "")
-    if smi.is_missing:
-        gpus = ask_driver()
-        gpus_from = "NVML" if gpus else ""
+    told = ask_driver() if smi.is_missing else DriverAnswer()
+    if told.gpus:
+        gpus, gpus_from = told.gpus, "NVML"
     return Machine(
         host=read_host(root),
         torch=ask_torch(environ),
-        system=read_system(),
+        system=read_system(environ),
         smi=smi,
         topology=ask_tool(("nvidia-smi", "topo", "-m")) if works else Answer(),
         gpus=gpus,
         gpus_from=gpus_from,
+        figures=told.figures,
         versions=installed_versions(),
         requirements=torch_requirements(),
         import_errors=import_errors(TRIED_IMPORTS, environ),
@@ -81,8 +82,9 @@ def read_machine(
     )
 
 
-def read_system() -> dict[str, str]:
-    return {
+def read_system(environ: Mapping[str, str]) -> dict[str, str]:
+    kubernetes = {"kubernetes": "yes"} if "KUBERNETES_SERVICE_HOST" in environ else {}
+    return kubernetes | {
         "platform": sys.platform,
         "kernel": platform.release(),
         "description": platform.platform(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.environment.doctor import check_machine
+from planner.environment.torch_build import TorchBuild
 from planner.hardware.overheads import CONTEXT_BYTES
 from planner.units import GIB, MIB
 from search.probe import nvml
@@ -28,6 +31,7 @@ from search.probe.accounting import (
 )
 from search.probe.worker import meter
 from search.probe.worker.meter import Crowding
+from tests.environment.recorded import recorded
 
 UNKNOWN = 2**64 - 1
 figures = st.one_of(
@@ -248,3 +252,21 @@ def test_a_split_card_is_told(fake: Torch) -> None:
     assert device.is_split
     assert device.utilization is None
     assert device.pci_bus_id == "00000000:02:00.0"
+
+
+def test_the_doctor_judges_by_the_drivers_library(fake: Torch) -> None:
+    """Two cards, throttled, limited to 500 of 700 W, on 8 of 16 lanes, for one process each."""
+    told = nvml.ask_driver()
+    assert [gpu.name for gpu in told.gpus] == ["Fake A", "Fake B"]
+    assert told.gpus[1].capability == (9, 1)
+    plain = recorded("no-smi")
+    machine = replace(plain, gpus=told.gpus, figures=told.figures, torch=TorchBuild("2.13.0+cpu"))
+    found = [f for f in check_machine(machine).findings if f.subject.startswith("cuda:1")]
+    assert {finding.name for finding in found} == {
+        "card.throttled", "card.power-limit", "link.width", "card.exclusive", "card.persistence",
+        "card.busy", "card.unknown",
+    }  # fmt: skip
+    assert all("nvidia-smi" not in finding.evidence for finding in found)
+    throttled = next(finding for finding in found if finding.name == "card.throttled")
+    assert throttled.evidence == "NVML: hw_thermal_slowdown Active; 1500 of 1980 MHz, 66 °C"
+    assert "up to 24%" in throttled.cost  # 1500 of 1980 MHz

@@ -1,0 +1,140 @@
+"""`planner doctor` on recorded machines: what it prints and keeps, what differs, the status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.cli import main
+from planner.environment.doctor import check_machine
+from tests.environment.recorded import NAMES, expected, raw_machine, recorded
+
+
+def kept(folder: Path, name: str, title: str = "", **changes: Any) -> str:
+    """A file as `planner doctor --json` writes it."""
+    raw = raw_machine(name)
+    for key, value in changes.items():
+        raw[key] = {**raw[key], **value} if isinstance(value, dict) else value
+    path = folder / f"{title or name}.json"
+    path.write_text(json.dumps({"healthy": True, "machine": raw}))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_machine_is_judged(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    has_faults = any(level == "fault" for level, _ in expected(name))
+    assert main(["doctor", kept(tmp_path, name)]) == int(has_faults)
+    out = capsys.readouterr().out
+    assert ("Something must be fixed first" in out) == has_faults
+    assert max(map(len, out.splitlines()[2:])) <= 100
+    for finding in check_machine(recorded(name)).findings:
+        assert out.count(f"{finding.level}: ") >= 1
+
+
+def test_json_holds_all_and_is_read_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", kept(tmp_path, "ecc-errors"), "--json"]) == 1
+    first = capsys.readouterr().out
+    (tmp_path / "again.json").write_text(first)
+    assert main(["doctor", str(tmp_path / "again.json"), "--json"]) == 1
+    assert capsys.readouterr().out == first
+    found = json.loads(first)
+    assert (found["healthy"], found["rates"]) == (False, None)
+    assert {f["name"] for f in found["findings"]} == {"card.ecc-errors", "card.reset-pending"}
+    assert all(f["evidence"] and f["cost"] and f["next_step"] for f in found["findings"])
+
+
+def test_one_machine_does_not_differ_from_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = kept(tmp_path, "a100"), kept(tmp_path, "a100", "twin")
+    assert main(["doctor", "--compare", a, b]) == 0
+    assert "do not differ" in capsys.readouterr().out
+    assert main(["doctor", "--compare", a, b, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["differences"] == []
+
+
+def test_what_is_of_the_moment_is_no_difference(tmp_path: Path) -> None:
+    """Memory in use, the clock, the temperature and which of several cards it is."""
+    raw = raw_machine("a100")
+    text = raw["smi"]["text"].replace("<gpu_temp>40 C", "<gpu_temp>71 C")
+    text = text.replace("<sm_clock>1410 MHz</sm_clock>", "<sm_clock>900 MHz</sm_clock>", 1)
+    gpus = [{**raw["gpus"][0], "used_bytes": 500 << 20}]
+    other = kept(tmp_path, "a100", "later", smi={"text": text}, gpus=gpus)
+    assert main(["doctor", "--compare", kept(tmp_path, "a100"), other]) == 0
+
+
+def test_what_differs_is_a_table_with_what_it_matters_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [
+        kept(tmp_path, "a100", "one"),
+        kept(tmp_path, "a100", "two", torch={"cudnn": "91002"}),
+        kept(tmp_path, "driver-too-old", "three"),
+    ]
+    assert main(["doctor", "--compare", *files]) == 1
+    out = capsys.readouterr().out
+    assert [line.split()[:3] for line in out.splitlines()[:1]] == [["layer", "what", "one"]]
+    row = next(line for line in out.splitlines() if " cuDNN " in line)
+    assert row.split() == ["libraries", "cuDNN", "9.20.0", "9.10.2", "9.20.0", "speed,", "memory"]
+    assert "only three: fault: torch's CUDA 13.0 needs driver 580" in out
+    assert "do not stand for another" in out
+    layers = [line.split()[0] for line in out.splitlines()[2:] if line and line[0] != " "]
+    order = ["driver", "card", "link", "torch", "libraries", "container", "host"]
+    table = [layer for layer in layers if layer in order]
+    assert table == sorted(table, key=order.index)
+
+
+def test_differences_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [kept(tmp_path, "a100"), kept(tmp_path, "a100", "b", host={"quota_cpus": 2.0})]
+    assert main(["doctor", "--compare", *files, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["differences"] == [
+        {"layer": "host", "name": "CPU quota", "values": ["", "2"], "matters_for": "speed"}
+    ]
+    assert [f["name"] for f in found["findings"]["b"]] == ["host.quota"]
+
+
+def test_files_of_one_name_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+    files = [kept(tmp_path / "here", "a100"), kept(tmp_path / "there", "h200", "a100")]
+    assert main(["doctor", "--compare", *files]) == 1
+    out = capsys.readouterr().out
+    assert files[0] in out
+    assert files[1] in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--compare"], "and 0 were given"),
+        (["--compare", "a.json"], "and 1 were given"),
+        (["a.json", "b.json"], "add --compare"),
+        (["a.json", "--rates"], "is of another"),
+        (["--compare", "a.json", "b.json", "--rates"], "is of another"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_machine_is_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    assert main(["doctor", str(tmp_path / "a.json")]) == 1
+    assert "holds no machine" in capsys.readouterr().err
+    assert main(["doctor", str(tmp_path / "none.json")]) == 1
+    assert "cannot be read" in capsys.readouterr().err
