@@ -236,7 +236,10 @@ class FedRecord(BaseModel):
     together.
 
     `step_seconds` are whole optimizer steps with their batches, `wait_seconds` what of each the
-    training waited for batches. `predicted` is the smaller of the two rates measured apart.
+    training waited for batches. `resident_seconds` are steps on a batch that lay in memory, timed
+    just before in the same process. Seconds of processor time per image: `step_cpu_seconds` of
+    those, `fed_cpu_seconds` of fed steps with all that loads for them. `predicted` is what the law
+    of the two rates says (`planner/throughput/feeding.py`), of the rates measured apart.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -251,6 +254,10 @@ class FedRecord(BaseModel):
     message: str = ""
     step_seconds: tuple[Seconds, ...] = ()
     wait_seconds: tuple[float, ...] = ()
+    resident_seconds: tuple[Seconds, ...] = ()
+    step_cpu_seconds: float | None = None
+    fed_cpu_seconds: float | None = None
+    fault: ItemFault | None = Field(default=None, description="that ended it")
     images_per_second: float | None = None
     predicted: float | None = None
     probe_seconds: float = 0.0

@@ -50,6 +50,18 @@ class Classification:
             return images, targets / targets.sum(dim=1, keepdim=True)
         return images, torch.randint(self.num_classes, (size,), device=device)
 
+    def loaded(self, images: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """A batch as `batch` makes it, of images and labels that a loader brought to the host.
+        Soft targets are the labels' classes; that a recipe mixes images is not counted."""
+        images = images.to(device, non_blocking=True)
+        if self.setting.precision == "pure-bf16":
+            images = images.to(torch.bfloat16)
+        images = in_memory_format(images, self.setting)
+        labels = labels.to(device, non_blocking=True)
+        if self.setting.loss == "soft-target" and labels.dim() == 1:
+            return images, F.one_hot(labels, self.num_classes).float()
+        return images, labels
+
     def loss(self, module: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
         smoothing = LABEL_SMOOTHING if self.setting.loss == "label-smoothing" else 0.0
         return F.cross_entropy(self.logits(module, batch[0]), batch[1], label_smoothing=smoothing)

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from planner.schema import Model, ProbeStatus, TrainSetting
+from planner.schema.loading import DataSource, ItemFault, LoaderSetting
 from planner.schema.record import Clocks, PhaseBytes, Seconds
 
 # Longer than any message of ours (a thousand samples take about 25 kB), short enough that a flood
@@ -96,11 +97,23 @@ class ProbeRequest(Timing):
         return self.setting.batch_size * self.setting.accumulate
 
 
+class FedRequest(ProbeRequest):
+    """What to train on real data: the setting's steps first on a batch that lies in memory, as any
+    probe, and then fed by a real loader.
+
+    Fed steps are timed for `fed_seconds` at least, and until each worker has brought some batches.
+    """
+
+    source: DataSource
+    loader: LoaderSetting
+    fed_seconds: Annotated[float, Field(gt=0)] = 3.0
+
+
 class WorkOrder(Message):
     """The one line a worker reads. `deadline_seconds` is what is left when it is sent."""
 
     format: Literal[1] = 1
-    request: ProbeRequest
+    request: FedRequest | ProbeRequest
     deadline_seconds: float
 
 
@@ -144,7 +157,18 @@ class OutcomeMessage(AnswerMessage):
     taken_bytes: int | None = None
 
 
-ProbeAnswer = PhaseMessage | ProgressMessage | OutcomeMessage
+class FedMessage(AnswerMessage):
+    """What only a fed training has to tell, before its outcome, in the fields of a `FedRecord`."""
+
+    type: Literal["fed"] = "fed"
+    wait_seconds: tuple[float, ...] = ()
+    resident_seconds: tuple[Seconds, ...] = ()
+    step_cpu_seconds: float | None = None
+    fed_cpu_seconds: float | None = None
+    fault: ItemFault | None = None
+
+
+ProbeAnswer = PhaseMessage | ProgressMessage | FedMessage | OutcomeMessage
 _ANSWER: TypeAdapter[ProbeAnswer] = TypeAdapter(Annotated[ProbeAnswer, Field(discriminator="type")])
 A = TypeVar("A", bound=AnswerMessage)
 

@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol
 
 from search.probe.interval import median_interval
-from search.probe.protocol import Timing
+from search.probe.protocol import FedRequest, Timing
 
 # Steps' worth of time kept free before the deadline, to end in order: the steps on their way and
 # the untimed one that looks at the loss and the phases.
@@ -18,6 +19,47 @@ _SAMPLES_TO_GIVE_UP = 3
 # A drift that matters, as a share, and the samples a quarter needs to show it.
 _DRIFT = 0.01
 _LEAST_QUARTER = 3
+
+
+# Batches that each worker brings while fed steps are timed: its batches come in bursts, one from
+# each worker, and a burst more or less should not matter. A judgement.
+_ROUNDS = 8
+# Of what is left of the time, that fed steps may take at most, as a multiple of what they should.
+_FED_PATIENCE = 4
+
+
+class Rule(Protocol):
+    """Says when enough steps were timed, by the seconds of each."""
+
+    def is_enough(self, samples: Sequence[float]) -> bool: ...
+
+
+@dataclass(frozen=True)
+class FedRule:
+    """When enough fed steps were timed: `fed_seconds` of them and some batches of each worker, in
+    whole rounds where that comes about. `started` and `deadline` as in `StopRule`."""
+
+    request: FedRequest
+    started: float
+    deadline: float
+
+    def is_enough(self, samples: Sequence[float]) -> bool:
+        if not samples:
+            return False
+        if self.is_late(samples):
+            return True
+        if len(samples) < self.request.min_steps or sum(samples) < self.request.fed_seconds:
+            return False
+        workers = max(self.request.loader.workers, 1)
+        batches = len(samples) * self.request.setting.accumulate
+        rounds, rest = divmod(batches, workers)
+        return rounds >= _ROUNDS and (rest == 0 or rounds >= 2 * _ROUNDS)
+
+    def is_late(self, samples: Sequence[float]) -> bool:
+        now = time.monotonic()
+        limit = max(self.request.max_measure_seconds, _FED_PATIENCE * self.request.fed_seconds)
+        reserve = _RESERVED_STEPS * max(samples)
+        return now - self.started >= limit or now + reserve >= self.deadline
 
 
 @dataclass(frozen=True)

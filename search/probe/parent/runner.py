@@ -18,10 +18,11 @@ from search.probe.parent.attendance import Listener, WorkerGroup, choose_spawn, 
 from search.probe.parent.fork_server import ForkServer
 from search.probe.protocol import (
     AnswerReader,
+    FedMessage,
     OutcomeMessage,
     PhaseMessage,
+    ProbeAnswer,
     ProbeRequest,
-    ProgressMessage,
     WorkOrder,
 )
 
@@ -51,6 +52,7 @@ def run_probe(
     device: DeviceInfo | None = None,
     on_event: Callable[[ProbeEvent], None] | None = None,
     on_result: Callable[[MeasurementRecord], None] | None = None,
+    on_fed: Callable[[FedMessage], None] | None = None,
     worker_command: Sequence[str] | None = None,
     fork_server: ForkServer | None = None,
 ) -> MeasurementRecord:
@@ -62,7 +64,8 @@ def run_probe(
     `device` is how the record describes it, where that is not as `request` says;
     `worker_command` runs another worker, with the two file descriptors as its last arguments.
     `on_result` is told what the worker measured as soon as it has said so: ending a process that
-    holds a device takes a while, in which this one may be killed.
+    holds a device takes a while, in which this one may be killed. `on_fed` is told what only a fed
+    training (`FedRequest`) has to tell.
     """
     found = describe_device(request.device)
     if request.capability is None:
@@ -90,7 +93,9 @@ def run_probe(
         if on_result is not None:
             on_result(record_of(outcome))
 
-    hearing = _Hearing(started, on_event or (lambda event: None), answered)
+    hearing = _Hearing(
+        started, on_event or (lambda event: None), answered, on_fed or (lambda message: None)
+    )
     listener = Listener(AnswerReader(request.probe_id), hearing.hear, is_outcome)
     kernel_kills = failure.count_kernel_kills()
     deadline = started + deadline_seconds
@@ -151,11 +156,12 @@ class _Hearing:
 
     def __init__(
         self, started: float, on_event: Callable[[ProbeEvent], None],
-        on_result: Callable[[OutcomeMessage], None],
+        on_result: Callable[[OutcomeMessage], None], on_fed: Callable[[FedMessage], None],
     ) -> None:  # fmt: skip
         self.started = started
         self.on_event = on_event
         self.on_result = on_result
+        self.on_fed = on_fed
         self.phase = "start"
         self.outcome: OutcomeMessage | None = None
 
@@ -163,10 +169,12 @@ class _Hearing:
         elapsed = time.monotonic() - self.started
         self.on_event(ProbeEvent(phase, elapsed, num_steps, step_seconds))
 
-    def hear(self, answer: PhaseMessage | ProgressMessage | OutcomeMessage) -> None:
+    def hear(self, answer: ProbeAnswer) -> None:
         if isinstance(answer, OutcomeMessage):
             self.outcome = answer
             self.on_result(answer)
+        elif isinstance(answer, FedMessage):
+            self.on_fed(answer)
         elif isinstance(answer, PhaseMessage):
             self.phase = answer.phase
             self.tell(answer.phase)

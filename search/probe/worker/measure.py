@@ -20,7 +20,7 @@ from planner.training import Training
 from planner.units import format_bytes
 from search.probe.failure import shorten
 from search.probe.protocol import OutcomeMessage, ProbeRequest
-from search.probe.stopping import StopRule
+from search.probe.stopping import Rule, StopRule
 from search.probe.worker.compiler import CompileWatch, end_workers
 from search.probe.worker.meter import Mark, Meter, make_meter
 from search.probe.worker.phases import StepPhases
@@ -55,11 +55,14 @@ _PROGRESS_SECONDS = 0.5
 
 
 def measure(request: ProbeRequest, deadline: float, report: Report) -> OutcomeMessage:
-    """Carry out one probe until `deadline` (an instant of `time.monotonic`) and say how it ended.
+    """Carry out one probe until `deadline` (an instant of `time.monotonic`); how it ended."""
+    return carry_out(Run(request, deadline, report))
 
-    A failure is described outside of its handler: its traceback holds frames, and so tensors.
-    """
-    run = _Run(request, deadline, report)
+
+def carry_out(run: Run) -> OutcomeMessage:
+    """How a run ended. A failure is described outside of its handler: its traceback holds frames,
+    and so tensors."""
+    request = run.request
     failure: tuple[ProbeStatus, str, str] | None = None
     try:
         return run.outcome()
@@ -81,14 +84,16 @@ def measure(request: ProbeRequest, deadline: float, report: Report) -> OutcomeMe
     )
 
 
-def _phase_of(error: BaseException, run: _Run) -> str:
+def _phase_of(error: BaseException, run: Run) -> str:
     if any(is_compile_failure(link) for link in causes(error)):
         return "compile"
     return run.phases.current if run.in_step else run.report.phase
 
 
 @dataclass
-class _Run:
+class Run:
+    """One probe: what is known of it so far, so that a failure can tell it too."""
+
     request: ProbeRequest
     deadline: float
     report: Report
@@ -98,8 +103,11 @@ class _Run:
     meter: Meter | None = None
     unit: str | None = None
     was_given_images: bool = False  # a module of the user's: images may not be what it takes
+    compiling: CompileWatch | None = None
+    warmup: list[float] = field(default_factory=list)  # seconds of each of its first steps
 
-    def outcome(self) -> OutcomeMessage:
+    def set_up(self) -> tuple[WatchedTraining, Meter]:
+        """The training on its device, warm: its next step is like all that follow."""
         request = self.request
         refuse_unsupported(request)
         set_precision(request)
@@ -107,7 +115,7 @@ class _Run:
         self.report.enter("device")
         touch_libraries(request)
         meter = self.meter = make_meter(request.device)
-        compiling = CompileWatch() if request.setting.compiles else None
+        self.compiling = CompileWatch() if request.setting.compiles else None
         if request.memory_cap_bytes is not None:
             meter.impose_cap(request.memory_cap_bytes)
         self.report.enter("build")
@@ -115,13 +123,19 @@ class _Run:
         self.unit = training.task.unit if isinstance(training.task, GivenTask) else None
         self.was_given_images = isinstance(request.model, FactoryModel) and self.unit is None
         self.phases.accumulate = request.setting.accumulate
-        warmup = self._warm_up(training, meter, self.phases)
-        self._settle(training, meter, 0.0 if compiling else sum(warmup[1:]))
+        self.warmup = self._warm_up(training, meter, self.phases)
+        self._settle(training, meter, 0.0 if self.compiling else sum(self.warmup[1:]))
         self.report.enter("measure")
-        if compiling is None:
+        if self.compiling is None:
             self._refuse_over_cap(meter)
         else:
-            compiling.begin_timing()
+            self.compiling.begin_timing()
+        return training, meter
+
+    def outcome(self) -> OutcomeMessage:
+        request = self.request
+        training, meter = self.set_up()
+        compiling = self.compiling
         rule = StopRule(request, time.monotonic(), self.deadline)
         scale = training.scaler.get_scale() if training.scaler is not None else None
         meter.reset_peak()
@@ -143,7 +157,7 @@ class _Run:
             device_bytes=use.device,
             phases=phase_bytes,
             unit=self.unit,
-            compile_seconds=_compile_seconds(warmup, step_seconds, compiling is not None),
+            compile_seconds=_compile_seconds(self.warmup, step_seconds, compiling is not None),
             clocks=meter.clocks(),
             flags=tuple(self.flags),
             **self.crowding(),
@@ -223,7 +237,7 @@ class _Run:
         self.in_step = False
 
     def _time(
-        self, training: WatchedTraining, meter: Meter, phases: StepPhases, rule: StopRule
+        self, training: WatchedTraining, meter: Meter, phases: StepPhases, rule: Rule
     ) -> list[float]:
         """Seconds of each whole optimizer step, back to back.
 

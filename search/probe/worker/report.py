@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from search.probe.protocol import AnswerMessage, PhaseMessage, ProgressMessage, encode
+from search.probe.protocol import AnswerMessage, FedMessage, PhaseMessage, ProgressMessage, encode
 
 
 class Report:
@@ -25,6 +25,9 @@ class Report:
         message = ProgressMessage(
             probe_id=self.probe_id, num_steps=num_steps, step_seconds=step_seconds
         )
+        self._send(encode(message))
+
+    def fed(self, message: FedMessage) -> None:
         self._send(encode(message))
 
     def outcome(self, outcome: AnswerMessage) -> None:

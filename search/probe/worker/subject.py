@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import random
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +15,23 @@ from planner.libraries.limits import setting_limit, trained_limit
 from planner.tasks import task_for
 from planner.tasks.blocks import checkpoint_as_set
 from planner.tasks.compiling import compile_as_set
-from planner.training import Training, lay_out
+from planner.training import OnPhase, Training, lay_out
 from search.probe.protocol import ProbeRequest
 from search.probe.worker.precision import check_matrix_units, set_precision
 from search.probe.worker.verdict import NonFiniteError
 
 
 class WatchedTraining(Training):
-    """A training whose losses can be looked at; looking waits for the device."""
+    """A training whose losses can be looked at; looking waits for the device. `feed` brings each
+    micro-batch, where it is fed; else every one is the batch that lies on the device."""
 
     watching = False
+    feed: Callable[[], Any] | None = None
+
+    def micro_step(self, on_phase: OnPhase) -> None:
+        if self.feed is not None:
+            self.batch = self.feed()
+        super().micro_step(on_phase)
 
     def loss(self) -> Tensor:
         loss = super().loss()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from search.probe.protocol import WorkOrder
+from search.probe.protocol import FedRequest, OutcomeMessage, ProbeRequest, WorkOrder
 from search.probe.worker.report import Report
 
 COMMAND = (sys.executable, "-P", "-m", "search.probe.worker.worker")
@@ -38,12 +38,20 @@ def work(request_fd: int, result_fd: int) -> NoReturn:
         order = WorkOrder.model_validate_json(channel.readline())
     report = Report(result_fd, order.request.probe_id)
     report.enter("import")
-    from search.probe.worker import measure
-
-    report.outcome(measure.measure(order.request, began + order.deadline_seconds, report))
+    report.outcome(_carry_out(order.request, began + order.deadline_seconds, report))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _carry_out(request: ProbeRequest, deadline: float, report: Report) -> OutcomeMessage:
+    if isinstance(request, FedRequest):
+        from search.probe.worker.fed import measure_fed
+
+        return measure_fed(request, deadline, report)
+    from search.probe.worker.measure import measure
+
+    return measure(request, deadline, report)
 
 
 def is_unfit() -> bool:

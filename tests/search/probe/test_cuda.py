@@ -202,7 +202,7 @@ def test_steps_are_timed_back_to_back_with_two_in_flight() -> None:
         model=FactoryModel(factory="a:b"), setting=TrainSetting(), min_steps=50, max_steps=50
     )
     reading, writing = os.pipe()
-    run = measure._Run(request, float("inf"), Report(writing, "p"))
+    run = measure.Run(request, float("inf"), Report(writing, "p"))
     steps: Any = Steps()
     device = CountingMeter()
     samples = run._time(steps, device, run.phases, StopRule(request, float("inf"), float("inf")))

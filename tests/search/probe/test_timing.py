@@ -131,7 +131,7 @@ def settle(
     monkeypatch.setattr(measure, "time", clock)
     monkeypatch.setattr(measure, "end_workers", end_workers)
     reading, writing = os.pipe()
-    run = measure._Run(request, deadline, Report(writing, "p"))
+    run = measure.Run(request, deadline, Report(writing, "p"))
     steps: Any = Steps(clock, step_seconds, log)
     run._settle(steps, Cache(log, before, after), warm_seconds)
     os.close(reading)
@@ -167,13 +167,13 @@ def test_compilers_leftovers_go_before_timing(monkeypatch: pytest.MonkeyPatch) -
 def test_device_is_settled_before_steps_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     for name in ("_warm_up", "_settle", "_time"):
-        real = getattr(measure._Run, name)
+        real = getattr(measure.Run, name)
 
         def noted(run: Any, *arguments: Any, real: Any = real, name: str = name) -> Any:
             order.append(name)
             return real(run, *arguments)
 
-        monkeypatch.setattr(measure._Run, name, noted)
+        monkeypatch.setattr(measure.Run, name, noted)
     tiny = request_of("tiny")
     with open(os.devnull, "wb") as channel:  # noqa: PTH123
         outcome = measure.measure(tiny, math.inf, Report(channel.fileno(), tiny.probe_id))

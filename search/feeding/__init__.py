@@ -1,0 +1,1 @@
+"""Step and loader together: which of them bounds, and the run that proves it."""

@@ -1,0 +1,142 @@
+"""Real fed trainings in workers: what they measure, and how they end on data that are no good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.loading.sources import find_source
+from planner.schema import FactoryModel, TrainSetting
+from planner.schema.loading import DataSource, FedRecord, LoaderSetting
+from planner.throughput.feeding import LoaderRate, StepRate, fed_rate
+from search.feeding.proving import find_kept, keep, prove
+from search.probe.parent.fork_server import ForkServer
+from search.probe.protocol import FedRequest
+from tests.search.feeding.pictures import CLASSES, SIDE, make_folder
+from tests.search.probes import AMPLE_SECONDS
+
+HERE = "tests.search.feeding.pictures"
+
+
+def request_of(
+    source: DataSource | str,
+    workers: int = 0,
+    model: str = "tiny",
+    accumulate: int = 1,
+    **more: Any,
+) -> FedRequest:  # fmt: skip
+    if isinstance(source, str):
+        source = DataSource(kind="factory", location=f"{HERE}:{source}")
+    loader = LoaderSetting(
+        pipeline="own" if source.kind == "factory" else "torchvision", workers=workers,
+        batch_size=4, image_size=(SIDE, SIDE), pin_memory=False,
+    )  # fmt: skip
+    setting = TrainSetting(batch_size=4, accumulate=accumulate, precision="fp32")
+    where = "tests.search.factories" if model == "tiny" else HERE
+    factory = FactoryModel(factory=f"{where}:{model}", image_size=(SIDE, SIDE), num_classes=CLASSES)
+    return FedRequest(
+        model=factory, setting=setting, source=source, loader=loader,
+        **{"max_steps": 8, "fed_seconds": 0.2, **more},
+    )  # fmt: skip
+
+
+def run(request: FedRequest, server: ForkServer, seconds: float = AMPLE_SECONDS) -> FedRecord:
+    return prove(request, predicted=None, deadline_seconds=seconds, fork_server=server)
+
+
+def test_a_folder_of_pictures_is_trained_on(tmp_path: Path, fork_server: ForkServer) -> None:
+    source = find_source(str(make_folder(tmp_path)))
+    found = run(request_of(source, workers=1), fork_server)
+    assert found.status == "measured", found.message
+    assert len(found.wait_seconds) == len(found.step_seconds) >= 8
+    assert all(w < s for w, s in zip(found.wait_seconds, found.step_seconds, strict=True))
+    assert found.images_per_second == pytest.approx(
+        4 * len(found.step_seconds) / sum(found.step_seconds)
+    )
+    assert found.resident_seconds
+    assert found.step_cpu_seconds
+    assert found.fed_cpu_seconds
+    assert found.fed_cpu_seconds > 0
+    assert not any("left" in flag for flag in found.flags), "its workers have ended by themselves"
+
+
+@pytest.mark.parametrize(
+    ("model", "workers", "accumulate", "waits"),
+    [("quick", 2, 2, True), ("steady", 2, 1, False), ("quick", 0, 1, True)],
+)  # fmt: skip
+def test_a_training_is_fed_by_the_law(
+    model: str, workers: int, accumulate: int, waits: bool, fork_server: ForkServer
+) -> None:
+    """An item takes 20 ms of no processor: 50 images/s for each worker. A step takes 5 or 25 ms an
+    image, and what the machine adds."""
+    found = run(request_of("slow", workers, model, accumulate), fork_server)
+    assert found.status == "measured", found.message
+    images = 4 * accumulate * len(found.resident_seconds)
+    step = StepRate(images / sum(found.resident_seconds))
+    law = fed_rate(LoaderRate(50.0 * max(workers, 1), workers), step, 1)
+    assert found.images_per_second == pytest.approx(law, rel=0.35)
+    waiting = sum(found.wait_seconds) / sum(found.step_seconds)
+    assert waiting > 0.4 if waits else waiting < 0.3
+
+
+@pytest.mark.parametrize(
+    ("data", "workers", "item", "said"),
+    [
+        ("raising", 0, "index 5", "ValueError: the label is missing"),
+        ("raising", 2, "index 5", "ValueError: the label is missing"),
+        ("misshapen", 0, "the data", "images are [3, 17, 17], and the model takes [3, 16, 16]"),
+        ("mislabelled", 0, "the data", "a label is 10, and the model has 10 classes"),
+        ("vectors", 0, "the data", "a batch is a tensor [4, 4], and the model takes images and"),
+    ],
+)
+def test_bad_data_are_named(
+    data: str, workers: int, item: str, said: str, fork_server: ForkServer
+) -> None:
+    found = run(request_of(data, workers, fed_seconds=5.0), fork_server)
+    assert found.status == "faulty", found.message
+    assert found.fault is not None
+    assert found.fault.item == item
+    assert said in found.fault.message
+
+
+def test_a_broken_picture_is_named(tmp_path: Path, fork_server: ForkServer) -> None:
+    folder = make_folder(tmp_path, classes=1, each=4)
+    (folder / "train" / "class0" / "2.jpg").write_bytes(b"")
+    found = run(request_of(find_source(str(folder)), workers=1, fed_seconds=5.0), fork_server)
+    assert found.status == "faulty", found.message
+    assert found.fault is not None
+    assert "class0/2.jpg" in found.fault.item
+    assert found.fault.message == "the file is empty"
+
+
+@pytest.mark.repeated
+def test_data_that_hang_end_at_the_deadline(fork_server: ForkServer) -> None:
+    found = run(request_of("hanging", workers=1), fork_server, seconds=12.0)
+    assert found.status == "timed_out"
+    assert "in loader" in found.message
+    assert found.images_per_second is None
+
+
+def test_a_task_is_fed_by_a_data_set_of_its_items(fork_server: ForkServer) -> None:
+    found = run(request_of("vectors", workers=0, model="task"), fork_server)
+    assert found.status == "measured", found.message
+
+
+def test_the_same_run_is_not_made_twice(tmp_path: Path) -> None:
+    request = request_of("own")
+    path = tmp_path / "fed.jsonl"
+    assert find_kept(path, request) is None
+    done = FedRecord(
+        model=request.model, setting=request.setting, loader=request.loader, data=request.source,
+        status="measured", step_seconds=(0.1,), images_per_second=40.0,
+    )  # fmt: skip
+    keep(path, done.model_copy(update={"status": "faulty", "images_per_second": None}))
+    assert find_kept(path, request) is None, "what failed is tried again"
+    keep(path, done)
+    with path.open("ab") as file:
+        file.write(b'{"torn')
+    assert find_kept(path, request) == done
+    changed = request.source.model_copy(update={"fingerprint": "changed"})
+    assert find_kept(path, request.model_copy(update={"source": changed})) is None
