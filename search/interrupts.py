@@ -80,3 +80,13 @@ def hold() -> None:
     """From here on no signal raises: what was found is being kept."""
     for interrupts in _active:
         interrupts.is_held = True
+
+
+def let_go() -> bool:
+    """From here on signals raise again: another part of the search begins. False where one has
+    come: then the search is ending."""
+    for interrupts in _active:
+        if interrupts.number is not None:
+            return False
+        interrupts.is_held = False
+    return True

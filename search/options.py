@@ -154,6 +154,7 @@ class SearchKeywords(TypedDict, total=False):
     baseline: bool
     accept_different: bool
     seed: int
+    with_data: Path | str | None
 
 
 @dataclass(frozen=True)
@@ -208,6 +209,10 @@ class SearchOptions:
         metavar="DIR",
         read=path_reader("output"),
     )
+    with_data: Path | None = option(
+        None, "Take the loader that 'planner data' found: its folder, or data.json.",
+        metavar="RUN", read=path_reader("with_data"),
+    )  # fmt: skip
     accept_different: bool = option(
         False, "Go on with a study of another device or software.", is_switch=True
     )

@@ -18,6 +18,14 @@ from planner.memory.allocator_config import (
 )
 from planner.schema import MeasurementRecord, Model
 from planner.schema.result import Recommendation
+from search.feeding.asked import find_asked
+from search.feeding.phase import (
+    FeedingPhase,
+    judge_by_law,
+    seconds_left_of,
+    share_of,
+    step_share,
+)
 from search.interrupts import heard
 from search.limits import Limits, probe_deadline
 from search.memory_budget import find_budget, less_headroom, with_allocator
@@ -35,6 +43,7 @@ from search.probe.parent.runner import ProbeEvent
 from search.prober import DeviceProber, Prober
 from search.progress import OnProgress, Progress, note_taker
 from search.replay import Replay, ReplayProber
+from search.result.contenders import contenders
 from search.result_file import make_folder, write_result
 from search.session import Session
 from search.space import make_space
@@ -47,6 +56,8 @@ from search.study.study import MemoryStudy
 from search.surrogate.device_prior import device_prior
 from search.surrogate.device_rates import device_rates, kept_rates
 from search.surrogate.prior import Estimator
+
+RESULT_FILE = "recommendation.json"
 
 
 def tune(
@@ -75,8 +86,9 @@ def tune(
     `steps` (of `base`'s global batch) or `epochs` rank by total time with compilation.
     `output` (default tune-LIBRARY-NAME) receives recommendation.json, probes.jsonl and, unless
     `storage` names another place, study.db; the same call goes on from there. `replay` is a file
-    of records to search in place of a device (`model` may then be None). `estimator` gives the
-    prior (None: none), `prober` runs a probe in place of a worker process.
+    of records to search in place of a device (`model` may then be None). `with_data` is
+    what `planner data` found: its loader feeds what is recommended (`Recommendation.feeding`).
+    `estimator` gives the prior (None: none), `prober` runs a probe in place of a worker process.
     Ctrl-C ends with the best so far, also a second one. Raises UsageError, UnsupportedError,
     StudyError, RecordsNotWrittenError and ResultNotWrittenError, which has the recommendation
     (PlannerErrors all).
@@ -97,7 +109,8 @@ def _probed(
     model: Model, options: SearchOptions, estimator: Estimator | Literal["auto"] | None,
     prober: Prober | None, on_progress: OnProgress,
 ) -> Recommendation:  # fmt: skip
-    limits = Limits(options.trials, options.budget_seconds)
+    asked = find_asked(options, model)
+    limits = Limits(options.trials, share_of(options.budget_seconds, step_share(options)))
     where = choose_device(options.device)
     found = describe_device(where)
     identity = Identity(
@@ -119,6 +132,7 @@ def _probed(
     if where == "cpu" and options.device == "auto":
         notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
     limits.spent_seconds = _spent(study.records())
+    seconds_left = seconds_left_of(options.budget_seconds, limits.spent_seconds)
     say = note_taker(on_progress)
     with contextlib.ExitStack() as stack:
         alone = stack.enter_context(hold_gpu(found.uuid))
@@ -128,6 +142,7 @@ def _probed(
         rates = None
         if estimator == "auto":
             rates = device_rates(where, identity.device, limits.seconds_left(), say)
+        own = None
         if prober is None:
             own = DeviceProber(
                 model,
@@ -146,8 +161,17 @@ def _probed(
             space, study, prober, limits, probe_deadline(prior), memory.budget_bytes, on_progress
         )
         recommendation = search_and_recommend(session, identity, prior, options, [*notes, *said])
-    where_kept = study.spilled or study.records_path
-    write_result(output / "recommendation.json", recommendation, where_kept)
+        where_kept = study.spilled or study.records_path
+        write_result(output / RESULT_FILE, recommendation, where_kept)
+        if asked is not None:
+            feeding = FeedingPhase(
+                model, asked, where, identity.device, output, seconds_left,
+                say=say, on_event=_hear(on_progress), cap_bytes=memory.cap_bytes,
+                fork_server=own.fork_server if own else None,
+            )  # fmt: skip
+            found_all = contenders(session.in_space(), memory.budget_bytes)
+            recommendation = feeding.feed(recommendation, found_all)
+            write_result(output / RESULT_FILE, recommendation, where_kept)
     return recommendation
 
 
@@ -206,6 +230,7 @@ def _replayed(
     replay = Replay(file.records, str(options.replay))
     if model is not None and model != replay.model:
         raise _of_another(str(options.replay), replay.model, model)
+    asked = find_asked(options, replay.model)
     identity = Identity(replay.model, replay.device, replay.versions)
     allocator, allocator_notes = _allocator(identity)
     notes = [f"Replayed from {options.replay}: nothing was run.", *allocator_notes]
@@ -231,8 +256,10 @@ def _replayed(
         budget, on_progress,
     )  # fmt: skip
     found = search_and_recommend(session, identity, prior, options, [*notes, *said])
+    if asked is not None:
+        found = judge_by_law(found, asked, contenders(session.in_space(), budget))
     if options.output:
-        write_result(make_folder(options.output) / "recommendation.json", found)
+        write_result(make_folder(options.output) / RESULT_FILE, found)
     return found
 
 

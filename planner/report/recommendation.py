@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from planner.report.feeding import feeding_text
 from planner.report.settings import describe_setting
 from planner.schema import TrainSetting
 from planner.schema.record import MeasurementRecord
@@ -27,7 +28,8 @@ def recommendation_text(found: Recommendation) -> str:
         f"{found.stopped_because}."
     )
     notes = [f"- {note}" for note in (*found.notes, ended)]
-    return "\n".join([*answer, "", *notes, *_ruled_out(found)])
+    fed = ["", *feeding_text(found.feeding)] if found.feeding else []
+    return "\n".join([*answer, *fed, "", *notes, *_ruled_out(found)])
 
 
 def describe_progress(progress: Progress) -> str:

@@ -1,0 +1,236 @@
+"""The part of a search that feeds what it recommends: the loader, the run that proves both, which
+of them bounds. Whatever fails here, the step's result stands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from planner.environment.host import read_host
+from planner.errors import PlannerError
+from planner.loading.sources import find_source
+from planner.schema import DeviceInfo, MeasurementRecord, Model, TrainSetting
+from planner.schema.loading import (
+    DataRecommendation,
+    DataSource,
+    FedRecord,
+    LoaderRecord,
+    LoaderSetting,
+)
+from planner.schema.result import Recommendation
+from search.feeding.asked import AskedData, recorded_processors
+from search.feeding.judging import Machine, make_feeding, predicted_rate
+from search.feeding.matching import class_notes
+from search.feeding.proving import FED_FILE, find_kept, keep, prove
+from search.interrupts import ending, hold, let_go
+from search.limits import START_SECONDS, TIMING_SECONDS
+from search.options import SearchOptions
+from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import ProbeEvent
+from search.probe.protocol import FedRequest
+from search.result.contenders import Contender
+
+# Of --budget: what the loader's search and the run that proves both may take; the step's search has
+# the rest. What one part leaves goes to the next.
+LOADER_SHARE = 0.25
+PROOF_SHARE = 0.10
+# A fed run takes what the step's own probe took, twice: it times its steps twice.
+_PROOF_PROBES = 2.0
+
+
+def step_share(options: SearchOptions) -> float:
+    """Of the budget, what the step's search may take."""
+    return 1.0 - PROOF_SHARE if options.with_data is not None else 1.0
+
+
+NOT_RUN = (
+    "Step and loader were not run together: a replay runs nothing, and this is the law's word."
+)
+
+FindLoader = Callable[[DataSource, TrainSetting, float | None], DataRecommendation]
+"""(data, the step's setting, seconds left) -> the loader for its batch."""
+
+
+@dataclass
+class FeedingPhase:
+    """Feeds a recommendation on `where`. `seconds_left` of the whole budget is asked when a part
+    begins; `find_loader` is the loader's search, `find_setting` the settings that ran."""
+
+    model: Model
+    asked: AskedData
+    where: str
+    device: DeviceInfo
+    output: Path
+    seconds_left: Callable[[], float | None]
+    find_loader: FindLoader | None = None
+    say: Callable[[str], None] = lambda text: None
+    on_event: Callable[[ProbeEvent], None] | None = None
+    fork_server: ForkServer | None = None
+    cap_bytes: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def feed(self, step: Recommendation, found: Sequence[Contender]) -> Recommendation:
+        """`step` with its feeding; with a note, where the loader cannot be measured. Ctrl-C ends it
+        with what is known."""
+        if step.setting is None or step.evidence is None:
+            return step
+        if not let_go():
+            return _noted(step, f"The data were not looked at: {ending()}.")
+        self.notes = class_notes(self.model, self.asked.source)
+        loader: DataRecommendation | None = None
+        proof: FedRecord | None = None
+        try:
+            loader = self._loader(step.setting)
+            if loader.evidence is None or loader.evidence.images_per_second is None:
+                return _noted(step, *self.notes, _nothing_loads(loader))
+            proof = self._proof(step.evidence, loader)
+            hold()
+        except KeyboardInterrupt:
+            self.notes.append(f"Step and loader were not run together: {ending()}.")
+        except PlannerError as error:
+            self.notes.append(f"The data were not measured to the end: {_one_line(error)}")
+        hold()
+        if loader is None or loader.evidence is None or not loader.evidence.images_per_second:
+            return _noted(step, *self.notes)
+        machine = Machine(self.asked.processors, self.where == "cpu")
+        return with_feeding(step, loader.evidence, proof, found, machine, self.notes)
+
+    def _loader(self, setting: TrainSetting) -> DataRecommendation:
+        known = self.asked.known
+        if known is not None:
+            self.notes += known_notes(known, setting)
+            return known
+        assert self.find_loader is not None, "data that are not known are looked for"
+        left = self.seconds_left()
+        kept = None if left is None else left * LOADER_SHARE / (LOADER_SHARE + PROOF_SHARE)
+        return self.find_loader(self.asked.source, setting, kept)
+
+    def _proof(self, step: MeasurementRecord, loader: DataRecommendation) -> FedRecord | None:
+        """The fed run, an earlier one of the same, or None where there is no time for it."""
+        assert loader.evidence is not None, "it was measured"
+        request = self._request(step.setting, loader.data, for_batch(loader, step.setting))
+        path = self.output / FED_FILE
+        kept = find_kept(path, request)
+        if kept is not None:
+            return kept
+        left, wanted = self.seconds_left(), _PROOF_PROBES * step.probe_seconds
+        if left is not None and left < min(wanted, step.probe_seconds + request.fed_seconds):
+            self.notes.append(
+                "Step and loader were not run together: the budget has ended. Run the same command "
+                "with a longer --budget to go on."
+            )
+            return None
+        hung = START_SECONDS + TIMING_SECONDS + _PROOF_PROBES * wanted
+        self.say("Training with the real loader, to prove both.")
+        proof = prove(
+            request,
+            predicted=predicted_rate(
+                step, loader.evidence, Machine(self.asked.processors, self.where == "cpu")
+            ),
+            deadline_seconds=hung if left is None else min(hung, left),
+            device=self.device,
+            on_event=self.on_event,
+            fork_server=self.fork_server,
+        )
+        self._keep(path, proof)
+        return proof
+
+    def _keep(self, path: Path, proof: FedRecord) -> None:
+        try:
+            keep(path, proof)
+        except OSError as error:
+            self.notes.append(f"{path} cannot be written: {error.strerror}.")
+
+    def _request(
+        self, setting: TrainSetting, source: DataSource, loader: LoaderSetting
+    ) -> FedRequest:
+        """The CPU's cap is left out: workers would inherit it, and what they need is their own."""
+        return FedRequest(
+            model=self.model, setting=setting, device=self.where, source=source, loader=loader,
+            memory_cap_bytes=None if self.where == "cpu" else self.cap_bytes,
+        )  # fmt: skip
+
+
+def for_batch(loader: DataRecommendation, setting: TrainSetting) -> LoaderSetting:
+    """The loader's setting with the step's micro-batch."""
+    assert loader.setting is not None, "it was measured"
+    return loader.setting.model_copy(update={"batch_size": setting.batch_size})
+
+
+def with_feeding(
+    step: Recommendation, loader: LoaderRecord, proof: FedRecord | None,
+    found: Sequence[Contender], machine: Machine, notes: Sequence[str],
+) -> Recommendation:  # fmt: skip
+    """`step` with what was found of its data."""
+    assert step.evidence is not None, "only what was measured is fed"
+    setting = step.evidence.setting
+    batch = loader.setting.model_copy(update={"batch_size": setting.batch_size})
+    feeding = make_feeding(step.evidence, loader, proof, found, machine)
+    feeding = feeding.model_copy(update={"loader": batch, "notes": (*feeding.notes, *notes)})
+    return step.model_copy(update={"feeding": feeding})
+
+
+def judge_by_law(
+    step: Recommendation, asked: AskedData, found: Sequence[Contender]
+) -> Recommendation:
+    """`step` with what the law says of it and of a loader that is known, where nothing is run."""
+    known = asked.known
+    if step.evidence is None or known is None or known.evidence is None:
+        return step
+    machine = Machine(asked.processors, step.device.kind == "cpu")
+    notes = [*class_notes(step.model, asked.source), NOT_RUN]
+    return with_feeding(step, known.evidence, None, found, machine, notes)
+
+
+def known_notes(known: DataRecommendation, setting: TrainSetting) -> list[str]:
+    """What is to be said of a loader that was measured before: for another batch, or of data that
+    have changed since."""
+    notes = []
+    assert known.setting is not None, "it was measured"
+    if known.setting.batch_size != setting.batch_size:
+        notes.append(
+            f"The loader was measured with batches of {known.setting.batch_size}, and the step "
+            f"takes {setting.batch_size}."
+        )
+    here = read_host().cpus
+    if recorded_processors(known.host) != here:
+        notes.append(
+            f"The loader was measured with {recorded_processors(known.host):g} processors, and "
+            f"{here:g} are here."
+        )
+    try:
+        if find_source(known.data.location).fingerprint != known.data.fingerprint:
+            notes.append(f"{known.data.location} has changed since its loader was measured.")
+    except PlannerError as error:
+        notes.append(f"The data are not there any more: {error.message}")
+    return notes
+
+
+def share_of(budget: float | None, share: float) -> float | None:
+    """Seconds of a budget; None is no limit."""
+    return None if budget is None else budget * share
+
+
+def seconds_left_of(budget: float | None, spent: float) -> Callable[[], float | None]:
+    """What is left of the whole budget, of which so many seconds were spent before now."""
+    began = time.monotonic()
+
+    def left() -> float | None:
+        return None if budget is None else max(0.0, budget - spent - (time.monotonic() - began))
+
+    return left
+
+
+def _nothing_loads(loader: DataRecommendation) -> str:
+    why = loader.advice or loader.stopped_because or "no probe of a loader ended well"
+    return f"The data could not be measured: {why.partition(chr(10))[0]}"
+
+
+def _noted(step: Recommendation, *notes: str) -> Recommendation:
+    return step.model_copy(update={"notes": (*step.notes, *notes)})
+
+
+def _one_line(error: PlannerError) -> str:
+    return str(error).replace("\n", " ")
