@@ -42,7 +42,7 @@ Limit = Literal["processors", "disk", "main process"]
 
 
 @dataclass(frozen=True)
-class LoaderRate:
+class Loading:
     """A loader by itself, its batches thrown away. `images_per_second` with `workers` processes (0:
     in the training process), `cpu_seconds` of processor time per image, `bound` what was found to
     bound it; None where that is not known."""
@@ -54,7 +54,7 @@ class LoaderRate:
 
 
 @dataclass(frozen=True)
-class StepRate:
+class Stepping:
     """A step on a batch that lies in the device's memory. `cpu_seconds` per image are of processors
     that workers use too: 0 where the step has a device of its own. `hand_over_seconds` per image
     are what the training process spends on a batch before it can go on."""
@@ -75,7 +75,7 @@ class Need:
     limit: Limit | None
 
 
-def fed_rate(loader: LoaderRate, step: StepRate, processors: float) -> float:
+def fed_rate(loader: Loading, step: Stepping, processors: float) -> float:
     """Images/s of `step` that `loader` feeds, on a machine with so many `processors`."""
     if loader.workers == 0:
         return serial_rate(loader.images_per_second, step.images_per_second)
@@ -88,7 +88,7 @@ def serial_rate(first: float, second: float) -> float:
     return 1 / (1 / first + 1 / second)
 
 
-def shared_rate(loader: LoaderRate, step: StepRate, processors: float) -> float:
+def shared_rate(loader: Loading, step: Stepping, processors: float) -> float:
     """Images/s that the processors allow, which loading and the step share; infinite where the step
     takes none of them."""
     if not step.cpu_seconds:
@@ -96,18 +96,18 @@ def shared_rate(loader: LoaderRate, step: StepRate, processors: float) -> float:
     return processors / ((loader.cpu_seconds or 0.0) + step.cpu_seconds)
 
 
-def bound_of(fed: float, step: StepRate, tolerance: float = 0.05) -> Literal["loader", "step"]:
+def bound_of(fed: float, step: Stepping, tolerance: float = 0.05) -> Literal["loader", "step"]:
     """Which of the two sets the pace: the step where, fed, it is as fast as on a batch in memory,
     but for a share of `tolerance`."""
     return "step" if fed >= step.images_per_second * (1 - tolerance) else "loader"
 
 
-def waiting_share(fed: float, step: StepRate) -> float:
+def waiting_share(fed: float, step: Stepping) -> float:
     """Of the time of a fed training, the share in which the step's device does not step."""
     return max(0.0, 1 - fed / step.images_per_second)
 
 
-def worker_rate(loader: LoaderRate, processors: float) -> float:
+def worker_rate(loader: Loading, processors: float) -> float:
     """Images/s that one worker brings. Of workers that outnumber the processors they keep busy, as
     many count as there are processors."""
     working = float(max(loader.workers, 1))
@@ -117,7 +117,7 @@ def worker_rate(loader: LoaderRate, processors: float) -> float:
     return loader.images_per_second / working
 
 
-def needed_workers(loader: LoaderRate, step: StepRate, processors: float) -> Need:
+def needed_workers(loader: Loading, step: Stepping, processors: float) -> Need:
     """How many workers would bring `step` its images, each as many as one does now."""
     rate = step.images_per_second
     workers = math.ceil(round(rate / worker_rate(loader, processors), 6))
@@ -125,7 +125,7 @@ def needed_workers(loader: LoaderRate, step: StepRate, processors: float) -> Nee
     return Need(max(workers, 1), taken, _limit(loader, taken, processors))
 
 
-def _limit(loader: LoaderRate, taken: float | None, processors: float) -> Limit | None:
+def _limit(loader: Loading, taken: float | None, processors: float) -> Limit | None:
     if loader.bound in _ALIKE_FOR_ALL:
         return "disk" if loader.bound == "disk" else "main process"
     return "processors" if taken is not None and taken > processors else None

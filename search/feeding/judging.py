@@ -10,9 +10,9 @@ from planner.report.settings import describe_changes
 from planner.schema import MeasurementRecord
 from planner.schema.loading import FedRecord, Feeding, LoaderRecord
 from planner.throughput.feeding import (
-    LoaderRate,
+    Loading,
     Need,
-    StepRate,
+    Stepping,
     bound_of,
     fed_rate,
     needed_workers,
@@ -46,15 +46,15 @@ class Machine:
     steps_on_cpu: bool
 
 
-def loader_rate(record: LoaderRecord) -> LoaderRate:
+def loader_rate(record: LoaderRecord) -> Loading:
     """What a probe of a loader says for the law. Raises AssertionError for one that failed."""
     assert record.images_per_second, "only a measured loader is judged"
-    return LoaderRate(
+    return Loading(
         record.images_per_second, record.setting.workers, record.cpu_seconds_per_image, record.bound
     )
 
 
-def step_rate(step: MeasurementRecord, machine: Machine, fed: FedRecord | None = None) -> StepRate:
+def step_rate(step: MeasurementRecord, machine: Machine, fed: FedRecord | None = None) -> Stepping:
     """What a probe of a step says for the law: where `fed` was measured, as it ran in that very
     process. A step on the CPU keeps all processors busy, unless it was seen to use fewer."""
     rate = step.images_per_second or 0.0
@@ -64,8 +64,8 @@ def step_rate(step: MeasurementRecord, machine: Machine, fed: FedRecord | None =
         cpu_seconds = fed.step_cpu_seconds
     assert rate, "only a measured step is judged"
     if not machine.steps_on_cpu:
-        return StepRate(rate)
-    return StepRate(rate, machine.processors / rate if cpu_seconds is None else cpu_seconds)
+        return Stepping(rate)
+    return Stepping(rate, machine.processors / rate if cpu_seconds is None else cpu_seconds)
 
 
 def images_of(fed: FedRecord) -> int:
@@ -84,8 +84,8 @@ class Judgement:
     the share of its time that the device waits, and what it would take to feed it."""
 
     fed: float
-    step: StepRate
-    loader: LoaderRate
+    step: Stepping
+    loader: Loading
     bound: Literal["loader", "step"]
     waiting: float
     need: Need
@@ -114,7 +114,7 @@ def judge(
     return Judgement(rate, stepping, loading, bound, waiting, need)
 
 
-def _unfed(loader: LoaderRate, step: StepRate, machine: Machine) -> float:
+def _unfed(loader: Loading, step: Stepping, machine: Machine) -> float:
     """What the step would reach beside that loader's work, if that brought any number of images."""
     shared = machine.processors / ((loader.cpu_seconds or 0.0) + step.cpu_seconds)
     return max(min(step.images_per_second, shared), loader.images_per_second)

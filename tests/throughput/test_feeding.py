@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from planner.schema import FactoryModel, TrainSetting
 from planner.schema.loading import DataSource, LoaderBound, LoaderSetting
 from planner.throughput.feeding import (
-    LoaderRate,
-    StepRate,
+    Loading,
+    Stepping,
     bound_of,
     fed_rate,
     needed_workers,
@@ -41,26 +41,26 @@ SECONDS = st.floats(0.0, 1.0)
 
 
 def test_the_slower_of_two_stages_sets_the_pace() -> None:
-    gpu = StepRate(1000.0)
-    assert fed_rate(LoaderRate(620.0, 8), gpu, 8) == 620.0
-    assert fed_rate(LoaderRate(2000.0, 8), gpu, 8) == 1000.0
+    gpu = Stepping(1000.0)
+    assert fed_rate(Loading(620.0, 8), gpu, 8) == 620.0
+    assert fed_rate(Loading(2000.0, 8), gpu, 8) == 1000.0
 
 
 def test_no_workers_are_one_after_the_other() -> None:
     # 1/600 s to load and 1/300 s to step: 3/600 s for an image.
-    assert fed_rate(LoaderRate(600.0, 0), StepRate(300.0), 8) == pytest.approx(200.0)
+    assert fed_rate(Loading(600.0, 0), Stepping(300.0), 8) == pytest.approx(200.0)
 
 
 def test_what_the_training_process_does_for_a_batch_adds_to_the_step() -> None:
     # 1 ms a step and 0.25 ms to hand an image over: 800 images/s, however fast the loader.
-    handing = StepRate(1000.0, hand_over_seconds=0.25e-3)
-    assert fed_rate(LoaderRate(math.inf, 4), handing, 8) == pytest.approx(800.0)
-    assert fed_rate(LoaderRate(500.0, 4), handing, 8) == 500.0
+    handing = Stepping(1000.0, hand_over_seconds=0.25e-3)
+    assert fed_rate(Loading(math.inf, 4), handing, 8) == pytest.approx(800.0)
+    assert fed_rate(Loading(500.0, 4), handing, 8) == 500.0
 
 
 def test_shared_processors_are_divided_by_what_an_image_takes() -> None:
     # Loading takes 10 ms of a processor and the step 30 ms: two processors give 2 / 0.04 s.
-    loader, step = LoaderRate(200.0, 2, cpu_seconds=0.01), StepRate(66.0, cpu_seconds=0.03)
+    loader, step = Loading(200.0, 2, cpu_seconds=0.01), Stepping(66.0, cpu_seconds=0.03)
     assert fed_rate(loader, step, 2) == pytest.approx(50.0)
     # Where the step leaves processors free, min() holds again.
     assert fed_rate(loader, step, 8) == 66.0
@@ -70,8 +70,8 @@ def test_shared_processors_are_divided_by_what_an_image_takes() -> None:
 def test_two_that_each_use_the_whole_machine_get_what_no_workers_get(
     loader: float, step: float, processors: int
 ) -> None:
-    whole = LoaderRate(loader, processors, cpu_seconds=processors / loader)
-    both = fed_rate(whole, StepRate(step, cpu_seconds=processors / step), processors)
+    whole = Loading(loader, processors, cpu_seconds=processors / loader)
+    both = fed_rate(whole, Stepping(step, cpu_seconds=processors / step), processors)
     assert both == pytest.approx(serial_rate(loader, step))
     assert both < min(loader, step)
 
@@ -81,40 +81,40 @@ def test_two_that_each_use_the_whole_machine_get_what_no_workers_get(
 def test_no_feeding_is_faster_than_either_stage(
     loader: float, workers: int, cpu: float, step: float, step_cpu: float, processors: int
 ) -> None:
-    stage = StepRate(step, step_cpu)
-    fed = fed_rate(LoaderRate(loader, workers, cpu), stage, processors)
+    stage = Stepping(step, step_cpu)
+    fed = fed_rate(Loading(loader, workers, cpu), stage, processors)
     assert 0 < fed <= min(loader, step)
     assert 0 <= waiting_share(fed, stage) < 1
-    assert fed <= fed_rate(LoaderRate(2 * loader, workers, cpu), stage, processors)
+    assert fed <= fed_rate(Loading(2 * loader, workers, cpu), stage, processors)
 
 
 def test_the_device_waits_for_what_it_could_have_stepped() -> None:
-    assert waiting_share(620.0, StepRate(1000.0)) == pytest.approx(0.38)
-    assert bound_of(620.0, StepRate(1000.0)) == "loader"
-    assert bound_of(990.0, StepRate(1000.0)) == "step"
+    assert waiting_share(620.0, Stepping(1000.0)) == pytest.approx(0.38)
+    assert bound_of(620.0, Stepping(1000.0)) == "loader"
+    assert bound_of(990.0, Stepping(1000.0)) == "step"
 
 
 def test_workers_are_needed_as_the_step_is_faster_than_one() -> None:
     # 8 workers bring 727 images/s, one 91: 1,000 images/s take 11, and 11 ms of processor time an
     # image are 11 processors.
-    loader = LoaderRate(727.3, 8, cpu_seconds=0.011)
-    need = needed_workers(loader, StepRate(1000.0), 8)
+    loader = Loading(727.3, 8, cpu_seconds=0.011)
+    need = needed_workers(loader, Stepping(1000.0), 8)
     assert (need.workers, need.limit) == (11, "processors")
     assert need.processors == pytest.approx(11.0)
-    assert needed_workers(loader, StepRate(1000.0), 16).limit is None
+    assert needed_workers(loader, Stepping(1000.0), 16).limit is None
 
 
 def test_workers_that_wait_and_do_not_compute_are_not_limited_by_processors() -> None:
     # Four that wait for a far disk bring 40 images/s and take 1% of a processor.
-    need = needed_workers(LoaderRate(40.0, 4, cpu_seconds=0.00025), StepRate(200.0), 2)
+    need = needed_workers(Loading(40.0, 4, cpu_seconds=0.00025), Stepping(200.0), 2)
     assert (need.workers, need.limit) == (20, None)
 
 
 def test_workers_that_outnumber_the_processors_bring_no_more_together() -> None:
     # Eight on two processors bring what two would.
-    crowded = LoaderRate(200.0, 8, cpu_seconds=0.01)
+    crowded = Loading(200.0, 8, cpu_seconds=0.01)
     assert worker_rate(crowded, 2) == pytest.approx(100.0)
-    assert worker_rate(LoaderRate(200.0, 8, cpu_seconds=0.001), 2) == pytest.approx(25.0)
+    assert worker_rate(Loading(200.0, 8, cpu_seconds=0.001), 2) == pytest.approx(25.0)
 
 
 def test_no_number_of_workers_helps_what_is_not_theirs() -> None:
@@ -122,13 +122,13 @@ def test_no_number_of_workers_helps_what_is_not_theirs() -> None:
         "disk": "disk", "copy": "main process", "main process": "main process",
     }  # fmt: skip
     for bound, limit in limits.items():
-        need = needed_workers(LoaderRate(100.0, 4, bound=bound), StepRate(200.0), 64)
+        need = needed_workers(Loading(100.0, 4, bound=bound), Stepping(200.0), 64)
         assert need.limit == limit
 
 
 def test_a_step_on_the_same_processors_is_never_fed_for_nothing() -> None:
     # Two processors that the step keeps busy by itself leave none to load with.
-    need = needed_workers(LoaderRate(100.0, 2, 0.02), StepRate(50.0, cpu_seconds=0.04), 2)
+    need = needed_workers(Loading(100.0, 2, 0.02), Stepping(50.0, cpu_seconds=0.04), 2)
     assert need.limit == "processors"
 
 
@@ -211,7 +211,7 @@ def test_a_fed_step_goes_by_the_law(share: float, workers: int, accumulate: int)
     """`share` is what the loader brings of what the step takes."""
     item_seconds = 0.01
     image_seconds = share * item_seconds / max(workers, 1)
-    loader = LoaderRate(fed(item_seconds, 0.0, workers, accumulate), workers)
-    step = StepRate(rate(image_seconds, accumulate, lambda: None, workers))
+    loader = Loading(fed(item_seconds, 0.0, workers, accumulate), workers)
+    step = Stepping(rate(image_seconds, accumulate, lambda: None, workers))
     together = fed(item_seconds, image_seconds, workers, accumulate)
     assert together == pytest.approx(fed_rate(loader, step, 1), rel=WITHIN)

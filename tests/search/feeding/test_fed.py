@@ -10,7 +10,7 @@ import pytest
 from planner.loading.sources import find_source
 from planner.schema import FactoryModel, TrainSetting
 from planner.schema.loading import DataSource, FedRecord, LoaderSetting
-from planner.throughput.feeding import LoaderRate, StepRate, fed_rate
+from planner.throughput.feeding import Loading, Stepping, fed_rate
 from search.feeding.proving import find_kept, keep, prove
 from search.probe.parent.fork_server import ForkServer
 from search.probe.protocol import FedRequest
@@ -74,8 +74,8 @@ def test_a_training_is_fed_by_the_law(
     found = run(request_of("slow", workers, model, accumulate), fork_server)
     assert found.status == "measured", found.message
     images = 4 * accumulate * len(found.resident_seconds)
-    step = StepRate(images / sum(found.resident_seconds))
-    law = fed_rate(LoaderRate(50.0 * max(workers, 1), workers), step, 1)
+    step = Stepping(images / sum(found.resident_seconds))
+    law = fed_rate(Loading(50.0 * max(workers, 1), workers), step, 1)
     assert found.images_per_second == pytest.approx(law, rel=0.35)
     waiting = sum(found.wait_seconds) / sum(found.step_seconds)
     assert waiting > 0.4 if waits else waiting < 0.3
