@@ -20,7 +20,7 @@ Blame = Callable[[str, BaseException], None]
 
 
 def _raise(item: str, error: BaseException) -> NoReturn:
-    raise BadItemError(f"{item}: {error}") from error
+    raise BadItemError(str(error), item) from error
 
 
 class PictureSet(Dataset[tuple[Any, int]]):
@@ -40,7 +40,7 @@ class PictureSet(Dataset[tuple[Any, int]]):
             data, label = self.items.read(index)
             return self.steps.transform(self.steps.decode(data)), label
         except BadItemError as error:
-            raise BadItemError(f"{self.name(index)}: {error}") from None
+            raise BadItemError(error.reason, self.name(index)) from None
 
 
 class PictureStream(IterableDataset[tuple[Any, int]]):

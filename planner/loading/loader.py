@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
@@ -79,14 +80,17 @@ def load(
     seed: int = 0,
     endless: bool = False,
     among: Sequence[int] | None = None,
+    context: BaseContext | None = None,
 ) -> Iterable[Any]:
-    """The loader of data that were opened; `endless` goes only through the items `among`."""
+    """The loader of data that were opened; `endless` goes only through the items `among`. `context`
+    starts its workers (None: as Python starts processes here)."""
     loader = DataLoader(
         data.dataset,
         **{**setting.arguments, "pin_memory": pins(setting, device)},
         collate_fn=data.collate,
         drop_last=train,
         generator=torch.Generator().manual_seed(seed),
+        multiprocessing_context=context if setting.workers else None,
         **_order(data.dataset, setting, train, endless, seed, among),
     )
     return data.on_device(loader, device) if data.on_device is not None else loader

@@ -15,7 +15,11 @@ _WHITE_16 = 65535
 
 
 class BadItemError(PlannerError):
-    """One item of the data cannot be loaded; others may."""
+    """One item of the data cannot be loaded, for a `reason`; others may."""
+
+    def __init__(self, reason: str, item: str = "") -> None:
+        super().__init__(f"{item}: {reason}" if item else reason)
+        self.reason = reason
 
 
 def decode_with_pil(data: bytes) -> Any:

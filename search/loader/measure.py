@@ -9,7 +9,6 @@ awaited: they come free and are not counted.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import threading
@@ -18,6 +17,8 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from multiprocessing.context import ForkContext, ForkProcess
+from multiprocessing.process import BaseProcess
 from statistics import median
 from typing import Any
 
@@ -51,6 +52,9 @@ _MOST_READ = 20_000
 # An item that has been loading for this share of the probe is what it hangs in.
 _LONG_SHARE = 0.2
 _PROGRESS_SECONDS = 0.5
+_JOIN_SECONDS = 1.0
+# Rounds' worth of time that is kept before the clock answers.
+_ROUNDS_KEPT = 1.5
 # The mean may exceed the median by so much before it is told: some batches take long.
 _STALLS = 0.15
 
@@ -61,17 +65,17 @@ def answer(request: LoaderRequest, deadline: float, report: Report) -> None:
     Whatever comes first answers: the probe, or the clock where something hangs. All workers are
     ended before, so that nothing else writes to the channel.
     """
-    multiprocessing.set_start_method("fork", force=True)  # the watch is shared by forking only
     run = LoaderRun(request, deadline, report)
-    reserve = max(_ENDING_SECONDS, _ENDING_SHARE * (deadline - time.monotonic()))
-    clock = threading.Timer(deadline - reserve - time.monotonic(), run.answer_late)
+    clock = threading.Timer(max(0.0, run.answer_at - time.monotonic()), run.answer_late)
     clock.daemon = True
     clock.start()
     kills = count_kernel_kills()
     try:
         outcome = run.outcome()
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        status, message = classify_loader(error, run.watch, kills)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for each worker
+        endings = run.processes.endings()
+        status, message = classify_loader(error, run.watch, endings, kills)
         outcome = run.failed(status, shorten(message))
     clock.cancel()
     run.answer(outcome)
@@ -83,9 +87,12 @@ class LoaderRun:
     def __init__(self, request: LoaderRequest, deadline: float, report: Report) -> None:
         self.request, self.deadline, self.report = request, deadline, report
         self.began = time.monotonic()
+        left = deadline - self.began
+        self.answer_at = deadline - max(_ENDING_SECONDS, _ENDING_SHARE * left)
         self.device = torch.device(request.device)
         self.watch = Watch(report.result_fd, request.probe_id)
         self.usage = UsageWatch()
+        self.processes = Processes()
         self.rounds: list[float] = []
         self.num_batches = 0
         self.batch_bytes = 0
@@ -113,7 +120,7 @@ class LoaderRun:
         self.report.enter("measure")
         before = Snapshot.take()
         began = time.monotonic()
-        rule = StopRule(request, began, self.deadline)
+        rule = StopRule(request, began, self.answer_at)
         self._time_rounds(batches, rule)
         seconds = time.monotonic() - began
         used = Snapshot.take() - before
@@ -144,8 +151,10 @@ class LoaderRun:
         with warnings.catch_warnings():
             # torch advises against more workers than processors: that is what is measured here.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
-            loader = load(seen, setting, self.device, seed=self.request.seed, endless=True,
-                          among=among)  # fmt: skip
+            loader = load(
+                seen, setting, self.device, seed=self.request.seed, endless=True, among=among,
+                context=self.processes,
+            )  # fmt: skip
             batches = iter(loader)
         batch = self._next(batches)
         self.first_batch_seconds = time.monotonic() - began
@@ -182,7 +191,7 @@ class LoaderRun:
         """Rounds of one batch of each worker, until they are enough."""
         size = max(1, self.request.setting.workers)
         told = began = time.monotonic()
-        while not rule.is_enough(self.rounds):
+        while not rule.is_enough(self.rounds) and not self._is_late(size):
             for _ in range(size):
                 self._next(batches)
             self._synchronize()
@@ -192,6 +201,12 @@ class LoaderRun:
             if now - told >= _PROGRESS_SECONDS:
                 told = now
                 self.report.progress(len(self.rounds), median(self.rounds))
+
+    def _is_late(self, size: int) -> bool:
+        """Whether one more round of `size` batches might not end before the clock answers."""
+        if not self.rounds:
+            return False
+        return time.monotonic() + _ROUNDS_KEPT * size * max(self.rounds) > self.answer_at
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -263,10 +278,8 @@ class LoaderRun:
 
     def answer_late(self) -> None:
         """What the clock says when the time is over: what was being loaded, and for how long."""
-        if self.rounds and len(self.rounds) >= self.request.min_steps:
-            return  # the rule ends it in a moment
         seconds = time.monotonic() - self.began
-        message = f"not done after {seconds:.3g} s, in {self.report.phase}"
+        message = f"the deadline came in {self.report.phase}"
         loading = self.watch.loading()
         if loading and loading[0].seconds >= _LONG_SHARE * seconds:
             held = loading[0]
@@ -281,18 +294,34 @@ class LoaderRun:
     def answer(self, outcome: LoaderOutcome) -> None:
         """End all workers, and tell. The second to come waits until the process ends."""
         self._answered.acquire()
-        end_children()
+        self.processes.end()
         self.report.outcome(outcome)
 
 
-def end_children() -> None:
-    """Workers are ended at once: shut down in order, one that hangs would be waited for."""
-    with contextlib.suppress(ValueError):  # only the main thread may
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for child in multiprocessing.active_children():
-        child.kill()
-    for child in multiprocessing.active_children():
-        child.join(1.0)
+class Processes(ForkContext):
+    """Starts workers by forking, which shares the watch with them, and knows how they ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[BaseProcess] = []
+
+    def Process(self, *arguments: Any, **named: Any) -> BaseProcess:  # type: ignore[override]  # noqa: N802
+        process = ForkProcess(*arguments, **named)
+        self.started.append(process)
+        return process
+
+    def endings(self) -> set[int]:
+        """The signals that ended workers."""
+        return {-code for p in self.started if (code := p.exitcode) is not None and code < 0}
+
+    def end(self) -> None:
+        """At once: shut down in order, one that hangs would be waited for."""
+        with contextlib.suppress(ValueError):  # only the main thread may
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for process in self.started:
+            process.kill()
+        for process in self.started:
+            process.join(_JOIN_SECONDS)
 
 
 def read_ahead(dataset: Any, numbers: list[int], seconds: float) -> list[int]:

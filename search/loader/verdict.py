@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from planner.environment.host import read_host
 from planner.errors import PlannerError, UnsupportedError
 from planner.loading.pictures import BadItemError
@@ -13,10 +15,10 @@ from search.probe.worker.verdict import causes, classify
 
 
 def classify_loader(
-    error: BaseException, watch: Watch, kernel_kills: int | None
+    error: BaseException, watch: Watch, endings: set[int], kernel_kills: int | None
 ) -> tuple[LoaderStatus, str]:
     """The status and the words. What a worker said before it ended goes before what torch makes of
-    its end; `kernel_kills` were counted before the probe."""
+    its end: `endings` are the signals that ended workers. `kernel_kills` were counted before."""
     heard = watch.heard()
     if heard is not None:
         return heard
@@ -28,13 +30,14 @@ def classify_loader(
             return "faulty", str(link)
         if isinstance(link, PlannerError):
             return "crashed", str(link)
-    if failure.is_shared_memory_failure(text):
-        return "out_of_memory", f"{_shared_memory()} {_last_line(text)}"
-    killed = failure.killed_worker(text)
-    if killed == "Killed" and failure.kernel_ran_out(kernel_kills):
+    if signal.SIGBUS in endings or failure.is_shared_memory_failure(text):
+        how = "a worker ended by a bus error" if signal.SIGBUS in endings else _last_line(text)
+        return "out_of_memory", f"{_shared_memory()} ({how})"
+    if signal.SIGKILL in endings and failure.kernel_ran_out(kernel_kills):
         return "out_of_memory", "the kernel killed a worker: no memory is left here"
-    if killed is not None:
-        return "crashed", f"a worker was ended by a signal: {killed}. {_last_line(text)}"
+    fatal = endings - {signal.SIGTERM}
+    if fatal:
+        return "crashed", f"a worker ended: {failure.describe_exit(min(fatal))}"
     if failure.is_out_of_files(text):
         return "crashed", f"{_last_line(text)}: raise the limit of open files (ulimit -n)"
     status, message = classify(error)

@@ -58,7 +58,7 @@ class Watch:
         self._slots = mmap.mmap(-1, (MAX_WORKERS + 1) * _SLOT.size + _WORDS_BYTES)
         for worker in range(-1, MAX_WORKERS):
             self._set(worker, -1)
-        self.num_seen = self.num_faults = 0
+        self.num_seen = self.num_faults = self.num_told = 0
         self.loaded: list[str] = []  # names of what was loaded since the last collation
         self.is_open = True
 
@@ -80,16 +80,18 @@ class Watch:
                 found.append(Loading(worker, index, now - since))
         return sorted(found, key=lambda loading: -loading.seconds)
 
-    def blame(self, item: str, error: BaseException) -> None:
+    def blame(self, item: str, error: BaseException, is_neighbour: bool = False) -> None:
         """Tell of an item that cannot be loaded; raises TooManyFaultsError where it is one more
-        than an accident."""
-        self.num_faults += 1
+        than an accident. A neighbour was not drawn: broken ones lie together, and it counts for
+        nothing."""
         message = describe_error(error)
-        if self.num_faults <= _MOST_TOLD:
+        self.num_told += 1
+        if self.num_told <= _MOST_TOLD:
             told = FaultMessage(
                 probe_id=self.probe_id, item=_short(item), message=_short(message)
             )  # fmt: skip
             os.write(self.result_fd, encode(told))
+        self.num_faults += not is_neighbour
         if self.num_faults > max(LEAST_FAULTS, FAULTY_SHARE * self.num_seen):
             self.give_up(
                 error, f"{self.num_faults} of {self.num_seen} items cannot be loaded: "
@@ -127,8 +129,9 @@ def _this_worker() -> int:
 
 def describe_error(error: BaseException) -> str:
     """A broken picture in its own words, anything else by its type and text."""
-    said = " ".join(str(error).split())
-    return said if isinstance(error, BadItemError) else f"{type(error).__name__}: {said}"
+    if isinstance(error, BadItemError):
+        return error.reason
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _short(text: str) -> str:
@@ -171,7 +174,7 @@ class WatchedSet(Dataset[Any]):
                 if getattr(error, "errno", None) in _NO_MORE_FILES:
                     raise
                 first = first or error
-                self.watch.blame(self.name(at), error)
+                self.watch.blame(self.name(at), error, is_neighbour=offset > 0)
                 continue
             self.watch.end(self.name(at))
             return item

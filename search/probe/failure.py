@@ -121,26 +121,17 @@ def kernel_ran_out(kills_before: int | None) -> bool:
     return kills is None or kills_before is None or kills > kills_before
 
 
-# A loader's workers (torch/utils/data/_utils/signal_handling.py and aten/src/ATen/MapAllocator.cpp,
-# torch 2.13): shared memory that is full ends a worker by SIGBUS, or is refused.
+# A loader's batch for which /dev/shm has no room (torch 2.13: aten/src/ATen/MapAllocator.cpp).
+# Where pages run out later, a worker ends by SIGBUS.
 _SHARED_MEMORY_TEXTS = (
-    "is killed by signal: Bus error",
-    "insufficient shared memory (shm)",
     "unable to allocate shared memory(shm)",
     "unable to write to file </torch_",
 )
-_KILLED_WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([^.\n]+)\.")
 
 
 def is_shared_memory_failure(text: str) -> bool:
     """Whether a loader's error says that /dev/shm is full."""
     return any(known in text for known in _SHARED_MEMORY_TEXTS)
-
-
-def killed_worker(text: str) -> str | None:
-    """The signal that ended a worker of a loader, as the system names it; None of another error."""
-    match = _KILLED_WORKER.search(text)
-    return match.group(1).strip() if match else None
 
 
 def is_out_of_files(text: str) -> bool:

@@ -92,8 +92,8 @@ def test_a_link_that_leads_back_ends(tmp_path: Path) -> None:
 
 SCAN = """
 import os, sys
-os.setuid(65534)
 from planner.loading.sources import find_source
+os.setuid(65534)
 source = find_source(sys.argv[1])
 print(source.num_items, source.faults[0].item, source.faults[0].message)
 """

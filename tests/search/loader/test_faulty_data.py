@@ -1,0 +1,142 @@
+"""Real loaders of Datasets that go wrong: what the record says, and what is left."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from search.loader.verdict import classify_loader
+from search.loader.watching import Watch
+from search.probe import failure
+from tests.search.loader.conftest import Probe
+
+
+def test_a_hang_is_named_within_the_deadline(probe: Probe) -> None:
+    record = probe("Hanging", deadline_seconds=12.0)
+    assert record.status == "timed_out"
+    assert "item 17 had been loading" in record.message
+    assert record.probe_seconds < 20
+
+
+def test_a_hang_that_holds_the_interpreter_ends_too(probe: Probe) -> None:
+    record = probe("HangingDeaf", deadline_seconds=8.0, workers=0)
+    assert record.status == "timed_out"
+    assert "in stages" in record.message
+
+
+def test_a_hang_in_a_worker_names_it(probe: Probe) -> None:
+    """The stages' sample is of other items: the order of the seed leaves 17 out of the first 32."""
+    record = probe("Hanging", deadline_seconds=12.0, seed=2)
+    assert record.status == "timed_out"
+    assert "item 17 had been loading" in record.message
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exception_is_told_with_type_text_and_item(probe: Probe, workers: int) -> None:
+    record = probe("Raising", workers=workers)
+    assert record.status == "crashed"
+    assert "items cannot be loaded" in record.message
+    assert "KeyError: 'no caption for " in record.message
+    assert record.faults[0].item.startswith("item ")
+
+
+def test_an_exception_now_and_then_is_counted_and_the_probe_goes_on(probe: Probe) -> None:
+    record = probe("RaisingOnce", min_steps=20, max_measure_seconds=60.0)
+    assert record.status == "measured"
+    (fault,) = record.faults
+    assert (fault.item, fault.message) == ("item 5", "KeyError: 'no caption'")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_item_of_another_shape_is_named(probe: Probe, workers: int) -> None:
+    record = probe("OddShape", workers=workers, min_steps=40, max_measure_seconds=60.0)
+    assert record.status == "faulty"
+    assert record.message == (
+        "item 9 is (a tensor [3, 7, 8] float32, int), "
+        "others are (a tensor [3, 8, 8] float32, int): they make no batch"
+    )
+
+
+def test_items_that_are_no_tensors(probe: Probe) -> None:
+    record = probe("NoTensors")
+    assert record.status == "faulty"
+    assert "is NoneType, of which no batch is made: TypeError" in record.message
+
+
+def test_pictures_of_another_size_and_type_are_flagged(probe: Probe) -> None:
+    record = probe("Doubles", image_size=(16, 16))
+    assert record.status == "measured"
+    assert any("the setting says 16 x 16" in flag for flag in record.flags)
+    assert any("float64" in flag for flag in record.flags)
+
+
+def test_a_worker_that_leaks_is_flagged(probe: Probe) -> None:
+    record = probe("Leaking", min_measure_seconds=6.0, max_measure_seconds=7.0, workers=1)
+    assert record.status == "measured"
+    assert any("the memory of a worker grows" in flag for flag in record.flags)
+
+
+def test_a_worker_that_does_not_leak_is_not(probe: Probe) -> None:
+    record = probe("Sleeping", min_measure_seconds=4.0, max_measure_seconds=5.0, workers=1)
+    assert not any("grows" in flag for flag in record.flags)
+
+
+def test_a_worker_killed_from_outside_is_a_crash(probe: Probe) -> None:
+    record = probe("Dying")
+    assert record.status == "crashed"
+    assert record.message == "a worker ended: SIGKILL (Killed)"
+
+
+def test_a_worker_killed_by_the_kernel_is_out_of_memory() -> None:
+    """The kernel's count of such kills has risen since the probe began."""
+    verdict = classify_loader(RuntimeError("gone"), Watch(1, "p"), {signal.SIGKILL}, -1)
+    assert verdict[0] == "out_of_memory"
+
+
+def test_a_bus_error_is_shared_memory(probe: Probe) -> None:
+    record = probe("DyingByBus")
+    assert record.status == "out_of_memory"
+    assert "/dev/shm" in record.message
+    assert "--shm-size" in record.message
+    assert "bus error" in record.message
+
+
+def test_a_memory_error_is_out_of_memory(probe: Probe) -> None:
+    assert probe("Greedy").status == "out_of_memory"
+
+
+def test_processes_left_behind_are_ended(probe: Probe) -> None:
+    """The fixture looks whether any is left."""
+    assert probe("LeavingProcesses").status == "measured"
+
+
+@pytest.mark.parametrize("data", ["Stream", "InBatches", "loader"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_other_kinds_of_data_are_measured(probe: Probe, data: str, workers: int) -> None:
+    record = probe(data, workers=workers)
+    assert (record.status, record.faults) == ("measured", ())
+    assert record.images_per_second
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("EmptyStream", "yields no items"),
+        ("Empty", "without items"),
+        ("no_dataset", "returned int, not a torch.utils.data.Dataset"),
+        ("failing", "FileNotFoundError: /data/captions.json"),
+        ("Rasing", "Did you mean"),
+    ],
+)
+def test_data_that_are_none_are_told_in_one_line(probe: Probe, data: str, said: str) -> None:
+    record = probe(data)
+    assert record.status == "crashed"
+    assert said in record.message
+
+
+def test_torchs_texts_are_recognised() -> None:
+    full = "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"
+    assert failure.is_shared_memory_failure(full)
+    assert not failure.is_shared_memory_failure("No space left on device")
+    assert failure.is_out_of_files("OSError: [Errno 24] Too many open files: '/data/cat/1.jpg'")
