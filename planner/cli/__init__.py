@@ -30,6 +30,7 @@ COMMANDS = {
     "emit": ("planner.cli.emit:command", "Write a result as a trainer's configuration."),
     "validate": ("planner.cli.validate:command", "Predicted against measured, on this device."),
     "doctor": ("planner.cli.doctor:command", "Is this environment set up to be fast?"),
+    "bench": ("planner.cli.bench:command", "Time window attention on this device."),
     "cache": ("planner.cli.cache:command", "List or remove kept traces."),
     "gpus": ("planner.cli.gpus:command", "List the GPUs that --gpu knows."),
     "models": ("planner.cli.models:command", "List the published models of each library."),

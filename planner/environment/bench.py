@@ -68,14 +68,20 @@ def best_of_rounds(
     return least
 
 
+def clock_of(device_type: str) -> Callable[[], float]:
+    """What tells the seconds of a short call: on a CPU the time of the calling thread, where its
+    clock is fine enough, else the time that passes."""
+    fine = time.get_clock_info("thread_time").resolution <= _COARSEST_SECONDS
+    return time.thread_time if device_type == "cpu" and fine else time.perf_counter
+
+
 class Bench:
     """Timings on one device; every method returns rates or seconds."""
 
     def __init__(self, device: torch.device, workload: Workload) -> None:
         self.device = device
         self.work = workload
-        fine = time.get_clock_info("thread_time").resolution <= _COARSEST_SECONDS
-        self.clock = time.thread_time if device.type == "cpu" and fine else time.perf_counter
+        self.clock = clock_of(device.type)
 
     def matmul_flops(self) -> dict[str, float]:
         """FLOP/s of [rows, C] @ [C, 4C] by dtype; tf32 and fp16 where the device is a GPU."""

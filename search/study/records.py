@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar, overload
 from pydantic import ValidationError
 
 from planner.errors import PlannerError
+from planner.schema.bench import BENCH_FORMAT, BenchRecord
 from planner.schema.loading import LOADER_FORMAT, LoaderRecord
 from planner.schema.observation import OBSERVATION_FORMAT, ObservationRecord
 from planner.schema.record import RECORD_FORMAT, MeasurementRecord
@@ -25,6 +26,7 @@ NEWEST: dict[type[Any], int] = {
     MeasurementRecord: RECORD_FORMAT,
     ObservationRecord: OBSERVATION_FORMAT,
     LoaderRecord: LOADER_FORMAT,
+    BenchRecord: BENCH_FORMAT,
 }
 
 
@@ -202,6 +204,8 @@ def _parse_any(line: bytes) -> Line:
         return parse_observation(line)
     if b'"loader_format"' in line:
         return parse_line(LoaderRecord, line)
+    if b'"bench"' in line:
+        return parse_line(BenchRecord, line)
     return parse_record(line)
 
 

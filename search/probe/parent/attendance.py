@@ -57,19 +57,12 @@ def judge_silence(
         return Silence("timed_out", late)
     if listener.wait_status is None:
         return Silence("crashed", "its supervisor was ended from outside")
-    said = failure.describe_exit(listener.wait_status)
-    if failure.is_allocation_failure(words):
-        return Silence("out_of_memory", f"{said}\n{words}")
-    killed = os.WIFSIGNALED(listener.wait_status) and (
-        os.WTERMSIG(listener.wait_status) == signal.SIGKILL
-    )
-    if killed and failure.kernel_ran_out(kernel_kills):
-        return Silence("out_of_memory", "the kernel killed it: the machine is out of memory")
+    said = ""
     if listener.reader.num_garbage:
-        said += f"; {listener.reader.num_garbage} unreadable messages and no answer"
+        said = f"; {listener.reader.num_garbage} unreadable messages and no answer"
     elif os.WIFEXITED(listener.wait_status) and os.WEXITSTATUS(listener.wait_status) == 0:
-        said += " and no answer"
-    return Silence("crashed", f"{said}\n{words}".strip())
+        said = " and no answer"
+    return Silence(*failure.judge_death(listener.wait_status, words, kernel_kills, said))
 
 
 class _Tail:

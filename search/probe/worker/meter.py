@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,7 +110,7 @@ def make_meter(device: str) -> Meter:
 
 
 class CpuMeter:
-    """Time by the host's clock, memory by the growth of the resident set over its construction.
+    """Time by a clock of the host, memory by the growth of the resident set over its construction.
 
     Pages of libraries count neither in the base nor in the growth: they come in when code first
     runs, whatever the setting.
@@ -117,7 +118,8 @@ class CpuMeter:
 
     in_flight = 0
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
         process_memory.settle()
         self.base = process_memory.read_resident()
         self.cap: process_memory.GrowthCap | None = None
@@ -132,7 +134,7 @@ class CpuMeter:
             self.cap.lift()
 
     def mark(self) -> Mark:
-        return time.perf_counter()
+        return self.clock()
 
     def seconds(self, start: Mark, end: Mark) -> float:
         assert isinstance(start, float)
