@@ -43,7 +43,9 @@ def data_refusals(plan: Plan) -> list[Refusal]:
     """A Dataset of the user's is loaded by its factory's name only."""
     if pipeline_of(plan) == "own" and own_factory(plan) is None:
         law = "the loader was measured with your own Dataset (pipeline=own), which no record names"
-        return [Refusal(law, "Tune again with --data MODULE:FACTORY.")]
+        return [
+            Refusal(law, "Tune again, with a `planner data` run of MODULE:FACTORY as --with-data.")
+        ]
     return []
 
 
@@ -162,7 +164,8 @@ def pixels(device: torch.device) -> tuple[Tensor, Tensor]:
 }
 _FOLDER = Template(
     '''def dataset(options: argparse.Namespace, train: bool) -> Dataset[Any] | None:
-    """Pictures of DATA/train/CLASS/ or DATA/val/CLASS/; None where there is nothing to validate."""
+    """Pictures of DATA/train/CLASS/ (or DATA/CLASS/) or of DATA/val/CLASS/; None where there are
+    none to validate."""
     try:
 $imports\
     except (ImportError, RuntimeError) as error:  # the latter where it was built for another torch
@@ -172,9 +175,11 @@ $imports\
         ) from error
     if CHANNELS != 3:
         raise SystemExit(f"pictures have 3 channels, and the model takes {CHANNELS}")
-    folder = options.data / ("train" if train else "val")
-    if not train and not folder.is_dir():
+    names = ("train", "training") if train else ("val", "valid", "validation", "test")
+    parts = [options.data / name for name in names if (options.data / name).is_dir()]
+    if not train and not parts:
         return None
+    folder = parts[0] if parts else options.data
 $transform\
     found = ImageFolder(folder, transform$loader)
     if len(found.classes) > NUM_CLASSES:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
+import itertools
 import json
 import subprocess
 import sys
@@ -23,7 +25,10 @@ from tests.trainers.cases import FakeEstimator, feeding, recommendation, tiny
 from tests.trainers.keys import TIMM_ARGUMENTS, microsoft_config
 
 declare_missing_operators()
+import torch  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
+
+PAGE = Path(__file__).parents[2] / "docs" / "levers.md"
 
 LIBRARIES = {"timm": "timm", "transformers": "transformers"}
 ODD = {"workers": 1, "prefetch_factor": 3, "pin_memory": False, "persistent_workers": False}
@@ -65,6 +70,7 @@ WORDS: dict[str, dict[str, str]] = {
     "microsoft": {"workers": "NUM_WORKERS", "pin_memory": "PIN_MEMORY"},
     "transformers": {field: f"dataloader_{name}" for field, name in DATA_LOADER.items()},
     **dict.fromkeys(("accelerate", "lightning", "deepspeed", "mmengine"), DATA_LOADER),
+    "pytorch": {field: f"--{field.replace('_', '-')}" for field in DATA_LOADER},
 }
 
 
@@ -82,8 +88,8 @@ def test_every_field_is_written_or_said_to_be_otherwise(target: str) -> None:
             continue
         assert not said
         if target == "pytorch":
-            flag = f'"--{name.replace("_", "-")}"'
-            line = next(line for line in result.text.splitlines() if flag in line)
+            flag = WORDS[target][name]
+            line = next(line for line in result.text.splitlines() if f'"{flag}"' in line)
             assert f"default={ODD[name]}" in line
         else:
             assert words(target, result)[WORDS[target][name]] == ODD[name], name
@@ -250,6 +256,75 @@ def test_the_script_of_each_pipeline_is_formatted_and_clean(tmp_path: Path) -> N
             capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stdout
+
+
+def test_the_page_says_what_each_trainer_is_told() -> None:
+    rows = ["| | " + " | ".join(EVERY_FIELD) + " | reads pictures with |"]
+    rows.append("|---|" + "---|" * (len(EVERY_FIELD) + 1))
+    for name, trainer in TRAINERS.items():
+        cells = [
+            f"`{WORDS[name][field]}`"
+            if field in WORDS[name]
+            else f"none: {str(trainer.loads_by_itself[field]).lower()}"
+            for field in EVERY_FIELD
+        ]
+        own = trainer.reads or ("what was measured" if trainer.pipelines else "your data set")
+        rows.append(f"| {name} | " + " | ".join(cells) + f" | {own} |")
+    assert "\n".join(rows) in PAGE.read_text(encoding="utf-8"), "\n".join(rows)
+
+
+def in_script(name: str, rank: int = 0, **fields: Any) -> Any:
+    """A class or function of the plain script of four images a batch."""
+    setting = TrainSetting(batch_size=4, precision="fp32", **fields)
+    text = emit_setting(model_for("pytorch"), setting, "pytorch", estimator=FakeEstimator()).text
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(text, "train.py", "exec"), names)
+    return names[name]
+
+
+def test_an_epoch_has_every_image_once_and_no_end() -> None:
+    """Derived: 26 images make 3 whole batches of 4 on 2 ranks; 24 are drawn, each once."""
+    epochs = in_script("Epochs", world_size=2)
+    drawn = [list(itertools.islice(epochs(26, rank), 24)) for rank in (0, 1)]
+    assert epochs(26, 0).num_batches == 3
+    for epoch in (slice(0, 12), slice(12, 24)):
+        both = drawn[0][epoch] + drawn[1][epoch]
+        assert len(set(both)) == 24
+        assert set(both) <= set(range(26))
+    assert drawn[0][:12] != drawn[0][12:], "each epoch has an order of its own"
+
+
+def test_no_worker_starts_over_between_two_epochs() -> None:
+    """One iterator of the DataLoader gives batch after batch of many epochs."""
+    data_loader, on_device, waits = (
+        in_script(name) for name in ("data_loader", "on_device", "Waits")
+    )
+    device = torch.device("cpu")
+    options = argparse.Namespace(
+        workers=1, prefetch_factor=3, pin_memory=True, persistent_workers=True, device="cpu"
+    )
+    items = [(torch.full((3, 2, 2), float(number)), number) for number in range(10)]
+    data_loader.__globals__["dataset"] = lambda options, train: items if train else None
+    loader = data_loader(options, 0, train=True)
+    assert data_loader(options, 0, train=False) is None
+    waited = waits(device)
+    batches = list(itertools.islice(on_device(loader, device, True, waited), 5))
+    seen = [number for _, targets in batches[:2] for number in targets.tolist()]
+    assert len(set(seen)) == 8
+    assert all(len(images) == 4 for images, _ in batches), "2.5 epochs, and no smaller batch"
+    assert waited.seconds() > 0
+    assert waited.marks == []
+
+
+def test_bytes_are_normalised_as_floats_are() -> None:
+    """timm's pipeline leaves bytes for the device; [0, 255] there is [0, 1] of the others."""
+    text = emitted("pytorch", LoaderSetting(pipeline="timm")).text
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(text, "train.py", "exec"), names)
+    images = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
+    made, _ = names["prepared"](images, torch.zeros(2), False)
+    mean, std = (torch.tensor(names[name]).view(3, 1, 1) for name in ("MEAN", "STD"))
+    torch.testing.assert_close(made, (images / 255 - mean) / std)
 
 
 def test_the_measured_pipeline_is_in_the_script() -> None:
