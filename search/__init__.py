@@ -1,6 +1,7 @@
-"""The search: short real training probes on the target device, and what they recommend.
+"""The search: short real probes on the target machine, and what they recommend.
 
     best = search.tune("native:swin_tiny", output="tuned")
+    loader = search.find_loader("pictures", output="fed")
 
 Imported when it is first used, like everything in `planner`.
 """
@@ -11,9 +12,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from search.loader.finding import find_loader
     from search.tuning import tune
 
-__all__ = ["tune"]
+_HOMES = {"find_loader": "search.loader.finding", "tune": "search.tuning"}
+
+__all__ = ["find_loader", "tune"]
 
 
 def check_platform() -> None:
@@ -30,7 +34,7 @@ def check_platform() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'search' has no attribute {name!r}")
     check_platform()
-    return importlib.import_module("search.tuning").tune
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -55,9 +55,50 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def declared_options() -> dict[str, Option]:
-    """How each field of `SearchOptions` is said, by its name."""
-    return {f.name: f.metadata["option"] for f in fields(SearchOptions)}
+def declared_options(kind: type[Any] | None = None) -> dict[str, Option]:
+    """How each field of `SearchOptions` (or of another such class) is said, by its name."""
+    return {f.name: f.metadata["option"] for f in fields(kind or SearchOptions)}
+
+
+def read_keywords(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of such a class that keywords mean. Raises UsageError for what cannot be read."""
+    values = dict(given)
+    for name, said in declared_options(kind).items():
+        if said.read is not None and name in values:
+            values[name] = said.read(values[name])
+    return values
+
+
+def refuse(faults: Sequence[str]) -> None:
+    """Raises UsageError with all faults of a search's options, where there are any."""
+    if len(faults) == 1:
+        raise UsageError(f"{faults[0]}.")
+    if faults:
+        listed = "\n".join(f"  {fault}" for fault in faults)
+        raise UsageError(f"the search has {len(faults)} faults:\n{listed}")
+
+
+def bound_faults(options: Any) -> Iterator[str]:
+    """What is out of its bounds in an instance of such a class, a line each."""
+    named = {f.name: (f, getattr(options, f.name)) for f in fields(options)}
+    for name, (f, value) in named.items():
+        bounds = f.metadata["option"].bounds
+        if bounds is None or (value is None and f.default is None):
+            continue
+        least, most = bounds
+        if not _is_number(value, whole=True) or not least <= value <= most:
+            yield f"{name} is a number from {least} to {most:,}, and {shorten(value)} is not"
+    for name in ("headroom", "tolerance"):
+        value = getattr(options, name, 0)
+        if not _is_number(value) or not 0 <= value < 1:
+            yield f"{name} is a share from 0 to under 1, and {shorten(value)} is not"
+    budget = options.budget_seconds
+    if budget is not None and not (_is_number(budget) and 0 <= budget <= MAX_SECONDS):
+        yield f"budget_seconds are from 0 to ten years, or None, and {shorten(budget)} is not"
+    for name in ("device", "study_name", "storage"):
+        value = getattr(options, name, None)
+        if not isinstance(value, str | None) or value == "" or len(value or "") > 1000:
+            yield f"{name} is a name, and {shorten(value)} is not"
 
 
 def read_allocator_text(allocator: str | None) -> str | None:
@@ -227,12 +268,7 @@ class SearchOptions:
     def of(cls, given: SearchKeywords) -> SearchOptions:
         """The options that keywords of `tune` mean. Raises UsageError, and TypeError for a keyword
         that is none."""
-        declared = declared_options()
-        values: dict[str, Any] = dict(given)
-        for name, said in declared.items():
-            if said.read is not None and name in values:
-                values[name] = said.read(values[name])
-        return cls(**values)
+        return cls(**read_keywords(cls, dict(given)))
 
     @property
     def asked(self) -> TrainSetting:
@@ -258,36 +294,11 @@ class SearchOptions:
         if self.strategy not in STRATEGIES:
             way_out = f"One of {', '.join(STRATEGIES)}."
             raise unknown_name("strategy", self.strategy, STRATEGIES, way_out)
-        faults = [*self._bounds(), *self._conflicts()]
-        if len(faults) == 1:
-            raise UsageError(f"{faults[0]}.")
-        if faults:
-            listed = "\n".join(f"  {fault}" for fault in faults)
-            raise UsageError(f"the search has {len(faults)} faults:\n{listed}")
-
-    def _bounds(self) -> Iterator[str]:
-        for f in fields(self):
-            name, value, bounds = f.name, getattr(self, f.name), f.metadata["option"].bounds
-            if bounds is None or (value is None and f.default is None):
-                continue
-            least, most = bounds
-            if not _is_number(value, whole=True) or not least <= value <= most:
-                yield f"{name} is a number from {least} to {most:,}, and {shorten(value)} is not"
-        for name in ("headroom", "tolerance"):
-            value = getattr(self, name)
-            if not _is_number(value) or not 0 <= value < 1:
-                yield f"{name} is a share from 0 to under 1, and {shorten(value)} is not"
-        if self.epochs is not None and not (_is_number(self.epochs) and 0 < self.epochs <= _MANY):
-            yield f"epochs are a number above 0, and {shorten(self.epochs)} is not"
-        budget = self.budget_seconds
-        if budget is not None and not (_is_number(budget) and 0 <= budget <= MAX_SECONDS):
-            yield f"budget_seconds are from 0 to ten years, or None, and {shorten(budget)} is not"
-        for name in ("device", "study_name", "storage"):
-            value = getattr(self, name)
-            if not isinstance(value, str | None) or value == "" or len(value or "") > 1000:
-                yield f"{name} is a name, and {shorten(value)} is not"
+        refuse([*bound_faults(self), *self._conflicts()])
 
     def _conflicts(self) -> Iterator[str]:
+        if self.epochs is not None and not (_is_number(self.epochs) and 0 < self.epochs <= _MANY):
+            yield f"epochs are a number above 0, and {shorten(self.epochs)} is not"
         if self.steps is not None and self.epochs is not None:
             yield "steps and epochs both say how long the training is: omit one"
         if self.images_per_epoch != IMAGENET_IMAGES and self.epochs is None:

@@ -21,8 +21,8 @@ from planner.schema.validation import faults_between
 from search.axes import (
     AXES,
     SEARCHABLE,
-    Choices,
     Restriction,
+    Value,
     axis_choices,
     in_order,
     is_worth_trying,
@@ -56,7 +56,7 @@ class Space(Generic[SettingT]):
 
     candidates: tuple[Candidate[SettingT], ...]
     rungs: tuple[int, ...]
-    choices: Choices
+    choices: Mapping[str, tuple[Value | None, ...]]
     left_out: tuple[str, ...] = ()
     rung_field: str = "batch_size"
 
@@ -162,11 +162,11 @@ def _runnable(
     by_law: dict[str, list[str]] = {}
     for limit in refused:
         by_law.setdefault(limit.law, []).append(limit.message)
-    left_out = tuple(map(_left_out, (*excluded.values(), *by_law.values())))
+    left_out = tuple(map(refusal_line, (*excluded.values(), *by_law.values())))
     return replace(space_of(found), left_out=left_out)
 
 
-def _left_out(messages: Sequence[str]) -> str:
+def refusal_line(messages: Sequence[str]) -> str:
     """What one law leaves out, `messages` for each setting: they differ in the values they name."""
     others = len(set(messages)) - 1
     so = f", and so with {others} other value{'s' * (others > 1)}" if others else ""

@@ -50,7 +50,7 @@ from search.space import make_space
 from search.study.identity import Identity
 from search.study.lock import hold_gpu
 from search.study.mixture import describe_mixture
-from search.study.optuna_study import OptunaStudy, make_study
+from search.study.optuna_study import make_study
 from search.study.records import read_records
 from search.study.study import MemoryStudy
 from search.surrogate.device_prior import device_prior
@@ -128,7 +128,12 @@ def _probed(
         batch_sizes=options.batch_size, global_batch=options.global_batch,
     )  # fmt: skip
     study = make_study(options.storage, output, space, memory.budget_bytes, options.study_name)
-    notes = [*allocator_notes, *memory.notes, *space.left_out, *_adopt(study, identity, options)]
+    notes = [
+        *allocator_notes,
+        *memory.notes,
+        *space.left_out,
+        *study.take_over(identity, options.accept_different),
+    ]
     if where == "cpu" and options.device == "auto":
         notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
     limits.spent_seconds = _spent(study.records())
@@ -199,13 +204,6 @@ def _allocator(identity: Identity) -> tuple[AllocatorConfig | None, list[str]]:
     if found is None:
         return None, []
     return found, [f"Probes run with the allocator's options {found.source}."]
-
-
-def _adopt(study: OptunaStudy, identity: Identity, options: SearchOptions) -> list[str]:
-    """Makes the study ours and whole again; what is to be said of it."""
-    differences = study.adopt(identity, options.accept_different)
-    notes = [f"Accepted as different: {d}." for d in differences]
-    return [*notes, *study.reconcile()]
 
 
 def _hear(on_progress: OnProgress) -> Callable[[ProbeEvent], None]:

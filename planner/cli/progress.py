@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,16 +18,22 @@ if TYPE_CHECKING:
     from search.progress import Progress
 
 
-def make_progress() -> LiveLine | PlainLines:
-    """A line that lives on a terminal, plain lines elsewhere."""
-    return LiveLine() if sys.stderr.isatty() else PlainLines()
+Describe = Callable[[Any], str]
+
+
+def make_progress(describe: Describe = describe_progress) -> LiveLine | PlainLines:
+    """A line that lives on a terminal, plain lines elsewhere; `describe` says what one shows."""
+    return LiveLine(describe) if sys.stderr.isatty() else PlainLines(describe)
 
 
 class PlainLines:
     """Progress where nobody watches: a line when a probe begins or ends."""
 
-    def __call__(self, progress: Progress) -> None:
-        line = describe_progress(progress)
+    def __init__(self, describe: Describe = describe_progress) -> None:
+        self.describe = describe
+
+    def __call__(self, progress: Progress[Any, Any]) -> None:
+        line = self.describe(progress)
         if line:
             _say(line)
 
@@ -37,16 +44,17 @@ class PlainLines:
 class LiveLine:
     """Progress on a terminal: ended probes as lines, and one line that lives."""
 
-    def __init__(self) -> None:
-        self.current: Progress | None = None
+    def __init__(self, describe: Describe = describe_progress) -> None:
+        self.describe = describe
+        self.current: Progress[Any, Any] | None = None
         self.width = 0
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: Progress[Any, Any]) -> None:
         if progress.kind == "start":
             self.current = progress
         elif progress.kind == "end":
             self._erase()
-            _say(describe_progress(progress))
+            _say(self.describe(progress))
             self.current = None
         elif progress.kind == "note":
             self._erase()
@@ -54,12 +62,12 @@ class LiveLine:
         if self.current is not None:
             self._draw(self.current, progress)
 
-    def _draw(self, current: Progress, progress: Progress) -> None:
+    def _draw(self, current: Progress[Any, Any], progress: Progress[Any, Any]) -> None:
         doing = progress.text if progress.kind == "step" else "start"
         if progress.step_seconds:
             doing += f" {format_seconds(progress.step_seconds)} a step"
         columns = shutil.get_terminal_size().columns
-        line = f"{describe_progress(current)} · {doing}"[: columns - 1]
+        line = f"{self.describe(current)} · {doing}"[: columns - 1]
         _say(line.ljust(self.width), before="\r", after="")
         self.width = len(line)
 

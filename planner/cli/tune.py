@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -16,34 +16,14 @@ from planner.cli.arguments import (
     with_options,
 )
 from planner.cli.output import print_json, say
+from planner.cli.search_flags import said_options, search_flags
 from planner.errors import UsageError
 from planner.schema import Model, TrainSetting, parse
 from search import check_platform
 from search.axes import AXES, HELD, held_error
-from search.options import Option, SearchOptions, declared_options
+from search.options import SearchOptions
 
 NOTHING_FITS = 1
-
-
-def search_flags() -> Iterator[Callable[[Any], Any]]:
-    """The flags of `SearchOptions`, whose defaults are declared there."""
-    for name, option in declared_options().items():
-        if option.text:
-            yield click.option(
-                _flag(name, option), type=_kind(name, option), metavar=option.metavar,
-                is_flag=option.is_switch, default=option.shown or None, help=option.text,
-                show_default=bool(option.shown),
-            )  # fmt: skip
-
-
-def _flag(name: str, option: Option) -> str:
-    return option.flag or f"--{name.replace('_', '-')}"
-
-
-def _kind(name: str, option: Option) -> click.ParamType[Any] | None:
-    if option.bounds is not None:
-        return click.IntRange(option.bounds[0])
-    return click.FloatRange(0, min_open=True) if name == "epochs" else None
 
 
 _OPTIONS: list[Callable[[Any], Any]] = [
@@ -52,7 +32,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--accumulate", metavar="N", help="Micro-batches per step (1)."),
     *axis_flags(searched=True),
     *MODEL_FLAGS,
-    *search_flags(),
+    *search_flags(SearchOptions),
     click.option("--json", "as_json", is_flag=True, help="Print recommendation.json."),
 ]  # fmt: skip
 
@@ -111,21 +91,8 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
         "batch_size": None if sizes is None else tuple(sizes.split(",")),
         "base": parse(TrainSetting, held, "--set"),
         "restrict": restrict,
-        **dict(_said(given)),
+        **dict(said_options(SearchOptions, given)),
     }
-
-
-def _said(given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The options of the search that were typed, as keywords of `tune`."""
-    for name, option in declared_options().items():
-        value = given.get(_flag(name, option)[2:].replace("-", "_"))
-        if value is None or not option.text:
-            continue
-        if option.typed is not None:
-            value = option.typed(value)
-        if option.is_switch:
-            value = not getattr(SearchOptions, name)
-        yield name, value
 
 
 def _model(text: str | None, overrides: dict[str, Any], replay: bool) -> Model | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from planner.report.feeding import feeding_text
+from planner.report.progress import progress_line
 from planner.report.settings import describe_setting
 from planner.schema import TrainSetting
 from planner.schema.record import MeasurementRecord
@@ -34,28 +35,11 @@ def recommendation_text(found: Recommendation) -> str:
 
 def describe_progress(progress: Progress) -> str:
     """One line: phase, probe n of N, the setting, what it found, the best so far, time left."""
-    if progress.kind == "note":
-        return progress.text
-    if progress.kind not in ("start", "end") or progress.candidate is None:
-        return ""
-    of = f" of {progress.num_probes}" if progress.num_probes else ""
-    setting = describe_setting(progress.candidate.setting)
-    parts = [f"[{progress.phase}] probe {progress.probe}{of}: {setting}"]
-    if progress.record is not None:
-        parts.append(_outcome(progress.record))
-    if progress.best_rate:
-        parts.append(f"best {progress.best_rate:.4g} images/s")
-    if progress.seconds_left is not None:
-        parts.append(f"{format_seconds(progress.seconds_left)} left")
-    return " · ".join(parts)
-
-
-def _outcome(record: MeasurementRecord) -> str:
-    """`123 images/s, 4.5 GiB`, or how the probe ended instead."""
-    if record.status != "measured" or record.images_per_second is None:
-        reason = record.message.splitlines()[0][:100] if record.message else ""
-        return record.status.replace("_", " ") + (f" ({reason})" if reason else "")
-    return f"{record.images_per_second:.4g} images/s, {_memory(record)}"
+    return progress_line(
+        progress,
+        describe_setting,
+        lambda record: f"{record.images_per_second:.4g} images/s, {_memory(record)}",
+    )
 
 
 def _nothing(found: Recommendation) -> list[str]:

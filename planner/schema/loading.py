@@ -207,11 +207,29 @@ class LoaderRecord(BaseModel):
         return self
 
 
+class StepRate(BaseModel):
+    """What a model's training step takes by the estimate (predicted, on a GPU that need not be
+    here), and whether the loader brings it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    model: str
+    gpu: str
+    setting: TrainSetting
+    images_per_second: float
+    uncertainty: float = Field(description="relative: 0.35 is 35% either way")
+    bound: Literal["loader", "step"]
+    needed_cpus: float | None = Field(
+        default=None, description="processors that would feed it, by the processor time per image"
+    )
+
+
 class DataRecommendation(BaseModel):
     """`data.json`: the loader to use, the probe that proves it, and the runners-up.
 
     `setting` was run: `evidence` is its own measurement. Both are None where nothing loads, and
-    `advice` then says what to do.
+    `advice` then says what to do. `ways_out` are what would load faster, `warnings` what of the
+    machine or the data is in the way; `faults` the items that no probe could load.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -227,6 +245,11 @@ class DataRecommendation(BaseModel):
     num_probes: int = 0
     num_candidates: int = 0
     stopped_because: str = ""
+    step: StepRate | None = None
+    ways_out: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    faults: tuple[ItemFault, ...] = ()
+    left_out: tuple[str, ...] = Field(default=(), description="what cannot be here, and why")
     notes: tuple[str, ...] = ()
     advice: str = ""
 

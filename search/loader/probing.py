@@ -37,7 +37,7 @@ LOADER_MODULES = (
     "torchvision.transforms.v2", "timm.data",
 )  # fmt: skip
 PROCESSOR_MODULE = "transformers.models.vit.image_processing_vit"
-_PACKAGES = (
+PACKAGES = (
     "torch", "torchvision", "timm", "transformers", "pillow", "numpy", "webdataset", "datasets",
 )  # fmt: skip
 _MOST_FAULTS = 100
@@ -145,7 +145,7 @@ def _record(
         data=request.source,
         setting=request.setting,
         host=asdict(host),
-        versions=versions(_PACKAGES),
+        versions=versions(PACKAGES),
         date=date,
         images_per_second=request.setting.batch_size / seconds if seconds else None,
         faults=hearing.faults(),

@@ -14,7 +14,11 @@ from search.kinds import RecordT_contra
 
 
 class StudyIdentity(Protocol[RecordT_contra]):
-    """What makes a study one: any difference makes probes another study's."""
+    """What makes a study one: any difference makes probes another study's. `of_what` says in words
+    what may differ."""
+
+    @property
+    def of_what(self) -> str: ...
 
     def to_json(self) -> dict[str, Any]: ...
 
@@ -32,6 +36,10 @@ class Identity:
     model: Model
     device: DeviceInfo
     versions: dict[str, str]
+
+    @property
+    def of_what(self) -> str:
+        return "model, device or software"
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -85,10 +85,18 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         if differences and not accept_different:
             listed = "\n".join(f"  {d}" for d in differences)
             raise StudyError(
-                f"{self.source} belongs to another model, device or software:\n{listed}",
+                f"{self.source} belongs to another {identity.of_what}:\n{listed}",
                 "Choose another --output (or --study-name), or go on with --accept-different.",
             )
         return differences
+
+    def take_over(
+        self, identity: StudyIdentity[RecordT], accept_different: bool = False
+    ) -> list[str]:
+        """Makes the study ours and whole again; what is to be said of it. Raises as `adopt`."""
+        differences = self.adopt(identity, accept_different)
+        notes = [f"Accepted as different: {d}." for d in differences]
+        return [*notes, *self.reconcile()]
 
     def records(self) -> tuple[RecordT, ...]:
         """Every probe that ended, by whichever tuner, in the order they were leased."""
@@ -210,8 +218,8 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             said.append(f"{file.fault}: read up to there, and the study has the rest.")
         if len(fresh) > len(ours):
             said.append(
-                f"{len(fresh) - len(ours)} probes in {self.records_path} are of another model, "
-                "device or software, and are left alone."
+                f"{len(fresh) - len(ours)} probes in {self.records_path} are of another "
+                f"{self.identity.of_what if self.identity else ''}, and are left alone."
             )
         return said
 

@@ -1,0 +1,124 @@
+"""What `planner data` found, and how it goes on, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from planner.report.progress import progress_line
+from planner.report.settings import describe_setting
+from planner.schema.loading import DataRecommendation, LoaderRecord, LoaderSetting, StepRate
+from planner.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from search.progress import Progress
+
+HEADERS = ("", "loader", "images/s", "CPU an image", "a worker", "/dev/shm", "start", "bound by")
+MAX_ROWS, MAX_FAULTS = 12, 8  # lines; data.json has them all
+
+
+def data_text(found: DataRecommendation) -> str:
+    """The loader with its evidence, the others, what bounds, and the ways out."""
+    parts = [_nothing(found) if found.setting is None else _recommended(found)]
+    parts += [_step_lines(found.step)] if found.step else []
+    parts += [_listed("What would load faster:", found.ways_out)]
+    parts += [_listed("In the way:", found.warnings)]
+    parts += [_fault_lines(found)]
+    ended = f"{_probes(found)} of {found.num_candidates} loaders; the search ended because"
+    notes = (*found.left_out, *found.notes, f"{ended} {found.stopped_because}.")
+    parts += [[f"- {note}" for note in dict.fromkeys(notes)]]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def describe_data_progress(progress: Progress[LoaderSetting, LoaderRecord]) -> str:
+    """One line: phase, probe n of N, the loader, what it found, the best so far, time left."""
+    return progress_line(
+        progress, lambda s: s.title, lambda record: f"{record.images_per_second:.4g} images/s"
+    )
+
+
+def _nothing(found: DataRecommendation) -> list[str]:
+    return [
+        f"Nothing loads {found.data.location} after {_probes(found)}: {found.stopped_because}.",
+        found.advice,
+    ]
+
+
+def _recommended(found: DataRecommendation) -> list[str]:
+    setting, evidence = found.setting, found.evidence
+    assert setting is not None, "asked for"
+    assert evidence is not None, "a recommended loader was measured"
+    height, width = setting.image_size
+    return [
+        f"Recommended for {_data(found)} (measured):",
+        f"  {setting.title}",
+        f"  {evidence.images_per_second or 0:.4g} images/s, batches of {setting.batch_size} of "
+        f"{height}×{width} px, probe {evidence.probe_id[:8]} of "
+        f"{evidence.date[:16].replace('T', ' ')}",
+        "",
+        *_table(evidence, found.runners_up),
+    ]
+
+
+def _data(found: DataRecommendation) -> str:
+    items = found.data.num_items
+    count = f", {items:,} items" if items is not None else ""
+    made = " made by planner" if found.data.synthetic else ""
+    return f"{found.data.location} ({found.data.kind}{count}{made})"
+
+
+def _table(evidence: LoaderRecord, others: Sequence[LoaderRecord]) -> list[str]:
+    from tabulate import tabulate
+
+    shown = [evidence, *others][:MAX_ROWS]
+    rows = [[str(rank), *_cells(record)] for rank, record in enumerate(shown, start=1)]
+    more = 1 + len(others) - len(shown)
+    rest = [f"and {more} more, in data.json"] if more > 0 else []
+    return [tabulate(rows, headers=HEADERS, tablefmt="simple", disable_numparse=True), *rest]
+
+
+def _cells(record: LoaderRecord) -> list[str]:
+    def size(count: int | None) -> str:
+        return format_bytes(count, 0) if count else "-"
+
+    def seconds(value: float | None) -> str:
+        return format_seconds(value) if value else "-"
+
+    return [
+        record.setting.title.removesuffix(", persistent"),
+        f"{record.images_per_second or 0:.4g}",
+        seconds(record.cpu_seconds_per_image),
+        size(record.worker_bytes) if record.setting.workers else "-",
+        size(record.shared_memory_bytes) if record.setting.workers else "-",
+        seconds(record.first_batch_seconds),
+        record.bound or "-",
+    ]
+
+
+def _step_lines(step: StepRate) -> list[str]:
+    low, high = (step.images_per_second * (1 + sign * step.uncertainty) for sign in (-1, 1))
+    lines = [
+        f"A step of {step.model} on {step.gpu} takes {step.images_per_second:.4g} images/s "
+        f"({low:.4g} to {high:.4g}; predicted, {describe_setting(step.setting)})."
+    ]
+    if step.bound == "step":
+        return [*lines, "The step bounds: this loader brings enough."]
+    need = "" if step.needed_cpus is None else f" It needs about {step.needed_cpus:.3g} processors."
+    return [*lines, f"The loader bounds: the device would wait for images.{need}"]
+
+
+def _listed(head: str, lines: Sequence[str]) -> list[str]:
+    return [head, *(f"- {line}" for line in lines)] if lines else []
+
+
+def _fault_lines(found: DataRecommendation) -> list[str]:
+    shown = found.faults[:MAX_FAULTS]
+    lines = [f"{f.item}: {f.message}" + (f" ({f.count} times)" * (f.count > 1)) for f in shown]
+    more = len(found.faults) - len(shown)
+    return _listed(
+        "Cannot be loaded:", [*lines, *([f"and {more} more, in data.json"] * (more > 0))]
+    )
+
+
+def _probes(found: DataRecommendation) -> str:
+    return "1 probe" if found.num_probes == 1 else f"{found.num_probes} probes"

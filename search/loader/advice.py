@@ -1,0 +1,290 @@
+"""What bounds a loader, what would make it faster, and what of the machine is in the way.
+
+Every gain is predicted from the stages' measured seconds, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from planner.environment.host import Host
+from planner.schema.loading import DataSource, ItemFault, LoaderBound, LoaderRecord, StepRate
+from planner.units import GIB, format_bytes, format_seconds
+from search.loader.law import batch_bytes
+from search.loader.pictures import SMALLER_PX, PictureSizes
+
+CPU_BOUNDS: tuple[LoaderBound, ...] = ("decode", "transform", "collate")
+SMALL_SHARED_BYTES = GIB  # a container's is 64 MiB by default; eight workers' batches need 1 GiB
+SMALL_FILE_LIMIT = 1024  # the usual soft limit: each batch that waits in shared memory holds two
+BUSY_SHARE = 0.6  # of the processors, below which a loader that is bound by them shared them
+_WORTH_SAYING = 0.02  # of the time: a stage below it is no way out
+MAX_FAULTS = 100
+
+
+@dataclass(frozen=True)
+class Advised:
+    """What advice is given from: the chosen probe, all that ran (fastest first), the machine."""
+
+    chosen: LoaderRecord
+    ran: Sequence[LoaderRecord]
+    host: Host
+    source: DataSource
+    sizes: PictureSizes | None = None
+    step: StepRate | None = None
+
+    @property
+    def rate(self) -> float:
+        return self.chosen.images_per_second or 0.0
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of a processor, for one image."""
+        return self.chosen.cpu_seconds_per_image or sum(self.chosen.stage_seconds.values())
+
+    def rate_at(self, cpu_seconds: float) -> float:
+        """Images/s if an image cost so much instead, and processors went on being what bounds."""
+        return self.rate * self.cpu_seconds / cpu_seconds if cpu_seconds else self.rate
+
+
+def bound_line(found: Advised) -> str:
+    """What bounds the chosen loader, with the figures that say so."""
+    bound, cpu = found.chosen.bound, found.cpu_seconds
+    if bound is None:
+        return ""
+    busy = found.rate * cpu / found.host.cpus
+    stages = ", ".join(
+        f"{stage} {format_seconds(seconds)}"
+        for stage, seconds in found.chosen.stage_seconds.items()
+        if seconds
+    )
+    what = {"main process": "the main process, which takes every batch", "disk": "the disk"}
+    return (
+        f"It is bound by {what.get(bound, bound)}: one image takes {format_seconds(cpu)} of a "
+        f"processor ({stages}), and {found.host.cpus:g} processors were busy for {min(busy, 1):.0%}"
+        " of the time."
+    )
+
+
+def busy_note(found: Advised) -> str:
+    """Where processors bound and were not busy with it: something else took them."""
+    busy = found.rate * found.cpu_seconds / found.host.cpus
+    enough = found.chosen.setting.workers >= found.host.cpus
+    if found.chosen.bound not in CPU_BOUNDS or not enough or busy > BUSY_SHARE:
+        return ""
+    return (
+        f"The loader had {busy:.0%} of the processors: other processes took the rest. Measure "
+        "again when the machine is quiet."
+    )
+
+
+def ways_out(found: Advised) -> list[str]:
+    """What would load faster, for what bounds the chosen loader; nothing where the step does."""
+    if found.step is not None and found.step.bound == "step":
+        return []
+    bound = found.chosen.bound
+    if bound in CPU_BOUNDS:
+        ways = [_smaller_pictures, _other_pipeline, _more_processors, _cache]
+    elif bound == "disk":
+        ways = [_shards, _memory, _smaller_pictures]
+    elif bound == "main process":
+        ways = [_bytes_not_floats, _pinning]
+    elif bound == "copy":
+        ways = [_pinning, _bytes_not_floats]
+    else:
+        ways = []
+    return [said for way in ways if (said := way(found))]
+
+
+def _smaller_pictures(found: Advised) -> str:
+    """Decoding goes by the pixels of the file, and so does reading; what comes after does not."""
+    sizes, stages = found.sizes, found.chosen.stage_seconds
+    decode, whole = stages.get("decode", 0.0), sum(stages.values())
+    if sizes is None or sizes.smaller_share > 1 - _WORTH_SAYING or not decode:
+        return ""
+    # Stages are timed on the clock: of processors' time decoding has the same share.
+    saved = found.cpu_seconds * decode / whole * (1 - sizes.smaller_share)
+    if saved < _WORTH_SAYING * found.cpu_seconds:
+        return ""
+    text = (
+        f"Resize the pictures once to {SMALLER_PX} px on their short side, which leaves "
+        f"{sizes.smaller_share:.0%} of their pixels"
+    )
+    if found.chosen.bound == "disk":
+        return f"{text}: less is read."
+    faster = found.rate_at(found.cpu_seconds - saved)
+    return f"{text}: about {faster:.4g} images/s instead of {found.rate:.4g} (predicted)."
+
+
+def _other_pipeline(found: Advised) -> str:
+    """What was measured of the others, else what else there is."""
+    best: dict[str, LoaderRecord] = {}
+    for record in found.ran:
+        best.setdefault(record.setting.pipeline, record)
+    best.pop(found.chosen.setting.pipeline, None)
+    if best:
+        said = ", ".join(f"{p} {r.images_per_second or 0:.4g}" for p, r in best.items())
+        return f"No other way to decode that is installed was faster here (images/s: {said})."
+    if found.chosen.setting.pipeline == "own":
+        return "A faster decoder in your Dataset: see what torchvision.io.decode_jpeg takes."
+    return "A faster decoder: '--pipelines torchvision-jpeg' probes torchvision's own."
+
+
+def _more_processors(found: Advised) -> str:
+    cpu = found.cpu_seconds
+    if found.step is None or not cpu:
+        return f"More processors: each brings about {1 / cpu:.4g} images/s (predicted)."
+    needed = found.step.needed_cpus or 0.0
+    return (
+        f"More processors: {found.step.images_per_second:.4g} images/s need about {needed:.3g} of "
+        f"them, and {found.host.cpus:g} are here."
+    )
+
+
+def _cache(found: Advised) -> str:
+    """Decoded pictures kept as bytes, where they fit into half of the memory that is free."""
+    items, available = found.source.num_items, found.host.available_bytes
+    height, width = found.chosen.setting.image_size
+    if items is None or available is None:
+        return ""
+    need = items * 3 * height * width
+    if need > available // 2:
+        return ""
+    return (
+        f"Keep the pictures decoded: {items:,} of {height}×{width} px are {format_bytes(need)} as "
+        f"bytes, and {format_bytes(available)} of memory are free (crops are then of these pixels)."
+    )
+
+
+def _shards(found: Advised) -> str:
+    if found.source.kind == "shards":
+        return "More shards on more disks, or a copy of them on a local one."
+    return (
+        "Pack the files into tar shards (WebDataset) or a table of datasets: these are read one "
+        "after another, where a folder is read here and there."
+    )
+
+
+def _memory(found: Advised) -> str:
+    total, memory = found.source.total_bytes, found.host.memory_bytes
+    if total is None or memory is None:
+        return ""
+    if total < memory // 2:
+        return (
+            f"The data are {format_bytes(total)}: from the second epoch on they come from memory. "
+            "Read them once before ('cat' them to /dev/null), or copy them to /dev/shm."
+        )
+    return (
+        f"The data are {format_bytes(total)}, and this machine has {format_bytes(memory)} of "
+        "memory: every epoch reads from the disk. A faster disk, or smaller pictures."
+    )
+
+
+def _bytes_not_floats(found: Advised) -> str:
+    if found.chosen.setting.pipeline == "timm":
+        return "One process takes all batches: use one training process for each device."
+    floats = batch_bytes(found.chosen.setting)
+    return (
+        f"Hand over bytes and divide on the device, as timm's loader does: a batch is "
+        f"{format_bytes(floats)} as float32 and a quarter of that as bytes."
+    )
+
+
+def _pinning(found: Advised) -> str:
+    if found.chosen.setting.pin_memory:
+        return ""
+    return "Pin the memory (pin_memory=True): copies to the device then run beside the step."
+
+
+def warnings_of(
+    host: Host, source: DataSource, records: Sequence[LoaderRecord], left_out: Sequence[str]
+) -> list[str]:
+    """What of the machine or the data is in the way, with the way out."""
+    checks: tuple[Callable[[], str], ...] = (
+        lambda: _shared_memory(host, left_out),
+        lambda: _quota(host),
+        lambda: _files(host, left_out),
+        lambda: _governor(host),
+        lambda: _cold(records),
+        lambda: _beyond_memory(host, source),
+    )
+    return [said for check in checks if (said := check())]
+
+
+def _shared_memory(host: Host, left_out: Sequence[str]) -> str:
+    size = host.shared_memory_bytes
+    if size is None or (size >= SMALL_SHARED_BYTES and not _names(left_out, "/dev/shm")):
+        return ""
+    way = (
+        "start the container with --shm-size=8g or --ipc=host"
+        if host.container
+        else "enlarge it: mount -o remount,size=8G /dev/shm"
+    )
+    return f"/dev/shm, through which workers hand over batches, has {format_bytes(size)}: {way}."
+
+
+def _quota(host: Host) -> str:
+    if host.quota_cpus is None or host.quota_cpus >= host.usable_cpus:
+        return ""
+    return (
+        f"{host.usable_cpus} processors are seen, and the control group allows the time of "
+        f"{host.quota_cpus:g}: workers beyond that only wait. Allow more (--cpus of docker, "
+        "limits.cpu of Kubernetes)."
+    )
+
+
+def _files(host: Host, left_out: Sequence[str]) -> str:
+    if host.file_limit is None or host.file_limit > SMALL_FILE_LIMIT:
+        return ""
+    if host.file_limit == SMALL_FILE_LIMIT and not _names(left_out, "files open"):
+        return ""
+    return (
+        f"A process may open {host.file_limit} files, and each batch that waits holds two: "
+        "'ulimit -n 65536' before the training."
+    )
+
+
+def _names(left_out: Sequence[str], text: str) -> bool:
+    return any(text in line for line in left_out)
+
+
+def _governor(host: Host) -> str:
+    if host.governor != "powersave":
+        return ""
+    return (
+        "The processors' governor is 'powersave': 'cpupower frequency-set -g performance' may "
+        "load faster."
+    )
+
+
+def _cold(records: Sequence[LoaderRecord]) -> str:
+    """The first epoch against later ones, where a probe read what the page cache did not hold."""
+    cold = [r for r in records if (r.cold_share or 0.0) > 0.2 and r.images_per_second]
+    if not cold:
+        return ""
+    first = cold[0]
+    return (
+        f"{first.cold_share or 0.0:.0%} of what {first.setting.title} read came from the disk, not "
+        f"from the page cache ({first.images_per_second or 0:.4g} images/s): a first epoch is that "
+        "cold, and later ones are warm only where the data fit into memory."
+    )
+
+
+def _beyond_memory(host: Host, source: DataSource) -> str:
+    total, memory = source.total_bytes, host.memory_limit_bytes or host.memory_bytes
+    if total is None or memory is None or total < memory:
+        return ""
+    return (
+        f"The data ({format_bytes(total)}) are larger than the memory ({format_bytes(memory)}): no "
+        "epoch finds all of them in the page cache."
+    )
+
+
+def all_faults(source: DataSource, records: Sequence[LoaderRecord]) -> tuple[ItemFault, ...]:
+    """The items that could not be loaded, of the data and of all probes; those met most first."""
+    found: dict[tuple[str, str], ItemFault] = {}
+    for fault in (*source.faults, *(f for r in records for f in r.faults)):
+        key = (fault.item, fault.message)
+        before = found[key].count if key in found else 0
+        found[key] = fault.model_copy(update={"count": fault.count + before})
+    return tuple(sorted(found.values(), key=lambda f: (-f.count, f.item))[:MAX_FAULTS])

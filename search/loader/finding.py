@@ -1,0 +1,298 @@
+"""find_loader(): the loader that feeds a training fastest here, found by running some."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Unpack
+
+from planner.arguments import ModelLike, read_model
+from planner.environment.host import Host, read_host
+from planner.errors import UsageError
+from planner.estimation import estimate
+from planner.loading.sources import find_source
+from planner.schema import Model
+from planner.schema.loading import (
+    DataRecommendation,
+    DataSource,
+    LoaderRecord,
+    LoaderSetting,
+    StepRate,
+)
+from search.interrupts import ENDINGS, heard
+from search.limits import Limits
+from search.loader.advice import Advised, all_faults, bound_line, busy_note, warnings_of, ways_out
+from search.loader.law import ASSUMED_IMAGE_SECONDS, ImageCost, expected_rate
+from search.loader.options import LoaderKeywords, LoaderOptions
+from search.loader.pictures import picture_sizes
+from search.loader.prober import LoaderProber
+from search.loader.probing import PACKAGES
+from search.loader.result import choose_loader, measured_loaders
+from search.loader.space import is_plain_loader, make_loader_space
+from search.loader.strategy import LoaderStrategy
+from search.loader.study import LoaderIdentity
+from search.probe.device import choose_device, describe_device, versions
+from search.prober import Prober
+from search.progress import OnProgress, note_taker
+from search.result_file import make_folder, write_result
+from search.session import Session
+from search.space import Space
+from search.strategies.optuna_samplers import SamplerStrategy, make_sampler
+from search.strategies.strategy import Choice, Strategy
+from search.strategies.walks import WalkStrategy, exhaustive
+from search.study.lock import hold_gpu
+from search.study.optuna_study import open_study
+
+IMAGE_SIZE = (224, 224)
+# A probe that takes longer is hung: the start of its processes took under ten seconds on two busy
+# cores, and it takes so many batches of each worker to warm up and to be timed.
+START_SECONDS = 90.0
+ROUNDS_TO_WAIT = 12
+MAX_DEADLINE_SECONDS = 900.0
+
+LoaderProbe = Prober[LoaderSetting, LoaderRecord]
+LoaderProgress = OnProgress[LoaderSetting, LoaderRecord]
+
+
+def find_loader(
+    data: str | PathLike[str] | DataSource,
+    *,
+    model: ModelLike | None = None,
+    gpu: str | None = None,
+    prober: LoaderProbe | None = None,
+    on_progress: LoaderProgress = lambda progress: None,
+    **options: Unpack[LoaderKeywords],
+) -> DataRecommendation:
+    """Probes loaders of `data` on this machine until the fastest is known; what it ran is what it
+    recommends.
+
+    `data` is a folder, tar shards, a table, MODULE:FACTORY or a DataSource. `model` gives the size
+    of its images, and with `gpu` what its step takes by the estimate, and so which of the two
+    bounds. `batch_size`, `image_size`, `pipelines`, `workers` and `prefetch` hold what is
+    searched. It ends after `trials` probes in the study, `budget_seconds` (those that earlier runs
+    took included), or when no other setting is expected to gain `tolerance` (a share). `output`
+    (default data-NAME) receives data.json, loader.jsonl and, unless `storage` names another place,
+    study.db; the same call goes on from there. `prober` runs a probe in place of a process. Ctrl-C
+    ends with the best so far. Nothing is written into the data. Raises UsageError,
+    UnsupportedError, StudyError, RecordsNotWrittenError and ResultNotWrittenError (PlannerErrors
+    all).
+    """
+    asked = LoaderOptions.of(options)
+    source = data if isinstance(data, DataSource) else find_source(fspath(data))
+    if gpu is not None and model is None:
+        raise UsageError("--gpu says whose step is to be fed, and no model is named.", "Add --for.")
+    chosen = None if model is None else read_model(model, {})
+    with heard(signal.SIGINT):
+        return _probed(source, asked, chosen, gpu, prober, on_progress)
+
+
+def _probed(
+    source: DataSource, asked: LoaderOptions, model: Model | None, gpu: str | None,
+    prober: LoaderProbe | None, on_progress: LoaderProgress,
+) -> DataRecommendation:  # fmt: skip
+    host, where = read_host(), choose_device(asked.device)
+    size = asked.image_size or _image_size(model) or IMAGE_SIZE
+    space = make_loader_space(
+        source, host, asked.batch_size, size, has_cuda=where != "cpu", pipelines=asked.pipelines,
+        workers=asked.workers, prefetch_factors=asked.prefetch,
+    )  # fmt: skip
+    step = _step_rate(model, gpu, asked.batch_size, size)
+    processor = describe_device("cpu").name
+    identity = LoaderIdentity(source, host, processor, versions(PACKAGES))
+    output = make_folder(asked.output or Path(_slug(source)))
+    study = open_study(
+        asked.storage, space, LoaderRecord, output / "loader.jsonl", name=asked.study_name
+    )
+    notes = study.take_over(identity, asked.accept_different)
+    limits = Limits(asked.trials, asked.budget_seconds)
+    limits.spent_seconds = sum(record.probe_seconds for record in study.records())
+    say = note_taker(on_progress)
+    with contextlib.ExitStack() as stack:
+        if not stack.enter_context(hold_gpu("loader")):
+            notes.append("Another search for a loader runs on this machine: both measure too slow.")
+        for note in (*space.left_out, *notes):
+            say(note)
+        if prober is None:
+            own = LoaderProber(source, where, space, on_progress)
+            prober = stack.enter_context(own)
+        session = Session(
+            space, study, _stamping(prober, identity), limits, deadline(host), None, on_progress,
+            is_plain_loader,
+        )  # fmt: skip
+        say(f"{len(space)} loaders; {asked.batch_size} images of {size[0]}×{size[1]} px a batch.")
+        strategy = make_strategy(asked, space, host)
+        stopped, said = session.run_to_end(lambda: session.run(strategy))
+    found = recommend(session, identity, step, [*notes, *said], stopped)
+    write_result(output / "data.json", found, study.spilled or study.records_path)
+    return found
+
+
+def make_strategy(
+    asked: LoaderOptions, space: Space[LoaderSetting], host: Host
+) -> Strategy[LoaderSetting, LoaderRecord]:
+    if asked.strategy == "planner":
+        return LoaderStrategy(space, host.cpus, asked.tolerance, asked.seed)
+    if asked.strategy == "grid":
+        return WalkStrategy(exhaustive(space))
+    return SamplerStrategy(space, make_sampler(asked.strategy, asked.seed), None)
+
+
+def deadline(host: Host) -> Callable[[Choice[LoaderSetting]], float]:
+    """Seconds after which a probe is hung and not slow, by what is expected of it."""
+    guess = ImageCost(ASSUMED_IMAGE_SECONDS, ASSUMED_IMAGE_SECONDS)
+
+    def seconds(choice: Choice[LoaderSetting]) -> float:
+        setting = choice.candidate.setting
+        rate = choice.expected_rate or expected_rate(setting, guess, host.cpus)
+        batches = max(setting.workers, 1) * (ROUNDS_TO_WAIT + (setting.prefetch_factor or 0))
+        return START_SECONDS + min(2 * batches * setting.batch_size / rate, MAX_DEADLINE_SECONDS)
+
+    return seconds
+
+
+def recommend(
+    session: Session[LoaderSetting, LoaderRecord], identity: LoaderIdentity,
+    step: StepRate | None, notes: Sequence[str], stopped: str,
+) -> DataRecommendation:  # fmt: skip
+    """The recommendation that a session's records prove; advice where nothing loads."""
+    records, source, host = session.in_space(), identity.data, identity.host
+    left_out = session.space.left_out
+    common: dict[str, Any] = {
+        "data": source,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": identity.telling_host(),
+        "versions": identity.versions,
+        "num_probes": len(records),
+        "num_candidates": len(session.space),
+        "stopped_because": stopped,
+        "warnings": tuple(warnings_of(host, source, records, left_out)),
+        "faults": all_faults(source, records),
+        "left_out": left_out,
+    }
+    found = measured_loaders(records)
+    if not found:
+        advice = _advice(session.records, records, stopped)
+        return DataRecommendation(
+            setting=None, evidence=None, notes=tuple(notes), advice=advice, **common
+        )
+    best = choose_loader(found)
+    chosen, others = best.evidence, [loader.evidence for loader in found if loader is not best]
+    rated = _rated(step, best.rate, chosen)
+    advised = Advised(
+        chosen, [loader.evidence for loader in found], host, source, picture_sizes(source), rated
+    )
+    said = [
+        bound_line(advised),
+        busy_note(advised),
+        _plainer_note(found[0].evidence, chosen),
+        _start_note(chosen),
+        *notes,
+    ]
+    return DataRecommendation(
+        setting=best.setting,
+        evidence=chosen,
+        runners_up=tuple(others),
+        step=rated,
+        ways_out=tuple(ways_out(advised)),
+        notes=tuple(note for note in said if note),
+        **common,
+    )
+
+
+def _rated(step: StepRate | None, rate: float, chosen: LoaderRecord) -> StepRate | None:
+    """Which of step and loader bounds, now that the loader is measured."""
+    if step is None:
+        return None
+    cpu = chosen.cpu_seconds_per_image
+    return step.model_copy(
+        update={
+            "bound": "loader" if rate < step.images_per_second else "step",
+            "needed_cpus": step.images_per_second * cpu if cpu else None,
+        }
+    )
+
+
+def _step_rate(
+    model: Model | None, gpu: str | None, batch_size: int, size: tuple[int, int]
+) -> StepRate | None:
+    """What a step of the model takes on a GPU by the estimate, at the size that is loaded."""
+    if model is None or gpu is None:
+        return None
+    fields: dict[str, Any] = {"image_size": size} if hasattr(model, "image_size") else {}
+    found = estimate(model, gpu=gpu, batch_size=batch_size, **fields)
+    time = found.throughput
+    if time is None:
+        raise UsageError(f"no rate is known of {gpu}.", "List GPUs with 'planner gpus'.")
+    return StepRate(
+        model=found.model.title,
+        gpu=gpu,
+        setting=found.setting,
+        images_per_second=time.images_per_second,
+        uncertainty=time.uncertainty,
+        bound="loader",
+    )
+
+
+def _image_size(model: Model | None) -> tuple[int, int] | None:
+    size = getattr(model, "image_size", None)
+    return (size[0], size[1]) if size else None
+
+
+def _plainer_note(fastest: LoaderRecord, chosen: LoaderRecord) -> str:
+    if fastest.setting == chosen.setting:
+        return ""
+    rate, less = fastest.images_per_second or 0.0, chosen.images_per_second or 1.0
+    return (
+        f"{fastest.setting.title} measured {rate / less - 1:.1%} faster, which is within the noise:"
+        " the plainer loader is recommended."
+    )
+
+
+def _start_note(chosen: LoaderRecord) -> str:
+    seconds = chosen.first_batch_seconds
+    if not chosen.setting.workers or seconds is None:
+        return ""
+    return (
+        f"Workers that persist start once: without, every epoch would begin {seconds:.2g} s later."
+    )
+
+
+def _advice(
+    everything: Sequence[LoaderRecord], records: Sequence[LoaderRecord], stopped: str
+) -> str:
+    """What to do where nothing loads, from how the probes ended."""
+    if not records and everything:
+        return (
+            "No probe of these loaders was made: --trials counts those of the whole study, which "
+            f"has {len(everything)}. Allow more with --trials."
+        )
+    if not records and stopped in ENDINGS.values():
+        return "No probe was made before that: run the same command again."
+    if not records or all(r.cut_short for r in records):
+        return "The budget ended before any probe did: allow more time with --budget."
+    ended = [r for r in records if not r.cut_short]
+    count: dict[str, int] = {}
+    for record in ended:
+        count[record.status] = count.get(record.status, 0) + 1
+    listed = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in count.items())
+    last = next((r.message for r in reversed(ended) if r.message), "")
+    return f"No probe ended well ({listed}). The last said: {last or 'nothing'}"
+
+
+def _stamping(prober: LoaderProbe, identity: LoaderIdentity) -> LoaderProbe:
+    def stamped(
+        choice: Choice[LoaderSetting], probe_id: str, deadline_seconds: float
+    ) -> LoaderRecord:
+        return identity.stamped(prober(choice, probe_id, deadline_seconds))
+
+    return stamped
+
+
+def _slug(source: DataSource) -> str:
+    name = Path(source.location).name if source.kind != "factory" else source.location
+    return "data-" + (re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.")[:100] or "here")

@@ -1,0 +1,50 @@
+"""How large the pictures of a folder are, from the heads of some of their files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import PlannerError
+from planner.loading.folder import find_pictures, split_folder
+from planner.schema.loading import DataSource
+
+SMALLER_PX = 256  # what a crop of 224 px is usually cut from
+NUM_LOOKED_AT = 64
+
+
+@dataclass(frozen=True)
+class PictureSizes:
+    """Of some pictures: pixels in the mean, and the share of them that is left where the short side
+    has SMALLER_PX."""
+
+    mean_px: float
+    smaller_share: float
+
+
+def picture_sizes(source: DataSource) -> PictureSizes | None:
+    """None where the source is no folder, or no head can be read."""
+    if source.kind != "folder":
+        return None
+    try:
+        from PIL import Image
+    except ImportError:
+        return None
+    root = split_folder(Path(source.location), train=True)
+    try:
+        pictures = find_pictures(root)
+    except (PlannerError, OSError):  # gone, or no longer readable: the probes say so
+        return None
+    step = max(1, len(pictures) // NUM_LOOKED_AT)
+    pixels, smaller = [], []
+    for index in range(0, len(pictures), step):
+        try:
+            with Image.open(root / pictures.name(index)) as head:
+                width, height = head.size
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            continue  # the probes name it
+        pixels.append(width * height)
+        smaller.append(width * height * min(1.0, SMALLER_PX / max(min(width, height), 1)) ** 2)
+    if not pixels:
+        return None
+    return PictureSizes(sum(pixels) / len(pixels), sum(smaller) / max(sum(pixels), 1))

@@ -1,0 +1,273 @@
+"""find_loader(): a whole search over simulated loaders, its files, its limits and its faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import PlannerError, UsageError
+from planner.schema.loading import (
+    DataRecommendation,
+    DataSource,
+    ItemFault,
+    LoaderRecord,
+    LoaderSetting,
+)
+from search.loader.finding import find_loader
+from search.result_file import ResultNotWrittenError
+from search.strategies.strategy import Choice
+from search.study.records import read_records
+from search.study.storage import StudyError
+from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber
+
+MACHINE = Machine(2, {"torchvision": 0.01, "timm": 0.008}, noise=0.002)
+
+
+def find(output: Path, prober: Any = None, data: DataSource = SOURCE, **options: Any) -> Any:
+    given = {"pipelines": "torchvision,timm", "workers": "0,1,2,3,4", "device": "cpu", **options}
+    return find_loader(data, prober=prober or SimulatedProber(MACHINE), output=output, **given)
+
+
+def kept(output: Path) -> tuple[LoaderRecord, ...]:
+    return read_records(output / "loader.jsonl", LoaderRecord).records
+
+
+def test_what_it_recommends_was_run_and_is_kept(tmp_path: Path) -> None:
+    prober = SimulatedProber(MACHINE)
+    found = find(tmp_path, prober)
+    assert found.setting in prober.asked
+    assert found.setting.pipeline == "timm"
+    assert found.evidence in kept(tmp_path)
+    assert len(kept(tmp_path)) == found.num_probes == len(prober.asked)
+    assert found.num_probes <= found.num_candidates / 3
+    text = (tmp_path / "data.json").read_text()
+    assert DataRecommendation.model_validate_json(text) == found
+
+
+def test_records_are_lines_that_say_what_and_where(tmp_path: Path) -> None:
+    find(tmp_path)
+    for line in (tmp_path / "loader.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert record["probe_id"]
+        assert record["host"]["processor"]
+        assert record["versions"]["torch"]
+        assert record["data"]["location"] == SOURCE.location
+
+
+def test_the_same_search_goes_on(tmp_path: Path) -> None:
+    first = SimulatedProber(MACHINE)
+    assert find(tmp_path, first, trials=2).num_probes == 2
+    second = SimulatedProber(MACHINE)
+    found = find(tmp_path, second)
+    assert not {s.title for s in first.asked} & {s.title for s in second.asked}
+    assert found.num_probes == 2 + len(second.asked)
+    third = SimulatedProber(MACHINE)
+    assert find(tmp_path, third).setting == found.setting
+    assert third.asked == []
+
+
+def test_a_lost_study_is_made_again_of_its_records(tmp_path: Path) -> None:
+    find(tmp_path, trials=3)
+    (tmp_path / "study.db").unlink()
+    again = SimulatedProber(MACHINE)
+    assert find(tmp_path, again, trials=3).num_probes == 3
+    assert again.asked == []
+
+
+def test_trials_count_those_of_the_study(tmp_path: Path) -> None:
+    find(tmp_path, trials=2)
+    found = find(tmp_path, trials=2)
+    assert found.num_probes == 2
+    assert "--trials 2" in found.stopped_because
+
+
+class Charged(SimulatedProber):
+    """Each probe says that it took a minute; what a budget counts of earlier runs."""
+
+    def record(self, setting: LoaderSetting) -> LoaderRecord:
+        return super().record(setting).model_copy(update={"probe_seconds": 60.0})
+
+
+def test_the_budget_counts_what_earlier_runs_took(tmp_path: Path) -> None:
+    find(tmp_path, Charged(MACHINE), trials=2, budget_seconds=None)
+    prober = SimulatedProber(MACHINE)
+    found = find(tmp_path, prober, budget_seconds=100.0)
+    assert prober.asked == []
+    assert found.stopped_because == "the budget has ended"
+    assert found.setting is not None
+
+
+def test_no_budget_at_all_says_so(tmp_path: Path) -> None:
+    found = find(tmp_path, budget_seconds=0.0)
+    assert found.setting is None
+    assert "--budget" in found.advice
+
+
+class Interrupted(SimulatedProber):
+    """Ctrl-C while the third probe runs."""
+
+    def record(self, setting: LoaderSetting) -> LoaderRecord:
+        if len(self.asked) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().record(setting)
+
+
+def test_an_interrupt_ends_with_the_best_so_far(tmp_path: Path) -> None:
+    found = find(tmp_path, Interrupted(MACHINE))
+    assert found.stopped_because == "it was interrupted"
+    assert found.num_probes == 2
+    assert found.setting is not None
+    going_on = SimulatedProber(MACHINE)
+    assert find(tmp_path, going_on).num_probes == 2 + len(going_on.asked)
+
+
+def test_a_full_disk_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spill, output = tmp_path / "spill", tmp_path / "output"
+    spill.mkdir()
+    output.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(spill))
+    (output / "loader.jsonl").symlink_to("/dev/full")
+    found = find(output)
+    assert found.stopped_because == "what was measured could not be kept"
+    assert found.setting is not None
+    (lost,) = spill.glob("planner-*/loader.jsonl")
+    assert len(read_records(lost, LoaderRecord).records) == 1
+    assert any(str(lost) in note for note in found.notes)
+
+
+def test_a_result_that_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "data.json").mkdir()
+    with pytest.raises(ResultNotWrittenError, match=r"loader\.jsonl") as caught:
+        find(tmp_path)
+    assert caught.value.recommendation.setting is not None
+
+
+def test_a_study_of_other_data_is_refused(tmp_path: Path) -> None:
+    find(tmp_path, trials=2)
+    changed = SOURCE.model_copy(update={"fingerprint": "another"})
+    with pytest.raises(StudyError, match="another data set, machine or software") as caught:
+        find(tmp_path, data=changed)
+    assert "data.fingerprint: simulated there, another here" in str(caught.value)
+    found = find(tmp_path, data=changed, accept_different=True, trials=3)
+    assert found.num_probes == 3
+
+
+def test_records_of_other_data_are_left_alone(tmp_path: Path) -> None:
+    """A records file without its study, of data that have changed since."""
+    find(tmp_path, trials=2)
+    (tmp_path / "study.db").unlink()
+    found = find(tmp_path, data=SOURCE.model_copy(update={"fingerprint": "new"}), trials=2)
+    assert len(kept(tmp_path)) == 4
+    assert any("2 probes" in note and "left alone" in note for note in found.notes)
+
+
+class Broken(SimulatedProber):
+    """Two pictures that cannot be decoded, met by every probe."""
+
+    def record(self, setting: LoaderSetting) -> LoaderRecord:
+        faults = (
+            ItemFault(item="class-00/1.jpg", message="truncated", count=2),
+            ItemFault(item="class-01/2.jpg", message="empty"),
+        )
+        return super().record(setting).model_copy(update={"faults": faults})
+
+
+def test_broken_pictures_are_named_and_counted(tmp_path: Path) -> None:
+    found = find(tmp_path, Broken(MACHINE), trials=3)
+    assert [(f.item, f.count) for f in found.faults] == [
+        ("class-00/1.jpg", 6),
+        ("class-01/2.jpg", 3),
+    ]
+    assert found.setting is not None
+
+
+class Failing(SimulatedProber):
+    """Every loader fails alike."""
+
+    def record(self, setting: LoaderSetting) -> LoaderRecord:
+        update = {"status": "faulty", "message": "index 3: it raised", "batch_seconds": (),
+                  "images_per_second": None}  # fmt: skip
+        return super().record(setting).model_copy(update=update)
+
+
+def test_where_everything_fails_alike_it_ends_soon_and_says_why(tmp_path: Path) -> None:
+    prober = Failing(MACHINE)
+    found = find(tmp_path, prober)
+    assert found.setting is None
+    assert len(prober.asked) <= 4
+    assert "index 3: it raised" in found.advice
+    assert json.loads((tmp_path / "data.json").read_text())["setting"] is None
+
+
+class Hung(SimulatedProber):
+    """Nothing ever comes: a probe takes all of its deadline."""
+
+    def __call__(
+        self, choice: Choice[LoaderSetting], probe_id: str, deadline_seconds: float
+    ) -> LoaderRecord:
+        found = super().__call__(choice, probe_id, deadline_seconds)
+        update = {"status": "timed_out", "batch_seconds": (), "images_per_second": None,
+                  "message": f"no batch in {deadline_seconds:.0f} s"}  # fmt: skip
+        return found.model_copy(update=update)
+
+
+def test_a_hang_is_cut_short_by_the_budget(tmp_path: Path) -> None:
+    found = find(tmp_path, Hung(MACHINE), budget_seconds=5.0, trials=1)
+    assert found.setting is None
+    assert "--budget" in found.advice
+
+
+@pytest.mark.parametrize("strategy", ["grid", "random", "tpe"])
+def test_the_other_strategies_search_too(tmp_path: Path, strategy: str) -> None:
+    prober = SimulatedProber(MACHINE)
+    found = find(tmp_path, prober, strategy=strategy, workers="0,2,4", prefetch="2")
+    assert found.num_probes == found.num_candidates == 6
+    assert found.setting.pipeline == "timm"
+
+
+def test_what_is_asked_wrongly_is_said_in_one_message(tmp_path: Path) -> None:
+    for options, said in (
+        ({"strategy": "tp"}, "Did you mean 'tpe'"),
+        ({"pipelines": "torchvison"}, "Did you mean 'torchvision'"),
+        ({"workers": "2,x"}, "workers are whole numbers"),
+        ({"workers": "5000"}, "from 0 to 1024"),
+        ({"batch_size": 0}, "batch_size is a number from 1"),
+        ({"tolerance": 2.0}, "tolerance is a share"),
+        ({"gpu": "RTX 3090"}, "no model is named"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            find(tmp_path, **options)  # type: ignore[arg-type]
+
+
+def test_a_path_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError) as caught:
+        find_loader(tmp_path / "picures", output=tmp_path)
+    assert "picures" in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_the_step_of_a_model_says_which_bounds(tmp_path: Path) -> None:
+    found = find(tmp_path, model="native:swin_tiny", gpu="a100-sxm-80gb", trials=3)
+    assert found.step.bound == "loader"
+    assert found.step.needed_cpus == pytest.approx(
+        found.step.images_per_second * found.evidence.cpu_seconds_per_image
+    )
+    assert any("processors" in way or "Decode" in way for way in found.ways_out)
+    slow = find(tmp_path / "slow", SimulatedProber(Machine(2, {"torchvision": 1e-6, "timm": 1e-6})),
+                model="native:swin_tiny", gpu="a100-sxm-80gb", trials=3)  # fmt: skip
+    assert slow.step.bound == "step"
+    assert slow.ways_out == ()
+
+
+def test_images_are_as_large_as_the_model_takes_them(tmp_path: Path) -> None:
+    found = find(tmp_path, model="timm:swin_base_patch4_window12_384", trials=1)
+    assert found.setting.image_size == (384, 384)
+    other = find(tmp_path / "b", model="native:swin_tiny", image_size="256,192", trials=1)
+    assert other.setting.image_size == (256, 192)

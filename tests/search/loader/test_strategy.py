@@ -1,0 +1,111 @@
+"""The strategy against exhaustive grids of simulated machines, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from planner.schema.loading import LoaderRecord, LoaderSetting, LoaderStatus, Pipeline
+from search.loader.options import TOLERANCE
+from search.loader.result import choose_loader, measured_loaders
+from search.loader.space import make_loader_space
+from search.loader.strategy import LoaderStrategy, most_workers
+from search.space import Space
+from search.strategies.strategy import Situation
+from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber, random_machine
+
+FEW = 24  # machines, of which each kind of bound has some
+
+
+def space_on(machine: Machine, has_cuda: bool = False) -> Space[LoaderSetting]:
+    pipelines = list(machine.cpu_seconds)
+    return make_loader_space(
+        SOURCE, machine.host, 64, (224, 224), has_cuda=has_cuda, pipelines=pipelines
+    )
+
+
+def searched(
+    space: Space[LoaderSetting], machine: Machine, prober: SimulatedProber
+) -> list[LoaderRecord]:
+    strategy = LoaderStrategy(space, machine.cpus, TOLERANCE)
+    records: list[LoaderRecord] = []
+    while (choice := strategy.ask(Situation())) is not None:
+        records.append(prober(choice, "", 60.0))
+        strategy.tell(choice.candidate, records[-1])
+    return records
+
+
+def check(seeds: Iterable[int]) -> None:
+    """Within 5% of the best of the grid, in at most a third of its probes, on every machine."""
+    missed = []
+    for seed in seeds:
+        kind, machine = random_machine(seed)
+        space = space_on(machine, has_cuda=seed % 3 == 0)
+        records = searched(space, machine, SimulatedProber(machine, seed))
+        chosen = choose_loader(measured_loaders(records)).setting
+        best = max(machine.rate(c.setting) for c in space.candidates)
+        loss = 1 - machine.rate(chosen) / best
+        if loss > 0.05 or len(records) > len(space) / 3:
+            missed.append((seed, kind, machine.cpus, len(space), len(records), loss))
+    assert not missed
+
+
+def test_it_is_close_to_the_grid_on_machines_it_does_not_know() -> None:
+    check(range(FEW))
+
+
+@pytest.mark.simulated
+def test_it_is_close_to_the_grid_on_many_machines() -> None:
+    check(range(FEW, 400))
+
+
+def test_the_first_probe_is_of_one_process_in_every_pipeline() -> None:
+    machine = Machine(4, {"torchvision": 0.01, "timm": 0.008})
+    prober = SimulatedProber(machine)
+    searched(space_on(machine), machine, prober)
+    assert [(s.pipeline, s.workers) for s in prober.asked[:2]] == [("torchvision", 0), ("timm", 0)]
+    assert 2 <= prober.asked[2].workers <= 8
+
+
+def test_what_fails_rules_out_what_needs_as_much() -> None:
+    """Workers crash (a small /dev/shm, say): the search ends with what runs."""
+    machine = Machine(16, {"torchvision": 0.01})
+    space = space_on(machine)
+
+    class Crashing(SimulatedProber):
+        def record(self, setting: LoaderSetting) -> LoaderRecord:
+            found = super().record(setting)
+            if setting.workers < 3:
+                return found
+            update = {"status": "crashed", "batch_seconds": (), "images_per_second": None}
+            return found.model_copy(update=update)
+
+    prober = Crashing(machine)
+    records = searched(space, machine, prober)
+    assert choose_loader(measured_loaders(records)).setting.workers == 2
+    assert len(prober.asked) <= len(space) / 3
+
+
+def test_a_pipeline_that_cannot_run_is_left() -> None:
+    prober = SimulatedProber(Machine(4, {"torchvision": 0.01, "timm": 0.01}))
+
+    def record(pipeline: Pipeline, workers: int, status: LoaderStatus) -> LoaderRecord:
+        setting = LoaderSetting(pipeline=pipeline, workers=workers)
+        return prober.record(setting).model_copy(update={"status": status})
+
+    none = [record("timm", 0, "unsupported"), record("torchvision", 8, "measured")]
+    assert most_workers(none, "timm") == -1
+    assert most_workers(none, "torchvision") == float("inf")
+    some = [record("timm", 2, "measured"), record("timm", 12, "crashed")]
+    assert most_workers(some, "timm") == 7
+    assert most_workers([*some, record("timm", 3, "crashed")], "timm") == 2
+
+
+def test_others_that_probe_are_left_alone() -> None:
+    machine = Machine(4, {"torchvision": 0.01})
+    space = space_on(machine)
+    strategy = LoaderStrategy(space, 4, TOLERANCE)
+    busy = [c.id for c in space.candidates]
+    assert strategy.ask(Situation(busy=busy)) is None
+    assert "probed" in strategy.stopped_because
