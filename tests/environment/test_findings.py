@@ -232,6 +232,7 @@ def test_nvidia_smi_that_fails(smi: Answer, name: str) -> None:
     found = findings(replace(machine, kernel_module="", versions={"triton": "3"}))
     assert found[name].level == "fault"
     assert found[name].next_step
+    assert smi.text.split()[0] in found[name].evidence
 
 
 def test_torch_without_cuda_where_no_gpu_is() -> None:
