@@ -26,6 +26,7 @@ def planner(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("estimate", "native:swin_tiny", "--max-batch", "--gpu", "RTX 3090"),
         ("models", "swin_tiny"),
         ("gpus",),
+        ("doctor", str(Path(__file__).parent / "environment/machines/rocm/machine.json")),
         ("emit", "--help"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,29 @@ class backends: cudnn = cudnn
     mismatch = "def refuse(): raise RuntimeError('cuDNN version incompatibility: 9.2 and 8.9\\nx')"
     (tmp_path / "torch.py").write_text(f"{STAND_IN}{libraries}{mismatch}\ncudnn.version = refuse")
     assert ask_torch(stand_in, ()).cudnn_error == "cuDNN version incompatibility: 9.2 and 8.9"
+
+
+CUBLAS = """
+int cublasGetProperty(int kind, int *value) {
+  *value = kind == 0 ? 13 : kind == 1 ? 1 : 77;
+  return 0;
+}
+"""
+
+
+def test_cublas_tells_its_version_where_torch_has_loaded_it(
+    stand_in: dict[str, str], tmp_path: Path
+) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "cublas.c").write_text(CUBLAS)
+    library = tmp_path / "libcublas.so.13"
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(tmp_path / "cublas.c")]
+    subprocess.run(command, check=True)
+    loads = f"import ctypes; kept = ctypes.CDLL({str(library)!r})"
+    (tmp_path / "torch.py").write_text(f"{STAND_IN}\n{loads}\n")
+    assert ask_torch(stand_in, ()).libraries == {"cublas": "13.1.77"}
 
 
 @pytest.mark.parametrize(

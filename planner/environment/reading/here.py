@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -54,7 +55,10 @@ def read_machine(
 ) -> Machine:
     """Asks everything. `ask_driver` asks the driver's library, where nvidia-smi is missing. Takes
     the seconds that importing torch takes in another process."""
-    smi = ask_tool(("nvidia-smi", "-q", "-x"))
+    with ThreadPoolExecutor(2) as pool:  # each waits for a process that imports torch
+        torch = pool.submit(ask_torch, environ)
+        errors = pool.submit(import_errors, TRIED_IMPORTS, environ)
+        smi = ask_tool(("nvidia-smi", "-q", "-x"))
     works = smi.status == 0 and "<gpu" in smi.text
     gpus, gpus_from = (tuple(detect_gpus()), "nvidia-smi") if works else ((), "")
     told = ask_driver() if smi.is_missing else DriverAnswer()
@@ -62,7 +66,7 @@ def read_machine(
         gpus, gpus_from = told.gpus, "NVML"
     return Machine(
         host=read_host(root),
-        torch=ask_torch(environ),
+        torch=torch.result(),
         system=read_system(environ),
         smi=smi,
         topology=ask_tool(("nvidia-smi", "topo", "-m")) if works else Answer(),
@@ -71,7 +75,7 @@ def read_machine(
         figures=told.figures,
         versions=installed_versions(),
         requirements=torch_requirements(),
-        import_errors=import_errors(TRIED_IMPORTS, environ),
+        import_errors=errors.result(),
         variables={name: environ[name] for name in VARIABLES if name in environ},
         affinity=affinity_text(),
         numa_nodes=read_numa_nodes(root),
