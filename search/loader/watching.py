@@ -23,6 +23,7 @@ from planner.loading.pictures import BadItemError
 from planner.schema.loading import MAX_WORKERS, LoaderStatus
 from planner.tasks.contract import describe
 from search.loader.protocol import MAX_TEXT, FaultMessage
+from search.probe import failure
 from search.probe.protocol import encode
 
 # Items after a broken one that are tried in its place, one after another.
@@ -257,6 +258,8 @@ def why_not_collated(items: list[Any], names: list[str], error: BaseException) -
     """The item that is not as the others, else what all of them are; None for an error that is
     none of the items'."""
     if not isinstance(error, TypeError | ValueError | RuntimeError | AttributeError | KeyError):
+        return None
+    if failure.is_shared_memory_failure(str(error)) or failure.is_allocation_failure(str(error)):
         return None
     kinds = [describe_item(item) for item in items]
     usual = max(kinds, key=kinds.count)

@@ -82,6 +82,11 @@ class Doubles(Good):
         return torch.zeros(3, SIDE, SIDE, dtype=torch.float64), 0
 
 
+class Large(Good):
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(3, 256, 256), 0
+
+
 class Leaking(Good):
     kept: list[bytes]
 

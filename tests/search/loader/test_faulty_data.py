@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -100,6 +102,35 @@ def test_a_bus_error_is_shared_memory(probe: Probe) -> None:
     assert "/dev/shm" in record.message
     assert "--shm-size" in record.message
     assert "bus error" in record.message
+
+
+SMALL_SHARED_MEMORY = """
+import ctypes, subprocess, sys
+CLONE_NEWNS = 0x00020000  # linux/sched.h
+mounts = "mount --make-rprivate / && mount -t tmpfs -o size=64k tmpfs /dev/shm"
+if ctypes.CDLL(None).unshare(CLONE_NEWNS) or subprocess.run(mounts, shell=True).returncode:
+    sys.exit(77)
+from planner.loading.sources import find_source
+from planner.schema.loading import LoaderSetting
+from search.loader.probing import probe_loader
+record = probe_loader(
+    find_source("tests.search.loader.faulty_data:Large"),
+    LoaderSetting(pipeline="own", workers=2, batch_size=4),
+    deadline_seconds=300.0, device="cpu",
+)
+print(record.status, record.message)
+"""
+
+
+def test_shared_memory_that_is_full_is_named() -> None:
+    """With a /dev/shm of 64 KiB, as of a container that was given too little."""
+    ended = subprocess.run(
+        [sys.executable, "-c", SMALL_SHARED_MEMORY], capture_output=True, text=True, check=False
+    )
+    if ended.returncode == 77:
+        pytest.skip("only root may mount a file system of its own")
+    assert ended.stdout.startswith("out_of_memory /dev/shm (64"), ended.stderr
+    assert "No space left on device" in ended.stdout or "bus error" in ended.stdout
 
 
 def test_a_memory_error_is_out_of_memory(probe: Probe) -> None:
