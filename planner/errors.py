@@ -68,6 +68,11 @@ def printable(text: str) -> str:
     return "".join(kept)
 
 
+def as_text(name: str) -> str:
+    """A file's name as text that can be written: file systems hold bytes, and some are no UTF-8."""
+    return printable(name.encode(errors="replace").decode())
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The names in `known` that look most like `name`, best first (none when nothing is close)."""
     if len(name) > MAX_SHOWN:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.errors import as_text
 from planner.schema.loading import ItemFault
 
 # torchvision/datasets/folder.py: IMG_EXTENSIONS.
@@ -75,7 +76,7 @@ class _Scan:
     examples: dict[str, str] = field(default_factory=dict)
 
     def fault(self, item: str, message: str) -> None:
-        self.faults.append(ItemFault(item=item, message=message))
+        self.faults.append(ItemFault(item=as_text(item), message=message))
 
     def no_picture(self, name: str) -> None:
         suffix = os.path.splitext(name)[1].lower() or "no suffix"  # noqa: PTH122
@@ -84,7 +85,11 @@ class _Scan:
 
     def all(self) -> tuple[ItemFault, ...]:
         found = [
-            ItemFault(item=self.examples[suffix], message=f"no picture ({suffix})", count=count)
+            ItemFault(
+                item=as_text(self.examples[suffix]),
+                message=f"no picture ({as_text(suffix)})",
+                count=count,
+            )
             for suffix, count in self.others.most_common()
         ]
         return tuple((self.faults + found)[:_MOST_FAULTS])

@@ -15,6 +15,7 @@ from planner.loading.folder import Pictures, find_pictures, split_folder
 from planner.loading.pictures import BadItemError
 from planner.loading.sources import expand_shards, table_files
 from planner.schema.loading import DataSource
+from planner.units import MIB, format_bytes
 
 # The column of a table, or the field of a shard's sample, that holds what is looked for.
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp")
@@ -22,6 +23,8 @@ _LABEL_NAMES = ("label", "labels", "fine_label", "cls", "class", "target")
 # Samples of shards from which the next is drawn, as WebDataset's own examples do (webdataset,
 # docs: `.shuffle(1000)`).
 SHUFFLED_SAMPLES = 1000
+# Larger than any picture of fewer pixels than PIL opens (179 million, of 3 bytes each).
+MAX_FILE_BYTES = 512 * MIB
 
 
 class Items(Protocol):
@@ -52,6 +55,9 @@ class FolderItems:
         path = self.pictures.root / self.pictures.name(index)
         try:
             with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > MAX_FILE_BYTES:
+                    raise BadItemError(f"a file of {format_bytes(size)} is no picture")
                 return file.read(), self.pictures.label(index)
         except OSError as error:
             raise BadItemError(error.strerror or type(error).__name__) from None

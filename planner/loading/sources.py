@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from planner.errors import UsageError, nearest
+from planner.errors import UsageError, as_text, nearest, shorten
 from planner.loading.folder import MARKER, find_pictures, split_folder
 from planner.schema.any_model import is_factory
 from planner.schema.loading import DataSource
@@ -31,6 +31,8 @@ WAY_OUT = (
 def find_source(text: str) -> DataSource:
     """The data that `text` names. Raises UsageError, in one line, where there are none."""
     path = Path(text).expanduser()
+    if as_text(text) != text or "\0" in text:
+        raise UsageError(f"{shorten(text)} is no name that a record can hold.", "Rename it.")
     if path.is_dir():
         return _folder_kind(path.resolve())(path.resolve())
     if path.is_file():

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from planner.errors import printable
+from planner.errors import as_text
 from planner.loading.datasets import PictureStream
 from planner.loading.pictures import BadItemError
 from planner.schema.loading import MAX_WORKERS, LoaderStatus
@@ -108,7 +108,7 @@ class Watch:
         """What the main process is to say of this loader; the first to speak is heard."""
         if self.heard() is not None:
             return
-        text = json.dumps([status, printable(message)[: _WORDS_BYTES // 8]]).encode()
+        text = json.dumps([status, as_text(message)[: _WORDS_BYTES // 8]]).encode()
         start = (MAX_WORKERS + 1) * _SLOT.size
         self._slots[start : start + len(text)] = text
 
@@ -136,8 +136,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def _short(text: str) -> str:
-    """At most MAX_TEXT characters that can be sent: names of files need not be text."""
-    return printable(text.encode(errors="replace").decode())[:MAX_TEXT]
+    return as_text(text)[:MAX_TEXT]
 
 
 def watched(dataset: Dataset[Any], watch: Watch) -> Dataset[Any]:

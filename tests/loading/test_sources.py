@@ -177,5 +177,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     root = folder_of(tmp_path / "data", 2)
     (root / "cat" / os.fsdecode(b"b\xffd.jpg")).write_bytes(encoded())
     pictures = find_pictures(root)
+    (root / os.fsdecode(b"empty-\xfe")).mkdir()
+    assert find_source(str(root)).model_dump_json()
     assert len(pictures) == 3
     assert all((root / pictures.name(i)).is_file() for i in range(3))

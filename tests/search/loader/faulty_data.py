@@ -40,7 +40,7 @@ class Sleeping(Good):
 
 class Hanging(Good):
     def __getitem__(self, index: int) -> Any:
-        if index == 17:
+        if index == 17 and get_worker_info() is not None:
             time.sleep(10_000)
         return item()
 

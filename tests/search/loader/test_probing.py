@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,7 @@ from planner.loading.sources import find_source
 from planner.schema.loading import LoaderRecord, LoaderSetting
 from search.loader.probing import LoaderEvent, probe_loader, stays_cached
 from search.loader.stages import find_bound
-from search.loader.usage import cpu_seconds, private_bytes, steady_growth
+from search.loader.usage import cpu_seconds, private_bytes, read_disk, steady_growth
 from search.probe.parent.fork_server import ForkServer
 from tests.loading.made import BROKEN, UNUSUAL, encoded, folder_of, listing
 from tests.search.loader.conftest import AMPLE_SECONDS, QUICK, Probe
@@ -46,6 +47,7 @@ def test_a_folder_is_measured(probe: Probe, folder: Path, pipeline: str, workers
     assert listing(folder) == before, "nothing is written into the data"
 
 
+@pytest.mark.workers
 def test_an_image_processor_of_transformers(probe: Probe, folder: Path) -> None:
     pytest.importorskip("transformers")
     record = probe(find_source(str(folder)), pipeline="transformers", workers=0)
@@ -57,6 +59,30 @@ def test_torchvisions_decoder_runs_or_says_why_not(probe: Probe, folder: Path) -
     assert record.status in ("measured", "unsupported")
     if record.status == "unsupported":
         assert "'torchvision-jpeg' does not work here" in record.message
+
+
+def _forget(paths: list[Path]) -> int:
+    """Drop files from the page cache, as far as their file system has one; bytes that reading the
+    first of them then takes from the disk."""
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = read_disk(os.getpid()).disk_bytes
+    paths[0].read_bytes()
+    return read_disk(os.getpid()).disk_bytes - before
+
+
+def test_a_cold_page_cache_is_told(probe: Probe, tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "data", 300)
+    if not _forget(list(root.rglob("*.jpg"))):
+        pytest.skip("this file system holds nothing on a disk, or nobody may ask")
+    source = find_source(str(root))
+    cold = probe(source, warm=False, min_steps=8, max_measure_seconds=60.0)
+    assert cold.cold_share
+    assert any("the page cache was cold" in flag for flag in cold.flags)
+    warm = probe(source, min_steps=8, max_measure_seconds=60.0)
+    assert not warm.cold_share, "small data are read ahead by default"
 
 
 def test_a_record_survives_its_line(probe: Probe, folder: Path) -> None:
@@ -181,6 +207,7 @@ def test_progress_is_told_and_what_it_raises_ends_the_probe(server: ForkServer) 
     assert phases[-2:] == ["warm-up", "measure"]
 
 
+@pytest.mark.workers
 def test_without_a_server_it_starts_by_itself() -> None:
     record = probe_loader(
         find_source("tests.search.loader.faulty_data:Good"),
@@ -240,7 +267,6 @@ def test_growth_is_steady_or_none() -> None:
 
 
 def test_readings_of_this_process() -> None:
-    import os
     import time
 
     assert cpu_seconds(os.getpid()) == pytest.approx(time.process_time(), abs=0.5)
