@@ -158,6 +158,15 @@ def path_reader(name: str) -> Callable[[str | PathLike[str] | None], Path | None
     return read
 
 
+def read_data(value: str | PathLike[str] | None) -> str | None:
+    """What names data, None where nothing was given. Raises UsageError."""
+    if value is None:
+        return None
+    if not isinstance(value, str | PathLike) or str(value) == "":
+        raise UsageError(f"data is a path or MODULE:FACTORY, and {shorten(value)} is not.")
+    return str(value)
+
+
 def read_budget(text: str) -> float | None:
     """A duration that was typed, or none. Raises UsageError."""
     return None if text.strip().lower() == "none" else parse_seconds(text)
@@ -195,6 +204,7 @@ class SearchKeywords(TypedDict, total=False):
     baseline: bool
     accept_different: bool
     seed: int
+    data: str | PathLike[str] | None
     with_data: Path | str | None
 
 
@@ -250,6 +260,10 @@ class SearchOptions:
         metavar="DIR",
         read=path_reader("output"),
     )
+    data: str | None = option(
+        None, "Find the loader of these data too: a folder of pictures, or MODULE:FACTORY.",
+        metavar="DIR|MODULE:FACTORY", read=read_data,
+    )  # fmt: skip
     with_data: Path | None = option(
         None, "Take the loader that 'planner data' found: its folder, or data.json.",
         metavar="RUN", read=path_reader("with_data"),
@@ -305,9 +319,12 @@ class SearchOptions:
             yield "images_per_epoch says how long an epoch is, and no epochs are asked for"
         if self.global_batch is not None and self.base.accumulate != 1:
             yield "accumulate follows from global_batch and the micro-batch: omit one of them"
+        if self.data is not None and self.with_data is not None:
+            yield "data measures a loader and with_data takes one that was measured: omit one"
         if self.replay is None:
             return
         on_a_device = {
+            "data": self.data,
             "device": self.device != "auto",
             "allocator": self.allocator,
             "batch_size": self.batch_size,

@@ -86,9 +86,10 @@ def tune(
     `steps` (of `base`'s global batch) or `epochs` rank by total time with compilation.
     `output` (default tune-LIBRARY-NAME) receives recommendation.json, probes.jsonl and, unless
     `storage` names another place, study.db; the same call goes on from there. `replay` is a file
-    of records to search in place of a device (`model` may then be None). `with_data` is
-    what `planner data` found: its loader feeds what is recommended (`Recommendation.feeding`).
-    `estimator` gives the prior (None: none), `prober` runs a probe in place of a worker process.
+    of records to search in place of a device (`model` may then be None). `data` (a folder of
+    pictures, MODULE:FACTORY) are fed to what it recommends, by the best loader it finds for them,
+    and `with_data` by the one that `planner data` found: `Recommendation.feeding`. `estimator`
+    gives the prior (None: none), `prober` runs a probe in place of a worker process.
     Ctrl-C ends with the best so far, also a second one. Raises UsageError, UnsupportedError,
     StudyError, RecordsNotWrittenError and ResultNotWrittenError, which has the recommendation
     (PlannerErrors all).
@@ -172,7 +173,7 @@ def _probed(
             feeding = FeedingPhase(
                 model, asked, where, identity.device, output, seconds_left,
                 say=say, on_event=_hear(on_progress), cap_bytes=memory.cap_bytes,
-                fork_server=own.fork_server if own else None,
+                fork_server=own.fork_server if own else None, options=options,
             )  # fmt: skip
             found_all = contenders(session.in_space(), memory.budget_bytes)
             recommendation = feeding.feed(recommendation, found_all)

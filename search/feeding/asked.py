@@ -9,6 +9,7 @@ from typing import Any
 from planner.environment.host import Host, read_host
 from planner.errors import UsageError
 from planner.files import MAX_RESULT_BYTES, parse_json, read_text
+from planner.loading.sources import find_source
 from planner.schema import Model, parse
 from planner.schema.loading import LOADER_FORMAT, DataRecommendation, DataSource
 from search.feeding.matching import check_match, check_size
@@ -39,7 +40,11 @@ def find_asked(options: SearchOptions, model: Model) -> AskedData | None:
         assert known.setting is not None, "read_data_result has seen it"
         check_size(model, known.setting)
         return AskedData(known.data, known)
-    return None
+    if options.data is None:
+        return None
+    source = find_source(options.data)
+    check_match(model, source)
+    return AskedData(source)
 
 
 def read_data_result(path: Path) -> DataRecommendation:

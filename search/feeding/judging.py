@@ -8,7 +8,7 @@ from typing import Literal
 
 from planner.report.settings import describe_changes
 from planner.schema import MeasurementRecord
-from planner.schema.loading import FedRecord, Feeding, LoaderRecord
+from planner.schema.loading import DataRecommendation, FedRecord, Feeding, LoaderRecord
 from planner.throughput.feeding import (
     Loading,
     Need,
@@ -25,16 +25,9 @@ from search.result.contenders import Contender, pareto_front
 _ALIKE = 0.05
 # What a fed run may differ from the law before that is worth a word.
 _OFF = 0.15
-# Ways to load faster, by what bounds the loader.
-_WAYS = {
-    "decode": "decode fewer pixels: keep the pictures at 256 px, or cache them decoded",
-    "transform": "do fewer transforms, or do them on the device",
-    "disk": "read less or nearer: shards, a local disk, or memory that holds the files",
-    "collate": "return tensors of one shape, so that a batch is one copy",
-    "copy": "pin memory, or copy smaller (bytes, and no floats)",
-    "main process": "take larger batches, or hand over less for each item",
-}
-_ANY_WAY = "keep the pictures at 256 px, or cache them decoded"
+# What another loader must promise over the recommended one: the law is not surer than this.
+_NO_BETTER = 0.02
+_MOST_WAYS = 2  # to load faster, that are said: data.json has them all
 
 
 @dataclass(frozen=True)
@@ -76,6 +69,21 @@ def images_of(fed: FedRecord) -> int:
 def predicted_rate(step: MeasurementRecord, loader: LoaderRecord, machine: Machine) -> float:
     """What the law says of the two as they were measured apart, in images/s."""
     return fed_rate(loader_rate(loader), step_rate(step, machine), machine.processors)
+
+
+def loader_for(
+    step: MeasurementRecord, data: DataRecommendation, machine: Machine
+) -> DataRecommendation:
+    """`data` with the loader that feeds this step fastest by the law, of all that were measured:
+    one without workers may be the fastest by itself, and the step then waits for all that it
+    loads. Of those that are alike the one that `data` recommends."""
+    assert data.evidence is not None, "only measured loaders are compared"
+    measured = [r for r in (data.evidence, *data.runners_up) if r.images_per_second]
+    rates = [predicted_rate(step, record, machine) for record in measured]
+    best = measured[rates.index(max(rates))]
+    if rates[0] >= max(rates) * (1 - _NO_BETTER):
+        return data
+    return data.model_copy(update={"setting": best.setting, "evidence": best})
 
 
 @dataclass(frozen=True)
@@ -121,19 +129,22 @@ def _unfed(loader: Loading, step: Stepping, machine: Machine) -> float:
 
 
 def make_feeding(
-    step: MeasurementRecord, loader: LoaderRecord, fed: FedRecord | None,
+    step: MeasurementRecord, data: DataRecommendation, fed: FedRecord | None,
     found: Sequence[Contender], machine: Machine,
 ) -> Feeding:  # fmt: skip
     """What a recommendation says of its data; `found` are all settings that ran, fastest first."""
+    loader = data.evidence
+    assert loader is not None, "only a measured loader is judged"
     judged = judge(step, loader, fed, machine)
     notes = (
         *_bound_notes(judged, loader, machine),
+        *(data.ways_out[:_MOST_WAYS] if judged.bound == "loader" else ()),
         *_shared_notes(judged, fed, machine),
         *_worth_notes(judged, step, found),
         *_law_notes(fed),
     )
     return Feeding(
-        loader=fed.loader if fed is not None else loader.setting,
+        loader=loader.setting.model_copy(update={"batch_size": step.setting.batch_size}),
         evidence=loader,
         bound=judged.bound,
         waiting_share=round(judged.waiting, 4),
@@ -158,26 +169,26 @@ def _bound_notes(judged: Judgement, loader: LoaderRecord, machine: Machine) -> l
         f"The loader bounds: the {who} waits {judged.waiting:.0%} of the time, as the loader by "
         f"itself brings {brings} images/s and the step {steps}."
     )
-    return [f"{said} {_need_text(judged, loader, machine)}"]
+    return [f"{said} {_need_text(judged, loader, machine)}".rstrip()]
 
 
 def _need_text(judged: Judgement, loader: LoaderRecord, machine: Machine) -> str:
-    """`11 workers would be needed, and 8 processors are there: …`."""
+    """`11 workers would be needed, and 8 processors are there`; "" where nothing can be said."""
     need = judged.need
-    way = _WAYS.get(loader.bound or "", _ANY_WAY)
     if need.limit == "processors":
         there = f"{machine.processors:g} {_plural('processor', machine.processors)} are there"
         if machine.steps_on_cpu:
             return (
                 f"No number of workers would change it: loading and stepping at that rate take "
-                f"{need.processors:.3g} processors, and {there}. {_sentence(way)}."
+                f"{need.processors:.3g} processors, and {there}."
             )
-        return f"{_sentence(_workers(need.workers))} would be needed, and {there}: {way}."
+        workers = _workers(need.workers)
+        return f"{workers} would be needed, and {there} ({need.processors:.3g} would do)."
     if need.limit is not None:
-        return f"What bounds it is the {need.limit}, which more workers do not help: {way}."
+        return f"What bounds it is the {need.limit}, which more workers do not help."
     if need.workers <= max(loader.setting.workers, 1):
-        return f"{_sentence(way)}."
-    return f"{_sentence(_workers(need.workers))} would feed it, each as fast as one is now."
+        return ""
+    return f"{_workers(need.workers)} would feed it, if each stays as fast as one is now."
 
 
 def _shared_notes(judged: Judgement, fed: FedRecord | None, machine: Machine) -> list[str]:
@@ -240,7 +251,3 @@ def _workers(count: int) -> str:
 
 def _plural(word: str, count: float) -> str:
     return word if count == 1 else f"{word}s"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -11,6 +11,7 @@ from pathlib import Path
 from planner.environment.host import read_host
 from planner.errors import PlannerError
 from planner.loading.sources import find_source
+from planner.report.data import describe_data_progress
 from planner.schema import DeviceInfo, MeasurementRecord, Model, TrainSetting
 from planner.schema.loading import (
     DataRecommendation,
@@ -21,17 +22,21 @@ from planner.schema.loading import (
 )
 from planner.schema.result import Recommendation
 from search.feeding.asked import AskedData, recorded_processors
-from search.feeding.judging import Machine, make_feeding, predicted_rate
+from search.feeding.judging import Machine, loader_for, make_feeding, predicted_rate
 from search.feeding.matching import class_notes
 from search.feeding.proving import FED_FILE, find_kept, keep, prove
 from search.interrupts import ending, hold, let_go
 from search.limits import START_SECONDS, TIMING_SECONDS
+from search.loader.finding import find_loader
 from search.options import SearchOptions
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent
 from search.probe.protocol import FedRequest
+from search.progress import Progress
 from search.result.contenders import Contender
+from search.study.records import read_records
 
+DATA_FOLDER, LOADER_FILE = "data", "loader.jsonl"
 # Of --budget: what the loader's search and the run that proves both may take; the step's search has
 # the rest. What one part leaves goes to the next.
 LOADER_SHARE = 0.25
@@ -42,6 +47,8 @@ _PROOF_PROBES = 2.0
 
 def step_share(options: SearchOptions) -> float:
     """Of the budget, what the step's search may take."""
+    if options.data is not None:
+        return 1.0 - LOADER_SHARE - PROOF_SHARE
     return 1.0 - PROOF_SHARE if options.with_data is not None else 1.0
 
 
@@ -49,14 +56,11 @@ NOT_RUN = (
     "Step and loader were not run together: a replay runs nothing, and this is the law's word."
 )
 
-FindLoader = Callable[[DataSource, TrainSetting, float | None], DataRecommendation]
-"""(data, the step's setting, seconds left) -> the loader for its batch."""
-
 
 @dataclass
 class FeedingPhase:
     """Feeds a recommendation on `where`. `seconds_left` of the whole budget is asked when a part
-    begins; `find_loader` is the loader's search, `find_setting` the settings that ran."""
+    begins."""
 
     model: Model
     asked: AskedData
@@ -64,11 +68,11 @@ class FeedingPhase:
     device: DeviceInfo
     output: Path
     seconds_left: Callable[[], float | None]
-    find_loader: FindLoader | None = None
     say: Callable[[str], None] = lambda text: None
     on_event: Callable[[ProbeEvent], None] | None = None
     fork_server: ForkServer | None = None
     cap_bytes: int | None = None
+    options: SearchOptions = field(default_factory=SearchOptions)
     notes: list[str] = field(default_factory=list)
 
     def feed(self, step: Recommendation, found: Sequence[Contender]) -> Recommendation:
@@ -85,6 +89,9 @@ class FeedingPhase:
             loader = self._loader(step.setting)
             if loader.evidence is None or loader.evidence.images_per_second is None:
                 return _noted(step, *self.notes, _nothing_loads(loader))
+            loader = self._beside(step.evidence, loader)
+            if not let_go():
+                raise KeyboardInterrupt
             proof = self._proof(step.evidence, loader)
             hold()
         except KeyboardInterrupt:
@@ -94,18 +101,45 @@ class FeedingPhase:
         hold()
         if loader is None or loader.evidence is None or not loader.evidence.images_per_second:
             return _noted(step, *self.notes)
-        machine = Machine(self.asked.processors, self.where == "cpu")
-        return with_feeding(step, loader.evidence, proof, found, machine, self.notes)
+        return with_feeding(step, loader, proof, found, self._machine, self.notes)
 
     def _loader(self, setting: TrainSetting) -> DataRecommendation:
         known = self.asked.known
         if known is not None:
             self.notes += known_notes(known, setting)
             return known
-        assert self.find_loader is not None, "data that are not known are looked for"
+        folder = self.output / DATA_FOLDER
+        spent = sum(
+            r.probe_seconds for r in read_records(folder / LOADER_FILE, LoaderRecord).records
+        )
         left = self.seconds_left()
-        kept = None if left is None else left * LOADER_SHARE / (LOADER_SHARE + PROOF_SHARE)
-        return self.find_loader(self.asked.source, setting, kept)
+        share = LOADER_SHARE / (LOADER_SHARE + PROOF_SHARE)
+        size = getattr(self.model, "image_size", None)
+        return find_loader(
+            self.asked.source, on_progress=self._hear, batch_size=setting.batch_size,
+            image_size=size, device=self.where, output=folder, seed=self.options.seed,
+            budget_seconds=None if left is None else max(0.0, left - spent) * share + spent,
+            accept_different=self.options.accept_different,
+        )  # fmt: skip
+
+    def _beside(self, step: MeasurementRecord, loader: DataRecommendation) -> DataRecommendation:
+        """The best of the measured loaders beside this step."""
+        found = loader_for(step, loader, self._machine)
+        if found.setting != loader.setting and loader.setting and found.setting:
+            self.notes.append(
+                f"By itself {loader.setting.title} is the faster loader; beside this step "
+                f"{found.setting.title} feeds more, by the law."
+            )
+        return found
+
+    @property
+    def _machine(self) -> Machine:
+        return Machine(self.asked.processors, self.where == "cpu")
+
+    def _hear(self, progress: Progress[LoaderSetting, LoaderRecord]) -> None:
+        """Tells of the loader's probes as a line each, beside those of the step's."""
+        if progress.kind in ("note", "end") and (line := describe_data_progress(progress)):
+            self.say(line)
 
     def _proof(self, step: MeasurementRecord, loader: DataRecommendation) -> FedRecord | None:
         """The fed run, an earlier one of the same, or None where there is no time for it."""
@@ -126,9 +160,7 @@ class FeedingPhase:
         self.say("Training with the real loader, to prove both.")
         proof = prove(
             request,
-            predicted=predicted_rate(
-                step, loader.evidence, Machine(self.asked.processors, self.where == "cpu")
-            ),
+            predicted=predicted_rate(step, loader.evidence, self._machine),
             deadline_seconds=hung if left is None else min(hung, left),
             device=self.device,
             on_event=self.on_event,
@@ -160,15 +192,14 @@ def for_batch(loader: DataRecommendation, setting: TrainSetting) -> LoaderSettin
 
 
 def with_feeding(
-    step: Recommendation, loader: LoaderRecord, proof: FedRecord | None,
+    step: Recommendation, loader: DataRecommendation, proof: FedRecord | None,
     found: Sequence[Contender], machine: Machine, notes: Sequence[str],
 ) -> Recommendation:  # fmt: skip
     """`step` with what was found of its data."""
     assert step.evidence is not None, "only what was measured is fed"
-    setting = step.evidence.setting
-    batch = loader.setting.model_copy(update={"batch_size": setting.batch_size})
     feeding = make_feeding(step.evidence, loader, proof, found, machine)
-    feeding = feeding.model_copy(update={"loader": batch, "notes": (*feeding.notes, *notes)})
+    said = (*feeding.notes, *loader.warnings, *notes)
+    feeding = feeding.model_copy(update={"notes": said})
     return step.model_copy(update={"feeding": feeding})
 
 
@@ -180,8 +211,9 @@ def judge_by_law(
     if step.evidence is None or known is None or known.evidence is None:
         return step
     machine = Machine(asked.processors, step.device.kind == "cpu")
+    known = loader_for(step.evidence, known, machine)
     notes = [*class_notes(step.model, asked.source), NOT_RUN]
-    return with_feeding(step, known.evidence, None, found, machine, notes)
+    return with_feeding(step, known, None, found, machine, notes)
 
 
 def known_notes(known: DataRecommendation, setting: TrainSetting) -> list[str]:

@@ -135,6 +135,8 @@ def test_a_step_on_the_same_processors_is_never_fed_for_nothing() -> None:
 # -- shown with data that sleep --------------------------------------------------------------------
 
 BATCH = 4
+ITEM_SECONDS = 0.01
+TRIES = 6
 WITHIN = 0.25  # of the law, on a machine where others run too: min() and its rivals are 2 x apart
 
 
@@ -208,10 +210,15 @@ CASES = [(s, w, a) for s in (0.4, 1.0, 2.5) for w in (0, 1, 2, 4) for a in (1, 2
 )
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_fed_step_goes_by_the_law(share: float, workers: int, accumulate: int) -> None:
-    """`share` is what the loader brings of what the step takes."""
-    item_seconds = 0.01
-    image_seconds = share * item_seconds / max(workers, 1)
-    loader = Loading(fed(item_seconds, 0.0, workers, accumulate), workers)
-    step = Stepping(rate(image_seconds, accumulate, lambda: None, workers))
-    together = fed(item_seconds, image_seconds, workers, accumulate)
-    assert together == pytest.approx(fed_rate(loader, step, 1), rel=WITHIN)
+    """`share` is what the loader brings of what the step takes. What else runs on the machine only
+    makes a rate smaller, so that of each the largest of some tries counts."""
+    image_seconds = share * ITEM_SECONDS / max(workers, 1)
+    loader = step = together = law = 0.0
+    for _ in range(TRIES):
+        loader = max(loader, fed(ITEM_SECONDS, 0.0, workers, accumulate))
+        step = max(step, rate(image_seconds, accumulate, lambda: None, workers))
+        together = max(together, fed(ITEM_SECONDS, image_seconds, workers, accumulate))
+        law = fed_rate(Loading(loader, workers), Stepping(step), 1)
+        if together == pytest.approx(law, rel=WITHIN):
+            return
+    pytest.fail(f"{together:.4g} images/s, and the law of {loader:.4g} and {step:.4g} is {law:.4g}")

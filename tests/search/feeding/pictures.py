@@ -13,6 +13,8 @@ from torch.utils.data import Dataset
 
 SIDE = 16  # of tests.search.factories.Tiny's images
 CLASSES = 10
+# Of processor time, that an image of `Burning` takes to load, and one of `Working` to step.
+LOAD_SECONDS, STEP_SECONDS = 0.010, 0.020
 
 
 def make_folder(root: Path, classes: int = 2, each: int = 8, side: int = 24) -> Path:
@@ -26,11 +28,18 @@ def make_folder(root: Path, classes: int = 2, each: int = 8, side: int = 24) -> 
     return root
 
 
-class Own(Dataset[Any]):
-    """Images for `Tiny`, each of which takes `seconds`; index `bad` does what `act` says."""
+def burn(seconds: float) -> None:
+    """Takes so much processor time, however long that lasts."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
 
-    def __init__(self, seconds: float = 0.0, bad: int = -1, act: str = "") -> None:
-        self.seconds, self.bad, self.act = seconds, bad, act
+
+class Own(Dataset[Any]):
+    """Images for `Tiny`, each of which takes `seconds` and does what `act` says."""
+
+    def __init__(self, seconds: float = 0.0, act: str = "") -> None:
+        self.seconds, self.act = seconds, act
 
     def __len__(self) -> int:
         return 64
@@ -39,11 +48,23 @@ class Own(Dataset[Any]):
         time.sleep(self.seconds)
         if self.act == "hang":
             time.sleep(10_000)
-        if self.act == "raise" and index == self.bad:
+        if self.act == "raise":
             raise ValueError("the label is missing")
         side = SIDE + 1 if self.act == "shape" else SIDE
         label = CLASSES if self.act == "label" else index % CLASSES
         return torch.zeros(3, side, side), label
+
+
+class Burning(Own):
+    """Images that take processor time to load."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        burn(LOAD_SECONDS)
+        return super().__getitem__(index)
+
+
+def burning() -> Burning:
+    return Burning()
 
 
 def own() -> Own:
@@ -55,7 +76,7 @@ def slow() -> Own:
 
 
 def raising() -> Own:
-    return Own(bad=5, act="raise")
+    return Own(act="raise")
 
 
 def hanging() -> Own:
@@ -101,6 +122,18 @@ class Sleeping(nn.Module):
         time.sleep(self.image_seconds * len(images))
         logits: torch.Tensor = self.head(images.mean((2, 3)))
         return logits
+
+
+class Working(Sleeping):
+    """Images to logits, in processor time that is known."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        burn(STEP_SECONDS * len(images))
+        return super().forward(images)
+
+
+def working() -> nn.Module:
+    return Working(0.0)
 
 
 def quick() -> nn.Module:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from planner.environment.host import read_host
 from planner.loading.sources import find_source
 from planner.schema import FactoryModel, TrainSetting
 from planner.schema.loading import DataSource, FedRecord, LoaderSetting
@@ -14,7 +15,7 @@ from planner.throughput.feeding import Loading, Stepping, fed_rate
 from search.feeding.proving import find_kept, keep, prove
 from search.probe.parent.fork_server import ForkServer
 from search.probe.protocol import FedRequest
-from tests.search.feeding.pictures import CLASSES, SIDE, make_folder
+from tests.search.feeding.pictures import CLASSES, LOAD_SECONDS, SIDE, STEP_SECONDS, make_folder
 from tests.search.probes import AMPLE_SECONDS
 
 HERE = "tests.search.feeding.pictures"
@@ -62,6 +63,7 @@ def test_a_folder_of_pictures_is_trained_on(tmp_path: Path, fork_server: ForkSer
     assert not any("left" in flag for flag in found.flags), "its workers have ended by themselves"
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize(
     ("model", "workers", "accumulate", "waits"),
     [("quick", 2, 2, True), ("steady", 2, 1, False), ("quick", 0, 1, True)],
@@ -81,11 +83,27 @@ def test_a_training_is_fed_by_the_law(
     assert waiting > 0.4 if waits else waiting < 0.3
 
 
+def test_on_shared_processors_an_image_takes_what_loading_and_stepping_take(
+    fork_server: ForkServer,
+) -> None:
+    """The law of shared processors rests on it: 10 ms to load and 20 ms to step are 30 ms of
+    processor time for an image, whoever else runs. Where one step by itself would keep one of two
+    processors busy, and two workers both, no more than 2 / 0.03 images/s are trained."""
+    found = run(request_of("burning", 2, "working", fed_seconds=1.0), fork_server)
+    assert found.status == "measured", found.message
+    assert found.step_cpu_seconds == pytest.approx(STEP_SECONDS, rel=0.25)
+    assert found.fed_cpu_seconds == pytest.approx(LOAD_SECONDS + STEP_SECONDS, rel=0.25)
+    processors = read_host().cpus
+    loading = Loading(2 / LOAD_SECONDS, 2, LOAD_SECONDS)
+    law = fed_rate(loading, Stepping(1 / STEP_SECONDS, STEP_SECONDS), processors)
+    assert (found.images_per_second or 0.0) < 1.1 * law
+
+
 @pytest.mark.parametrize(
     ("data", "workers", "item", "said"),
     [
-        ("raising", 0, "index 5", "ValueError: the label is missing"),
-        ("raising", 2, "index 5", "ValueError: the label is missing"),
+        ("raising", 0, "index ", "ValueError: the label is missing"),
+        ("raising", 2, "index ", "ValueError: the label is missing"),
         ("misshapen", 0, "the data", "images are [3, 17, 17], and the model takes [3, 16, 16]"),
         ("mislabelled", 0, "the data", "a label is 10, and the model has 10 classes"),
         ("vectors", 0, "the data", "a batch is a tensor [4, 4], and the model takes images and"),
@@ -94,17 +112,17 @@ def test_a_training_is_fed_by_the_law(
 def test_bad_data_are_named(
     data: str, workers: int, item: str, said: str, fork_server: ForkServer
 ) -> None:
-    found = run(request_of(data, workers, fed_seconds=5.0), fork_server)
+    found = run(request_of(data, workers), fork_server)
     assert found.status == "faulty", found.message
     assert found.fault is not None
-    assert found.fault.item == item
+    assert found.fault.item.startswith(item)
     assert said in found.fault.message
 
 
 def test_a_broken_picture_is_named(tmp_path: Path, fork_server: ForkServer) -> None:
     folder = make_folder(tmp_path, classes=1, each=4)
     (folder / "train" / "class0" / "2.jpg").write_bytes(b"")
-    found = run(request_of(find_source(str(folder)), workers=1, fed_seconds=5.0), fork_server)
+    found = run(request_of(find_source(str(folder)), workers=1), fork_server)
     assert found.status == "faulty", found.message
     assert found.fault is not None
     assert "class0/2.jpg" in found.fault.item

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.report.feeding import feeding_text
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.schema.loading import (
+    DataRecommendation,
     DataSource,
     FedRecord,
     Feeding,
@@ -14,7 +15,7 @@ from planner.schema.loading import (
     LoaderSetting,
 )
 from planner.units import GIB
-from search.feeding.judging import Machine, judge, make_feeding, predicted_rate
+from search.feeding.judging import Machine, judge, loader_for, make_feeding, predicted_rate
 from search.result.contenders import Contender
 from tests.search.tables import GPU, MODEL
 
@@ -68,7 +69,11 @@ def feeding(
     *others: MeasurementRecord, machine: Machine = CARD,
 ) -> Feeding:  # fmt: skip
     found = sorted(map(contender, (step, *others)), key=lambda c: -c.rate)
-    return make_feeding(step, loader, fed, found, machine)
+    data = DataRecommendation(
+        data=DATA, date="", setting=loader.setting, evidence=loader,
+        ways_out=("Resize the pictures once to 256 px.",),
+    )  # fmt: skip
+    return make_feeding(step, data, fed, found, machine)
 
 
 def test_a_loader_that_bounds_says_what_it_costs_and_what_would_help() -> None:
@@ -100,6 +105,19 @@ def test_a_faster_step_gains_nothing_where_the_loader_bounds() -> None:
     said = " ".join(found.notes)
     assert "A faster step would gain nothing" in said
     assert "batch 32 (600 images/s by itself) trains as fast and takes 7.00 GiB less" in said
+
+
+def test_the_loader_is_chosen_for_the_step_and_not_by_itself() -> None:
+    """Without workers 500 images/s by itself, 250 beside a step of 500; with two, 480 of both."""
+    step = step_of(500.0)
+    alone, two = loader_of(500.0, workers=0, cpu_seconds=0.002), loader_of(480.0, workers=2)
+    data = DataRecommendation(
+        data=DATA, date="", setting=alone.setting, evidence=alone, runners_up=(two,)
+    )
+    assert loader_for(step, data, CARD).setting == two.setting
+    # Where the loader is far faster than the step, what is recommended stays.
+    many = data.model_copy(update={"setting": two.setting, "evidence": two, "runners_up": (alone,)})
+    assert loader_for(step_of(50.0), many, CARD) is many
 
 
 def test_what_is_the_disks_is_not_the_workers() -> None:

@@ -1,0 +1,89 @@
+"""`planner tune --data` through the real command: step, loader and both together, on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.schema.loading import FedRecord
+from planner.schema.result import Recommendation
+from tests.cli.test_tune import TINY, planner
+from tests.search.feeding.pictures import make_folder
+
+FEW = ["--trials", "2", "--no-baseline", "--precision", "fp32", "--checkpointing", "none"]
+
+
+@pytest.mark.workers
+def test_it_finds_the_step_then_the_loader_and_proves_both(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "pictures", classes=4, each=16, side=64)
+    before = sorted(folder.rglob("*"))
+    run = tmp_path / "run"
+    arguments = ["tune", *TINY, *FEW, "--data", str(folder), "--output", str(run)]
+    done = planner(*arguments, "--budget", "4m", timeout=900)
+    assert done.returncode == 0, done.stderr
+    found = Recommendation.model_validate_json((run / "recommendation.json").read_text())
+    assert found.setting is not None
+    feeding = found.feeding
+    assert feeding is not None, found.notes
+    assert feeding.evidence.data.num_items == 64
+    assert feeding.loader.batch_size == found.setting.batch_size
+    assert feeding.loader.image_size == (32, 32)
+    assert feeding.together is not None, feeding.notes
+    assert feeding.together.status == "measured", feeding.together.message
+    assert feeding.together.setting == found.setting
+    assert f"Fed from {folder} (64 items in 4 classes)" in done.stdout
+    assert "The data have 4 classes and the model 10" in done.stdout
+    assert sorted(folder.rglob("*")) == before, "nothing is written into the data"
+    # The same command goes on in both parts: nothing is left to run.
+    again = planner(*arguments, "--budget", "4m", "--json", timeout=900)
+    assert again.returncode == 0, again.stderr
+    assert Recommendation.model_validate(json.loads(again.stdout)).feeding is not None
+    lines = (run / "fed.jsonl").read_text().splitlines()
+    assert [FedRecord.model_validate_json(line).status for line in lines][:1] == ["measured"]
+    # What `planner data` left is taken as it is, and the run that proved it too.
+    third = planner(*arguments[: arguments.index("--data")], "--with-data", str(run / "data"),
+                    "--output", str(run), "--json", timeout=900)  # fmt: skip
+    assert third.returncode == 0, third.stderr
+    kept = Recommendation.model_validate(json.loads(third.stdout)).feeding
+    assert kept is not None
+    assert kept.loader == feeding.loader
+
+
+@pytest.mark.workers
+def test_data_of_which_nothing_loads_leave_the_step(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "pictures", classes=1, each=8)
+    for picture in folder.rglob("*.jpg"):
+        picture.write_bytes(b"no picture")
+    run = tmp_path / "run"
+    done = planner("tune", *TINY, *FEW, "--data", str(folder), "--output", str(run),
+                   "--budget", "4m", timeout=900)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = Recommendation.model_validate_json((run / "recommendation.json").read_text())
+    assert found.setting is not None
+    assert found.feeding is None
+    said = [note for note in found.notes if "data could not be measured" in note]
+    assert len(said) == 1, found.notes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--data", "nowhere"], 2, "there is"),
+        (["--data", "PICTURES", "--num-classes", "1"], 2, "has 2 classes"),
+        (["--data", "PICTURES", "--with-data", "run"], 2, "omit one"),
+        (["--with-data", "nowhere"], 2, "cannot be read"),
+        (["--with-data", "PICTURES"], 2, "data.json cannot be read"),
+    ],
+)  # fmt: skip
+def test_data_that_are_none_are_one_error(
+    tmp_path: Path, arguments: list[str], status: int, said: str
+) -> None:
+    folder = str(make_folder(tmp_path / "pictures"))
+    given = [folder if a == "PICTURES" else a for a in arguments]
+    done = planner("tune", *TINY, *given, "--output", str(tmp_path / "run"))
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists(), "refused before anything"
