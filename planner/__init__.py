@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planner.advice.advising import Advice, advise
     from planner.errors import PlannerError, UnsupportedError, UsageError
     from planner.estimation import Estimate, estimate
+    from planner.explaining.explanation import Explanation, explain
     from planner.hardware import Gpu, all_gpus, find_gpu
     from planner.largest import largest_batch
     from planner.libraries.resolve import resolve_model
@@ -34,6 +35,8 @@ _HOMES = {
     "PlannerError": "planner.errors", "UnsupportedError": "planner.errors",
     "UsageError": "planner.errors",
     "Estimate": "planner.estimation", "estimate": "planner.estimation",
+    "Explanation": "planner.explaining.explanation",
+    "explain": "planner.explaining.explanation",
     "largest_batch": "planner.largest",
     "Gpu": "planner.hardware", "all_gpus": "planner.hardware", "find_gpu": "planner.hardware",
     "resolve_model": "planner.libraries.resolve",
@@ -44,10 +47,10 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "Advice", "Estimate", "Gpu", "MeasurementRecord", "PlannerError", "Recommendation",
-    "SwinConfig", "TrainSetting", "UnsupportedError", "UsageError", "Watch", "__version__",
-    "advise", "all_gpus", "emit", "emit_setting", "estimate", "find_gpu", "largest_batch",
-    "resolve_model", "watch",
+    "Advice", "Estimate", "Explanation", "Gpu", "MeasurementRecord", "PlannerError",
+    "Recommendation", "SwinConfig", "TrainSetting", "UnsupportedError", "UsageError", "Watch",
+    "__version__", "advise", "all_gpus", "emit", "emit_setting", "estimate", "explain",
+    "find_gpu", "largest_batch", "resolve_model", "watch",
 ]  # fmt: skip
 
 

@@ -30,6 +30,7 @@ COMMANDS = {
     "data": ("planner.cli.data:command", "How fast this machine feeds a training."),
     "emit": ("planner.cli.emit:command", "Write a result as a trainer's configuration."),
     "validate": ("planner.cli.validate:command", "Predicted against measured, on this device."),
+    "explain": ("planner.cli.explain:command", "Why a training ended: its log, or a snapshot."),
     "doctor": ("planner.cli.doctor:command", "Is this environment set up to be fast?"),
     "bench": ("planner.cli.bench:command", "Time window attention on this device."),
     "cache": ("planner.cli.cache:command", "List or remove kept traces."),

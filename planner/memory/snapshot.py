@@ -106,7 +106,6 @@ class _PlainUnpickler(pickle.Unpickler):
 
 _ACTIONS = frozenset({
     "alloc", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
-    "oom",
 })  # fmt: skip
 
 

@@ -1,0 +1,53 @@
+"""`planner explain`: why a training ended, from its log or a snapshot of its memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from planner.cli.arguments import given_fields, model_and_settings, with_model_options
+from planner.cli.output import print_json, say
+from planner.errors import UsageError
+
+
+@click.command()
+@click.argument("source", metavar="SNAPSHOT|LOG")
+@click.argument("model", required=False)
+@click.option("--plan", metavar="RUN", help="What 'planner tune' wrote: the setting that trained.")
+@click.option("--gpu", metavar="NAME", help="The card, of 'planner gpus'.")
+@click.option("--allocator", metavar="OPTIONS", help="As PYTORCH_ALLOC_CONF, in its place.")
+@with_model_options
+@click.option("--json", "as_json", is_flag=True, help="One object.")
+def command(source: str, model: str | None, **given: Any) -> int:
+    """Explain a training that failed or limps: its log (of any size, also of many ranks), the
+    watch.jsonl of planner.watch, or a snapshot of torch's allocator.
+
+    With --plan RUN, or MODEL and its setting, what was seen is held against what was predicted, and
+    the levers that free enough are named with their predicted rates. Exit status 1 where nothing
+    is recognised.
+    """
+    from planner.cli.arguments import GRID_FIELDS
+    from planner.explaining.explanation import explain
+
+    fields = {"source": source, **({"model": model} if model is not None else {}), **given}
+    setting = None
+    chosen: Any = model
+    if model is not None:
+        chosen, settings = model_and_settings(model, fields)
+        if len(settings) > 1:
+            raise UsageError("a training has one setting.", "Give one value to each option.")
+        setting = settings[0]
+    elif any(given_fields(fields, GRID_FIELDS)):
+        raise UsageError("a setting needs a model.", "Name MODEL behind the log.")
+    found = explain(
+        source, chosen, setting, plan=given["plan"], gpu=given["gpu"],
+        allocator=given["allocator"],
+    )  # fmt: skip
+    if given["as_json"]:
+        print_json(found.to_json())
+    else:
+        from planner.report.explanation import explanation_text
+
+        say(explanation_text(found))
+    return 0 if found.findings or found.kind != "log" else 1

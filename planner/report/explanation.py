@@ -1,0 +1,142 @@
+"""An explanation as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tabulate import tabulate
+
+from planner.explaining.explanation import Explanation
+from planner.explaining.finding import Finding
+from planner.explaining.relief import Relief
+from planner.explaining.snapshot_reading import SnapshotReading
+from planner.report.settings import value_text
+from planner.units import format_bytes, format_seconds
+
+# What a snapshot calls a kind of block -> the rows of an estimate's breakdown that it stands for.
+_PREDICTED = {
+    "parameters and buffers": ("parameters", "buffers"),
+    "optimizer state": ("optimizer_state",),
+    "forward: activations": ("activations",),
+}
+_SEEN = {
+    "total_bytes": "the device has", "free_bytes": "free on the device",
+    "process_bytes": "this process", "other_bytes": "other processes",
+    "allocated_bytes": "allocated to tensors", "unused_bytes": "reserved, in no use",
+    "private_pool_bytes": "in pools of CUDA graphs", "requested_bytes": "asked for",
+    "missing_bytes": "missing at least",
+}  # fmt: skip
+
+
+def explanation_text(found: Explanation) -> str:
+    return "\n\n".join(part for part in _parts(found) if part)
+
+
+def _parts(found: Explanation) -> Iterator[str]:
+    if not found.findings and found.kind == "log":
+        yield (
+            f"Nothing in {found.source} is recognised: no out-of-memory error, no failure of the "
+            "loader, NCCL, CUDA or the loss."
+        )
+    if found.run:
+        yield _run(found)
+    yield from (_finding(finding, found.kind == "snapshot") for finding in found.findings)
+    rows = [[words, format_bytes(found.seen[key])] for key, words in _SEEN.items()
+            if found.seen.get(key) is not None]  # fmt: skip
+    if rows:
+        yield tabulate(rows, tablefmt="plain", colalign=("left", "right"))
+    if found.snapshot is not None:
+        yield _alive(found.snapshot, found)
+    yield "\n".join(found.differs)
+    if found.relief is not None:
+        yield _relief(found.relief)
+    yield "\n".join(found.notes)
+
+
+def _run(found: Explanation) -> str:
+    start, end = found.run.get("start", {}), found.run.get("end", {})
+    last = end.get("steady") or found.run.get("interval", {})
+    lines = [f"{start.get('device', {}).get('name', 'a device')}, begun {start.get('date', '?')}:"]
+    status = end.get("status", "no last line")
+    steps = end.get("step", found.run.get("interval", {}).get("step", 0))
+    seconds = end.get("seconds") or found.run.get("interval", {}).get("seconds") or 0.0
+    lines.append(f"- {steps} steps in {format_seconds(seconds)}; {status}")
+    plan = start.get("plan") or {}
+    for key, unit in (("images_per_second", "images/s"), ("wait_share", "of the time waiting")):
+        if isinstance(last.get(key), float | int):
+            text = f"{last[key]:.4g} {unit}" if key != "wait_share" else f"{last[key]:.0%} {unit}"
+            said = plan.get(key)
+            lines.append(f"- {text}" + (f" (plan: {said:.4g})" if said else ""))
+    for key in ("peak_allocated_bytes", "peak_reserved_bytes"):
+        if isinstance(end.get(key), int):
+            said = plan.get(key)
+            words = key.removesuffix("_bytes").replace("_", " ")
+            lines.append(
+                f"- {words} {format_bytes(end[key])}"
+                + (f" (plan: {format_bytes(said)})" if said else "")
+            )
+    if not found.findings:
+        lines.append("- nothing was out of the ordinary")
+    return "\n".join(lines)
+
+
+def _finding(finding: Finding, is_plain: bool) -> str:
+    title = finding.kind[0].upper() + finding.kind[1:]
+    times = f" ({finding.count} times)" if finding.count > 1 else ""
+    ranks = f", rank {', '.join(map(str, finding.ranks))}" if finding.ranks else ""
+    lines = [f"{title}{times}{ranks}: {finding.means}"]
+    if not is_plain:
+        lines += [f"  line {number}: {text}" for number, text in finding.evidence]
+    lines += [f"- {text}" for text in finding.todo]
+    return "\n".join(lines)
+
+
+def _alive(reading: SnapshotReading, found: Explanation) -> str:
+    breakdown = found.expected.breakdown if found.expected else {}
+    rows = []
+    for category, num_bytes in reading.categories.items():
+        keys = _PREDICTED.get(category, ())
+        said = sum(breakdown.get(key, 0) for key in keys) if breakdown and keys else None
+        rows.append([category, format_bytes(num_bytes), format_bytes(said) if said else None])
+    headers = ["alive", "seen", *(["predicted at the peak"] if breakdown else [])]
+    table = tabulate(
+        [row[: len(headers)] for row in rows], headers=headers, missingval="",
+        colalign=["left"] + ["right"] * (len(headers) - 1),
+    )  # fmt: skip
+    places = tabulate(
+        [[format_bytes(g.num_bytes), g.count, g.category, g.where] for g in reading.groups],
+        headers=["bytes", "blocks", "what", "where"], colalign=("right", "right", "left", "left"),
+    )  # fmt: skip
+    free = (
+        f"{format_bytes(reading.free_bytes)} of {format_bytes(reading.reserved_bytes)} reserved "
+        f"are free, in {reading.num_free_blocks} blocks of {reading.num_segments} segments; the "
+        f"largest has {format_bytes(reading.largest_free_bytes)}."
+    )
+    return "\n\n".join(
+        [free, *([table] if rows else []), *([places] if reading.has_stacks else [])]
+    )
+
+
+def _relief(relief: Relief) -> str:
+    need = f"{format_bytes(relief.needed_bytes)} must become free, by the prediction"
+    if not relief.levers:
+        return f"{need}: {relief.why_none}."
+    rows = [
+        [
+            ", ".join(f"{key} {value_text(value)}" for key, value in lever.changes.items()),
+            format_bytes(lever.freed_bytes),
+            f"{lever.images_per_second:.3g}",
+            ", ".join(lever.effects) or "nothing",
+        ]
+        for lever in relief.levers
+    ]
+    now = relief.images_per_second
+    table = tabulate(
+        rows, headers=["lever", "frees", "images/s", "changes"],
+        colalign=("left", "right", "right", "left"),
+    )  # fmt: skip
+    as_it_is = f" (as it is: {now:.3g})" if now else ""
+    return (
+        f"{need}. These free it; rates are predicted for {relief.rated}{as_it_is}:\n{table}\n"
+        f"The first: {relief.levers[0].command}"
+    )

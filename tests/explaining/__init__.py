@@ -1,0 +1,1 @@
+"""Why a training ended: logs and snapshots."""

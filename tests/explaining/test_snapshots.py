@@ -1,0 +1,166 @@
+"""Snapshots of the allocator: histories that the slow allocator made, with stacks put on them."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import PlannerError
+from planner.explaining.explanation import explain
+from planner.explaining.relief import find_relief, predict
+from planner.explaining.snapshot_reading import NO_STACK, place_of, read_snapshot
+from planner.hardware.catalogue import find_gpu
+from planner.memory.snapshot import replay_snapshot
+from planner.report.explanation import explanation_text
+from planner.schema import TrainSetting
+from tests.memory.histories import recorded_history
+from tests.trainers.cases import recommendation, tiny
+
+MIB, GIB = 1024**2, 1024**3
+SITE = "/env/lib/python3.11/site-packages"
+
+
+def frame(filename: str, name: str, line: int = 1) -> dict[str, Any]:
+    return {"filename": filename, "name": name, "line": line}
+
+
+MODULE = frame(f"{SITE}/torch/nn/modules/module.py", "_call_impl")
+LOOP = frame("/home/me/train.py", "main", 40)
+STACKS = {
+    "forward: activations": [
+        frame(f"{SITE}/torch/nn/functional.py", "linear"),
+        frame(f"{SITE}/timm/models/swin_transformer.py", "forward", 205), MODULE, LOOP,
+    ],
+    "optimizer state": [frame(f"{SITE}/torch/optim/adamw.py", "_init_group"), LOOP],
+    "parameters and buffers": [
+        frame(f"{SITE}/torch/nn/modules/module.py", "convert"),
+        frame(f"{SITE}/torch/nn/modules/module.py", "_apply"), LOOP,
+    ],
+    "backward: gradients and temporaries": [
+        frame(f"{SITE}/torch/autograd/graph.py", "_engine_run_backward"),
+        frame(f"{SITE}/torch/_tensor.py", "backward"), LOOP,
+    ],
+    "other": [LOOP],
+    NO_STACK: [],
+}  # fmt: skip
+
+
+def failed_snapshot(requested: int = 256 * MIB, device_free: int = 64 * MIB) -> dict[str, Any]:
+    """Six live blocks of 30 MiB, one of each kind, one free one of 50 MiB, and a request that
+    failed."""
+    snapshot = recorded_history([*[30 * MIB] * 6, 50 * MIB, ~6])
+    blocks = [
+        block
+        for segment in snapshot["segments"]
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    ]
+    for block, stack in zip(blocks, STACKS.values(), strict=True):
+        block["frames"] = stack
+    snapshot["device_traces"][0].append({
+        "action": "oom", "device_free": device_free, "size": requested, "stream": 0, "frames": [],
+    })  # fmt: skip
+    return snapshot
+
+
+@pytest.mark.parametrize("category", STACKS)
+def test_a_stack_says_what_a_block_is(category: str) -> None:
+    assert place_of(STACKS[category])[0] == category
+
+
+def test_a_place_is_the_innermost_line_that_is_not_torchs() -> None:
+    where = place_of(STACKS["forward: activations"])[1]
+    assert where == "models/swin_transformer.py:205 forward"
+
+
+def test_what_is_alive_and_what_is_free_add_up() -> None:
+    found = read_snapshot(failed_snapshot())
+    assert found.allocated_bytes + found.free_bytes == found.reserved_bytes
+    assert sum(found.categories.values()) == found.allocated_bytes
+    assert set(found.categories) == set(STACKS)
+    assert found.largest_free_bytes <= found.free_bytes
+    assert (found.requested_bytes, found.device_free_bytes) == (256 * MIB, 64 * MIB)
+    assert found.missing_bytes == 192 * MIB
+
+
+def test_a_snapshot_of_an_older_torch_keeps_stacks_in_a_history() -> None:
+    snapshot = failed_snapshot()
+    for segment in snapshot["segments"]:
+        for block in segment["blocks"]:
+            if "frames" in block:
+                block["history"] = [{"frames": block.pop("frames")}]
+    assert set(read_snapshot(snapshot).categories) == set(STACKS)
+
+
+def test_the_fullest_device_is_read_where_nothing_failed() -> None:
+    snapshot = recorded_history([30 * MIB])
+    other = recorded_history([30 * MIB, 30 * MIB])["segments"]
+    snapshot["segments"] += [{**segment, "device": 1} for segment in other]
+    snapshot["device_traces"].append([])
+    found = read_snapshot(snapshot)
+    assert found.device == 1
+    assert found.requested_bytes is None
+
+
+def test_a_snapshot_that_lacks_fields_is_refused() -> None:
+    with pytest.raises(PlannerError, match="not as torch writes it"):
+        read_snapshot({"segments": [{"device": 0}], "device_traces": []})
+
+
+def test_a_history_that_ends_in_a_failure_can_be_replayed() -> None:
+    """torch writes `device_free` in the place of an address there."""
+    assert replay_snapshot(failed_snapshot()).difference == ""
+
+
+def test_a_failure_is_explained_with_what_was_alive(tmp_path: Path) -> None:
+    path = tmp_path / "oom.pickle"
+    path.write_bytes(pickle.dumps(failed_snapshot()))
+    found = explain(path)
+    assert found.kind == "snapshot"
+    text = explanation_text(found)
+    assert "A request of 256.00 MiB failed" in text
+    assert "the driver had 64.00 MiB" in text
+    assert "swin_transformer.py:205 forward" in text
+    assert "expandable_segments" in text
+    assert found.to_json()["snapshot"]["missing_bytes"] == 192 * MIB
+
+
+def test_levers_free_what_was_missing_and_the_text_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "oom.pickle"
+    path.write_bytes(pickle.dumps(failed_snapshot(8 * MIB, 2 * MIB)))
+    found = explain(path, tiny(), {"batch_size": 256}, gpu="rtx 3090")
+    assert found.expected is not None
+    assert found.relief is not None
+    assert found.relief.needed_bytes >= 6 * MIB
+    assert found.relief.levers
+    assert all(lever.freed_bytes >= found.relief.needed_bytes for lever in found.relief.levers)
+    assert all(lever.images_per_second > 0 for lever in found.relief.levers)
+    text = explanation_text(found)
+    assert "predicted at the peak" in text
+    assert "must become free, by the prediction. These free it" in text
+    assert found.differs
+
+
+def test_a_plan_is_the_setting_that_trained(tmp_path: Path) -> None:
+    path = tmp_path / "oom.pickle"
+    path.write_bytes(pickle.dumps(failed_snapshot(8 * MIB, 2 * MIB)))
+    plan = recommendation(tiny(), TrainSetting(batch_size=256))
+    (tmp_path / "recommendation.json").write_text(plan.model_dump_json())
+    found = explain(path, plan=tmp_path)
+    assert found.expected is not None
+    assert found.expected.setting.batch_size == 256
+    assert found.relief is not None
+    assert found.relief.rated == "rtx-3090"
+    with pytest.raises(PlannerError, match="says the model"):
+        explain(path, tiny(), plan=tmp_path)
+
+
+def test_nothing_frees_more_than_the_step_needs() -> None:
+    setting = TrainSetting(batch_size=2)
+    predicted = predict(tiny(), setting, None, None)
+    relief = find_relief(predicted, 100 * GIB, None, find_gpu("rtx 3090"), None)
+    assert relief.levers == ()
+    assert relief.why_none

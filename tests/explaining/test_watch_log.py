@@ -1,0 +1,62 @@
+"""`watch.jsonl`, explained: a real one, and one that was cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+import planner
+from planner.explaining.explanation import explain
+from planner.explaining.watch_log import TODO
+from planner.report.explanation import explanation_text
+from planner.watching import judging, watch
+from tests.trainers.cases import tiny
+
+
+def watched(folder: Path) -> None:
+    with planner.watch(folder=folder, interval_seconds=0) as hook:
+        for number in range(8):
+            hook.step(4, loss=torch.tensor(float("nan") if number > 5 else 1.0))
+
+
+def test_a_real_log_is_told(tmp_path: Path) -> None:
+    watched(tmp_path)
+    for source in (tmp_path, tmp_path / "watch.jsonl"):
+        found = explain(source)
+        assert found.kind == "watch"
+        assert [finding.kind for finding in found.findings] == ["non-finite loss"]
+        text = explanation_text(found)
+        assert "8 steps" in text
+        assert "finished" in text
+        assert json.dumps(found.to_json())
+
+
+def test_only_the_last_run_counts_and_torn_lines_are_passed_over(tmp_path: Path) -> None:
+    watched(tmp_path)
+    path = tmp_path / "watch.jsonl"
+    start = path.read_text().splitlines()[0]
+    path.write_text(path.read_text() + start + '\n{"kind":"int\n')
+    found = explain(path)
+    assert found.findings == []
+    assert "no last line" in explanation_text(found)
+
+
+def test_an_out_of_memory_event_is_held_against_a_plan(tmp_path: Path) -> None:
+    watched(tmp_path)
+    event = {
+        "kind": "event", "event": "out of memory", "message": "no", "requested_bytes": 9 << 20,
+        "free_bytes": 7 << 20, "total_bytes": 24 << 30, "allocated_bytes": 20 << 30,
+    }  # fmt: skip
+    path = tmp_path / "watch.jsonl"
+    path.write_text(path.read_text() + json.dumps(event) + "\n")
+    found = explain(path, tiny(), batch_size=64, gpu="rtx 3090")
+    assert found.seen["missing_bytes"] == 2 << 20
+    assert found.relief is not None
+    assert found.relief.needed_bytes >= 2 << 20
+
+
+def test_every_event_has_something_to_do() -> None:
+    source = Path(judging.__file__).read_text() + Path(watch.__file__).read_text()
+    assert all(f'"{name}"' in source or "non-finite" in name or "planned" in name for name in TODO)
