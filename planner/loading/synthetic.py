@@ -37,8 +37,8 @@ SIZES = (
 # Chosen so that the mean of the files is about the published 115 kB (tested).
 _QUALITIES = (86, 94)
 _AMPLITUDES, _COLOUR_AMPLITUDE = (40.0, 70.0), 10.0
-_SIDE = 1280
-_NUM_CANVASES = 12
+_SIDE = 1088
+_NUM_CANVASES = 8
 _TELL_EVERY = 100
 
 
@@ -108,7 +108,7 @@ def _write_all(folder: Path, count: int, seed: int) -> Iterator[int]:
     """Write the pictures, on all cores; yields how many there are now and then."""
     image = _pillow()
     random = np.random.default_rng(seed)
-    canvases = [image.fromarray(_canvas(random)) for _ in range(_NUM_CANVASES)]
+    canvases = [image.fromarray(_canvas(random)) for _ in range(min(_NUM_CANVASES, count))]
     classes = min(NUM_CLASSES, count)
     for number in range(classes):
         (folder / _class_name(number)).mkdir(exist_ok=True)
@@ -151,7 +151,8 @@ def _noise(random: np.random.Generator) -> NDArray[np.float64]:
     frequency = np.hypot(np.fft.fftfreq(_SIDE)[:, None], np.fft.rfftfreq(_SIDE)[None])
     frequency[0, 0] = np.inf
     shape = frequency.shape
-    spectrum = random.standard_normal(shape) + 1j * random.standard_normal(shape)
+    real, imaginary = (random.standard_normal(shape, dtype=np.float32) for _ in range(2))
+    spectrum = real + 1j * imaginary
     noise: NDArray[np.float64] = np.fft.irfft2(spectrum / frequency, (_SIDE, _SIDE))
     noise /= noise.std()
     return noise

@@ -19,6 +19,7 @@ LOOK_SECONDS = 0.1
 MEMORY_SECONDS = 0.5
 # linux/posix-timers.h: a process's CPU clock has the number (~pid << 3) | CPUCLOCK_SCHED.
 _CPUCLOCK_SCHED = 2
+_JOIN_SECONDS = 2.0
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's block
 # A worker whose memory rises by more than this share and these bytes in the second half of the
 # probe, and in each third of all readings, leaks. Judgements: Python's reference counts touch pages
@@ -173,9 +174,12 @@ class UsageWatch:
         self._thread.start()
 
     def stop(self) -> Peaks:
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(MEMORY_SECONDS)
+        """The peaks, a last look included: a short probe may have had none."""
+        if self._thread.is_alive() and not self._stop.is_set():
+            self._stop.set()
+            self._thread.join(_JOIN_SECONDS)
+            self._memory_at = 0.0
+            self._look()
         return self.peaks
 
     def _run(self) -> None:

@@ -27,8 +27,8 @@ def test_the_sizes_have_the_published_means() -> None:
 
 
 def test_pictures_are_whole_and_about_as_large_as_imagenets(tmp_path: Path) -> None:
-    source = make_synthetic(tmp_path / "made", 120)
-    assert (source.num_items, source.num_classes, source.synthetic) == (120, 10, True)
+    source = make_synthetic(tmp_path / "made", 80)
+    assert (source.num_items, source.num_classes, source.synthetic) == (80, 10, True)
     files = list((tmp_path / "made").rglob("*.jpg"))
     for file in files[:10]:
         Image.open(file).load()
@@ -37,19 +37,19 @@ def test_pictures_are_whole_and_about_as_large_as_imagenets(tmp_path: Path) -> N
 
 def test_the_same_seed_makes_the_same_pictures(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        make_synthetic(tmp_path / name, 3, seed)
+        make_synthetic(tmp_path / name, 1, seed)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert contents(tmp_path / "a") != contents(tmp_path / "c")
 
 
 def test_a_whole_folder_is_left_as_it_is_and_another_order_replaces_it(tmp_path: Path) -> None:
     root = tmp_path / "made"
-    make_synthetic(root, 4)
+    make_synthetic(root, 2)
     before = listing(root)
-    make_synthetic(root, 4)
+    make_synthetic(root, 2)
     assert listing(root) == before
     (root / "class-00" / "mine.txt").write_text("kept")
-    assert make_synthetic(root, 2).num_items == 2
+    assert make_synthetic(root, 1).num_items == 1
     assert (root / "class-00" / "mine.txt").is_file()
 
 
@@ -68,7 +68,7 @@ from planner.errors import PlannerError
 from planner.loading.synthetic import make_synthetic
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:
-    make_synthetic(Path(sys.argv[1]), 50)
+    make_synthetic(Path(sys.argv[1]), 3)
 except PlannerError as error:
     print(error.message)
 """
