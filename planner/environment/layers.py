@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from planner.environment.facts import Card, Facts, cpus_of
-from planner.environment.findings.finding import Layer
+from planner.environment.findings.finding import LAYERS, Layer
 from planner.units import format_bytes
 
 # What a difference matters for.
@@ -146,8 +146,7 @@ def compare(machines: Mapping[str, Facts]) -> list[Difference]:
         values = tuple(_value(table.get((layer, name))) for table in tables)
         if len(set(values)) > 1:
             found.append(Difference(layer, name, values, matters_for))
-    order = {layer: number for number, (layer, _) in enumerate(known)}
-    return sorted(found, key=lambda difference: order[difference.layer])
+    return sorted(found, key=lambda difference: LAYERS.index(difference.layer))
 
 
 def _value(line: Line | None) -> str:

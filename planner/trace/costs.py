@@ -10,47 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from planner.ledger import Computed, OperationKind
+from planner.kinds import NO_KERNEL, kind_of
+from planner.ledger import Computed
 from planner.trace.trees import tensors_in
 
 aten = torch.ops.aten
 
-_MATMULS = {
-    "mm",
-    "bmm",
-    "addmm",
-    "baddbmm",
-    "addbmm",
-    "mv",
-    "addmv",
-    "dot",
-    "vdot",
-    "_addmm_activation",
-    "_scaled_mm",
-    "_grouped_mm",
-}
-_CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
-_REDUCTIONS = {
-    "sum", "mean", "amax", "amin", "argmax", "argmin", "max", "min", "prod", "any", "all", "var",
-    "var_mean", "std", "std_mean", "norm", "linalg_vector_norm", "logsumexp", "cumsum", "cumprod",
-    "topk", "sort", "native_layer_norm", "native_layer_norm_backward", "native_group_norm",
-    "native_group_norm_backward", "native_batch_norm", "native_batch_norm_backward",
-    "_native_batch_norm_legit", "_fused_rms_norm", "_fused_rms_norm_backward", "_softmax",
-    "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "nll_loss_forward",
-    "nll_loss_backward", "_foreach_norm", "avg_pool2d", "max_pool2d_with_indices",
-    "_adaptive_avg_pool2d", "_amp_foreach_non_finite_check_and_unscale_",
-}  # fmt: skip
-_COPIES = {
-    "_to_copy", "clone", "copy_", "constant_pad_nd", "roll", "flip", "cat", "stack", "index",
-    "index_put", "index_put_", "_index_put_impl_", "index_select", "gather", "scatter",
-    "scatter_add", "scatter_add_", "embedding", "embedding_dense_backward", "repeat",
-    "slice_scatter", "select_scatter", "slice_backward", "select_backward", "im2col", "col2im",
-}  # fmt: skip
 _WRITES_ONLY = {"copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_"}
-_NO_KERNEL = {
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "device", "detach",
-    "_local_scalar_dense", "lift_fresh", "set_", "resize_",
-}  # fmt: skip
 # Kernels of one call where that is not 1: index_put with accumulate sorts its indices first, the
 # gradients of LayerNorm's input and of its weight are apart, and so are those of a convolution's.
 _KERNELS = {
@@ -70,7 +36,7 @@ def cost_of(
 ) -> Computed | None:
     """The work of `func`, or None where it starts no kernel (views, empty tensors)."""
     name = func._overloadpacket.__name__
-    if name in _NO_KERNEL or func.is_view or name == "_unsafe_view":
+    if name in NO_KERNEL or func.is_view or name == "_unsafe_view":
         return None
     inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
     written = [t for t in outputs if not any(t is i for i in inputs)] or _mutated(func, args)
@@ -81,7 +47,7 @@ def cost_of(
         read = [args[1]]
     return Computed(
         name=f"aten.{name}",
-        kind=_kind(name),
+        kind=kind_of(name),
         dtype=_dtype(inputs[:1] if name == "_scaled_mm" else written, inputs),
         flops=_flops(func, args, kwargs, result, written),
         num_bytes=sum(_moved(t) for t in read) + sum(_moved(t) for t in written),
@@ -101,18 +67,6 @@ def _mutated(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
     return tensors_in(
         [a for s, a in described if s.alias_info is not None and s.alias_info.is_write]
     )
-
-
-def _kind(name: str) -> OperationKind:
-    if name in _MATMULS:
-        return "matmul"
-    if name in _CONVOLUTIONS:
-        return "conv"
-    if "attention" in name:
-        return "attention"
-    if name in _REDUCTIONS:
-        return "reduction"
-    return "copy" if name in _COPIES else "pointwise"
 
 
 def _dtype(written: Iterable[Tensor], inputs: Iterable[Tensor]) -> str:
@@ -135,7 +89,7 @@ def _flops(
     if packet in flop_registry:
         flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
         return _causal_part(func, args, kwargs, flops) if "attention" in name else flops
-    if _kind(name) == "copy":
+    if kind_of(name) == "copy":
         return 0
     return sum(t.numel() for t in written)
 

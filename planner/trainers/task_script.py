@@ -12,6 +12,7 @@ from planner.schema import NamedModel, TrainSetting
 from planner.schema.setting import EMA_DECAY
 from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, torchrun
+from planner.trainers.loader import training_load
 from planner.trainers.plan import Emitted, Plan, Refusal
 from planner.trainers.recipe import recipe_of
 from planner.trainers.source import (
@@ -19,6 +20,7 @@ from planner.trainers.source import (
     arguments,
     compiles_whole,
     literal,
+    mapping,
     offloaded,
     process_source,
 )
@@ -41,7 +43,11 @@ def write_task_script(plan: Plan, filename: str) -> Emitted:
             import_block((*_imports(plan), *optimizer_imports), ("argparse",)),
             "\n" + _constants(plan),
             process_source(setting),
-            "\n\n" + _BATCHES.substitute(unit=plan.unit or "items"),
+            "\n\n"
+            + _BATCHES.substitute(
+                unit=plan.unit or "items",
+                loader="your_loader" if plan.loader is None else "DataLoader(your_data, **LOADER)",
+            ),
             "\n\n" + optimizer,
             "\n\n" + _step(setting),
             "\n\n" + _main(plan),
@@ -115,7 +121,8 @@ def _constants(plan: Plan) -> str:
         lines.append(f"EMA_DECAY = {EMA_DECAY}")
     if setting.clip_grad:
         lines.append(f"CLIP_NORM = {recipe_of(setting).clip_norm}")
-    return "\n".join(lines) + "\n"
+    loader = mapping("LOADER", training_load(plan)) if plan.loader is not None else ""
+    return "\n".join(lines) + f"\n{loader}"
 
 
 def _call(name: str, fields: dict[str, object]) -> str:
@@ -128,7 +135,7 @@ _BATCHES = Template(
     """Put your own loader here: it yields BATCH_SIZE $unit at a time, as task.batch() makes them.
 
     while True:
-        for batch in your_loader:
+        for batch in $loader:
             yield prepare(batch, SETTING, device)
     """
     while True:

@@ -31,10 +31,21 @@ MAX_MESSAGE_BYTES = 1 << 20
 CUDA_SECONDS = {"warmup_seconds": 1.0, "min_measure_seconds": 2.0, "give_up_seconds": 0.5}
 # The least duration of timing where two settings are to be told apart.
 FINALIST_SECONDS = 5.0
+# What a profile leaves in its folder, and how it names the phases of a step in the trace.
+TRACE_FILE, SNAPSHOT_FILE = "trace.json.gz", "memory.pickle"
+PROFILE_MARK = "planner: "
 
 
 class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ProfileOrder(Message):
+    """What a probe is to do under torch's profiler after its timed steps: so many optimizer steps,
+    whose files go to `folder`."""
+
+    folder: str
+    steps: Annotated[int, Field(ge=1, le=100)] = 3
 
 
 class Timing(Message):
@@ -82,6 +93,7 @@ class ProbeRequest(Timing):
     warmup_steps: Annotated[int, Field(ge=1)] = 2
     warmup_seconds: Annotated[float, Field(ge=0)] = 0.0
     record_phases: bool = False
+    profile: ProfileOrder | None = None
     capability: tuple[int, int] | None = None
     seed: int = 0
 

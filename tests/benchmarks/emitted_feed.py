@@ -1,14 +1,15 @@
 """Whether the emitted script, fed, trains as fast as its loader and its step allow.
 
-    python -m tests.benchmarks.emitted_feed [--rounds 2] [--seconds 5]
+    python -m tests.benchmarks.emitted_feed [--rounds 2] [--seconds 4]
 
 Measures by turns, each in a process of its own: the script's loader with its batches thrown away,
-its step on a batch in memory (`--synthetic`), and the script fed. First on a folder of made JPEGs:
-on the CPU loader and step share the processors, so that the law for shared ones holds
-(`planner.throughput.feeding`). Then on a data set of one's own that sleeps and takes no processor:
-there min(loader, step) itself holds, with the loader slower than the step and with it faster.
+its step on a batch in memory (`--synthetic`), and the script fed. First on a folder of made JPEGs,
+with as many workers and threads of the step as there are processors, so that the law for shared
+ones holds (`planner.throughput.feeding`), and with one worker whose processor the step leaves to
+it. Then on a data set of one's own that sleeps and takes no processor: there min(loader, step)
+itself holds, with the loader slower than the step and with it faster.
 Prints the medians of the rates, in images/s, and the ratio of the fed one to the law; keeps them in
-results/. Run it on an idle machine of two cores or more: about three minutes.
+results/. Run it on an idle machine of two cores or more: three to four minutes.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Rate:
 
 
 def measure(folder: Path, arguments: list[str], seconds: float, threads: int) -> Rate:
-    """Of a process that prints its steps: from its fourth line on, for so many seconds."""
+    """Of a process that prints its steps: from its second line on, for so many seconds."""
     quiet = {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
     process = subprocess.Popen(
         [sys.executable, "-c", RUN, *arguments], cwd=folder, text=True, stdout=subprocess.PIPE,
@@ -103,7 +104,7 @@ def measure(folder: Path, arguments: list[str], seconds: float, threads: int) ->
         assert found, line
         now = (int(found[1]), time.perf_counter(), cpu_seconds(process.pid))
         if begun is None:
-            begun = now if number == 4 else None  # what was prefetched at the start is used up
+            begun = now if number == 2 else None  # what was prefetched at the start is used up
         elif now[1] - begun[1] >= seconds:
             break
     else:
@@ -192,7 +193,7 @@ def run(case: Case, rounds: int, seconds: float) -> dict[str, float | str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--only", default="", help="cases whose title has this")
     options = parser.parse_args()
     cores = max(2, int(read_host().cpus))
@@ -201,7 +202,8 @@ def main() -> None:
         make_synthetic(place / "pictures", NUM_PICTURES)
         step = measure_step(place, cores, options.seconds)
         cases = [
-            make_case(place / "jpeg", "JPEGs", place / "pictures", cores, cores),
+            make_case(place / "jpeg", "JPEGs, cores shared", place / "pictures", cores, cores),
+            make_case(place / "apart", "JPEGs, cores apart", place / "pictures", 1, cores - 1),
             # Four workers bring 4 / sleep images/s: half of what the step takes, and double.
             make_case(place / "slow", "sleeps, slower", None, 4, cores - 1, sleeps=8 / step),
             make_case(place / "fast", "sleeps, faster", None, 4, cores - 1, sleeps=2 / step),

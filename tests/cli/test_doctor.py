@@ -74,15 +74,18 @@ def test_what_differs_is_a_table_with_what_it_matters_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [
+        kept(tmp_path, "no-smi", "zero"),
         kept(tmp_path, "a100", "one"),
         kept(tmp_path, "a100", "two", torch={"cudnn": "91002"}),
         kept(tmp_path, "driver-too-old", "three"),
     ]
     assert main(["doctor", "--compare", *files]) == 1
     out = capsys.readouterr().out
-    assert [line.split()[:3] for line in out.splitlines()[:1]] == [["layer", "what", "one"]]
+    assert [line.split()[:3] for line in out.splitlines()[:1]] == [["layer", "what", "zero"]]
     row = next(line for line in out.splitlines() if " cuDNN " in line)
-    assert row.split() == ["libraries", "cuDNN", "9.20.0", "9.10.2", "9.20.0", "speed,", "memory"]
+    assert row.split() == [
+        "libraries", "cuDNN", "9.20.0", "9.20.0", "9.10.2", "9.20.0", "speed,", "memory",
+    ]  # fmt: skip
     assert "only three: fault: torch's CUDA 13.0 needs driver 580" in out
     assert "do not stand for another" in out
     layers = [line.split()[0] for line in out.splitlines()[2:] if line and line[0] != " "]

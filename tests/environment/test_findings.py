@@ -232,6 +232,7 @@ def test_nvidia_smi_that_fails(smi: Answer, name: str) -> None:
     found = findings(replace(machine, kernel_module="", versions={"triton": "3"}))
     assert found[name].level == "fault"
     assert found[name].next_step
+    assert smi.text.split()[0] in found[name].evidence
 
 
 def test_torch_without_cuda_where_no_gpu_is() -> None:
@@ -351,6 +352,24 @@ def test_many_cards_alike_are_told_once() -> None:
     text = checkup_text(check_machine(machine_from_json(raw)))
     assert text.count("numactl") == 1
     assert "The same of cuda:1 (NVIDIA H100 80GB HBM3)." in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("affinity", "name"),
+    [
+        ("48-95,144-191", "numa.far"),
+        ("24-71", "numa.unbound"),
+        ("0-191", "numa.unbound"),
+        ("0-47", None),
+        ("", None),
+    ],
+)
+def test_numa_nodes_against_the_affinity(affinity: str, name: str | None) -> None:
+    """GPU 0 is at the node of CPUs 0-47 and 96-143; the other is hidden."""
+    machine = replace(
+        recorded("numa-far"), affinity=affinity, variables={"CUDA_VISIBLE_DEVICES": "0"}
+    )
+    assert list(findings(machine)) == ([name] if name else [])
 
 
 def test_faults_come_first_and_say_everything() -> None:

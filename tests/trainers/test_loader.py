@@ -16,13 +16,14 @@ import pytest
 import yaml
 
 from planner.libraries.missing_operators import declare_missing_operators
-from planner.schema import SwinConfig, TrainSetting
+from planner.schema import FactoryModel, SwinConfig, TrainSetting
 from planner.schema.loading import LoaderSetting
 from planner.trainers.emission import TARGETS, Emitted, emit, emit_setting
 from planner.trainers.loader import EVERY_FIELD
 from planner.trainers.registry import TRAINERS
 from tests.trainers.cases import FakeEstimator, feeding, recommendation, tiny
 from tests.trainers.keys import TIMM_ARGUMENTS, microsoft_config
+from tests.trainers.test_pytorch import run_script
 
 declare_missing_operators()
 import torch  # noqa: E402
@@ -224,6 +225,35 @@ def test_a_data_set_of_ones_own_has_a_name() -> None:
     plain = recommendation(model_for("pytorch"), feeding=feeding(loader))
     broken = plain.model_copy(update={"feeding": None})
     assert "make_data" not in emit(broken, "pytorch", estimator=FakeEstimator()).text
+
+
+def test_the_script_trains_on_a_data_set_of_ones_own(tmp_path: Path) -> None:
+    """The factory's DataLoader gives its data set and its collation; the rest is the setting's."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom torch.utils.data import DataLoader, default_collate\n\n\n"
+        "def collate(items):\n    print('collated')\n    return default_collate(items)\n\n\n"
+        "def make_data():\n    items = [(torch.zeros(3, 32, 32), n) for n in range(10)]\n"
+        "    return DataLoader(items, batch_size=1, collate_fn=collate)\n"
+    )
+    loader = LoaderSetting(pipeline="own", workers=0, pin_memory=False)
+    result = emitted("pytorch", loader, kind="factory", location="mine:make_data")
+    ended = run_script(result.text, tmp_path, "--steps", "3", "--log-every", "1")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("collated") == 6, "3 steps of 2 batches, 2 an epoch"
+    assert "waited for data" in ended.stdout
+
+
+def test_a_task_s_own_loop_is_told_the_loader() -> None:
+    model = FactoryModel(factory="mine:make")
+    found = recommendation(model_for("pytorch"), feeding=feeding(LoaderSetting(**ODD)))
+    assert found.evidence is not None
+    evidence = found.evidence.model_copy(update={"unit": "pairs"})
+    task = found.model_copy(update={"model": model, "evidence": evidence})
+    text = emit(task, "pytorch", estimator=FakeEstimator()).text
+    assert "for batch in DataLoader(your_data, **LOADER):" in text
+    assert '    "prefetch_factor": 3,' in text
+    plain = emit(task.model_copy(update={"feeding": None}), "pytorch", estimator=FakeEstimator())
+    assert "LOADER" not in plain.text
 
 
 def test_deepspeed_s_file_stays_json() -> None:

@@ -15,6 +15,7 @@ from planner.environment.findings.finding import Finding
 
 _NO_WORK = "no program can use a GPU here"
 _REBOOT = "Reboot the machine."
+_SAID = 300  # characters of what a failing nvidia-smi printed
 # What nvidia-smi prints when it fails -> (name, what it means, the next step).
 _FAILURES = (
     (
@@ -94,8 +95,8 @@ def _answers(facts: Facts) -> Iterator[Finding]:
     if smi.is_missing or (facts.log is not None and facts.cards):
         return
     module = facts.machine.kernel_module
-    evidence = f"{smi.command}: {smi.error or _last_line(smi.text) or f'status {smi.status}'}"
-    evidence += f"; the kernel's module: {module}" if module else ""
+    said = smi.error or " ".join(smi.text.split())[:_SAID] or f"status {smi.status}"
+    evidence = f"{smi.command}: {said}" + (f"; the kernel's module: {module}" if module else "")
     for text, name, meaning, next_step in _FAILURES:
         if text in smi.text:
             yield Finding("fault", "driver", name, meaning, evidence, _NO_WORK, next_step)
@@ -110,11 +111,6 @@ def _answers(facts: Facts) -> Iterator[Finding]:
             "fault", "driver", "driver.fails", "nvidia-smi fails", evidence, _NO_WORK,
             "Run nvidia-smi yourself, and see sudo dmesg.",
         )  # fmt: skip
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
 
 
 def _fits(facts: Facts, cuda: str) -> Iterator[Finding]:

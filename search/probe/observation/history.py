@@ -11,7 +11,8 @@ from planner.errors import PlannerError
 from planner.memory.snapshot import replay_snapshot
 from search.probe.observation.order import Order, Teller
 from search.probe.observation.subject import Subject
-from search.probe.observation.view import CudaView, NotHereError, View, record_history
+from search.probe.observation.view import CudaView, NotHereError, View
+from search.probe.worker.history import record_history
 
 # A step of Swin-B is some 10,000 events of about 100 bytes each, a tenth of that once compressed
 # (inferred); what is much larger is no record of one step.

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from search.probe.device import nvml_device
 from search.probe.nvml import NvmlDevice
 from search.probe.worker import process_memory
+from search.probe.worker.history import record_history
 
 # What is left of a device beside a ballast is asked of the driver, which gives whole pages.
 _PAGE_BYTES = 2 * 1024**2
@@ -172,19 +173,6 @@ class CudaView:
             "throttle_reasons": list(self.nvml.throttle_reasons),
         }
         return {name: value for name, value in found.items() if value is not None}
-
-
-def record_history(device: torch.device, call: Callable[[], object]) -> dict[str, Any]:
-    """The allocator's snapshot after `call`, with all that happened meanwhile."""
-    torch.cuda.synchronize(device)
-    torch.cuda.memory._record_memory_history(context=None)
-    try:
-        call()
-        torch.cuda.synchronize(device)
-        snapshot: dict[str, Any] = torch.cuda.memory._snapshot(device)
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
-    return snapshot
 
 
 def driver_used(nvml: NvmlDevice | None) -> int | None:

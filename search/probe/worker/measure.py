@@ -147,6 +147,7 @@ class Run:
         self.flags += _scale_flags(training, scale)
         self.report.enter("check")
         phase_bytes = self._check(training, meter, self.phases)
+        self._profile(training, meter)
         step_seconds = median(samples)
         return OutcomeMessage(
             probe_id=request.probe_id,
@@ -298,6 +299,18 @@ class Run:
                 "after_step": after,
             }
         )
+
+    def _profile(self, training: WatchedTraining, meter: Meter) -> None:
+        """The same step under torch's profiler, after all that is measured: it costs time, and
+        memory that is not the setting's."""
+        order = self.request.profile
+        if order is None:
+            return
+        from search.probe.worker.profiling import profile_steps
+
+        meter.lift_cap()
+        self.report.enter("profile")
+        profile_steps(training, meter, self.phases, order)
 
     def _refuse_over_cap(self, meter: Meter) -> None:
         """Out of memory where the measured peak is over a cap that did not bind by itself: the

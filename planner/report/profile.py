@@ -1,0 +1,110 @@
+"""What `planner profile` found, as text: measured beside predicted, by phase and by operation."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+
+from planner.report.settings import describe_setting
+from planner.schema.profile import ProfiledPart, ProfileRecord
+from planner.units import format_seconds
+
+WIDTH = 100
+_NUM_TOP = 8  # rows; profile.json has more
+_NAME_CHARACTERS = 60
+# Of a step: what is shorter is left out of a table.
+_LEAST_SHARE = 0.001
+
+
+def profile_text(found: ProfileRecord) -> str:
+    """The step, the two tables, what takes most, and what to know of it."""
+    unit = "operation" if found.probe.device.kind == "cpu" else "kernel"
+    parts = [
+        _heading(found),
+        _compared("phase", found, lambda part: part.phase),
+        _compared("operation", found, lambda part: part.kind),
+        _top(found, unit),
+        "\n".join(_wrap(f"- {note}", "  ") for note in found.notes),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def sums(
+    parts: tuple[ProfiledPart, ...], key: Callable[[ProfiledPart], str]
+) -> dict[str, tuple[float, float]]:
+    """(measured, predicted) seconds by `key`, the longest measured first."""
+    found: dict[str, tuple[float, float]] = {}
+    for part in parts:
+        measured, predicted = found.get(key(part), (0.0, 0.0))
+        found[key(part)] = (
+            measured + part.measured_seconds,
+            predicted + (part.predicted_seconds or 0.0),
+        )
+    return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+
+
+def _heading(found: ProfileRecord) -> str:
+    probe = found.probe
+    lines = [
+        f"{probe.model.title} on {probe.device.name}: {describe_setting(probe.setting)}",
+        f"{format_seconds(found.step_seconds)} a step measured ({len(probe.step_seconds)} steps); "
+        f"{format_seconds(found.profiled_step_seconds)} under the profiler ({found.num_steps} "
+        f"steps), {found.overhead:.2f} × as long. The measured seconds below are of the latter.",
+    ]
+    if found.predicted_step_seconds is not None:
+        lines.append(
+            f"{format_seconds(found.predicted_step_seconds)} a step predicted "
+            f"±{found.uncertainty:.0%} ({found.basis})."
+        )
+    return "\n".join(_wrap(line) for line in lines)
+
+
+def _compared(what: str, found: ProfileRecord, key: Callable[[ProfiledPart], str]) -> str:
+    total, predicted_total = found.profiled_step_seconds, found.predicted_step_seconds
+    rows = []
+    for name, (measured, predicted) in sums(found.parts, key).items():
+        if max(measured / total, predicted / (predicted_total or 1.0)) < _LEAST_SHARE:
+            continue
+        row = [name, format_seconds(measured), f"{measured / total:.1%}"]
+        if predicted_total is not None:
+            row += [
+                format_seconds(predicted),
+                f"{predicted / predicted_total:.1%}",
+                f"{measured / predicted:.3g} ×" if predicted else "-",
+            ]
+        rows.append(row)
+    headers = [what, "measured", "share"]
+    if predicted_total is not None:
+        headers += ["predicted", "share", "measured /\npredicted"]
+    return _tabulate(rows, headers)
+
+
+def _top(found: ProfileRecord, unit: str) -> str:
+    rows = [
+        [
+            _shortened(operation.name),
+            format_seconds(operation.seconds),
+            f"{operation.seconds / found.profiled_step_seconds:.1%}",
+            f"{operation.calls:.4g}",
+            operation.kind,
+        ]
+        for operation in found.top[:_NUM_TOP]
+    ]
+    headers = [f"{unit}, its own time", "measured", "share", "calls", "counts as"]
+    return _tabulate(rows, headers, num_text=1)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…"
+
+
+def _wrap(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _tabulate(rows: list[list[str]], headers: list[str], num_text: int = 0) -> str:
+    """The first column to the left, and the last `num_text`."""
+    from tabulate import tabulate
+
+    align = ["left", *["right"] * (len(headers) - 1 - num_text), *["left"] * num_text]
+    return tabulate(rows, headers, "simple", disable_numparse=True, colalign=align)

@@ -1,0 +1,199 @@
+"""`planner profile`: one probe that also runs under torch's profiler, and what its trace says."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from statistics import median
+
+from planner.errors import PlannerError
+from planner.files import write_whole
+from planner.hardware import Gpu, recognise_gpu
+from planner.schema import MeasurementRecord, Model, TrainSetting
+from planner.schema.profile import ProfiledOperation, ProfileRecord
+from planner.throughput.prediction import DeviceRates, StepTime, rates_for
+from planner.units import format_seconds
+from search.probe.device import choose_device, describe_device, memory_in_use
+from search.probe.parent.runner import ProbeEvent, run_probe
+from search.probe.protocol import SNAPSHOT_FILE, TRACE_FILE, ProbeRequest, ProfileOrder
+from search.profiling.attribution import Attribution, attribute
+from search.profiling.comparing import gap_notes, parts_of, predict
+from search.profiling.trace import read_trace
+from search.surrogate.device_rates import device_rates
+
+RECORD_FILE = "profile.json"
+STEPS = 3
+# A probe that takes longer hangs, as far as anybody would wait; a compiled one may take minutes.
+DEADLINE_SECONDS = 900.0
+MEASURE_SECONDS = 10.0  # the longest that plain steps are timed for
+_NUM_TOP = 12
+# What the profiler may make of a step: its own cost is some microseconds an operation. Judgements.
+_CREDIBLE = (0.9, 3.0)
+_NAME_CHARACTERS = 200  # templates of C++ have names of thousands
+
+
+def profile(
+    model: Model,
+    setting: TrainSetting,
+    output: Path,
+    *,
+    device: str = "auto",
+    steps: int = STEPS,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    measure_seconds: float = MEASURE_SECONDS,
+    on_event: Callable[[ProbeEvent], None] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> ProfileRecord:
+    """Runs `setting` as a probe, then `steps` more under the profiler; files go to `output`.
+
+    Files of an earlier profile there are replaced, once all of this one are whole. Raises
+    PlannerError where the step does not run or a file cannot be written.
+    """
+    where = choose_device(device)
+    described = describe_device(where)
+    gpu = recognise_gpu(described.name, described.total_bytes) if where != "cpu" else None
+    with _folder_in(output) as folder:
+        request = ProbeRequest(
+            model=model,
+            setting=setting,
+            device=where,
+            memory_cap_bytes=_cap_bytes(where),
+            max_measure_seconds=measure_seconds,
+            profile=ProfileOrder(folder=str(folder.resolve()), steps=steps),
+        )
+        probe = run_probe(
+            request, deadline_seconds=deadline_seconds, device=described, on_event=on_event
+        )
+        _refuse_failed(probe, model)
+        rates = device_rates(where, described, None, say) or (rates_for(gpu) if gpu else None)
+        record = _record(probe, folder, rates, gpu)
+        _keep(record, folder, output)
+    return record
+
+
+def _cap_bytes(where: str) -> int | None:
+    """On a CPU what is free: a step that needs more would take the machine down."""
+    free = memory_in_use(where) if where == "cpu" else None
+    return None if free is None else free.free_bytes
+
+
+@contextmanager
+def _folder_in(output: Path) -> Iterator[Path]:
+    """A folder in `output` that is gone afterwards; and `output` too where nothing came into it."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=output, prefix=".profile-")
+    except OSError as error:
+        raise PlannerError(f"{output} cannot be written: {error.strerror}.") from None
+    try:
+        with folder as name:
+            yield Path(name)
+    finally:
+        with suppress(OSError):
+            output.rmdir()
+
+
+def _refuse_failed(probe: MeasurementRecord, model: Model) -> None:
+    if probe.status == "measured":
+        return
+    said = probe.message.strip().partition("\n")[0]
+    how = probe.status.replace("_", " ") + (f" in {probe.phase}" if probe.phase else "")
+    is_told = probe.status == "unsupported" and said
+    raise PlannerError(f"no profile of {model.title}: {said if is_told else f'{how}. {said}'}")
+
+
+def _keep(record: ProfileRecord, folder: Path, output: Path) -> None:
+    try:
+        write_whole(folder / RECORD_FILE, record.model_dump_json(indent=1))
+        for name in record.files:
+            (folder / name).replace(output / name)
+    except OSError as error:
+        raise PlannerError(f"{output} cannot be written: {error.strerror}.") from None
+
+
+def _record(
+    probe: MeasurementRecord, folder: Path, rates: DeviceRates | None, gpu: Gpu | None
+) -> ProfileRecord:
+    found = attribute(read_trace(folder / TRACE_FILE))
+    files = tuple(name for name in (TRACE_FILE, SNAPSHOT_FILE) if (folder / name).exists())
+    step, why = _predicted(probe, rates)
+    parts = parts_of(found, step, probe.setting)
+    notes = [*_notes(probe, found, files), *why]
+    if step is not None and rates is not None:
+        notes += gap_notes(parts, probe.model, probe.setting, rates, gpu)
+    step_seconds = median(probe.step_seconds)
+    profiled_seconds = found.wall_seconds / found.num_steps
+    return ProfileRecord(
+        probe=probe,
+        num_steps=found.num_steps,
+        step_seconds=step_seconds,
+        profiled_step_seconds=profiled_seconds,
+        overhead=profiled_seconds / step_seconds,
+        parts=parts,
+        top=_top(found),
+        predicted_step_seconds=step.step_seconds if step else None,
+        uncertainty=step.uncertainty if step else None,
+        basis=step.basis if step else "",
+        unknown=found.unknown,
+        files=(*files, RECORD_FILE),
+        notes=tuple(notes),
+    )
+
+
+def _predicted(
+    probe: MeasurementRecord, rates: DeviceRates | None
+) -> tuple[StepTime | None, list[str]]:
+    """The predicted step, or why there is none."""
+    if rates is None:
+        return None, [f"Nothing is predicted: no rates of {probe.device.name} are known."]
+    try:
+        return predict(probe.model, probe.setting, rates), []
+    except PlannerError as error:
+        return None, [f"Nothing is predicted: {error.message.rstrip('.')}."]
+
+
+def _notes(probe: MeasurementRecord, found: Attribution, files: Sequence[str]) -> list[str]:
+    notes = []
+    again = sum(seconds for key, seconds in found.seconds.items() if key.recomputes)
+    if again:
+        notes.append(
+            f"Backward computes forward again for {format_seconds(again / found.num_steps)} of a "
+            f"step ({again / found.wall_seconds:.0%}): what checkpointing costs."
+        )
+    if probe.setting.compile != "off":
+        notes.append(
+            "A compiled kernel does several operations: pointwise ones, reductions and copies are "
+            "one row, and what is computed again inside of it cannot be told apart."
+        )
+    if found.unknown:
+        shown = ", ".join(name[:60] for name in found.unknown[:5])
+        notes.append(f'Of no known kind, and counted as "other": {shown}.')
+    if probe.device.kind == "cpu":
+        notes.append(f"No {SNAPSHOT_FILE}: the CPU's allocator keeps no history.")
+    elif not found.on_device:
+        notes.append("The trace holds no kernel: where the device's time goes is not known.")
+    ratio = found.wall_seconds / found.num_steps / median(probe.step_seconds)
+    if not _CREDIBLE[0] <= ratio <= _CREDIBLE[1]:
+        notes.append(
+            "The profiler does not cost so much, or so little: something else used the machine. "
+            "Profile again when it is idle."
+        )
+    if probe.flags:
+        notes.append(f"Noted while it was measured: {'; '.join(probe.flags)}.")
+    return notes
+
+
+def _top(found: Attribution) -> tuple[ProfiledOperation, ...]:
+    """The operations or kernels that take most of the step themselves."""
+    ranked = sorted(found.names.items(), key=lambda item: -item[1][0])
+    return tuple(
+        ProfiledOperation(
+            name=name[:_NAME_CHARACTERS],
+            kind=kind,
+            seconds=seconds / found.num_steps,
+            calls=calls / found.num_steps,
+        )
+        for (name, kind), (seconds, calls) in ranked[:_NUM_TOP]
+    )

@@ -1,0 +1,108 @@
+"""Every operation of the libraries' steps has a kind: what has none would be shown as "other"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import PlannerError
+from planner.libraries.registry import SPECS
+from planner.schema import SwinConfig, TrainSetting
+from search.probe.protocol import TRACE_FILE, ProbeRequest, ProfileOrder
+from search.profiling.attribution import Attribution, attribute
+from search.profiling.kinds import FUSED, ON_HOST, OTHER, kernel_kind, operation_kind
+from search.profiling.trace import read_trace
+
+TINY = {
+    "image_size": 32, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (1, 2),
+    "num_classes": 10, "drop_path_rate": 0.2,
+}  # fmt: skip
+
+
+def profiled(folder: Path, library: str, version: int = 1, **fields: object) -> Attribution:
+    """One step of a library's real module on the CPU, by the worker's own code."""
+    pytest.importorskip("torch")
+    from search.probe.worker.meter import make_meter
+    from search.probe.worker.phases import StepPhases
+    from search.probe.worker.profiling import profile_steps
+    from search.probe.worker.subject import build_training
+
+    model = SwinConfig.model_validate({**TINY, "library": library, "version": version})
+    setting = TrainSetting.model_validate({"batch_size": 2, "precision": "fp32", **fields})
+    try:
+        training = build_training(ProbeRequest(model=model, setting=setting))
+    except PlannerError as error:
+        pytest.skip(error.message)
+    order = ProfileOrder(folder=str(folder), steps=1)
+    profile_steps(training, make_meter("cpu"), StepPhases(setting.accumulate), order)
+    return attribute(read_trace(folder / TRACE_FILE))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("library", SPECS)
+def test_every_operation_of_a_library_has_a_kind(
+    library: str, version: int, tmp_path: Path
+) -> None:
+    found = profiled(tmp_path, library, version, precision="bf16")
+    assert found.unknown == ()
+    kinds = {kind for _, kind in found.names}
+    assert {"matmul", "conv", "pointwise", "reduction", "copy"} <= kinds
+    assert {key.phase for key in found.seconds} >= {"forward", "backward", "optimizer"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"precision": "fp16", "optimizer": "adamw-fused", "clip_grad": True, "ema": True},
+        {"optimizer": "adafactor-forloop", "accumulate": 2, "offload": "activations"},
+        {"attention": "eager", "optimizer": "lion", "optimizer_in_backward": True},
+    ],
+)
+def test_so_have_those_of_other_settings(fields: dict[str, object], tmp_path: Path) -> None:
+    found = profiled(tmp_path, "native", **fields)
+    assert found.unknown == ()
+    assert "optimizer" in {key.phase for key in found.seconds}
+
+
+def test_what_checkpointing_computes_again_is_seen(tmp_path: Path) -> None:
+    again = {
+        checkpointing: {
+            key.kind
+            for key in profiled(tmp_path, "native", checkpointing=checkpointing).seconds
+            if key.recomputes
+        }
+        for checkpointing in ("none", "blocks", "selective")
+    }
+    assert again["none"] == set()
+    assert {"matmul", "pointwise", "reduction"} <= again["blocks"]
+    assert {"pointwise", "reduction"} <= again["selective"]
+
+
+def test_kinds_are_those_of_the_ledger() -> None:
+    for name, kind in {
+        "aten::addmm": "matmul", "aten::mkldnn_convolution": "conv", "aten::add_": "pointwise",
+        "aten::_softmax_backward_data": "reduction", "aten::_to_copy": "copy",
+        "aten::_scaled_dot_product_efficient_attention": "attention",
+        "aten::_fused_adamw_": "pointwise", "aten::_foreach_norm": "reduction",
+        "aten::view": ON_HOST, "AddmmBackward0": ON_HOST, "Torch-Compiled Region: 0/0": ON_HOST,
+        "## Call CompiledFxGraph abc ##": FUSED, "aten::never_heard_of": None,
+        "mylib::window": None,
+    }.items():  # fmt: skip
+        assert operation_kind(name) == kind, name
+
+
+def test_a_kernel_s_own_name_counts_where_no_operation_launched_it() -> None:
+    for name, launched_by, kind in (
+        ("ampere_sgemm_128x64_tn", "conv", "conv"),
+        ("ampere_bf16_s16816gemm_bf16_128x64", None, "matmul"),
+        ("fmha_cutlassF_bf16_aligned_64x64_rf_sm80", None, "attention"),
+        ("void cudnn::detail::dgrad_engine<float>", None, "conv"),
+        ("void at::native::vectorized_elementwise_kernel<4>", None, "pointwise"),
+        ("triton_red_fused_native_layer_norm_3", None, FUSED),
+        ("triton_tem_fused_addmm_1", FUSED, "matmul"),
+        ("Memcpy DtoH (Device -> Pinned)", "copy", "transfer"),
+        ("Memcpy DtoD (Device -> Device)", None, "copy"),
+        ("what_is_this", None, OTHER),
+    ):
+        assert kernel_kind(name, launched_by) == kind, name

@@ -1,0 +1,158 @@
+"""`profile` end to end: a real probe in its own process, and what is left where it fails."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.advice.levers import LEVERS
+from planner.errors import PlannerError
+from planner.report.profile import profile_text, sums
+from planner.schema import SwinConfig, TrainSetting
+from planner.schema.profile import ProfiledPart, ProfileRecord
+from planner.throughput.prediction import WAITING, DeviceRates
+from search.probe.protocol import TRACE_FILE, ProbeRequest, ProfileOrder
+from search.profiling import profiling
+from search.profiling.attribution import Attribution, Key
+from search.profiling.comparing import FUSED_KINDS, gap_notes, parts_of, predict, treatment_of
+from search.profiling.trace import read_trace
+from tests.search.probes import AMPLE_SECONDS, request_of
+
+MODEL = SwinConfig(
+    image_size=32, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(1, 2), num_classes=10
+)
+SETTING = TrainSetting(batch_size=2, precision="fp32", checkpointing="blocks", attention="eager")
+RATES = DeviceRates(
+    name="a test's", basis="made up", matmul_flops={"float32": 1e11}, bandwidth=1e10,
+    asynchronous=False,
+)  # fmt: skip
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No measuring of the machine, and one thread."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(profiling, "device_rates", lambda *_: RATES)
+
+
+def profile(output: Path, setting: TrainSetting = SETTING) -> ProfileRecord:
+    return profiling.profile(
+        MODEL, setting, output, device="cpu", steps=2, deadline_seconds=AMPLE_SECONDS,
+        measure_seconds=0.5,
+    )  # fmt: skip
+
+
+def test_a_profile_is_measured_predicted_and_kept(quick: None, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / TRACE_FILE).write_text("of an earlier profile")
+    found = profile(output)
+    assert sorted(file.name for file in output.iterdir()) == ["profile.json", TRACE_FILE]
+    assert ProfileRecord.model_validate_json((output / "profile.json").read_text()) == found
+    assert found.probe.status == "measured"
+    assert found.num_steps == 2
+    assert found.overhead == pytest.approx(found.profiled_step_seconds / found.step_seconds)
+    measured = sum(part.measured_seconds for part in found.parts)
+    assert measured == pytest.approx(found.profiled_step_seconds)
+    predicted = sum(part.predicted_seconds or 0.0 for part in found.parts)
+    assert predicted == pytest.approx(found.predicted_step_seconds)
+    assert {"forward", "backward", "optimizer"} <= set(sums(found.parts, lambda p: p.phase))
+    assert found.unknown == ()
+    text = profile_text(found)
+    assert "Backward computes forward again for" in text
+    assert "No memory.pickle" in text
+    assert max(map(len, text.splitlines())) <= 116
+    assert_opens_elsewhere(output / TRACE_FILE)
+
+
+def assert_opens_elsewhere(file: Path) -> None:
+    """Phases are spans of the main thread, and the file is the format that Perfetto opens."""
+    data = json.loads(gzip.decompress(file.read_bytes()))
+    names = [e["name"] for e in data["traceEvents"] if str(e.get("name")).startswith("planner: ")]
+    step = ["planner: forward", "planner: backward", "planner: optimizer", "planner: zero_grad"]
+    assert names == [*step, *step, "planner: wait"]
+
+
+def test_a_step_that_fails_leaves_one_line_and_no_folder(quick: None, tmp_path: Path) -> None:
+    failing = request_of("raises")
+    with pytest.raises(PlannerError, match="ValueError: the checkpoint is not there") as error:
+        profiling.profile(
+            failing.model, failing.setting, tmp_path / "out", device="cpu",
+            deadline_seconds=AMPLE_SECONDS,
+        )  # fmt: skip
+    assert "\n" not in error.value.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(quick: None, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlannerError, match=r"file/out cannot be written: Not a directory"):
+        profile(tmp_path / "file" / "out")
+
+
+def test_a_full_disk_is_said_by_the_worker(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from search.probe.worker.meter import make_meter
+    from search.probe.worker.phases import StepPhases
+    from search.probe.worker.profiling import profile_steps
+    from search.probe.worker.subject import build_training
+
+    (tmp_path / TRACE_FILE).symlink_to("/dev/full")
+    training = build_training(ProbeRequest(model=MODEL, setting=SETTING))
+    with pytest.raises(PlannerError, match=r"trace.json.gz cannot be written: No space left"):
+        profile_steps(
+            training, make_meter("cpu"), StepPhases(), ProfileOrder(folder=str(tmp_path), steps=1)
+        )
+
+
+def test_a_piece_of_a_trace_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text('{"traceEvents": [{"ph": "X", "na')
+    with pytest.raises(PlannerError, match="no whole trace"):
+        read_trace(file)
+    (tmp_path / "trace.json.gz").write_bytes(b"\x1f\x8b\x08\x00half")
+    with pytest.raises(PlannerError, match="no whole trace"):
+        read_trace(tmp_path / "trace.json.gz")
+    with pytest.raises(PlannerError, match="No such file"):
+        read_trace(tmp_path / "gone.json")
+
+
+def attribution(seconds: dict[Key, float]) -> Attribution:
+    return Attribution(2, sum(seconds.values()), seconds, {}, (), on_device=True)
+
+
+def test_a_compiler_s_kernels_are_one_row() -> None:
+    seconds = {
+        Key("forward", "fused", False): 2.0, Key("forward", "copy", False): 1.0,
+        Key("backward", "matmul", False): 4.0, Key("backward", WAITING, False): 1.0,
+    }  # fmt: skip
+    compiled = SETTING.model_copy(update={"compile": "default", "checkpointing": "none"})
+    parts = parts_of(attribution(seconds), predict(MODEL, compiled, RATES), compiled)
+    by_kind = sums(parts, lambda part: part.kind)
+    assert by_kind[FUSED_KINDS][0] == 1.5, "of a step, where two were profiled"
+    assert not by_kind.keys() & {"fused", "copy", "reduction", "pointwise"}
+    plain = parts_of(attribution(seconds), None, SETTING)
+    assert {part.kind: part.measured_seconds for part in plain}["fused"] == 1.0
+    assert all(part.predicted_seconds is None for part in plain)
+
+
+def test_the_widest_gap_is_named_with_what_treats_it() -> None:
+    parts = (
+        ProfiledPart(phase="forward", kind="copy", measured_seconds=0.09, predicted_seconds=0.01),
+        ProfiledPart(phase="forward", kind="matmul", measured_seconds=0.2, predicted_seconds=0.19),
+    )
+    notes = gap_notes(parts, MODEL, SETTING, RATES, None)
+    assert notes[0] == (
+        "Measured and predicted part most in copy: 90 ms against 10 ms, 80 ms more than expected."
+    )
+    assert notes[1].startswith("What treats pointwise, reduction, copy: compile default")
+
+
+def test_a_treatment_is_a_lever_that_keeps_the_recipe() -> None:
+    said = treatment_of("pointwise", MODEL, SETTING, RATES, None)
+    assert any(f"({lever.says})" in said for lever in LEVERS if lever.effect != "recipe")
+    other = request_of("tiny").model
+    assert treatment_of("pointwise", other, SETTING, RATES, None) == "", "none is traced for it"
