@@ -82,6 +82,7 @@ def write(plan: Plan) -> Emitted:
         "\n\n" + _step(setting),
         "\n\n" + mixing if mixing else "",
         "\n\n" + data_source(plan),
+        "\n\n" + _PROFILER,
         "\n\n" + _LOOP.substitute(
             compiled=_compiled(setting),
             pretrained="options.pretrained" if weights is not None else "",
@@ -215,6 +216,18 @@ $update    assert isinstance(total, Tensor)
 '''
 )
 
+_PROFILER = '''def profiler(folder: Path | None) -> torch.profiler.profile | None:
+    """Of steps 3 to 5, whose trace goes to `folder`: open it at ui.perfetto.dev."""
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    started = torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1),
+        on_trace_ready=lambda ended: ended.export_chrome_trace(str(folder / "trace.json.gz")),
+    )
+    started.start()
+    return started
+'''
 _LOOP = Template(
     """def train(options: argparse.Namespace, device: torch.device, rank: int) -> None:
     model = build_model($pretrained).to(device).train()
@@ -234,10 +247,13 @@ $ema_made    waits = Waits(device)
             raise SystemExit("there are fewer images than one optimizer step takes")
     steps = options.steps or options.epochs * steps_per_epoch
     warmup = max(1, min(options.warmup_epochs * steps_per_epoch, steps // 10))
-$scheduled    since, images = time.perf_counter(), 0
+$scheduled    profiled = profiler(options.profile if rank == 0 else None)
+    since, images = time.perf_counter(), 0
     for step in range(1, steps + 1):
         loss = optimizer_step(call, model, ${optimizer}scaler$ema_argument, batches)
-$stepped        images += BATCH_SIZE * ACCUMULATE * WORLD_SIZE
+$stepped        if profiled is not None:
+            profiled.step()
+        images += BATCH_SIZE * ACCUMULATE * WORLD_SIZE
         if step % options.log_every == 0 or step == steps:
             value = float(loss)  # waits for the device: the time below is of finished steps
             seconds = time.perf_counter() - since
@@ -261,6 +277,8 @@ $stepped        images += BATCH_SIZE * ACCUMULATE * WORLD_SIZE
                 state = {"model": model.state_dict(), "step": step$ema_saved}
                 torch.save(state, options.output)
             since += time.perf_counter() - paused
+    if profiled is not None:
+        profiled.stop()
 """
 )
 
@@ -320,10 +338,13 @@ $pretrained\
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--device", default=$device)
     parser.add_argument("--output", type=Path, default=None, help="checkpoint file")
+    parser.add_argument("--profile", type=Path, default=None, help="folder: a trace of 3 steps")
     options = parser.parse_args()
 $asked\
     if options.synthetic and not options.steps:
         parser.error("--synthetic needs --steps")
+    if options.profile is not None and 0 < options.steps < 5:
+        parser.error("--profile is of steps 3 to 5, and --steps is less")
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world != WORLD_SIZE:
         parser.error(f"this setting is for {WORLD_SIZE} devices, and torchrun started {world}")

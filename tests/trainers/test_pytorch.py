@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,6 +77,19 @@ def test_the_script_runs(model: SwinConfig, fields: dict[str, Any], tmp_path: Pa
     saved = torch.load(checkpoint)
     built = build_real(model, TrainSetting(**fields))
     assert set(saved["model"]) == set(built.state_dict()), "a checkpoint any script can load"
+
+
+def test_the_script_profiles_three_steps(tmp_path: Path) -> None:
+    text = script(tiny("native"), precision="fp32")
+    ended = run_script(text, tmp_path, "--synthetic", "--steps", "6", "--profile", "traced")
+    assert ended.returncode == 0, ended.stderr
+    trace = gzip.decompress((tmp_path / "traced" / "trace.json.gz").read_bytes())
+    assert set(re.findall(r"ProfilerStep#\d+", trace.decode())) == {
+        f"ProfilerStep#{number}" for number in (2, 3, 4)
+    }
+    few = run_script(text, tmp_path, "--synthetic", "--steps", "4", "--profile", "traced")
+    assert few.returncode == 2
+    assert "--profile is of steps 3 to 5" in few.stderr
 
 
 def test_the_script_trains_on_a_folder(tmp_path: Path) -> None:
