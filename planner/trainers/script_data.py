@@ -231,6 +231,12 @@ _DATA = Template(
             yield from order[self.rank : kept : WORLD_SIZE].tolist()
 
 
+def give_way(worker: int) -> None:
+    """On the CPU a worker takes what processors the step leaves: the threads of a step wait for
+    each other, and one that a worker had driven off its processor would hold up all."""
+    os.nice(19)
+
+
 def data_loader(options: argparse.Namespace, rank: int, train: bool) -> DataLoader[Any] | None:
     """Batches for training without end, or those for validation, None where there are none."""
     data = dataset(options, train)
@@ -241,13 +247,15 @@ $unwrapped    sampler: Sampler[int] | None = None
         sampler = Epochs(len(data), rank)
     elif WORLD_SIZE > 1:
         sampler = DistributedSampler(data, shuffle=False)
+    on_cpu = torch.device(options.device).type == "cpu"
     return DataLoader(
         data,
         BATCH_SIZE if train else VALIDATION_BATCH_SIZE,
         sampler=sampler,
 $collate        num_workers=options.workers,
         prefetch_factor=options.prefetch_factor if options.workers else None,
-        pin_memory=options.pin_memory and torch.device(options.device).type == "cuda",
+        pin_memory=options.pin_memory and not on_cpu,
+        worker_init_fn=give_way if on_cpu and hasattr(os, "nice") else None,
         persistent_workers=options.persistent_workers and train and options.workers > 0,
     )
 

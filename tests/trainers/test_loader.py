@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ from tests.trainers.test_pytorch import run_script
 
 declare_missing_operators()
 import torch  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "levers.md"
 
@@ -344,6 +345,28 @@ def test_no_worker_starts_over_between_two_epochs() -> None:
     assert all(len(images) == 4 for images, _ in batches), "2.5 epochs, and no smaller batch"
     assert waited.seconds() > 0
     assert waited.marks == []
+
+
+class Niceness(Dataset[Any]):
+    """How far a worker gives way, as seen in it."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.zeros(3, 2, 2), os.nice(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "nice"), reason="the system has no niceness")
+@pytest.mark.parametrize(("device", "niceness"), [("cpu", 19), ("meta", None)])
+def test_workers_give_way_to_a_step_on_the_cpu(device: str, niceness: int | None) -> None:
+    data_loader = in_script("data_loader")
+    options = argparse.Namespace(
+        workers=1, prefetch_factor=1, pin_memory=False, persistent_workers=False, device=device
+    )
+    data_loader.__globals__["dataset"] = lambda options, train: Niceness()
+    _, found = next(iter(data_loader(options, 0, train=True)))
+    assert set(found.tolist()) == {os.nice(0) if niceness is None else niceness}
 
 
 def test_bytes_are_normalised_as_floats_are() -> None:
