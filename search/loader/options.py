@@ -27,7 +27,7 @@ from search.options import (
 from search.study.study import STUDY_NAME
 
 STRATEGIES = ("planner", "grid", "random", "tpe")
-TOLERANCE = 0.01  # a probe costs seconds and tells rates to 1 or 2%: a judgement
+TOLERANCE = 0.003  # a probe costs seconds: less than tune's. A judgement, held by simulations
 BATCH_SIZE = 64  # as an estimate's, unless another is asked for
 _MANY = 1 << 40
 _MOST_PREFETCH = 1 << 16
@@ -128,7 +128,7 @@ class LoaderOptions:
         flag="--budget", metavar="TIME", typed=read_budget,
     )  # fmt: skip
     tolerance: float = option(
-        f"{TOLERANCE:.0%}", "Stop when no other setting is expected to gain as much.",
+        f"{TOLERANCE:.1%}", "Stop when no other setting is expected to gain as much.",
         typed=parse_percent,
     )  # fmt: skip
     strategy: str = option("planner", f"One of {', '.join(STRATEGIES)}.", shown="planner")

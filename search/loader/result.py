@@ -10,11 +10,11 @@ from statistics import median
 from planner.schema.loading import LoaderRecord, LoaderSetting
 from search.loader.space import plainness
 from search.probe.evidence import rate_interval
+from search.result.contenders import SIMPLER_COSTS
 from search.space import setting_id
 
 # Noise lets a plainer loader win (fewer workers, less memory), but only where it is slower by no
-# more than this. More than for a step: two probes of one loader differ by more.
-PLAINER_COSTS = 0.03
+# more than a plainer step may be.
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,6 @@ def measured_loaders(records: Sequence[LoaderRecord]) -> list[Loader]:
 def choose_loader(found: Sequence[Loader]) -> Loader:
     """The fastest, or the plainest of those that cannot be told from it."""
     best = found[0]
-    floor = best.rate * (1 - PLAINER_COSTS)
+    floor = best.rate * (1 - SIMPLER_COSTS)
     level = [o for o in found if o.rate >= floor and o.interval[1] >= best.interval[0]]
     return min(level, key=lambda o: (*plainness(o.setting), -o.rate))

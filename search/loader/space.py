@@ -24,8 +24,8 @@ LIBRARIES: dict[Pipeline, str] = {
 }
 PREFETCH_FACTORS = (2, 4, 8)
 # At the least, of what a forked worker has for itself beside the pages it shares: the smallest of
-# this project's probes had 24 MiB.
-LEAST_WORKER_BYTES = 16 * MIB
+# this project's probes had 15 MiB.
+LEAST_WORKER_BYTES = 8 * MIB
 # What a process holds open by itself (libraries, the terminal, queues' locks), a worker's queues,
 # pipes and sentinel, and a batch's two tensors on their way: counted under torch 2.13 on Linux.
 OWN_FILES, WORKER_FILES, BATCH_FILES = 64, 8, 2

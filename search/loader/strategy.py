@@ -20,7 +20,8 @@ LoaderChoice = Choice[LoaderSetting]
 class LoaderStrategy:
     """Every pipeline without workers, which says what one image costs in it; then, by the law and
     all probes so far, the setting with the largest expected gain over the best, until none is
-    expected to gain `tolerance` of it. Of settings that should gain alike, the plainest."""
+    expected to gain `tolerance` of it and the next larger number of workers of the best is known.
+    Of settings that should gain alike, the plainest."""
 
     def __init__(
         self, space: Space[LoaderSetting], cpus: float, tolerance: float, seed: int = 0
@@ -50,6 +51,9 @@ class LoaderStrategy:
         at = {c.id: i for i, c in enumerate(self.space.candidates)}
         choice = max(able, key=lambda c: (round(gains[at[c.id]], 3), -at[c.id]))
         if gains[at[choice.id]] < self.tolerance and len(measured) >= LEAST_PROBES:
+            more = self._next_of_best(able)
+            if more is not None:
+                return self._choice(more, "finalists", float(posterior.expected()[at[more.id]]))
             self.stopped_because = (
                 f"no other setting is expected to gain {self.tolerance:.1%} or more"
             )
@@ -61,6 +65,20 @@ class LoaderStrategy:
             guess = ImageCost(ASSUMED_IMAGE_SECONDS, ASSUMED_IMAGE_SECONDS)
             rate = expected_rate(candidate.setting, guess, self.cpus)
         return Choice(candidate, phase, expected_rate=rate)
+
+    def _next_of_best(self, able: list[LoaderCandidate]) -> LoaderCandidate | None:
+        """The best with the next larger number of workers, where it was not probed: a curve that
+        still rises ends no search."""
+        ran = [r for r in self._all() if r.images_per_second]
+        best = max(ran, key=lambda r: r.images_per_second or 0.0).setting
+        same = [
+            c
+            for c in able
+            if c.setting.workers > best.workers
+            and c.setting.model_copy(update={"workers": best.workers}) == best
+        ]
+        wanted = next((n for n in self.space.rungs if n > best.workers), None)
+        return next((c for c in same if c.setting.workers == wanted), None)
 
     def _all(self) -> list[LoaderRecord]:
         return [record for records in self.records.values() for record in records]

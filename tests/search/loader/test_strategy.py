@@ -15,7 +15,7 @@ from search.space import Space
 from search.strategies.strategy import Situation
 from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber, random_machine
 
-FEW = 24  # machines, of which each kind of bound has some
+FEW = 12  # machines, of which each kind of bound has some
 
 
 def space_on(machine: Machine, has_cuda: bool = False) -> Space[LoaderSetting]:

@@ -1,0 +1,134 @@
+"""What `planner data` says: the table, what bounds, the ways out, and what is in the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.environment.host import Host
+from planner.report.data import data_text
+from planner.schema.loading import (
+    DataRecommendation,
+    ItemFault,
+    LoaderBound,
+    LoaderRecord,
+    LoaderSetting,
+    StepRate,
+)
+from planner.schema.setting import TrainSetting
+from planner.units import GIB, MIB
+from search.loader.advice import (
+    Advised,
+    all_faults,
+    bound_line,
+    busy_note,
+    warnings_of,
+    ways_out,
+)
+from search.loader.pictures import PictureSizes
+from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber
+
+HOST = Host(
+    num_cpus=8, usable_cpus=8, memory_bytes=64 * GIB, available_bytes=48 * GIB,
+    shared_memory_bytes=32 * GIB, shared_memory_free_bytes=32 * GIB, file_limit=65536,
+)  # fmt: skip
+SETTING = LoaderSetting(workers=8, pin_memory=False)
+
+
+def record(bound: LoaderBound = "decode", setting: LoaderSetting = SETTING) -> LoaderRecord:
+    """800 images/s of 10 ms each: 6 ms decoding, 4 ms transforming."""
+    found = SimulatedProber(Machine(8, {"torchvision": 0.01, "timm": 0.01})).record(setting)
+    update = {"images_per_second": 800.0, "cpu_seconds_per_image": 0.01, "bound": bound,
+              "stage_seconds": {"decode": 0.006, "transform": 0.004}}  # fmt: skip
+    return found.model_copy(update=update)
+
+
+def advised(bound: LoaderBound = "decode", host: Host = HOST) -> Advised:
+    return Advised(record(bound), [record(bound)], host, SOURCE, PictureSizes(200_000, 0.5))
+
+
+def test_smaller_pictures_are_worth_what_the_stages_say() -> None:
+    """Half of the pixels: 3 of 10 ms are saved, so 800 images/s become 800 / 0.7."""
+    (first, *_) = ways_out(advised())
+    assert "256 px" in first
+    assert "about 1143 images/s instead of 800 (predicted)" in first
+
+
+def test_each_bound_has_its_ways_out() -> None:
+    assert any("shards" in way for way in ways_out(advised("disk")))
+    assert any("bytes and divide" in way for way in ways_out(advised("main process")))
+    assert any("Pin the memory" in way for way in ways_out(advised("copy")))
+    assert any("processors" in way for way in ways_out(advised("transform")))
+
+
+def test_a_loader_that_brings_enough_needs_no_way_out() -> None:
+    step = StepRate(model="m", gpu="g", setting=TrainSetting(), images_per_second=500.0,
+                    uncertainty=0.35, bound="step")  # fmt: skip
+    assert ways_out(replace(advised(), step=step)) == []
+    slow = step.model_copy(update={"bound": "loader", "needed_cpus": 20.0})
+    assert any("need about 20 of them" in way for way in ways_out(replace(advised(), step=slow)))
+
+
+def test_what_bounds_is_said_with_its_figures() -> None:
+    said = bound_line(advised())
+    assert "bound by decode" in said
+    assert "10 ms of a processor" in said
+    assert "8 processors were busy for 100%" in said
+
+
+def test_processors_that_others_used_are_told() -> None:
+    assert busy_note(advised()) == ""
+    alone = advised().chosen.model_copy(update={"images_per_second": 200.0})
+    assert "25% of the processors" in busy_note(replace(advised(), chosen=alone))
+
+
+def test_what_is_in_the_way_is_told_with_the_way_out() -> None:
+    small = replace(
+        HOST, shared_memory_bytes=64 * MIB, quota_cpus=2.0, file_limit=256, governor="powersave",
+        container="docker", memory_limit_bytes=100 * MIB,
+    )  # fmt: skip
+    cold = record().model_copy(update={"cold_share": 0.9})
+    said = " ".join(warnings_of(small, SOURCE, [cold], ()))
+    for words in ("--shm-size=8g", "time of 2", "ulimit -n", "powersave", "90% of what",
+                  "larger than the memory"):  # fmt: skip
+        assert words in said
+    assert warnings_of(HOST, SOURCE, [record()], ()) == []
+    assert "remount" in warnings_of(replace(small, container=None), SOURCE, [], ())[0]
+
+
+def test_broken_items_are_added_up() -> None:
+    fault = ItemFault(item="a.jpg", message="truncated", count=2)
+    other = ItemFault(item="b.jpg", message="empty")
+    broken = record().model_copy(update={"faults": (other, fault)})
+    source = SOURCE.model_copy(update={"faults": (other,)})
+    assert [(f.item, f.count) for f in all_faults(source, [broken, broken])] == [
+        ("a.jpg", 4),
+        ("b.jpg", 3),
+    ]
+
+
+def test_the_answer_has_the_loader_its_rate_and_the_rest() -> None:
+    step = StepRate(model="native:swin_tiny", gpu="rtx 3060", setting=TrainSetting(),
+                    images_per_second=1000.0, uncertainty=0.35, bound="loader",
+                    needed_cpus=10.0)  # fmt: skip
+    found = DataRecommendation(
+        data=SOURCE, date="2026-11-22", setting=SETTING, evidence=record(), num_probes=5,
+        num_candidates=26, stopped_because="it was interrupted", step=step,
+        faults=(ItemFault(item="a.jpg", message="truncated", count=3),),
+    )  # fmt: skip
+    text = data_text(found)
+    assert "torchvision, 8 workers × 2" in text
+    assert "10 ms" in text
+    assert "1000 images/s (650 to 1350; predicted" in text
+    assert "The loader bounds" in text
+    assert "a.jpg: truncated (3 times)" in text
+    assert "5 probes of 26 loaders; the search ended because it was interrupted." in text
+
+
+def test_nothing_is_said_to_be_nothing() -> None:
+    found = DataRecommendation(
+        data=SOURCE, date="2026-11-22", setting=None, evidence=None, num_probes=1,
+        stopped_because="it was so", advice="Do this.",
+    )  # fmt: skip
+    assert data_text(found).startswith(
+        "Nothing loads /data/simulated after 1 probe: it was so.\nDo this."
+    )
