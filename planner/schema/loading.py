@@ -138,9 +138,10 @@ class LoaderRecord(BaseModel):
 
     `batch_seconds` are the times between batches in a steady state, after the workers' start and
     what they had prefetched meanwhile. `cpu_seconds_per_image` counts all processes of the loader.
-    `stage_seconds` are of one image, as timed in one process without others; what a user's Dataset
-    does with an item is its `transform`. `shared_memory_bytes` are at least what all batches that
-    may wait take, as they do where a training is slower than its loader.
+    `stage_seconds` are of one image, as timed in one process without others: of the processor, but
+    of the clock where reading, or a user's own Dataset (all of it is `transform`), may wait.
+    `shared_memory_bytes` are at least what all batches that may wait take, as they do where a
+    training is slower than its loader.
     `host` holds what bounds a loader on that machine: processors, quota, shared memory.
     """
 

@@ -29,15 +29,17 @@ T = TypeVar("T")
 
 
 class _Clock:
-    """Adds up the seconds of each stage."""
+    """Adds up the seconds of each stage: of this thread's processor, which other programs do not
+    lengthen, or of the clock on the wall, where the stage may wait for something."""
 
     def __init__(self) -> None:
         self.seconds: dict[LoaderStage, float] = {}
 
-    def time(self, stage: LoaderStage, work: Callable[[], T]) -> T:
-        began = time.perf_counter()
+    def time(self, stage: LoaderStage, work: Callable[[], T], waits: bool = False) -> T:
+        clock = time.perf_counter if waits else time.thread_time
+        began = clock()
         done = work()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - began
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + clock() - began
         return done
 
 
@@ -98,15 +100,17 @@ def _loading(dataset: Dataset[Any], clock: _Clock) -> Callable[[int], Any]:
     """How one item is loaded and timed: ours in their steps, another's as a whole."""
     if isinstance(dataset, PictureSet):
         return lambda number: _finish(
-            dataset, clock.time("read", lambda: dataset.items.read(number)), clock
+            dataset, clock.time("read", lambda: dataset.items.read(number), waits=True), clock
         )
     if isinstance(dataset, PictureStream):
         samples = iter(dataset.shards)
-        return lambda _: _finish(dataset, clock.time("read", lambda: next(samples))[1:], clock)
+        return lambda _: _finish(
+            dataset, clock.time("read", lambda: next(samples), waits=True)[1:], clock
+        )
     if isinstance(dataset, IterableDataset):
         stream = iter(dataset)
-        return lambda _: clock.time("transform", lambda: next(stream))
-    return lambda number: clock.time("transform", lambda: dataset[number])
+        return lambda _: clock.time("transform", lambda: next(stream), waits=True)
+    return lambda number: clock.time("transform", lambda: dataset[number], waits=True)
 
 
 def _finish(

@@ -178,6 +178,14 @@ def test_the_rate_is_what_the_items_take(probe: Probe) -> None:
     assert four.images_per_second > 1.5 * one.images_per_second
 
 
+def test_stages_count_what_waits_and_not_what_others_take(probe: Probe) -> None:
+    """A user's own item is timed on the wall: this one sleeps and takes no processor."""
+    record = probe("Sleeping", workers=0)
+    assert record.stage_seconds["transform"] >= Sleeping.SECONDS
+    assert record.cpu_seconds_per_image is not None
+    assert record.cpu_seconds_per_image < Sleeping.SECONDS
+
+
 def test_pinning_without_a_device_is_said_and_not_done(probe: Probe) -> None:
     record = probe("Good", pin_memory=True)
     assert record.status == "measured"
