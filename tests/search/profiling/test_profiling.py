@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from planner.report.profile import profile_text, sums
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.profile import ProfiledPart, ProfileRecord
 from planner.throughput.prediction import WAITING, DeviceRates
-from search.probe.protocol import TRACE_FILE, ProbeRequest, ProfileOrder
+from search.probe.protocol import SNAPSHOT_FILE, TRACE_FILE, ProbeRequest, ProfileOrder
 from search.profiling import profiling
 from search.profiling.attribution import Attribution, Key
 from search.profiling.comparing import FUSED_KINDS, gap_notes, parts_of, predict, treatment_of
@@ -156,3 +158,27 @@ def test_a_treatment_is_a_lever_that_keeps_the_recipe() -> None:
     assert any(f"({lever.says})" in said for lever in LEVERS if lever.effect != "recipe")
     other = request_of("tiny").model
     assert treatment_of("pointwise", other, SETTING, RATES, None) == "", "none is traced for it"
+
+
+def test_on_a_gpu_the_allocator_s_history_of_a_step_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part that only CUDA has, with its history in a stand-in: no GPU is here."""
+    pytest.importorskip("torch")
+    from search.probe.worker import profiling as worker
+    from search.probe.worker.meter import make_meter
+    from search.probe.worker.phases import StepPhases
+    from search.probe.worker.subject import build_training
+
+    def history(device: object, call: Callable[[], object], stacks: str) -> dict[str, object]:
+        call()
+        return {"segments": [], "stacks": stacks}
+
+    monkeypatch.setattr(worker, "record_history", history)
+    training = build_training(ProbeRequest(model=MODEL, setting=SETTING))
+    training.device_type = "cuda"
+    order = ProfileOrder(folder=str(tmp_path), steps=1)
+    worker.profile_steps(training, make_meter("cpu"), StepPhases(), order)
+    kept = pickle.loads((tmp_path / SNAPSHOT_FILE).read_bytes())
+    assert kept == {"segments": [], "stacks": "python"}
+    assert not read_trace(tmp_path / TRACE_FILE).kernels
