@@ -79,7 +79,10 @@ def test_a_kernel_counts_as_what_launched_it_in_the_phase_of_its_launch() -> Non
             op("aten::linear", 0, 20),
             op("aten::addmm", 5, 15),
             launch(8, 1),
-            kernel("volta_sgemm_32x128_tn", 10, 110, 1),  # still runs when backward began
+            kernel("volta_sgemm_32x128_tn", 10, 110, 1),
+            op("aten::add", 30, 35),
+            launch(31, 3),
+            kernel("elementwise_kernel", 110, 115, 3),  # begins when the host is in backward
             mark("backward", 50, 200),
             op("autograd::engine::evaluate_function: AddmmBackward0", 60, 90, AUTOGRAD),
             op("aten::mm", 65, 85, AUTOGRAD),
@@ -89,8 +92,8 @@ def test_a_kernel_counts_as_what_launched_it_in_the_phase_of_its_launch() -> Non
     )
     assert found.on_device
     assert seconds(found) == {
-        ("forward", "matmul"): 100, ("forward", WAITING): 10,
-        ("backward", "matmul"): 60, ("backward", WAITING): 30,
+        ("forward", "matmul"): 100, ("forward", "pointwise"): 5, ("forward", WAITING): 10,
+        ("backward", "matmul"): 60, ("backward", WAITING): 25,
     }  # fmt: skip
 
 
