@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from planner.schema.loading import FedRecord
 from planner.schema.result import Recommendation
-from tests.cli.test_tune import TINY, planner
+from tests.cli.test_tune import TINY, command, environment, planner
 from tests.search.feeding.pictures import make_folder
 
 FEW = ["--trials", "2", "--no-baseline", "--precision", "fp32", "--checkpointing", "none"]
@@ -65,6 +67,34 @@ def test_data_of_which_nothing_loads_leave_the_step(tmp_path: Path) -> None:
     assert found.feeding is None
     said = [note for note in found.notes if "data could not be measured" in note]
     assert len(said) == 1, found.notes
+
+
+@pytest.mark.workers
+def test_an_interrupt_while_loaders_are_probed_ends_with_the_step(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "pictures", side=64)
+    run = tmp_path / "run"
+    tuner = subprocess.Popen(
+        command("tune", *TINY, *FEW, "--data", str(folder), "--output", str(run)),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        start_new_session=True,
+        # A suite started in the background ignores interrupts, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert tuner.stderr is not None
+    told = iter(tuner.stderr.readline, "")
+    assert any("loaders;" in line for line in told), "the loader's search began"
+    tuner.send_signal(signal.SIGINT)
+    out, err = tuner.communicate(timeout=120)
+    assert tuner.returncode == 130, err
+    assert "Recommended for native:swin_tiny" in out
+    assert "Traceback" not in err
+    found = Recommendation.model_validate_json((run / "recommendation.json").read_text())
+    assert found.setting is not None
+    assert found.feeding is None or found.feeding.together is None
+    left = subprocess.run(
+        ["ps", "-o", "pid=", "-s", str(tuner.pid)], capture_output=True, text=True
+    )
+    assert left.stdout.strip() == ""
 
 
 @pytest.mark.parametrize(
