@@ -245,6 +245,14 @@ $ema_made    waits = Waits(device)
         steps_per_epoch = data.sampler.num_batches // ACCUMULATE
         if steps_per_epoch == 0:
             raise SystemExit("there are fewer images than one optimizer step takes")
+    watch = None
+    if options.watch is not None:
+        import planner  # to watch only: 'planner explain DIR' reads what it writes
+
+        plan = options.watch if (options.watch / "recommendation.json").is_file() else None
+        watch = planner.watch(plan, options.watch, device=str(device))
+        watch.open()
+        batches = iter(watch.batches(batches))
     steps = options.steps or options.epochs * steps_per_epoch
     warmup = max(1, min(options.warmup_epochs * steps_per_epoch, steps // 10))
 $scheduled    profiled = profiler(options.profile if rank == 0 else None)
@@ -253,6 +261,8 @@ $scheduled    profiled = profiler(options.profile if rank == 0 else None)
         loss = optimizer_step(call, model, ${optimizer}scaler$ema_argument, batches)
 $stepped        if profiled is not None:
             profiled.step()
+        if watch is not None:
+            watch.step(loss=loss, scaler=scaler)
         images += BATCH_SIZE * ACCUMULATE * WORLD_SIZE
         if step % options.log_every == 0 or step == steps:
             value = float(loss)  # waits for the device: the time below is of finished steps
@@ -277,8 +287,12 @@ $stepped        if profiled is not None:
                 state = {"model": model.state_dict(), "step": step$ema_saved}
                 torch.save(state, options.output)
             since += time.perf_counter() - paused
+            if watch is not None:
+                watch.skip(time.perf_counter() - paused)
     if profiled is not None:
         profiled.stop()
+    if watch is not None:
+        watch.close()
 """
 )
 
@@ -339,6 +353,7 @@ $pretrained\
     parser.add_argument("--device", default=$device)
     parser.add_argument("--output", type=Path, default=None, help="checkpoint file")
     parser.add_argument("--profile", type=Path, default=None, help="folder: a trace of 3 steps")
+    parser.add_argument("--watch", type=Path, metavar="DIR", help="planner.watch writes there")
     options = parser.parse_args()
 $asked\
     if options.synthetic and not options.steps:

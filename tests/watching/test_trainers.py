@@ -15,6 +15,8 @@ from torch import nn
 
 import planner
 from planner.libraries.missing_operators import declare_missing_operators
+from planner.schema import TrainSetting
+from tests.trainers.cases import recommendation, tiny
 from tests.watching.loops import BATCH, CLASSES, IMAGES, Loop, end, events, lines, loader, of_kind
 
 declare_missing_operators()  # of torchvision, which trainers import
@@ -177,6 +179,23 @@ def test_timms_script_runs_as_it_is(tmp_path: Path, name: str) -> None:
     assert counted_images(tmp_path) == 2 * BATCH
     assert lines(tmp_path)[0]["versions"]["timm"]
     assert "faults" not in end(tmp_path)
+
+
+def test_the_emitted_script_is_watched_on_request(tmp_path: Path) -> None:
+    setting = TrainSetting(batch_size=4, accumulate=2, precision="fp32")
+    plan = recommendation(tiny(), setting)
+    plan = plan.model_copy(update={"device": plan.device.model_copy(update={"kind": "cpu"})})
+    (tmp_path / "train.py").write_text(planner.emit(plan, "pytorch").text)
+    done = subprocess.run(
+        [sys.executable, "train.py", "--synthetic", "--steps", "8", "--watch", "RUN"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "planner.watch" not in done.stderr
+    last = end(tmp_path / "RUN")
+    assert (last["status"], last["step"]) == ("finished", 8)
+    assert last["steady"]["images"] == 3 * 8
+    assert last["steady"]["micro_steps"] == 3 * 2
 
 
 TIMM_CHECKOUT = os.environ.get("TIMM_CHECKOUT")
