@@ -47,9 +47,11 @@ def _heading(found: ProfileRecord) -> str:
     probe = found.probe
     lines = [
         f"{probe.model.title} on {probe.device.name}: {describe_setting(probe.setting)}",
-        f"{format_seconds(found.step_seconds)} a step measured ({len(probe.step_seconds)} steps); "
-        f"{format_seconds(found.profiled_step_seconds)} under the profiler ({found.num_steps} "
-        f"steps), {found.overhead:.2f} × as long. The measured seconds below are of the latter.",
+        f"{format_seconds(found.step_seconds)} a step measured "
+        f"({_steps(len(probe.step_seconds))}); "
+        f"{format_seconds(found.profiled_step_seconds)} under the profiler "
+        f"({_steps(found.num_steps)}), {found.overhead:.2f} × as long. The measured seconds below "
+        "are of the latter.",
     ]
     if found.predicted_step_seconds is not None:
         lines.append(
@@ -57,6 +59,10 @@ def _heading(found: ProfileRecord) -> str:
             f"±{found.uncertainty:.0%} ({found.basis})."
         )
     return "\n".join(_wrap(line) for line in lines)
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
 
 
 def _compared(what: str, found: ProfileRecord, key: Callable[[ProfiledPart], str]) -> str:
