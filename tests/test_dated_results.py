@@ -12,7 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.benchmarks import estimate_speed, other_tools, simulated_report, strategy_report
+from tests.benchmarks import (
+    attention,
+    estimate_speed,
+    other_tools,
+    simulated_report,
+    strategy_report,
+)
 from tests.benchmarks.dated import RESULTS, latest_results
 
 TRUTH = Path(__file__).with_name("truth")
@@ -132,3 +138,12 @@ def test_a_search_that_is_left_alone_ends_by_itself() -> None:
     assert int(unlimited["ended_by_itself"]) >= 0.95 * int(unlimited["devices"])
     assert float(unlimited["probes_to_arrive_median"]) <= 7
     assert float(unlimited["probes_to_arrive_p90"]) <= 12
+
+
+def test_the_docs_show_the_newest_attention() -> None:
+    """Every installed library at the guide's shape, and no wrong result."""
+    page = attention.PAGE.read_text(encoding="utf-8")
+    records = attention.latest()
+    assert attention.table(records) in page
+    assert {record.case.library for record in records} >= {"native", "timm", "torchvision"}
+    assert not [record for record in records if record.status == "disagrees"]

@@ -13,12 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.schema.bench import BenchCase, BenchOutcome
 
+DEADLINE_SECONDS, COMPILED_DEADLINE_SECONDS = 90.0, 420.0
 # Its arguments are the file descriptor to answer on and the order.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "planner.benches.worker")
 
 
 class Order(BaseModel):
-    """Time `cases` in turn on `device` ("cpu", "cuda:N"), each within `deadline_seconds`.
+    """Time `cases` in turn on `device` ("cpu", "cuda:N"), each within `deadline_seconds` (None:
+    what `deadline_of` gives it).
 
     Timing a case ends once the median is known to ±`median_precision` (95%), and after
     `max_measure_seconds` in any case.
@@ -28,9 +30,14 @@ class Order(BaseModel):
 
     cases: tuple[BenchCase, ...]
     device: str
-    deadline_seconds: Annotated[float, Field(gt=0)]
+    deadline_seconds: Annotated[float, Field(gt=0)] | None = None
     median_precision: Annotated[float, Field(gt=0)] = 0.01
     max_measure_seconds: Annotated[float, Field(gt=0)] = 3.0
+
+    def deadline_of(self, case: BenchCase) -> float:
+        """Seconds: compiling attention takes a minute on two busy cores."""
+        usual = COMPILED_DEADLINE_SECONDS if case.is_compiled else DEADLINE_SECONDS
+        return self.deadline_seconds or usual
 
 
 class Answer(BaseModel):

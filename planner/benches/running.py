@@ -23,17 +23,16 @@ from search.probe.failure import count_kernel_kills, judge_death
 from search.probe.parent.environment import probe_environment
 from search.probe.parent.supervised import Ended, run_supervised
 
-DEADLINE_SECONDS = 180.0
 # Until the first case begins: torch and a library are imported, from a network disk in a minute.
 IMPORT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds: of one case, of the timing in it, and of all (None: no limit); and how well the
-    median is to be known, as a share."""
+    """Seconds: of one case (None: as `Order.deadline_of`), of the timing in it, and of all (None:
+    no limit); and how well the median is to be known, as a share."""
 
-    deadline_seconds: float = DEADLINE_SECONDS
+    deadline_seconds: float | None = None
     measure_seconds: float = 3.0
     budget_seconds: float | None = None
     median_precision: float = 0.01
@@ -82,9 +81,8 @@ class _Run:
             max_measure_seconds=limits.measure_seconds,
         )
         self.end = end
-        self.deadline = time.monotonic() + IMPORT_SECONDS + limits.deadline_seconds
+        self.deadline = time.monotonic() + IMPORT_SECONDS + self.order.deadline_of(cases[0])
         self.is_cut_short = False
-        self.number = 0
         self.phase = "import"
         self.found: list[BenchOutcome] = []
         self._rest = b""
@@ -113,13 +111,14 @@ class _Run:
                 self.phase = "start"
             elif answer.phase:
                 if answer.phase == "build":
-                    self.deadline = time.monotonic() + self.order.deadline_seconds
+                    case = self.order.cases[answer.number]
+                    self.deadline = time.monotonic() + self.order.deadline_of(case)
                 self.phase = answer.phase
 
     def _judge(self, ended: Ended, kills: int | None) -> BenchOutcome:
         """The outcome of the case in which the process ended."""
         if ended.late:
-            seconds = self.order.deadline_seconds
+            seconds = self.order.deadline_of(self.order.cases[len(self.found)])
             return BenchOutcome(
                 status="timed_out", message=f"not done after {seconds:g} s, in {self.phase}"
             )

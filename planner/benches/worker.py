@@ -113,7 +113,7 @@ def measure(
     enter("warm-up")
     step_seconds = _warm_up(subject, meter, request)
     enter("measure")
-    rule = StopRule(request, time.monotonic(), started + order.deadline_seconds)
+    rule = StopRule(request, time.monotonic(), started + order.deadline_of(case))
     samples = _sample(subject, meter, rule)
     both = [sum(sample) for sample in samples]
     return BenchOutcome(

@@ -41,7 +41,9 @@ def command() -> None:
               help="Images at MODEL's stages (64 on a GPU, 2 on the CPU).")  # fmt: skip
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 …")
 @click.option("--budget", metavar="TIME", help="Stop within this time: 90s, 10m.")
-@click.option("--deadline", metavar="TIME", help="Give a case up after this time (3m).")
+@click.option(
+    "--deadline", metavar="TIME", help="Give a case up after this time (90s; compiled 7m)."
+)
 @click.option("--measure", metavar="TIME", help="Time a case for so long at most (3s).")
 @click.option("--output", metavar="FILE", default="bench.jsonl", show_default=True,
               help="Append the records here, one JSON line each.")  # fmt: skip

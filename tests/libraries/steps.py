@@ -31,6 +31,15 @@ needs_checkout = pytest.mark.skipif(
 )
 
 
+def require(library: str) -> None:
+    """Skips where the library's real module is not here."""
+    if library == "microsoft":
+        if named_checkout() is None:
+            pytest.skip(f"the real module needs a checkout: set {CHECKOUT_VARIABLE} to one")
+    elif library != "native" and find_spec(library) is None:
+        pytest.skip(f"not installed: {library}")
+
+
 def assert_equal_to_trace(config: SwinConfig, setting: TrainSetting) -> None:
     """Event by event with the real module on fake tensors, under CUDA's rules."""
     spec = find_library(config.library)

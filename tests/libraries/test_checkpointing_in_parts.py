@@ -22,8 +22,7 @@ from tests.libraries.steps import (
     assert_equal_to_cpu,
     assert_equal_to_trace,
     name_of,
-    needs,
-    needs_checkout,
+    require,
     setting_of,
 )
 
@@ -32,12 +31,7 @@ SMALL: dict[str, Any] = {
     "image_size": 56, "depths": (2, 2), "num_heads": (3, 6), "embed_dim": 48, "num_classes": 10,
     "drop_path_rate": 0.2,
 }  # fmt: skip
-INSTALLED = [
-    "native",
-    *(pytest.param(name, marks=needs("torch", name))
-      for name in ("timm", "torchvision", "transformers")),
-    pytest.param("microsoft", marks=needs_checkout),
-]  # fmt: skip
+LIBRARIES = ("native", "timm", "torchvision", "transformers", "microsoft")
 IN_PARTS = ("blocks:3", "blocks:every-2", "selective")
 
 
@@ -45,42 +39,49 @@ def small(library: str, version: int = 1, **fields: Any) -> SwinConfig:
     return SwinConfig.model_validate({**SMALL, "library": library, "version": version, **fields})
 
 
-@pytest.mark.parametrize("library", INSTALLED)
-@pytest.mark.parametrize(
-    ("version", "checkpointing", "precision"),
-    covering((1, 2), IN_PARTS, ("bf16", "fp32", "fp16", "pure-bf16"), pairs=[(0, 1)]),
-)
-def test_a_step(library: str, version: int, checkpointing: str, precision: str) -> None:
-    """With each attention that the library has."""
-    config = small(library, version)
-    for attention in find_library(library).attentions(config):
-        asked = {"precision": precision, "attention": attention, "checkpointing": checkpointing}
-        assert_equal_to_trace(config, setting_of(asked))
+def has(library: str, version: int, checkpointing: str, precision: str, attention: str) -> bool:
+    return attention in find_library(library).attentions(small(library, version))
 
 
-@pytest.mark.parametrize("library", ["native", pytest.param("timm", marks=needs("timm"))])
 @pytest.mark.parametrize(
-    ("fields", "changes"),
-    [
-        ({"attn_drop_rate": 0.1, "drop_rate": 0.1}, {"attention": "sdpa"}),
-        ({"attn_drop_rate": 0.1, "drop_rate": 0.1}, {"attention": "eager"}),
-        ({"image_size": (60, 76)}, {"accumulate": 2, "clip_grad": True}),
-        ({}, {"lora_rank": 4}),
-        ({}, {"frozen_stages": 1, "batch_size": 5}),
-    ],
-    ids=name_of,
-)
-def test_a_selective_step(library: str, fields: dict[str, Any], changes: dict[str, Any]) -> None:
+    ("library", "version", "checkpointing", "precision", "attention"),
+    covering(
+        LIBRARIES, (1, 2), IN_PARTS, ("bf16", "fp32", "fp16", "pure-bf16"), ("eager", "sdpa"),
+        pairs=[(0, 1), (0, 2), (0, 4)], possible=has,
+    ),
+)  # fmt: skip
+def test_a_step(
+    library: str, version: int, checkpointing: str, precision: str, attention: str
+) -> None:
+    require(library)
+    asked = {"precision": precision, "attention": attention, "checkpointing": checkpointing}
+    assert_equal_to_trace(small(library, version), setting_of(asked))
+
+
+SELECTIVE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"attn_drop_rate": 0.1, "drop_rate": 0.1}, {"attention": "sdpa"}),
+    ({"attn_drop_rate": 0.1, "drop_rate": 0.1}, {"attention": "eager"}),
+    ({"image_size": (60, 76)}, {"accumulate": 2, "clip_grad": True}),
+    ({}, {"lora_rank": 4}),
+    ({}, {"frozen_stages": 1, "batch_size": 5}),
+]
+
+
+@pytest.mark.parametrize(("library", "step"), covering(("native", "timm"), SELECTIVE), ids=name_of)
+def test_a_selective_step(library: str, step: tuple[dict[str, Any], dict[str, Any]]) -> None:
     """Attention that drops out within its kernel is computed again; all else that draws is too."""
+    require(library)
+    fields, changes = step
     asked = setting_of({"checkpointing": "selective", **changes})
     assert_equal_to_trace(small(library, 1, **fields), asked)
 
 
-@pytest.mark.parametrize("library", INSTALLED)
 @pytest.mark.parametrize(
-    ("version", "checkpointing"), covering((1, 2), ("selective", "blocks:3"), pairs=[(0, 1)])
+    ("library", "version", "checkpointing"),
+    covering(LIBRARIES, (1, 2), ("selective", "blocks:3"), pairs=[(0, 1), (0, 2)]),
 )
 def test_real_tensors(library: str, version: int, checkpointing: str) -> None:
+    require(library)
     import torch
 
     asked = {"precision": "fp32", "attention": "eager", "batch_size": 3}
