@@ -48,6 +48,8 @@ def command(**given: Any) -> int:
     from search.result_file import ResultNotWrittenError
 
     refuse_empty(given)
+    options: Any = dict(said_options(LoaderOptions, given))
+    LoaderOptions.of(options)  # before any picture is made
     show = make_progress(describe_data_progress)
     with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
         unwritten: ResultNotWrittenError | None = None
@@ -57,7 +59,7 @@ def command(**given: Any) -> int:
                 model=given["model"],
                 gpu=given["gpu"],
                 on_progress=show,
-                **dict(said_options(LoaderOptions, given)),
+                **options,
             )
         except KeyboardInterrupt:
             show.close()

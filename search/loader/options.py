@@ -24,10 +24,10 @@ from search.options import (
     read_keywords,
     refuse,
 )
+from search.strategies.strategy import TOLERANCE
 from search.study.study import STUDY_NAME
 
 STRATEGIES = ("planner", "grid", "random", "tpe")
-TOLERANCE = 0.003  # a probe costs seconds: less than tune's. A judgement, held by simulations
 BATCH_SIZE = 64  # as an estimate's, unless another is asked for
 _MANY = 1 << 40
 _MOST_PREFETCH = 1 << 16

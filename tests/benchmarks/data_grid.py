@@ -25,7 +25,7 @@ from planner.schema.loading import LoaderRecord, LoaderSetting, Pipeline
 from planner.units import format_seconds, parse_seconds
 from search.limits import Limits
 from search.loader.finding import deadline
-from search.loader.options import TOLERANCE, read_pipelines
+from search.loader.options import read_pipelines
 from search.loader.prober import LoaderProber
 from search.loader.probing import PACKAGES
 from search.loader.result import Loader, choose_loader, measured_loaders
@@ -35,7 +35,7 @@ from search.loader.study import LoaderIdentity
 from search.probe.device import describe_device, versions
 from search.session import Session
 from search.space import Space, setting_id
-from search.strategies.strategy import Choice
+from search.strategies.strategy import TOLERANCE, Choice
 from search.study.records import append_records, read_records
 from search.study.study import MemoryStudy
 

@@ -7,12 +7,11 @@ from collections.abc import Iterable
 import pytest
 
 from planner.schema.loading import LoaderRecord, LoaderSetting, LoaderStatus, Pipeline
-from search.loader.options import TOLERANCE
 from search.loader.result import choose_loader, measured_loaders
 from search.loader.space import make_loader_space
 from search.loader.strategy import LoaderStrategy, most_workers
 from search.space import Space
-from search.strategies.strategy import Situation
+from search.strategies.strategy import TOLERANCE, Situation
 from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber, random_machine
 
 FEW = 12  # machines, of which each kind of bound has some
@@ -109,3 +108,21 @@ def test_others_that_probe_are_left_alone() -> None:
     busy = [c.id for c in space.candidates]
     assert strategy.ask(Situation(busy=busy)) is None
     assert "probed" in strategy.stopped_because
+
+
+def test_a_curve_that_still_rises_ends_no_search() -> None:
+    """Nothing is expected to gain as much as was asked for: the next number of workers is probed
+    all the same, and only once the best has one above it that is no better the search ends."""
+    machine = Machine(8, {"torchvision": 0.01}, noise=0.0)
+    space, prober = space_on(machine), SimulatedProber(machine)
+    strategy = LoaderStrategy(space, 8, tolerance=0.99)
+    plain = {(c.setting.workers, c.setting.prefetch_factor): c for c in space.candidates}
+    for key in ((0, None), (4, 2), (6, 2)):
+        strategy.tell(plain[key], prober.record(plain[key].setting))
+    choice = strategy.ask(Situation())
+    assert choice is not None
+    assert (choice.candidate, choice.phase) == (plain[8, 2], "finalists")
+    slower = prober.record(plain[8, 2].setting).model_copy(update={"images_per_second": 300.0})
+    strategy.tell(plain[8, 2], slower)
+    assert strategy.ask(Situation()) is None
+    assert "expected to gain 99.0%" in strategy.stopped_because
