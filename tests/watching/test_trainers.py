@@ -162,7 +162,7 @@ if "fail" in sys.argv[0]:
 """
 
 
-@pytest.mark.parametrize("name", ["train.py", "fail.py"])
+@pytest.mark.parametrize("name", ["train.py", pytest.param("fail.py", marks=pytest.mark.trainers)])
 def test_timms_script_runs_as_it_is(tmp_path: Path, name: str) -> None:
     script = tmp_path / name
     script.write_text(LIKE_TRAIN)
@@ -181,6 +181,7 @@ def test_timms_script_runs_as_it_is(tmp_path: Path, name: str) -> None:
     assert "faults" not in end(tmp_path)
 
 
+@pytest.mark.trainers
 def test_the_emitted_script_is_watched_on_request(tmp_path: Path) -> None:
     setting = TrainSetting(batch_size=4, accumulate=2, precision="fp32")
     plan = recommendation(tiny(), setting)
@@ -189,6 +190,7 @@ def test_the_emitted_script_is_watched_on_request(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "train.py", "--synthetic", "--steps", "8", "--watch", "RUN"],
         capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert "planner.watch" not in done.stderr
