@@ -73,17 +73,20 @@ class AffineLedger:
         assert recorded.batch_size == HUGE
         events, slopes = list(recorded.events), {}
         for index, event in enumerate(events):
-            if type(event) is Allocated and event.num_bytes >= HUGE // 2:
-                slope, fixed = _digits(event.num_bytes)
-                slopes[index] = slope, 0
-                events[index] = event._replace(num_bytes=fixed + 2 * slope)
-            elif type(event) is Computed and max(event.num_bytes, event.flops) >= HUGE // 2:
-                slope, fixed = _digits(event.num_bytes)
-                flops_slope, fixed_flops = _digits(event.flops)
-                slopes[index] = slope, flops_slope
-                events[index] = event._replace(
-                    num_bytes=fixed + 2 * slope, flops=fixed_flops + 2 * flops_slope
-                )
+            if type(event) is Allocated:
+                storage, num_bytes, label, path = event
+                if num_bytes >= HUGE // 2:
+                    slope, fixed = _digits(num_bytes)
+                    slopes[index] = slope, 0
+                    events[index] = _new(Allocated, (storage, fixed + 2 * slope, label, path))
+            elif type(event) is Computed:
+                name, kind, dtype, flops, num_bytes, kernels, path = event
+                if num_bytes >= HUGE // 2 or flops >= HUGE // 2:
+                    slope, fixed = _digits(num_bytes)
+                    flops_slope, fixed_flops = _digits(flops)
+                    slopes[index] = slope, flops_slope
+                    at_two = fixed_flops + 2 * flops_slope, fixed + 2 * slope
+                    events[index] = _new(Computed, (name, kind, dtype, *at_two, kernels, path))
         return cls(replace(recorded, events=tuple(events), batch_size=2), slopes)
 
     def check(self, third: Ledger) -> None:
@@ -111,7 +114,7 @@ class AffineLedger:
             name, kind, dtype, flops, num_bytes, kernels, path = event
             done = flops + more * flops_slope, num_bytes + more * slope
             events[index] = _new(Computed, (name, kind, dtype, *done, kernels, path))
-        return replace(self.at, events=tuple(events), batch_size=batch_size)
+        return replace(self.at, events=tuple(events), batch_size=batch_size, like=self.at)
 
     @cached_property
     def _growing_storages(self) -> list[tuple[int, int, int, int, str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from planner.ledger import Allocated, Category, Computed, Event, Freed, Ledger, Marked, Tagged
+from planner.ledger import Allocated, Category, Event, Freed, Ledger, Marked, Tagged
 from planner.memory.caching_allocator import rounded
 from planner.schema import Model, SwinConfig, TrainSetting
 
@@ -103,7 +103,7 @@ def has_known_graphs(model: Model, setting: TrainSetting) -> bool:
 
 def is_compiled(ledger: Ledger) -> bool:
     """Whether these are the kernels of a compiled graph, not the operations of eager code."""
-    return any(type(event) is Computed and is_kernel(event.name) for event in ledger.events)
+    return any(map(is_kernel, ledger.operation_names))
 
 
 def is_kernel(name: str) -> bool:
@@ -142,7 +142,9 @@ def in_graph_pool(ledger: Ledger) -> Ledger:
     numbers = (event.storage for event in ledger.events if isinstance(event, Allocated))
     events = tuple(_pooled(ledger.events, own, pool, max(numbers) + 1))
     note = "CUDA graphs hold a pool of their own at its high-water mark, through the optimizer too"
-    return replace(ledger, events=events, notes=(*ledger.notes, note), pooled_saved_bytes=saved)
+    return replace(
+        ledger, events=events, notes=(*ledger.notes, note), pooled_saved_bytes=saved, like=None
+    )
 
 
 def _course(events: Iterable[Event], own: dict[int, int]) -> tuple[int, int, int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 Category = Literal[
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries"
@@ -83,6 +84,12 @@ class Ledger:
     notes: tuple[str, ...] = field(default=())
     # What forward saves in a pool that is never given back, so that no growth shows it.
     pooled_saved_bytes: int = 0
+    # One with the same events but for their sizes: what does not depend on sizes is read off it,
+    # once for all batches.
+    like: Ledger | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        assert self.like is None or len(self.like.events) == len(self.events)
 
     def __hash__(self) -> int:
         """Without a look at every event: ledgers are kept by what is read of them."""
@@ -92,11 +99,31 @@ class Ledger:
         """(phase, operation) of optimizer step `step`, in order; phase is forward, backward,
         optimizer or zero_grad, and optimizer too where it steps in backward. A validation after it
         is no part of it."""
-        phase_ends = [(i, e) for i, e in enumerate(self.events) if isinstance(e, Marked)]
-        start = 0
-        for end, mark in phase_ends:
-            if mark.step == step and mark.phase != "validation":
-                for event in self.events[start:end]:
-                    if isinstance(event, Computed):
-                        yield "optimizer" if event.path == IN_BACKWARD else mark.phase, event
-            start = end
+        events: Sequence[Any] = self.events
+        return ((phase, events[place]) for phase, place in self._work.get(step, ()))
+
+    @cached_property
+    def operation_names(self) -> frozenset[str]:
+        """The names of all operations."""
+        if self.like is not None:
+            return self.like.operation_names
+        return frozenset(event.name for event in self.events if type(event) is Computed)
+
+    @cached_property
+    def _work(self) -> dict[int, list[tuple[str, int]]]:
+        """By optimizer step, (phase, index) of its operations."""
+        if self.like is not None:
+            return self.like._work
+        found: dict[int, list[tuple[str, int]]] = {}
+        run: list[tuple[int, str]] = []  # (index, path) of the operations since the last mark
+        for index, event in enumerate(self.events):
+            if type(event) is Computed:
+                run.append((index, event.path))
+            elif type(event) is Marked:
+                if event.phase != "validation":
+                    found.setdefault(event.step, []).extend(
+                        ("optimizer" if path == IN_BACKWARD else event.phase, place)
+                        for place, path in run
+                    )
+                run = []
+        return found

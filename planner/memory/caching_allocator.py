@@ -101,10 +101,26 @@ class Pool:
         insort(ordered, size << _ADDRESS_BITS | address)
         return address, size
 
+    def best_fit(self, units: int) -> int:
+        """Where in `ordered` the smallest block of `units` or more is; else its length. A block at
+        the growing end counts as large as it can become, so that it comes last."""
+        ordered, unmapped = self.ordered, self.unmapped
+        best = bisect_left(ordered, units << _ADDRESS_BITS)
+        if unmapped and best < len(ordered):
+            address, size = ordered[best] & _ADDRESS_MASK, ordered[best] >> _ADDRESS_BITS
+            reach = size + unmapped.get(address + size, 0)
+            for index in range(best + 1, len(ordered) if reach > size else 0):
+                address, size = ordered[index] & _ADDRESS_MASK, ordered[index] >> _ADDRESS_BITS
+                following = size + unmapped.get(address + size, 0)
+                if following >= reach:
+                    break
+                best, reach = index, following
+        return best
+
     def take_best(self, units: int) -> Block | None:
-        """The lower part, or all, of the smallest block of `units` or more."""
+        """The lower part, or all, of the best fit for `units`."""
         ordered = self.ordered
-        index = bisect_left(ordered, units << _ADDRESS_BITS)
+        index = self.best_fit(units)
         if index == len(ordered):
             return None
         number = ordered[index]
@@ -174,7 +190,7 @@ class CachingAllocator:
         )
         self._next_address = 0
         # Whether there is more to a request than the best fit.
-        self._has_options = self._expandable or self._collects or self._max_split < _NO_LIMIT
+        self._has_options = self._collects or self._max_split < _NO_LIMIT
 
     @property
     def reserved_bytes(self) -> int:
@@ -227,22 +243,16 @@ class CachingAllocator:
 
     def _choose(self, pool: Pool, units: int) -> Block | None:
         """`get_free_block`: the best fit, which options may pass over or refuse."""
-        blocks = pool.blocks_from(units)
-        best = next(blocks, None)
-        if best is None:
+        index = pool.best_fit(units)
+        if index == len(pool.ordered):
             return None
-        if self._expandable:
-            # A block at the growing end counts as large as it can become, so that it comes last.
-            for following in blocks:
-                if _reach(pool, following) >= _reach(pool, best):
-                    break
-                best = following
-        size = best[1]
+        number = pool.ordered[index]
+        size = number >> _ADDRESS_BITS
         if units < self._max_split <= size:
             return None
         if units >= self._max_split and size >= units + self._max_rounding:
             return None
-        return best
+        return number & _ADDRESS_MASK, size
 
     def _obtain(self, pool: Pool, units: int) -> Block:
         """A block from the driver, for which cached segments may have to go. Not yet split."""
@@ -382,12 +392,6 @@ class CachingAllocator:
                 pool.unmapped[address] = last - address
                 return
         pool.unmapped[first] = last - first
-
-
-def _reach(pool: Pool, block: Block) -> int:
-    """A free block's size together with the unmapped addresses behind it."""
-    address, size = block
-    return size + pool.unmapped.get(address + size, 0)
 
 
 def _has_room(pool: Pool, address: int, units: int) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, pairwise
+from typing import Any
 
 from planner.ledger import (
     CATEGORIES,
@@ -29,6 +30,7 @@ from planner.memory.replay import replay_steady
 NUM_LARGEST = 8  # storages that an instant names
 TRANSIENT: tuple[Category, ...] = ("temporaries", "activations")
 NUM_KEPT = 8  # walks and profiles kept: one ledger is asked for every GPU of a list
+NUM_OUTLINES = 24  # kept, each of about 1 MiB: one step is asked for at many batches
 
 
 @dataclass(frozen=True)
@@ -138,22 +140,66 @@ def profile_memory(
 
 def walk(events: Iterable[Event]) -> Walk:
     """One pass over the events of a ledger, or of any part that releases only its own storages."""
-    live = 0
-    found = Walk([], [], [], [], [])
-    running, requests, origins = found.live, found.requests, found.events
+    outline = _outline(events)
+    return outline.with_requests(outline.requests)
+
+
+@lru_cache(maxsize=NUM_KEPT)
+def walk_ledger(ledger: Ledger) -> Walk:
+    """The walk over a ledger, kept: several readers ask for it."""
+    if ledger.like is None:
+        outline = _outline_of(ledger)
+        return outline.with_requests(outline.requests)
+    return _outline_of(ledger.like).at_sizes_of(ledger.events)
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """What of a walk is the same at every batch, and the requests at one; `served` is how many of
+    them were served after each event."""
+
+    requests: list[int]
+    served: list[int]
+    marks: list[tuple[int, Marked]]
+    events: list[int]
+    workspaces: list[int]
+
+    def with_requests(self, requests: list[int]) -> Walk:
+        """The walk whose requests are these."""
+        live = 0
+        after = [live]
+        for request in requests:
+            live += rounded(request) if request >= 0 else -rounded(requests[~request])
+            after.append(live)
+        course = [after[num_served] for num_served in self.served]
+        return Walk(course, self.marks, requests, self.events, self.workspaces)
+
+    def at_sizes_of(self, events: Sequence[Any]) -> Walk:
+        """The walk over events that differ from those of this outline only in their sizes."""
+        pairs = zip(self.requests, self.events, strict=True)
+        requests = [r if r < 0 else events[index].num_bytes for r, index in pairs]
+        for entry in self.workspaces:
+            requests[entry] = 0
+        return self.with_requests(requests)
+
+
+@lru_cache(maxsize=NUM_OUTLINES)
+def _outline_of(ledger: Ledger) -> _Outline:
+    return _outline(ledger.events)
+
+
+def _outline(events: Iterable[Event]) -> _Outline:
+    found = _Outline([], [], [], [], [])
+    requests, served, origins = found.requests, found.served, found.events
     held: dict[int, int] = {}  # storage -> its request
     wants_workspace = comes_before_optimizer = True
     for index, event in enumerate(events):
         if type(event) is Allocated:
-            num_bytes = event.num_bytes
-            live += rounded(num_bytes)
             held[event.storage] = len(requests)
-            requests.append(num_bytes)
+            requests.append(event.num_bytes)
             origins.append(index)
         elif type(event) is Freed:
-            entry = held.pop(event.storage)
-            live -= rounded(requests[entry])
-            requests.append(~entry)
+            requests.append(~held.pop(event.storage))
             origins.append(index)
         elif type(event) is Computed:
             if wants_workspace and event.kind == "matmul":
@@ -165,14 +211,8 @@ def walk(events: Iterable[Event]) -> Walk:
             found.marks.append((index, event))
             comes_before_optimizer = comes_before_optimizer and event.phase != "backward"
             wants_workspace = comes_before_optimizer
-        running.append(live)
+        served.append(len(requests))
     return found
-
-
-@lru_cache(maxsize=NUM_KEPT)
-def walk_ledger(ledger: Ledger) -> Walk:
-    """The walk over a ledger, kept: several readers ask for it."""
-    return walk(ledger.events)
 
 
 def steady_step(ledger: Ledger) -> SteadyStep:

@@ -174,13 +174,12 @@ class Training:
     @property
     def repeats(self) -> bool:
         """Whether the second step runs what the first one did, but for the optimizer's state: a
-        scaler makes its scale in the first backward, DDP its buckets after it, what moves to the
-        host finds its place there, and gradients that stay are added to."""
+        scaler makes its scale in the first backward, DDP its buckets after it, and gradients that
+        stay are added to."""
         setting = self.setting
         return (
             self.scaler is None
             and self.reducer is None
-            and setting.offload == "none"
             and setting.zero_grad_to_none
             and not setting.optimizer_in_backward
         )

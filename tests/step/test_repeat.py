@@ -28,6 +28,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"optimizer": "lion", "frozen_stages": 1, "precision": "pure-bf16"},
     {"optimizer": "adamw-8bit", "loss": "soft-target", "memory_format": "channels_last"},
     {"offload": "activations"},
+    {"offload": "activations", "accumulate": 2},
     {"optimizer_in_backward": True},
     {"parallelism": "ddp"},
     {"zero_grad_to_none": False, "amsgrad": True},
