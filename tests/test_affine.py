@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from planner.affine import HUGE, AffineLedger, NotAffineError, Recorder, in_cano
 from planner.errors import UnsupportedError
 from planner.estimation import choose
 from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
+from planner.memory.profile import walk, walk_ledger
 from planner.schema import FactoryModel
 from planner.step.training import record_training
 from planner.trace import trace_estimate
@@ -59,6 +62,11 @@ def test_one_recording_of_a_huge_batch_is_that_of_any_other(case: str) -> None:
         found, recorded = line.ledger(batch), record(batch)
         assert in_canonical_order(found.events) == in_canonical_order(recorded.events)
         assert found.num_parameters == recorded.num_parameters
+        # What is read off the line's own ledger is what the events say by themselves.
+        assert walk_ledger(found) == walk(found.events)
+        alone = replace(found, like=None)
+        for step in (0, 1):
+            assert list(found.operations(step)) == list(alone.operations(step))
 
 
 def test_a_huge_batch_shows_what_shrinks_with_the_batch() -> None:

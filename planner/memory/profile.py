@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 from planner.ledger import (
@@ -165,12 +165,11 @@ class _Outline:
     workspaces: list[int]
 
     def with_requests(self, requests: list[int]) -> Walk:
-        """The walk whose requests are these."""
-        live = 0
-        after = [live]
-        for request in requests:
-            live += rounded(request) if request >= 0 else -rounded(requests[~request])
-            after.append(live)
+        """The walk whose requests are these; a size is rounded once."""
+        sizes = [rounded(request) if request > 0 else 0 for request in requests]
+        pairs = zip(requests, sizes, strict=True)
+        changes = [size if request >= 0 else -sizes[~request] for request, size in pairs]
+        after = list(accumulate(changes, initial=0))
         course = [after[num_served] for num_served in self.served]
         return Walk(course, self.marks, requests, self.events, self.workspaces)
 
