@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from planner.environment.cuda_support import as_text
 from planner.environment.facts import Card, Facts, cpus_of
 from planner.environment.findings.finding import LAYERS, Layer
 from planner.units import format_bytes
@@ -51,7 +52,7 @@ def _card(where: str, card: Card) -> Iterator[Line]:
     yield Line("card", where, gpu.name, BOTH)
     size = format_bytes(gpu.total_bytes) if gpu.total_bytes else ""
     yield Line("card", f"{where} memory", size, MEMORY)
-    capability = ".".join(map(str, card.capability)) if card.capability else ""
+    capability = as_text(card.capability) if card.capability else ""
     yield Line("card", f"{where} capability", capability, SPEED)
     if card.smi is None:
         return
@@ -100,7 +101,7 @@ def _settings(facts: Facts) -> Iterator[Line]:
 
 
 def _container(facts: Facts) -> Iterator[Line]:
-    yield Line("container", "container", facts.container or "none", NEITHER)
+    yield Line("container", "kind", facts.container or "none", NEITHER)
     shared = facts.host.shared_memory_bytes
     yield Line("container", "/dev/shm", format_bytes(shared) if shared else "", SPEED)
 

@@ -39,7 +39,8 @@ class Answer:
 @dataclass(frozen=True)
 class DriverFigures:
     """What the driver's library (NVML) tells of a card, in its own numbers: flags 0 and 1, compute
-    modes 0 to 3, clocks in MHz, power in milliwatts. None where it does not answer."""
+    modes 0 to 3, clocks in MHz, power in milliwatts, temperature in °C. None where it does not
+    answer."""
 
     persistence: int | None = None
     display: int | None = None
@@ -55,6 +56,7 @@ class DriverFigures:
     max_sm_mhz: int | None = None
     temperature: int | None = None
     reasons: tuple[str, ...] = ()
+    idle: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ _NOTHING = frozenset({
     "insufficient permissions", "gpu requires reset", "gpu is lost", "error",
 })  # fmt: skip
 _LOST = frozenset({"gpu requires reset", "gpu is lost"})
-# The performance states P0 … P15 from here on are those of a card at rest.
+# From P5 on, of P0 … P15 (nvml.h: 15 is the least performance), a card counts as at rest. A
+# judgement: no source names the border.
 _RESTING_STATE = 5
 
 
@@ -293,6 +294,7 @@ def card_from_figures(gpu: DetectedGpu, figures: DriverFigures) -> SmiCard:
         mig=gpu.is_split,
         mig_pending=gpu.is_split,
         reasons=figures.reasons,
+        idle=figures.idle,
         performance_state=None if state == _UNKNOWN_STATE else state,
         power_limit=_from_milliwatts(figures.power_limit),
         default_power_limit=_from_milliwatts(figures.default_power_limit),

@@ -58,7 +58,7 @@ def _read(device: Any) -> dict[str, Any]:
 def summary(readings: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The lowest clock, the highest temperature, the mean power and the most memory in use on the
     device; `limits` are all reasons for lower clocks, `slowed_by` those that are no power cap."""
-    from search.probe.nvml import DISTURBING_REASONS
+    from planner.hardware.throttling import DISTURBING_REASONS
 
     if not readings:
         return None
@@ -75,5 +75,5 @@ def summary(readings: list[dict[str, Any]]) -> dict[str, Any] | None:
         "power_watts": sum(watts) / len(watts) if watts else None,
         "device_used_bytes": max(known("device_used_bytes"), default=None),
         "limits": sorted(reasons) or None,
-        "slowed_by": sorted(reasons & DISTURBING_REASONS) or None,
+        "slowed_by": sorted(reasons & DISTURBING_REASONS.keys()) or None,
     }

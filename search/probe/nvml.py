@@ -32,14 +32,8 @@ THROTTLE_REASONS = {
     0x040: "hw_thermal_slowdown",
     0x080: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
-}  # 0x001 is idle, which is no throttling
-
-
-# Those that say a sample is not the device's best. A power cap is not one: large matrix work meets
-# it on every card, and so will the training itself.
-DISTURBING_REASONS = frozenset(
-    ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
-)
+}
+_IDLE = 0x001  # a reason too, which is no throttling
 
 
 class _Memory(Structure):
@@ -240,14 +234,19 @@ class NvmlDevice:
 
     @property
     def throttle_reasons(self) -> tuple[str, ...]:
+        bits = self._reasons()
+        return tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)
+
+    def _reasons(self) -> int:
+        """The bits of nvmlClocksEventReasons in force; 0 where the driver does not answer."""
         bits = c_ulonglong()
         for symbol in (  # the newer name of the same question first
             "nvmlDeviceGetCurrentClocksEventReasons",
             "nvmlDeviceGetCurrentClocksThrottleReasons",
         ):
             if self._call(symbol, byref(bits)):
-                return tuple(name for bit, name in THROTTLE_REASONS.items() if bits.value & bit)
-        return ()
+                return bits.value
+        return 0
 
     @property
     def figures(self) -> DriverFigures:
@@ -267,6 +266,7 @@ class NvmlDevice:
             max_sm_mhz=self.sm_max_mhz,
             temperature=self.temperature_c,
             reasons=self.throttle_reasons,
+            idle=bool(self._reasons() & _IDLE),
         )
 
     def _number(self, symbol: str, *arguments: Any) -> int | None:

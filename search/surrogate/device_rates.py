@@ -16,12 +16,13 @@ from dataclasses import asdict, replace
 
 from planner.environment.rates import load_rates, measuring_environment, save_rates
 from planner.hardware import recognise_gpu
+from planner.hardware.throttling import DISTURBING_REASONS
 from planner.schema import DeviceInfo
 from planner.schema.record import noteworthy_bytes
 from planner.throughput.prediction import DeviceRates
 from planner.units import format_bytes
 from search.probe.device import ask_process, driver_device, memory_in_use
-from search.probe.nvml import DISTURBING_REASONS, NvmlDevice
+from search.probe.nvml import NvmlDevice
 from search.probe.parent import supervisor
 
 # Measuring takes under 20 s; with imports and a context far less than this on the slowest machine.
@@ -120,7 +121,7 @@ class _Watch(threading.Thread):
 
     def look(self) -> None:
         self.most_holders = max(self.most_holders, len(self.device.processes or ()))
-        self.reasons |= DISTURBING_REASONS.intersection(self.device.throttle_reasons)
+        self.reasons |= DISTURBING_REASONS.keys() & set(self.device.throttle_reasons)
 
     def end(self) -> None:
         self.ended.set()

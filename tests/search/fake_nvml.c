@@ -125,7 +125,10 @@ int nvmlDeviceGetCurrPcieLinkWidth(void *d, unsigned *found) { *found = 8; retur
 int nvmlDeviceGetMaxPcieLinkWidth(void *d, unsigned *found) { *found = 16; return 0; }
 int nvmlDeviceGetEnforcedPowerLimit(void *d, unsigned *found) { *found = 500000; return 0; }
 int nvmlDeviceGetPowerManagementDefaultLimit(void *d, unsigned *found) { *found = 700000; return 0; }
-static int reasons(unsigned long long *bits) { *bits = 0x4 | 0x40 | 0x1; return 0; }
+static int reasons(unsigned long long *bits) {
+  *bits = 0x4 | 0x40 | (says("idle") ? 0x1 : 0);
+  return 0;
+}
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *d, unsigned long long *bits) {
   return says("renamed") ? NOT_FOUND : reasons(bits);
 }

@@ -9,18 +9,11 @@ from planner.environment.facts import Card, Facts, names
 from planner.environment.findings.finding import UNKNOWN_COST, Finding
 from planner.environment.smi import Process, SmiCard
 from planner.hardware.catalogue import recognise_gpu
+from planner.hardware.throttling import DISTURBING_REASONS
 from planner.units import format_bytes
 
-# A device that others hold this much of is measured wrongly (a desktop's own use is less).
+# From this share on what others hold is worth a warning. A judgement, not a measurement.
 BUSY_SHARE = 0.05
-# Reasons for low clocks that are about heat or supply. A power cap is not one: large matrix work
-# meets it on every card (nvml.h, nvmlClocksEventReasons).
-_THROTTLING = {
-    "hw_thermal_slowdown": "the hardware has at least halved the clocks because of heat",
-    "hw_power_brake_slowdown": "the power supply asked the hardware to at least halve the clocks",
-    "hw_slowdown": "the hardware has at least halved the clocks",
-    "sw_thermal_slowdown": "the driver has lowered the clocks because of heat",
-}
 _MEMORY_ERRORS = "NVIDIA, GPU Memory Error Management"
 
 
@@ -64,8 +57,8 @@ def _whole(card: Card) -> Iterator[Finding]:
                 f"{card.title} is in MIG mode and has no instance",
                 f"{card.told_by}: mig_mode Enabled, no mig_device",
                 "CUDA sees no device on this card",
-                f"sudo nvidia-smi mig -i {gpu.index} -cgi 19,19,19 -C makes instances; "
-                f"sudo nvidia-smi -i {gpu.index} -mig 0 ends MIG mode.",
+                f"sudo nvidia-smi mig -i {gpu.index} -lgip lists the sizes, and -cgi ID -C makes "
+                f"one; sudo nvidia-smi -i {gpu.index} -mig 0 ends MIG mode.",
             )  # fmt: skip
         else:
             count = "" if instances is None else f" ({instances} of them)"
@@ -231,12 +224,12 @@ def _power(card: Card, smi: SmiCard) -> Iterator[Finding]:
 
 
 def _clocks(card: Card, smi: SmiCard) -> Iterator[Finding]:
-    found = [name for name in _THROTTLING if name in smi.reasons]
+    found = [name for name in DISTURBING_REASONS if name in smi.reasons]
     at = f"; {smi.sm_mhz} of {smi.max_sm_mhz} MHz" if smi.sm_mhz and smi.max_sm_mhz else ""
     if found:
         heat = f", {smi.temperature} °C" if smi.temperature is not None else ""
         yield Finding(
-            "warning", "card", "card.throttled", f"{card.title}: {_THROTTLING[found[0]]}",
+            "warning", "card", "card.throttled", f"{card.title}: {DISTURBING_REASONS[found[0]]}",
             f"{card.told_by}: {', '.join(found)} Active{at}{heat}",
             _clock_cost(smi),
             "Check the fans, dust, the air around it and the power cables, and measure again.",

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from planner.hardware.throttling import DISTURBING_REASONS
 from planner.schema.record import Clocks, noteworthy_bytes
 from planner.units import format_bytes
 from search.probe.accounting import (
@@ -23,7 +24,7 @@ from search.probe.accounting import (
     process_bytes,
 )
 from search.probe.device import nvml_device
-from search.probe.nvml import DISTURBING_REASONS, NvmlDevice, NvmlMemory
+from search.probe.nvml import NvmlDevice, NvmlMemory
 from search.probe.worker import process_memory
 from search.probe.worker.clocks import ClockReading, read_clocks, sum_up
 
@@ -296,7 +297,7 @@ class CudaMeter:
     def flags(self) -> list[str]:
         found = [*self.doubts, *self._cap_flags(), *self._others_flags()]
         clocks = self.clocks()
-        slowed = sorted(DISTURBING_REASONS.intersection(clocks.throttle_reasons if clocks else ()))
+        slowed = sorted(DISTURBING_REASONS.keys() & set(clocks.throttle_reasons if clocks else ()))
         if slowed:
             found.append(f"throttled: {', '.join(slowed)}")
         failures = self._allocation_failures()

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.environment.doctor import check_machine
+from planner.environment.findings.finding import UNKNOWN_COST
 from planner.environment.torch_build import TorchBuild
 from planner.hardware.overheads import CONTEXT_BYTES
 from planner.units import GIB, MIB
@@ -235,12 +236,13 @@ def test_processes_are_listed_in_every_form(fake: Torch, word: str) -> None:
     assert device.processes == (nvml.NvmlProcess(1, GIB), nvml.NvmlProcess(os.getpid(), 7))
 
 
-@pytest.mark.parametrize("word", ["", "renamed"])
+@pytest.mark.parametrize("word", ["", "renamed", "idle", "idle renamed"])
 def test_reasons_for_lower_clocks_are_known_by_both_names(fake: Torch, word: str) -> None:
     fake.say(word)
     device = nvml.device_at(1)
     assert device is not None
     assert device.throttle_reasons == ("sw_power_cap", "hw_thermal_slowdown")
+    assert device.figures.idle == ("idle" in word)
 
 
 def test_a_split_card_is_told(fake: Torch) -> None:
@@ -270,3 +272,7 @@ def test_the_doctor_judges_by_the_drivers_library(fake: Torch) -> None:
     throttled = next(finding for finding in found if finding.name == "card.throttled")
     assert throttled.evidence == "NVML: hw_thermal_slowdown Active; 1500 of 1980 MHz, 66 °C"
     assert "up to 24%" in throttled.cost  # 1500 of 1980 MHz
+    fake.say("idle")
+    resting = check_machine(replace(machine, figures=nvml.ask_driver().figures)).findings
+    throttled = next(finding for finding in resting if finding.name == "card.throttled")
+    assert throttled.cost == UNKNOWN_COST, "the clocks of a card at rest say nothing"
