@@ -32,6 +32,8 @@ _BUILDS = {
     (2, 9): {"13.0": _TURING_TO_BLACKWELL, "12.8": _VOLTA_TO_BLACKWELL,
              "12.6": _MAXWELL_TO_HOPPER},
 }  # fmt: skip
+# The range that pyproject.toml asks for.
+OLDEST_TORCH, NEWEST_TORCH = min(_BUILDS), max(_BUILDS)
 # CUDA 13.2 is experimental in the matrix, so that what is stable is offered first.
 _EXPERIMENTAL = frozenset({"13.2"})
 
@@ -44,7 +46,7 @@ class Build:
     cuda: str
 
     def __str__(self) -> str:
-        return f"torch {'.'.join(map(str, self.release))} for CUDA {self.cuda} ({self.tag})"
+        return f"torch {as_text(self.release)} for CUDA {self.cuda} ({self.tag})"
 
     @property
     def tag(self) -> str:
@@ -61,6 +63,11 @@ def parse_version(text: str) -> tuple[int, ...]:
             break
         parts.append(int(digits))
     return tuple(parts)
+
+
+def as_text(version: tuple[int, ...]) -> str:
+    """(2, 13) as "2.13"."""
+    return ".".join(map(str, version))
 
 
 def minimum_driver(cuda: str, windows: bool = False) -> str | None:

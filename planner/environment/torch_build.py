@@ -150,17 +150,36 @@ def ask_torch(
     `tried` (on all of them, where it is None)."""
     arguments = json.dumps(tried if tried is None else list(tried))
     try:
+        return _read_answer(_ask_process(_ASK, [arguments], bus_ordered(environ)))
+    except _NoAnswerError as error:
+        return TorchBuild(error=str(error))
+
+
+class _NoAnswerError(Exception):
+    """Why the process gave no answer, in a clause."""
+
+
+def _ask_process(
+    script: str, arguments: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, object]:
+    """The JSON object in the last line that `script` prints, run by this Python in a process of its
+    own. Raises _NoAnswerError."""
+    try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _ASK, arguments], env=bus_ordered(environ),
+            [sys.executable, "-P", "-c", script, *arguments], env=dict(environ),
             capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return TorchBuild(error=f"importing torch took over {_DEADLINE_SECONDS} s")
+        raise _NoAnswerError(f"the import took over {_DEADLINE_SECONDS} s") from None
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
-        return TorchBuild(error=lines[-1] if lines else f"it ended with status {done.returncode}")
-    return _read_answer(json.loads(done.stdout.strip().splitlines()[-1]))
+        raise _NoAnswerError(lines[-1] if lines else f"it ended with status {done.returncode}")
+    try:
+        answer: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        raise _NoAnswerError("the process that imports it printed no answer") from None
+    return answer
 
 
 def _read_answer(found: dict[str, object]) -> TorchBuild:
@@ -198,17 +217,10 @@ def import_errors(
 ) -> dict[str, str]:
     """Why each of `packages` that is installed cannot be imported, tried in a process that ends."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _IMPORT, *packages], env=dict(environ),
-            capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        errors = json.loads(done.stdout.strip().splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        return {packages[0]: f"importing took over {_DEADLINE_SECONDS} s"}
-    except (ValueError, IndexError):
-        return {packages[0]: f"the process that imports ended with status {done.returncode}"}
-    return {str(name): str(why) for name, why in errors.items()}
+        errors = _ask_process(_IMPORT, packages, environ)
+    except _NoAnswerError as error:  # by which of them is not known: they were tried in order
+        return {packages[0]: str(error)}
+    return {name: str(why) for name, why in errors.items()}
 
 
 def cudnn_release(number: str) -> str:

@@ -167,14 +167,21 @@ def test_why_packages_cannot_be_imported(tmp_path: Path) -> None:
         "needing": "ModuleNotFoundError: No module named 'not_there'",
     }
     (tmp_path / "ending.py").write_text("import os; os._exit(3)")
-    assert import_errors(("ending",), environ) == {
-        "ending": "the process that imports ended with status 3"
-    }
+    assert import_errors(("ending",), environ) == {"ending": "it ended with status 3"}
 
 
 def test_a_torch_that_cannot_be_imported_is_told(stand_in: dict[str, str]) -> None:
     Path(stand_in["PYTHONPATH"], "torch.py").write_text("raise ImportError('libcudart.so.13')")
     assert "libcudart" in ask_torch(stand_in).error
+
+
+@pytest.mark.parametrize(
+    "code", ["import os; os._exit(0)", "import atexit; atexit.register(print, 'goodbye')"]
+)
+def test_a_torch_without_an_answer_is_told(stand_in: dict[str, str], code: str) -> None:
+    with Path(stand_in["PYTHONPATH"], "torch.py").open("a") as file:
+        file.write(f"\n{code}\n")
+    assert ask_torch(stand_in).error == "the process that imports it printed no answer"
 
 
 def test_rocms_numbers_are_not_cudas() -> None:

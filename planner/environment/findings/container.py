@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.environment.facts import Facts
-from planner.environment.findings.finding import UNKNOWN_COST, Finding
+from planner.environment.findings.finding import (
+    EXAMPLE_BATCH,
+    EXAMPLE_BATCH_BYTES,
+    UNKNOWN_COST,
+    Finding,
+)
 from planner.environment.reading.files import NVIDIA
 from planner.errors import alternatives
 from planner.units import GIB, MIB, format_bytes
 
 # Docker's default for /dev/shm (its reference of "docker run": --shm-size, 64m).
 _DOCKER_SHARED_BYTES = 64 * MIB
-_BATCH_BYTES = 128 * 3 * 224 * 224 * 4  # 128 pictures of 224 px in fp32
+_PASSING_USUALLY = "Start it with docker run --gpus all."
 _PASSING = {
     "podman": "Start it with --device nvidia.com/gpu=all.",
     "apptainer": "Start it with --nv.",
@@ -42,21 +47,21 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
     if facts.variables.get("NVIDIA_VISIBLE_DEVICES"):
         signs.append("the image is made for one (NVIDIA_VISIBLE_DEVICES)")
     kind = facts.container
-    passing = _PASSING.get(kind, "Start it with docker run --gpus all")
+    passing = _PASSING.get(kind, _PASSING_USUALLY)
     if signs:
         yield Finding(
             "fault", "container", "container.no-gpus",
             "this container was started without a GPU",
             f"no /dev/nvidia* in here ({kind}), but {alternatives(signs, 'and')}",
             "everything runs on the CPU",
-            f"{passing.rstrip('.')}. The host needs NVIDIA's container toolkit.",
+            f"{passing} The host needs NVIDIA's container toolkit.",
         )  # fmt: skip
     else:
         yield Finding(
             "note", "container", "container.no-gpu-seen",
             "this is a container, and no GPU is seen in it: probes run on the CPU",
             f"no /dev/nvidia* in here ({kind}), no NVIDIA card in /sys/bus/pci", "",
-            f"If the host has a GPU: {passing[0].lower()}{passing[1:].rstrip('.')}.",
+            f"If the host has a GPU: {passing[0].lower()}{passing[1:]}",
         )  # fmt: skip
 
 
@@ -94,8 +99,8 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
         "fault" if is_default else "warning", "container", "container.shared-memory",
         f"/dev/shm has {format_bytes(size)}: workers of a DataLoader hand over batches in it",
         f"statvfs of /dev/shm{'; 64 MiB is the default of Docker' if is_default else ''}",
-        "workers are ended by a bus error when it is full; one batch of 128 fp32 pictures of 224 "
-        f"px is {format_bytes(_BATCH_BYTES)}",
+        "workers are ended by a bus error when it is full; "
+        f"{EXAMPLE_BATCH} is {format_bytes(EXAMPLE_BATCH_BYTES)}",
         "Start the container with --shm-size=8g or --ipc=host (in Kubernetes an emptyDir of medium "
         "Memory at /dev/shm)."
         if facts.is_container else "sudo mount -o remount,size=8G /dev/shm.",

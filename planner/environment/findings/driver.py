@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from planner.environment.cuda_support import (
+    NEWEST_TORCH,
+    OLDEST_TORCH,
+    as_text,
     driver_runs,
     fitting_build,
     minimum_driver,
@@ -16,7 +20,7 @@ from planner.environment.findings.finding import Finding
 _NO_WORK = "no program can use a GPU here"
 _REBOOT = "Reboot the machine."
 _SAID = 300  # characters of what a failing nvidia-smi printed
-# What nvidia-smi prints when it fails -> (name, what it means, the next step).
+# What nvidia-smi prints when it fails (a pattern) -> (name, what it means, the next step).
 _FAILURES = (
     (
         "Driver/library version mismatch",
@@ -27,14 +31,7 @@ _FAILURES = (
         "nvidia_modeset nvidia && sudo modprobe nvidia.",
     ),
     (
-        "Unable to determine the device handle",
-        "driver.gpu-lost",
-        "a GPU no longer answers the driver",
-        "Look for 'Xid' in the output of sudo dmesg, and reboot. If it comes again: temperature, "
-        "power cables, the card's seat.",
-    ),
-    (
-        "GPU is lost",
+        "Unable to determine the device handle|GPU is lost",
         "driver.gpu-lost",
         "a GPU no longer answers the driver",
         "Look for 'Xid' in the output of sudo dmesg, and reboot. If it comes again: temperature, "
@@ -97,8 +94,8 @@ def _answers(facts: Facts) -> Iterator[Finding]:
     module = facts.machine.kernel_module
     said = smi.error or " ".join(smi.text.split())[:_SAID] or f"status {smi.status}"
     evidence = f"{smi.command}: {said}" + (f"; the kernel's module: {module}" if module else "")
-    for text, name, meaning, next_step in _FAILURES:
-        if text in smi.text:
+    for pattern, name, meaning, next_step in _FAILURES:
+        if re.search(pattern, smi.text):
             yield Finding("fault", "driver", name, meaning, evidence, _NO_WORK, next_step)
             return
     if "answer within" in smi.error:
@@ -165,10 +162,9 @@ def what_to_install(facts: Facts, otherwise: str) -> str:
         facts.driver, facts.wanted_capability, facts.torch.version, facts.is_windows
     )
     if build is None:
-        return f"{otherwise}: no published build of torch 2.9 to 2.13 works with both."
-    return f"Install {build}. Or: {otherwise[0].lower()}{otherwise[1:]}." if otherwise else (
-        f"Install {build}."
-    )  # fmt: skip
+        low, high = as_text(OLDEST_TORCH), as_text(NEWEST_TORCH)
+        return f"{otherwise}: no published build of torch {low} to {high} works with both."
+    return f"Install {build}. Or: {otherwise[0].lower()}{otherwise[1:]}."
 
 
 def _unknown_driver(facts: Facts) -> Iterator[Finding]:

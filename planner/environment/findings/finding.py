@@ -14,6 +14,9 @@ LAYERS: tuple[Layer, ...] = (
     "driver", "card", "link", "torch", "libraries", "settings", "container", "host",
 )  # fmt: skip
 UNKNOWN_COST = "unknown: it was not measured"
+# The batch by which costs of copying and of shared memory are shown.
+EXAMPLE_BATCH = "a batch of 128 fp32 pictures of 224 px"
+EXAMPLE_BATCH_BYTES = 128 * 3 * 224 * 224 * 4
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.environment.facts import Card, Facts, cpus_of, names
-from planner.environment.findings.finding import UNKNOWN_COST, Finding
+from planner.environment.findings.finding import (
+    EXAMPLE_BATCH,
+    EXAMPLE_BATCH_BYTES,
+    UNKNOWN_COST,
+    Finding,
+)
 from planner.units import format_seconds
 
 # Bytes/s of one lane in one direction: transfers/s × the code's share / 8 bits (PCI Express Base
-# Specification: 2.5 and 5 GT/s with 8b/10b, 8 to 32 GT/s with 128b/130b, 64 GT/s PAM4 flits).
+# Specification: 2.5 and 5 GT/s with 8b/10b, 8 to 32 GT/s with 128b/130b, 64 GT/s in flits of which
+# 242 of 256 bytes are data).
 _LANE_RATES = {1: 2.5e8, 2: 5e8, 3: 9.85e8, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-_BATCH_BYTES = 128 * 3 * 224 * 224 * 4  # 128 pictures of 224 px in fp32
 
 
 def judge_links(facts: Facts) -> Iterator[Finding]:
@@ -27,9 +32,9 @@ def judge_links(facts: Facts) -> Iterator[Finding]:
 
 
 def transfer_seconds(generation: int | None, lanes: int | None) -> float | None:
-    """How long a batch of 128 fp32 pictures of 224 px takes over the link, at best."""
+    """How long `EXAMPLE_BATCH` takes over the link, at best; None where the link is not known."""
     rate = _LANE_RATES.get(generation or 0)
-    return _BATCH_BYTES / (rate * lanes) if rate and lanes else None
+    return EXAMPLE_BATCH_BYTES / (rate * lanes) if rate and lanes else None
 
 
 def _width(card: Card) -> Iterator[Finding]:
@@ -41,13 +46,14 @@ def _width(card: Card) -> Iterator[Finding]:
     slot = card.pci.port_max_width if card.pci else None
     generation = link.max_generation if link else None
     evidence = f"{card.told_by}: link width {now} of {most} lanes"
+    cost = _cost((generation, now), (generation, most))
     if slot:
         evidence += f"; the slot's max_link_width in /sys/bus/pci is {slot}"
     if slot and slot <= now:
         yield Finding(
             "warning", "link", "link.slot",
             f"{card.title} can use {most} PCIe lanes, and its slot has {slot}",
-            evidence, _cost(generation, now, most), "Move the card to a slot of 16 lanes.",
+            evidence, cost, "Move the card to a slot of 16 lanes.",
         )  # fmt: skip
         return
     if card.smi and card.smi.is_virtual:
@@ -55,26 +61,28 @@ def _width(card: Card) -> Iterator[Finding]:
             "note", "link", "link.width",
             f"{card.title} runs on {now} of {most} PCIe lanes, as this virtual machine was given "
             "it",
-            f"{evidence}; virtualization_mode of the card", _cost(generation, now, most),
+            f"{evidence}; virtualization_mode of the card", cost,
             "Nothing to be done from here; another kind of rented machine may have more.",
         )  # fmt: skip
         return
     yield Finding(
         "warning", "link", "link.width",
         f"{card.title} runs on {now} of {most} PCIe lanes",
-        evidence, _cost(generation, now, most),
+        evidence, cost,
         "Seat the card again, try it without a riser, and see whether the board shares the slot's "
         "lanes with another slot or disk.",
     )  # fmt: skip
 
 
-def _cost(generation: int | None, now: int, most: int) -> str:
-    slow, fast = transfer_seconds(generation, now), transfer_seconds(generation, most)
+def _cost(now: tuple[int | None, int | None], most: tuple[int | None, int | None]) -> str:
+    """What (generation, lanes) cost against those that are possible."""
+    slow, fast = transfer_seconds(*now), transfer_seconds(*most)
     if slow is None or fast is None:
         return "copies to the card take longer in proportion; the step itself does not"
+    over = f" over PCIe {now[0]}" if now[0] == most[0] else ""
     return (
-        f"a batch of 128 fp32 pictures of 224 px is copied in {format_seconds(slow)} at best, not "
-        f"{format_seconds(fast)} (PCIe {generation}); the step itself is no slower"
+        f"{EXAMPLE_BATCH} is copied in {format_seconds(slow)} at best{over}, not "
+        f"{format_seconds(fast)}; the step itself is no slower"
     )
 
 
@@ -82,17 +90,13 @@ def _generation(card: Card) -> Iterator[Finding]:
     if card.smi is None:
         return
     link = card.smi.link
-    if (
-        link.card_generation
-        and link.host_generation
-        and (link.host_generation < link.card_generation)
-    ):
+    card_most, slot_most = link.card_generation, link.host_generation
+    if card_most and slot_most and slot_most < card_most:
         yield Finding(
             "note", "link", "link.host-generation",
-            f"{card.title} could use PCIe {link.card_generation}, and its slot is of PCIe "
-            f"{link.host_generation}",
+            f"{card.title} could use PCIe {card_most}, and its slot is of PCIe {slot_most}",
             f"{card.told_by}: max_device_link_gen, max_host_link_gen",
-            _generation_cost(link.host_generation, link.card_generation, link.width), "",
+            _cost((slot_most, link.width), (card_most, link.width)), "",
         )  # fmt: skip
     now, most = link.generation, link.max_generation
     if now and most and now < most and not card.smi.is_resting:
@@ -101,19 +105,9 @@ def _generation(card: Card) -> Iterator[Finding]:
             f"{card.title} works over PCIe {now}, and PCIe {most} is possible",
             f"{card.told_by}: current_link_gen {now}, max_link_gen {most}, state "
             f"P{card.smi.performance_state}",
-            _generation_cost(now, most, link.width),
+            _cost((now, link.width), (most, link.width)),
             "Look while it trains again; if it stays, see the board's PCIe settings and the riser.",
         )  # fmt: skip
-
-
-def _generation_cost(now: int, most: int, lanes: int | None) -> str:
-    slow, fast = transfer_seconds(now, lanes), transfer_seconds(most, lanes)
-    if slow is None or fast is None:
-        return UNKNOWN_COST
-    return (
-        f"a batch of 128 fp32 pictures of 224 px is copied in {format_seconds(slow)} at best, not "
-        f"{format_seconds(fast)}"
-    )
 
 
 def _numa(facts: Facts, card: Card) -> Iterator[Finding]:

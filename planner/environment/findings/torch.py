@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.environment.cuda_support import parse_version
+from planner.environment.cuda_support import NEWEST_TORCH, OLDEST_TORCH, as_text, parse_version
 from planner.environment.facts import Facts
 from planner.environment.findings.driver import what_to_install
 from planner.environment.findings.finding import UNKNOWN_COST, Finding
 from planner.environment.reading.files import AMD
 from planner.environment.torch_build import has_machine_code_for, why_not_usable
-
-OLDEST_TORCH, NEWEST_TORCH = (2, 9), (2, 13)  # the range pyproject.toml asks for
 
 
 def judge_torch(facts: Facts) -> Iterator[Finding]:
@@ -36,7 +34,7 @@ def judge_torch(facts: Facts) -> Iterator[Finding]:
 def _release(facts: Facts) -> Iterator[Finding]:
     torch = facts.torch
     if not OLDEST_TORCH <= parse_version(torch.version)[:2] <= NEWEST_TORCH:
-        low, high = (".".join(map(str, v)) for v in (OLDEST_TORCH, NEWEST_TORCH))
+        low, high = as_text(OLDEST_TORCH), as_text(NEWEST_TORCH)
         yield Finding(
             "note", "torch", "torch.release",
             f"estimates are tested with torch {low} to {high}; this is {torch.version}",
@@ -106,7 +104,7 @@ def _rocm(facts: Facts) -> Iterator[Finding]:
 
 def _kernels(facts: Facts, index: int) -> Iterator[Finding]:
     torch, gpu = facts.torch, facts.torch.gpus[index]
-    capability = ".".join(map(str, gpu.capability))
+    capability = as_text(gpu.capability)
     evidence = (
         f"torch.cuda.get_arch_list(): {', '.join(torch.arch_list) or 'nothing'}; {gpu.name} has "
         f"compute capability {capability}"
