@@ -24,13 +24,18 @@ LONG = (*SHARED, "compiler", "workers", "trainers", "repeated", "simulated", "se
 
 def pytest_configure(config: pytest.Config) -> None:
     """Nothing of the user's decides a test: rates that a tuner measures first are kept among
-    pytest's own files, and the allocator has its defaults."""
+    pytest's own files, and the allocator has its defaults.
+
+    torch computes on one thread, in what tests start too. The models are so small that a second
+    thread only spins: the twin steps of `trainers/test_pytorch.py` took 8 times the CPU seconds.
+    """
     for name in (
         *VARIABLES,
         WORKSPACE_VARIABLE,
         LT_VARIABLE,
     ):  # an estimate reads them where none are given
         os.environ.pop(name, None)
+    os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
     os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache" / "rates")
 
 
