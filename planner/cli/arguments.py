@@ -163,6 +163,11 @@ def split_fields(fields: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]
 
 
 EMPTY = "Give it a value (is a shell variable unset?), or omit it."
+# How parameters are typed that are not typed as they are named.
+_SHOWN = {
+    "fields": "--set", "compile_": "--compile", "model": "MODEL", "result": "RESULT",
+    "target": "RUN|MODEL", "files": "FILE",
+}  # fmt: skip
 
 
 def refuse_empty(given: Mapping[str, Any]) -> None:
@@ -171,9 +176,8 @@ def refuse_empty(given: Mapping[str, Any]) -> None:
     for option, value in given.items():
         values = value if isinstance(value, tuple) else (value,)
         if any(isinstance(v, str) and not v.replace(",", " ").strip() for v in values):
-            name = {"fields": "set", "compile_": "compile"}.get(option, option.replace("_", "-"))
-            shown = name.upper() if name in ("model", "result") else f"--{name}"
-            raise UsageError(f"{shown} has no value.", EMPTY)
+            name = _SHOWN.get(option, f"--{option.replace('_', '-')}")
+            raise UsageError(f"{name} has no value.", EMPTY)
 
 
 def split_values(text: str) -> list[str]:

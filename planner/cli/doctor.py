@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from planner.cli.arguments import refuse_empty
 from planner.cli.output import print_json, say
 from planner.environment.doctor import Checkup, check_environment, check_machine
 from planner.environment.machine import DriverAnswer, load_machine
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
 @click.argument("files", nargs=-1, metavar="[FILE]…")
 @click.option("--compare", "comparing", is_flag=True, help="Show what differs between the FILEs.")
 @click.option("--rates", is_flag=True, help="Measure what the device achieves (under 20 s).")
-@click.option("--device", default="auto", help="auto, cuda, cuda:1 or cpu: what --rates measures.")
+@click.option(
+    "--device", metavar="D", help="What --rates measures: auto (the default), cuda:1, cpu."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    files: tuple[str, ...], comparing: bool, rates: bool, device: str, as_json: bool
+    files: tuple[str, ...], comparing: bool, rates: bool, device: str | None, as_json: bool
 ) -> int:
     """Show what is installed, which devices are available, and what slows them down.
 
@@ -36,14 +39,17 @@ def command(
     it is judged in place of this one. With --compare and several FILEs the status is 1 if they
     differ.
     """
-    read_device(device)  # a typing error is reported before anything is examined
-    _check(files, comparing, rates)
+    refuse_empty({"files": files})
+    where = read_device(
+        "auto" if device is None else device
+    )  # a typing error is told before anything is examined
+    _check(files, comparing, rates, device)
     if comparing:
         return _compare(files, as_json)
     checkup = check_machine(load_machine(files[0])) if files else check_environment(
         ask_driver=_ask_driver
     )  # fmt: skip
-    measured = _measure(_device(device, checkup), checkup) if rates else None
+    measured = _measure(_device(where, checkup), checkup) if rates else None
     if as_json:
         print_json({**checkup.to_json(), "rates": measured and asdict(measured)})
     else:
@@ -53,7 +59,7 @@ def command(
     return 0 if checkup.is_healthy else 1
 
 
-def _check(files: Sequence[str], comparing: bool, rates: bool) -> None:
+def _check(files: Sequence[str], comparing: bool, rates: bool, device: str | None) -> None:
     if comparing and len(files) < 2:
         raise UsageError(
             f"--compare compares two machines or more, and {len(files)} were given.",
@@ -63,6 +69,8 @@ def _check(files: Sequence[str], comparing: bool, rates: bool) -> None:
         raise UsageError(f"{len(files)} files were given.", "Name one, or add --compare.")
     if files and rates:
         raise UsageError("--rates measures this machine, and a FILE is of another.", "Omit one.")
+    if device is not None and not rates:
+        raise UsageError("--device says what --rates measures.", "Add --rates, or omit --device.")
 
 
 def _ask_driver() -> DriverAnswer:
@@ -91,8 +99,8 @@ def _compare(files: Sequence[str], as_json: bool) -> int:
     return 1 if differences else 0
 
 
-def _device(name: str, checkup: Checkup) -> str:
-    device = read_device(name)
+def _device(device: str, checkup: Checkup) -> str:
+    """ "auto", "cpu" or "cuda:N" as a device that can be used. Raises PlannerError."""
     if device == "auto":
         why = why_not_usable(checkup.torch)
         if why is not None and checkup.facts.cards:

@@ -6,18 +6,19 @@ Reading is one thing and judging another. What is here was only read; `facts` sa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from planner.environment.host import Host
 from planner.environment.torch_build import TorchBuild
-from planner.errors import PlannerError
+from planner.errors import UsageError, shorten
+from planner.files import MAX_RESULT_BYTES, parse_json, read_text
 from planner.hardware.detect import DetectedGpu
 
 MACHINE_FORMAT = 1
+_WAY_OUT = "Write it with 'planner doctor --json'."
 
 
 @dataclass(frozen=True)
@@ -117,34 +118,34 @@ class Machine:
 
 
 def machine_from_json(found: object, where: str = "it") -> Machine:
-    """The machine in what `planner doctor --json` wrote, or in a `to_json`. Raises PlannerError."""
+    """The machine in what `planner doctor --json` wrote, or in a `to_json`. Raises UsageError."""
     from pydantic import TypeAdapter, ValidationError
 
     raw = found.get("machine", found) if isinstance(found, dict) else found
-    way_out = "Write it with 'planner doctor --json'."
-    if isinstance(raw, dict) and raw.get("format", MACHINE_FORMAT) != MACHINE_FORMAT:
-        raise PlannerError(f"{where} holds a machine in another format than this planner's.",
-                           "Write it again with this version of planner.")  # fmt: skip
+    if not isinstance(raw, dict):
+        raise UsageError(f"{where} holds no machine: it is no JSON object.", _WAY_OUT)
+    if raw.get("format", MACHINE_FORMAT) != MACHINE_FORMAT:
+        raise UsageError(
+            f"{where} holds a machine in format {shorten(raw['format'])}, and this planner reads "
+            f"format {MACHINE_FORMAT}.",
+            "Write it again with this version of planner.",
+        )
     try:
         return TypeAdapter(Machine).validate_python(raw)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "it"
-        raise PlannerError(
-            f"{where} holds no machine: {place}: {first['msg'].lower()}.", way_out
-        ) from None
+        is_object = first["type"] == "dataclass_type"
+        fault = "it should be an object" if is_object else first["msg"].lower()
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{where} holds no machine: {place}: {fault}.", _WAY_OUT) from None
 
 
 def load_machine(path: str | Path) -> Machine:
-    """The machine that a file holds. Raises PlannerError where it cannot be read."""
+    """The machine that a file holds, with the file as its `source` where it tells no other. Raises
+    UsageError where it cannot be read."""
+    text = read_text(Path(path), MAX_RESULT_BYTES)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not text"
-        raise PlannerError(f"{path} cannot be read: {why}.") from None
-    try:
-        return machine_from_json(json.loads(text), str(path))
-    except (json.JSONDecodeError, RecursionError):
-        raise PlannerError(
-            f"{path} is not JSON.", "Write it with 'planner doctor --json'."
-        ) from None
+        machine = machine_from_json(parse_json(text, str(path)), str(path))
+    except UsageError as error:
+        raise UsageError(error.message, error.way_out or _WAY_OUT) from None
+    return machine if machine.source else replace(machine, source=str(path))

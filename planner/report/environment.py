@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planner.throughput.prediction import DeviceRates
 
 _WIDTH = 100  # characters of a line
-_VALUE_CHARACTERS = 34  # of a value in the table that compares
+_VALUE_CHARACTERS = 34  # of a line of a value in the table that compares
 
 
 def checkup_text(checkup: Checkup) -> str:
@@ -103,8 +103,7 @@ def comparison_text(checkups: Mapping[str, Checkup], differences: Sequence[Diffe
     from tabulate import tabulate
 
     rows = [
-        (d.layer, d.name, *(_short(value) for value in d.values), d.matters_for)
-        for d in differences
+        (d.layer, d.name, *(_cell(value) for value in d.values), d.matters_for) for d in differences
     ]
     headers = ("layer", "what", *checkups, "matters for")
     table = tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
@@ -127,16 +126,18 @@ def _only_some(checkups: Mapping[str, Checkup]) -> Iterator[str]:
 def _advice(differences: Sequence[Difference]) -> str:
     speed = [d for d in differences if "speed" in d.matters_for]
     memory = [d for d in differences if "memory" in d.matters_for]
+    total = f"{len(differences)} difference{'s' if len(differences) != 1 else ''}"
+    if not speed and not memory:
+        return f"{total}, none of which matters for speed or memory."
     return (
-        f"{len(differences)} differences, {len(speed)} that matter for speed and {len(memory)} for "
-        "memory. Probes of one do not stand for another where they matter."
+        f"{total}: {len(speed)} for speed, {len(memory)} for memory. Where they matter, probes of "
+        "one machine do not stand for another."
     )
 
 
-def _short(value: str) -> str:
-    if len(value) <= _VALUE_CHARACTERS:
-        return value or "-"
-    return f"{value[: _VALUE_CHARACTERS - 1]}…"
+def _cell(value: str) -> str:
+    """Whole, on several lines: two long values may differ only at their ends."""
+    return "\n".join(textwrap.wrap(value, _VALUE_CHARACTERS)) or "-"
 
 
 def rates_text(rates: DeviceRates) -> str:

@@ -87,11 +87,32 @@ def test_what_differs_is_a_table_with_what_it_matters_for(
         "libraries", "cuDNN", "9.20.0", "9.20.0", "9.10.2", "9.20.0", "speed,", "memory",
     ]  # fmt: skip
     assert "only three: fault: torch's CUDA 13.0 needs driver 580" in out
-    assert "do not stand for another" in out
+    assert "probes of one machine do not stand for another" in out
     layers = [line.split()[0] for line in out.splitlines()[2:] if line and line[0] != " "]
     order = ["driver", "card", "link", "torch", "libraries", "container", "host"]
     table = [layer for layer in layers if layer in order]
     assert table == sorted(table, key=order.index)
+
+
+def test_values_that_differ_only_at_their_ends_are_shown_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "/usr/local/lib:/usr/lib/x86_64-linux-gnu/long/way/to"
+    files = [kept(tmp_path, "a100", end, variables={"LD_LIBRARY_PATH": f"{path}/{end}"})
+             for end in ("one", "two")]  # fmt: skip
+    assert main(["doctor", "--compare", *files]) == 1
+    out = capsys.readouterr().out
+    assert "to/one" in out
+    assert "to/two" in out
+    assert "1 difference: 1 for speed, 0 for memory." in out
+
+
+def test_a_recorded_machine_is_called_by_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kept(tmp_path, "a100", source="")
+    assert main(["doctor", file]) == 0
+    assert capsys.readouterr().out.startswith(f"A recorded machine: {file}\n")
 
 
 def test_differences_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +145,9 @@ def test_files_of_one_name_are_told_apart(
         (["a.json", "b.json"], "add --compare"),
         (["a.json", "--rates"], "is of another"),
         (["--compare", "a.json", "b.json", "--rates"], "is of another"),
+        (["--device", "cpu"], "--device says what --rates measures."),
+        (["a.json", "--device", "cpu"], "--device says what --rates measures."),
+        ([""], "FILE has no value."),
     ],
 )
 def test_what_contradicts_itself_is_refused(
@@ -137,7 +161,7 @@ def test_a_file_that_is_no_machine_is_one_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.json").write_text("{}")
-    assert main(["doctor", str(tmp_path / "a.json")]) == 1
+    assert main(["doctor", str(tmp_path / "a.json")]) == 2
     assert "holds no machine" in capsys.readouterr().err
-    assert main(["doctor", str(tmp_path / "none.json")]) == 1
+    assert main(["doctor", str(tmp_path / "none.json")]) == 2
     assert "cannot be read" in capsys.readouterr().err
