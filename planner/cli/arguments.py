@@ -12,6 +12,7 @@ import click
 from planner.arguments import MODEL_FIELDS, unknown_field
 from planner.errors import UsageError, shorten
 from planner.schema import Model, TrainSetting, parse
+from planner.units import parse_seconds
 
 # command-line option -> field, of the model and of the setting
 MODEL_OPTIONS = {
@@ -178,6 +179,14 @@ def refuse_empty(given: Mapping[str, Any]) -> None:
         if any(isinstance(v, str) and not v.replace(",", " ").strip() for v in values):
             name = _SHOWN.get(option, f"--{option.replace('_', '-')}")
             raise UsageError(f"{name} has no value.", EMPTY)
+
+
+def read_duration(option: str, text: str) -> float:
+    """The seconds for which something may run, more than none. Raises UsageError."""
+    seconds = parse_seconds(text)
+    if seconds <= 0:
+        raise UsageError(f"{option} {text} is no time to run in.", "Write 90s, 10m or 1h30m.")
+    return seconds
 
 
 def split_values(text: str) -> list[str]:

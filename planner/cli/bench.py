@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.cli.arguments import refuse_empty
+from planner.cli.arguments import read_duration, refuse_empty
 from planner.cli.output import print_json, say
 from planner.errors import PlannerError, UsageError, alternatives, unknown_name
 from planner.schema import SwinConfig
 from planner.schema.bench import PATHS, PRECISIONS, BenchRecord
 from planner.schema.model import MAX_SIZE
-from planner.units import parse_seconds
 
 if TYPE_CHECKING:
     from planner.benches.cases import Cases, Shape, Wanted
@@ -179,19 +178,13 @@ def _limits(given: dict[str, Any]) -> Limits:
     from planner.benches.running import Limits
 
     seconds = {
-        field: parse_seconds(given[option])
+        field: read_duration(f"--{option}", given[option])
         for option, field in (
             ("budget", "budget_seconds"), ("deadline", "deadline_seconds"),
             ("measure", "measure_seconds"),
         )
         if given[option] is not None
     }  # fmt: skip
-    for field, value in seconds.items():
-        if value <= 0:
-            option = field.partition("_")[0]
-            raise UsageError(
-                f"--{option} {given[option]} is no time to measure in.", "Write 90s, 10m or 1h30m."
-            )
     return Limits(**seconds)
 
 

@@ -40,9 +40,8 @@ def command(
     differ.
     """
     refuse_empty({"files": files})
-    where = read_device(
-        "auto" if device is None else device
-    )  # a typing error is told before anything is examined
+    # A typing error is told before anything is examined.
+    where = read_device("auto" if device is None else device)
     _check(files, comparing, rates, device)
     if comparing:
         return _compare(files, as_json)

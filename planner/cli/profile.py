@@ -12,6 +12,7 @@ from planner.cli.arguments import (
     GRID_FIELDS,
     given_fields,
     model_and_settings,
+    read_duration,
     refuse_empty,
     with_model_options,
 )
@@ -20,7 +21,7 @@ from planner.errors import UsageError
 from planner.estimation import resolve
 from planner.schema import Model, TrainSetting, parse
 from planner.trainers.emission import RESULT_FILE, read_result
-from planner.units import format_seconds, parse_seconds
+from planner.units import format_seconds
 from search import check_platform
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def command(target: str, **given: Any) -> int:
     """
     check_platform()
     refuse_empty({"target": target, **given})
-    deadline = parse_seconds(given["deadline"])
+    deadline = read_duration("--deadline", given["deadline"])
     model, setting = _asked(target, given)
     from planner.report.profile import profile_text
     from search.interrupts import heard

@@ -32,6 +32,12 @@ _NUM_TOP = 12
 # What the profiler may make of a step: its own cost is some microseconds an operation. Judgements.
 _CREDIBLE = (0.9, 3.0)
 _NAME_CHARACTERS = 200  # templates of C++ have names of thousands
+# Statuses of a probe whose message needs no more words, and what helps where one ended so.
+_SAYS_ALL = ("unsupported", "timed_out")
+_WAYS_OUT = {
+    "timed_out": "Give it longer: --deadline 30m.",
+    "out_of_memory": "Take a smaller batch; 'planner estimate' says what fits.",
+}
 
 
 def profile(
@@ -86,7 +92,10 @@ def _folder_in(output: Path) -> Iterator[Path]:
         output.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(dir=output, prefix=".profile-")
     except OSError as error:
-        raise PlannerError(f"{output} cannot be written: {error.strerror}.") from None
+        why = "it is a file, not a folder" if output.is_file() else error.strerror
+        raise PlannerError(
+            f"{output} cannot be written: {why}.", "Name another folder with --output."
+        ) from None
     try:
         with folder as name:
             yield Path(name)
@@ -99,9 +108,11 @@ def _refuse_failed(probe: MeasurementRecord, model: Model) -> None:
     if probe.status == "measured":
         return
     said = probe.message.strip().partition("\n")[0]
-    how = probe.status.replace("_", " ") + (f" in {probe.phase}" if probe.phase else "")
-    is_told = probe.status == "unsupported" and said
-    raise PlannerError(f"no profile of {model.title}: {said if is_told else f'{how}. {said}'}")
+    if not said or probe.status not in _SAYS_ALL:
+        how = probe.status.replace("_", " ") + (f" in {probe.phase}" if probe.phase else "")
+        said = f"{how}. {said}" if said else f"{how}."
+    message = f"no profile of {model.title}: {said.rstrip('.')}."
+    raise PlannerError(message, _WAYS_OUT.get(probe.status, ""))
 
 
 def _keep(record: ProfileRecord, folder: Path, output: Path) -> None:

@@ -61,6 +61,8 @@ def test_a_run_that_found_nothing_says_what_would_help(tmp_path: Path) -> None:
         (["gone/recommendation.json"], 2, "gone/recommendation.json does not exist."),
         (["native:swin_tiny", "--batch-size", "1,2"], 2, "a profile is of one setting, and 2 "),
         (["native:swin_tiny", "--deadline", "soon"], 2, "a duration is a number with a unit"),
+        (["native:swin_tiny", "--deadline", "0s"], 2, "--deadline 0s is no time to run in"),
+        ([""], 2, "RUN|MODEL has no value."),
         (["native:swin_tiny", "--steps", "0"], 2, "0 is not in the range"),
         (["native:swin_tiny", "--output", ""], 2, "--output has no value."),
         (["native:swin_tiny", "--device", "gpu"], 2, "gpu"),

@@ -93,7 +93,7 @@ def _export(profiler: profile, file: Path) -> None:
         free = shutil.disk_usage(file.parent).free
         raise PlannerError(
             f"{file.name} cannot be written: the profiler left no trace, and {format_bytes(free)} "
-            "are free there."
+            "are free there. Free some, or name another folder with --output."
         )
     with plain.open("rb") as source, gzip.open(file, "wb", compresslevel=6) as target:
         shutil.copyfileobj(source, target)

@@ -15,6 +15,7 @@ from planner.errors import PlannerError
 from planner.report.profile import profile_text, sums
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.profile import ProfiledPart, ProfileRecord
+from planner.schema.record import ProbeStatus
 from planner.throughput.prediction import WAITING, DeviceRates
 from search.probe.protocol import SNAPSHOT_FILE, TRACE_FILE, ProbeRequest, ProfileOrder
 from search.profiling import profiling
@@ -22,6 +23,7 @@ from search.profiling.attribution import Attribution, Key
 from search.profiling.comparing import FUSED_KINDS, gap_notes, parts_of, predict, treatment_of
 from search.profiling.trace import read_trace
 from tests.search.probes import AMPLE_SECONDS, request_of
+from tests.trainers.cases import recommendation
 
 MODEL = SwinConfig(
     image_size=32, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(1, 2), num_classes=10
@@ -93,6 +95,34 @@ def test_a_folder_that_cannot_be_written_is_named(quick: None, tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(PlannerError, match=r"file/out cannot be written: Not a directory"):
         profile(tmp_path / "file" / "out")
+
+
+def test_a_file_in_place_of_the_folder_is_told(quick: None, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(PlannerError, match="it is a file, not a folder") as error:
+        profile(tmp_path / "out")
+    assert error.value.way_out == "Name another folder with --output."
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "said", "way_out"),
+    [
+        ("timed_out", "not done after 1 s, in import", ": not done after 1 s, in import.", "30m"),
+        ("out_of_memory", "tried 2 GiB", "out of memory in import. tried 2 GiB.", "smaller batch"),
+        ("crashed", "", ": crashed in import.", ""),
+        ("unsupported", "it has no loss\nof its own", ": it has no loss.", ""),
+    ],
+)
+def test_why_there_is_no_profile(
+    status: ProbeStatus, message: str, said: str, way_out: str
+) -> None:
+    evidence = recommendation(MODEL).evidence
+    assert evidence is not None
+    probe = evidence.model_copy(update={"status": status, "message": message, "phase": "import"})
+    with pytest.raises(PlannerError) as error:
+        profiling._refuse_failed(probe, MODEL)
+    assert error.value.message.endswith(said)
+    assert way_out in error.value.way_out
 
 
 def test_a_full_disk_is_said_by_the_worker(tmp_path: Path) -> None:
