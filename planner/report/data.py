@@ -103,7 +103,8 @@ def _step_lines(step: StepRate) -> list[str]:
     ]
     if step.bound == "step":
         return [*lines, "The step bounds: this loader brings enough."]
-    need = "" if step.needed_cpus is None else f" It needs about {step.needed_cpus:.3g} processors."
+    cpus = step.needed_cpus
+    need = "" if cpus is None else f" To feed it takes about {cpus:.3g} processors."
     return [*lines, f"The loader bounds: the device would wait for images.{need}"]
 
 

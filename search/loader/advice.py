@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.environment.host import Host
-from planner.schema.loading import DataSource, ItemFault, LoaderBound, LoaderRecord, StepRate
+from planner.schema.loading import (
+    DataSource,
+    ItemFault,
+    LoaderBound,
+    LoaderRecord,
+    Pipeline,
+    StepRate,
+)
 from planner.units import GIB, format_bytes, format_seconds
 from search.loader.law import batch_bytes
 from search.loader.pictures import SMALLER_PX, PictureSizes
@@ -32,10 +39,20 @@ class Advised:
     source: DataSource
     sizes: PictureSizes | None = None
     step: StepRate | None = None
+    unsupported: frozenset[Pipeline] = frozenset()  # what was probed and cannot run here
 
     @property
     def rate(self) -> float:
         return self.chosen.images_per_second or 0.0
+
+    @property
+    def num_loading(self) -> int:
+        """Processes that load: the workers, or without them the one process."""
+        return max(self.chosen.setting.workers, 1)
+
+    @property
+    def loading(self) -> str:
+        return "1 process" if self.num_loading == 1 else f"{self.num_loading} processes"
 
     @property
     def cpu_seconds(self) -> float:
@@ -59,9 +76,11 @@ def bound_line(found: Advised) -> str:
         if seconds
     )
     what = {"main process": "the main process, which takes every batch", "disk": "the disk"}
+    few = bound in CPU_BOUNDS and found.num_loading < found.host.cpus
+    where = f" in {found.loading}" if few else ""
     return (
-        f"It is bound by {what.get(bound, bound)}: one image takes {format_seconds(cpu)} of a "
-        f"processor ({stages}), and {found.host.cpus:g} processors were busy for {min(busy, 1):.0%}"
+        f"It is bound by {what.get(bound, bound)}{where}: one image takes {format_seconds(cpu)} of "
+        f"a processor ({stages}), and {found.host.cpus:g} processors were busy for {min(busy, 1):.0%}"
         " of the time."
     )
 
@@ -84,7 +103,7 @@ def ways_out(found: Advised) -> list[str]:
         return []
     bound = found.chosen.bound
     if bound in CPU_BOUNDS:
-        ways = [_smaller_pictures, _other_pipeline, _more_processors, _cache]
+        ways = [_smaller_pictures, _other_pipeline, _more_workers, _more_processors, _cache]
     elif bound == "disk":
         ways = [_shards, _memory, _smaller_pictures]
     elif bound == "main process":
@@ -124,15 +143,38 @@ def _other_pipeline(found: Advised) -> str:
     best.pop(found.chosen.setting.pipeline, None)
     if best:
         said = ", ".join(f"{p} {r.images_per_second or 0:.4g}" for p, r in best.items())
-        return f"No other way to decode that is installed was faster here (images/s: {said})."
+        return f"No other way to decode that was measured is faster here (images/s: {said})."
     if found.chosen.setting.pipeline == "own":
         return "A faster decoder in your Dataset: see what torchvision.io.decode_jpeg takes."
+    if "torchvision-jpeg" in (*found.unsupported, found.chosen.setting.pipeline):
+        return ""
     return "A faster decoder: '--pipelines torchvision-jpeg' probes torchvision's own."
+
+
+def _more_workers(found: Advised) -> str:
+    """What comes before more processors: a worker for each that is here."""
+    if not _lacks_workers(found):
+        return ""
+    return (
+        f"More workers: {found.loading} loaded on {found.host.cpus:g} processors, and each worker "
+        f"brings about {found.rate / found.num_loading:.4g} images/s (predicted). None with more workers "
+        "was measured: allow more with --workers, --budget or --trials."
+    )
+
+
+def _lacks_workers(found: Advised) -> bool:
+    """Whether processors are left for more workers, and none with more of them was measured."""
+    own = found.chosen.setting
+    return found.num_loading < found.host.cpus and not any(
+        r.setting.pipeline == own.pipeline and r.setting.workers > own.workers for r in found.ran
+    )
 
 
 def _more_processors(found: Advised) -> str:
     cpu = found.cpu_seconds
-    if found.step is None or not cpu:
+    if _lacks_workers(found) or not cpu:
+        return ""
+    if found.step is None:
         return f"More processors: each brings about {1 / cpu:.4g} images/s (predicted)."
     needed = found.step.needed_cpus or 0.0
     return (

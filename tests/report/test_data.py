@@ -60,6 +60,26 @@ def test_each_bound_has_its_ways_out() -> None:
     assert any("processors" in way for way in ways_out(advised("transform")))
 
 
+def test_few_workers_are_told_to_be_more_before_processors_are() -> None:
+    """Two workers on eight processors: 400 images/s each; unless more of them were measured."""
+    two = record(setting=LoaderSetting(workers=2, pin_memory=False))
+    held = replace(advised(), chosen=two, ran=[two])
+    (more,) = (way for way in ways_out(held) if "workers" in way)
+    assert "2 processes loaded on 8 processors" in more
+    assert "400 images/s" in more
+    assert not any("More processors" in way for way in ways_out(held))
+    assert "bound by decode in 2 processes:" in bound_line(held)
+    measured = ways_out(replace(held, ran=[two, record()]))
+    assert any("More processors" in way for way in measured)
+    assert not any("More workers" in way for way in measured)
+
+
+def test_a_decoder_that_cannot_run_here_is_not_advised() -> None:
+    assert any("torchvision-jpeg" in way for way in ways_out(advised()))
+    without = replace(advised(), unsupported=frozenset({"torchvision-jpeg"}))
+    assert not any("torchvision-jpeg" in way for way in ways_out(without))
+
+
 def test_a_loader_that_brings_enough_needs_no_way_out() -> None:
     step = StepRate(model="m", gpu="g", setting=TrainSetting(), images_per_second=500.0,
                     uncertainty=0.35, bound="step")  # fmt: skip
