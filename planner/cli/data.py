@@ -44,12 +44,12 @@ def command(**given: Any) -> int:
     from planner.cli.progress import make_progress
     from planner.report.data import data_text, describe_data_progress
     from search.interrupts import heard
-    from search.loader.finding import find_loader
+    from search.loader.finding import find_loader, read_question
     from search.result_file import ResultNotWrittenError
 
     refuse_empty(given)
     options: Any = dict(said_options(LoaderOptions, given))
-    LoaderOptions.of(options)  # before any picture is made
+    read_question(given["model"], given["gpu"], options)  # before any picture is made
     show = make_progress(describe_data_progress)
     with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
         unwritten: ResultNotWrittenError | None = None

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from planner.errors import PlannerError, UnsupportedError
+from planner.errors import PlannerError
 from planner.loading.datasets import EndlessSampler, Repeated, load_own, open_dataset
 from planner.loading.pipelines import steps_of
+from planner.loading.sources import check_pipeline
 from planner.schema.loading import DataSource, LoaderSetting
 
 Collate = Callable[[list[Any]], Any]
-OWN_ONLY = "A function that makes a Dataset is loaded with the pipeline 'own', and only such is."
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,7 @@ def open_data(
     source: DataSource, setting: LoaderSetting, *, train: bool = True, endless: bool = False
 ) -> OpenData:
     """The data as `setting.pipeline` loads them. Raises as `make_loader`."""
-    if (source.kind == "factory") != (setting.pipeline == "own"):
-        raise UnsupportedError(
-            f"{source.location} cannot be loaded with the pipeline {setting.pipeline!r}.", OWN_ONLY
-        )
+    check_pipeline(source, setting.pipeline)
     if source.kind == "factory":
         dataset, collate = load_own(source)
         if endless and isinstance(dataset, IterableDataset):

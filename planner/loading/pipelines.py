@@ -67,7 +67,7 @@ def why_unsupported(pipeline: Pipeline) -> tuple[str, str] | None:
         importlib.import_module(library)
         _CHECKS[pipeline]()
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
-        said = " ".join(str(error).split())
+        said = " ".join(str(error).split()).rstrip(".")
         return (
             f"the pipeline {pipeline!r} does not work here: {type(error).__name__}: {said}.",
             f"Install the {library} that belongs to torch {torch.__version__}, or omit it.",

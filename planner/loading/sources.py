@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from planner.errors import UsageError, as_text, nearest, shorten
+from planner.errors import UnsupportedError, UsageError, as_text, nearest, shorten
 from planner.loading.folder import MARKER, find_pictures, split_folder
 from planner.schema.any_model import is_factory
-from planner.schema.loading import DataSource
+from planner.schema.loading import DataSource, Pipeline
 
 # What `datasets` writes beside its Arrow files: save_to_disk of a Dataset, and of a DatasetDict.
 TABLE_FILES = ("state.json", "dataset_dict.json")
@@ -42,6 +42,15 @@ def find_source(text: str) -> DataSource:
     if is_factory(text):
         return _factory(text)
     raise _nothing_there(path)
+
+
+def check_pipeline(source: DataSource, pipeline: Pipeline) -> None:
+    """Raises UnsupportedError where the pipeline cannot load such data."""
+    if (source.kind == "factory") != (pipeline == "own"):
+        raise UnsupportedError(
+            f"{source.location} cannot be loaded with the pipeline {pipeline!r}.",
+            "The pipeline 'own' loads what MODULE:FACTORY returns; the others load pictures.",
+        )
 
 
 def expand_shards(pattern: str) -> list[Path]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Unpack
 
-from planner.arguments import ModelLike, read_model
+from planner.arguments import ModelLike, read_gpu, read_model
 from planner.environment.host import Host, read_host
 from planner.errors import UsageError
 from planner.estimation import estimate
@@ -34,7 +34,7 @@ from search.loader.prober import LoaderProber
 from search.loader.probing import PACKAGES
 from search.loader.result import choose_loader, measured_loaders
 from search.loader.space import is_plain_loader, make_loader_space
-from search.loader.strategy import LoaderStrategy
+from search.loader.strategy import LoaderStrategy, SkipUnsupported
 from search.loader.study import LoaderIdentity
 from search.probe.device import choose_device, describe_device, versions
 from search.prober import Prober
@@ -82,13 +82,23 @@ def find_loader(
     UnsupportedError, StudyError, RecordsNotWrittenError and ResultNotWrittenError (PlannerErrors
     all).
     """
-    asked = LoaderOptions.of(options)
+    asked, chosen = read_question(model, gpu, options)
     source = data if isinstance(data, DataSource) else find_source(fspath(data))
-    if gpu is not None and model is None:
-        raise UsageError("--gpu says whose step is to be fed, and no model is named.", "Add --for.")
-    chosen = None if model is None else read_model(model, {})
     with heard(signal.SIGINT):
         return _probed(source, asked, chosen, gpu, prober, on_progress)
+
+
+def read_question(
+    model: ModelLike | None, gpu: str | None, options: LoaderKeywords
+) -> tuple[LoaderOptions, Model | None]:
+    """All that is asked but the data: what is wrong with it is said before any are made. Raises
+    UsageError."""
+    asked = LoaderOptions.of(options)
+    if gpu is not None and model is None:
+        raise UsageError("--gpu says whose step is to be fed, and no model is named.", "Add --for.")
+    read_gpu(gpu)
+    describe_device(asked.device)  # raises where it cannot be used
+    return asked, None if model is None else read_model(model, {})
 
 
 def _probed(
@@ -138,8 +148,9 @@ def make_strategy(
     if asked.strategy == "planner":
         return LoaderStrategy(space, host.cpus, asked.tolerance, asked.seed)
     if asked.strategy == "grid":
-        return WalkStrategy(exhaustive(space))
-    return SamplerStrategy(space, make_sampler(asked.strategy, asked.seed), None)
+        return SkipUnsupported(WalkStrategy(exhaustive(space)), space)
+    sampler = make_sampler(asked.strategy, asked.seed)
+    return SkipUnsupported(SamplerStrategy(space, sampler, None), space)
 
 
 def deadline(host: Host) -> Callable[[Choice[LoaderSetting]], float]:
@@ -161,7 +172,7 @@ def recommend(
 ) -> DataRecommendation:  # fmt: skip
     """The recommendation that a session's records prove; advice where nothing loads."""
     records, source, host = session.in_space(), identity.data, identity.host
-    left_out = session.space.left_out
+    left_out = (*session.space.left_out, *_unsupported(session.space, records))
     common: dict[str, Any] = {
         "data": source,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -184,8 +195,9 @@ def recommend(
     chosen, others = best.evidence, [loader.evidence for loader in found if loader is not best]
     rated = _rated(step, best.rate, chosen)
     advised = Advised(
-        chosen, [loader.evidence for loader in found], host, source, picture_sizes(source), rated
-    )
+        chosen, [loader.evidence for loader in found], host, source, picture_sizes(source), rated,
+        frozenset(r.setting.pipeline for r in records if r.status == "unsupported"),
+    )  # fmt: skip
     said = [
         bound_line(advised),
         busy_note(advised),
@@ -202,6 +214,14 @@ def recommend(
         notes=tuple(note for note in said if note),
         **common,
     )
+
+
+def _unsupported(space: Space[LoaderSetting], records: Sequence[LoaderRecord]) -> Iterator[str]:
+    """A line for each pipeline that cannot run here, as its probe said."""
+    said = {r.setting.pipeline: r.message for r in records if r.status == "unsupported"}
+    for pipeline, message in said.items():
+        count = sum(c.setting.pipeline == pipeline for c in space.candidates)
+        yield f"{count} loaders left out: {' '.join(message.split())}"
 
 
 def _rated(step: StepRate | None, rate: float, chosen: LoaderRecord) -> StepRate | None:
@@ -268,8 +288,8 @@ def _advice(
     """What to do where nothing loads, from how the probes ended."""
     if not records and everything:
         return (
-            "No probe of these loaders was made: --trials counts those of the whole study, which "
-            f"has {len(everything)}. Allow more with --trials."
+            "No probe of these loaders was made: --trials and --budget count what the whole study "
+            f"took, which has {len(everything)} probes. Allow more."
         )
     if not records and stopped in ENDINGS.values():
         return "No probe was made before that: run the same command again."

@@ -9,6 +9,7 @@ from itertools import product
 
 from planner.environment.host import Host
 from planner.errors import UnsupportedError
+from planner.loading.sources import check_pipeline
 from planner.schema.loading import DataSource, LoaderSetting, Pipeline
 from planner.units import MIB, format_bytes
 from search.axes import in_order
@@ -54,7 +55,8 @@ def make_loader_space(
     spare_bytes: int = 0,
 ) -> Space[LoaderSetting]:  # fmt: skip
     """Every loader to consider for batches of one size. `spare_bytes` are what others (the model's
-    training) take of the host. Raises UnsupportedError where nothing is left.
+    training) take of the host. Raises UnsupportedError where nothing is left, or
+    where a pipeline cannot load such data.
 
     Memory is pinned only where there is CUDA. Workers persist: probes of a steady state cannot tell
     them from others, and an epoch that starts them anew takes longer by their start.
@@ -65,6 +67,8 @@ def make_loader_space(
             "none of torchvision, timm and transformers is installed, and pictures need one.",
             "Install torchvision, or pass a MODULE:FACTORY of your own.",
         )
+    for pipeline in chosen:
+        check_pipeline(source, pipeline)
     common = {"batch_size": batch_size, "image_size": image_size}
     pins = (True, False) if has_cuda else (False,)
     found: list[LoaderSetting] = []

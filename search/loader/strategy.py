@@ -9,7 +9,7 @@ from planner.schema.loading import LoaderRecord, LoaderSetting, Pipeline
 from search.loader.law import ASSUMED_IMAGE_SECONDS, ImageCost, expected_rate
 from search.loader.posterior import Posterior, draw_unknowns
 from search.space import Candidate, Space
-from search.strategies.strategy import Choice, Phase, Situation
+from search.strategies.strategy import Choice, Phase, Situation, Strategy
 
 LEAST_PROBES = 3  # that ended well, before a search may end: a start, a step, and what it gained
 
@@ -99,6 +99,29 @@ class LoaderStrategy:
             and c.id not in situation.busy
             and c.setting.workers <= most[c.setting.pipeline]
         ]
+
+
+class SkipUnsupported:
+    """A strategy that does not learn across settings, kept from a pipeline that cannot run here:
+    what one of its loaders said is told of all of them."""
+
+    def __init__(
+        self, strategy: Strategy[LoaderSetting, LoaderRecord], space: Space[LoaderSetting]
+    ) -> None:
+        self.strategy, self.space = strategy, space
+        self.stopped_because = ""
+
+    def tell(self, candidate: LoaderCandidate, record: LoaderRecord) -> None:
+        alike = [candidate]
+        if record.status == "unsupported":
+            alike = [c for c in self.space.candidates if c.arm == candidate.arm]
+        for each in alike:
+            self.strategy.tell(each, record)
+
+    def ask(self, situation: Situation) -> LoaderChoice | None:
+        choice = self.strategy.ask(situation)
+        self.stopped_because = self.strategy.stopped_because
+        return choice
 
 
 def most_workers(records: Sequence[LoaderRecord], pipeline: Pipeline) -> float:

@@ -78,6 +78,8 @@ def test_where_nothing_loads_the_status_is_1(
         (["d", "--synthetic", "1", "--workers", ""], "--workers has no value"),
         (["d", "--synthetic", "1", "--for", "native:swin_tinny"], "swin_tinny"),
         (["d", "--synthetic", "1", "--gpu", "h100"], "no model is named"),
+        (["d", "--synthetic", "1", "--gpu", "h1000", "--for", "native:swin_tiny"], "unknown GPU"),
+        (["d", "--synthetic", "1", "--device", "cuda:99"], "cuda:99 cannot be used"),
     ],
 )
 def test_what_is_typed_wrongly_is_one_error(
@@ -89,3 +91,4 @@ def test_what_is_typed_wrongly_is_one_error(
     assert done.stderr.startswith("Error: ")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "d").exists(), "pictures were made before it was refused"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from planner.errors import PlannerError, UsageError
+from planner.errors import PlannerError, UnsupportedError, UsageError
 from planner.schema.loading import (
     DataRecommendation,
     DataSource,
@@ -232,6 +232,38 @@ def test_the_other_strategies_search_too(tmp_path: Path, strategy: str) -> None:
     assert found.setting.pipeline == "timm"
 
 
+class WithoutDecoder(SimulatedProber):
+    """torchvision's own decoder is not there, as its probe says."""
+
+    def record(self, setting: LoaderSetting) -> LoaderRecord:
+        if setting.pipeline != "torchvision-jpeg":
+            return super().record(setting)
+        return LoaderRecord(
+            data=SOURCE, setting=setting, status="unsupported", message="no extension.\nInstall it."
+        )
+
+
+@pytest.mark.parametrize("strategy", ["planner", "grid", "random", "tpe"])
+@pytest.mark.parametrize("workers", ["0,2,4", "2,4"])
+def test_a_pipeline_that_cannot_run_here_is_probed_once(
+    tmp_path: Path, strategy: str, workers: str
+) -> None:
+    prober = WithoutDecoder(MACHINE)
+    found = find(tmp_path, prober, strategy=strategy, workers=workers, prefetch="2",
+                 pipelines="timm,torchvision-jpeg")  # fmt: skip
+    assert [s.pipeline for s in prober.asked].count("torchvision-jpeg") == 1
+    each = len(workers.split(","))
+    assert found.left_out == (f"{each} loaders left out: no extension. Install it.",)
+
+
+def test_a_pipeline_that_cannot_load_such_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="'own'"):
+        find(tmp_path, pipelines="own")
+    own = DataSource(kind="factory", location="mine:make")
+    with pytest.raises(UnsupportedError, match="'timm'"):
+        find(tmp_path, data=own, pipelines="own,timm")
+
+
 def test_what_is_asked_wrongly_is_said_in_one_message(tmp_path: Path) -> None:
     for options, said in (
         ({"strategy": "tp"}, "Did you mean 'tpe'"),
@@ -241,6 +273,8 @@ def test_what_is_asked_wrongly_is_said_in_one_message(tmp_path: Path) -> None:
         ({"batch_size": 0}, "batch_size is a number from 1"),
         ({"tolerance": 2.0}, "tolerance is a share"),
         ({"gpu": "RTX 3090"}, "no model is named"),
+        ({"gpu": "RTX 3009", "model": "native:swin_tiny"}, "unknown GPU"),
+        ({"device": "cuda:99"}, "cuda:99 cannot be used"),
     ):
         with pytest.raises(UsageError, match=said):
             find(tmp_path, **options)  # type: ignore[arg-type]
