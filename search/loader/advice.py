@@ -80,8 +80,8 @@ def bound_line(found: Advised) -> str:
     where = f" in {found.loading}" if few else ""
     return (
         f"It is bound by {what.get(bound, bound)}{where}: one image takes {format_seconds(cpu)} of "
-        f"a processor ({stages}), and {found.host.cpus:g} processors were busy for {min(busy, 1):.0%}"
-        " of the time."
+        f"a processor ({stages}), and {found.host.cpus:g} processors were busy for "
+        f"{min(busy, 1):.0%} of the time."
     )
 
 
@@ -155,10 +155,11 @@ def _more_workers(found: Advised) -> str:
     """What comes before more processors: a worker for each that is here."""
     if not _lacks_workers(found):
         return ""
+    each = found.rate / found.num_loading
     return (
         f"More workers: {found.loading} loaded on {found.host.cpus:g} processors, and each worker "
-        f"brings about {found.rate / found.num_loading:.4g} images/s (predicted). None with more workers "
-        "was measured: allow more with --workers, --budget or --trials."
+        f"brings about {each:.4g} images/s (predicted). No probe with more workers succeeded: "
+        "allow more with --workers, --budget or --trials."
     )
 
 
