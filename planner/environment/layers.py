@@ -1,7 +1,7 @@
 """A machine in lines, layer by layer: what is shown of one, and what is compared of several.
 
-A line is about the environment, not about the moment: memory in use, clocks and temperatures are
-findings, and so are no line.
+A line is about what lasts. Memory in use, clocks and temperatures change all the time: findings
+judge them, and no line shows them.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def _cudnn(facts: Facts) -> Iterator[Finding]:
     elif not torch.cudnn:
         yield Finding(
             "warning", "libraries", "libraries.no-cudnn",
-            "this torch has no cuDNN, as some source builds have not",
+            "this torch has no cuDNN, like some source builds",
             "torch.backends.cudnn.version() is None",
             "the patch embedding's convolution runs on torch's own kernels; how much slower is "
             "unknown",
@@ -61,18 +61,18 @@ def _torchvision(facts: Facts) -> Iterator[Finding]:
     for package, why in errors.items():
         if package not in versions:
             continue
-        own = "planner's commands work all the same, as they read no operator of torchvision's"
+        is_its_operators = "torchvision" in why + package
         yield Finding(
             "warning", "libraries", f"libraries.{package}-import",
             f"{package} {versions[package]} cannot be imported by itself beside torch {torch}",
             f"python -c 'import {package}': {why}",
-            f"a training that imports it fails; {own}" if "torchvision" in why + package
-            else "a training that imports it fails",
+            "a training that imports it fails"
+            + ("; planner's commands need none of its operators" if is_its_operators else ""),
             "Install torchvision from the same source and for the same CUDA as torch."
-            if "torchvision" in why + package else f"Install {package} again.",
+            if is_its_operators else f"Install {package} again.",
         )  # fmt: skip
-        if "torchvision" in why + package:
-            return  # the others fail of the same
+        if is_its_operators:
+            return  # the others fail for the same reason
     wanted = facts.machine.requirements.get("torchvision", "")
     if wanted.startswith("==") and parse_version(wanted[2:])[:2] != parse_version(torch)[:2]:
         yield Finding(
