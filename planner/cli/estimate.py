@@ -103,7 +103,7 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
     sized = given["batch_size"] or "batch_size" in split_fields(given["fields"])[1]
     refused: list[tuple[str, object, str]] = []
     if rank:
-        way_out = "name one GPU, or leave it out"
+        way_out = "name one GPU, or omit it"
         refused += [(o, v, way_out) for o, v in pictures]
         refused += [("--max-batch", given["max_batch"], way_out)]
         refused += [("--memory", given["memory"], "each GPU is judged by its own memory")]
@@ -162,7 +162,7 @@ def _record(rows: Rows, given: dict[str, Any]) -> list[PlannerError | None]:
         if not traced:
             raise UsageError(
                 "--retrace is for what is traced, and this model is estimated without a trace.",
-                "Leave it out, or add --trace.",
+                "Omit it, or add --trace.",
             )
         for row in traced:
             retrace(*row)

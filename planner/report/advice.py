@@ -12,10 +12,10 @@ from planner.report.settings import describe_setting, in_words
 from planner.report.tables import fits_word, unit, verdict
 from planner.report.time import time_lines
 from planner.report.timeline import new_figure, save_figure
+from planner.report.wrapping import wrapped
 from planner.units import GIB, format_bytes, format_seconds
 
 MAX_WAYS = 8  # rows; --json has them all
-WIDTH = 100
 
 
 def advice_text(advice: Advice) -> str:
@@ -30,7 +30,7 @@ def advice_text(advice: Advice) -> str:
         _bottleneck(advice),
         _cards(advice),
         _levers(advice),
-        "Left out:\n" + "\n".join(_wrap(f"- {line}", "  ") for line in advice.left_out),
+        "Left out:\n" + "\n".join(wrapped(f"- {line}", "  ") for line in advice.left_out),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -48,7 +48,7 @@ def _heading(advice: Advice) -> str:
             f"No GPU was named: ways are ordered, and {unit(advice.model)}/s given, by the rates "
             f"of {advice.rated}."
         )
-    return "\n".join(_wrap(line) for line in said)
+    return "\n".join(wrapped(line) for line in said)
 
 
 def _answer(advice: Advice) -> str:
@@ -103,7 +103,7 @@ def _ways(advice: Advice) -> str:
     common = _common(advice)
     title = "Ways that fit, fastest first"
     title += f"; all with {_changes(common)}:" if common else ":"
-    text = _wrap(title) + "\n" + _tabulate(rows, headers)
+    text = wrapped(title) + "\n" + _tabulate(rows, headers)
     return text + (f"\nand {more} more, with --json" if more > 0 else "")
 
 
@@ -169,7 +169,7 @@ def _bottleneck(advice: Advice) -> str:
         again = f", and {more:.0%} on what is computed again" if more > 0.005 else ""
         lines.append(f"{found.model_share:.0%} of the card's peak FLOP/s go into the model{again}.")
     lines.append(_treatments(found, advice))
-    return "\n".join(_wrap(line) for line in lines)
+    return "\n".join(wrapped(line) for line in lines)
 
 
 def _treatments(found: Bottleneck, advice: Advice) -> str:
@@ -209,8 +209,8 @@ def _cards(advice: Advice) -> str:
 def _levers(advice: Advice) -> str:
     lines = ["Levers:"]
     for lever in advice.levers:
-        lines.append(_wrap(f"- {lever.name} ({lever.says}): {lever.state}", "  "))
-        lines += [_wrap(f"  {reason}", "    ") for reason in lever.reasons]
+        lines.append(wrapped(f"- {lever.name} ({lever.says}): {lever.state}", "  "))
+        lines += [wrapped(f"  {reason}", "    ") for reason in lever.reasons]
     return "\n".join(lines)
 
 
@@ -234,12 +234,6 @@ def _rate(way: Way, advice: Advice) -> str:
 def _step(way: Way) -> str:
     assert way.estimate.throughput is not None, "advice has rates"
     return f"{format_seconds(way.estimate.throughput.step_seconds)} a step"
-
-
-def _wrap(text: str, indent: str = "") -> str:
-    import textwrap
-
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _tabulate(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from planner.environment.facts import names
 from planner.environment.findings.finding import LAYERS, LEVELS, Finding
 from planner.environment.layers import Difference, Line, describe
+from planner.report.wrapping import wrapped
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from planner.environment.facts import Facts
     from planner.throughput.prediction import DeviceRates
 
-_WIDTH = 100  # characters of a line
 _VALUE_CHARACTERS = 34  # of a line of a value in the table that compares
 
 
@@ -51,15 +51,9 @@ def _finding_text(finding: Finding, *others: Finding) -> str:
     rows = [("read", finding.evidence), ("cost", finding.cost), ("next", finding.next_step)]
     if finding.level == "note":
         rows = [row for row in rows if row[0] == "next"]
-    lines = [_wrapped(head, "  ")]
-    lines += [_wrapped(f"  {name}  {text}", " " * 8) for name, text in rows if text]
+    lines = [wrapped(head, "  ")]
+    lines += [wrapped(f"  {name}  {text}", " " * 8) for name, text in rows if text]
     return "\n".join(lines)
-
-
-def _wrapped(text: str, indent: str) -> str:
-    return textwrap.fill(
-        text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _cards_text(facts: Facts) -> str:
@@ -86,7 +80,7 @@ def _layers_text(facts: Facts) -> str:
         told = ", ".join(f"{line.name.removeprefix(card).strip()} {line.value}".strip()
                          for line in found)  # fmt: skip
         head = f"{layer + ':':<11}"
-        paragraphs.append(_wrapped(f"{head}{card} {told}" if card else head + told, " " * 11))
+        paragraphs.append(wrapped(f"{head}{card} {told}" if card else head + told, " " * 11))
     return "\n".join(paragraphs)
 
 
@@ -120,7 +114,7 @@ def _only_some(checkups: Mapping[str, Checkup]) -> Iterator[str]:
                 owners.setdefault(f"{finding.level}: {finding.message}", []).append(title)
     for message, titles in owners.items():
         if len(titles) < len(checkups):
-            yield _wrapped(f"only {', '.join(titles)}: {message}.", "  ")
+            yield wrapped(f"only {', '.join(titles)}: {message}.", "  ")
 
 
 def _advice(differences: Sequence[Difference]) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
+from planner.report.wrapping import WIDTH
 from planner.schema.loading import DataSource, FedRecord, Feeding
-
-WIDTH = 100
 
 
 def feeding_text(feeding: Feeding) -> list[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
 
 from planner.report.settings import describe_setting
+from planner.report.wrapping import wrapped
 from planner.schema.profile import ProfiledPart, ProfileRecord
 from planner.units import format_seconds
 
-WIDTH = 100
 _NUM_TOP = 8  # rows; profile.json has more
 _NAME_CHARACTERS = 60
 # Of a step: what is shorter is left out of a table.
@@ -24,7 +23,7 @@ def profile_text(found: ProfileRecord) -> str:
         _compared("phase", found, lambda part: part.phase),
         _compared("operation", found, lambda part: part.kind),
         _top(found, unit),
-        "\n".join(_wrap(f"- {note}", "  ") for note in found.notes),
+        "\n".join(wrapped(f"- {note}", "  ") for note in found.notes),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -58,7 +57,7 @@ def _heading(found: ProfileRecord) -> str:
             f"{format_seconds(found.predicted_step_seconds)} a step predicted "
             f"±{found.uncertainty:.0%} ({found.basis})."
         )
-    return "\n".join(_wrap(line) for line in lines)
+    return "\n".join(wrapped(line) for line in lines)
 
 
 def _steps(count: int) -> str:
@@ -102,10 +101,6 @@ def _top(found: ProfileRecord, unit: str) -> str:
 
 def _shortened(name: str) -> str:
     return name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…"
-
-
-def _wrap(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _tabulate(rows: list[list[str]], headers: list[str], num_text: int = 0) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from planner.estimation import Estimate
 from planner.report.settings import describe_setting, value_text
 from planner.report.time import time_lines
+from planner.report.wrapping import wrapped
 from planner.schema import Model, NamedModel, SwinConfig, TrainSetting
 from planner.units import format_bytes, format_seconds
 
@@ -25,7 +25,6 @@ BREAKDOWN_ROWS = {
 }
 # Fields of a setting that a row shows when not all estimates agree on them, or always.
 ALWAYS_SHOWN = ("batch_size", "precision", "checkpointing")
-WIDTH = 100
 _TEXT_FIELDS = [n for n, f in TrainSetting.model_fields.items() if f.annotation is not int]
 
 
@@ -198,16 +197,12 @@ def _speed(estimate: Estimate) -> str:
         f"({predicted.basis}).",
         *(time_lines("the step", predicted) if predicted.parts else []),
     ]
-    return "\n".join(_wrap(line) for line in lines)
+    return "\n".join(wrapped(line) for line in lines)
 
 
 def _notes(title: str, notes: Iterable[str]) -> str:
-    lines = [_wrap(f"- {note}", indent="  ") for note in notes]
+    lines = [wrapped(f"- {note}", indent="  ") for note in notes]
     return "\n".join([f"{title}:", *lines]) if lines else ""
-
-
-def _wrap(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _aligned(rows: list[list[str]], num_right: int = 2) -> str:

@@ -23,7 +23,7 @@ from search.profiling.kinds import FUSED
 
 # What a compiler makes one kernel of: which of them a kernel is can no longer be told.
 _FUSIBLE = ("pointwise", "reduction", "copy")
-FUSED_KINDS = "pointwise, reduction, copy"
+FUSED_KINDS = ", ".join(_FUSIBLE)
 # A lever that saves less of a kind than this is no treatment of it.
 _LEAST_SAVED = 0.1
 

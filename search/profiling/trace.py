@@ -1,7 +1,7 @@
 """A Chrome trace that torch.profiler wrote, read back: operations, kernels, launches and marks.
 
 Times are seconds on the trace's own clock. The fields are those of kineto's `output_json.cpp`:
-`External id`, `correlation`, `Sequence number`, `Fwd thread id`.
+`correlation`, `Sequence number`, `Fwd thread id`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ _MICROSECOND = 1e-6
 @dataclass(frozen=True)
 class Event:
     """Something that took from `start` to `end`. `thread` is the host's thread or the device's
-    stream; `link` ties a launch to its kernel, `operation` an event to the operation around it.
-    `records_grad` says that autograd was recording: in backward, that it is computed again."""
+    stream; `link` ties a launch to its kernel. `records_grad` says that autograd was recording: in
+    backward, that it is computed again."""
 
     name: str
     start: float
     end: float
     thread: str
     link: int | None = None
-    operation: int | None = None
     records_grad: bool = False
 
 
@@ -91,7 +90,6 @@ def _event(entry: Mapping[str, Any]) -> Event:
         end=start + float(entry.get("dur", 0.0)) * _MICROSECOND,
         thread=f"{entry.get('pid')}/{entry.get('tid')}",
         link=given.get("correlation"),
-        operation=given.get("External id"),
         # Nodes of backward carry the thread of their forward, and a number too.
         records_grad="Sequence number" in given and not given.get("Fwd thread id"),
     )
