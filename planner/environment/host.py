@@ -41,6 +41,20 @@ class Host:
         """The processors that this process can keep busy."""
         return min(self.usable_cpus, self.quota_cpus or self.usable_cpus)
 
+    @property
+    def usable_bytes(self) -> int | None:
+        """Memory that this process and its control group may have, the page cache included."""
+        return _least(self.memory_bytes, self.memory_limit_bytes)
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Of that, at most what is available now."""
+        return _least(self.available_bytes, self.memory_limit_bytes)
+
+
+def _least(*sizes: int | None) -> int | None:
+    return min((s for s in sizes if s is not None), default=None)
+
 
 def read_host(root: Path = ROOT) -> Host:
     """This machine as this process may use it; of another `root`, what its files say."""

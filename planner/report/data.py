@@ -20,7 +20,7 @@ MAX_ROWS, MAX_FAULTS = 12, 8  # lines; data.json has them all
 def data_text(found: DataRecommendation) -> str:
     """The loader with its evidence, the others, what bounds, and the ways out."""
     parts = [_nothing(found) if found.setting is None else _recommended(found)]
-    parts += [_step_lines(found.step)] if found.step else []
+    parts += [_step_lines(found.step, found.evidence)] if found.step else []
     parts += [_listed("What would load faster:", found.ways_out)]
     parts += [_listed("In the way:", found.warnings)]
     parts += [_fault_lines(found)]
@@ -95,12 +95,15 @@ def _cells(record: LoaderRecord) -> list[str]:
     ]
 
 
-def _step_lines(step: StepRate) -> list[str]:
+def _step_lines(step: StepRate, evidence: LoaderRecord | None) -> list[str]:
     low, high = (step.images_per_second * (1 + sign * step.uncertainty) for sign in (-1, 1))
     lines = [
         f"A step of {step.model} on {step.gpu} takes {step.images_per_second:.4g} images/s "
         f"({low:.4g} to {high:.4g}; predicted, {describe_setting(step.setting)})."
     ]
+    rate = evidence.images_per_second if evidence else None
+    if rate is not None and low < rate < high:
+        return [*lines, f"{rate:.4g} images/s are in that range: either of the two may bound."]
     if step.bound == "step":
         return [*lines, "The step bounds: this loader brings enough."]
     cpus = step.needed_cpus

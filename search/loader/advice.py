@@ -186,7 +186,7 @@ def _more_processors(found: Advised) -> str:
 
 def _cache(found: Advised) -> str:
     """Decoded pictures kept as bytes, where they fit into half of the memory that is free."""
-    items, available = found.source.num_items, found.host.available_bytes
+    items, available = found.source.num_items, found.host.free_bytes
     height, width = found.chosen.setting.image_size
     if items is None or available is None:
         return ""
@@ -209,7 +209,7 @@ def _shards(found: Advised) -> str:
 
 
 def _memory(found: Advised) -> str:
-    total, memory = found.source.total_bytes, found.host.memory_bytes
+    total, memory = found.source.total_bytes, found.host.usable_bytes
     if total is None or memory is None:
         return ""
     if total < memory // 2:
@@ -314,7 +314,7 @@ def _cold(records: Sequence[LoaderRecord]) -> str:
 
 
 def _beyond_memory(host: Host, source: DataSource) -> str:
-    total, memory = source.total_bytes, host.memory_limit_bytes or host.memory_bytes
+    total, memory = source.total_bytes, host.usable_bytes
     if total is None or memory is None or total < memory:
         return ""
     return (

@@ -122,10 +122,7 @@ def probe_loader(
 def stays_cached(source: DataSource, host: Host) -> bool:
     """Whether all of the data fit into half of the memory that is available: then every epoch but
     the first finds them in the page cache."""
-    available = min(
-        (b for b in (host.available_bytes, host.memory_limit_bytes) if b is not None), default=0
-    )
-    return source.total_bytes is not None and source.total_bytes <= available // 2
+    return source.total_bytes is not None and source.total_bytes <= (host.free_bytes or 0) // 2
 
 
 def _record(

@@ -158,7 +158,7 @@ def open_files(setting: LoaderSetting) -> int:
 def why_impossible(setting: LoaderSetting, host: Host, spare_bytes: int = 0) -> tuple[str, str]:
     """The law by which a setting cannot be on this host, and what it says; two empty texts where
     it can be."""
-    memory = least(host.available_bytes, host.memory_limit_bytes)
+    memory = host.free_bytes
     if memory is not None:
         memory = max(int(FREE_MEMORY_SHARE * memory) - spare_bytes, 0)
     laws: tuple[tuple[str, Callable[[LoaderSetting], int], int | None], ...] = (
@@ -177,7 +177,3 @@ def why_impossible(setting: LoaderSetting, host: Host, spare_bytes: int = 0) -> 
             f"{host.file_limit}"
         )
     return "", ""
-
-
-def least(*figures: int | None) -> int | None:
-    return min((f for f in figures if f is not None), default=None)

@@ -80,6 +80,15 @@ def test_a_decoder_that_cannot_run_here_is_not_advised() -> None:
     assert not any("torchvision-jpeg" in way for way in ways_out(without))
 
 
+def test_memory_is_what_the_control_group_allows() -> None:
+    """2,000 decoded pictures are 287 MiB, the files 210 MiB: a group of 256 MiB keeps neither."""
+    assert any("Keep the pictures decoded" in way for way in ways_out(advised()))
+    held = replace(HOST, memory_limit_bytes=256 * MIB)
+    assert not any("Keep the pictures decoded" in way for way in ways_out(advised(host=held)))
+    assert any("from memory" in way for way in ways_out(advised("disk")))
+    assert any("every epoch reads" in way for way in ways_out(advised("disk", held)))
+
+
 def test_a_loader_that_brings_enough_needs_no_way_out() -> None:
     step = StepRate(model="m", gpu="g", setting=TrainSetting(), images_per_second=500.0,
                     uncertainty=0.35, bound="step")  # fmt: skip
@@ -128,8 +137,8 @@ def test_broken_items_are_added_up() -> None:
 
 def test_the_answer_has_the_loader_its_rate_and_the_rest() -> None:
     step = StepRate(model="native:swin_tiny", gpu="rtx 3060", setting=TrainSetting(),
-                    images_per_second=1000.0, uncertainty=0.35, bound="loader",
-                    needed_cpus=10.0)  # fmt: skip
+                    images_per_second=2000.0, uncertainty=0.35, bound="loader",
+                    needed_cpus=20.0)  # fmt: skip
     found = DataRecommendation(
         data=SOURCE, date="2026-11-22", setting=SETTING, evidence=record(), num_probes=5,
         num_candidates=26, stopped_because="it was interrupted", step=step,
@@ -138,8 +147,10 @@ def test_the_answer_has_the_loader_its_rate_and_the_rest() -> None:
     text = data_text(found)
     assert "torchvision, 8 workers × 2" in text
     assert "10 ms" in text
-    assert "1000 images/s (650 to 1350; predicted" in text
+    assert "2000 images/s (1300 to 2700; predicted" in text
     assert "The loader bounds" in text
+    near = step.model_copy(update={"images_per_second": 1000.0})
+    assert "either of the two may bound" in data_text(found.model_copy(update={"step": near}))
     assert "a.jpg: truncated (3 times)" in text
     assert "5 probes of 26 loaders; the search ended because it was interrupted." in text
 
