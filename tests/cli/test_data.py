@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.cli import main
 from planner.loading.synthetic import make_synthetic
 from planner.schema.loading import LoaderRecord
 from search.study.records import read_records
@@ -83,12 +84,13 @@ def test_where_nothing_loads_the_status_is_1(
     ],
 )
 def test_what_is_typed_wrongly_is_one_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], said: str
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    done = planner("data", *typed)
-    assert done.returncode == 2
-    assert done.stderr.startswith("Error: ")
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    assert main(["data", *typed]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Error: ")
+    assert said in error
+    assert "Traceback" not in error
     assert not (tmp_path / "d").exists(), "pictures were made before it was refused"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.cli import main
 from search.study.records import format_record, read_records
 from tests.search.tables import invented_table
 
@@ -106,12 +107,11 @@ def test_an_interrupt_leaves_the_best_so_far_and_no_process(tmp_path: Path) -> N
     assert left.stdout.strip() == ""
 
 
-def test_a_replay_through_the_command(tmp_path: Path) -> None:
+def test_a_replay_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "table.jsonl"
     table.write_bytes(b"".join(format_record(r) for r in invented_table()))
-    done = planner("tune", "--replay", str(table), "--strategy", "boundary-walk")
-    assert done.returncode == 0, done.stderr
-    assert "nothing was run" in done.stdout
+    assert main(["tune", "--replay", str(table), "--strategy", "boundary-walk"]) == 0
+    assert "nothing was run" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,10 @@ def test_a_replay_through_the_command(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_clear_error(
-    tmp_path: Path, arguments: list[str], status: int, said: str
+    tmp_path: Path, arguments: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = planner("tune", *arguments, "--output", str(tmp_path))
-    assert done.returncode == status, done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    returned = main(["tune", *arguments, "--output", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert returned == status, error
+    assert said in error
+    assert "Traceback" not in error

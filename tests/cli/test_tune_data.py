@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.cli import main
 from planner.schema.loading import FedRecord
 from planner.schema.result import Recommendation
 from tests.cli.test_tune import TINY, command, environment, planner
@@ -108,12 +109,13 @@ def test_an_interrupt_while_loaders_are_probed_ends_with_the_step(tmp_path: Path
     ],
 )  # fmt: skip
 def test_data_that_are_none_are_one_error(
-    tmp_path: Path, arguments: list[str], status: int, said: str
+    tmp_path: Path, arguments: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(make_folder(tmp_path / "pictures"))
     given = [folder if a == "PICTURES" else a for a in arguments]
-    done = planner("tune", *TINY, *given, "--output", str(tmp_path / "run"))
-    assert done.returncode == status, done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    returned = main(["tune", *TINY, *given, "--output", str(tmp_path / "run")])
+    error = capsys.readouterr().err
+    assert returned == status, error
+    assert said in error
+    assert "Traceback" not in error
     assert not (tmp_path / "run").exists(), "refused before anything"

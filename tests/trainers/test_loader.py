@@ -24,7 +24,7 @@ from planner.trainers.loader import EVERY_FIELD
 from planner.trainers.registry import TRAINERS
 from tests.trainers.cases import FakeEstimator, feeding, recommendation, tiny
 from tests.trainers.keys import TIMM_ARGUMENTS, microsoft_config
-from tests.trainers.test_pytorch import run_script
+from tests.trainers.test_pytorch import run_here
 
 declare_missing_operators()
 import torch  # noqa: E402
@@ -238,7 +238,7 @@ def test_the_script_trains_on_a_data_set_of_ones_own(tmp_path: Path) -> None:
     )
     loader = LoaderSetting(pipeline="own", workers=0, pin_memory=False)
     result = emitted("pytorch", loader, kind="factory", location="mine:make_data")
-    ended = run_script(result.text, tmp_path, "--steps", "3", "--log-every", "1")
+    ended = run_here(result.text, tmp_path, "--steps", "3", "--log-every", "1")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("collated") == 6, "3 steps of 2 batches, 2 an epoch"
     assert "waited for data" in ended.stdout

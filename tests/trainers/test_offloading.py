@@ -13,7 +13,7 @@ from planner.schema import TrainSetting
 from planner.trainers.emission import emit_setting
 from tests.libraries.steps import needs
 from tests.trainers.cases import FakeEstimator, tiny
-from tests.trainers.test_pytorch import run_script
+from tests.trainers.test_pytorch import run_here
 
 CONFIG = Path(__file__).parents[2] / "pyproject.toml"
 SETTING = TrainSetting(batch_size=2, precision="fp32", offload="activations", attention="eager")
@@ -46,6 +46,6 @@ def test_the_script_of_a_task_runs(tmp_path: Path) -> None:
     plain = SETTING.model_copy(update={"attention": "library"})
     text = emit_setting(model, plain, "pytorch", estimator=FakeEstimator()).text
     assert "with offload_activations(kept):" in text
-    ended = run_script(text, tmp_path, "--steps", "1", "--log-every", "1")
+    ended = run_here(text, tmp_path, "--steps", "1", "--log-every", "1")
     assert ended.returncode == 0, ended.stderr
     assert "step 1/1  loss" in ended.stdout
