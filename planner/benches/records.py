@@ -96,7 +96,10 @@ def compare(first: Sequence[BenchRecord], second: Sequence[BenchRecord]) -> Comp
 def newest_environment(records: Sequence[BenchRecord]) -> Side:
     """The environment of the last record, and what was measured in it."""
     if not records:
-        raise PlannerError("there is no record of a benchmark to compare.")
+        raise PlannerError(
+            "a file holds no record of a benchmark to compare.",
+            "Name two files that 'planner bench attention' wrote.",
+        )
     last = records[-1]
     same = [r for r in records if (r.device, r.versions) == (last.device, last.versions)]
     return Side(last.device, last.versions, {r.case: r for r in same}, len(records) - len(same))

@@ -139,18 +139,11 @@ def _record(
     found = outcome.model_dump()
     if outcome.both is not None:
         work = count_work(case)
-        measured = outcome.peak_bytes is not None
-        found |= {
-            "forward_work": work.forward,
-            "backward_work": work.backward,
-            # The ledger has no peak of compiled attention: only the compiler knows what it keeps.
-            "peak_bytes": outcome.peak_bytes
-            if measured
-            else None
-            if case.is_compiled
-            else work.peak_bytes,
-            "peak_from": "measured" if measured else None if case.is_compiled else "ledger",
-        }
+        found |= {"forward_work": work.forward, "backward_work": work.backward}
+        if outcome.peak_bytes is not None:
+            found["peak_from"] = "measured"
+        elif not case.is_compiled:  # only the compiler knows what compiled attention keeps
+            found |= {"peak_bytes": work.peak_bytes, "peak_from": "ledger"}
     return BenchRecord.model_validate(
         {
             **found,

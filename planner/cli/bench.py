@@ -58,6 +58,8 @@ def attention(model: str | None, **given: Any) -> int:
     """
     refuse_empty({"model": model, **given})
     if given["compare"]:
+        if model is not None:
+            raise UsageError("--compare measures nothing, and so needs no MODEL.", "Omit it.")
         first, second = given["compare"]
         _compare(first, second, given["as_json"])
         return 0
@@ -101,7 +103,10 @@ def _cases(model: str | None, given: dict[str, Any]) -> Cases:
     for line in found.left_out:
         click.echo(line, err=True)
     if not found.cases:
-        raise UsageError("nothing of what was asked for is there to be timed.", "Ask for more.")
+        raise UsageError(
+            "no case is left of what was asked for.",
+            "Name other libraries, paths, versions or windows, or omit these options.",
+        )
     return found
 
 
@@ -123,6 +128,8 @@ def _shapes(model: str | None, given: dict[str, Any], device: str) -> tuple[Shap
     words = _choice(given, "shapes", _SHAPES)
     if model is None and given["shapes"] and "stages" in words:
         raise UsageError("--shapes stages needs a MODEL.", "Name one, as native:swin_tiny.")
+    if model is not None and "stages" not in words:
+        raise UsageError(f"--shapes guide leaves nothing of {model}.", "Omit one of the two.")
     if model is None and given["batch_size"]:
         raise UsageError(
             "--batch-size is of a MODEL's stages, and none is named.", "Name one, or omit it."

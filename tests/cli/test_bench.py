@@ -88,6 +88,8 @@ def test_two_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["--path", "egaer"], "unknown --path 'egaer'. Did you mean 'eager'?"),
         (["--shapes", "stages"], "--shapes stages needs a MODEL"),
+        (["native:swin_tiny", "--shapes", "guide"], "leaves nothing of native:swin_tiny"),
+        (["native:swin_tiny", "--compare", "a", "b"], "--compare measures nothing"),
         (["--batch-size", "4"], "--batch-size is of a MODEL's stages"),
         (["--budget", "0s"], "--budget 0s is no time to run in"),
         (["timm:vit_base_patch16_224"], "only theirs have window attention"),
