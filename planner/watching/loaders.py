@@ -13,6 +13,7 @@ Waited = Callable[[float, int], None]
 """(seconds, images): a batch came."""
 Ended = Callable[[], None]
 """A pass over the data has ended: until the next one begins, nobody waits for data."""
+_SEQUENCES = (list, tuple)
 
 
 class TimedIterator:
@@ -97,13 +98,16 @@ def _empty(kind: Any, *arguments: Any) -> Any:
 
 def count_images(batch: Any, depth: int = 4) -> int:
     """The first dimension of a batch's first tensor; 0 where there is none."""
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
+    # Once for each batch of a training: a list is the usual one, and asked for first.
+    if isinstance(batch, _SEQUENCES):
+        parts = batch
+    elif (shape := getattr(batch, "shape", None)) is not None:
         return int(shape[0]) if len(shape) else 0
-    if depth == 0 or isinstance(batch, str | bytes):
+    elif hasattr(batch, "values") and hasattr(batch, "keys"):
+        parts = batch.values()
+    else:
         return 0
-    if hasattr(batch, "values") and hasattr(batch, "keys"):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        return next((n for n in (count_images(part, depth - 1) for part in batch) if n), 0)
+    for part in parts if depth else ():
+        if found := count_images(part, depth - 1):
+            return found
     return 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib.metadata
 import logging
 import os
 import sys
@@ -27,6 +26,7 @@ from planner.watching.expectation import Expectation, read_expectation
 from planner.watching.judging import judge
 from planner.watching.loaders import Timed, time_in_place
 from planner.watching.log import LOG_FORMAT, LogFile, log_path
+from planner.watching.process import folder_of, rank_and_size, versions
 
 if TYPE_CHECKING:
     from planner.watching.device import Device, Scalar
@@ -36,7 +36,6 @@ INTERVAL_SECONDS = 30.0
 WARM_UP_STEPS = 5  # the first of them compile, tune kernels and fill caches
 MAX_FAULTS = 10  # then it stands aside
 MAX_EVENTS = 20  # of one kind
-_PACKAGES = ("torch", "timm", "transformers", "lightning", "accelerate")
 _logger = logging.getLogger("planner.watch")
 
 P = ParamSpec("P")
@@ -85,7 +84,7 @@ class Watch:
         self._plan = plan
         self._folder = Path()
         with suppress(Exception):
-            self._folder = _folder_of(plan, folder)
+            self._folder = folder_of(plan, folder)
         self._interval_seconds = interval_seconds
         self._history = history
         self._writer = writer
@@ -138,7 +137,7 @@ class Watch:
         self._forget()
         self._is_open = True
         atexit.register(self._at_exit)
-        rank, world = _rank()
+        rank, world = rank_and_size()
         self._log = LogFile(log_path(self._folder, rank))
         self._begin(rank, world)
 
@@ -285,7 +284,7 @@ class Watch:
             "world_size": world,
             "process": self._process,
             "device": described,
-            "versions": _versions(),
+            "versions": versions(),
             "plan": self._expected.to_json() if self._expected else None,
             "interval_seconds": self._interval_seconds,
         })  # fmt: skip
@@ -374,7 +373,7 @@ class Watch:
 
         snapshot = None
         if self._num_snapshots < MAX_SNAPSHOTS and self._device and self._device.index is not None:
-            name = f"oom_rank{_rank()[0]}_{os.getpid()}_{self._num_snapshots}.pickle"
+            name = f"oom_rank{rank_and_size()[0]}_{os.getpid()}_{self._num_snapshots}.pickle"
             with self._survive("no snapshot was written"):
                 snapshot = save_snapshot(self._folder / name)
                 self._num_snapshots += 1
@@ -476,38 +475,6 @@ def watch(
         plan, folder, interval_seconds=interval_seconds, history=history, writer=writer,
         device=device,
     )  # fmt: skip
-
-
-def _folder_of(plan: object, folder: object) -> Path:
-    if isinstance(folder, str | PathLike):
-        return Path(folder)
-    if isinstance(plan, str | PathLike):
-        path = Path(plan)
-        return path if path.is_dir() else path.parent
-    return Path()
-
-
-def _rank() -> tuple[int, int]:
-    """(rank, world size), by torch where a process group is there, else by the launcher's words."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return _number("RANK", 0), _number("WORLD_SIZE", 1)
-
-
-def _number(name: str, otherwise: int) -> int:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else otherwise
-
-
-def _versions() -> dict[str, str]:
-    from planner import __version__
-
-    found = {"planner": __version__}
-    for package in _PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
 
 
 def _is_of_cuda(error: BaseException) -> bool:
