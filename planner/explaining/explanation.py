@@ -171,10 +171,7 @@ def _of_message(message: AllocatorMessage) -> list[str]:
         enough = " That is enough." if others >= message.missing_bytes else ""
         todo.append(f"Other processes hold {format_bytes(others)}: end them (nvidia-smi).{enough}")
     if message.private_pool_bytes:
-        todo.append(
-            f"{format_bytes(message.private_pool_bytes)} are in pools of CUDA graphs, which give "
-            "nothing back: --compile default in the place of reduce-overhead."
-        )
+        todo.append(_on_private_pools(message.private_pool_bytes))
     if unused > _UNUSED_SHARE * max(held, 1):
         todo.append(_on_fragments(unused, message.requested_bytes))
     if message.allowed_bytes is not None:
@@ -197,6 +194,13 @@ def _on_fragments(unused: int, requested: int) -> str:
         f"{format_bytes(unused)} are reserved and in no use, {more}: free blocks that are too "
         "small or of another pool. PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9 "
         "PYTORCH_CUDA_ALLOC_CONF) lets most of them be used."
+    )
+
+
+def _on_private_pools(num_bytes: int) -> str:
+    return (
+        f"{format_bytes(num_bytes)} are in pools of CUDA graphs, which give nothing back: "
+        "--compile default in place of reduce-overhead."
     )
 
 
@@ -267,10 +271,7 @@ def _failed_request(reading: SnapshotReading) -> Finding:
         else:
             todo.append(_on_fragments(reading.free_bytes, requested))
     if reading.private_pool_bytes:
-        todo.append(
-            f"{format_bytes(reading.private_pool_bytes)} are in pools of CUDA graphs, which give "
-            "nothing back: --compile default in the place of reduce-overhead."
-        )
+        todo.append(_on_private_pools(reading.private_pool_bytes))
     if reading.waiting_bytes:
         todo.append(
             f"{format_bytes(reading.waiting_bytes)} are free for one stream and still awaited by "
@@ -326,9 +327,10 @@ def _meant(
 def _compare(
     found: Explanation, model: Any, setting: Any, gpu: Gpu | None, allocator: str | None
 ) -> None:
-    from planner.explaining.relief import find_relief, predict
+    from planner.estimation import estimate
+    from planner.explaining.relief import find_relief
 
-    predicted = found.expected = predict(model, setting, gpu, allocator)
+    predicted = found.expected = estimate(model, setting, gpu=gpu, allocator=allocator)
     found.differs += _differences(found, predicted)
     missing = found.seen.get("missing_bytes")
     if missing is None:

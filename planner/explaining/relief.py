@@ -7,9 +7,9 @@ from typing import Any
 
 from planner.advice.advising import Way, advise
 from planner.errors import PlannerError
-from planner.estimation import Estimate, estimate
+from planner.estimation import Estimate
 from planner.hardware.gpu import Gpu
-from planner.schema import Model, TrainSetting
+from planner.schema import TrainSetting
 
 MAX_WAYS = 3
 
@@ -41,12 +41,6 @@ class Relief:
         return asdict(self)
 
 
-def predict(
-    model: Model, setting: TrainSetting, gpu: Gpu | None, allocator: str | None
-) -> Estimate:
-    return estimate(model, setting, gpu=gpu, allocator=allocator)
-
-
 def find_relief(
     predicted: Estimate,
     missing_bytes: int,
@@ -70,20 +64,17 @@ def find_relief(
     except PlannerError as error:
         return Relief(needed, None, (), why_none=error.message)
     rate = advice.plain.estimate.throughput
-    fitting = [way for way in (advice.recommended, *advice.ways) if way is not None]
-    levers = tuple(dict.fromkeys(_way_key(way) for way in fitting))
-    by_key = {_way_key(way): way for way in reversed(fitting)}
+    fitting: dict[str, Way] = {}
+    for way in (advice.recommended, *advice.ways):
+        if way is not None:
+            fitting.setdefault(way.command, way)
     return Relief(
         needed_bytes=needed,
         images_per_second=rate.images_per_second if rate else None,
-        levers=tuple(_lever(by_key[key], predicted) for key in levers[:MAX_WAYS]),
+        levers=tuple(_lever(way, predicted) for way in list(fitting.values())[:MAX_WAYS]),
         rated=advice.rated,
         why_none="" if fitting else "no lever that planner knows frees so much",
     )
-
-
-def _way_key(way: Way) -> str:
-    return way.command
 
 
 def _lever(way: Way, predicted: Estimate) -> Lever:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+import planner
 from planner.errors import PlannerError
 from planner.explaining.explanation import explain
-from planner.explaining.relief import find_relief, predict
+from planner.explaining.relief import find_relief
 from planner.explaining.snapshot_reading import NO_STACK, place_of, read_snapshot
 from planner.hardware.catalogue import find_gpu
 from planner.memory.snapshot import replay_snapshot
@@ -160,7 +161,7 @@ def test_a_plan_is_the_setting_that_trained(tmp_path: Path) -> None:
 
 def test_nothing_frees_more_than_the_step_needs() -> None:
     setting = TrainSetting(batch_size=2)
-    predicted = predict(tiny(), setting, None, None)
+    predicted = planner.estimate(tiny(), setting)
     relief = find_relief(predicted, 100 * GIB, None, find_gpu("rtx 3090"), None)
     assert relief.levers == ()
     assert relief.why_none
