@@ -132,6 +132,14 @@ class LoaderSetting(BaseModel):
 LoaderStatus = Literal["measured", "faulty", "out_of_memory", "timed_out", "crashed", "unsupported"]
 
 
+def recorded_processors(host: Mapping[str, Any]) -> float | None:
+    """Those that a process could keep busy on a recorded machine (`Host.cpus`), None where they
+    were not recorded."""
+    found = [host.get("usable_cpus"), host.get("quota_cpus")]
+    known = [value for value in found if isinstance(value, int | float) and value > 0]
+    return min(known, default=None)
+
+
 class LoaderRecord(BaseModel):
     """What one probe of a loader found. Bytes are integers, times are seconds, `date` is ISO 8601
     in UTC.

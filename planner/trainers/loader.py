@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.schema.loading import LoaderRecord, LoaderSetting
+from planner.schema.loading import LoaderRecord, LoaderSetting, recorded_processors
 from planner.trainers.comments import one_line
 from planner.trainers.plan import Plan, Trainer
 from planner.trainers.recipe import recipe_of, usual_loader
@@ -68,10 +68,9 @@ def _possible_workers(loader: LoaderSetting, fed: LoaderRecord | None) -> int:
 
 
 def _processors(fed: LoaderRecord) -> int | None:
-    """Of the machine that measured, those it could use (`planner.environment.host.Host`)."""
-    found = [fed.host.get("usable_cpus"), fed.host.get("quota_cpus")]
-    known = [value for value in found if isinstance(value, int | float) and value > 0]
-    return max(1, int(min(known))) if known else None
+    """Whole ones of the machine that measured."""
+    found = recorded_processors(fed.host)
+    return None if found is None else max(1, int(found))
 
 
 def loader_heading(plan: Plan) -> tuple[str, ...]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from planner.environment.host import Host, read_host
+from planner.environment.host import read_host
 from planner.errors import UsageError
 from planner.files import MAX_RESULT_BYTES, parse_json, read_text
 from planner.loading.sources import find_source
 from planner.schema import Model, parse
-from planner.schema.loading import LOADER_FORMAT, DataRecommendation, DataSource
+from planner.schema.loading import (
+    LOADER_FORMAT,
+    DataRecommendation,
+    DataSource,
+    recorded_processors,
+)
 from search.feeding.matching import check_match, check_size
 from search.options import SearchOptions
 
@@ -28,7 +32,7 @@ class AskedData:
     @property
     def processors(self) -> float:
         """That a process could keep busy on the machine where the loader is, or was, measured."""
-        return recorded_processors(self.known.host if self.known else {})
+        return recorded_processors(self.known.host if self.known else {}) or read_host().cpus
 
 
 def find_asked(options: SearchOptions, model: Model) -> AskedData | None:
@@ -53,10 +57,10 @@ def read_data_result(path: Path) -> DataRecommendation:
     file = path / DATA_FILE if path.is_dir() else path
     data = parse_json(read_text(file, MAX_RESULT_BYTES), str(file))
     if isinstance(data, dict) and isinstance(data.get("loader_format"), int):
-        newest = data["loader_format"]
-        if newest > LOADER_FORMAT:
+        written = data["loader_format"]
+        if written > LOADER_FORMAT:
             raise UsageError(
-                f"{file} is of format {newest}, newer than this planner's {LOADER_FORMAT}.",
+                f"{file} is of format {written}, newer than this planner's {LOADER_FORMAT}.",
                 "Update planner, or measure the data again with 'planner data'.",
             )
     found = parse(DataRecommendation, data, str(file))
@@ -66,12 +70,3 @@ def read_data_result(path: Path) -> DataRecommendation:
             "Mend what it says, and run 'planner data' again.",
         )
     return found
-
-
-def recorded_processors(host: dict[str, Any]) -> float:
-    """Of a recorded machine, or of this one where nothing was recorded."""
-    usable, quota = host.get("usable_cpus"), host.get("quota_cpus")
-    if not isinstance(usable, int | float):
-        here: Host = read_host()
-        return here.cpus
-    return float(min(usable, quota)) if isinstance(quota, int | float) else float(usable)

@@ -19,9 +19,10 @@ from planner.schema.loading import (
     FedRecord,
     LoaderRecord,
     LoaderSetting,
+    recorded_processors,
 )
 from planner.schema.result import Recommendation
-from search.feeding.asked import AskedData, recorded_processors
+from search.feeding.asked import AskedData
 from search.feeding.judging import Machine, loader_for, make_feeding, predicted_rate
 from search.feeding.matching import class_notes
 from search.feeding.proving import FED_FILE, find_kept, keep, prove
@@ -226,12 +227,9 @@ def known_notes(known: DataRecommendation, setting: TrainSetting) -> list[str]:
             f"The loader was measured with batches of {known.setting.batch_size}, and the step "
             f"takes {setting.batch_size}."
         )
-    here = read_host().cpus
-    if recorded_processors(known.host) != here:
-        notes.append(
-            f"The loader was measured with {recorded_processors(known.host):g} processors, and "
-            f"{here:g} are here."
-        )
+    here, there = read_host().cpus, recorded_processors(known.host)
+    if there is not None and there != here:
+        notes.append(f"The loader was measured with {there:g} processors, and {here:g} are here.")
     try:
         if find_source(known.data.location).fingerprint != known.data.fingerprint:
             notes.append(f"{known.data.location} has changed since its loader was measured.")

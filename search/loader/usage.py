@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from planner.units import KIB, MIB
+from search.probe.processes import children, cpu_seconds
 
 # How often processes are looked at. Their memory is read less often: the kernel walks their pages.
 LOOK_SECONDS = 0.1
 MEMORY_SECONDS = 0.5
-# linux/posix-timers.h: a process's CPU clock has the number (~pid << 3) | CPUCLOCK_SCHED.
-_CPUCLOCK_SCHED = 2
 _JOIN_SECONDS = 2.0
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's block
 # A worker whose memory rises by more than this share and these bytes in the second half of the
@@ -26,14 +25,6 @@ _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's block
 # that were shared at the fork, which is over once every object was met.
 _LEAK_SHARE, _LEAK_BYTES = 0.05, 8 * MIB
 _LEAST_READINGS = 6
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of all threads of a process so far; 0 where it is gone."""
-    try:
-        return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
-    except OSError:
-        return 0.0
 
 
 def private_bytes(pid: int) -> int | None:
@@ -205,15 +196,3 @@ class UsageWatch:
         own = private_bytes(os.getpid())
         if own is not None:
             self.peaks.main_bytes = max(self.peaks.main_bytes or 0, own)
-
-
-def children() -> list[int]:
-    """The processes that this one has started and that still live, of whichever thread."""
-    found: list[int] = []
-    for task in os.listdir("/proc/self/task"):  # noqa: PTH208
-        try:
-            text = Path(f"/proc/self/task/{task}/children").read_text()
-        except OSError:
-            continue
-        found += [int(pid) for pid in text.split()]
-    return found

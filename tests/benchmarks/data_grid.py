@@ -21,7 +21,7 @@ from random import Random
 
 from planner.environment.host import read_host
 from planner.loading.synthetic import make_synthetic
-from planner.schema.loading import LoaderRecord, LoaderSetting, Pipeline
+from planner.schema.loading import LoaderRecord, LoaderSetting, Pipeline, recorded_processors
 from planner.units import format_seconds, parse_seconds
 from search.limits import Limits
 from search.loader.finding import deadline
@@ -81,7 +81,8 @@ def replay(records: Sequence[LoaderRecord]) -> Outcome:
     grid = measured_loaders(records)
     space = loader_space(loader.setting for loader in grid)
     host = records[0].host
-    cpus = min(float(host["usable_cpus"]), host.get("quota_cpus") or float("inf"))
+    cpus = recorded_processors(host)
+    assert cpus is not None, "recorded"
     prober = GridProber(records)
     session: Session[LoaderSetting, LoaderRecord] = Session(
         space, MemoryStudy(), prober, Limits(), lambda choice: 60.0, None, plain=is_plain_loader

@@ -34,6 +34,8 @@ from planner.schema import SwinConfig, TrainSetting
 from planner.schema.loading import LoaderSetting
 from planner.throughput.feeding import Loading, Stepping, fed_rate
 from planner.trainers.emission import emit
+from search.probe.parent.supervisor import descendants
+from search.probe.processes import cpu_seconds
 from tests.benchmarks.dated import write_results
 from tests.trainers.cases import feeding, recommendation
 
@@ -102,7 +104,7 @@ def measure(folder: Path, arguments: list[str], seconds: float, threads: int) ->
     for number, line in enumerate(process.stdout, 1):
         found = re.match(r"step (\d+)/", line)
         assert found, line
-        now = (int(found[1]), time.perf_counter(), cpu_seconds(process.pid))
+        now = (int(found[1]), time.perf_counter(), tree_seconds(process.pid))
         if begun is None:
             begun = now if number == 2 else None  # what was prefetched at the start is used up
         elif now[1] - begun[1] >= seconds:
@@ -120,12 +122,9 @@ def stop(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def cpu_seconds(pid: int) -> float:
-    """Of a process and all below it that live (proc(5): /proc/PID/stat, fields 14 and 15)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    spent = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return spent + sum(cpu_seconds(int(child)) for child in children)
+def tree_seconds(pid: int) -> float:
+    """Seconds of processor time of a process and all below it that live."""
+    return sum(map(cpu_seconds, (pid, *descendants(pid))))
 
 
 @dataclass(frozen=True)

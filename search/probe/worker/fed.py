@@ -1,21 +1,17 @@
 """A short real training run that a real loader feeds: steps on a batch in memory first, then fed.
 
 Both are timed in one process, one after the other, so that what disturbs the machine disturbs them
-alike. Runs in the worker alone.
+alike. Runs only in the worker.
 """
 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor
@@ -28,6 +24,7 @@ from planner.tasks.contract import describe
 from planner.tasks.making import GivenTask
 from planner.tasks.trees import prepare
 from planner.tasks.vision import Classification
+from search.probe.processes import processor_seconds
 from search.probe.protocol import FedMessage, FedRequest, OutcomeMessage
 from search.probe.stopping import FedRule, StopRule
 from search.probe.worker.measure import Run, carry_out
@@ -37,7 +34,6 @@ from search.probe.worker.subject import WatchedTraining
 
 # Of the time until the deadline, that steps on the batch in memory may take.
 _RESIDENT_SHARE = 0.25
-_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class DataError(Exception):
@@ -261,20 +257,3 @@ def check_images(images: Tensor, labels: Tensor, task: Classification) -> None:
     if labels.dim() == 1 and labels.numel() and int(labels.max()) >= task.num_classes:
         law = f"a label is {int(labels.max())}, and the model has {task.num_classes} classes"
         raise DataError(ItemFault(item="the data", message=law))
-
-
-def processor_seconds() -> float:
-    """Seconds of processor time of this process and of all that it started, the dead too."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    alive = sum(_seconds_of(child.pid) for child in multiprocessing.active_children())
-    return time.process_time() + ended.ru_utime + ended.ru_stime + alive
-
-
-def _seconds_of(pid: int | None) -> float:
-    """User and system time of a process; 0 where it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0.0
-    fields = text.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS

@@ -11,8 +11,14 @@ import pytest
 from planner.errors import UnsupportedError, UsageError
 from planner.loading.sources import find_source
 from planner.schema import FactoryModel, NamedModel, SwinConfig
-from planner.schema.loading import DataRecommendation, DataSource, LoaderRecord, LoaderSetting
-from search.feeding.asked import AskedData, recorded_processors
+from planner.schema.loading import (
+    DataRecommendation,
+    DataSource,
+    LoaderRecord,
+    LoaderSetting,
+    recorded_processors,
+)
+from search.feeding.asked import AskedData
 from search.feeding.matching import check_match, check_size, class_notes
 from search.options import SearchOptions
 from search.study.records import format_record
@@ -130,7 +136,7 @@ def test_a_data_json_that_is_none_is_one_error(tmp_path: Path, text: str, said: 
 def test_the_processors_are_those_of_the_record() -> None:
     assert recorded_processors({"usable_cpus": 8, "quota_cpus": 2.5}) == 2.5
     assert recorded_processors({"usable_cpus": 8, "quota_cpus": None}) == 8.0
-    assert recorded_processors({}) > 0
+    assert recorded_processors({}) is None
     assert AskedData(FOLDER, data_of(FOLDER)).processors == 4.0
 
 

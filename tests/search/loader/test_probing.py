@@ -16,8 +16,9 @@ from planner.loading.sources import find_source
 from planner.schema.loading import LoaderRecord, LoaderSetting
 from search.loader.probing import LoaderEvent, probe_loader, stays_cached
 from search.loader.stages import find_bound
-from search.loader.usage import cpu_seconds, private_bytes, read_disk, steady_growth
+from search.loader.usage import private_bytes, read_disk, steady_growth
 from search.probe.parent.fork_server import ForkServer
+from search.probe.processes import cpu_seconds
 from tests.loading.made import BROKEN, UNUSUAL, encoded, folder_of, listing
 from tests.search.loader.conftest import AMPLE_SECONDS, QUICK, Probe
 from tests.search.loader.faulty_data import Sleeping
