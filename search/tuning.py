@@ -19,13 +19,7 @@ from planner.memory.allocator_config import (
 from planner.schema import MeasurementRecord, Model
 from planner.schema.result import Recommendation
 from search.feeding.asked import find_asked
-from search.feeding.phase import (
-    FeedingPhase,
-    judge_by_law,
-    seconds_left_of,
-    share_of,
-    step_share,
-)
+from search.feeding.phase import FeedingPhase, judge_by_law, step_budget
 from search.interrupts import heard
 from search.limits import Limits, probe_deadline
 from search.memory_budget import find_budget, less_headroom, with_allocator
@@ -111,7 +105,7 @@ def _probed(
     prober: Prober | None, on_progress: OnProgress,
 ) -> Recommendation:  # fmt: skip
     asked = find_asked(options, model)
-    limits = Limits(options.trials, share_of(options.budget_seconds, step_share(options)))
+    limits = Limits(options.trials, step_budget(options))
     where = choose_device(options.device)
     found = describe_device(where)
     identity = Identity(
@@ -138,7 +132,7 @@ def _probed(
     if where == "cpu" and options.device == "auto":
         notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
     limits.spent_seconds = _spent(study.records())
-    seconds_left = seconds_left_of(options.budget_seconds, limits.spent_seconds)
+    whole = Limits(None, options.budget_seconds, limits.spent_seconds)
     say = note_taker(on_progress)
     with contextlib.ExitStack() as stack:
         alone = stack.enter_context(hold_gpu(found.uuid))
@@ -171,7 +165,7 @@ def _probed(
         write_result(output / RESULT_FILE, recommendation, where_kept)
         if asked is not None:
             feeding = FeedingPhase(
-                model, asked, where, identity.device, output, seconds_left,
+                model, asked, where, identity.device, output, whole.seconds_left,
                 say=say, on_event=_hear(on_progress), cap_bytes=memory.cap_bytes,
                 fork_server=own.fork_server if own else None, options=options,
             )  # fmt: skip

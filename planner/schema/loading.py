@@ -295,6 +295,10 @@ class FedRecord(BaseModel):
     probe_seconds: float = 0.0
     flags: tuple[str, ...] = ()
 
+    @property
+    def format(self) -> int:
+        return self.loader_format
+
 
 class Feeding(BaseModel):
     """What a recommendation says of the data: which loader, which of loader and step bounds, and

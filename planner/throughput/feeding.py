@@ -7,9 +7,6 @@ seconds of processor time per image of loading and of the step.
 - Workers, and a step on a device of its own: `min(L, S)`. Loading and stepping are two stages with
   a queue of W × prefetch batches between them, and the slower one sets the pace of both.
 - No workers: the training process loads a batch and then trains it: `1 / (1/L + 1/S)`.
-- What the training process itself must do for each image beside the step (h seconds: take a batch
-  from the queue, copy it to the device where that waits) adds to the step: S becomes
-  `1 / (1/S + h)`.
 - Workers, and a step on the same processors: a second has C seconds of them, and each image takes
   c + s, so there are at most `C / (c + s)` images: `min(L, S, C / (c + s))`. A step that keeps all
   C busy has s = C / S, and a loader that does has c = C / L: then this is `1 / (1/L + 1/S)`, what
@@ -17,11 +14,13 @@ seconds of processor time per image of loading and of the step.
 - Accumulation changes nothing: all rates count images, and the queue does not care which of its
   batches ends an optimizer step.
 
-Left out: batches that take unequally long (where L and S are nearly equal, a queue that is short at
-times costs some percent of the smaller), the start of workers in each epoch where they do not
-persist, the page cache of a first epoch, memory bandwidth and hardware threads that processors
-share, and a scheduler that wakes a step's threads late. On a GPU whose host runs ahead, loading in
-the training process overlaps with the device's work: there the law of no workers is a lower bound.
+Left out: what the training process itself does for each batch (take it from the queue, copy it to
+the device where that waits), batches that take unequally long (where L and S are nearly equal, a
+queue that is short at times costs some percent of the smaller), the start of workers in each epoch
+where they do not persist, the page cache of a first epoch, memory bandwidth and hardware threads
+that processors share, and a scheduler that wakes a step's threads late. On a GPU whose host runs
+ahead, loading in the training process overlaps with the device's work: there the law of no workers
+is a lower bound.
 """
 
 from __future__ import annotations
@@ -56,12 +55,10 @@ class Loading:
 @dataclass(frozen=True)
 class Stepping:
     """A step on a batch that lies in the device's memory. `cpu_seconds` per image are of processors
-    that workers use too: 0 where the step has a device of its own. `hand_over_seconds` per image
-    are what the training process spends on a batch before it can go on."""
+    that workers use too: 0 where the step has a device of its own."""
 
     images_per_second: float
     cpu_seconds: float = 0.0
-    hand_over_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,8 @@ def fed_rate(loader: Loading, step: Stepping, processors: float) -> float:
     """Images/s of `step` that `loader` feeds, on a machine with so many `processors`."""
     if loader.workers == 0:
         return serial_rate(loader.images_per_second, step.images_per_second)
-    alone = step.images_per_second / (1 + step.images_per_second * step.hand_over_seconds)
-    return min(loader.images_per_second, alone, shared_rate(loader, step, processors))
+    shared = shared_rate(loader, step, processors)
+    return min(loader.images_per_second, step.images_per_second, shared)
 
 
 def serial_rate(first: float, second: float) -> float:

@@ -16,6 +16,7 @@ from planner.throughput.feeding import (
     bound_of,
     fed_rate,
     needed_workers,
+    shared_rate,
     waiting_share,
 )
 from planner.units import format_bytes
@@ -53,17 +54,13 @@ def step_rate(step: MeasurementRecord, machine: Machine, fed: FedRecord | None =
     rate = step.images_per_second or 0.0
     cpu_seconds = None
     if fed is not None and fed.resident_seconds:
-        rate = images_of(fed) * len(fed.resident_seconds) / sum(fed.resident_seconds)
+        images = fed.setting.batch_size * fed.setting.accumulate * len(fed.resident_seconds)
+        rate = images / sum(fed.resident_seconds)
         cpu_seconds = fed.step_cpu_seconds
     assert rate, "only a measured step is judged"
     if not machine.steps_on_cpu:
         return Stepping(rate)
     return Stepping(rate, machine.processors / rate if cpu_seconds is None else cpu_seconds)
-
-
-def images_of(fed: FedRecord) -> int:
-    """Images of one optimizer step on one device."""
-    return fed.setting.batch_size * fed.setting.accumulate
 
 
 def predicted_rate(step: MeasurementRecord, loader: LoaderRecord, machine: Machine) -> float:
@@ -116,16 +113,12 @@ def judge(
         if fed is not None:
             waiting = sum(fed.wait_seconds) / sum(fed.step_seconds)
         elif loading.workers:
-            waiting = max(0.0, 1 - loading.images_per_second / _unfed(loading, stepping, machine))
+            shared = shared_rate(loading, stepping, machine.processors)
+            most = min(stepping.images_per_second, shared)  # with a loader that brings any number
+            waiting = max(0.0, 1 - loading.images_per_second / most)
         bound = "loader" if waiting > _ALIKE else "step"
     need = needed_workers(loading, stepping, machine.processors)
     return Judgement(rate, stepping, loading, bound, waiting, need)
-
-
-def _unfed(loader: Loading, step: Stepping, machine: Machine) -> float:
-    """What the step would reach beside that loader's work, if that brought any number of images."""
-    shared = machine.processors / ((loader.cpu_seconds or 0.0) + step.cpu_seconds)
-    return max(min(step.images_per_second, shared), loader.images_per_second)
 
 
 def make_feeding(

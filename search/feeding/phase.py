@@ -3,7 +3,6 @@ of them bounds. Whatever fails here, the step's result stands."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ from planner.schema.result import Recommendation
 from search.feeding.asked import AskedData
 from search.feeding.judging import Machine, loader_for, make_feeding, predicted_rate
 from search.feeding.matching import class_notes
-from search.feeding.proving import FED_FILE, find_kept, keep, prove
+from search.feeding.proving import FED_FILE, find_kept, prove
 from search.interrupts import ending, hold, let_go
 from search.limits import START_SECONDS, TIMING_SECONDS
 from search.loader.finding import find_loader
@@ -35,7 +34,7 @@ from search.probe.parent.runner import ProbeEvent
 from search.probe.protocol import FedRequest
 from search.progress import Progress
 from search.result.contenders import Contender
-from search.study.records import read_records
+from search.study.records import RecordsNotWrittenError, append_records, read_records
 
 DATA_FOLDER, LOADER_FILE = "data", "loader.jsonl"
 # Of --budget: what the loader's search and the run that proves both may take; the step's search has
@@ -46,11 +45,14 @@ PROOF_SHARE = 0.10
 _PROOF_PROBES = 2.0
 
 
-def step_share(options: SearchOptions) -> float:
-    """Of the budget, what the step's search may take."""
+def step_budget(options: SearchOptions) -> float | None:
+    """Seconds of the budget that the step's search may take; None is no limit."""
+    share = 1.0
     if options.data is not None:
-        return 1.0 - LOADER_SHARE - PROOF_SHARE
-    return 1.0 - PROOF_SHARE if options.with_data is not None else 1.0
+        share -= LOADER_SHARE + PROOF_SHARE
+    elif options.with_data is not None:
+        share -= PROOF_SHARE
+    return None if options.budget_seconds is None else options.budget_seconds * share
 
 
 NOT_RUN = (
@@ -167,14 +169,11 @@ class FeedingPhase:
             on_event=self.on_event,
             fork_server=self.fork_server,
         )
-        self._keep(path, proof)
-        return proof
-
-    def _keep(self, path: Path, proof: FedRecord) -> None:
         try:
-            keep(path, proof)
-        except OSError as error:
-            self.notes.append(f"{path} cannot be written: {error.strerror}.")
+            append_records(path, [proof])
+        except RecordsNotWrittenError as error:
+            self.notes.append(error.message)
+        return proof
 
     def _request(
         self, setting: TrainSetting, source: DataSource, loader: LoaderSetting
@@ -236,21 +235,6 @@ def known_notes(known: DataRecommendation, setting: TrainSetting) -> list[str]:
     except PlannerError as error:
         notes.append(f"The data are not there any more: {error.message}")
     return notes
-
-
-def share_of(budget: float | None, share: float) -> float | None:
-    """Seconds of a budget; None is no limit."""
-    return None if budget is None else budget * share
-
-
-def seconds_left_of(budget: float | None, spent: float) -> Callable[[], float | None]:
-    """What is left of the whole budget, of which so many seconds were spent before now."""
-    began = time.monotonic()
-
-    def left() -> float | None:
-        return None if budget is None else max(0.0, budget - spent - (time.monotonic() - began))
-
-    return left
 
 
 def _nothing_loads(loader: DataRecommendation) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from planner.schema import DeviceInfo, MeasurementRecord
 from planner.schema.loading import FedRecord, LoaderStatus
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import FedMessage, FedRequest
+from search.study.records import read_records
 
 FED_FILE = "fed.jsonl"
 
@@ -43,7 +41,6 @@ def make_fed_record(
     """What a probe of a fed training found. Its rate is that of all timed steps together: batches
     come in bursts, and the median step is one that did not wait."""
     samples = record.step_seconds
-    images = request.setting.batch_size * request.setting.accumulate
     shared = {} if told is None else told.model_dump(exclude={"format", "type", "probe_id"})
     return FedRecord(
         model=request.model,
@@ -54,7 +51,9 @@ def make_fed_record(
         status=_status(record, told),
         message=record.message,
         step_seconds=samples,
-        images_per_second=images * len(samples) / sum(samples) if samples else None,
+        images_per_second=(
+            request.images_per_step * len(samples) / sum(samples) if samples else None
+        ),
         predicted=predicted,
         probe_seconds=record.probe_seconds,
         flags=record.flags,
@@ -70,27 +69,10 @@ def _status(record: MeasurementRecord, told: FedMessage | None) -> LoaderStatus:
     return record.status
 
 
-def keep(path: Path, record: FedRecord) -> None:
-    """Appends one JSON line, on disk when this returns. Raises OSError."""
-    line = record.model_dump_json(exclude_none=True).encode() + b"\n"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o644), "ab", buffering=0) as file:  # noqa: PTH123
-        file.write(line)
-        os.fsync(file.fileno())
-
-
 def find_kept(path: Path, request: FedRequest) -> FedRecord | None:
     """The last measured run of the same model, setting, loader and data, in an earlier run of the
-    same search. Lines that are none are passed over."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            record = FedRecord.model_validate_json(line)
-        except ValidationError:
-            continue
+    same search. Raises PlannerError where the file cannot be read."""
+    for record in reversed(read_records(path, FedRecord).records):
         if record.status == "measured" and _is_of(record, request):
             return record
     return None

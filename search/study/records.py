@@ -10,32 +10,37 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, overload
 
 from pydantic import ValidationError
+from typing_extensions import TypeVar
 
 from planner.errors import PlannerError
 from planner.schema.bench import BENCH_FORMAT, BenchRecord
-from planner.schema.loading import LOADER_FORMAT, LoaderRecord
+from planner.schema.loading import LOADER_FORMAT, FedRecord, LoaderRecord
 from planner.schema.observation import OBSERVATION_FORMAT, ObservationRecord
 from planner.schema.record import RECORD_FORMAT, MeasurementRecord
-from search.kinds import Line, RecordT
+from search.kinds import Line
 
 # The newest format of each kind of line that this planner reads.
 NEWEST: dict[type[Any], int] = {
     MeasurementRecord: RECORD_FORMAT,
     ObservationRecord: OBSERVATION_FORMAT,
     LoaderRecord: LOADER_FORMAT,
+    FedRecord: LOADER_FORMAT,
     BenchRecord: BENCH_FORMAT,
 }
 
 
+LineT = TypeVar("LineT", bound=Line, default=MeasurementRecord)
+
+
 @dataclass(frozen=True)
-class RecordFile(Generic[RecordT]):
-    """The measurements of a file up to its first fault, and the observations beside them; `fault`
+class RecordFile(Generic[LineT]):
+    """The records of a file up to its first fault, and the observations beside them; `fault`
     says what is wrong and where, "" if nothing is."""
 
-    records: tuple[RecordT, ...]
+    records: tuple[LineT, ...]
     fault: str = ""
     observations: tuple[ObservationRecord, ...] = ()
 
@@ -47,7 +52,7 @@ class RecordsNotWrittenError(PlannerError):
 @overload
 def read_records(path: Path | str) -> RecordFile[MeasurementRecord]: ...
 @overload
-def read_records(path: Path | str, kind: type[RecordT]) -> RecordFile[RecordT]: ...
+def read_records(path: Path | str, kind: type[LineT]) -> RecordFile[LineT]: ...
 def read_records(path: Path | str, kind: type[Any] = MeasurementRecord) -> RecordFile[Any]:
     """All records of `path`, of one `kind`, in order, up to the first line that is not one.
 
@@ -106,9 +111,6 @@ def parse_observation(line: bytes | str) -> ObservationRecord:
 def parse_record(line: bytes | str) -> MeasurementRecord:
     """One JSON line as a record. Raises ValueError with a one-line reason."""
     return parse_line(MeasurementRecord, line)
-
-
-LineT = TypeVar("LineT", bound=Line)
 
 
 def parse_line(kind: type[LineT], line: bytes | str) -> LineT:

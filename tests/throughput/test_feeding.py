@@ -51,13 +51,6 @@ def test_no_workers_are_one_after_the_other() -> None:
     assert fed_rate(Loading(600.0, 0), Stepping(300.0), 8) == pytest.approx(200.0)
 
 
-def test_what_the_training_process_does_for_a_batch_adds_to_the_step() -> None:
-    # 1 ms a step and 0.25 ms to hand an image over: 800 images/s, however fast the loader.
-    handing = Stepping(1000.0, hand_over_seconds=0.25e-3)
-    assert fed_rate(Loading(math.inf, 4), handing, 8) == pytest.approx(800.0)
-    assert fed_rate(Loading(500.0, 4), handing, 8) == 500.0
-
-
 def test_shared_processors_are_divided_by_what_an_image_takes() -> None:
     # Loading takes 10 ms of a processor and the step 30 ms: two processors give 2 / 0.04 s.
     loader, step = Loading(200.0, 2, cpu_seconds=0.01), Stepping(66.0, cpu_seconds=0.03)

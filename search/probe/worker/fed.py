@@ -131,7 +131,7 @@ class FedRun(Run):
     def _fed(self, request: FedRequest, training: WatchedTraining) -> Iterator[Feed]:
         """Within, `training` takes its micro-batches from the request's loader."""
         data = open_data(request.source, request.loader, endless=True)
-        data = replace(data, dataset=Named(data.dataset))
+        data = replace(data, dataset=named(data.dataset))
         loader = load(data, request.loader, training.device, endless=True)
         feed = Feed(loader, taker(request, training))
         training.feed = feed
@@ -185,12 +185,13 @@ class Feed:
         self.loader = ()
 
 
+def named(inner: Dataset[Any]) -> Dataset[Any]:
+    """A data set that names the item that fails. A stream has no indices, and stays as it is."""
+    return inner if isinstance(inner, IterableDataset) else Named(inner)
+
+
 class Named(Dataset[Any]):
     """A data set whose failures say of which index they are, where it does not say better."""
-
-    def __new__(cls, inner: Dataset[Any]) -> Any:
-        """A stream has no indices, and stays as it is."""
-        return inner if isinstance(inner, IterableDataset) else super().__new__(cls)
 
     def __init__(self, inner: Dataset[Any]) -> None:
         self.inner = inner

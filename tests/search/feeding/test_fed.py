@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,19 @@ from planner.loading.sources import find_source
 from planner.schema import FactoryModel, TrainSetting
 from planner.schema.loading import DataSource, FedRecord, LoaderSetting
 from planner.throughput.feeding import Loading, Stepping, fed_rate
-from search.feeding.proving import find_kept, keep, prove
+from search.feeding.proving import find_kept, prove
 from search.probe.parent.fork_server import ForkServer
 from search.probe.protocol import FedRequest
-from tests.search.feeding.pictures import CLASSES, LOAD_SECONDS, SIDE, STEP_SECONDS, make_folder
+from search.probe.worker.fed import named
+from search.study.records import append_records
+from tests.search.feeding.pictures import (
+    CLASSES,
+    LOAD_SECONDS,
+    SIDE,
+    STEP_SECONDS,
+    make_folder,
+    own,
+)
 from tests.search.probes import AMPLE_SECONDS
 
 HERE = "tests.search.feeding.pictures"
@@ -137,6 +147,12 @@ def test_data_that_hang_end_at_the_deadline(fork_server: ForkServer) -> None:
     assert found.images_per_second is None
 
 
+def test_a_data_set_that_names_its_items_goes_to_a_worker_that_is_not_forked() -> None:
+    """Python 3.14 pickles it for its workers (forkserver)."""
+    sent = pickle.loads(pickle.dumps(named(own())))
+    assert len(sent) == len(own())
+
+
 def test_a_task_is_fed_by_a_data_set_of_its_items(fork_server: ForkServer) -> None:
     found = run(request_of("vectors", workers=0, model="task"), fork_server)
     assert found.status == "measured", found.message
@@ -150,9 +166,9 @@ def test_the_same_run_is_not_made_twice(tmp_path: Path) -> None:
         model=request.model, setting=request.setting, loader=request.loader, data=request.source,
         status="measured", step_seconds=(0.1,), images_per_second=40.0,
     )  # fmt: skip
-    keep(path, done.model_copy(update={"status": "faulty", "images_per_second": None}))
+    append_records(path, [done.model_copy(update={"status": "faulty", "images_per_second": None})])
     assert find_kept(path, request) is None, "what failed is tried again"
-    keep(path, done)
+    append_records(path, [done])
     with path.open("ab") as file:
         file.write(b'{"torn')
     assert find_kept(path, request) == done
