@@ -53,11 +53,11 @@ def write(plan: Plan) -> Emitted:
     if plan.is_task:
         return write_task_script(plan, FILENAME)
     setting, recipe = plan.setting, recipe_of(plan.setting)
-    script = plan.path(FILENAME)
+    script, factory = plan.path(FILENAME), own_factory(plan)
     rate = "" if recipe.learning_rate is not None else " --lr LR"
     weights = weights_name(plan.model, setting)
     loaded = " --pretrained" if weights is not None else ""
-    data = "" if own_factory(plan) else "DATA"
+    data = "" if factory else "DATA"
     run = launch(plan, torchrun(script, plan, f"{data}{loaded}{rate}".strip()))
     trial = launch(plan, torchrun(script, plan, f"--synthetic --steps 20{rate}"))
     tuning = fine_tuning_notes(plan.model, setting)
@@ -67,7 +67,6 @@ def write(plan: Plan) -> Emitted:
     schedule_imports, schedule = schedule_source()
     mixing = mixing_source()[1] if recipe.mixes else ""
     imports = (*model.imports, *optimizer_imports, *schedule_imports, *_IMPORTS, *IMPORTS)
-    factory = own_factory(plan)
     standard = ("argparse", "os", "time", *standard_modules(plan))
     layout = f"(data: {factory})" if factory else "(DATA/train/CLASS/*.jpg, DATA/val/CLASS/*.jpg)"
     about = (layout, f" or: {trial}")
@@ -217,7 +216,7 @@ $update    assert isinstance(total, Tensor)
 )
 
 _PROFILER = '''def profiler(folder: Path | None) -> torch.profiler.profile | None:
-    """Of steps 3 to 5, whose trace goes to `folder`: open it at ui.perfetto.dev."""
+    """Traces steps 3 to 5 into `folder`; open the trace at ui.perfetto.dev."""
     if folder is None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
@@ -244,7 +243,9 @@ $ema_made    waits = Waits(device)
         batches = on_device(data, device, True, waits)
         steps_per_epoch = data.sampler.num_batches // ACCUMULATE
         if steps_per_epoch == 0:
-            raise SystemExit("there are fewer images than one optimizer step takes")
+            step_images = BATCH_SIZE * ACCUMULATE * WORLD_SIZE
+            found = data.sampler.num_images
+            raise SystemExit(f"there are {found} images, and a step takes {step_images}")
     watch = None
     if options.watch is not None:
         import planner  # to watch only: 'planner explain DIR' reads what it writes
@@ -298,7 +299,7 @@ $stepped        if profiled is not None:
 
 
 def _main(plan: Plan) -> str:
-    setting, loader = plan.setting, train_loader(plan)
+    setting, loader, factory = plan.setting, train_loader(plan), own_factory(plan)
     rate = recipe_of(setting).learning_rate
     given = (
         f'default={rate:g}, help="for the global batch of {setting.global_batch}"'
@@ -311,8 +312,8 @@ def _main(plan: Plan) -> str:
         device=device,
         epochs=EPOCHS,
         warmup_epochs=WARMUP_EPOCHS,
-        data="" if own_factory(plan) else _DATA_ARGUMENT,
-        asked="" if own_factory(plan) else _DATA_ASKED,
+        data="" if factory else _DATA_ARGUMENT,
+        asked="" if factory else _DATA_ASKED,
         workers=loader.workers
         if plan.loader is not None
         else f"min({WORKERS}, os.cpu_count() or 1)",
@@ -343,7 +344,7 @@ $pretrained\
     parser.add_argument("--epochs", type=int, default=$epochs)
     parser.add_argument("--warmup-epochs", type=int, default=$warmup_epochs)
     parser.add_argument("--lr", type=float, $lr)
-    # What each process loads with; batches are prefetched by every worker.
+    # Of each process. Every worker prefetches so many batches.
     parser.add_argument("--workers", type=int, default=$workers)
     parser.add_argument("--prefetch-factor", type=int, default=$prefetch)
     flag = argparse.BooleanOptionalAction

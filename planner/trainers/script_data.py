@@ -43,9 +43,7 @@ def data_refusals(plan: Plan) -> list[Refusal]:
     """A Dataset of the user's is loaded by its factory's name only."""
     if pipeline_of(plan) == "own" and own_factory(plan) is None:
         law = "the loader was measured with your own Dataset (pipeline=own), which no record names"
-        return [
-            Refusal(law, "Tune again, with a `planner data` run of MODULE:FACTORY as --with-data.")
-        ]
+        return [Refusal(law, "Tune again with --data MODULE:FACTORY.")]
     return []
 
 
@@ -71,7 +69,7 @@ def data_source(plan: Plan) -> str:
         module, _, name = factory.partition(":")
         read = _OWN.substitute(module=module, name=name)
     else:
-        read = _folder_source(pipeline)
+        read = _folder_source(pipeline, plan.model.in_channels)
     return read + _DATA.substitute(
         unwrapped=_UNWRAPPED if factory is not None else "",
         collate="        collate_fn=collate,\n" if pipeline in ("timm", "own") else "",
@@ -81,12 +79,13 @@ def data_source(plan: Plan) -> str:
     )
 
 
-def _folder_source(pipeline: Pipeline) -> str:
+def _folder_source(pipeline: Pipeline, channels: int | None) -> str:
     needs = "torchvision" if pipeline.startswith("torchvision") else f"torchvision and {pipeline}"
     imports = sorted(("from torchvision.datasets import ImageFolder", _PIPELINE_IMPORTS[pipeline]))
     return _HELPERS.get(pipeline, "") + _FOLDER.substitute(
         imports="".join(f"        {line}\n" for line in imports),
         needs=needs,
+        channels=_OTHER_CHANNELS if channels != 3 else "",
         transform=_TRANSFORMS[pipeline],
         loader=", loader=read_picture" if pipeline == "torchvision-jpeg" else "",
     )
@@ -122,7 +121,7 @@ _TRANSFORMS = {
 }
 _HELPERS = {
     "torchvision-jpeg": '''def read_picture(path: str) -> Any:
-    """uint8 [3, height, width] by torchvision's decoder; what is no JPEG by PIL."""
+    """uint8 [3, height, width]: a JPEG by torchvision's decoder, any other picture by PIL."""
     from torchvision.datasets.folder import pil_loader
     from torchvision.io import ImageReadMode, decode_jpeg
     from torchvision.transforms.v2.functional import pil_to_tensor
@@ -162,6 +161,9 @@ def pixels(device: torch.device) -> tuple[Tensor, Tensor]:
 
 ''',
 }
+_OTHER_CHANNELS = """\
+    raise SystemExit(f"pictures have 3 channels and the model {CHANNELS}: make its Dataset here")
+"""
 _FOLDER = Template(
     '''def dataset(options: argparse.Namespace, train: bool) -> Dataset[Any] | None:
     """Pictures of DATA/train/CLASS/ (or DATA/CLASS/) or of DATA/val/CLASS/; None where there are
@@ -173,9 +175,7 @@ $imports\
             "Pictures are read with $needs, which cannot be imported: "
             f"{error}. Install the torchvision of this torch, or try --synthetic --steps 20."
         ) from error
-    if CHANNELS != 3:
-        raise SystemExit(f"pictures have 3 channels, and the model takes {CHANNELS}")
-    names = ("train", "training") if train else ("val", "valid", "validation", "test")
+$channels    names = ("train", "training") if train else ("val", "valid", "validation", "test")
     parts = [options.data / name for name in names if (options.data / name).is_dir()]
     if not train and not parts:
         return None
@@ -217,8 +217,8 @@ _NORMALISE = """\
 """
 _DATA = Template(
     '''class Epochs(Sampler[int]):
-    """A rank's images, epoch after epoch without end, each in an order of its own: no worker starts
-    over between two epochs, and every batch is whole."""
+    """A rank's images, epoch after epoch without end, each epoch in its own order: no worker starts
+    over between two of them, and every batch is whole."""
 
     def __init__(self, num_images: int, rank: int) -> None:
         self.num_images, self.rank = num_images, rank
@@ -231,12 +231,6 @@ _DATA = Template(
             yield from order[self.rank : kept : WORLD_SIZE].tolist()
 
 
-def give_way(worker: int) -> None:
-    """On the CPU a worker takes what processors the step leaves: the threads of a step wait for
-    each other, and one that a worker had driven off its processor would hold up all."""
-    os.nice(19)
-
-
 def data_loader(options: argparse.Namespace, rank: int, train: bool) -> DataLoader[Any] | None:
     """Batches for training without end, or those for validation, None where there are none."""
     data = dataset(options, train)
@@ -247,22 +241,20 @@ $unwrapped    sampler: Sampler[int] | None = None
         sampler = Epochs(len(data), rank)
     elif WORLD_SIZE > 1:
         sampler = DistributedSampler(data, shuffle=False)
-    on_cpu = torch.device(options.device).type == "cpu"
     return DataLoader(
         data,
         BATCH_SIZE if train else VALIDATION_BATCH_SIZE,
         sampler=sampler,
 $collate        num_workers=options.workers,
         prefetch_factor=options.prefetch_factor if options.workers else None,
-        pin_memory=options.pin_memory and not on_cpu,
-        worker_init_fn=give_way if on_cpu and hasattr(os, "nice") else None,
+        pin_memory=options.pin_memory and torch.device(options.device).type == "cuda",
         persistent_workers=options.persistent_workers and train and options.workers > 0,
     )
 
 
 class Waits:
-    """How long the device waits for batches, by marks before and after each: CUDA's events, which
-    are read when the device has passed them, and nothing waits for it meanwhile."""
+    """How long the device waits for batches, by a mark before and after each. CUDA's marks are
+    events, read when the device has passed them, so that the loop never waits for one."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda, self.marks = device.type == "cuda", []

@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +27,7 @@ from tests.trainers.test_pytorch import run_here
 
 declare_missing_operators()
 import torch  # noqa: E402
-from torch.utils.data import DataLoader, Dataset  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "levers.md"
 
@@ -274,6 +273,14 @@ def test_shards_are_said_to_be_read_otherwise() -> None:
     assert any("tar shards" in warning for warning in result.warnings)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_only_a_model_of_other_channels_is_told_of_them(channels: int) -> None:
+    model = tiny("native", in_channels=channels)
+    setting = TrainSetting(batch_size=4, precision="fp32")
+    text = emit_setting(model, setting, "pytorch", estimator=FakeEstimator()).text
+    assert ("pictures have 3 channels" in text) is (channels == 1)
+
+
 def test_the_script_of_each_pipeline_is_formatted_and_clean(tmp_path: Path) -> None:
     for name in PIPELINES:
         text = emitted("pytorch", LoaderSetting(pipeline=name)).text
@@ -345,28 +352,6 @@ def test_no_worker_starts_over_between_two_epochs() -> None:
     assert all(len(images) == 4 for images, _ in batches), "2.5 epochs, and no smaller batch"
     assert waited.seconds() > 0
     assert waited.marks == []
-
-
-class Niceness(Dataset[Any]):
-    """How far a worker gives way, as seen in it."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.zeros(3, 2, 2), os.nice(0)
-
-
-@pytest.mark.skipif(not hasattr(os, "nice"), reason="the system has no niceness")
-@pytest.mark.parametrize(("device", "niceness"), [("cpu", 19), ("meta", None)])
-def test_workers_give_way_to_a_step_on_the_cpu(device: str, niceness: int | None) -> None:
-    data_loader = in_script("data_loader")
-    options = argparse.Namespace(
-        workers=1, prefetch_factor=1, pin_memory=False, persistent_workers=False, device=device
-    )
-    data_loader.__globals__["dataset"] = lambda options, train: Niceness()
-    _, found = next(iter(data_loader(options, 0, train=True)))
-    assert set(found.tolist()) == {os.nice(0) if niceness is None else niceness}
 
 
 def test_bytes_are_normalised_as_floats_are() -> None:
