@@ -111,11 +111,7 @@ def _probed(
     identity = Identity(
         model, found.model_copy(update={"memory_cap_bytes": options.memory_bytes}), versions()
     )
-    allocator, allocator_notes = _allocator(identity)
-    if where == "cpu" and options.allocator is not None:
-        allocator_notes.append(
-            "The allocator's options are those of CUDA's: they do nothing for probes on the CPU."
-        )
+    allocator, allocator_notes = _allocator(identity, options)
     memory = find_budget(found, memory_in_use(where), options, allocator)
     output = make_folder(options.output or Path(_slug(model)))
     space = make_space(
@@ -123,12 +119,8 @@ def _probed(
         batch_sizes=options.batch_size, global_batch=options.global_batch,
     )  # fmt: skip
     study = make_study(options.storage, output, space, memory.budget_bytes, options.study_name)
-    notes = [
-        *allocator_notes,
-        *memory.notes,
-        *space.left_out,
-        *study.take_over(identity, options.accept_different),
-    ]
+    notes = [*allocator_notes, *memory.notes, *space.left_out]
+    notes += study.take_over(identity, options.accept_different)
     if where == "cpu" and options.device == "auto":
         notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
     limits.spent_seconds = _spent(study.records())
@@ -145,12 +137,7 @@ def _probed(
         own = None
         if prober is None:
             own = DeviceProber(
-                model,
-                where,
-                identity.device,
-                memory.cap_bytes,
-                _hear(on_progress),
-                study.receive,
+                model, where, identity.device, memory.cap_bytes, _hear(on_progress), study.receive
             )
             prober = stack.enter_context(own)
         prior, said = device_prior(
@@ -185,13 +172,16 @@ def _card_notes(where: str, alone: bool) -> list[str]:
     return [*([card] if card else []), *([] if alone else [shared])]
 
 
-def _allocator(identity: Identity) -> tuple[AllocatorConfig | None, list[str]]:
+def _allocator(
+    identity: Identity, options: SearchOptions
+) -> tuple[AllocatorConfig | None, list[str]]:
     """The caching allocator's options that probes run with, and what is to be said of them.
 
     Raises UsageError for options that torch would not start with.
     """
     if identity.device.kind != "cuda":
-        return None, []
+        idle = "The allocator's options are those of CUDA's: they do nothing for probes on the CPU."
+        return None, [idle] if options.allocator is not None else []
     try:
         found = recorded_allocator(identity.versions)
     except UnsupportedError as error:
@@ -225,7 +215,7 @@ def _replayed(
         raise _of_another(str(options.replay), replay.model, model)
     asked = find_asked(options, replay.model)
     identity = Identity(replay.model, replay.device, replay.versions)
-    allocator, allocator_notes = _allocator(identity)
+    allocator, allocator_notes = _allocator(identity, options)
     notes = [f"Replayed from {options.replay}: nothing was run.", *allocator_notes]
     if file.fault:
         notes.append(f"{file.fault}: read up to there.")
