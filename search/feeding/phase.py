@@ -27,7 +27,7 @@ from search.feeding.matching import class_notes
 from search.feeding.proving import FED_FILE, find_kept, prove
 from search.interrupts import ending, hold, let_go
 from search.limits import START_SECONDS, TIMING_SECONDS
-from search.loader.finding import find_loader
+from search.loader.finding import RECORDS_FILE, find_loader
 from search.options import SearchOptions
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent
@@ -36,7 +36,7 @@ from search.progress import Progress
 from search.result.contenders import Contender
 from search.study.records import RecordsNotWrittenError, append_records, read_records
 
-DATA_FOLDER, LOADER_FILE = "data", "loader.jsonl"
+DATA_FOLDER = "data"
 # Of --budget: what the loader's search and the run that proves both may take; the step's search has
 # the rest. What one part leaves goes to the next.
 LOADER_SHARE = 0.25
@@ -113,7 +113,7 @@ class FeedingPhase:
             return known
         folder = self.output / DATA_FOLDER
         spent = sum(
-            r.probe_seconds for r in read_records(folder / LOADER_FILE, LoaderRecord).records
+            r.probe_seconds for r in read_records(folder / RECORDS_FILE, LoaderRecord).records
         )
         left = self.seconds_left()
         share = LOADER_SHARE / (LOADER_SHARE + PROOF_SHARE)
