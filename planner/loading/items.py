@@ -1,6 +1,6 @@
 """What a source holds, item by item: bytes and class of a picture, by number or one after another.
 
-Importing this imports no torch; what a user's factory returns, `planner.loading.factory` knows.
+Importing this imports no torch; what a user's factory returns, `planner.loading.datasets` opens.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _smaller_pictures(found: Advised) -> str:
     decode, whole = stages.get("decode", 0.0), sum(stages.values())
     if sizes is None or sizes.smaller_share > 1 - _WORTH_SAYING or not decode:
         return ""
-    # Stages are timed on the clock: of processors' time decoding has the same share.
+    # Stages are timed in one process; of all processes' time decoding is taken to have that share.
     saved = found.cpu_seconds * decode / whole * (1 - sizes.smaller_share)
     if saved < _WORTH_SAYING * found.cpu_seconds:
         return ""

@@ -289,8 +289,8 @@ def _advice(
     """What to do where nothing loads, from how the probes ended."""
     if not records and everything:
         return (
-            "No probe of these loaders was made: --trials and --budget count what the whole study "
-            f"took, which has {len(everything)} probes. Allow more."
+            f"No probe of these loaders was made: {stopped}. --trials and --budget count all "
+            f"{len(everything)} probes of the study: allow more, or name another --output."
         )
     if not records and stopped in ENDINGS.values():
         return "No probe was made before that: run the same command again."

@@ -100,6 +100,9 @@ def test_the_budget_counts_what_earlier_runs_took(tmp_path: Path) -> None:
     assert prober.asked == []
     assert found.stopped_because == "the budget has ended"
     assert found.setting is not None
+    other = find(tmp_path, prober, budget_seconds=100.0, workers="8")
+    assert other.setting is None
+    assert "the budget has ended. --trials and --budget count all 2 probes" in other.advice
 
 
 def test_no_budget_at_all_says_so(tmp_path: Path) -> None:
