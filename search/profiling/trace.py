@@ -17,9 +17,10 @@ from typing import Any
 from planner.errors import PlannerError
 from search.probe.protocol import PROFILE_MARK
 
+# Categories of events: kineto, libkineto/src/ActivityType.cpp.
 _HOST_OPERATIONS = ("cpu_op", "user_annotation")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
 _MICROSECOND = 1e-6
 
 
