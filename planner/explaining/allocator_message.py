@@ -2,7 +2,7 @@
 
 Read in c10/cuda/CUDACachingAllocator.cpp: of 1.0 to 1.3 (`cached` is what is held and unused:
 pytorch #13751), 1.4 to 2.0 (`reserved in total`), 2.1 (`total capacty`), and since (`Process N
-has`, `private pools`: pytorch #124673). ROCm's build says HIP in the place of CUDA.
+has`, `private pools`: pytorch #124673). ROCm's build says HIP in place of CUDA.
 """
 
 from __future__ import annotations

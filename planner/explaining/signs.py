@@ -45,8 +45,8 @@ SIGNS: tuple[Sign, ...] = (
         "perhaps out of memory",
         r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_NOT_SUPPORTED|CUDNN_STATUS_INTERNAL_ERROR"
         r"|CUDNN_STATUS_NOT_INITIALIZED|nable to find an engine to execute this computation",
-        "cuBLAS or cuDNN could not begin. On a device that is nearly full this is for want of "
-        "memory; with memory free, the library does not fit the driver or the card.",
+        "cuBLAS or cuDNN could not begin. On a device that is nearly full it lacks memory; with "
+        "memory free, the library does not fit the driver or the card.",
         "Look at the free memory when it happens (nvidia-smi), or try half of the micro-batch: if "
         "that runs, it was memory. Otherwise run 'planner doctor'.",
     ),
@@ -155,7 +155,7 @@ SIGNS: tuple[Sign, ...] = (
         r"(?i)\bloss\b['\"]?\s*(?:is|[:=])?\s*['\"]?(?:nan|-?inf)\b|returned nan values in its",
         "The loss is no number any more: the weights are lost from there on.",
         "Go back to the checkpoint before the first line; lower the learning rate or lengthen the "
-        "warm-up; bf16 in the place of fp16; clip gradients.",
+        "warm-up; bf16 in place of fp16; clip gradients.",
     ),
     _sign(
         "steps skipped by the scaler",
