@@ -75,13 +75,18 @@ def _compared(what: str, found: ProfileRecord, key: Callable[[ProfiledPart], str
             row += [
                 format_seconds(predicted),
                 f"{predicted / predicted_total:.1%}",
-                f"{measured / predicted:.3g} ×" if predicted else "-",
+                _ratio(measured / predicted) if predicted else "-",
             ]
         rows.append(row)
     headers = [what, "measured", "share"]
     if predicted_total is not None:
         headers += ["predicted", "share", "measured /\npredicted"]
     return _tabulate(rows, headers)
+
+
+def _ratio(ratio: float) -> str:
+    """`1.13 ×`, and `2,430 ×` in place of `2.43e+03 ×`."""
+    return f"{ratio:.3g} ×" if ratio < 999.5 else f"{ratio:,.0f} ×"
 
 
 def _top(found: ProfileRecord, unit: str) -> str:

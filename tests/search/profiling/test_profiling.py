@@ -12,7 +12,7 @@ import pytest
 
 from planner.advice.levers import LEVERS
 from planner.errors import PlannerError
-from planner.report.profile import profile_text, sums
+from planner.report.profile import _ratio, profile_text, sums
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.profile import ProfiledPart, ProfileRecord
 from planner.schema.record import ProbeStatus
@@ -95,6 +95,12 @@ def test_a_folder_that_cannot_be_written_is_named(quick: None, tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(PlannerError, match=r"file/out cannot be written: Not a directory"):
         profile(tmp_path / "file" / "out")
+
+
+def test_ratios_are_plain_numbers() -> None:
+    assert [_ratio(ratio) for ratio in (0.5, 1.134, 999.6, 2430.4)] == [
+        "0.5 ×", "1.13 ×", "1,000 ×", "2,430 ×",
+    ]  # fmt: skip
 
 
 def test_a_file_in_place_of_the_folder_is_told(quick: None, tmp_path: Path) -> None:
