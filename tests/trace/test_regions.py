@@ -191,7 +191,7 @@ def test_blocks_at_any_batch_lie_on_the_line() -> None:
     config, setting = of_blocks("native", ONE_STAGE, {"checkpointing": "blocks"})
 
     def at(batch_size: int) -> Ledger:
-        return trace_estimate(config, setting.model_copy(update={"batch_size": batch_size}))
+        return ledger_of(config, setting.model_copy(update={"batch_size": batch_size}))
 
     AffineLedger.through(at(2), at(3)).check(at(40))
 
