@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -51,6 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     shared = [item for item in items if any(item.get_closest_marker(mark) for mark in SHARED)]
     left_out = {id(item) for index, item in enumerate(shared) if index % share}
     items[:] = [item for item in items if id(item) not in left_out]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts_are_heard() -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so would a search in a test."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="module")

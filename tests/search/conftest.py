@@ -10,7 +10,7 @@ import pytest
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
 from tests.search.probes import AMPLE_SECONDS, request_of
-from tests.search.processes import marked
+from tests.search.processes import SHARED_SERVERS, marked
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +24,7 @@ def fork_server(token: str) -> Iterator[ForkServer]:
     """One for all tests, ready: what a worker does must not reach the next."""
     with ForkServer() as found:
         run_probe(request_of("tiny"), deadline_seconds=AMPLE_SECONDS, fork_server=found)
+        SHARED_SERVERS.append(found)
         yield found
 
 

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.supervisor import descendants
 
 VARIABLE = "PLANNER_TEST_PROCESSES"
+SHARED_SERVERS: list[ForkServer] = []  # of tests of several kinds: none of them is a leftover
 # Longer than the kernel takes to end a killed process on a busy machine.
 _PATIENCE_SECONDS = 20.0
 
@@ -31,10 +33,12 @@ def marked() -> Iterator[str]:
 
 
 def carrying(token: str) -> set[int]:
-    """The pids of all living processes that carry `token`; zombies of ours count as living."""
+    """The pids of all living processes that carry `token`, but for the servers that tests share;
+    zombies of ours count as living."""
     zombies = {pid for pid in descendants(os.getpid()) if not _environment(pid)}
     found = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-    return {pid for pid in found if token.encode() in _environment(pid)} | zombies
+    carry = {pid for pid in found if token.encode() in _environment(pid)} | zombies
+    return carry - {server.pid for server in SHARED_SERVERS}
 
 
 def remaining(token: str, besides: set[int] = frozenset()) -> set[int]:  # type: ignore[assignment]

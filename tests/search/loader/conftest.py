@@ -9,7 +9,7 @@ from planner.loading.sources import find_source
 from planner.schema.loading import DataSource, LoaderRecord, LoaderSetting
 from search.loader.probing import loader_server, probe_loader
 from search.probe.parent.fork_server import ForkServer
-from tests.search.processes import remaining
+from tests.search.processes import SHARED_SERVERS, remaining
 
 # Far beyond what any probe here takes: a deadline that is no part of the test.
 AMPLE_SECONDS = 300.0
@@ -27,6 +27,7 @@ def server(token: str) -> Iterator[ForkServer]:
         source = find_source("tests.search.loader.faulty_data:Good")
         setting = LoaderSetting(pipeline="own", workers=0, pin_memory=False)
         probe_loader(source, setting, deadline_seconds=AMPLE_SECONDS, fork_server=found, **QUICK)
+        SHARED_SERVERS.append(found)
         yield found
 
 
@@ -57,6 +58,4 @@ def probe(server: ForkServer) -> Probe:
 def _nothing_remains(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "server" in request.fixturenames:
-        token, server = request.getfixturevalue("token"), request.getfixturevalue("server")
-        servers = {server.pid}
-        assert not remaining(token, besides=servers)
+        assert not remaining(request.getfixturevalue("token"))

@@ -33,7 +33,7 @@ def probe(fork_server: ForkServer | None, factory: str, **setting: object) -> Me
 @pytest.fixture(autouse=True)
 def _nothing_remains(token: str, fork_server: ForkServer) -> Iterator[None]:
     yield
-    assert not remaining(token, besides={fork_server.pid})
+    assert not remaining(token)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_supervisor_killed_from_outside(fork_server: ForkServer, token: str) -> 
 
     def kill_guard(event: ProbeEvent) -> None:
         if event.phase == "forward":
-            for pid in carrying(token) - {fork_server.pid}:
+            for pid in carrying(token):
                 if _parent(pid) == fork_server.pid:
                     os.kill(pid, signal.SIGKILL)
 
