@@ -15,7 +15,17 @@ from operator import itemgetter
 from typing import Any
 
 from planner.errors import UnsupportedError
-from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
+from planner.ledger import (
+    Allocated,
+    Awaited,
+    Computed,
+    Event,
+    Freed,
+    Ledger,
+    Marked,
+    Sent,
+    Tagged,
+)
 
 _new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
 Record = Callable[[int], Ledger]  # the ledger at a batch size
@@ -74,11 +84,11 @@ class AffineLedger:
         events, slopes = list(recorded.events), {}
         for index, event in enumerate(events):
             if type(event) is Allocated:
-                storage, num_bytes, label, path = event
+                storage, num_bytes, *origin = event
                 if num_bytes >= HUGE // 2:
                     slope, fixed = _digits(num_bytes)
                     slopes[index] = slope, 0
-                    events[index] = _new(Allocated, (storage, fixed + 2 * slope, label, path))
+                    events[index] = _new(Allocated, (storage, fixed + 2 * slope, *origin))
             elif type(event) is Computed:
                 name, kind, dtype, flops, num_bytes, kernels, path = event
                 if num_bytes >= HUGE // 2 or flops >= HUGE // 2:
@@ -107,9 +117,9 @@ class AffineLedger:
         if not more:
             return self.at
         events = list(self.at.events)
-        for index, storage, num_bytes, slope, label, path in self._growing_storages:
+        for index, storage, num_bytes, slope, origin in self._growing_storages:
             size = num_bytes + more * slope
-            events[index] = _new(Allocated, (storage, size, label, path))
+            events[index] = _new(Allocated, (storage, size, *origin))
         for index, event, flops_slope, slope in self._growing_work:
             name, kind, dtype, flops, num_bytes, kernels, path = event
             done = flops + more * flops_slope, num_bytes + more * slope
@@ -117,15 +127,13 @@ class AffineLedger:
         return replace(self.at, events=tuple(events), batch_size=batch_size, like=self.at)
 
     @cached_property
-    def _growing_storages(self) -> list[tuple[int, int, int, int, str, str]]:
-        """(index, storage, bytes, bytes per image, label, path) of allocations with a slope."""
-        found = []
+    def _growing_storages(self) -> list[tuple[int, int, int, int, tuple[str, ...]]]:
+        """(index, storage, bytes, bytes per image, where it was) of allocations with a slope."""
+        found: list[tuple[int, int, int, int, tuple[str, ...]]] = []
         for index, (slope, _) in self.slopes.items():
             event = self.at.events[index]
             if isinstance(event, Allocated):
-                found.append(
-                    (index, event.storage, event.num_bytes, slope, event.label, event.path)
-                )
+                found.append((index, event.storage, event.num_bytes, slope, event[2:]))
         return found
 
     @cached_property
@@ -243,5 +251,10 @@ def _name(event: Event | None, events: Sequence[Event]) -> str:
         verb = "release" if isinstance(event, Freed) else "keeping"
         made = (e for e in events if isinstance(e, Allocated) and e.storage == event.storage)
         return f"the {verb} of what {_name(next(made, None), ())} made"
+    if isinstance(event, Awaited):
+        sent = (e for e in events if isinstance(e, Sent) and e.handle == event.handle)
+        return f"the wait for what {_name(next(sent, None), ())} sent"
+    if isinstance(event, Sent):
+        return f"{event.collective} of {event.path}" if event.path else event.collective
     name = event.label if isinstance(event, Allocated) else event.name
     return f"{name} of {event.path}" if event.path else name

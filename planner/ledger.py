@@ -26,12 +26,14 @@ TO_HOST, TO_DEVICE = "copy to the host", "copy to the device"
 
 class Allocated(NamedTuple):
     """A storage of `num_bytes` comes to life. `label` names the operation that asked for it and
-    `path` the module it ran in."""
+    `path` the module it ran in. `stream` is the CUDA stream whose pool of the caching allocator it
+    is taken from and goes back to: "" is the one that computes."""
 
     storage: int
     num_bytes: int
     label: str
     path: str = ""
+    stream: str = ""
 
 
 class Freed(NamedTuple):
@@ -68,7 +70,34 @@ class Computed(NamedTuple):
     path: str
 
 
-Event = Allocated | Freed | Tagged | Marked | Computed
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+# Which devices take part: all, those that share one set of shards, those that hold the same shard.
+Group = Literal["world", "shard", "replicate"]
+
+
+class Sent(NamedTuple):
+    """The host hands a collective over: `num_bytes` of the whole array (as nccl-tests counts: of an
+    all-gather what comes out, of a reduce-scatter what goes in), in `dtype`. The devices of `group`
+    carry out what they were handed one after the other, beside what is computed. One that
+    `follows` what was computed before waits for it (gradients are summed when they are there);
+    weights are gathered as soon as the host says so. `handle` is what `Awaited` calls it."""
+
+    handle: int
+    collective: Collective
+    num_bytes: int
+    dtype: str
+    group: Group
+    follows: bool
+    path: str = ""
+
+
+class Awaited(NamedTuple):
+    """What is computed from here on waits until collective `handle` is done."""
+
+    handle: int
+
+
+Event = Allocated | Freed | Tagged | Marked | Computed | Sent | Awaited
 
 
 @dataclass(frozen=True)

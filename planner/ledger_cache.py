@@ -23,7 +23,17 @@ from typing import Any
 from planner.affine import AffineLedger
 from planner.errors import PlannerError, UnsupportedError, UsageError
 from planner.files import cache_directory, write_whole
-from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
+from planner.ledger import (
+    Allocated,
+    Awaited,
+    Computed,
+    Event,
+    Freed,
+    Ledger,
+    Marked,
+    Sent,
+    Tagged,
+)
 from planner.ledger_key import Key
 from planner.units import MIB
 
@@ -33,7 +43,9 @@ MAX_CACHE_BYTES = 256 * MIB  # of all files; a ledger takes 5 to 50 KB
 _MAX_FILE_BYTES = 16 * MIB
 _MAX_LEDGER_BYTES = 256 * MIB  # unpacked
 _STALE_SECONDS = 3600  # after which what a killed writer left beside is no longer being written
-_KINDS = {kind.__name__: kind for kind in (Allocated, Freed, Tagged, Marked, Computed)}
+_KINDS = {
+    kind.__name__: kind for kind in (Allocated, Freed, Tagged, Marked, Computed, Sent, Awaited)
+}
 _OF_A_STORAGE = frozenset(kind for kind in _KINDS.values() if kind._fields[0] == "storage")
 _NO_SLOPE = (0, 0)
 _ERRORS = (PlannerError, UnsupportedError, UsageError)

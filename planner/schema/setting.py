@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, NewType
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from planner.errors import UnsupportedError
+from planner.schema.distribution import Distribution
 from planner.schema.faults import CrossFieldError, Fault
 from planner.schema.model import MAX_SIZE
 
@@ -53,8 +54,9 @@ Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 CountOrNone = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 
 
-class TrainSetting(BaseModel):
-    """One way to run a training step; everything that moves its memory or its speed.
+class TrainSetting(Distribution):
+    """One way to run a training step; everything that moves its memory or its speed. What it is on
+    several devices, `Distribution` says.
 
     `batch_size` is the micro-batch of one device in images; one optimizer step sees
     `batch_size × accumulate × world_size` of them (`global_batch`).
@@ -84,7 +86,6 @@ class TrainSetting(BaseModel):
 
     batch_size: Count = 64
     accumulate: Count = 1
-    world_size: Count = 1
     precision: Precision = "bf16"
     checkpointing: str = "none"
     offload: Literal["none", "activations"] = "none"
@@ -97,7 +98,6 @@ class TrainSetting(BaseModel):
     optimizer: str = "adamw"
     optimizer_in_backward: bool = False
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
-    parallelism: Literal["none", "ddp"] = "none"
     loss: Loss = "cross-entropy"
     amsgrad: bool = False
     clip_grad: bool = False
@@ -132,7 +132,11 @@ class TrainSetting(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainSetting:
-        faults = [*self._compile_faults(), *self._optimizer_faults()]
+        faults = [
+            *self.distribution_faults(),
+            *self._compile_faults(),
+            *self._optimizer_faults(),
+        ]
         if self.lora_targets != "attention" and not self.lora_rank:
             message = f"lora_targets is {self.lora_targets}, and lora_rank 0 adds no adapters"
             faults.append(Fault(("lora_targets", "lora_rank"), message))

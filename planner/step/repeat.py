@@ -17,7 +17,7 @@ def repeated(events: Iterable[Event], last_storage: int, step: int) -> list[Even
         if type(event) is Allocated:
             last_storage += 1
             new[event.storage] = last_storage
-            event = Allocated(last_storage, event.num_bytes, event.label, event.path)
+            event = event._replace(storage=last_storage)
         elif type(event) is Freed:
             event = Freed(new.pop(event.storage, event.storage))
         elif type(event) is Tagged:

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from planner.ledger import (
     Allocated,
+    Awaited,
     Category,
+    Collective,
     Computed,
     Event,
     Freed,
+    Group,
     Marked,
     OperationKind,
+    Sent,
     Tagged,
 )
 from planner.step.strides import Shape, channels_last_strides, contiguous_strides, is_contiguous
@@ -64,6 +68,7 @@ class Device:
         self.autocast: Autocast | None = None
         self.saved_tensor_hooks: list[tuple[PackHook, UnpackHook]] = []
         self.scope = ""
+        self.stream = ""  # that what is allocated now belongs to
         # Runs a checkpointed function in place of `checkpoint`, where a graph is recorded.
         self.checkpoint_region: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
         # What the checkpointed call that is running keeps, where it is a selective one.
@@ -72,7 +77,7 @@ class Device:
         self.on_gradient: Callable[[GradientCell], None] | None = None
         self.offloads = False  # some saved tensors are on the host, until a node needs them
         self.next_sequence = 0
-        self.num_storages = 0
+        self.num_storages = self.num_collectives = 0
 
     def dense_strides(self, shape: Shape) -> Shape:
         """Of a module's parameter or buffer, and of images, once moved to the device."""
@@ -80,7 +85,7 @@ class Device:
 
     def allocate(self, num_bytes: int, label: str) -> int:
         self.num_storages += 1
-        self.events.append(Allocated(self.num_storages, num_bytes, label, self.scope))
+        self.events.append(Allocated(self.num_storages, num_bytes, label, self.scope, self.stream))
         return self.num_storages
 
     def release(self, storage: int) -> None:
@@ -91,6 +96,18 @@ class Device:
 
     def mark(self, phase: str, step: int) -> None:
         self.events.append(Marked(phase, step))
+
+    def send(
+        self, collective: Collective, num_bytes: int, dtype: str, group: Group, *, follows: bool
+    ) -> int:
+        """Hand a collective over; the handle by which it is awaited."""
+        self.num_collectives += 1
+        handle = self.num_collectives
+        self.events.append(Sent(handle, collective, num_bytes, dtype, group, follows, self.scope))
+        return handle
+
+    def wait(self, handle: int) -> None:
+        self.events.append(Awaited(handle))
 
     def compute(
         self,

@@ -1,0 +1,62 @@
+"""The fields of a setting that speak of several devices, and what of them does not go together."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.errors import UsageError
+from planner.schema import TrainSetting, parse
+from planner.schema.distribution import DEEPSPEED, PARALLELISMS, SHARDED
+
+
+def test_one_device_is_the_default() -> None:
+    setting = TrainSetting()
+    assert (setting.world_size, setting.nodes, setting.parallelism) == (1, 1, "none")
+    assert setting.model_dump(exclude_defaults=True) == {}
+
+
+def test_the_global_batch_counts_all_devices() -> None:
+    setting = TrainSetting(batch_size=32, accumulate=2, world_size=8, parallelism="ddp")
+    assert setting.global_batch == 512
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({"parallelism": "ddp"}, 1),
+        ({"parallelism": "zero2"}, 1),
+        ({"parallelism": "fsdp"}, 16),
+        ({"parallelism": "zero3"}, 16),
+        ({"parallelism": "hsdp", "nodes": 2}, 8),
+        ({"parallelism": "hsdp", "fsdp_shard_size": 4}, 4),
+    ],
+)
+def test_over_how_many_devices_weights_are_sharded(fields: dict[str, object], size: int) -> None:
+    setting = TrainSetting.model_validate({"world_size": 16, **fields})
+    assert setting.shard_size == size
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"world_size": 8, "nodes": 3}, "8 devices do not divide"),
+        ({"ddp_bucket_view": True}, "belongs to parallelism ddp, and parallelism is none"),
+        (
+            {"parallelism": "fsdp", "world_size": 2, "ddp_compression": "fp16"},
+            "ddp_compression is fp16, which belongs to parallelism ddp",
+        ),
+        ({"parallelism": "ddp", "fsdp_reshard": False}, "belongs to parallelism fsdp or hsdp"),
+        ({"parallelism": "fsdp", "zero_overlap": True}, "parallelism zero1 or zero2 or zero3"),
+        ({"parallelism": "hsdp", "world_size": 8}, "8 of 8 devices is no such share"),
+        ({"parallelism": "hsdp", "world_size": 8, "fsdp_shard_size": 3}, "3 of 8 devices"),
+        ({"parallelism": "ddp", "optimizer_in_backward": True}, "adds up gradients over devices"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse(TrainSetting, fields, "the setting")
+
+
+def test_each_parallelism_is_of_one_kind() -> None:
+    assert {"none", "ddp"} | SHARDED | DEEPSPEED == set(PARALLELISMS)
+    assert not SHARDED & DEEPSPEED
