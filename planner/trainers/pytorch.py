@@ -238,6 +238,8 @@ $ema_made    waits = Waits(device)
     if options.synthetic:
         batches, steps_per_epoch, validation = synthetic_batches(device), options.steps, None
     else:
+        if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, torch.get_num_threads() - options.workers))
         data = data_loader(options, rank, train=True)
         validation = data_loader(options, rank, train=False)
         batches = on_device(data, device, True, waits)

@@ -4,10 +4,10 @@
 
 Measures by turns, each in a process of its own: the script's loader with its batches thrown away,
 its step on a batch in memory (`--synthetic`), and the script fed. First on a folder of made JPEGs,
-with as many workers and threads of the step as there are processors, so that the law for shared
-ones holds (`planner.throughput.feeding`), and with one worker whose processor the step leaves to
-it. Then on a data set of one's own that sleeps and takes no processor: there min(loader, step)
-itself holds, with the loader slower than the step and with it faster.
+with as many workers as there are processors, so that the law for shared ones holds
+(`planner.throughput.feeding`) and the script itself says how many threads its step leaves, and with
+one worker whose processor the step leaves to it. Then on a data set of one's own that sleeps and
+takes no processor: there min(loader, step) itself holds, with the loader slower and with it faster.
 Prints the medians of the rates, in images/s, and the ratio of the fed one to the law; keeps them in
 results/. Run it on an idle machine of two cores or more: three to four minutes.
 """
@@ -92,12 +92,15 @@ class Rate:
     cpu_seconds: float
 
 
-def measure(folder: Path, arguments: list[str], seconds: float, threads: int) -> Rate:
+def measure(folder: Path, arguments: list[str], seconds: float, threads: int | None) -> Rate:
     """Of a process that prints its steps: from its second line on, for so many seconds."""
-    quiet = {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    environment.pop("OMP_NUM_THREADS", None)
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
     process = subprocess.Popen(
         [sys.executable, "-c", RUN, *arguments], cwd=folder, text=True, stdout=subprocess.PIPE,
-        env={**os.environ, **quiet}, start_new_session=True,
+        env=environment, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
     begun: tuple[int, float, float] | None = None
@@ -129,14 +132,14 @@ def tree_seconds(pid: int) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """A folder with `train.py`, and how it is fed. `shared` is whether loading takes processors
-    that the step takes too."""
+    """A folder with `train.py`, and how it is fed. `threads` of the step, None for those that the
+    script chooses; `shared` is whether loading takes processors that the step takes too."""
 
     title: str
     folder: Path
     data: Path | None
     workers: int
-    threads: int
+    threads: int | None
     shared: bool
 
     def commands(self) -> dict[str, list[str]]:
@@ -151,7 +154,12 @@ class Case:
 
 
 def make_case(
-    folder: Path, title: str, data: Path | None, workers: int, threads: int, sleeps: float = 0.0
+    folder: Path,
+    title: str,
+    data: Path | None,
+    workers: int,
+    threads: int | None,
+    sleeps: float = 0.0,
 ) -> Case:
     """Emits the script for a loader that "was measured"; with `sleeps`, seconds an item, on a data
     set that does nothing else."""
@@ -201,7 +209,7 @@ def main() -> None:
         make_synthetic(place / "pictures", NUM_PICTURES)
         step = measure_step(place, cores, options.seconds)
         cases = [
-            make_case(place / "jpeg", "JPEGs, cores shared", place / "pictures", cores, cores),
+            make_case(place / "jpeg", "JPEGs, cores shared", place / "pictures", cores, None),
             make_case(place / "apart", "JPEGs, cores apart", place / "pictures", 1, cores - 1),
             # Four workers bring 4 / sleep images/s: half of what the step takes, and double.
             make_case(place / "slow", "sleeps, slower", None, 4, cores - 1, sleeps=8 / step),

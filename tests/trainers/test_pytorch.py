@@ -135,6 +135,28 @@ def test_the_script_trains_on_a_folder(tmp_path: Path) -> None:
     assert "validation" in ended.stdout
 
 
+def test_on_the_cpu_workers_take_threads_of_the_step(tmp_path: Path) -> None:
+    """Threads that share processors with workers wait for each other; one is always left."""
+    pillow = pytest.importorskip("PIL.Image")
+    for part in ("train", "val"):
+        (tmp_path / "data" / part / "cat").mkdir(parents=True)
+        pillow.new("RGB", (40, 48)).save(tmp_path / "data" / part / "cat" / "0.png")
+    text = script(tiny("native"))
+    for workers, left in (("3", 5), ("9", 1)):
+        arguments = (str(tmp_path / "data"), "--epochs", "1", "--workers", workers)
+        with (
+            patch.object(torch, "get_num_threads", return_value=8),
+            patch.object(torch, "set_num_threads") as chosen,
+            patch.dict(os.environ),
+        ):
+            os.environ.pop("OMP_NUM_THREADS", None)
+            ended = run_here(text, tmp_path, *arguments)
+            os.environ["OMP_NUM_THREADS"] = "2"
+            run_here(text, tmp_path, *arguments)
+        assert "there are 1 images" in str(ended.stderr) + str(ended.returncode)
+        chosen.assert_called_once_with(left)
+
+
 @pytest.mark.workers
 def test_two_devices_train_as_one(tmp_path: Path) -> None:
     """torchrun with two CPU processes: all-reduced gradients, one log."""

@@ -7,6 +7,7 @@ alike. Runs only in the worker.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
@@ -135,12 +137,17 @@ class FedRun(Run):
         loader = load(data, request.loader, training.device, endless=True)
         feed = Feed(loader, taker(request, training))
         training.feed = feed
+        threads = torch.get_num_threads()
+        if training.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            # As the plain script does: threads of a step that share processors with workers wait.
+            torch.set_num_threads(max(1, threads - request.loader.workers))
         try:
             yield feed
         except DataError as error:
             self.fault = error.fault
             raise
         finally:
+            torch.set_num_threads(threads)
             training.feed = None
             feed.close()
 
