@@ -43,3 +43,12 @@ class LinkCurve(BaseModel):
     topology: str = ""
     date: str = ""
     source: str = Field(default="", description="of a published curve: where it was read")
+
+
+def bus_factor(collective: Collective, world_size: int) -> float:
+    """Bus bandwidth over `num_bytes / seconds`, as nccl-tests defines it (doc/PERFORMANCE.md): what
+    each link carries, so that worlds of any size compare."""
+    others = (world_size - 1) / world_size
+    if collective == "all_reduce":
+        return 2 * others
+    return 1.0 if collective == "broadcast" else others
