@@ -4,8 +4,13 @@ Quoted from PyTorch's c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorCo
 from torch 2.13's own header; search, split, merge, release, garbage collection and expandable
 segments from the 2.7 sources, which later versions kept; `large_segment_size` and
 `max_non_split_rounding` from 2.13. Held to figures derived by hand and to a slow second
-implementation (tests/memory/test_allocator.py). One stream is modelled: a training step on one
-device uses one.
+implementation (tests/memory/test_allocator.py).
+
+A block belongs to the CUDA stream it was allocated on and serves only requests of that stream:
+each stream has a small and a large pool of its own, with segments (expandable ones too) that no
+other stream takes from. What concerns all streams at once is what the driver has left: the limit,
+garbage collection, and the return of all cached segments before memory runs out. An oversize block
+is returned only in favour of its own stream. Streams are numbered; 0 is the one that computes.
 
 Sizes and addresses are counted in units of 512 B, the smallest block.
 """
@@ -57,7 +62,7 @@ class Pool:
     """
 
     __slots__ = (
-        "ends", "lookups", "max_split", "min_rest", "ordered", "page", "segments", "starts",
+        "ends", "max_split", "min_rest", "ordered", "page", "reserved_units", "segments", "starts",
         "unmapped",
     )  # fmt: skip
 
@@ -70,7 +75,7 @@ class Pool:
         self.ends: dict[int, int] = {}  # address just past it -> size of the free block before
         self.segments: dict[int, int] = {}  # address -> size, of segments taken from the driver
         self.unmapped: dict[int, int] = {}  # address -> size, of expandable segments
-        self.lookups = 0
+        self.reserved_units = 0  # taken from the driver
 
     def add(self, address: int, size: int) -> None:
         """Hold a free block, as it is."""
@@ -163,7 +168,11 @@ class CachingAllocator:
     """
 
     def __init__(
-        self, config: AllocatorConfig | None = None, *, allowed_bytes: int | None = None
+        self,
+        config: AllocatorConfig | None = None,
+        *,
+        allowed_bytes: int | None = None,
+        num_streams: int = 1,
     ) -> None:
         config = config or AllocatorConfig()
         self.reserved_units = 0
@@ -181,13 +190,18 @@ class CachingAllocator:
         threshold = config.garbage_collection_threshold
         self._collects = bool(threshold) and allowed_bytes is not None
         self._gc_units = int(threshold * self._allowed) if self._collects else 0
-        self._born: dict[int, int] = {}  # free block's address -> its pool's lookups back then
-        self.small = Pool(page=SMALL_SEGMENT, min_rest=1, max_split=_NO_LIMIT)
-        self.large = Pool(
-            page=self._large_segment,
-            min_rest=1 if self._expandable else SMALL + 1,
-            max_split=_NO_LIMIT if self._expandable else self._max_split,
-        )
+        self._lookups = 0  # in large pools, of all streams
+        self._born: dict[int, int] = {}  # free block's address -> the lookups back then
+        streams = range(num_streams)
+        self.small = [Pool(page=SMALL_SEGMENT, min_rest=1, max_split=_NO_LIMIT) for _ in streams]
+        self.large = [
+            Pool(
+                page=self._large_segment,
+                min_rest=1 if self._expandable else SMALL + 1,
+                max_split=_NO_LIMIT if self._expandable else self._max_split,
+            )
+            for _ in streams
+        ]
         self._next_address = 0
         # Whether there is more to a request than the best fit.
         self._has_options = self._collects or self._max_split < _NO_LIMIT
@@ -197,33 +211,41 @@ class CachingAllocator:
         """All memory taken from the driver, as `torch.cuda.memory_reserved()`."""
         return self.reserved_units << UNIT_BITS
 
-    def allocate(self, num_bytes: int) -> Block:
-        """The block that serves a request of `num_bytes` > 0. Raises OutOfMemoryError."""
+    @property
+    def reserved_by_stream(self) -> tuple[int, ...]:
+        """The bytes taken from the driver for each stream, in the order of their numbers."""
+        pairs = zip(self.small, self.large, strict=True)
+        return tuple((s.reserved_units + g.reserved_units) << UNIT_BITS for s, g in pairs)
+
+    def allocate(self, num_bytes: int, stream: int = 0) -> Block:
+        """The block that serves a request of `num_bytes` > 0 on `stream`. Raises
+        OutOfMemoryError."""
         if self._divisions:
             num_bytes = _round_to_division(num_bytes, self._divisions)
         units = (num_bytes + UNIT_BYTES - 1) >> UNIT_BITS
-        pool = self.small if units <= SMALL else self.large
+        pool = (self.small if units <= SMALL else self.large)[stream]
         if not self._has_options:
             return pool.take_best(units) or self._split(pool, self._obtain(pool, units), units)
-        pool.lookups += 1
+        self._lookups += units > SMALL
         best = self._choose(pool, units)
         if best is not None:
             pool.remove(*best)
         return self._split(pool, best or self._obtain(pool, units), units)
 
-    def free(self, block: Block) -> None:
-        """Take back a block that `allocate` gave."""
+    def free(self, block: Block, stream: int = 0) -> None:
+        """Take back a block that `allocate` gave on `stream`."""
         address, size = block
         # The size tells the pool: blocks of the small pool are split to 512 B, so none of those
         # handed out is above 1 MiB, and none of the large pool's is below.
-        pool = self.small if size <= SMALL else self.large
+        pool = (self.small if size <= SMALL else self.large)[stream]
         address, _ = pool.merge(address, size)
         if self._collects:
-            self._born[address] = pool.lookups
+            self._born[address] = self._lookups
 
     def empty_cache(self) -> None:
-        """Return every segment that is wholly free to the driver, as `torch.cuda.empty_cache()`."""
-        for pool in (self.large, self.small):
+        """Return every segment that is wholly free to the driver, of all streams, as
+        `torch.cuda.empty_cache()`."""
+        for pool in (*self.large, *self.small):
             for address, size in pool.whole_segments():
                 self._release(pool, address, size)
             if pool.unmapped:
@@ -238,7 +260,7 @@ class CachingAllocator:
             return block
         pool.add(address + units, rest)
         if self._collects:
-            self._born[address + units] = pool.lookups
+            self._born[address + units] = self._lookups
         return address, units
 
     def _choose(self, pool: Pool, units: int) -> Block | None:
@@ -278,9 +300,14 @@ class CachingAllocator:
             return self._expand(pool, units)
         address = self._new_address(segment)
         pool.segments[address] = segment
-        self.reserved_units += segment
+        self._reserve(pool, segment)
         self.num_segments += 1
         return address, segment
+
+    def _reserve(self, pool: Pool, units: int) -> None:
+        """Count what the driver gave, or got back where it is below 0."""
+        pool.reserved_units += units
+        self.reserved_units += units
 
     def _segment_units(self, units: int) -> int:
         """`get_allocation_size`."""
@@ -300,7 +327,7 @@ class CachingAllocator:
         """Give a whole segment back to the driver."""
         pool.remove(address, size)
         del pool.segments[address]
-        self.reserved_units -= size
+        self._reserve(pool, -size)
         self.num_segments -= 1
 
     def _release_oversize(self, pool: Pool, units: int) -> bool:
@@ -322,20 +349,20 @@ class CachingAllocator:
         return released >= wanted
 
     def _collect_garbage(self) -> None:
-        """Return the large segments that lay free longest, until reserved memory is under the
-        threshold or none is left. Age is counted in searches of the pool."""
+        """Return the large segments that lay free longest, of all streams, until reserved memory is
+        under the threshold or none is left. Age is counted in searches of the large pools."""
         if self.reserved_units <= self._gc_units:
             return
-        pool = self.large
         target = self.reserved_units - self._gc_units
-        ages = {b: pool.lookups - self._born[b[0]] for b in pool.whole_segments()}
+        whole = {block: pool for pool in self.large for block in pool.whole_segments()}
+        ages = {block: self._lookups - self._born[block[0]] for block in whole}
         reclaimed = 0
         while ages and reclaimed < target:
             mean = sum(ages.values()) / len(ages)
             for block in [b for b, age in ages.items() if age >= mean]:
                 reclaimed += block[1]
                 del ages[block]
-                self._release(pool, *block)
+                self._release(whole[block], *block)
 
     # Expandable segments: one range of addresses per pool, of which pages are mapped as needed.
 
@@ -370,7 +397,7 @@ class CachingAllocator:
         rest = pool.unmapped.pop(address) - mapped
         if rest:
             pool.unmapped[address + mapped] = rest
-        self.reserved_units += mapped
+        self._reserve(pool, mapped)
         return pool.merge(address, mapped)
 
     def _unmap(self, pool: Pool, start: int, size: int) -> None:
@@ -385,7 +412,7 @@ class CachingAllocator:
             pool.add(start, first - start)
         if end > last:
             pool.add(last, end - last)
-        self.reserved_units -= last - first
+        self._reserve(pool, first - last)
         last += pool.unmapped.pop(last, 0)
         for address, units in pool.unmapped.items():
             if address + units == first:

@@ -40,7 +40,8 @@ class Walk:
     `live` are the bytes alive after each event, `marks` the ends of phases with their indices.
     `requests` are what the allocator is asked, as `replay` takes it, and `events` the index of the
     event behind each; those at `workspaces` are of 0 bytes, to be set to a device's workspace: one
-    is asked for at the first matrix product of forward, another at backward's first.
+    is asked for at the first matrix product of forward, another at backward's first. `streams` are
+    the numbers of the requests' streams and `stream_names` their names, that which computes first.
     """
 
     live: list[int]
@@ -48,6 +49,8 @@ class Walk:
     requests: list[int]
     events: list[int]
     workspaces: list[int]
+    streams: list[int]
+    stream_names: tuple[str, ...]
 
     @property
     def moves(self) -> list[int]:
@@ -109,12 +112,14 @@ class SteadyStep:
 @dataclass(frozen=True)
 class MemoryProfile:
     """A ledger read for a device: live bytes over the steady step, its peak instant, and the
-    allocator's peaks in bytes."""
+    allocator's peaks in bytes. `reserved_by_stream` says by name how the streams share what is
+    reserved: no memory of one serves another."""
 
     live: SteadyStep
     peak: Instant
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    reserved_by_stream: dict[str, int]
 
 
 @lru_cache(maxsize=NUM_KEPT)
@@ -132,9 +137,13 @@ def profile_memory(
     live = steady_step(ledger)
     requests = walked.requests_with(workspace_bytes)
     steady_from = entry_at(walked, live.steady_from)
-    peaks = replay_steady(requests, steady_from, config, allowed_bytes)
+    peaks = replay_steady(requests, steady_from, config, allowed_bytes, walked.streams)
     return MemoryProfile(
-        live, instant(ledger, live.peak_index), peaks.allocated_bytes, peaks.reserved_bytes
+        live,
+        instant(ledger, live.peak_index),
+        peaks.allocated_bytes,
+        peaks.reserved_bytes,
+        dict(zip(walked.stream_names, peaks.reserved_by_stream, strict=True)),
     )
 
 
@@ -163,6 +172,8 @@ class _Outline:
     marks: list[tuple[int, Marked]]
     events: list[int]
     workspaces: list[int]
+    streams: list[int]
+    stream_numbers: dict[str, int]
 
     def with_requests(self, requests: list[int]) -> Walk:
         """The walk whose requests are these; a size is rounded once."""
@@ -171,7 +182,8 @@ class _Outline:
         changes = [size if request >= 0 else -sizes[~request] for request, size in pairs]
         after = list(accumulate(changes, initial=0))
         course = [after[num_served] for num_served in self.served]
-        return Walk(course, self.marks, requests, self.events, self.workspaces)
+        names = tuple(self.stream_numbers)
+        return Walk(course, self.marks, requests, self.events, self.workspaces, self.streams, names)
 
     def at_sizes_of(self, events: Sequence[Any]) -> Walk:
         """The walk over events that differ from those of this outline only in their sizes."""
@@ -188,8 +200,9 @@ def _outline_of(ledger: Ledger) -> _Outline:
 
 
 def _outline(events: Iterable[Event]) -> _Outline:
-    found = _Outline([], [], [], [], [])
+    found = _Outline([], [], [], [], [], [], {"": 0})
     requests, served, origins = found.requests, found.served, found.events
+    streams, numbers = found.streams, found.stream_numbers
     held: dict[int, int] = {}  # storage -> its request
     wants_workspace = comes_before_optimizer = True
     for index, event in enumerate(events):
@@ -197,15 +210,19 @@ def _outline(events: Iterable[Event]) -> _Outline:
             held[event.storage] = len(requests)
             requests.append(event.num_bytes)
             origins.append(index)
+            streams.append(numbers.setdefault(event.stream, len(numbers)))
         elif type(event) is Freed:
-            requests.append(~held.pop(event.storage))
+            request = held.pop(event.storage)
+            requests.append(~request)
             origins.append(index)
+            streams.append(streams[request])
         elif type(event) is Computed:
             if wants_workspace and event.kind == "matmul":
                 wants_workspace = False
                 found.workspaces.append(len(requests))
                 requests.append(0)
                 origins.append(index)
+                streams.append(0)
         elif type(event) is Marked:
             found.marks.append((index, event))
             comes_before_optimizer = comes_before_optimizer and event.phase != "backward"

@@ -5,14 +5,15 @@ follows from the sizes of the tensors alone: a block may be up to 1 MiB larger t
 a segment goes back to the driver only when memory runs out. So the sequence is played out.
 
 An entry n >= 0 of `requests` asks for n bytes (0 takes no memory, as in torch); an entry -k - 1,
-that is `~k`, releases what entry k got.
+that is `~k`, releases what entry k got. `streams` are the numbers of the CUDA streams that the
+entries are of, a release that of what it releases; without any, all are of stream 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import (
@@ -52,10 +53,12 @@ class Replay:
 @dataclass(frozen=True)
 class SteadyPeaks:
     """The most allocated and reserved from the steady step on, what it began with included, as
-    after `torch.cuda.reset_peak_memory_stats()`."""
+    after `torch.cuda.reset_peak_memory_stats()`. `reserved_by_stream` is how the streams, by
+    number, share what is reserved at the end: the most, where nothing went back to the driver."""
 
     allocated_bytes: int
     reserved_bytes: int
+    reserved_by_stream: tuple[int, ...] = field(default=(), compare=False)
 
 
 def replay(
@@ -63,12 +66,13 @@ def replay(
     config: AllocatorConfig | None = None,
     *,
     allowed_bytes: int | None = None,
+    streams: Sequence[int] = (),
 ) -> Replay:
     """Play all `requests` once, through a fresh allocator that may reserve `allowed_bytes`."""
-    player = _Player(CachingAllocator(config, allowed_bytes=allowed_bytes))
+    player = _Player(config, allowed_bytes, streams)
     out_of_memory_at = None
     try:
-        player.play(requests)
+        player.play(requests, 0)
     except OutOfMemoryError:
         out_of_memory_at = len(player.blocks)
     pairs = zip(requests, player.blocks, strict=False)
@@ -91,6 +95,7 @@ def replay_steady(
     steady_from: int,
     config: AllocatorConfig | None = None,
     allowed_bytes: int | None = None,
+    streams: Sequence[int] = (),
 ) -> SteadyPeaks:
     """What a steady step, the requests from entry `steady_from` on, needs by itself.
 
@@ -103,10 +108,10 @@ def replay_steady(
     """
     if config is not None and config.garbage_collection_threshold and allowed_bytes is not None:
         try:
-            return _replay_steady(requests, steady_from, config, allowed_bytes)
+            return _replay_steady(requests, steady_from, config, allowed_bytes, streams)
         except OutOfMemoryError:
             pass
-    return _replay_steady(requests, steady_from, config, None)
+    return _replay_steady(requests, steady_from, config, None, streams)
 
 
 def _replay_steady(
@@ -114,18 +119,25 @@ def _replay_steady(
     steady_from: int,
     config: AllocatorConfig | None,
     allowed_bytes: int | None,
+    streams: Sequence[int],
 ) -> SteadyPeaks:
-    player = _Player(CachingAllocator(config, allowed_bytes=allowed_bytes))
-    player.play(requests[:steady_from])
+    player = _Player(config, allowed_bytes, streams)
+    player.play(requests[:steady_from], 0)
     player.reset_peaks()
-    player.play(requests[steady_from:])
-    handed_on = _handed_on(requests, steady_from)
+    player.play(requests[steady_from:], steady_from)
+    handed_on = _handed_on(requests, steady_from, streams)
     if handed_on is not None:
         player.play_again(requests, steady_from, handed_on)
-    return SteadyPeaks(player.peak_allocated << UNIT_BITS, player.peak_reserved << UNIT_BITS)
+    return SteadyPeaks(
+        player.peak_allocated << UNIT_BITS,
+        player.peak_reserved << UNIT_BITS,
+        player.allocator.reserved_by_stream,
+    )
 
 
-def _handed_on(requests: Sequence[int], start: int) -> dict[int, int] | None:
+def _handed_on(
+    requests: Sequence[int], start: int, streams: Sequence[int] = ()
+) -> dict[int, int] | None:
     """What the steady step takes over from the step before it, and what it leaves in its place:
     {entry released in the step: entry of the step still held at its end}.
 
@@ -137,6 +149,8 @@ def _handed_on(requests: Sequence[int], start: int) -> dict[int, int] | None:
     left = [i for i in range(start, len(requests)) if requests[i] > 0 and i not in released]
     if [requests[i] for i in taken_over] != [requests[i] for i in left]:
         return None
+    if streams and [streams[i] for i in taken_over] != [streams[i] for i in left]:
+        return None
     return dict(zip(taken_over, left, strict=True))
 
 
@@ -145,14 +159,20 @@ class _Player:
 
     `blocks` is what each entry got or gave back, `reservations` each change of what is reserved as
     (entry, units after it), and `grown_at` the last entry at which each pool, the small and the
-    large, took memory from the driver.
+    large of stream 0, of stream 1 …, took memory from the driver.
     """
 
-    def __init__(self, allocator: CachingAllocator) -> None:
-        self.allocator = allocator
+    def __init__(
+        self, config: AllocatorConfig | None, allowed_bytes: int | None, streams: Sequence[int]
+    ) -> None:
+        num_streams = max(streams, default=0) + 1
+        self.allocator = CachingAllocator(
+            config, allowed_bytes=allowed_bytes, num_streams=num_streams
+        )
+        self.streams = streams
         self.blocks: list[Block] = []
         self.reservations: list[tuple[int, int]] = []
-        self.grown_at = [-1, -1]
+        self.grown_at = [-1, -1] * num_streams
         self.allocated = self.peak_allocated = 0
         self.reserved = self.peak_reserved = 0
 
@@ -160,23 +180,24 @@ class _Player:
         """As `torch.cuda.reset_peak_memory_stats()`."""
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
 
-    def play(self, requests: Sequence[int]) -> None:
-        """Play further requests. Raises OutOfMemoryError."""
+    def play(self, requests: Sequence[int], start: int) -> None:
+        """Play further requests, of which the first is entry `start`. Raises OutOfMemoryError."""
         allocator, blocks = self.allocator, self.blocks
         allocate, free = allocator.allocate, allocator.free
         allocated, peak = self.allocated, self.peak_allocated
-        for request in requests:
+        streams = self.streams[start:] or repeat(0)
+        for request, stream in zip(requests, streams, strict=False):
             if request > 0:
-                block = allocate(request)
+                block = allocate(request, stream)
                 allocated += block[1]
                 if allocated > peak:
                     peak = allocated
                 if allocator.reserved_units != self.reserved:
-                    self._note_reserved(block)
+                    self._note_reserved(block, stream)
             else:
                 block = blocks[~request] if request else _NO_BLOCK
                 if block[1]:
-                    free(block)
+                    free(block, stream)
                     allocated -= block[1]
             blocks.append(block)
         self.allocated, self.peak_allocated = allocated, peak
@@ -192,25 +213,26 @@ class _Player:
         allocator, blocks, grown_at = self.allocator, self.blocks, self.grown_at
         period = len(requests) - start
         allocated, peak = self.allocated, self.peak_allocated
-        num_moved = [0, 0]
+        streams = self.streams or [0] * len(requests)
+        num_moved = [0] * len(grown_at)
         for before, now in handed_on.items():
-            num_moved[blocks[now][1] > SMALL] += blocks[before] != blocks[now]
-        recurs = [False, False]
+            num_moved[2 * streams[now] + (blocks[now][1] > SMALL)] += blocks[before] != blocks[now]
+        recurs = [False] * len(grown_at)
         for entry in range(start, len(requests)):
-            request = requests[entry]
+            request, stream = requests[entry], streams[entry]
             block = then = blocks[entry]
-            pool = then[1] > SMALL
+            pool = 2 * stream + (then[1] > SMALL)
             if not (recurs[pool] or num_moved[pool]) and grown_at[pool] < entry:
                 recurs[pool] = not allocator.is_limited
                 if all(recurs):
                     break
             if request > 0:
                 if not recurs[pool]:
-                    block = allocator.allocate(request)
+                    block = allocator.allocate(request, stream)
                     if block != then:
                         num_moved[pool] += 1
                     if allocator.reserved_units != self.reserved:
-                        self._note_reserved(block)
+                        self._note_reserved(block, stream)
                 allocated += block[1]
                 if allocated > peak:
                     peak = allocated
@@ -220,17 +242,17 @@ class _Player:
                     before + period if before >= start else handed_on.get(before, before)
                 ]
                 if not recurs[pool]:
-                    allocator.free(block)
+                    allocator.free(block, stream)
                     if block != then:
                         num_moved[pool] -= 1
                 allocated -= block[1]
             blocks.append(block)
         self.allocated, self.peak_allocated = allocated, peak
 
-    def _note_reserved(self, block: Block) -> None:
-        """The request that got `block` changed what is reserved."""
+    def _note_reserved(self, block: Block, stream: int) -> None:
+        """The request of `stream` that got `block` changed what is reserved."""
         entry = len(self.blocks)
         self.reserved = self.allocator.reserved_units
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         self.reservations.append((entry, self.reserved))
-        self.grown_at[block[1] > SMALL] = entry
+        self.grown_at[2 * stream + (block[1] > SMALL)] = entry

@@ -83,7 +83,7 @@ def replay_snapshot(
 
     With `follow_addresses=False` our segments get invented addresses, as in an estimate: what then
     differs in the totals is what not knowing the driver's addresses costs. Raises UnsupportedError
-    for a history on several streams, in private pools, or begun with expandable segments in use.
+    for a history in private pools, or begun with expandable segments in use.
     """
     trace = [e for e in snapshot["device_traces"][device] if e["action"] in _ACTIONS]
     segments = [s for s in snapshot["segments"] if s["device"] == device]
@@ -96,7 +96,7 @@ def replay_snapshot(
     config = _recorded_config(snapshot.get("allocator_settings") or {})
     before = _state_before(trace, segments)
     allocator = _RecordedAllocator(config, before, follow=follow_addresses)
-    return _Comparison(allocator, follow=follow_addresses).run(trace, segments)
+    return _Comparison(allocator, before.streams, follow=follow_addresses).run(trace, segments)
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -110,10 +110,7 @@ _ACTIONS = frozenset({
 
 
 def _check_supported(trace: Sequence[Entry], segments: Sequence[Entry]) -> None:
-    way_out = "Record one eager training step on the default stream."
-    streams = {e["stream"] for e in trace} | {s["stream"] for s in segments}
-    if len(streams) > 1:
-        raise UnsupportedError(f"the snapshot has {len(streams)} streams, not one.", way_out)
+    way_out = "Record one eager training step without CUDA graphs and expandable segments."
     if any(tuple(s.get("segment_pool_id", (0, 0))) != (0, 0) for s in segments):
         raise UnsupportedError("the snapshot has private pools of CUDA graphs.", way_out)
     if any(s.get("is_expandable") for s in segments) or any(
@@ -134,14 +131,18 @@ def _recorded_config(settings: Mapping[str, Any]) -> AllocatorConfig:
 
 @dataclass(frozen=True)
 class _State:
-    """Memory before the first event: segments and live blocks, by address, in bytes."""
+    """Memory before the first event: segments and live blocks, by address, in bytes, and each
+    segment's stream. `streams` are the numbers of all streams, by what the device calls them."""
 
     segments: dict[int, int]
     blocks: dict[int, int]
+    of_segment: dict[int, int]
+    streams: dict[int, int]
 
 
 def _state_before(trace: Sequence[Entry], segments: Sequence[Entry]) -> _State:
     sizes = {s["address"]: s["total_size"] for s in segments}
+    of_segment = {s["address"]: s["stream"] for s in segments}
     blocks = _active_blocks(segments)
     requested: dict[int, int] = {}  # of the blocks whose own size is not recorded
     for entry in reversed(trace):
@@ -156,8 +157,11 @@ def _state_before(trace: Sequence[Entry], segments: Sequence[Entry]) -> _State:
                 raise _contradiction(f"the segment taken at {address:#x} is nowhere at the end")
         elif action == "segment_free":
             sizes[address] = entry["size"]
+            of_segment[address] = entry["stream"]
     seen = _followed_by(trace, requested)
-    return _State(sizes, _with_remainders(blocks | requested, sizes, seen))
+    whole = _with_remainders(blocks | requested, sizes, seen)
+    named = sorted({e["stream"] for e in trace} | set(of_segment.values()))
+    return _State(sizes, whole, of_segment, {name: number for number, name in enumerate(named)})
 
 
 def _followed_by(trace: Sequence[Entry], requested: Mapping[int, int]) -> dict[int, int]:
@@ -223,7 +227,7 @@ class _RecordedAllocator(CachingAllocator):
     """
 
     def __init__(self, config: AllocatorConfig, before: _State, *, follow: bool) -> None:
-        super().__init__(config)
+        super().__init__(config, num_streams=len(before.streams))
         self.pending: list[Entry] = []  # segments the device has taken and ours not yet
         self.fault = ""
         self.live: dict[int, Block] = {}  # recorded address -> our block
@@ -233,7 +237,8 @@ class _RecordedAllocator(CachingAllocator):
         for address, num_bytes in before.segments.items():
             first = bisect_left(addresses, address)
             last = bisect_left(addresses, address + num_bytes)
-            self._hold(address, num_bytes, {a: before.blocks[a] for a in addresses[first:last]})
+            blocks = {a: before.blocks[a] for a in addresses[first:last]}
+            self._hold(address, num_bytes, blocks, before.streams[before.of_segment[address]])
         self._next_address = 1 << 44
 
     def recorded_address(self, address: int) -> int:
@@ -244,7 +249,7 @@ class _RecordedAllocator(CachingAllocator):
     def release_segment(self, address: int) -> bool:
         """Give the segment at a recorded address back; whether it was there and wholly free."""
         base = 2 * (address >> UNIT_BITS)
-        for pool in (self.small, self.large):
+        for pool in (*self.small, *self.large):
             size = pool.segments.get(base)
             if size is not None and pool.starts.get(base) == size:
                 self._release(pool, base, size)
@@ -252,13 +257,13 @@ class _RecordedAllocator(CachingAllocator):
                 return True
         return False
 
-    def _hold(self, address: int, num_bytes: int, blocks: dict[int, int]) -> None:
-        """Begin with a segment of the device's and the blocks in use in it."""
+    def _hold(self, address: int, num_bytes: int, blocks: dict[int, int], stream: int) -> None:
+        """Begin with a segment of the device's, on `stream`, and the blocks in use in it."""
         base = 2 * (address >> UNIT_BITS)
-        pool = self.small if num_bytes == SMALL_SEGMENT_BYTES else self.large
+        pool = (self.small if num_bytes == SMALL_SEGMENT_BYTES else self.large)[stream]
         pool.segments[base] = num_bytes >> UNIT_BITS
         insort(self._bases, base)
-        self.reserved_units += num_bytes >> UNIT_BITS
+        self._reserve(pool, num_bytes >> UNIT_BITS)
         self.num_segments += 1
         free_from = 0
         for start, size in [*blocks.items(), (address + num_bytes, 0)]:
@@ -289,8 +294,11 @@ class _RecordedAllocator(CachingAllocator):
 class _Comparison:
     """Plays a trace forward, and stops where the two part."""
 
-    def __init__(self, allocator: _RecordedAllocator, *, follow: bool) -> None:
+    def __init__(
+        self, allocator: _RecordedAllocator, streams: Mapping[int, int], *, follow: bool
+    ) -> None:
         self._allocator = allocator
+        self._streams = streams
         self._follow = follow
         self._held_before = sum(size for _, size in allocator.live.values())
         self._allocated = self._peak_allocated = self._held_before
@@ -328,7 +336,7 @@ class _Comparison:
             return self._request(entry)
         if action == "free_completed":
             block = self._allocator.live.pop(entry["addr"])
-            self._allocator.free(block)
+            self._allocator.free(block, self._streams[entry["stream"]])
             self._allocated -= block[1]
         elif action == "segment_alloc":
             self._allocator.pending.append(entry)
@@ -339,7 +347,7 @@ class _Comparison:
     def _request(self, entry: Entry) -> str:
         allocator = self._allocator
         allocator.fault = ""
-        block = allocator.allocate(entry["size"])
+        block = allocator.allocate(entry["size"], self._streams[entry["stream"]])
         allocator.live[entry["addr"]] = block
         self._allocated += block[1]
         self._peak_allocated = max(self._peak_allocated, self._allocated)

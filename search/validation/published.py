@@ -285,7 +285,8 @@ def with_fused_windows(ledger: Ledger) -> Ledger:
 def peak_allocated(ledger: Ledger, workspace_bytes: int, counts: Window) -> int:
     """The most bytes in the allocator's blocks within the phases that `counts` names."""
     walked = walk_ledger(ledger)
-    running = replay(walked.requests_with(workspace_bytes)).allocated_bytes
+    requests = walked.requests_with(workspace_bytes)
+    running = replay(requests, streams=walked.streams).allocated_bytes
     inside = _inside(ledger, counts)
     return max(after for after, event in zip(running, walked.events, strict=True) if inside[event])
 

@@ -21,3 +21,11 @@ def random_requests(source: random.Random, count: int) -> list[int]:
             held.append(len(requests))
             requests.append(source.choice(sizes))
     return requests
+
+
+def random_streams(source: random.Random, requests: list[int], num_streams: int) -> list[int]:
+    """A stream for each request, all of them used; a release has that of what it releases."""
+    streams: list[int] = []
+    for entry in requests:
+        streams.append(source.randrange(num_streams) if entry >= 0 else streams[~entry])
+    return streams

@@ -6,6 +6,7 @@ address. It shares no code and no data structure with planner/memory/replay.py.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 MIB = 1024**2
@@ -19,6 +20,7 @@ class Block:
     size: int
     small: bool
     free: bool
+    stream: int = 0
 
 
 @dataclass
@@ -33,7 +35,7 @@ class SlowAllocator:
     bases: list[int] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)
     retries: int = 0
-    log: list[tuple[str, int, int]] = field(default_factory=list)
+    log: list[tuple[str, int, int, int]] = field(default_factory=list)
 
     def reserved(self) -> int:
         return sum(self.sizes.values())
@@ -44,21 +46,22 @@ class SlowAllocator:
     def address(self, block: Block) -> int:
         return self.bases[block.segment] + block.offset
 
-    def allocate(self, num_bytes: int) -> Block:
+    def allocate(self, num_bytes: int, stream: int = 0) -> Block:
         size = (num_bytes + 511) // 512 * 512
         small = size <= MIB
-        block = self._best_fit(size, small) or self._new_segment(size, small)
+        best = self._best_fit(size, small, stream)
+        block = best or self._new_segment(size, small, stream)
         block.free = False
         rest = block.size - size
         unsplittable = self.max_split is not None and size >= self.max_split
         if (rest >= 512) if small else (rest > MIB and not unsplittable):
             block.size = size
-            self.blocks.append(Block(block.segment, block.offset + size, rest, small, True))
-        self.log.append(("alloc", self.address(block), num_bytes))
+            self.blocks.append(Block(block.segment, block.offset + size, rest, small, True, stream))
+        self.log.append(("alloc", self.address(block), num_bytes, stream))
         return block
 
     def free(self, block: Block, num_bytes: int) -> None:
-        self.log.append(("free_completed", self.address(block), num_bytes))
+        self.log.append(("free_completed", self.address(block), num_bytes, block.stream))
         block.free = True
         for one in [b for b in self.blocks if b.free and b.segment == block.segment]:
             if one.offset + one.size == block.offset:
@@ -68,8 +71,8 @@ class SlowAllocator:
                 block.size += one.size
                 self.blocks.remove(one)
 
-    def _best_fit(self, size: int, small: bool) -> Block | None:
-        fitting = [b for b in self.blocks if b.free and b.small == small and b.size >= size]
+    def _best_fit(self, size: int, small: bool, stream: int) -> Block | None:
+        fitting = [b for b in self._cached(small, stream) if b.size >= size]
         if not fitting:
             return None
         best = min(fitting, key=lambda b: (b.size, self.address(b)))
@@ -80,28 +83,33 @@ class SlowAllocator:
                 return None
         return best
 
-    def _new_segment(self, size: int, small: bool) -> Block:
+    def _cached(self, small: bool, stream: int) -> list[Block]:
+        return [b for b in self.blocks if b.free and (b.small, b.stream) == (small, stream)]
+
+    def _new_segment(self, size: int, small: bool, stream: int) -> Block:
         if small:
             total = 2 * MIB
         elif size < 10 * MIB:
             total = 20 * MIB
         else:
             total = (size + 2 * MIB - 1) // (2 * MIB) * (2 * MIB)
-        if not self._has(total) and not (self._release_oversize(size, small) and self._has(total)):
+        if not self._has(total) and not (
+            self._release_oversize(size, small, stream) and self._has(total)
+        ):
             for block in [b for b in self.blocks if self._is_whole(b)]:
                 self._release(block)
             self.retries += 1
         if not self._has(total):
             raise MemoryError
         # Segments touch, as a driver's may: blocks of two segments must not merge all the same.
-        past = sum(taken for action, _, taken in self.log if action == "segment_alloc")
+        past = sum(taken for action, _, taken, _ in self.log if action == "segment_alloc")
         base = TOP - past - total if self.descending else TOP + past
         self.bases.append(base)
         segment = len(self.bases) - 1
         self.sizes[segment] = total
-        block = Block(segment, 0, total, small, True)
+        block = Block(segment, 0, total, small, True, stream)
         self.blocks.append(block)
-        self.log.append(("segment_alloc", base, total))
+        self.log.append(("segment_alloc", base, total, stream))
         return block
 
     def _has(self, total: int) -> bool:
@@ -110,11 +118,11 @@ class SlowAllocator:
     def _is_whole(self, block: Block) -> bool:
         return block.free and block.size == self.sizes[block.segment]
 
-    def _release_oversize(self, size: int, small: bool) -> bool:
+    def _release_oversize(self, size: int, small: bool, stream: int) -> bool:
         if self.max_split is None:
             return False
         wanted = max(size, self.max_split)
-        free = [b for b in self.blocks if b.free and b.small == small]
+        free = self._cached(small, stream)
         free.sort(key=lambda b: (b.size, self.address(b)))
         for block in free:
             if block.size >= wanted:
@@ -129,20 +137,20 @@ class SlowAllocator:
         return released >= wanted
 
     def _release(self, block: Block) -> None:
-        self.log.append(("segment_free", self.address(block), block.size))
+        self.log.append(("segment_free", self.address(block), block.size, block.stream))
         self.blocks.remove(block)
         del self.sizes[block.segment]
 
 
 class SlowExpandable:
-    """The same under expandable_segments:True: each pool is one row of ranges, free, used or
-    unmapped, and every step rebuilds the row. Raises MemoryError when nothing is left."""
+    """The same under expandable_segments:True: each pool of a stream is one row of ranges, free,
+    used or unmapped, and every step rebuilds the row. Raises MemoryError when nothing is left."""
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
-        self.rows: dict[bool, list[Range]] = {
-            s: [Range(1 << 50, "unmapped")] for s in (True, False)
-        }
+        self.rows: defaultdict[tuple[bool, int], list[Range]] = defaultdict(
+            lambda: [Range(1 << 50, "unmapped")]
+        )
         self.retries = 0
 
     def reserved(self) -> int:
@@ -151,31 +159,31 @@ class SlowExpandable:
     def allocated(self) -> int:
         return sum(r.size for row in self.rows.values() for r in row if r.state == "used")
 
-    def allocate(self, num_bytes: int) -> Range:
+    def allocate(self, num_bytes: int, stream: int = 0) -> Range:
         size = (num_bytes + 511) // 512 * 512
-        small = size <= MIB
-        found = self._best_fit(small, size)
-        if found is None and not self._extend(small, size):
+        pool = size <= MIB, stream
+        found = self._best_fit(pool, size)
+        if found is None and not self._extend(pool, size):
             for each in self.rows:
                 self._unmap(each)
             self.retries += 1
-            if not self._extend(small, size):
+            if not self._extend(pool, size):
                 raise MemoryError
         if found is None:
-            found = next(r for r in self.rows[small] if r.state == "free" and r.size >= size)
-        row = self.rows[small]
+            found = next(r for r in self.rows[pool] if r.state == "free" and r.size >= size)
+        row = self.rows[pool]
         index = next(i for i, r in enumerate(row) if r is found)
-        block = Range(size, "used")
+        block = Range(size, "used", stream)
         row[index : index + 1] = [block, Range(found.size - size, "free")]
-        self._tidy(small)
+        self._tidy(pool)
         return block
 
     def free(self, block: Range, num_bytes: int) -> None:
         block.state = "free"
-        self._tidy((num_bytes + 511) // 512 * 512 <= MIB)
+        self._tidy(((num_bytes + 511) // 512 * 512 <= MIB, block.stream))
 
-    def _best_fit(self, small: bool, size: int) -> Range | None:
-        row = self.rows[small]
+    def _best_fit(self, pool: tuple[bool, int], size: int) -> Range | None:
+        row = self.rows[pool]
 
         def with_room(number: int) -> int:
             after = row[number + 1] if number + 1 < len(row) else None
@@ -187,14 +195,14 @@ class SlowExpandable:
             fits.pop(0)
         return row[fits[0]] if fits else None
 
-    def _extend(self, small: bool, size: int) -> bool:
+    def _extend(self, pool: tuple[bool, int], size: int) -> bool:
         """Map pages in the lowest run of free and unmapped ranges that has room, where a segment
         for the request would be allowed."""
-        page = 2 * MIB if small else 20 * MIB
+        page = 2 * MIB if pool[0] else 20 * MIB
         least = page if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
         if self.capacity is not None and self.reserved() + least > self.capacity:
             return False
-        row = self.rows[small]
+        row = self.rows[pool]
         start = next(
             i for i in range(len(row))
             if row[i].state != "used"
@@ -207,14 +215,12 @@ class SlowExpandable:
             part = row[start]
             if part.state == "unmapped":
                 pages = -(-min(size - have, part.size) // page) * page
-                row[start : start + 1] = [
-                    Range(pages, "free"),
-                    Range(part.size - pages, "unmapped"),
-                ]
+                rest = [Range(part.size - pages, "unmapped")] if part.size > pages else []
+                row[start : start + 1] = [Range(pages, "free"), *rest]
                 part = row[start]
             have += part.size
             start += 1
-        self._tidy(small)
+        self._tidy(pool)
         return True
 
     def _run(self, row: list[Range], start: int) -> int:
@@ -225,11 +231,11 @@ class SlowExpandable:
             total += part.size
         return total
 
-    def _unmap(self, small: bool) -> None:
-        page = 2 * MIB if small else 20 * MIB
+    def _unmap(self, pool: tuple[bool, int]) -> None:
+        page = 2 * MIB if pool[0] else 20 * MIB
         parts: list[Range] = []
         position = 0
-        for part in self.rows[small]:
+        for part in self.rows[pool]:
             first = -(-position // page) * page
             last = (position + part.size) // page * page
             if part.state == "free" and first < last:
@@ -241,21 +247,22 @@ class SlowExpandable:
             else:
                 parts.append(part)
             position += part.size
-        self.rows[small] = parts
-        self._tidy(small)
+        self.rows[pool] = parts
+        self._tidy(pool)
 
-    def _tidy(self, small: bool) -> None:
+    def _tidy(self, pool: tuple[bool, int]) -> None:
         """Join neighbours that are both free or both unmapped; drop empty ranges."""
         row: list[Range] = []
-        for part in self.rows[small]:
+        for part in self.rows[pool]:
             if row and part.state != "used" and row[-1].state == part.state:
                 row[-1] = Range(row[-1].size + part.size, part.state)
             elif part.size:
                 row.append(part)
-        self.rows[small] = row
+        self.rows[pool] = row
 
 
 @dataclass(eq=False)
 class Range:
     size: int
     state: str
+    stream: int = 0

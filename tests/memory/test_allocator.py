@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from planner.memory.allocator_config import AllocatorConfig, parse_allocator_config
 from planner.memory.caching_allocator import CachingAllocator, OutOfMemoryError
-from planner.memory.replay import replay
-from tests.memory.requests import random_requests
+from planner.memory.replay import SteadyPeaks, replay, replay_steady
+from tests.memory.requests import random_requests, random_streams
 from tests.memory.slow_allocator import SlowAllocator, SlowExpandable
 
 KIB, MIB = 1024, 1024**2
@@ -209,6 +209,66 @@ def test_garbage_is_not_collected_without_a_memory_fraction() -> None:
     assert replay([22 * MIB, ~0, 60 * MIB], config).reserved_bytes[-1] == 82 * MIB
 
 
+# -- streams -------------------------------------------------------------------------------------
+
+
+def test_what_one_stream_freed_serves_no_other() -> None:
+    # 30 MiB cached on stream 0: stream 1 takes its own, and stream 0 then finds its block again.
+    result = replay([30 * MIB, ~0, 30 * MIB, 30 * MIB], streams=[0, 0, 1, 0])
+    assert result.reserved_bytes == (30 * MIB, 30 * MIB, 60 * MIB, 60 * MIB)
+    # Small blocks have a segment of 2 MiB on each stream, middle ones one of 20 MiB.
+    assert replay([512, 512], streams=[0, 1]).peak_reserved_bytes == 4 * MIB
+    assert replay([2 * MIB, 2 * MIB], streams=[0, 1]).peak_reserved_bytes == 40 * MIB
+
+
+@pytest.mark.parametrize("config", [None, EXPANDABLE])
+def test_each_stream_reserves_its_own(config: AllocatorConfig | None) -> None:
+    # Stream 1 and 2 peak one after the other, and reserved is the sum of all peaks all the same.
+    requests = [40 * MIB, 60 * MIB, ~1, 100 * MIB, ~3]
+    found = replay_steady(requests, 0, config, streams=[0, 1, 1, 2, 2])
+    assert found == SteadyPeaks(140 * MIB, 200 * MIB)
+    assert found.reserved_by_stream == (40 * MIB, 60 * MIB, 100 * MIB)
+
+
+def test_an_expandable_segment_belongs_to_its_stream() -> None:
+    # The second request of stream 0 grows its segment, as though stream 1 had none in between.
+    result = replay([30 * MIB, 30 * MIB, 30 * MIB], EXPANDABLE, streams=[0, 1, 0])
+    assert result.reserved_bytes == (40 * MIB, 80 * MIB, 100 * MIB)
+    assert result.num_segments == 2
+
+
+def test_before_memory_runs_out_the_caches_of_all_streams_are_returned() -> None:
+    # 30 MiB are cached on stream 1, 50 are asked for on stream 0 of 64 MiB.
+    result = replay([30 * MIB, ~0, 50 * MIB], allowed_bytes=64 * MIB, streams=[1, 1, 0])
+    assert (result.num_alloc_retries, result.reserved_bytes[-1]) == (1, 50 * MIB)
+    # Of expandable segments the pages: 40 mapped, all of them free.
+    expandable = replay(
+        [30 * MIB, ~0, 50 * MIB], EXPANDABLE, allowed_bytes=64 * MIB, streams=[1, 1, 0]
+    )
+    assert (expandable.num_alloc_retries, expandable.reserved_bytes[-1]) == (1, 60 * MIB)
+
+
+def test_an_oversize_block_of_another_stream_is_not_returned_by_itself() -> None:
+    config = AllocatorConfig(max_split_bytes=64 * MIB)
+    # 80 MiB cached, 30 more in 100. On one stream only the oversize block goes, and no retry
+    # counts; from another stream all caches go, which is a retry.
+    requests = [80 * MIB, ~0, 30 * MIB]
+    alike = replay(requests, config, allowed_bytes=100 * MIB, streams=[1, 1, 1])
+    apart = replay(requests, config, allowed_bytes=100 * MIB, streams=[1, 1, 0])
+    assert (alike.num_alloc_retries, alike.reserved_bytes[-1]) == (0, 30 * MIB)
+    assert (apart.num_alloc_retries, apart.reserved_bytes[-1]) == (1, 30 * MIB)
+
+
+def test_garbage_of_all_streams_is_collected_by_one_count_of_searches() -> None:
+    config = AllocatorConfig(garbage_collection_threshold=0.5)
+    # As on one stream: b is freed after one more search of the large pools, so that only a, older
+    # than the mean, goes, whichever streams they are of.
+    requests = [22 * MIB, 30 * MIB, ~0, ~1, 30 * MIB, ~4, 40 * MIB]
+    for streams in ([0] * 7, [1, 0, 1, 0, 0, 0, 2], [0, 1, 0, 1, 1, 1, 2]):
+        result = replay(requests, config, allowed_bytes=100 * MIB, streams=streams)
+        assert (result.num_alloc_retries, result.reserved_bytes[-1]) == (0, 70 * MIB)
+
+
 def test_rounding_to_divisions_as_pytorch_documents_it() -> None:
     """docs/source/notes/cuda.rst: 1200 in 4 divisions lies between 1024, 1280, 1536 and 1792 and is
     rounded to 1280. test/test_cuda.py::test_allocator_settings: 84 MiB, and 400 MiB under a list.
@@ -336,14 +396,17 @@ def test_a_larger_device_never_runs_out_where_a_smaller_one_did_not(
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("max_split", [None, 48 * MIB])
 @pytest.mark.parametrize("share", [None, 0.97, 0.9, 0.8])
-def test_equal_to_a_slow_allocator(seed: int, max_split: int | None, share: float | None) -> None:
-    requests = random_requests(random.Random(seed), 300)
+@pytest.mark.parametrize("num_streams", [1, 3])
+def test_equal_to_a_slow_allocator(
+    seed: int, max_split: int | None, share: float | None, num_streams: int
+) -> None:
+    requests, streams = random_of_streams(seed, num_streams)
     config = AllocatorConfig(max_split_bytes=max_split)
-    unbound = replay(requests, config)
+    unbound = replay(requests, config, streams=streams)
     capacity = None if share is None else int(share * unbound.peak_reserved_bytes)
-    result = replay(requests, config, allowed_bytes=capacity)
+    result = replay(requests, config, allowed_bytes=capacity, streams=streams)
     slow = SlowAllocator(max_split=max_split, capacity=capacity)
-    allocated, reserved, stopped = play_slowly(slow, requests)
+    allocated, reserved, stopped = play_slowly(slow, requests, streams)
     assert result.out_of_memory_at == stopped
     assert result.allocated_bytes == allocated
     assert result.reserved_bytes == reserved
@@ -353,28 +416,37 @@ def test_equal_to_a_slow_allocator(seed: int, max_split: int | None, share: floa
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("share", [None, 0.97, 0.9, 0.8])
-def test_expandable_segments_are_equal_to_slow_ones(seed: int, share: float | None) -> None:
-    requests = random_requests(random.Random(seed), 300)
-    unbound = replay(requests, EXPANDABLE)
+@pytest.mark.parametrize("num_streams", [1, 3])
+def test_expandable_segments_are_equal_to_slow_ones(
+    seed: int, share: float | None, num_streams: int
+) -> None:
+    requests, streams = random_of_streams(seed, num_streams)
+    unbound = replay(requests, EXPANDABLE, streams=streams)
     capacity = None if share is None else int(share * unbound.peak_reserved_bytes)
-    result = replay(requests, EXPANDABLE, allowed_bytes=capacity)
+    result = replay(requests, EXPANDABLE, allowed_bytes=capacity, streams=streams)
     slow = SlowExpandable(capacity)
-    allocated, reserved, stopped = play_slowly(slow, requests)
+    allocated, reserved, stopped = play_slowly(slow, requests, streams)
     assert result.out_of_memory_at == stopped
     assert result.allocated_bytes == allocated
     assert result.reserved_bytes == reserved
     assert result.num_alloc_retries == slow.retries
 
 
+def random_of_streams(seed: int, num_streams: int) -> tuple[list[int], list[int]]:
+    source = random.Random(seed)
+    requests = random_requests(source, 300)
+    return requests, random_streams(source, requests, num_streams)
+
+
 def play_slowly(
-    slow: SlowAllocator | SlowExpandable, requests: list[int]
+    slow: SlowAllocator | SlowExpandable, requests: list[int], streams: list[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], int | None]:
     blocks = {}
     allocated, reserved = [], []
     for index, entry in enumerate(requests):
         try:
             if entry >= 0:
-                blocks[index] = slow.allocate(entry)
+                blocks[index] = slow.allocate(entry, streams[index])
             else:
                 slow.free(blocks.pop(~entry), requests[~entry])
         except MemoryError:

@@ -95,3 +95,25 @@ def test_micro_batches_are_counted_by_their_backward() -> None:
     assert [phase_at(marks, k)[1] for k in range(4)] == [1, 1, 2, 2]
     assert phase_at([*marks, (4, Marked("zero_grad", 0)), (5, Marked("forward", 1))], 5)[1] == 1
     assert phase_at(marks, 4) == ("", 3)
+
+
+def test_a_walk_carries_the_streams_of_requests() -> None:
+    def gathered(number: int) -> list[Event]:
+        """A gather of 30 MiB beside the product, freed once its parts are copied out."""
+        first = 10 * number
+        return [
+            Allocated(first + 1, 30 * MIB, "all_gather", stream="all_gather"), PRODUCT,
+            Allocated(first + 2, 20 * MIB, "copy_out"), Freed(first + 1), Freed(first + 2),
+            Marked("forward", number), Marked("backward", number), Marked("optimizer", number),
+            Marked("zero_grad", number),
+        ]  # fmt: skip
+
+    events = (*EVENTS, *gathered(0), *gathered(1))
+    walked = walk_ledger(Ledger(events, batch_size=2, num_parameters=25))
+    assert walked.stream_names == ("", "all_gather")
+    # The weights; the gather, the product's workspace, the copy, and both released.
+    assert walked.streams[:6] == [0, 1, 0, 0, 1, 0]
+    found = profile_memory(Ledger(events, batch_size=2, num_parameters=25), 8 * MIB, None)
+    # On one stream, the copies would take what the gathers freed.
+    assert found.reserved_by_stream == {"": (2 + 20 + 20) * MIB, "all_gather": 30 * MIB}
+    assert found.peak_reserved_bytes == 72 * MIB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -38,9 +39,12 @@ def repeat_step(requests: list[int], start: int) -> list[int]:
 
 
 def played_to_the_end(
-    requests: list[int], start: int, config: AllocatorConfig | None = None
+    requests: list[int],
+    start: int,
+    config: AllocatorConfig | None = None,
+    streams: Sequence[int] = (),
 ) -> SteadyPeaks:
-    found = replay(repeat_step(requests, start), config)
+    found = replay(repeat_step(requests, start), config, streams=[*streams, *streams[start:]])
     held = max(start - 1, 0)
     return SteadyPeaks(max(found.allocated_bytes[held:]), max(found.reserved_bytes[held:]))
 
@@ -91,6 +95,19 @@ def test_a_step_played_until_it_recurs_needs_the_same(
     assert not grows or config is not None or still_grew > 3
 
 
+@pytest.mark.parametrize("config", CONFIGS)
+def test_so_does_one_on_several_streams(config: AllocatorConfig | None) -> None:
+    num_apart = 0
+    for seed in range(150):
+        requests, start = random_steps(random.Random(seed), grows=True)
+        # By size, so that both steps use their streams alike.
+        streams = [(n if n >= 0 else requests[~n]) % 3 for n in requests]
+        expected = played_to_the_end(requests, start, config, streams)
+        assert replay_steady(requests, start, config, streams=streams) == expected, seed
+        num_apart += expected != played_to_the_end(requests, start, config)
+    assert num_apart > 100
+
+
 @pytest.mark.parametrize("batch_size", [3, 16, 64])
 @pytest.mark.parametrize(
     ("model", "of_setting"),
@@ -114,9 +131,9 @@ def test_a_step_is_not_played_again_where_it_must_recur(monkeypatch: pytest.Monk
     served = []
     allocate = CachingAllocator.allocate
 
-    def counted(allocator: CachingAllocator, num_bytes: int) -> tuple[int, int]:
+    def counted(allocator: CachingAllocator, num_bytes: int, stream: int) -> tuple[int, int]:
         served.append(num_bytes)
-        return allocate(allocator, num_bytes)
+        return allocate(allocator, num_bytes, stream)
 
     monkeypatch.setattr(CachingAllocator, "allocate", counted)
 
@@ -158,6 +175,8 @@ def test_a_step_that_leaves_other_blocks_than_it_takes_over_is_played_once() -> 
     # Played again, what it leaves would be counted twice.
     assert replay_steady([5, ~0, 6], 2) == SteadyPeaks(512, 2 * MIB)
     assert replay_steady([4 * MIB, 6 * MIB, ~0], 1) == SteadyPeaks(10 * MIB, 20 * MIB)
+    # Nor may a block of one stream stand for one of another.
+    assert replay_steady([MIB, MIB, ~0], 1, streams=[0, 1, 0]) == SteadyPeaks(2 * MIB, 4 * MIB)
 
 
 def test_a_step_that_garbage_collection_cannot_save_is_played_without_the_limit() -> None:

@@ -17,7 +17,7 @@ from planner.errors import PlannerError, UnsupportedError
 from planner.memory.replay import replay
 from planner.memory.snapshot import load_snapshot, main, replay_snapshot
 from tests.memory.histories import recorded_history
-from tests.memory.requests import random_requests
+from tests.memory.requests import random_requests, random_streams
 
 MIB = 1024**2
 
@@ -104,11 +104,24 @@ def test_a_record_that_contradicts_itself_is_said_to() -> None:
         replay_snapshot(snapshot)
 
 
-def test_a_snapshot_beyond_one_stream_is_refused() -> None:
-    snapshot = recorded_history([512, 512])
-    snapshot["device_traces"][0][-1]["stream"] = 1
-    with pytest.raises(UnsupportedError, match="2 streams"):
-        replay_snapshot(snapshot)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("start", [0, 137])
+def test_a_record_of_several_streams_is_equal(seed: int, start: int) -> None:
+    source = random.Random(seed)
+    requests = random_requests(source, 300)
+    streams = random_streams(source, requests, 3)
+    capacity = int(0.99 * replay(requests, streams=streams).peak_reserved_bytes)
+    if replay(requests, allowed_bytes=capacity, streams=streams).out_of_memory_at is not None:
+        capacity = 1 << 40
+    snapshot = recorded_history(requests, start=start, streams=streams, capacity=capacity)
+    assert replay_snapshot(snapshot).difference == ""
+    # Were all blocks of one stream, ours would lie elsewhere.
+    for entry in (*snapshot["device_traces"][0], *snapshot["segments"]):
+        entry["stream"] = 0
+    assert replay_snapshot(snapshot).difference != ""
+
+
+def test_a_snapshot_with_private_pools_is_refused() -> None:
     snapshot = recorded_history([512])
     snapshot["segments"][0]["segment_pool_id"] = (0, 1)
     with pytest.raises(UnsupportedError, match="private pools"):
