@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from planner.arguments import (
@@ -20,7 +20,7 @@ from planner.arguments import (
 from planner.compiled import BOUNDED, Basis, basis_of, left_out_of, may_recompute_at_once
 from planner.hardware.gpu import Gpu
 from planner.hardware.overheads import Overheads, overheads_for
-from planner.hardware.precisions import check_precision, peak_flops
+from planner.hardware.precisions import check_precision
 from planner.ledger import CATEGORIES, IN_BACKWARD, Ledger
 from planner.ledgers import step_ledger
 from planner.left_out import left_out
@@ -37,36 +37,19 @@ from planner.memory.profile import (
     steady_step,
 )
 from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
-from planner.throughput.parts import Accounts, Part
-from planner.traced_step import RECORDED_MICRO_BATCHES
+from planner.throughput.result import (
+    Throughput,
+    communication_basis,
+    datasheet_rates,
+    exchanges_of,
+    left_out_of_time,
+    step_time,
+    throughput_of,
+)
 from planner.units import format_bytes
 
 if TYPE_CHECKING:
-    from planner.throughput.prediction import DeviceRates, Operation, StepTime
-
-
-@dataclass(frozen=True)
-class Throughput(Accounts):
-    """A predicted optimizer step in seconds and images/s; `basis` says what the rates rest on.
-
-    `uncertainty` is relative: 0.35 means that either figure may be off by 35% either way.
-    The seconds of its `parts` (by phase, kind of operation, and what bounds it: host, bandwidth,
-    matrix units, kernel starts), where it has any, sum to `step_seconds`; `host_seconds` is what
-    the host needs to issue the step. `matrix_flops` are the step's FLOPs on matrix units,
-    recomputed ones too; `peak_share` the share that they are of the named GPU's peak.
-    """
-
-    step_seconds: float
-    images_per_second: float
-    basis: str
-    uncertainty: float
-    parts: tuple[Part, ...] = ()
-    host_seconds: float = 0.0
-    matrix_flops: float = 0.0
-    peak_share: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), **self.accounts_json()}
+    from planner.throughput.prediction import DeviceRates
 
 
 @dataclass(frozen=True)
@@ -140,6 +123,7 @@ def estimate(
     memory_bytes: int | str | None = None,
     allocator: str | AllocatorConfig | None = None,
     traced: bool = False,
+    link: str | None = None,
     **overrides: Any,
 ) -> Estimate:
     """The memory and time of one training step, without running it.
@@ -150,7 +134,7 @@ def estimate(
     batch 64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are fields of either.
     The budget is `memory_bytes` (or a text as 24GiB), else the GPU's memory, else none and `fits`
     is None. `allocator` are the caching allocator's options; None are those that torch would find
-    in this environment.
+    in this environment. `link` is what joins several GPUs, as `planner estimate --link` takes it.
     Raises UsageError for what is unknown, UnsupportedError for what the library cannot do.
     """
     device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
@@ -158,7 +142,7 @@ def estimate(
     ledger = step_ledger(config, chosen, traced)
     if allocator is None:
         allocator = environment_allocator(os.environ)
-    return estimate_ledger(config, chosen, ledger, device, memory, allocator)
+    return estimate_ledger(config, chosen, ledger, device, memory, allocator, link=link)
 
 
 def choose(
@@ -221,11 +205,12 @@ def estimate_ledger(
     memory_bytes: int | None = None,
     allocator: AllocatorConfig | None = None,
     rates: DeviceRates | None = None,
+    link: str | None = None,
 ) -> Estimate:
     """What a ledger means on a device: totals, verdict, range, and what they rest on.
 
     `allocator` None means torch's defaults. Time is predicted by `rates`, or by those of the
-    catalogue's `gpu`.
+    catalogue's `gpu`; what several devices exchange, by `link` (None: what `gpu` usually has).
     """
     outside = overheads_for(gpu)
     budget, allowed = _budget(gpu, memory_bytes, allocator, outside)
@@ -237,9 +222,9 @@ def estimate_ledger(
         convolutions = convolution_workspace(ledger)
     basis = _basis(config, setting, ledger, outside)
     low, high = _range(config, setting, basis, live, reserved)
-    rates = rates or _datasheet_rates(gpu)
-    operations = list(ledger.operations()) if rates else []
-    time = step_time(operations, setting, rates)
+    rates = rates or datasheet_rates(gpu)
+    exchanges = None if rates is None else exchanges_of(ledger, setting, gpu, link)
+    time = step_time(ledger, setting, rates, exchanges)
     pinned = pinned_memory(ledger) if setting.offload != "none" else Pinned()
     return Estimate(
         model=config,
@@ -263,13 +248,14 @@ def estimate_ledger(
             *_pinned_basis(pinned),
             *ledger.notes,
             *basis.notes,
+            *communication_basis(exchanges),
         ),
         left_out=(
             *left_out(config, setting, convolutions),
             *left_out_of(basis, setting),
-            *_left_out_of_time(config, setting, operations, rates, time),
+            *left_out_of_time(config, setting, ledger, rates, time),
         ),
-        throughput=_throughput(time, gpu, setting),
+        throughput=throughput_of(time, gpu, setting),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
         pinned_host_bytes=pinned.pinned_bytes,
@@ -377,57 +363,3 @@ def describe_instant(peak: Instant, setting: TrainSetting) -> str:
     if setting.accumulate > 1 and peak.phase in ("forward", "backward"):
         text += f", micro-batch {peak.micro_batch}"
     return text
-
-
-def _datasheet_rates(gpu: Gpu | None) -> DeviceRates | None:
-    if gpu is None:
-        return None
-    from planner.throughput.prediction import rates_for
-
-    return rates_for(gpu)
-
-
-def step_time(
-    operations: list[Operation], setting: TrainSetting, rates: DeviceRates | None
-) -> StepTime | None:
-    """One optimizer step of the `operations` that were recorded of it; None without rates."""
-    if rates is None:
-        return None
-    from planner.throughput.prediction import predict_step
-
-    recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
-    return predict_step(operations, rates, setting, recorded)
-
-
-def _throughput(time: StepTime | None, gpu: Gpu | None, setting: TrainSetting) -> Throughput | None:
-    if time is None:
-        return None
-    peak = None if gpu is None else peak_flops(gpu, setting.precision)
-    return Throughput(
-        time.step_seconds,
-        time.images_per_second,
-        time.basis,
-        time.uncertainty,
-        time.parts,
-        time.host_seconds,
-        time.matrix_flops,
-        None if peak is None else time.matrix_flops / time.step_seconds / peak,
-    )
-
-
-def _left_out_of_time(
-    config: Model,
-    setting: TrainSetting,
-    operations: list[Operation],
-    rates: DeviceRates | None,
-    time: StepTime | None,
-) -> list[str]:
-    if time is None or rates is None:
-        return []
-    found = [f"of the time: {', '.join(time.left_out)}"]
-    if isinstance(config, SwinConfig):
-        from planner.throughput.alignment import misaligned
-
-        sides = misaligned(config, setting, operations, rates, time)
-        found += [f"of the time: {side.text}" for side in sides]
-    return found

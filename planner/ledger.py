@@ -19,6 +19,9 @@ IN_BACKWARD = "optimizer in backward"
 OPTIMIZER_CALL = "Optimizer.step"
 # A call of code that was compiled for one weight's update: it costs the host and no device.
 COMPILED_CALL = "compiled update"
+# One ledger holds at most so many micro-batches of a step: the third repeats the second, or the
+# first, where the second is the last and sends what the others do not.
+RECORDED_MICRO_BATCHES = 2
 OperationKind = Literal["matmul", "conv", "attention", "pointwise", "reduction", "copy", "transfer"]
 # The names of transfers: over the link between the device and the host, whose memory is pinned.
 TO_HOST, TO_DEVICE = "copy to the host", "copy to the device"
@@ -97,6 +100,16 @@ class Awaited(NamedTuple):
     handle: int
 
 
+class Exchanged(NamedTuple):
+    """A collective handed over or awaited within a step, in `phase` of its micro-batch number
+    `micro_batch` (from 0): `place` of the step's operations come before it."""
+
+    phase: str
+    micro_batch: int
+    place: int
+    event: Sent | Awaited
+
+
 Event = Allocated | Freed | Tagged | Marked | Computed | Sent | Awaited
 
 
@@ -130,6 +143,36 @@ class Ledger:
         is no part of it."""
         events: Sequence[Any] = self.events
         return ((phase, events[place]) for phase, place in self._work.get(step, ()))
+
+    def exchanges(self, step: int = 1) -> tuple[Exchanged, ...]:
+        """What optimizer step `step` sends and awaits, in order."""
+        if self.like is not None:
+            return self.like.exchanges(step)
+        return tuple(self._exchanges.get(step, ()))
+
+    @cached_property
+    def _exchanges(self) -> dict[int, list[Exchanged]]:
+        """By optimizer step."""
+        found: dict[int, list[Exchanged]] = {}
+        counts: dict[int, list[int]] = {}  # by step: operations, and micro-batches, until the mark
+        since: list[tuple[int, Sent | Awaited]] = []
+        num_operations = 0
+        for event in self.events:
+            if type(event) is Computed:
+                num_operations += 1
+            elif type(event) is Sent or type(event) is Awaited:
+                since.append((num_operations, event))
+            elif type(event) is Marked:
+                if event.phase != "validation":
+                    count = counts.setdefault(event.step, [0, 0])
+                    found.setdefault(event.step, []).extend(
+                        Exchanged(event.phase, count[1], count[0] + place, sent)
+                        for place, sent in since
+                    )
+                    count[0] += num_operations
+                    count[1] += event.phase == "backward"
+                since, num_operations = [], 0
+        return found
 
     @cached_property
     def operation_names(self) -> frozenset[str]:

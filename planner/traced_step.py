@@ -13,14 +13,12 @@ from planner import ledger_cache
 from planner.affine import AffineLedger, NotAffineError
 from planner.compiled import has_known_graphs
 from planner.errors import PlannerError, UnsupportedError
-from planner.ledger import Ledger
+from planner.ledger import RECORDED_MICRO_BATCHES, Ledger
 from planner.ledger_cache import Kept, NotAffine
 from planner.ledger_key import ANY_BATCH, Key, ledger_key
 from planner.libraries.limits import batch_unit
 from planner.schema import FactoryModel, Model, ResolvedSetting
 
-# One ledger holds at most so many micro-batches: the third repeats the second.
-RECORDED_MICRO_BATCHES = 2
 # A line goes through the first two. The third is well above them: chunks of a batch, or pairs of
 # its samples, look affine between neighbours.
 RECORDED_BATCHES = (2, 3, 7)

@@ -14,7 +14,7 @@ from planner.advice.wish import Choice, Wish
 from planner.affine import HUGE, AffineLedger
 from planner.compiled import BOUNDED, TRACED, is_compiled
 from planner.errors import PlannerError, UnsupportedError
-from planner.estimation import Estimate, estimate_ledger, step_time
+from planner.estimation import Estimate, estimate_ledger
 from planner.hardware.overheads import overheads_for
 from planner.ledger import Ledger
 from planner.ledgers import affine_step, is_on_shapes, step_ledger
@@ -22,6 +22,7 @@ from planner.memory.profile import steady_step, walk_ledger
 from planner.schema import ResolvedSetting, TrainSetting
 from planner.schema.setting import GRAPH_MODES
 from planner.throughput.prediction import DeviceRates, rates_for
+from planner.throughput.result import exchanges_of, step_time
 from planner.traced_step import alike
 from planner.units import MIB
 
@@ -132,6 +133,7 @@ class Estimates:
                 wish.memory_bytes,
                 wish.config(choice),
                 None if wish.gpu else self.rates,
+                wish.link,
             )
         return found
 
@@ -179,8 +181,9 @@ class Estimates:
         """Of one optimizer step."""
         setting = self.resolved(choice.setting)
         if setting not in self._seconds:
-            operations = list(self._ledger(setting).operations())
-            took = step_time(operations, setting, self.rates)
+            ledger = self._ledger(setting)
+            exchanges = exchanges_of(ledger, setting, self.wish.rated, self.wish.link)
+            took = step_time(ledger, setting, self.rates, exchanges)
             assert took is not None, "there are rates"
             self._seconds[setting] = took.step_seconds
             self._flops[setting] = took.matrix_flops

@@ -48,7 +48,8 @@ class Wish:
     """`plain` is the setting as a person would run it. `share` are the images of one optimizer step
     on one device that every way must see, None where the batch is free. `keep` are fields that stay
     as they are, `allow` the effects that are welcome. `gpu` is None where only a memory was named:
-    `rated` is then the card by whose rates ways are ordered."""
+    `rated` is then the card by whose rates ways are ordered. `link` joins several of them, as
+    `planner estimate --link` takes it."""
 
     model: Model
     plain: TrainSetting
@@ -58,6 +59,7 @@ class Wish:
     share: int | None
     keep: frozenset[str]
     allow: frozenset[Effect]
+    link: str | None = None
 
     @property
     def rated(self) -> Gpu:

@@ -22,7 +22,7 @@ from planner.step.frames import plain_calls
 from planner.step.nn import Module, name_modules
 from planner.step.tensor import Device, Parameter, Tensor, empty
 from planner.step.views import contiguous, pad, roll, view
-from planner.throughput.prediction import fuse_operations
+from planner.throughput.fusing import fuse_operations
 
 
 @dataclass(frozen=True)

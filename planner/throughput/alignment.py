@@ -18,7 +18,8 @@ from typing import Literal, NamedTuple
 
 from planner.ledger import Computed
 from planner.schema import SwinConfig, TrainSetting
-from planner.throughput.prediction import DeviceRates, Operation, StepTime, device_seconds
+from planner.throughput.fusing import Operation
+from planner.throughput.prediction import DeviceRates, StepTime, device_seconds
 
 # Numbers in 16 bytes, by precision. fp32 multiplies without matrix units; of fp8 the linear layers
 # are in 8 bits and attention stays in 16.

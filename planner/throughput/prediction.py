@@ -10,29 +10,33 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import NamedTuple
 
-from planner.compiled import FUSED_PREFIX
 from planner.hardware.gpu import ASSUMED_LINK, Gpu
-from planner.ledger import COMPILED_CALL, Computed, OperationKind
+from planner.ledger import COMPILED_CALL, Computed, Exchanged, OperationKind, Sent
 from planner.schema.setting import GRAPH_MODES, TrainSetting
 from planner.throughput import efficiency
+from planner.throughput.communication import (
+    Communication,
+    Exchanges,
+    Traffic,
+    after_regions,
+    collective_seconds,
+    sent_bytes,
+)
+from planner.throughput.fusing import Operation, fuse_between, with_updates_last
 from planner.throughput.parts import Accounts, Part
 from planner.throughput.regions import COMPILED_PHASES, entries, regions_of
-
-Operation = tuple[str, Computed]  # (phase, operation), as `Ledger.operations` yields them
-
-WAITING = "waiting for the host"  # the entry of `kind_seconds` in which the device is idle
+from planner.throughput.timeline import BETWEEN, OTHERS, WAITING, Priced, Timeline
 
 # What the device is busy with, or waits for, by `bound_seconds`: an operation counts whole as that
 # which takes most of it.
-HOST, BANDWIDTH, MATRIX_UNITS, STARTS = "host", "bandwidth", "matrix units", "kernel starts"
+BANDWIDTH, MATRIX_UNITS, STARTS = "bandwidth", "matrix units", "kernel starts"
 LINK = "link to the host"
 
 _MATRIX_KINDS = frozenset(("matmul", "conv", "attention"))
-_FUSIBLE_KINDS = frozenset(("pointwise", "reduction", "copy"))
+
 
 # What kernels reach of a device's figures is fitted: planner/throughput/efficiency.py. The numbers
 # below are assumptions, replaced by `planner doctor --rates` on a device at hand.
@@ -63,10 +67,6 @@ _COMPILED_CALL_SECONDS = 400e-6
 _REGION_SECONDS = 60e-6
 # Half-width of what the result may be off by, relative, by rates measured on the device.
 MEASURED_UNCERTAINTY = 0.2
-# A pointwise operation inside a chain reads and writes equally much. Fused, the read vanishes and
-# the write stays only where backward needs it: between 0 and 1/2 of its bytes remain (derived);
-# the middle is assumed.
-_FUSED_BYTES_KEPT = 0.25
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,10 @@ class DeviceRates:
 @dataclass(frozen=True)
 class StepTime(Accounts):
     """One steady optimizer step, predicted. The seconds of its `parts` sum to `step_seconds`;
-    `host_seconds` and `device_seconds` are what each would take alone. `matrix_flops` are the
-    FLOPs of its matmuls, convolutions and attention, recomputed ones too."""
+    `host_seconds` and `device_seconds` are what each would take alone. `images_per_second` are
+    those of one device. `matrix_flops` are the FLOPs of its matmuls, convolutions and attention,
+    recomputed ones too. `communication` is what it exchanges with other devices, where its ledger
+    and the links say so."""
 
     step_seconds: float
     images_per_second: float
@@ -144,6 +146,7 @@ class StepTime(Accounts):
     host_seconds: float
     device_seconds: float
     left_out: tuple[str, ...] = ()
+    communication: Communication | None = None
 
     @property
     def host_bound(self) -> bool:
@@ -156,65 +159,59 @@ def predict_step(
     rates: DeviceRates,
     setting: TrainSetting,
     recorded_accumulate: int | None = None,
+    exchanges: Exchanges | None = None,
 ) -> StepTime:
-    """The time of one optimizer step that runs `operations` ((phase, operation), in order).
+    """The time of one optimizer step that runs `operations` ((phase, operation), in order) and
+    exchanges `exchanges` with other devices beside them.
 
     `operations` hold `recorded_accumulate` micro-batches (`setting.accumulate` where not given);
-    the rest of the step's micro-batches take as long as those on average. Images per second are
-    those of one device.
+    the rest of the step's micro-batches take as long as those on average, and exchange what all
+    but the last do.
     """
     recorded = recorded_accumulate or setting.accumulate
     ordered = with_updates_last(list(operations), setting)
     regions = regions_of(ordered, setting)
+    events = exchanges.events if exchanges is not None else ()
     if setting.compile != "off":
-        ordered, regions = fuse_operations(ordered, regions)
-    priced = _price(ordered, regions, rates, setting)
-    timeline = _Timeline(rates, setting)
-    if rates.asynchronous:
-        timeline.advance(priced)  # the step counted starts with the host as far ahead as it got
-    timeline.run(priced)
-    return timeline.result(setting.accumulate / recorded, _matrix_flops(ordered))
+        events = after_regions(events, [phase for phase, _ in ordered], regions)
+        ordered, regions, events = fuse_between(ordered, regions, events)
+    step = _Step(_price(ordered, regions, rates, setting), rates, setting, recorded)
+    step.matrix_flops = _matrix_flops(ordered)
+    alone = step.time(None)
+    if exchanges is None or not events:
+        return alone
+    return _together(step, replace(exchanges, events=events), alone)
 
 
-def with_updates_last(operations: list[Operation], setting: TrainSetting) -> list[Operation]:
-    """Updates in backward follow that of a compiled model: it hands over all gradients as it
-    returns."""
-    is_whole = setting.compile != "off" and setting.compile_scope == "model"
-    if not setting.optimizer_in_backward or not is_whole:
-        return operations
-    return sorted(operations, key=lambda operation: operation[0] == "optimizer")
+def _together(step: _Step, exchanges: Exchanges, alone: StepTime) -> StepTime:
+    """`alone` with what it exchanges. The range is that of the links: as slow as they may be, and
+    as fast with nothing slowed by what overlaps."""
+    spread = 1 + exchanges.fabric.spread
+    slow = step.time(replace(exchanges, scale=exchanges.scale * spread)).step_seconds
+    quick = replace(exchanges, scale=exchanges.scale / spread, contention=1.0)
+    fast = step.time(quick).step_seconds
+    time = step.time(exchanges)
+    took = time.step_seconds
+    setting = step.setting
+    sent = [
+        (step.share_of(exchange), exchange.event)
+        for exchange in exchanges.events
+        if isinstance(exchange.event, Sent)
+    ]
 
-
-def fuse_operations(
-    operations: Sequence[Operation], regions: Sequence[str | None]
-) -> tuple[list[Operation], list[str | None]]:
-    """`operations` as Inductor runs them, and their `regions`: a chain of pointwise, reduction and
-    copy operations in one phase of a compiled region becomes one kernel per reduction (at least
-    one), and most of what it would write between them stays in registers. What is in no region is
-    left as it is."""
-    fused: list[Operation] = []
-    where: list[str | None] = []
-    chain: list[Computed] = []
-    chained: tuple[str, str | None] = ("", None)
-
-    def add(phase: str, operation: Computed, region: str | None) -> None:
-        fused.append((phase, operation))
-        where.append(region)
-
-    for (phase, operation), region in zip(operations, regions, strict=True):
-        fusible = operation.kind in _FUSIBLE_KINDS and region is not None
-        fusible = fusible and not operation.name.startswith(FUSED_PREFIX)  # fused already
-        if chain and (not fusible or (phase, region) != chained):
-            add(chained[0], _fuse(chain), chained[1])
-            chain = []
-        if fusible:
-            chain.append(operation)
-            chained = phase, region
-        else:
-            add(phase, operation, region)
-    if chain:
-        add(chained[0], _fuse(chain), chained[1])
-    return fused, where
+    return replace(
+        time,
+        uncertainty=time.uncertainty + max(slow - took, took - fast) / took,
+        communication=Communication(
+            link=exchanges.fabric.name,
+            seconds=sum(n * collective_seconds(exchanges, one, setting) for n, one in sent),
+            exposed_seconds=time.kind_seconds.get(OTHERS, 0.0),
+            sent_bytes=round(sum(n * sent_bytes(one, setting) for n, one in sent)),
+            alone_seconds=alone.step_seconds,
+            low_seconds=fast,
+            high_seconds=slow,
+        ),
+    )
 
 
 def rates_for(gpu: Gpu) -> DeviceRates:
@@ -287,24 +284,15 @@ def host_seconds(phase: str, operation: Computed, rates: DeviceRates, mode: str)
     return operation.kernels * rates.compiled_launch_seconds
 
 
-class _Priced(NamedTuple):
-    """What one operation costs the host to issue and the device to do, in seconds."""
-
-    phase: str
-    account: tuple[str, str, str]  # phase, kind, bound
-    issue: float
-    busy: float
-
-
 def _price(
     operations: Sequence[Operation],
     regions: Sequence[str | None],
     rates: DeviceRates,
     setting: TrainSetting,
-) -> list[_Priced]:
+) -> list[Priced]:
     """The cost of each. Operations that differ only in name and module are priced once."""
     eager = setting.uncompiled()
-    known: dict[tuple[object, ...], _Priced] = {}
+    known: dict[tuple[object, ...], Priced] = {}
     priced = []
     for (phase, operation), region in zip(operations, regions, strict=True):
         name = operation[0] if not operation.kernels else ""
@@ -313,7 +301,7 @@ def _price(
         if cost is None:
             at = eager if region is None else setting
             busy, bound = _bound_device_seconds(phase, operation, rates, at)
-            cost = known[key] = _Priced(
+            cost = known[key] = Priced(
                 phase,
                 (phase, operation.kind, bound),
                 host_seconds(phase, operation, rates, at.compile),
@@ -346,97 +334,72 @@ def _matrix_flops(operations: Iterable[Operation]) -> dict[str, int]:
     return flops
 
 
-class _Timeline:
-    """Host and device clocks in seconds, and where the device's time went in what was `run`."""
+class _Step:
+    """The priced operations of a step, of which `recorded` micro-batches were recorded."""
 
-    def __init__(self, rates: DeviceRates, setting: TrainSetting) -> None:
+    def __init__(
+        self,
+        operations: Sequence[Priced],
+        rates: DeviceRates,
+        setting: TrainSetting,
+        recorded: int,
+    ) -> None:
+        self.operations = operations
         self.rates = rates
         self.setting = setting
-        self.host = 0.0
-        self.device = 0.0
-        self.accounts: dict[tuple[str, str, str], float] = defaultdict(float)
-        self.issuing: dict[str, float] = defaultdict(float)
+        self.recorded = recorded
+        self.matrix_flops: Mapping[str, int] = {}
 
-    def advance(self, operations: Sequence[_Priced]) -> None:
-        """`run` without account of it, where the host runs ahead."""
-        previous = ""
-        for phase, _, issue, busy in operations:
-            if phase != previous:
-                self._enter(phase)
-                previous = phase
-            self.host += issue
-            if self.host > self.device:
-                self.device = self.host
-            self.device += busy
-        self.issuing.clear()
+    def share_of(self, exchange: Exchanged) -> float:
+        """How many times a recorded exchange happens in a step: the last micro-batch may exchange
+        what the others do not."""
+        return self._times(exchange.phase, exchange.micro_batch)
 
-    def run(self, operations: Sequence[_Priced]) -> None:
-        accounts, issuing, asynchronous = self.accounts, self.issuing, self.rates.asynchronous
-        previous = ""
-        for phase, key, issue, busy in operations:
-            if phase != previous:
-                self._enter(phase)
-                previous = phase
-            self.host += issue
-            issuing[phase] += issue
-            if self.host > self.device:
-                accounts[phase, WAITING, HOST] += self.host - self.device
-                self.device = self.host
-            self.device += busy
-            accounts[key] += busy
-            if not asynchronous:
-                self.host = self.device
+    def _times(self, phase: str, micro_batch: int) -> float:
+        if phase not in COMPILED_PHASES or micro_batch >= self.recorded - 1:
+            return 1.0
+        return (self.setting.accumulate - 1) / (self.recorded - 1)
 
-    def _enter(self, phase: str) -> None:
-        if phase == "optimizer" and self.setting.precision == "fp16":
-            # GradScaler reads found_inf on the host before it lets the optimizer step.
-            self.host = max(self.host, self.device)
+    def _scaled(self, phase: str, amount: float) -> float:
+        """What the recorded micro-batches sum to, for all of the step's."""
+        return amount * (self.setting.accumulate / self.recorded if phase in COMPILED_PHASES else 1)
 
-    def result(self, micro_batch_scale: float, matrix_flops: Mapping[str, int]) -> StepTime:
-        """`micro_batch_scale`: micro-batches of a step over those that were run here, which did
-        `matrix_flops` by phase."""
-
-        def scaled(phase: str, amount: float) -> float:
-            return amount * (micro_batch_scale if phase in COMPILED_PHASES else 1.0)
-
-        parts = tuple(
-            Part(phase, kind, bound, scaled(phase, seconds))
-            for (phase, kind, bound), seconds in self.accounts.items()
-        )
-        total = sum(part.seconds for part in parts)
+    def time(self, exchanges: Exchanges | None) -> StepTime:
+        """Of a step in the middle of a training."""
+        setting, rates = self.setting, self.rates
+        traffic = Traffic(exchanges, setting) if exchanges is not None else None
+        events = exchanges.events if exchanges is not None else ()
+        line = Timeline(rates.asynchronous, setting.precision == "fp16", traffic)
+        if rates.asynchronous:
+            # The step counted starts with the host as far ahead as it got.
+            line.advance(self.operations, events)
+        line.run(self.operations, events)
+        parts = [
+            Part(phase, kind, bound, self._scaled(phase, seconds))
+            for (phase, kind, bound), seconds in line.accounts.items()
+        ]
         waited = sum(part.seconds for part in parts if part.kind == WAITING)
-        images = self.setting.batch_size * self.setting.accumulate
+        parts += [
+            Part(phase, OTHERS, BETWEEN, self._times(phase, micro_batch) * seconds)
+            for (phase, micro_batch), seconds in line.exposed.items()
+        ]
+        total = sum(part.seconds for part in parts)
+        exposed = sum(part.seconds for part in parts if part.kind == OTHERS)
         left_out = ["loading the data", "clocks falling under sustained load"]
-        if self.setting.world_size > 1:
+        if setting.world_size > 1 and not events:
             left_out.append("communication between devices")
         return StepTime(
             step_seconds=total,
-            images_per_second=images / total if total else 0.0,
-            basis=self.rates.basis,
-            uncertainty=self.rates.uncertainty_of(self.setting),
-            parts=parts,
-            matrix_flops=sum(scaled(p, flops) for p, flops in matrix_flops.items()),
-            host_seconds=sum(scaled(p, s) for p, s in self.issuing.items()),
-            device_seconds=total - waited,
+            images_per_second=setting.batch_size * setting.accumulate / total if total else 0.0,
+            basis=rates.basis,
+            uncertainty=rates.uncertainty_of(setting),
+            parts=tuple(parts),
+            matrix_flops=sum(self._scaled(p, flops) for p, flops in self.matrix_flops.items()),
+            host_seconds=sum(self._scaled(p, s) for p, s in line.issuing.items()),
+            device_seconds=total - waited - exposed,
             left_out=tuple(left_out),
         )
 
 
 def _is_graphed(setting: TrainSetting) -> bool:
     return setting.compile in GRAPH_MODES
-
-
-def _fuse(chain: Sequence[Computed]) -> Computed:
-    if len(chain) == 1:
-        return chain[0]
-    largest = max(chain, key=lambda operation: operation.num_bytes)
-    others = sum(operation.num_bytes for operation in chain) - largest.num_bytes
-    return Computed(
-        name=f"fused_{len(chain)}",
-        kind=largest.kind,
-        dtype=largest.dtype,
-        flops=sum(operation.flops for operation in chain),
-        num_bytes=largest.num_bytes + int(_FUSED_BYTES_KEPT * others),
-        kernels=max(1, sum(operation.kind == "reduction" for operation in chain)),
-        path=chain[0].path,
-    )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner.errors import PlannerError
-from planner.throughput.prediction import WAITING
+from planner.throughput.timeline import WAITING
 from search.probe.protocol import PROFILE_MARK
 from search.profiling.kinds import ON_HOST, OTHER, kernel_kind, operation_kind
 from search.profiling.trace import Event, Trace

@@ -7,7 +7,7 @@ from collections import defaultdict
 from planner.advice.bottleneck import FOR_SPEED
 from planner.advice.levers import LEVERS, Lever
 from planner.errors import PlannerError
-from planner.estimation import resolve, step_time
+from planner.estimation import resolve
 from planner.hardware import Gpu
 from planner.ledgers import is_on_shapes, step_ledger
 from planner.report.profile import sums
@@ -17,6 +17,7 @@ from planner.schema.profile import ProfiledPart
 from planner.schema.setting import GRAPH_MODES
 from planner.throughput.parts import Accounts
 from planner.throughput.prediction import DeviceRates, StepTime
+from planner.throughput.result import step_time
 from planner.units import format_seconds
 from search.profiling.attribution import Attribution
 from search.profiling.kinds import FUSED
@@ -153,6 +154,6 @@ def _on_shapes(model: Model, setting: TrainSetting, rates: DeviceRates) -> StepT
 def predict(model: Model, setting: TrainSetting, rates: DeviceRates) -> StepTime:
     """Raises PlannerError where there is no ledger of the step."""
     resolved = resolve(model, setting)[1]
-    time = step_time(list(step_ledger(model, resolved).operations()), resolved, rates)
+    time = step_time(step_ledger(model, resolved), resolved, rates)
     assert time is not None, "there are rates"
     return time

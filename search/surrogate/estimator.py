@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from planner.affine import AffineLedger
 from planner.errors import PlannerError, UnsupportedError
-from planner.estimation import Estimate, Throughput, choose, estimate_ledger, resolve
+from planner.estimation import Estimate, choose, estimate_ledger, resolve
 from planner.hardware import Gpu, recognise_gpu
 from planner.ledger import Ledger
 from planner.ledgers import is_on_shapes, record_ledgers, step_ledger
@@ -17,7 +17,9 @@ from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
 from planner.schema import DeviceInfo, Model, ResolvedSetting, TrainSetting
 from planner.schema.setting import GRAPH_MODES
-from planner.throughput.prediction import DeviceRates, Operation, StepTime, predict_step, rates_for
+from planner.throughput.fusing import Operation
+from planner.throughput.prediction import DeviceRates, StepTime, predict_step, rates_for
+from planner.throughput.result import Throughput
 from planner.traced_step import TracedStep, traced_step
 
 Key = tuple[Model, TrainSetting]

@@ -31,7 +31,8 @@ from planner.memory.profile import walk_ledger
 from planner.memory.replay import replay
 from planner.schema import ResolvedSetting, SwinConfig, TrainSetting, parse
 from planner.step.training import record_forward
-from planner.throughput.prediction import DeviceRates, Operation, predict_step, rates_for
+from planner.throughput.fusing import Operation
+from planner.throughput.prediction import DeviceRates, predict_step, rates_for
 from planner.units import GIB, MIB
 
 HELD_OUT_ONE_IN = 4

@@ -17,7 +17,8 @@ from planner.hardware import Gpu
 from planner.report.settings import describe_setting
 from planner.schema import TrainSetting
 from planner.throughput.efficiency import memory_kind
-from planner.throughput.prediction import DeviceRates, Operation, device_seconds, rates_for
+from planner.throughput.fusing import Operation
+from planner.throughput.prediction import DeviceRates, device_seconds, rates_for
 from search.validation.published import (
     PublishedRow,
     errors_of,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.estimation import Estimate, Throughput
+from planner.estimation import Estimate
 from planner.report.settings import describe_changes, describe_setting
 from planner.report.tables import breakdown_table, estimate_table, verdict
 from planner.schema import SwinConfig, TrainSetting
+from planner.throughput.result import Throughput
 
 MIB, GIB = 1024**2, 1024**3
 

@@ -14,11 +14,10 @@ from planner.libraries.registry import find_library
 from planner.memory.profile import category_bytes
 from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.step.training import record_training
+from planner.throughput.fusing import fuse_operations, with_updates_last
 from planner.throughput.prediction import (
-    fuse_operations,
     predict_step,
     rates_for,
-    with_updates_last,
 )
 from planner.throughput.regions import regions_of
 from tests.building import build_real

@@ -8,11 +8,11 @@ import pytest
 from planner import estimate
 from planner.estimation import choose
 from planner.hardware import find_gpu
+from planner.ledger import RECORDED_MICRO_BATCHES
 from planner.ledgers import step_ledger
 from planner.schema import SwinConfig
 from planner.throughput.alignment import Misaligned, misaligned
 from planner.throughput.prediction import predict_step, rates_for
-from planner.traced_step import RECORDED_MICRO_BATCHES
 
 A100 = find_gpu("a100-sxm-80gb")
 

@@ -16,17 +16,16 @@ from planner.hardware import all_gpus, find_gpu
 from planner.hardware.gpu import Gpu
 from planner.ledger import Computed, OperationKind
 from planner.schema import TrainSetting
+from planner.throughput.fusing import Operation, fuse_operations
 from planner.throughput.prediction import (
-    WAITING,
     DeviceRates,
-    Operation,
     StepTime,
     efficiency,
-    fuse_operations,
     predict_step,
     rates_for,
 )
 from planner.throughput.regions import regions_of
+from planner.throughput.timeline import WAITING
 
 MS = 1e-3
 EAGER = TrainSetting(precision="fp32", batch_size=8)

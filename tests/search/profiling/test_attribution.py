@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planner.errors import PlannerError
-from planner.throughput.prediction import WAITING
+from planner.throughput.timeline import WAITING
 from search.profiling.attribution import Attribution, Key, attribute
 from search.profiling.trace import trace_of
 

@@ -16,7 +16,8 @@ from planner.report.profile import _ratio, profile_text, sums
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.profile import ProfiledPart, ProfileRecord
 from planner.schema.record import ProbeStatus
-from planner.throughput.prediction import WAITING, DeviceRates
+from planner.throughput.prediction import DeviceRates
+from planner.throughput.timeline import WAITING
 from search.probe.protocol import SNAPSHOT_FILE, TRACE_FILE, ProbeRequest, ProfileOrder
 from search.profiling import profiling
 from search.profiling.attribution import Attribution, Key

@@ -6,11 +6,11 @@ import pytest
 
 from planner.estimation import choose, estimate
 from planner.hardware import recognise_gpu
+from planner.ledger import RECORDED_MICRO_BATCHES
 from planner.ledgers import step_ledger
 from planner.libraries.resolve import resolve_model
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
 from planner.throughput.prediction import predict_step, rates_for
-from planner.traced_step import RECORDED_MICRO_BATCHES
 from planner.units import GIB
 from search.surrogate.estimator import DeviceEstimator
 

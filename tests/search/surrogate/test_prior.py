@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.estimation import Estimate, Throughput
+from planner.estimation import Estimate
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.throughput.result import Throughput
 from planner.units import GIB
 from search.space import make_space
 from search.surrogate.gaussian_process import GaussianProcess

@@ -1,0 +1,202 @@
+"""What a step exchanges with other devices, as a second timeline beside the device's.
+
+The devices of a group (a communicator) carry collectives out one after the other, in the order in
+which the host hands them over. One that follows what was computed waits for it; what needs its
+result waits for it in turn, and that wait is what communication costs. While both go on they slow
+each other down. Legend: n ranks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from planner.ledger import Exchanged, Group, Sent
+from planner.schema import TrainSetting
+from planner.schema.link import bus_factor
+
+if TYPE_CHECKING:
+    from planner.hardware.fabric import Fabric
+
+# How much longer computing and communicating take while both go on. Published of A100: 1.1256
+# (PKU-DAIR/Hetu-Galvatron @cea12ff, hardware_configs/overlap_coefficient.json).
+CONTENTION = 1.1256
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """The collectives of a step (`Ledger.exchanges`), the links they cross, and what overlapping
+    costs. `scale` is what every collective takes more than its link says."""
+
+    events: tuple[Exchanged, ...]
+    fabric: Fabric
+    contention: float = CONTENTION
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Communication:
+    """What one optimizer step exchanges, as one device sees it.
+
+    `seconds` are those of its collectives one after the other, with nothing beside them;
+    `exposed_seconds` those in which it does nothing else; `sent_bytes` what it sends to its
+    neighbour in a ring. `alone_seconds` are those of the same step if nothing were exchanged.
+    """
+
+    link: str
+    seconds: float
+    exposed_seconds: float
+    sent_bytes: int
+    alone_seconds: float
+    low_seconds: float
+    high_seconds: float
+
+
+def group_of(setting: TrainSetting, group: Group) -> tuple[int, int, int]:
+    """The ranks of a group, the machines they are on, and how many such groups share the network of
+    a machine. Ranks count through one machine after the other; a set of shards is of neighbours."""
+    world, shards = setting.world_size, setting.shard_size
+    of_node = world // setting.nodes
+    if group == "shard" and shards > 1:
+        return shards, -(-shards // of_node), 1
+    if group == "replicate":
+        copies = world // shards
+        return copies, min(setting.nodes, copies), min(shards, of_node)
+    return world, setting.nodes, 1
+
+
+def collective_seconds(exchanges: Exchanges, sent: Sent, setting: TrainSetting) -> float:
+    """Of one collective with nothing beside it."""
+    groups = group_of(setting, sent.group)
+    took = exchanges.fabric.seconds(sent.collective, sent.num_bytes, *groups)
+    return exchanges.scale * took
+
+
+def sent_bytes(sent: Sent, setting: TrainSetting) -> float:
+    """What each device sends of a collective, in a ring."""
+    ranks = group_of(setting, sent.group)[0]
+    return bus_factor(sent.collective, ranks) * sent.num_bytes if ranks > 1 else 0.0
+
+
+def after_regions(
+    exchanges: Iterable[Exchanged],
+    phases: Sequence[str],
+    regions: Sequence[str | None],
+) -> tuple[Exchanged, ...]:
+    """`exchanges` of a compiled step: a region hands over what it computed as it returns, so that
+    nothing is sent or awaited within one."""
+    found = []
+    for exchange in exchanges:
+        place = exchange.place
+        while 0 < place < len(regions) and regions[place] is not None:
+            if (regions[place], phases[place]) != (regions[place - 1], phases[place - 1]):
+                break
+            place += 1
+        found.append(exchange._replace(place=place))
+    return tuple(found)
+
+
+@dataclass(eq=False)
+class _Flying:
+    """A collective that was handed over; `left` are its seconds with nothing beside it."""
+
+    handle: int
+    ready: float
+    left: float
+
+
+@dataclass(eq=False)
+class _Communicator:
+    """What one group was handed; `clock` is when it did what it has done."""
+
+    clock: float = 0.0
+    queue: deque[_Flying] = field(default_factory=deque)
+
+    @property
+    def next_start(self) -> float:
+        return max(self.clock, self.queue[0].ready) if self.queue else inf
+
+
+class Traffic:
+    """The collectives in flight, as the device's clock goes on."""
+
+    def __init__(self, exchanges: Exchanges, setting: TrainSetting) -> None:
+        self.exchanges = exchanges
+        self.setting = setting
+        self.groups: dict[Group, _Communicator] = {}
+        self.done: dict[int, float] = {}
+        self.is_flying = False
+        self._seconds: dict[tuple[object, ...], float] = {}
+
+    def begin(self) -> None:
+        """A step: its handles are those of the step before."""
+        for communicator in self.groups.values():
+            while communicator.queue:
+                self._finish(communicator)
+        self.done.clear()
+        self.is_flying = False
+
+    def send(self, sent: Sent, ready: float) -> None:
+        """A collective that can start at `ready`."""
+        key = sent[1:3], sent.group
+        if key not in self._seconds:
+            self._seconds[key] = collective_seconds(self.exchanges, sent, self.setting)
+        communicator = self.groups.setdefault(sent.group, _Communicator())
+        communicator.queue.append(_Flying(sent.handle, ready, self._seconds[key]))
+        self.is_flying = True
+
+    def awaited(self, handle: int, now: float) -> float:
+        """When collective `handle` is there, if the device does nothing from `now` on."""
+        self._idle_until(now)
+        for communicator in self.groups.values():
+            while any(flying.handle == handle for flying in communicator.queue):
+                self._finish(communicator)
+        self._look()
+        return max(now, self.done.get(handle, now))
+
+    def computed(self, now: float, busy: float) -> float:
+        """When what takes the device `busy` seconds by itself is done, from `now` on."""
+        self._idle_until(now)
+        slower = self.exchanges.contention
+        while busy > 0:
+            active = [c for c in self.groups.values() if c.next_start <= now]
+            coming = min(
+                (c.next_start for c in self.groups.values() if c not in active), default=inf
+            )
+            if not active:
+                alone = min(busy, coming - now)
+                now, busy = now + alone, busy - alone
+                if coming == inf:
+                    break
+                continue
+            part = min(busy, (coming - now) / slower, *(c.queue[0].left for c in active))
+            now, busy = now + part * slower, busy - part
+            for communicator in active:
+                self._progress(communicator, part, now)
+        self._look()
+        return now
+
+    def _idle_until(self, now: float) -> None:
+        """The device computes nothing until `now`: collectives take what they take."""
+        for communicator in self.groups.values():
+            while communicator.next_start < now:
+                part = min(communicator.queue[0].left, now - communicator.next_start)
+                self._progress(communicator, part, communicator.next_start + part)
+
+    def _progress(self, communicator: _Communicator, part: float, now: float) -> None:
+        flying = communicator.queue[0]
+        flying.left -= part
+        communicator.clock = now
+        if flying.left <= 1e-12:
+            communicator.queue.popleft()
+            self.done[flying.handle] = now
+
+    def _finish(self, communicator: _Communicator) -> None:
+        flying = communicator.queue[0]
+        self._progress(communicator, flying.left, communicator.next_start + flying.left)
+
+    def _look(self) -> None:
+        self.is_flying = any(communicator.queue for communicator in self.groups.values())

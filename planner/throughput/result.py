@@ -1,0 +1,147 @@
+"""A predicted step as an estimate holds it: its rate, of one device and of all, and its basis."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from planner.hardware.gpu import Gpu
+from planner.hardware.precisions import peak_flops
+from planner.ledger import RECORDED_MICRO_BATCHES, Ledger
+from planner.schema import Model, SwinConfig, TrainSetting
+from planner.throughput.parts import Accounts, Part
+
+if TYPE_CHECKING:
+    from planner.throughput.communication import Communication, Exchanges
+    from planner.throughput.prediction import DeviceRates, StepTime
+
+
+@dataclass(frozen=True)
+class Throughput(Accounts):
+    """A predicted optimizer step in seconds and images/s; `basis` says what the rates rest on.
+
+    `uncertainty` is relative: 0.35 means that either figure may be off by 35% either way.
+    The seconds of its `parts` (by phase, kind of operation, and what bounds it: host, bandwidth,
+    matrix units, kernel starts, links), where it has any, sum to `step_seconds`; `host_seconds` is
+    what the host needs to issue the step. `matrix_flops` are the step's FLOPs on matrix units,
+    recomputed ones too; `peak_share` the share that they are of the named GPU's peak.
+    `images_per_second` are those of one of `devices`. `communication` is what they exchange, where
+    that is known.
+    """
+
+    step_seconds: float
+    images_per_second: float
+    basis: str
+    uncertainty: float
+    parts: tuple[Part, ...] = ()
+    host_seconds: float = 0.0
+    matrix_flops: float = 0.0
+    peak_share: float | None = None
+    devices: int = 1
+    communication: Communication | None = None
+
+    @property
+    def all_images_per_second(self) -> float:
+        """Of all devices together."""
+        return self.devices * self.images_per_second
+
+    def to_json(self) -> dict[str, Any]:
+        rate = {"all_images_per_second": self.all_images_per_second}
+        return {**asdict(self), **rate, **self.accounts_json()}
+
+
+def datasheet_rates(gpu: Gpu | None) -> DeviceRates | None:
+    if gpu is None:
+        return None
+    from planner.throughput.prediction import rates_for
+
+    return rates_for(gpu)
+
+
+def exchanges_of(
+    ledger: Ledger, setting: TrainSetting, gpu: Gpu | None, link: str | None = None
+) -> Exchanges | None:
+    """What a step exchanges over `link`, or over what joins several of `gpu` as a rule; None where
+    it exchanges nothing, or nobody says over what.
+
+    Raises UsageError: an unknown link, or a GPU of which no usual one is known.
+    """
+    if setting.world_size == 1 or (gpu is None and link is None):
+        return None
+    events = ledger.exchanges()
+    if not events:
+        return None
+    from planner.hardware.fabric import find_fabric
+    from planner.throughput.communication import Exchanges
+
+    return Exchanges(events, find_fabric(gpu, setting.nodes, link))
+
+
+def communication_basis(exchanges: Exchanges | None) -> list[str]:
+    """What the time of communication rests on, one line each."""
+    if exchanges is None:
+        return []
+    fabric = exchanges.fabric
+    links = [link for link in (fabric.within, fabric.between) if link is not None]
+    sources = "; ".join(f"{link.name}: {', '.join(link.sources)}" for link in links)
+    return [
+        *fabric.assumed,
+        f"collectives take what was published of their links, up to {fabric.spread:.0%} more or "
+        f"less ({sources})",
+        f"computing and communicating take {exchanges.contention:g} times as long while both go on "
+        "(published of A100s by Galvatron)",
+    ]
+
+
+def step_time(
+    ledger: Ledger,
+    setting: TrainSetting,
+    rates: DeviceRates | None,
+    exchanges: Exchanges | None = None,
+) -> StepTime | None:
+    """One optimizer step as it was recorded; None without rates."""
+    if rates is None:
+        return None
+    from planner.throughput.prediction import predict_step
+
+    recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    return predict_step(ledger.operations(), rates, setting, recorded, exchanges)
+
+
+def throughput_of(
+    time: StepTime | None, gpu: Gpu | None, setting: TrainSetting
+) -> Throughput | None:
+    if time is None:
+        return None
+    peak = None if gpu is None else peak_flops(gpu, setting.precision)
+    return Throughput(
+        time.step_seconds,
+        time.images_per_second,
+        time.basis,
+        time.uncertainty,
+        time.parts,
+        time.host_seconds,
+        time.matrix_flops,
+        None if peak is None else time.matrix_flops / time.step_seconds / peak,
+        setting.world_size,
+        time.communication,
+    )
+
+
+def left_out_of_time(
+    config: Model,
+    setting: TrainSetting,
+    ledger: Ledger,
+    rates: DeviceRates | None,
+    time: StepTime | None,
+) -> list[str]:
+    """What the time leaves out, one line each."""
+    if time is None or rates is None:
+        return []
+    found = [f"of the time: {', '.join(time.left_out)}"]
+    if isinstance(config, SwinConfig):
+        from planner.throughput.alignment import misaligned
+
+        sides = misaligned(config, setting, list(ledger.operations()), rates, time)
+        found += [f"of the time: {side.text}" for side in sides]
+    return found

@@ -1,0 +1,185 @@
+"""Links between devices: published times met, and what lies between and beyond them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.errors import UsageError
+from planner.hardware import find_gpu
+from planner.hardware.fabric import ASSUMED_NETWORK, Fabric, find_fabric, usual_link
+from planner.hardware.links import Link, all_links, find_link, read_catalogue
+from planner.ledger import Collective
+from planner.schema.link import bus_factor
+from planner.units import MIB
+
+# Held-out points of an all-reduce between numbers of ranks that the link's own curves have: sizes
+# between theirs. Between other numbers of ranks the same bound holds from 4 MiB on.
+SIZE_ERROR = 0.11
+COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+LINKS = st.sampled_from(all_links())
+SIZES = st.integers(1, 1 << 34)
+
+
+def held_out() -> list[tuple[str, int, int, float]]:
+    """(link, ranks, bytes, microseconds) of what no prediction uses."""
+    return [
+        (entry["name"], curve["ranks"], size, microseconds)
+        for entry in read_catalogue()["links"]
+        for curve in entry.get("held_out", ())
+        for size, microseconds in curve["points"]
+    ]
+
+
+def test_every_figure_says_where_it_was_read() -> None:
+    data = read_catalogue()
+    used: set[str] = set()
+    for entry in data["links"]:
+        for kind in ("curves", "rates", "held_out", "held_out_rates"):
+            used |= {figure["document"] for figure in entry.get(kind, ())}
+    assert used == set(data["documents"])
+    assert all(link.sources for link in all_links())
+
+
+def test_a_link_has_curves_or_rates_of_all_reduce() -> None:
+    for link in all_links():
+        assert bool(link.curves) != bool(link.rates), link.name
+        assert "all_reduce" in {f.collective for f in (*link.curves, *link.rates)}
+
+
+def test_points_that_are_used_are_met() -> None:
+    for link in all_links():
+        for curve in link.curves:
+            for size, seconds in curve.points:
+                assert link.seconds(curve.collective, size, curve.ranks) == pytest.approx(seconds)
+
+
+def test_held_out_points_are_met() -> None:
+    own = {(link.name, curve.ranks) for link in all_links() for curve in link.curves}
+    checked = 0
+    for name, ranks, size, microseconds in held_out():
+        if (name, ranks) in own or size >= 4 * MIB:
+            error = find_link(name).seconds("all_reduce", size, ranks) / (microseconds * 1e-6) - 1
+            assert abs(error) <= SIZE_ERROR, (name, ranks, size, error)
+            checked += 1
+    assert checked > 40
+
+
+@given(LINKS, st.sampled_from(COLLECTIVES), st.integers(2, 64), SIZES, SIZES)
+def test_more_bytes_take_no_less_time(
+    link: Link, collective: Collective, ranks: int, one: int, other: int
+) -> None:
+    small, large = sorted((one, other))
+    took = link.seconds(collective, small, ranks)
+    assert 0 < took <= link.seconds(collective, large, ranks) * (1 + 1e-9)
+
+
+@given(LINKS, st.integers(2, 64), SIZES)
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(
+    link: Link, ranks: int, size: int
+) -> None:
+    """Where none has figures of its own. The start of a ring is counted once more in two calls."""
+    if {f.collective for f in (*link.curves, *link.rates)} != {"all_reduce"}:
+        return
+    whole = link.seconds("all_reduce", size, ranks)
+    parts = sum(link.seconds(c, size, ranks) for c in COLLECTIVES[1:3])
+    assert whole <= parts * (1 + 1e-9) <= whole + 8.5e-6
+
+
+def test_one_device_and_no_bytes_take_no_time() -> None:
+    link = find_link("nvlink-a100")
+    assert link.seconds("all_reduce", MIB, 1) == link.seconds("all_reduce", 0, 8) == 0.0
+
+
+def test_switches_that_sum_speed_up_only_all_reduce_of_a_whole_machine() -> None:
+    link = find_link("nvlink-h100")
+    assert link.bus_rate("all_reduce", 8) == pytest.approx(478e9)
+    assert link.bus_rate("all_reduce", 4) == pytest.approx(370e9)
+    assert link.bus_rate("all_gather", 8) == pytest.approx(350e9)
+
+
+def test_an_unknown_link_names_those_that_are_near() -> None:
+    with pytest.raises(UsageError, match=r"unknown link 'nvlnk-a100'. Did you mean 'nvlink-a100'"):
+        find_link("nvlnk-a100")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "link"),
+    [
+        ("a100-sxm-80gb", "nvlink-a100"), ("a100-pcie-80gb", "pcie4"), ("v100-pcie-16gb", "pcie3"),
+        ("rtx-4090", "no-p2p"), ("rtx-5090", "no-p2p-pcie5"), ("rtx-5000-ada", "pcie4"),
+        ("h200-sxm-141gb", "nvlink-h100"), ("h100-pcie-80gb", "pcie5"), ("mi300x", "xgmi-mi300x"),
+    ],
+)  # fmt: skip
+def test_a_gpu_has_the_link_that_most_machines_have(gpu: str, link: str) -> None:
+    assert usual_link(find_gpu(gpu)).name == link
+
+
+def test_a_gpu_without_a_usual_link_is_refused_with_the_names() -> None:
+    with pytest.raises(UsageError, match=r"Grace Hopper .* has no usual one") as error:
+        find_fabric(find_gpu("gh200"), 1)
+    assert "nvlink-h100" in error.value.way_out
+
+
+def test_what_nobody_named_is_assumed_and_said() -> None:
+    a100 = find_gpu("a100-sxm-80gb")
+    fabric = find_fabric(a100, 2)
+    assert fabric.name == f"nvlink-a100,{ASSUMED_NETWORK}"
+    assert [line.split()[0] for line in fabric.assumed] == ["nvlink-a100", ASSUMED_NETWORK]
+    named = find_fabric(a100, 2, "8xib-hdr, nvlink-a100")
+    assert (named.name, named.assumed) == ("nvlink-a100,8xib-hdr", ())
+    assert find_fabric(a100, 1, "8xib-hdr").between is None
+    with pytest.raises(UsageError, match="counts a link within a machine"):
+        find_fabric(a100, 1, "2xpcie4")
+
+
+def test_between_machines_the_slower_of_network_and_link_counts() -> None:
+    """Sixteen A100 in two machines: 1 GiB crosses at the cards' rate until NVLink is slower."""
+    within, size = find_link("nvlink-a100"), 1 << 30
+
+    def rate(network: str, cards: int, sharing: int = 1) -> float:
+        fabric = Fabric(within, find_link(network), cards)
+        seconds = fabric.seconds("all_reduce", size, 16, 2, sharing)
+        return bus_factor("all_reduce", 16) * size / seconds
+
+    assert rate("ib-hdr", 1) == pytest.approx(24e9, rel=0.01)
+    assert rate("ib-hdr", 4) == pytest.approx(96e9, rel=0.02)
+    assert rate("ib-ndr", 8) == pytest.approx(within.bus_rate("all_reduce", 8), rel=0.03)
+    assert rate("ib-hdr", 4, sharing=4) == pytest.approx(24e9, rel=0.01)
+
+
+def measured(tmp_path: Path, **changes: Any) -> str:
+    points = [
+        {"collective": "all_reduce", "num_bytes": MIB << power, "seconds": 1e-4 * 2**power}
+        for power in range(3)
+    ]
+    curve = {"device": "NVIDIA A10", "backend": "nccl", "world_size": 4, "points": points}
+    path = tmp_path / "link.json"
+    path.write_text(json.dumps(curve | changes), encoding="utf-8")
+    return str(path)
+
+
+def test_a_measured_link_is_read_from_its_file(tmp_path: Path) -> None:
+    link = find_link(measured(tmp_path))
+    assert link.seconds("all_reduce", 2 * MIB, 4) == pytest.approx(2e-4)
+    assert link.seconds("all_gather", 2 * MIB, 4) == pytest.approx(1e-4)
+    assert link.seconds("all_reduce", 8 * MIB, 4) == pytest.approx(8e-4)
+    # Two ranks move 1/1 of the array in each direction where four move 3/2.
+    assert link.seconds("all_reduce", 2 * MIB, 2) == pytest.approx(2e-4 / 1.5)
+
+
+def test_a_link_measured_between_machines_is_their_network(tmp_path: Path) -> None:
+    fabric = find_fabric(find_gpu("a10"), 2, measured(tmp_path, nodes=2))
+    assert fabric.within.name == "pcie4"
+    assert fabric.seconds("all_reduce", MIB, 4, 2) == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize("changes", [{"world_size": 1}, {"points": []}, {"points": 3}])
+def test_a_file_that_holds_no_link_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"link\.json"):
+        find_link(measured(tmp_path, **changes))

@@ -1,0 +1,216 @@
+"""Communication beside computing, by arithmetic: a link of round figures, ledgers made by hand.
+
+The link moves 1 GB/s of bus bandwidth between two ranks and takes no time to start, so that an
+all-reduce of 1e6 bytes between two ranks (factor 1) takes a millisecond. The device is that of
+`test_prediction`: 1e6 bytes take it a millisecond too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.hardware.fabric import Fabric
+from planner.hardware.links import Curve, Link
+from planner.ledger import Awaited, Computed, Event, Group, Ledger, Marked, Sent
+from planner.schema import TrainSetting
+from planner.throughput.communication import Exchanges, group_of
+from planner.throughput.prediction import StepTime, predict_step
+from planner.throughput.timeline import OTHERS, WAITING
+from tests.throughput.test_prediction import DEVICE, MS, moving, slow_host
+
+ROUND = Link(
+    "round", "", "nvlink", 0.0, (Curve("all_reduce", 2, ((1, 1e-9), (10**9, 1.0))),), (), ()
+)
+TWO = TrainSetting(precision="fp32", batch_size=8, world_size=2, parallelism="ddp")
+NO_CONTENTION = 1.0
+
+
+def send(handle: int, num_bytes: float, follows: bool = True, group: Group = "world") -> Sent:
+    return Sent(handle, "all_reduce", int(num_bytes), "float32", group, follows)
+
+
+def work(num_bytes: float, path: str = "") -> Computed:
+    return moving(num_bytes)._replace(path=path)
+
+
+def ledger(*steady: Event) -> Ledger:
+    """A first step that does nothing, then `steady`."""
+    return Ledger((Marked("zero_grad", 0), *steady, Marked("zero_grad", 1)), 8, 0)
+
+
+def predict(
+    made: Ledger,
+    setting: TrainSetting = TWO,
+    contention: float = NO_CONTENTION,
+    spread: float = 0.0,
+    **rates: object,
+) -> StepTime:
+    exchanges = Exchanges(made.exchanges(), Fabric(replace(ROUND, spread=spread)), contention)
+    device = replace(DEVICE, **rates)  # type: ignore[arg-type]
+    recorded = min(setting.accumulate, 2)
+    return predict_step(made.operations(), device, setting, recorded, exchanges)
+
+
+def buckets(*sizes: float, last_wait: bool = True) -> list[Event]:
+    """Backward of 2 ms for each bucket, sent as it is full; all are awaited at the end."""
+    events: list[Event] = [work(1e6), Marked("forward", 1)]
+    for handle, size in enumerate(sizes):
+        events += [work(2e6), send(handle, size)]
+    events += [Awaited(handle) for handle in range(len(sizes))]
+    return [*events, Marked("backward", 1)]
+
+
+def test_all_but_the_last_bucket_hide_behind_backward() -> None:
+    """1 ms forward, three times 2 ms backward; buckets of 1 ms: the last one is exposed."""
+    took = predict(ledger(*buckets(1e6, 1e6, 1e6)))
+    assert took.step_seconds == pytest.approx(8 * MS)
+    assert took.kind_seconds[OTHERS] == pytest.approx(1 * MS)
+    assert took.phase_seconds["backward"] == pytest.approx(7 * MS)
+    communication = took.communication
+    assert communication is not None
+    assert communication.exposed_seconds == pytest.approx(1 * MS)
+    assert communication.seconds == pytest.approx(3 * MS)
+    assert communication.sent_bytes == 3_000_000
+    assert communication.alone_seconds == pytest.approx(7 * MS)
+
+
+def test_collectives_of_one_communicator_queue() -> None:
+    """Buckets of 5 ms, ready after 3, 5 and 7 ms: the last one ends at 3 + 15."""
+    assert predict(ledger(*buckets(5e6, 5e6, 5e6))).step_seconds == pytest.approx(18 * MS)
+
+
+def test_a_link_that_needs_no_time_changes_nothing() -> None:
+    made = ledger(*buckets(1e6, 1e6))
+    alone = predict_step(made.operations(), DEVICE, TWO)
+    free = predict(made, TWO.model_copy(update={"world_size": 1}))
+    assert free.step_seconds == alone.step_seconds
+    assert "communication between devices" in alone.left_out
+    assert "communication between devices" not in predict(made).left_out
+
+
+def gathers(num: int, gather: float, compute: float) -> list[Event]:
+    """Units whose weights are gathered one ahead of their computing."""
+    events: list[Event] = [send(0, gather, follows=False)]
+    for unit in range(num):
+        if unit + 1 < num:
+            events.append(send(unit + 1, gather, follows=False))
+        events += [Awaited(unit), work(compute)]
+    return [*events, Marked("forward", 1)]
+
+
+def test_weights_are_gathered_while_the_unit_before_computes() -> None:
+    """The host is ahead by a step: gathers take turns with nothing to wait for but each other."""
+    slow_link = predict(ledger(*gathers(4, 3e6, 1e6)))
+    assert slow_link.step_seconds == pytest.approx(12 * MS)
+    slow_device = predict(ledger(*gathers(4, 1e6, 3e6)))
+    assert slow_device.step_seconds == pytest.approx(12 * MS)
+    assert OTHERS not in slow_device.kind_seconds
+
+
+def test_a_host_that_is_late_sends_late() -> None:
+    """Each operation takes the host 4 ms: a gather is sent as late as what needs it."""
+    took = predict(ledger(*gathers(2, 1e6, 1e6)), host_seconds=slow_host(4 * MS).host_seconds)
+    assert took.step_seconds == pytest.approx(8 * MS)
+    assert took.kind_seconds[WAITING] > 5 * MS
+
+
+def test_computing_and_communicating_slow_each_other_down() -> None:
+    """2 ms of backward beside a bucket of 1 ms: 1.25 ms for the first millisecond of both."""
+    took = predict(ledger(*buckets(1e6, 0.001e6)), contention=1.25)
+    assert took.step_seconds == pytest.approx((1 + 2 + 1.25 + 1 + 0.001) * MS)
+
+
+def test_groups_have_communicators_of_their_own() -> None:
+    """Two collectives at once over two groups, one after the other over one."""
+    setting = TWO.model_copy(
+        update={"parallelism": "hsdp", "world_size": 4, "fsdp_shard_size": 2, "nodes": 1}
+    )
+
+    def seconds(first: Group, second: Group) -> float:
+        events = [work(1e6), send(0, 2e6, group=first), send(1, 2e6, group=second), Awaited(0),
+                  Awaited(1), Marked("backward", 1)]  # fmt: skip
+        return predict(ledger(*events), setting).step_seconds
+
+    assert seconds("shard", "replicate") == pytest.approx(3 * MS)
+    assert seconds("shard", "shard") == pytest.approx(5 * MS)
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 8])
+def test_without_sync_only_the_last_micro_batch_sends(accumulate: int) -> None:
+    """Of 3 ms each, and 1 ms exposed at the end."""
+    setting = TWO.model_copy(update={"accumulate": accumulate})
+    quiet = [work(1e6), Marked("forward", 1), work(2e6), Marked("backward", 1)]
+    took = predict(ledger(*quiet, *buckets(1e6)), setting)
+    assert took.step_seconds == pytest.approx((3 * accumulate + 1) * MS)
+    assert took.communication is not None
+    assert took.communication.sent_bytes == 1_000_000
+    every = predict(ledger(*buckets(1e6), *buckets(1e6)), setting)
+    assert every.step_seconds == pytest.approx(4 * accumulate * MS)
+    assert every.communication is not None
+    assert every.communication.sent_bytes == accumulate * 1_000_000
+
+
+def test_a_compiled_region_sends_as_it_returns() -> None:
+    """Compiled as a whole, backward hands over all gradients at its end."""
+    made = ledger(*buckets(1e6, 1e6, 1e6))
+    compiled = TWO.model_copy(update={"compile": "default"})
+    assert predict(made, compiled).kind_seconds[OTHERS] == pytest.approx(3 * MS)
+
+
+def test_blocks_that_are_compiled_send_between_them() -> None:
+    events = [work(1e6, "blocks.1"), Marked("forward", 1)]
+    for handle, block in enumerate(("blocks.1", "blocks.0")):
+        events += [work(1e6, block), send(handle, 1e6), work(1e6, block)]
+    events += [Awaited(0), Awaited(1), Marked("backward", 1)]
+    setting = TWO.model_copy(update={"compile": "default", "compile_scope": "blocks"})
+    took = predict(ledger(*events), setting, region_seconds=0.0)
+    assert took.kind_seconds[OTHERS] == pytest.approx(1 * MS)
+
+
+def test_the_range_is_that_of_the_link() -> None:
+    """A bucket of 1 ms that may take 1.5: a step of 4 ms may take 4.5."""
+    took = predict(ledger(*buckets(1e6)), spread=0.5)
+    assert took.uncertainty == pytest.approx(DEVICE.uncertainty_of(TWO) + 0.5 / 4)
+    assert took.communication is not None
+    assert took.communication.high_seconds == pytest.approx(4.5 * MS)
+    assert took.communication.low_seconds == pytest.approx((3 + 1 / 1.5) * MS)
+
+
+SIZES = st.lists(st.integers(0, 10**7), min_size=1, max_size=6)
+
+
+@given(SIZES, st.floats(1.0, 1.5))
+def test_a_step_takes_what_it_computes_and_what_is_exposed(sizes: list[int], slower: float) -> None:
+    """No less than computing or communicating needs, no more than both after each other, slowed."""
+    took = predict(ledger(*buckets(*sizes)), contention=slower)
+    sending = sum(sizes) * 1e-9
+    computing = (1 + 2 * len(sizes)) * MS
+    assert took.step_seconds >= max(computing, sending) - 1e-9
+    assert took.step_seconds <= slower * (computing + sending) + 1e-9
+    assert took.step_seconds == pytest.approx(sum(part.seconds for part in took.parts))
+
+
+def test_events_keep_their_places_among_operations() -> None:
+    made = ledger(*buckets(1e6, 1e6))
+    assert [(e.phase, e.micro_batch, e.place) for e in made.exchanges()] == [
+        ("backward", 0, 2), ("backward", 0, 3), ("backward", 0, 3), ("backward", 0, 3),
+    ]  # fmt: skip
+    assert made.exchanges(0) == ()
+
+
+def test_groups_lie_in_machines_one_after_the_other() -> None:
+    eight = TrainSetting(world_size=16, nodes=2, parallelism="hsdp", fsdp_shard_size=8)
+    assert group_of(eight, "world") == (16, 2, 1)
+    assert group_of(eight, "shard") == (8, 1, 1)
+    assert group_of(eight, "replicate") == (2, 2, 8)
+    four = eight.model_copy(update={"fsdp_shard_size": 4})
+    assert group_of(four, "shard") == (4, 1, 1)
+    assert group_of(four, "replicate") == (4, 2, 4)
+    plain = TrainSetting(world_size=16, nodes=2, parallelism="ddp")
+    assert group_of(plain, "replicate") == group_of(plain, "shard") == (16, 2, 1)
+    whole = TrainSetting(world_size=16, nodes=2, parallelism="fsdp")
+    assert group_of(whole, "shard") == (16, 2, 1)
