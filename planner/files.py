@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,12 @@ def cache_directory() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("planner", appauthor=False)
+
+
+def cache_file(folder: str, what: str) -> Path:
+    """The JSON file in a folder of the cache that is about `what`, named after it."""
+    key = re.sub(r"[^a-z0-9.+]+", "-", what.casefold())
+    return cache_directory() / folder / f"{key.strip('-')}.json"
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

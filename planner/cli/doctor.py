@@ -1,24 +1,27 @@
-"""`planner doctor`: is this environment set up to be fast? With `--rates`, how fast it is."""
+"""`planner doctor`: is this environment set up to be fast? With `--rates`, how fast its device is;
+with `--links`, how fast its devices exchange data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from planner.cli.arguments import refuse_empty
 from planner.cli.output import print_json, say
 from planner.environment.doctor import Checkup, check_environment, check_machine
+from planner.environment.links.plan import plan_link, read_world_size
 from planner.environment.machine import DriverAnswer, load_machine
 from planner.environment.torch_build import why_not_usable
 from planner.errors import PlannerError, UsageError
 from planner.hardware.detect import read_device
-from planner.report.environment import checkup_text, comparison_text, rates_text
+from planner.report.environment import checkup_text, comparison_text, link_text, rates_text
 
 if TYPE_CHECKING:
+    from planner.schema.link import LinkCurve
     from planner.throughput.prediction import DeviceRates
 
 
@@ -26,50 +29,83 @@ if TYPE_CHECKING:
 @click.argument("files", nargs=-1, metavar="[FILE]…")
 @click.option("--compare", "comparing", is_flag=True, help="Show what differs between the FILEs.")
 @click.option("--rates", is_flag=True, help="Measure what the device achieves (under 20 s).")
+@click.option("--links", is_flag=True, help="Time collectives between the devices (a minute).")
 @click.option(
-    "--device", metavar="D", help="What --rates measures: auto (the default), cuda:1, cpu."
+    "--device",
+    metavar="D",
+    help="What --rates and --links measure: auto (the default), cuda:1, cpu.",
+)
+@click.option("--gpus", metavar="N", help="How many devices --links takes (all; of the CPU 2).")
+@click.option(
+    "--output", metavar="FILE", type=click.Path(), help="Write what --links measured to FILE."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(
-    files: tuple[str, ...], comparing: bool, rates: bool, device: str | None, as_json: bool
-) -> int:
+def command(files: tuple[str, ...], as_json: bool, **asked: Any) -> int:
     """Show what is installed, which devices are available, and what slows them down.
 
     Exits with status 1 if something must be fixed first. A FILE holds a machine as --json wrote it:
     it is judged in place of this one. With --compare and several FILEs the status is 1 if they
     differ.
     """
-    refuse_empty({"files": files})
+    refuse_empty({"files": files, "gpus": asked["gpus"], "output": asked["output"]})
+    wish = _Wish(**asked)
     # A typing error is told before anything is examined.
-    where = read_device("auto" if device is None else device)
-    _check(files, comparing, rates, device)
-    if comparing:
+    where = read_device("auto" if wish.device is None else wish.device)
+    world_size = None if wish.gpus is None else read_world_size(wish.gpus)
+    _check(files, wish)
+    if wish.comparing:
         return _compare(files, as_json)
     checkup = check_machine(load_machine(files[0])) if files else check_environment(
         ask_driver=_ask_driver
     )  # fmt: skip
-    measured = _measure(_device(where, checkup), checkup) if rates else None
+    measured = _measure(_device(where, checkup), checkup) if wish.rates else None
+    link = _measure_link(where, world_size, checkup, wish.output) if wish.links else None
     if as_json:
-        print_json({**checkup.to_json(), "rates": measured and asdict(measured)})
+        print_json({
+            **checkup.to_json(),
+            "rates": measured and asdict(measured),
+            "link": link and link.model_dump(),
+        })  # fmt: skip
     else:
         say(checkup_text(checkup))
         if measured:
             say(rates_text(measured))
+        if link:
+            say(link_text(link))
     return 0 if checkup.is_healthy else 1
 
 
-def _check(files: Sequence[str], comparing: bool, rates: bool, device: str | None) -> None:
-    if comparing and len(files) < 2:
+@dataclass(frozen=True)
+class _Wish:
+    """The options, as they were typed."""
+
+    comparing: bool
+    rates: bool
+    links: bool
+    device: str | None
+    gpus: str | None
+    output: str | None
+
+
+def _check(files: Sequence[str], wish: _Wish) -> None:
+    if wish.comparing and len(files) < 2:
         raise UsageError(
             f"--compare compares two machines or more, and {len(files)} were given.",
             "Write each with 'planner doctor --json > NAME.json' and name them all.",
         )
-    if len(files) > 1 and not comparing:
+    if len(files) > 1 and not wish.comparing:
         raise UsageError(f"{len(files)} files were given.", "Name one, or add --compare.")
-    if files and rates:
-        raise UsageError("--rates measures this machine, and a FILE is of another.", "Omit one.")
-    if device is not None and not rates:
-        raise UsageError("--device says what --rates measures.", "Add --rates, or omit --device.")
+    measuring = "--rates" if wish.rates else "--links"
+    if files and (wish.rates or wish.links):
+        raise UsageError(f"{measuring} measures this machine, and a FILE is of another.",
+                         "Omit one.")  # fmt: skip
+    if wish.device is not None and not (wish.rates or wish.links):
+        raise UsageError(
+            "--device says what --rates and --links measure.", "Add one, or omit --device."
+        )
+    for option, value in (("--gpus", wish.gpus), ("--output", wish.output)):
+        if value is not None and not wish.links:
+            raise UsageError(f"{option} is of --links.", f"Add --links, or omit {option}.")
 
 
 def _ask_driver() -> DriverAnswer:
@@ -133,3 +169,39 @@ def _measure(device: str, checkup: Checkup) -> DeviceRates:
     except OSError as error:
         click.echo(f"Not kept: {error}", err=True)
     return measured
+
+
+def _measure_link(
+    where: str, world_size: int | None, checkup: Checkup, output: str | None
+) -> LinkCurve:
+    """The link between this machine's devices; kept, unless others or throttling disturbed them."""
+    from contextlib import ExitStack
+
+    from planner.environment.links.kept import save_link
+    from planner.environment.links.world import measure_link
+    from planner.hardware.link_file import write_link
+    from search.surrogate.device_rates import watched
+
+    plan = plan_link(where, world_size, checkup.facts)
+    what = "GPUs over NCCL" if plan.backend == "nccl" else "processes over gloo"
+    click.echo(f"Timing collectives between {plan.world_size} {what} …", err=True)
+    with ExitStack() as watches:
+        disturbances = [
+            watches.enter_context(watched(f"cuda:{number}"))
+            for number in range(plan.world_size if plan.backend == "nccl" else 0)
+        ]
+        curve = measure_link(plan)
+    if output is not None:
+        try:
+            write_link(output, curve)
+        except OSError as error:
+            raise PlannerError(f"{output} cannot be written: {error.strerror}.") from None
+        click.echo(f"Written to {output}", err=True)
+    if found := [text for texts in disturbances for text in texts]:
+        click.echo(f"Not kept: {'; '.join(dict.fromkeys(found))}.", err=True)
+        return curve
+    try:
+        click.echo(f"Kept in {save_link(curve)}", err=True)
+    except OSError as error:
+        click.echo(f"Not kept: {error}", err=True)
+    return curve

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from planner.environment.bench import Bench, Workload
 from planner.environment.torch_build import bus_ordered
-from planner.files import cache_directory, write_whole
+from planner.files import cache_file, write_whole
 from planner.hardware.processor import cpu_name
 from planner.throughput.efficiency import BACKWARD_MATMUL_SHARE
 from planner.throughput.prediction import MEASURED_UNCERTAINTY, DeviceRates
@@ -140,9 +139,8 @@ def rates_path(
     """The file that holds the rates of a device under a torch version (this one by default). Cards
     of one name and another memory are other cards; it counts in whole GiB, however it was read."""
     memory = "" if memory_bytes is None else f" {round(memory_bytes / GIB)} gib"
-    what = f"{name}{memory} torch {torch_version or _torch()}"
-    key = re.sub(r"[^a-z0-9.+]+", "-", what.casefold())
-    return cache_directory() / "rates" / f"{key.strip('-')}.json"
+    what = f"{name}{memory} torch {torch_version or installed_torch()}"
+    return cache_file("rates", what)
 
 
 def device_name(device: str | torch.device) -> str:
@@ -155,7 +153,8 @@ def device_name(device: str | torch.device) -> str:
     return cpu_name()
 
 
-def _torch() -> str:
+def installed_torch() -> str:
+    """Its version; "none" where it is not installed."""
     try:
         return version("torch")
     except PackageNotFoundError:

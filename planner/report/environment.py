@@ -12,6 +12,7 @@ from planner.environment.facts import names
 from planner.environment.findings.finding import LAYERS, LEVELS, Finding
 from planner.environment.layers import Difference, Line, describe
 from planner.report.wrapping import wrapped
+from planner.schema.link import LinkCurve, LinkPoint, bus_factor
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -153,6 +154,26 @@ def rates_text(rates: DeviceRates) -> str:
     ]
     table = tabulate(rows, headers=("what", "rate"), tablefmt="simple")
     return f"\nRates, {rates.basis}:\n{table}"
+
+
+def link_text(curve: LinkCurve) -> str:
+    """What `--links` measured, in the columns of nccl-tests."""
+    from tabulate import tabulate
+
+    def row(point: LinkPoint) -> tuple[str, ...]:
+        algbw = point.num_bytes / point.seconds / 1e9
+        busbw = algbw * bus_factor(point.collective, curve.world_size)
+        size = format_bytes(point.num_bytes)
+        return point.collective, size, f"{point.seconds * 1e6:,.1f}", f"{algbw:.3g}", f"{busbw:.3g}"
+
+    rows = [row(point) for point in curve.points]
+    headers = ("collective", "array", "µs", "algbw GB/s", "busbw GB/s")
+    table = tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True,
+                     colalign=("left", *["right"] * 4))  # fmt: skip
+    versions = ", ".join(f"{name} {version}" for name, version in curve.versions.items())
+    about = [f"{curve.backend}, {curve.world_size} ranks of {curve.device}", curve.topology,
+             versions, *(f"{name}={value}" for name, value in curve.variables.items())]  # fmt: skip
+    return f"\nLink: {wrapped(', '.join(filter(None, about)), '  ')}:\n{table}"
 
 
 def _size(count: int | None) -> str | None:

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from planner.cli import main
+from planner.cli import doctor, main
 from planner.environment.doctor import check_machine
+from planner.environment.links import plan
+from planner.environment.links.kept import load_link
+from planner.hardware.link_file import read_link
 from tests.environment.recorded import NAMES, expected, raw_machine, recorded
 
 
@@ -45,7 +48,7 @@ def test_json_holds_all_and_is_read_again(
     assert main(["doctor", str(tmp_path / "again.json"), "--json"]) == 1
     assert capsys.readouterr().out == first
     found = json.loads(first)
-    assert (found["healthy"], found["rates"]) == (False, None)
+    assert (found["healthy"], found["rates"], found["link"]) == (False, None, None)
     assert {f["name"] for f in found["findings"]} == {"card.ecc-errors", "card.reset-pending"}
     assert all(f["evidence"] and f["cost"] and f["next_step"] for f in found["findings"])
 
@@ -145,8 +148,13 @@ def test_files_of_one_name_are_told_apart(
         (["a.json", "b.json"], "add --compare"),
         (["a.json", "--rates"], "is of another"),
         (["--compare", "a.json", "b.json", "--rates"], "is of another"),
-        (["--device", "cpu"], "--device says what --rates measures."),
-        (["a.json", "--device", "cpu"], "--device says what --rates measures."),
+        (["--device", "cpu"], "--device says what --rates and --links measure."),
+        (["a.json", "--device", "cpu"], "--device says what --rates and --links measure."),
+        (["a.json", "--links"], "--links measures this machine"),
+        (["--gpus", "2"], "--gpus is of --links."),
+        (["--rates", "--output", "a.json"], "--output is of --links."),
+        (["--links", "--gpus", "1"], "two devices or more, not '1'"),
+        (["--links", "--gpus", ""], "--gpus has no value."),
         ([""], "FILE has no value."),
     ],
 )
@@ -165,3 +173,25 @@ def test_a_file_that_is_no_machine_is_one_error(
     assert "holds no machine" in capsys.readouterr().err
     assert main(["doctor", str(tmp_path / "none.json")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_links_are_timed_shown_written_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two real ranks over gloo; this machine is judged as a recorded one, which saves an import."""
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(plan, "CPU_SIZES", (1024, 4096))
+    checkup = check_machine(recorded("h200"))
+    monkeypatch.setattr(doctor, "check_environment", lambda **_: checkup)
+    output = str(tmp_path / "link.json")
+    assert main(["doctor", "--links", "--device", "cpu", "--output", output]) == 0
+    said = capsys.readouterr()
+    assert "Link: gloo, 2 ranks of " in said.out
+    rows = [line.split() for line in said.out.splitlines() if line.startswith("all_reduce")]
+    assert [row[:3] for row in rows] == [
+        ["all_reduce", "1.00", "KiB"],
+        ["all_reduce", "4.00", "KiB"],
+    ]
+    assert "Kept in " in said.err
+    curve = read_link(output)
+    assert load_link(curve.device, 2) == curve
