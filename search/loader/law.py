@@ -45,11 +45,19 @@ class ImageCost:
 
 
 def image_cost(record: LoaderRecord) -> ImageCost:
-    """The cost that a probe without workers shows. A main process may use many threads where a
-    worker has one: then a worker takes as long as all of them together."""
+    """The cost that a probe without workers shows: by its stages, timed with one thread as a worker
+    has, where they are known. A main process may use many threads, which wait for each other."""
     seconds = 1 / record.images_per_second if record.images_per_second else ASSUMED_IMAGE_SECONDS
     cpu = record.cpu_seconds_per_image or seconds
+    stages = stages_seconds(record)
+    if stages:
+        return ImageCost(stages, min(cpu, stages))
     return ImageCost(max(seconds, cpu), cpu)
+
+
+def stages_seconds(record: LoaderRecord) -> float:
+    """What the stages of a worker take for one image, one after the other; 0 where unknown."""
+    return sum(seconds for stage, seconds in record.stage_seconds.items() if stage != "copy")
 
 
 def batch_bytes(setting: LoaderSetting) -> int:

@@ -21,14 +21,16 @@ from search.loader.law import (
     image_cost,
     main_seconds,
     rate_with_workers,
+    stages_seconds,
 )
 from search.space import Space
 
 NUM_DRAWS = 2048
-NOISE = 0.015  # of a probe's rate, as a share: two probes of one loader differ by about this
+NOISE = 0.015  # of a probe's rate, as a share: two probes on a calm machine differ by about this
+PARTS = 4  # of a probe, in order: what they differ by says how calm the machine is
 # How far the law is off, as shares, where a number of workers differs by much (of all pipelines,
 # and of one), where the prefetch does, and where memory is pinned: judgements.
-OFF_BY_WORKERS, OFF_BY_PIPELINE, OFF_BY_PREFETCH, OFF_BY_PINNING = 0.04, 0.03, 0.015, 0.02
+OFF_BY_WORKERS, OFF_BY_PIPELINE, OFF_BY_PREFETCH, OFF_BY_PINNING = 0.04, 0.12, 0.015, 0.02
 DOUBLINGS = 1.0  # of workers, over which the law is off alike
 
 
@@ -78,7 +80,7 @@ class Posterior:
         seen = np.log([r.images_per_second or 1.0 for r in measured if space.find(r.setting)])
         covariance = _covariance(settings, settings)
         if at:
-            own = covariance[np.ix_(at, at)] + NOISE**2 * np.eye(len(at))
+            own = covariance[np.ix_(at, at)] + noise_of(measured) ** 2 * np.eye(len(at))
             reach = np.linalg.solve(own, covariance[at]).T
             misfit = seen[:, None] - logs[at]
             fit = -0.5 * (misfit * np.linalg.solve(own, misfit)).sum(axis=0)
@@ -102,6 +104,20 @@ class Posterior:
         """How much every candidate is expected to gain over `best` images/s, as a share of it."""
         found: Floats = np.maximum(self.rates / best - 1, 0.0) @ self.weights
         return found
+
+
+def noise_of(measured: Sequence[LoaderRecord]) -> float:
+    """How far a probe's rate is off, as a share: by what the parts of all probes differ within
+    each (the error of a mean of batches that follow one another, as of independent parts)."""
+    spreads = [_spread(r.batch_seconds) for r in measured if len(r.batch_seconds) >= 2 * PARTS]
+    mean = sum(spreads) / len(spreads) if spreads else 0.0
+    return float(np.sqrt(NOISE**2 + mean / PARTS))
+
+
+def _spread(samples: Sequence[float]) -> float:
+    """The variance between the logarithms of the medians of a probe's parts."""
+    parts = np.array_split(np.log(samples), PARTS)
+    return float(np.var([np.median(part) for part in parts], ddof=1))
 
 
 def _law_logs(
@@ -162,7 +178,7 @@ def known_costs(measured: Sequence[LoaderRecord]) -> dict[str, ImageCost]:
         if record.setting.workers == 0:
             found[record.setting.pipeline] = image_cost(record)
             continue
-        stages = sum(seconds for stage, seconds in record.stage_seconds.items() if stage != "copy")
+        stages = stages_seconds(record)
         cpu = record.cpu_seconds_per_image or stages
         if cpu:
             found[record.setting.pipeline] = ImageCost(max(stages, cpu), cpu)

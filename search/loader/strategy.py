@@ -13,6 +13,8 @@ from search.strategies.strategy import Choice, Phase, Situation, Strategy
 
 LEAST_PROBES = 3  # that ended well, before a search may end: a start, a step, and what it gained
 
+# Of all settings, that are probed at most: what no third of them shows, no probe more would.
+MOST_SHARE = 1 / 3
 LoaderCandidate = Candidate[LoaderSetting]
 LoaderChoice = Choice[LoaderSetting]
 
@@ -44,6 +46,9 @@ class LoaderStrategy:
         start = self._unknown_pipeline(able)
         if start is not None:
             return self._choice(start, "calibrate", None)
+        if len(self.records) >= max(LEAST_PROBES, int(MOST_SHARE * len(self.space))):
+            self.stopped_because = f"{len(self.records)} of {len(self.space)} settings are probed"
+            return None
         posterior = Posterior(self.space, self.cpus, self.unknowns, self._all())
         measured = [r.images_per_second for r in self._all() if r.images_per_second]
         best = max(measured, default=min(posterior.expected()))

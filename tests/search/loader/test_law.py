@@ -15,7 +15,7 @@ from search.loader.law import (
     rate_with_workers,
     softest,
 )
-from search.loader.posterior import Posterior, draw_unknowns, known_costs
+from search.loader.posterior import NOISE, Posterior, draw_unknowns, known_costs, noise_of
 from search.loader.space import make_loader_space
 from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber
 
@@ -53,11 +53,27 @@ def test_waiting_workers_are_worth_more_than_the_processors() -> None:
 
 
 def test_the_cost_of_an_image_is_that_of_one_thread() -> None:
-    """A main process with eight threads needs 2 ms on the clock and 12 ms of processors."""
+    """A main process with eight threads needs 2 ms on the clock and 12 ms of processors, part of
+    which they wait for each other; the stages were timed with one thread, as a worker has."""
     setting = LoaderSetting(workers=0, pin_memory=False)
     record = SimulatedProber(Machine(8, {"torchvision": 0.01})).record(setting)
     record = record.model_copy(update={"images_per_second": 500.0, "cpu_seconds_per_image": 0.012})
-    assert image_cost(record) == ImageCost(0.012, 0.012)
+    assert image_cost(record) == ImageCost(pytest.approx(0.0102), pytest.approx(0.0102))
+    unknown = record.model_copy(update={"stage_seconds": {}})
+    assert image_cost(unknown) == ImageCost(0.012, 0.012)
+
+
+def test_a_probe_s_noise_is_read_off_its_parts() -> None:
+    """A machine that others slow down for seconds: samples differ between the parts of a probe."""
+    calm = SimulatedProber(Machine(8, {"torchvision": 0.01})).record(LoaderSetting(workers=4))
+    even = calm.model_copy(update={"batch_seconds": (0.1,) * 40})
+    drifting = calm.model_copy(
+        update={"batch_seconds": (0.1,) * 10 + (0.14,) * 10 + (0.1,) * 10 + (0.14,) * 10}
+    )
+    assert noise_of([even]) == pytest.approx(NOISE)
+    assert 0.06 < noise_of([drifting]) < 0.12
+    assert noise_of([even, drifting]) < noise_of([drifting])
+    assert noise_of([calm.model_copy(update={"batch_seconds": (0.1, 0.2)})]) == NOISE
 
 
 def test_the_cost_is_known_of_workers_too() -> None:

@@ -110,6 +110,26 @@ def test_others_that_probe_are_left_alone() -> None:
     assert "probed" in strategy.stopped_because
 
 
+def test_a_pipeline_that_does_better_with_workers_is_found() -> None:
+    """One process of it is slower than another pipeline's: with workers it is the faster one."""
+
+    class Other(SimulatedProber):
+        def record(self, setting: LoaderSetting) -> LoaderRecord:
+            found = super().record(setting)
+            if setting.pipeline == "timm" and setting.workers:
+                rate = 1.25 * (found.images_per_second or 0.0)
+                seconds = tuple(s / 1.25 for s in found.batch_seconds)
+                update = {"images_per_second": rate, "batch_seconds": seconds}
+                return found.model_copy(update=update)
+            return found
+
+    machine = Machine(2, {"torchvision": 0.005, "timm": 0.0056})
+    space = space_on(machine)
+    records = searched(space, machine, Other(machine))
+    assert choose_loader(measured_loaders(records)).setting.pipeline == "timm"
+    assert len(records) <= len(space) / 3
+
+
 def test_a_curve_that_still_rises_ends_no_search() -> None:
     """Nothing is expected to gain as much as was asked for: the next number of workers is probed
     all the same, and only once the best has one above it that is no better the search ends."""
