@@ -21,6 +21,8 @@ MODEL_OPTIONS = {
 GRID_FIELDS = (
     "batch_size", "accumulate", "precision", "checkpointing", "compile", "attention", "optimizer",
 )  # fmt: skip
+# Those whose field has another name, or that --set takes too.
+SEVERAL_OPTIONS = {"gpus": "world_size", "nodes": "nodes", "parallelism": "parallelism"}
 
 MODEL_FLAGS: list[Callable[[Any], Any]] = [
     click.option("--image-size", metavar="PX", help="As 384 or 256,192 (height, width)."),
@@ -90,6 +92,24 @@ def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command],
 
 
 with_model_options = with_options(_OPTIONS)  # what describes a model and its settings
+# What describes how a training is spread over devices.
+with_several_options = with_options(
+    [
+        click.option("--gpus", metavar="N[,N…]", help="GPUs in all: one row for each count (1)."),
+        click.option("--nodes", metavar="M", help="Machines that they are in (1)."),
+        click.option(
+            "--parallelism", metavar="P[,P…]",
+            help="ddp, fsdp, hsdp, zero1, zero2 or zero3 (ddp on several GPUs).",
+        ),
+        click.option(
+            "--link", metavar="L[,L]",
+            help="What joins the GPUs, and the machines: nvlink-a100,8xib-hdr; or a measured FILE.",
+        ),
+        click.option(
+            "--global-batch", metavar="N", help="Images of all devices in a step, split evenly."
+        ),
+    ]
+)  # fmt: skip
 
 
 def model_and_settings(
@@ -102,15 +122,19 @@ def model_and_settings(
     """
     from planner.libraries.resolve import resolve_model
 
-    of_model, of_setting = given_fields(given, GRID_FIELDS)
+    of_model, of_setting = given_fields(given, (*GRID_FIELDS, *SEVERAL_OPTIONS))
     of_setting = {**(defaults or {}), **of_setting}
-    axes = {
-        field: split_values(of_setting.pop(field)) for field in GRID_FIELDS if field in of_setting
-    }
-    settings = [
-        parse(TrainSetting, {**of_setting, **dict(zip(axes, values, strict=True))}, "the setting")
+    grid = ("parallelism", "world_size", *GRID_FIELDS)
+    axes = {field: split_values(of_setting.pop(field)) for field in grid if field in of_setting}
+    rows = [
+        {**of_setting, **dict(zip(axes, values, strict=True))}
         for values in itertools.product(*axes.values())
     ]
+    if given.get("gpus") or given.get("parallelism") or given.get("global_batch"):
+        from planner.cli.several import spread_rows
+
+        rows = spread_rows(rows, given.get("global_batch"))
+    settings = [parse(TrainSetting, row, "the setting") for row in rows]
     return resolve_model(text, of_model), settings
 
 
@@ -124,7 +148,7 @@ def given_fields(
     refuse_empty(given)
     of_model, of_setting = split_fields(given.get("fields") or ())
     options = [(option, field, of_model) for option, field in MODEL_OPTIONS.items()]
-    options += [(field, field, of_setting) for field in of_setting_options]
+    options += [(o, SEVERAL_OPTIONS.get(o, o), of_setting) for o in of_setting_options]
     for option, field, fields in options:
         written = given.get(option)
         if written is None or written == ():

@@ -17,9 +17,11 @@ from planner.cli.arguments import (
     refuse_empty,
     split_fields,
     with_model_options,
+    with_several_options,
     with_time_option,
 )
 from planner.cli.output import print_json
+from planner.cli.several import check_link
 from planner.errors import PlannerError, UsageError
 from planner.estimation import Estimate, default_precision, estimate_ledger, resolve
 from planner.hardware import Gpu, all_gpus, find_gpu
@@ -42,6 +44,7 @@ Rows = list[tuple[Model, ResolvedSetting]]
 @click.command()
 @click.argument("model")
 @with_model_options
+@with_several_options
 @click.option("--gpu", metavar="NAME", help="A GPU of 'planner gpus', or all: rank the catalogue.")
 @click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")
 @click.option(
@@ -65,7 +68,8 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     """Estimate the memory and time of training MODEL, before you launch it.
 
     MODEL is LIBRARY:NAME (see 'planner models'), a YAML or JSON file, or package.module:factory.
-    Several values for an option make one row per combination. A model that is not a Swin of
+    Several values for an option make one row per combination; --gpus 1,2,4,8 a table of what many
+    GPUs reach together. A model that is not a Swin of
     'planner models' is traced once; 'planner cache' lists the kept traces.
     """
     gc.disable()  # a process that ends with its answer: the collector would only cost time
@@ -81,6 +85,7 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     chosen, settings = model_and_settings(model, given, defaults)
     for setting in settings:
         check_precision(gpu, setting.precision)
+    check_link(given["link"], settings, gpu)
     rows: Rows = [resolve(chosen, setting) for setting in settings]
     allocator = _allocator(given["allocator"])
     if memory is not None and not given["as_json"]:
@@ -107,9 +112,13 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
         refused += [(o, v, way_out) for o, v in pictures]
         refused += [("--max-batch", given["max_batch"], way_out)]
         refused += [("--memory", given["memory"], "each GPU is judged by its own memory")]
+        refused += [(o, given[o.strip("-")], way_out) for o in ("--gpus", "--link")]
     elif given["max_batch"]:
         refused += [(o, v, "draw one batch, with --batch-size") for o, v in pictures]
         refused += [("--batch-size", sized, "it is what --max-batch finds")]
+        found = "--max-batch finds the images of a device"
+        refused += [("--global-batch", given["global_batch"], found)]
+        refused += [("--link", given["link"], "memory does not depend on it")]
     together = "--gpu all" if rank else "--max-batch"
     faults = [f"  {option}: {way_out}" for option, value, way_out in refused if value]
     if faults:
@@ -144,15 +153,35 @@ def _print_estimates(
     _record(rows, given)
     ledgers = [step_ledger(*row, given["traced"]) for row in rows]
     found = [
-        estimate_ledger(model, setting, ledger, gpu, memory, allocator)
+        estimate_ledger(model, setting, ledger, gpu, memory, allocator, link=given["link"])
         for (model, setting), ledger in zip(rows, ledgers, strict=True)
     ]
-    if given["as_json"]:
-        shown = [estimate.to_json() for estimate in found]
-        print_json(shown[0] if len(shown) == 1 else shown)
+    if given["gpus"]:
+        _print_scaled(found, gpu, given)
+    elif given["as_json"]:
+        _print_objects([estimate.to_json() for estimate in found])
     else:
         click.echo(_table(found))
     _draw(ledgers, found, given)
+
+
+def _print_scaled(found: Sequence[Estimate], gpu: Gpu | None, given: dict[str, Any]) -> None:
+    """Rows of several devices beside one device."""
+    from planner.scaling import scaled
+
+    rows = scaled(found, gpu, given["traced"])
+    if given["as_json"]:
+        _print_objects([{**row.estimate.to_json(), "scaling": row.to_json()} for row in rows])
+        return
+    if not given["parallelism"] and any(row.estimate.setting.parallelism == "ddp" for row in rows):
+        click.echo("Several GPUs without --parallelism run ddp.\n")
+    from planner.report.scaling import scaling_table
+
+    click.echo(_table(found) if len(rows) == 1 else scaling_table(rows))
+
+
+def _print_objects(shown: list[dict[str, Any]]) -> None:
+    print_json(shown[0] if len(shown) == 1 else shown)
 
 
 def _record(rows: Rows, given: dict[str, Any]) -> list[PlannerError | None]:

@@ -81,12 +81,12 @@ class Fabric:
         return start + bus_factor(collective, ranks) * num_bytes / rate
 
 
-def find_fabric(gpu: Gpu | None, nodes: int, text: str | None = None) -> Fabric:
+def find_fabric(gpu: Gpu | None, nodes: int, text: str | None = None, of_node: int = 1) -> Fabric:
     """The links that `text` names: within a machine, between machines, or both with a comma
     between (`nvlink-a100,8xib-hdr`: eight cards of it in a machine). What it does not name, and
-    there is, is what `gpu` usually has.
+    there is, is what `gpu` usually has. `of_node` devices are in each machine.
 
-    Raises UsageError: a link that is not known, or a GPU that has no usual one.
+    Raises UsageError: a link that is not known or joins fewer, or a GPU that has no usual one.
     """
     within: Link | None = None
     between: Link | None = None
@@ -107,6 +107,13 @@ def find_fabric(gpu: Gpu | None, nodes: int, text: str | None = None) -> Fabric:
     if within is None:
         within = usual_link(gpu)
         assumed.append(f"{within.name} between GPUs ({within.title}); --link names another")
+    if within.most is not None and of_node > within.most:
+        raise UsageError(
+            f"{within.name} joins at most {within.most} GPUs in a machine, and each of {nodes} "
+            f"has {of_node}.",
+            f"Say in how many machines they are (--nodes {nodes * -(-of_node // within.most)}), or "
+            "name another link (--link).",
+        )
     if nodes > 1 and between is None:
         between = find_link(ASSUMED_NETWORK)
         assumed.append(

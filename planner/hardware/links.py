@@ -67,7 +67,8 @@ class Rate(NamedTuple):
 @dataclass(frozen=True)
 class Link:
     """One link. It has curves or else rates, of all-reduce at least. `hop` is what a step of a ring
-    crosses. Times may be off by `spread` either way, relative. `sources` say where it was read."""
+    crosses. Times may be off by `spread` either way, relative. `sources` say where it was read.
+    It joins `most` devices in a machine, where that is bounded."""
 
     name: str
     title: str
@@ -76,6 +77,7 @@ class Link:
     curves: tuple[Curve, ...]
     rates: tuple[Rate, ...]
     sources: tuple[str, ...]
+    most: int | None = None
 
     def seconds(self, collective: Collective, num_bytes: int, ranks: int) -> float:
         """Of `collective` over `num_bytes` of the whole array between `ranks` devices.
@@ -192,6 +194,7 @@ def _link(entry: Mapping[str, Any], documents: Mapping[str, str]) -> Link:
         curves=tuple(_curve(curve) for curve in entry.get("curves", ())),
         rates=tuple(_rate(rate) for rate in entry.get("rates", ())),
         sources=tuple(dict.fromkeys(documents[figure["document"]] for figure in figures)),
+        most=entry.get("most"),
     )
 
 

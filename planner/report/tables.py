@@ -9,6 +9,7 @@ from planner.report.settings import describe_setting, value_text
 from planner.report.time import time_lines
 from planner.report.wrapping import wrapped
 from planner.schema import Model, NamedModel, SwinConfig, TrainSetting
+from planner.throughput.communication import Communication
 from planner.units import format_bytes, format_seconds
 
 # The order people add up in: tensors first, then what PyTorch and the driver put around them.
@@ -47,13 +48,13 @@ def breakdown_table(estimate: Estimate) -> str:
 def estimate_table(estimates: Sequence[Estimate]) -> str:
     """One row for each estimate: the settings in which they differ, the totals, the verdict and,
     where predicted, images (or clips, or samples) a second."""
-    fields = _shown_fields([e.setting for e in estimates])
+    fields = shown_fields([e.setting for e in estimates])
     models = len({e.model for e in estimates}) > 1
     judged = any(e.fits is not None for e in estimates)
     timed = any(e.throughput is not None for e in estimates)
     headers = [
         *(["model"] if models else []),
-        *(_header(field) for field in fields),
+        *(header(field) for field in fields),
         "saved for\nbackward",
         "peak\nallocated",
         "peak\nreserved",
@@ -76,8 +77,8 @@ def estimate_table(estimates: Sequence[Estimate]) -> str:
         ]
         for e in estimates
     ]
-    text = {"model", "fits", "peak at", *map(_header, _TEXT_FIELDS)}
-    return _tabulate(
+    text = {"model", "fits", "peak at", *map(header, _TEXT_FIELDS)}
+    return tabulated(
         rows,
         headers=headers,
         colalign=["left" if header in text else "right" for header in headers],
@@ -150,7 +151,7 @@ def _largest(estimate: Estimate) -> str:
     ]
     if not rows:
         return ""
-    return "Largest then\n" + _tabulate(rows, colalign=["left", "left", "right"])
+    return "Largest then\n" + tabulated(rows, colalign=["left", "left", "right"])
 
 
 def _totals(estimate: Estimate) -> str:
@@ -191,13 +192,32 @@ def _speed(estimate: Estimate) -> str:
     predicted = estimate.throughput
     if predicted is None:
         return ""
+    each = ""
+    if predicted.devices > 1:
+        each = (
+            f" on each of {predicted.devices} GPUs, {predicted.all_images_per_second:,.0f} in all"
+        )
     lines = [
-        f"Predicted, not measured: {predicted.images_per_second:,.0f} {unit(estimate.model)}/s, "
-        f"{format_seconds(predicted.step_seconds)} a step, ±{predicted.uncertainty:.0%} "
+        f"Predicted, not measured: {predicted.images_per_second:,.0f} {unit(estimate.model)}/s"
+        f"{each}, {format_seconds(predicted.step_seconds)} a step, ±{predicted.uncertainty:.0%} "
         f"({predicted.basis}).",
         *(time_lines("the step", predicted) if predicted.parts else []),
+        *_communication(predicted.communication),
     ]
     return "\n".join(wrapped(line) for line in lines)
+
+
+def _communication(found: Communication | None) -> list[str]:
+    """What devices exchange in a step, and how much of it nothing hides."""
+    if found is None:
+        return []
+    return [
+        f"Each GPU sends {format_bytes(found.sent_bytes)} a step over {found.link}, which takes "
+        f"{format_seconds(found.seconds)}, of which {format_seconds(found.exposed_seconds)} are "
+        f"exposed. The step would take {format_seconds(found.alone_seconds)} without, "
+        f"{format_seconds(found.low_seconds)} over a link as fast as this may be, and "
+        f"{format_seconds(found.high_seconds)} over one as slow."
+    ]
 
 
 def _notes(title: str, notes: Iterable[str]) -> str:
@@ -208,10 +228,10 @@ def _notes(title: str, notes: Iterable[str]) -> str:
 def _aligned(rows: list[list[str]], num_right: int = 2) -> str:
     """Rows without a header: the first column to the left, the next `num_right` to the right."""
     align = ["left", *["right"] * num_right, *["left"] * (len(rows[0]) - 1 - num_right)]
-    return _tabulate(rows, colalign=align)
+    return tabulated(rows, colalign=align)
 
 
-def _tabulate(rows: list[list[str]], colalign: list[str], headers: Sequence[str] = ()) -> str:
+def tabulated(rows: list[list[str]], colalign: list[str], headers: Sequence[str] = ()) -> str:
     # Imported here, since `planner estimate --json` has no use for it and is timed.
     from tabulate import tabulate
 
@@ -219,7 +239,7 @@ def _tabulate(rows: list[list[str]], colalign: list[str], headers: Sequence[str]
     return tabulate(rows, headers, tablefmt, disable_numparse=True, colalign=colalign)
 
 
-def _shown_fields(settings: Sequence[TrainSetting]) -> list[str]:
+def shown_fields(settings: Sequence[TrainSetting]) -> list[str]:
     return [
         field
         for field in TrainSetting.model_fields
@@ -227,7 +247,7 @@ def _shown_fields(settings: Sequence[TrainSetting]) -> list[str]:
     ]
 
 
-def _header(field: str) -> str:
+def header(field: str) -> str:
     return "check-\npointing" if field == "checkpointing" else field.replace("_", "\n")
 
 

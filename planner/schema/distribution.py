@@ -33,6 +33,12 @@ _OPTIONS_OF: Mapping[str, frozenset[Parallelism]] = {
 }  # fmt: skip
 
 
+def owners(field: str) -> frozenset[Parallelism]:
+    """The kinds of parallelism that a field belongs to."""
+    own = (found for prefix, found in _OPTIONS_OF.items() if field.startswith(prefix))
+    return next(own, frozenset(PARALLELISMS))
+
+
 class Distribution(BaseModel):
     """`world_size` devices in all, as many on each of `nodes` machines.
 

@@ -45,6 +45,11 @@ class Throughput(Accounts):
         """Of all devices together."""
         return self.devices * self.images_per_second
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it holds what devices exchange; else the rate of several is an upper bound."""
+        return self.devices == 1 or self.communication is not None
+
     def to_json(self) -> dict[str, Any]:
         rate = {"all_images_per_second": self.all_images_per_second}
         return {**asdict(self), **rate, **self.accounts_json()}
@@ -74,7 +79,8 @@ def exchanges_of(
     from planner.hardware.fabric import find_fabric
     from planner.throughput.communication import Exchanges
 
-    return Exchanges(events, find_fabric(gpu, setting.nodes, link))
+    of_node = setting.world_size // setting.nodes
+    return Exchanges(events, find_fabric(gpu, setting.nodes, link, of_node))
 
 
 def communication_basis(exchanges: Exchanges | None) -> list[str]:

@@ -1,0 +1,91 @@
+"""Rows of a grid that are spread over devices, as they are typed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.errors import UsageError, shorten
+from planner.hardware import Gpu
+from planner.hardware.fabric import find_fabric
+from planner.schema import TrainSetting
+from planner.schema.distribution import PARALLELISMS, owners
+
+Row = dict[str, str]
+
+
+def spread_rows(rows: Sequence[Row], global_batch: str | None) -> list[Row]:
+    """`rows` with what their number of devices means: several without a parallelism run ddp; where
+    there are several counts, one device runs alone. A row has the options of its own parallelism,
+    and its share of a global batch. Raises UsageError."""
+    counts = {row.get("world_size", "1") for row in rows}
+    kinds = {row.get("parallelism", "") for row in rows}
+    found: list[Row] = []
+    for row in rows:
+        made = dict(row)
+        several = made.get("world_size", "1") != "1"
+        if several:
+            made.setdefault("parallelism", "ddp")
+        elif len(counts) > 1:
+            made |= {"parallelism": "none", "nodes": "1"}
+        if len(counts) > 1 or len(kinds) > 1:
+            made = _own_options(made)
+        if global_batch is not None:
+            made = _share(made, global_batch)
+        if made not in found:
+            found.append(made)
+    return found
+
+
+def _own_options(row: Row) -> Row:
+    kind = row.get("parallelism", "none")
+    return {
+        field: value
+        for field, value in row.items()
+        if kind in owners(field) or kind not in PARALLELISMS
+    }
+
+
+def _share(row: Row, global_batch: str) -> Row:
+    if "batch_size" in row:
+        raise UsageError(
+            "--batch-size and --global-batch say the same thing twice.",
+            "Name the images of each device, or those of all together.",
+        )
+    whole, world, micro = (
+        _count(*named) for named in (
+            ("--global-batch", global_batch),
+            ("--gpus", row.get("world_size", "1")),
+            ("--accumulate", row.get("accumulate", "1")),
+        )
+    )  # fmt: skip
+    parts = world * micro
+    if whole % parts:
+        raise UsageError(
+            f"a global batch of {whole} cannot be split into {parts} equal parts "
+            f"({world} devices × {micro} micro-batches).",
+            f"Choose a multiple of {parts}.",
+        )
+    return {**row, "batch_size": str(whole // parts)}
+
+
+def _count(option: str, text: str) -> int:
+    if not text.strip().isdecimal() or not int(text):
+        raise UsageError(
+            f"{option} takes a count of 1 or more, and {shorten(text)} is none.",
+            f"For example {option} 8.",
+        )
+    return int(text)
+
+
+def check_link(text: str | None, settings: Sequence[TrainSetting], gpu: Gpu | None) -> None:
+    """Raises UsageError where a link that was named joins nothing, or cannot be."""
+    if text is None:
+        return
+    if gpu is None:
+        raise UsageError("--link is for time, which needs a GPU.", "Name one with --gpu.")
+    if all(setting.world_size == 1 for setting in settings):
+        raise UsageError(
+            f"--link {text} joins several GPUs, and there is one.", "Say how many with --gpus."
+        )
+    for setting in settings:
+        find_fabric(gpu, setting.nodes, text, setting.world_size // setting.nodes)

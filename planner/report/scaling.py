@@ -1,0 +1,125 @@
+"""Estimates on several devices as a table: what fits, how fast all are, and what they lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from planner.report.settings import value_text
+from planner.report.tables import ALWAYS_SHOWN, fits_word, header, shown_fields, tabulated, unit
+from planner.report.wrapping import wrapped
+from planner.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
+from planner.units import format_bytes, format_seconds
+
+Column = tuple[str, Callable[[Scaled], str]]
+_SPREAD = ("world_size", "nodes", "parallelism", "batch_size")  # have columns of their own
+_TEXT = ("parallel-\nism", "fits")
+
+
+def scaling_table(rows: Sequence[Scaled]) -> str:
+    """One row for each number of devices and kind of parallelism, and what the figures mean."""
+    columns = _columns(rows)
+    names = [name for name, _ in columns]
+    table = tabulated(
+        [[show(row) for _, show in columns] for row in rows],
+        colalign=["left" if name in _TEXT else "right" for name in names],
+        headers=names,
+    )
+    return "\n".join([table, "", *(wrapped(note, indent="  ") for note in _notes(rows))])
+
+
+def _columns(rows: Sequence[Scaled]) -> list[Column]:
+    settings = [row.estimate.setting for row in rows]
+    differing = [
+        field
+        for field in shown_fields(settings)
+        if field not in _SPREAD and (field not in ALWAYS_SHOWN or len(_values(rows, field)) > 1)
+    ]
+    has_nodes = any(setting.nodes > 1 for setting in settings)
+    found: list[Column] = [
+        ("gpus", lambda row: str(row.estimate.setting.world_size)),
+        *([("nodes", lambda row: str(row.estimate.setting.nodes))] if has_nodes else []),
+        ("parallel-\nism", lambda row: row.estimate.setting.parallelism),
+        *(_field(field) for field in differing),
+        ("batch\nper gpu", lambda row: str(row.estimate.setting.batch_size)),
+        ("global\nbatch", lambda row: str(row.estimate.setting.global_batch)),
+        ("needs\nper gpu", lambda row: format_bytes(row.estimate.device_total_bytes)),
+    ]  # fmt: skip
+    if any(row.estimate.fits is not None for row in rows):
+        found.append(("fits", lambda row: fits_word(row.estimate)))
+    if any(row.estimate.throughput is not None for row in rows):
+        found += [
+            (f"{unit(rows[0].estimate.model)}/s\nof all", _rate),
+            ("effi-\nciency", lambda row: _share(row.efficiency)),
+            ("step", _step),
+            ("exposed", _exposed),
+        ]
+    if any(row.linear_rate is not None for row in rows):
+        found += [
+            ("lr\n(linear)", lambda row: _number(row.linear_rate)),
+            ("lr\n(root)", lambda row: _number(row.root_rate)),
+        ]
+    return found
+
+
+def _field(field: str) -> Column:
+    return header(field), lambda row: value_text(getattr(row.estimate.setting, field))
+
+
+def _values(rows: Sequence[Scaled], field: str) -> set[object]:
+    return {getattr(row.estimate.setting, field) for row in rows}
+
+
+def _rate(row: Scaled) -> str:
+    predicted = row.estimate.throughput
+    if predicted is None:
+        return ""
+    bound = "" if predicted.is_whole else "up to "
+    return f"{bound}{predicted.all_images_per_second:,.0f}"
+
+
+def _step(row: Scaled) -> str:
+    predicted = row.estimate.throughput
+    return format_seconds(predicted.step_seconds) if predicted else ""
+
+
+def _exposed(row: Scaled) -> str:
+    """Of a step, in which devices only wait for each other."""
+    predicted = row.estimate.throughput
+    if predicted is None or row.estimate.setting.world_size == 1:
+        return ""
+    if predicted.communication is None:
+        return "not known"
+    return format_seconds(predicted.communication.exposed_seconds)
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _notes(rows: Sequence[Scaled]) -> list[str]:
+    """What the columns mean, and what several devices rest on."""
+    found = []
+    predicted = [row.estimate.throughput for row in rows if row.estimate.throughput is not None]
+    if predicted:
+        off = max(one.uncertainty for one in predicted)
+        found.append(
+            f"Predicted, not measured, ±{off:.0%} at most. Efficiency: against as many GPUs that "
+            "each work by themselves. Exposed: the part of a step in which a GPU only waits for "
+            "the others."
+        )
+    if any(row.linear_rate is not None for row in rows):
+        found.append(f"Learning rates, from 5e-4 for 512 images: {LINEAR_SOURCE}; {ROOT_SOURCE}.")
+    several = [row.estimate for row in rows if row.estimate.setting.world_size > 1]
+    several.sort(key=lambda estimate: estimate.setting.nodes)
+    if several:
+        own = set(rows[0].estimate.assumed) if rows[0].estimate.setting.world_size == 1 else set()
+        more = [line for line in several[-1].assumed if line not in own]
+        found += [f"- {line}" for line in more]
+        found += [
+            f"- left out: {line}" for line in several[-1].left_out if "commun" in line.lower()
+        ]
+    return found
