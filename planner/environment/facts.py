@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from planner.environment.host import Host
 from planner.environment.machine import Machine, PciDevice
-from planner.environment.smi import SmiCard, SmiLog, card_from_figures, parse_smi, parse_topology
+from planner.environment.smi import SmiCard, SmiLog, card_from_figures, parse_smi
+from planner.environment.topology import NvLinks, parse_nvlinks, parse_peers, parse_topology
 from planner.environment.torch_build import TorchBuild
 from planner.hardware.catalogue import recognise_gpu
 from planner.hardware.detect import DetectedGpu, visible_gpus
@@ -37,12 +38,16 @@ class Card:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a machine; `log` is None where nvidia-smi gave none."""
+    """What is known of a machine; `log` is None where nvidia-smi gave none. By two numbers of
+    nvidia-smi, `pairs` say how these GPUs are joined and `peers` whether they have P2P; by one,
+    `nvlinks` those of a GPU."""
 
     machine: Machine
     log: SmiLog | None
     cards: tuple[Card, ...]
     pairs: Mapping[tuple[int, int], str]
+    peers: Mapping[tuple[int, int], str]
+    nvlinks: Mapping[int, NvLinks]
 
     @property
     def host(self) -> Host:
@@ -61,6 +66,11 @@ class Facts:
         """The cards that torch can see, as it numbers them."""
         shown = [card for card in self.cards if card.position is not None]
         return sorted(shown, key=lambda card: card.position or 0)
+
+    def among_visible(self, pairs: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], str]:
+        """Those of `pairs` of which torch can see both GPUs."""
+        shown = {card.gpu.index for card in self.visible}
+        return {pair: how for pair, how in pairs.items() if shown.issuperset(pair)}
 
     @property
     def driver(self) -> str:
@@ -130,6 +140,8 @@ def gather_facts(machine: Machine) -> Facts:
             for gpu in machine.gpus
         ),
         pairs=parse_topology(machine.topology.text),
+        peers=parse_peers(machine.peers.text),
+        nvlinks=parse_nvlinks(machine.nvlink.text),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from planner.environment.cuda_support import as_text
 from planner.environment.facts import Card, Facts, cpus_of
 from planner.environment.findings.finding import LAYERS, Layer
+from planner.environment.links.proposal import propose_link
 from planner.units import format_bytes
 
 # What a difference matters for.
@@ -44,7 +45,14 @@ def _cards(facts: Facts) -> Iterator[Line]:
     for number, card in enumerate(facts.cards):
         yield from _card(f"GPU {number}", card)
     for pair, how in facts.pairs.items():
-        yield Line("link", f"GPU {pair[0]} to {pair[1]}", how, SPEED)
+        peer = facts.peers.get(pair, "OK")
+        p2p = "" if peer == "OK" else f", no P2P ({peer})"
+        yield Line("link", f"GPU {pair[0]} to {pair[1]}", f"{how}{p2p}", SPEED)
+    proposed = propose_link(facts)
+    yield Line("link", "--link", proposed.link if proposed else "", SPEED)
+    for name, nic in facts.machine.nics.items():
+        rate = f"{nic.gbits:g} Gbit/s" if nic.gbits else ""
+        yield Line("link", name, f"{nic.kind} {rate if nic.is_up else 'down'}".strip(), SPEED)
 
 
 def _card(where: str, card: Card) -> Iterator[Line]:

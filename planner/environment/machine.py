@@ -83,13 +83,25 @@ class PciDevice:
 
 
 @dataclass(frozen=True)
+class Nic:
+    """A network card as the kernel lists it: "ethernet" in /sys/class/net, "infiniband" or "roce"
+    in /sys/class/infiniband. `gbits` is its rate now, None where it does not say."""
+
+    kind: str
+    gbits: float | None = None
+    is_up: bool = False
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True)
 class Machine:
     """All raw answers. `source` is where a recorded machine comes from, "" where it was read here.
 
-    `smi` and `topology` are nvidia-smi's; `gpus` are those of `planner.hardware.detect`, or of the
-    driver's library where nvidia-smi is missing (`gpus_from` says which, `figures` are what else it
-    told). `numa_nodes` maps a node to the CPUs of it, `pci` a bus address to the device there,
-    `import_errors` a package to why it cannot be imported.
+    `smi`, `topology`, `peers` (topo -p2p r) and `nvlink` (nvlink --status) are nvidia-smi's; `gpus`
+    are those of `planner.hardware.detect`, or of the driver's library where nvidia-smi is missing
+    (`gpus_from` says which, `figures` are what else it told). `numa_nodes` maps a node to the CPUs
+    of it, `pci` a bus address to the device there, `nics` the kernel's name of a network card to
+    it, `import_errors` a package to why it cannot be imported.
     """
 
     host: Host
@@ -97,6 +109,9 @@ class Machine:
     system: Mapping[str, str] = field(default_factory=dict)
     smi: Answer = field(default_factory=Answer)
     topology: Answer = field(default_factory=Answer)
+    peers: Answer = field(default_factory=Answer)
+    nvlink: Answer = field(default_factory=Answer)
+    nics: Mapping[str, Nic] = field(default_factory=dict)
     gpus: tuple[DetectedGpu, ...] = ()
     gpus_from: str = ""
     figures: Mapping[str, DriverFigures] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What `nvidia-smi -q -x` and `nvidia-smi topo -m` say, as values; older drivers' words as well.
+"""What `nvidia-smi -q -x` says, as values; older drivers' words as well.
 
 Element names are those of NVIDIA's nvsmi_device_v10.dtd to v13.dtd. A field that is missing, or
 says "N/A", "Not Supported" or the like, is None. Since driver 550 throttle reasons are called
@@ -306,19 +306,3 @@ def card_from_figures(gpu: DetectedGpu, figures: DriverFigures) -> SmiCard:
 
 def _from_milliwatts(power: int | None) -> float | None:
     return None if power is None else power / 1000
-
-
-def parse_topology(text: str) -> dict[tuple[int, int], str]:
-    """How GPU pairs are connected, (0, 1) -> "NV12", from the matrix of `nvidia-smi topo -m`."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
-    header = next((line for line in lines if "GPU0" in line and not line.startswith("GPU")), "")
-    columns = [cell for cell in re.split(r"\t|\s{2,}|\s", header.strip()) if cell]
-    found = {}
-    for line in lines:
-        cells = line.split()
-        if not cells or not re.fullmatch(r"GPU\d+", cells[0]):
-            continue
-        for column, cell in zip(columns, cells[1:], strict=False):
-            if re.fullmatch(r"GPU\d+", column) and cell != "X":
-                found[int(cells[0][3:]), int(column[3:])] = cell
-    return {pair: how for pair, how in found.items() if pair[0] < pair[1]}

@@ -13,13 +13,16 @@ from typing import Any
 from planner.environment.machine import Machine, machine_from_json
 
 FOLDER = Path(__file__).parent / "machines"
+_ANSWERS = {
+    "smi": "smi.xml", "topology": "topology.txt", "peers": "peers.txt", "nvlink": "nvlink.txt",
+}  # fmt: skip
 NAMES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
 
 
 def raw_machine(name: str) -> dict[str, Any]:
     """The snapshot as JSON, with nvidia-smi's answers put in."""
     raw: dict[str, Any] = json.loads((FOLDER / name / "machine.json").read_text())["machine"]
-    for key, file in (("smi", "smi.xml"), ("topology", "topology.txt")):
+    for key, file in _ANSWERS.items():
         if (FOLDER / name / file).exists():
             raw[key]["text"] = (FOLDER / name / file).read_text()
     return raw

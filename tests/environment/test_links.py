@@ -170,6 +170,7 @@ def test_gpus_are_timed_over_nccl() -> None:
     plan = plan_link("auto", None, facts("h100-pair"))
     assert (plan.backend, plan.world_size) == ("nccl", 2)
     assert plan.device == "NVIDIA H100 80GB HBM3"
+    assert plan.topology == "nvidia-smi topo -m: NV18"
 
 
 @pytest.mark.parametrize(("device", "machine"), [("cpu", "h100-pair"), ("auto", "cpu-torch")])

@@ -27,7 +27,8 @@ from planner.environment.reading.files import (
 )
 from planner.environment.reading.here import read_machine
 from planner.environment.reading.tools import ask_tool
-from planner.environment.smi import parse_smi, parse_topology
+from planner.environment.smi import parse_smi
+from planner.environment.topology import parse_topology
 from planner.errors import PlannerError
 from tests.environment.recorded import FOLDER, NAMES, recorded
 
@@ -95,7 +96,6 @@ def test_addresses_of_the_driver_and_of_the_kernel_are_one() -> None:
 def test_topology() -> None:
     text = (FOLDER / "h100-pair" / "topology.txt").read_text()
     assert parse_topology(text) == {(0, 1): "NV18"}
-    assert parse_topology("\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNODE\nGPU1\tNODE\t X \n") == {}
     underlined = "\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNODE\nGPU1\tNODE\t X \n"
     assert parse_topology(underlined) == {(0, 1): "NODE"}
     assert parse_topology("") == {}

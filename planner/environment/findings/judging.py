@@ -10,12 +10,13 @@ from planner.environment.findings.finding import Finding
 from planner.environment.findings.host import judge_host
 from planner.environment.findings.libraries import judge_libraries
 from planner.environment.findings.link import judge_links
+from planner.environment.findings.peers import judge_peers
 from planner.environment.findings.settings import judge_settings
 from planner.environment.findings.torch import judge_torch
 
 _JUDGES = (
-    judge_driver, judge_cards, judge_links, judge_torch, judge_libraries, judge_settings,
-    judge_container, judge_host,
+    judge_driver, judge_cards, judge_links, judge_peers, judge_torch, judge_libraries,
+    judge_settings, judge_container, judge_host,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""How the cards are connected: PCIe's generation and lanes, NUMA nodes, and each other.
+"""How the cards are connected to the host: PCIe's generation and lanes, and NUMA nodes.
 
 A card at rest lowers the generation of its link (nvidia-smi's help: "may be reduced when the GPU is
 not in use"), so that a low one is judged only while the card works.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.environment.facts import Card, Facts, cpus_of, names
+from planner.environment.facts import Card, Facts, cpus_of
 from planner.environment.findings.finding import (
     EXAMPLE_BATCH,
     EXAMPLE_BATCH_BYTES,
@@ -28,7 +28,6 @@ def judge_links(facts: Facts) -> Iterator[Finding]:
     for card in facts.cards:
         for finding in (*_width(card), *_generation(card), *_numa(facts, card)):
             yield replace(finding, subject=card.title)
-    yield from _peers(facts)
 
 
 def transfer_seconds(generation: int | None, lanes: int | None) -> float | None:
@@ -134,17 +133,4 @@ def _numa(facts: Facts, card: Card) -> Iterator[Finding]:
             f"CPUs {facts.machine.affinity}",
             UNKNOWN_COST,
             f"Try numactl --cpunodebind={node} --membind={node} COMMAND and compare.",
-        )  # fmt: skip
-
-
-def _peers(facts: Facts) -> Iterator[Finding]:
-    shown = {card.gpu.index for card in facts.visible}
-    far = [pair for pair, how in facts.pairs.items() if how == "SYS" and shown.issuperset(pair)]
-    if far:
-        yield Finding(
-            "note", "link", "link.far-peers",
-            f"GPUs reach each other only across the sockets (pairs: {len(far)})",
-            f"nvidia-smi topo -m: SYS between {names([f'GPU{a} and GPU{b}' for a, b in far])}",
-            "gradients of several GPUs are summed over that way; one GPU is not concerned",
-            "For a training on two GPUs choose a pair that is nearer (nvidia-smi topo -m).",
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.environment.facts import Facts
+from planner.environment.links.proposal import propose_link
 from planner.environment.torch_build import why_not_usable
 from planner.errors import PlannerError, UsageError, shorten
 from planner.hardware.link_file import COLLECTIVES
@@ -87,4 +88,5 @@ def _between_gpus(world_size: int | None, facts: Facts) -> LinkPlan:
             f"Pass --gpus {len(names)}; CUDA_VISIBLE_DEVICES may hide some.",
         )
     device = ", ".join(dict.fromkeys(names[:count]))
-    return LinkPlan("nccl", count, device, CUDA_SIZES)
+    joined = propose_link(facts)
+    return LinkPlan("nccl", count, device, CUDA_SIZES, topology=joined.why if joined else "")

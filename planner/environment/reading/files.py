@@ -18,42 +18,42 @@ _DISPLAY_CLASS = "0x03"
 def read_pci(root: Path) -> dict[str, PciDevice]:
     """The graphics devices of NVIDIA and AMD by their bus address, `0000:01:00.0`."""
     found = {}
-    for folder in _folders(root / "sys/bus/pci/devices", "*"):
-        vendor = _text(folder / "vendor")
-        if vendor in (NVIDIA, AMD) and _text(folder / "class").startswith(_DISPLAY_CLASS):
+    for folder in folders(root / "sys/bus/pci/devices", "*"):
+        vendor = text_of(folder / "vendor")
+        if vendor in (NVIDIA, AMD) and text_of(folder / "class").startswith(_DISPLAY_CLASS):
             port = folder.resolve().parent
             found[folder.name] = PciDevice(
                 vendor=vendor,
-                numa_node=_number(folder / "numa_node"),
-                width=_number(folder / "current_link_width"),
-                max_width=_number(folder / "max_link_width"),
-                max_speed=_text(folder / "max_link_speed"),
-                port_max_width=_number(port / "max_link_width"),
-                port_max_speed=_text(port / "max_link_speed"),
+                numa_node=number_of(folder / "numa_node"),
+                width=number_of(folder / "current_link_width"),
+                max_width=number_of(folder / "max_link_width"),
+                max_speed=text_of(folder / "max_link_speed"),
+                port_max_width=number_of(port / "max_link_width"),
+                port_max_speed=text_of(port / "max_link_speed"),
             )
     return found
 
 
 def read_numa_nodes(root: Path) -> dict[str, str]:
     """The CPUs of each NUMA node, as the kernel writes them: {"0": "0-31,64-95"}."""
-    folders = _folders(root / "sys/devices/system/node", "node[0-9]*")
-    return {folder.name[4:]: _text(folder / "cpulist") for folder in folders}
+    found = folders(root / "sys/devices/system/node", "node[0-9]*")
+    return {folder.name[4:]: text_of(folder / "cpulist") for folder in found}
 
 
 def read_device_files(root: Path) -> tuple[str, ...]:
     """The files of GPU drivers in /dev: NVIDIA's, AMD's `kfd`, WSL's `dxg`."""
     names = (path.name for pattern in ("nvidia*", "kfd", "dxg")
-             for path in _folders(root / "dev", pattern))  # fmt: skip
+             for path in folders(root / "dev", pattern))  # fmt: skip
     return tuple(sorted(names))
 
 
 def read_kernel_module(root: Path) -> str:
     """The version of NVIDIA's module that the kernel has loaded, as the module tells it."""
-    return _text(root / "proc/driver/nvidia/version").partition("\n")[0]
+    return text_of(root / "proc/driver/nvidia/version").partition("\n")[0]
 
 
 def read_scaling_driver(root: Path) -> str:
-    return _text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver")
+    return text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver")
 
 
 def affinity_text() -> str:
@@ -74,20 +74,23 @@ def as_cpu_list(cpus: list[int]) -> str:
     return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
 
 
-def _folders(folder: Path, pattern: str) -> list[Path]:
+def folders(folder: Path, pattern: str) -> list[Path]:
+    """What lies in a folder, sorted; nothing where it cannot be read."""
     try:
         return sorted(folder.glob(pattern))
     except OSError:
         return []
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What a file of the kernel says, "" where it says nothing."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
 
 
-def _number(path: Path) -> int | None:
-    text = _text(path)
+def number_of(path: Path) -> int | None:
+    """The whole number in a file of the kernel, None where there is none."""
+    text = text_of(path)
     return int(text) if text.lstrip("-").isdigit() else None

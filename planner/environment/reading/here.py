@@ -22,6 +22,7 @@ from planner.environment.reading.files import (
     read_pci,
     read_scaling_driver,
 )
+from planner.environment.reading.network import read_nics
 from planner.environment.reading.tools import ask_tool
 from planner.environment.torch_build import ask_torch, import_errors
 from planner.hardware.detect import detect_gpus
@@ -43,6 +44,9 @@ VARIABLES = (
     "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_PYTORCH_VERSION", "PYTORCH_BUILD_VERSION",
     "NVIDIA_BUILD_ID", "CUDA_VERSION",
 )  # fmt: skip
+
+# Those that decide how GPUs and machines exchange data.
+PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 
 # `torch==2.13.0` and `torch (==2.13.0)` are both written.
 _TORCH = re.compile(r"torch\s*\(?\s*([<>=!~][^;)]*)")
@@ -70,13 +74,20 @@ def read_machine(
         system=read_system(environ),
         smi=smi,
         topology=ask_tool(("nvidia-smi", "topo", "-m")) if works else Answer(),
+        peers=ask_tool(("nvidia-smi", "topo", "-p2p", "r"))
+        if len(gpus) > 1 and works
+        else Answer(),
+        nvlink=ask_tool(("nvidia-smi", "nvlink", "--status"))
+        if len(gpus) > 1 and works
+        else Answer(),
+        nics=read_nics(root),
         gpus=gpus,
         gpus_from=gpus_from,
         figures=told.figures,
         versions=installed_versions(),
         requirements=torch_requirements(),
         import_errors=errors.result(),
-        variables={name: environ[name] for name in VARIABLES if name in environ},
+        variables={name: environ[name] for name in sorted(environ, key=_place) if _is_read(name)},
         affinity=affinity_text(),
         numa_nodes=read_numa_nodes(root),
         pci=read_pci(root),
@@ -84,6 +95,15 @@ def read_machine(
         kernel_module=read_kernel_module(root),
         scaling_driver=read_scaling_driver(root),
     )
+
+
+def _is_read(name: str) -> bool:
+    return name in VARIABLES or name.startswith(PREFIXES)
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Ours in our order, then the rest."""
+    return (VARIABLES.index(name) if name in VARIABLES else len(VARIABLES), name)
 
 
 def read_system(environ: Mapping[str, str]) -> dict[str, str]:
