@@ -18,7 +18,9 @@ from planner.errors import PlannerError
 from planner.ledger import Ledger
 from planner.libraries.registry import find_library
 from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
+from planner.schema.distribution import SHARDED
 from planner.schema.setting import GRAPH_MODES
+from planner.step.sharding import follows_fsdp
 from planner.step.training import record_training
 from planner.trace_process import trace_elsewhere
 from planner.traced_step import MAX_HELD, alike, traced_step
@@ -65,8 +67,16 @@ def _recorder(config: SwinConfig, setting: ResolvedSetting) -> Recorder:
 
 def is_on_shapes(model: Model, setting: TrainSetting, traced: bool = False) -> bool:
     """Whether the ledger comes from the step on shapes: at once, and without torch. Linear layers
-    that multiply in 8 bits are torchao's, and traced."""
-    return isinstance(model, SwinConfig) and not traced and setting.precision != "fp8"
+    that multiply in 8 bits are torchao's, and traced; so is what of FSDP2 no shapes follow."""
+    if not isinstance(model, SwinConfig) or traced or setting.precision == "fp8":
+        return False
+    return setting.parallelism not in SHARDED or _is_sharded_on_shapes(model, setting)
+
+
+def _is_sharded_on_shapes(config: SwinConfig, setting: TrainSetting) -> bool:
+    """A block that is checkpointed reentrantly gathers its weights in backward only."""
+    reentrant = find_library(config.library).reentrant
+    return setting.checkpointing not in reentrant and follows_fsdp(setting)
 
 
 def affine_step(model: Model, setting: ResolvedSetting) -> AffineLedger | None:

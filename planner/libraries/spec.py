@@ -156,11 +156,14 @@ class LibrarySpec:
 
         def build(device: Device) -> Module:
             module = self.make_on_shapes(device, config, _without_parts(setting))
+            blocks = self._blocks(module.descendants())
+            for block in blocks:
+                block.is_block = True
             if setting.chosen_blocks is not None:
                 from planner.libraries.wrapping_on_shapes import checkpoint_in_place
 
-                blocks = self._blocks(module.descendants())[setting.chosen_blocks]
-                checkpoint_in_place(blocks, setting.checkpointing == "selective")
+                chosen = blocks[setting.chosen_blocks]
+                checkpoint_in_place(chosen, setting.checkpointing == "selective")
             if setting.frozen_stages or setting.lora_rank:
                 from planner.libraries.adapters_on_shapes import choose_trainable
 
@@ -171,7 +174,11 @@ class LibrarySpec:
 
     def _blocks(self, modules: Iterable[_Module]) -> list[_Module]:
         """The blocks among all modules of a model, which come in forward order."""
-        return [module for module in modules if type(module).__name__ in self.block_classes]
+        return [
+            module
+            for module in modules
+            if any(kind.__name__ in self.block_classes for kind in type(module).__mro__)
+        ]
 
     def _not_installed(self, missing: str) -> PlannerError:
         extra = self.name if self.name in EXTRAS else missing

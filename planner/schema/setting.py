@@ -189,6 +189,10 @@ class TrainSetting(Distribution):
                 )
                 yield Fault((field, "optimizer_in_backward"), message)
 
+    def syncs_gradients(self, micro_batch: int) -> bool:
+        """Whether backward sums gradients over devices in `micro_batch`, counted from 0."""
+        return self.gradient_sync == "every" or micro_batch == self.accumulate - 1
+
     @property
     def global_batch(self) -> int:
         """Images that one optimizer step sees, over all devices."""

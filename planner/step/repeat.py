@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner.ledger import Allocated, Event, Freed, Marked, Tagged
+from planner.ledger import Allocated, Awaited, Event, Freed, Marked, Sent, Tagged
 
 
-def repeated(events: Iterable[Event], last_storage: int, step: int) -> list[Event] | None:
+def repeated(
+    events: Iterable[Event], last_storage: int, step: int, last_handle: int = 0
+) -> list[Event] | None:
     """`events` once more, as optimizer step `step`: each storage that they allocate is a new one,
-    numbered from `last_storage` on. None where one of them outlives `events`: then the first time
-    differs from the next."""
+    numbered from `last_storage` on, and each collective from `last_handle` on. None where one of
+    them outlives `events`: then the first time differs from the next."""
     again: list[Event] = []
     new: dict[int, int] = {}  # storage -> the one in its place; emptied as they are freed
     for event in events:
@@ -24,6 +26,8 @@ def repeated(events: Iterable[Event], last_storage: int, step: int) -> list[Even
             event = Tagged(new.get(event.storage, event.storage), event.category)
         elif type(event) is Marked:
             event = Marked(event.phase, step)
+        elif type(event) is Sent or type(event) is Awaited:
+            event = event._replace(handle=event.handle + last_handle)
         again.append(event)
     return None if new else again
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from planner.ledger import IN_BACKWARD, OPTIMIZER_CALL, Ledger
 from planner.schema import SwinConfig, TrainSetting
+from planner.schema.distribution import SHARDED
 from planner.step.autocast import AutocastScope
 from planner.step.data_parallel import Reducer, data_parallel_notes
 from planner.step.engine import backward
@@ -20,7 +21,8 @@ from planner.step.optimizers import Optimizer, clip_gradients, make_optimizer
 from planner.step.optimizers.adamw_8bit import notes_of
 from planner.step.pointwise import like, mul, scale
 from planner.step.repeat import num_allocated, repeated
-from planner.step.tensor import Device, GradientCell, Tensor, empty
+from planner.step.sharding import Sharding
+from planner.step.tensor import Device, GradientCell, Parameter, Tensor, empty
 
 BuildOnShapes = Callable[[Device], Module]
 
@@ -50,8 +52,9 @@ def make_batch(device: Device, model: SwinConfig, setting: TrainSetting) -> Batc
 class Scaler:
     """`GradScaler`: two scalars made at the first scaling, and those of a step until `update`."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, add_up: Callable[[Tensor], Tensor] | None = None) -> None:
         self.device = device
+        self.add_up = add_up  # over devices that have other parts of the gradients
         self.scale_value: Tensor | None = None
         self.growth_tracker: Tensor | None = None
         self.found_inf: Tensor | None = None
@@ -77,8 +80,9 @@ class Scaler:
         found_inf_there = empty(self.device, (), "float32", "aten._to_copy")
         inverse_scale_there = empty(self.device, (), "float32", "aten._to_copy")
         optimizer.cost("aten._amp_foreach_non_finite_check_and_unscale_", 1, 1)
+        summed = None if self.add_up is None else self.add_up(found_inf_there)
         self.found_inf = found_inf_there
-        del found_inf, inverse_scale_there
+        del found_inf, inverse_scale_there, summed
 
     def step(self, optimizer: Optimizer) -> None:
         """`GradScaler.step`, as if no gradient was infinite."""
@@ -108,31 +112,46 @@ class Scaler:
 class Training:
     """A model, its optimizer and a batch; `step` is one whole optimizer step on shapes."""
 
-    def __init__(self, device: Device, module: Module, setting: TrainSetting, batch: Batch) -> None:
+    def __init__(
+        self,
+        device: Device,
+        module: Module,
+        setting: TrainSetting,
+        batch: Batch,
+        sharding: Sharding | None = None,
+    ) -> None:
         self.device = device
         self.module = module
         self.setting = setting
         self.batch = batch
-        parameters = [p for p in module.parameters() if p.requires_grad]
+        self.sharding = sharding
+        parameters = [p for p in self.parameters() if p.requires_grad]
         self.optimizers: dict[int, Optimizer] = {}
         if setting.optimizer_in_backward:
             self.optimizers = {id(p.cell): make_optimizer(device, [p], setting) for p in parameters}
             device.on_gradient = self.step_once
         self.optimizer = make_optimizer(device, parameters, setting)
-        self.scaler = Scaler(device) if setting.precision == "fp16" else None
+        has_parts = setting.shard_size > 1
+        self.add_up = sharding.add_up if sharding is not None and has_parts else None
+        self.scaler = Scaler(device, self.add_up) if setting.precision == "fp16" else None
         self.ema = self.copy_weights() if setting.ema else None
         self.reducer = Reducer(device, parameters) if setting.parallelism == "ddp" else None
         self.num_steps = 0
 
+    def parameters(self) -> Iterable[Parameter]:
+        """All that the optimizer may step on: of a sharded model, this device's shards."""
+        return self.module.parameters() if self.sharding is None else self.sharding.shards
+
     def copy_weights(self) -> list[Tensor]:
         """`p.detach().clone()` of all parameters, frozen ones too."""
-        copies = [like(p, "aten.clone") for p in self.module.parameters()]
+        copies = [like(p, "aten.clone") for p in self.parameters()]
         for copy in copies:
             copy.storage.assign("optimizer_state")
         return copies
 
     def step(self) -> None:
-        for _ in range(self.setting.accumulate):
+        for number in range(self.setting.accumulate):
+            self.choose_sync(number)
             self.micro_step()
         self.optimizer_step()
         self.end_phase("optimizer")
@@ -147,12 +166,14 @@ class Training:
         steps once more on the same gradients, now that its state is there."""
         device = self.device
         begin = len(device.events)
-        for _ in range(self.setting.accumulate):
+        for number in range(self.setting.accumulate):
+            self.choose_sync(number)
             self.micro_step()
-        passes = len(device.events)
+        passes, summed = len(device.events), device.num_collectives
         self.optimizer_step()
         self.end_phase("optimizer")
         first, storages = len(device.events), device.num_storages
+        device.num_collectives = summed
         self.optimizer_step()
         self.end_phase("optimizer")
         second = device.events[first:]
@@ -163,12 +184,13 @@ class Training:
         self.num_steps += 1
         zero_grad = device.events[first:]
         once = [*device.events[begin:passes], *second, *zero_grad]
-        again = repeated(once, storages, self.num_steps)
+        again = repeated(once, storages, self.num_steps, device.num_collectives)
         if again is None:
             self.step()
             return
         device.events += again
         device.num_storages += num_allocated(again)
+        device.num_collectives *= 2
         self.num_steps += 1
 
     @property
@@ -191,6 +213,11 @@ class Training:
         """What DDP does before the module runs."""
         if self.reducer is not None:
             self.reducer.rebuild()
+
+    def choose_sync(self, number: int) -> None:
+        """Whether micro-batch `number` of a step sums gradients over devices."""
+        if self.sharding is not None:
+            self.sharding.syncs = self.setting.syncs_gradients(number)
 
     def micro_step(self) -> None:
         self.begin_forward()
@@ -235,6 +262,9 @@ class Training:
     def backward(self, loss: Tensor) -> None:
         ones = empty(self.device, (), loss.dtype, "aten.ones_like")
         backward(loss, ones)
+        if self.sharding is not None:
+            with self.device.no_grad():
+                self.sharding.end_backward()
         del ones
 
     def step_once(self, cell: GradientCell) -> None:
@@ -248,7 +278,7 @@ class Training:
         if self.setting.clip_grad:
             if self.scaler is not None:
                 self.scaler.unscale(self.optimizer)
-            clip_gradients(self.optimizer)
+            clip_gradients(self.optimizer, self.add_up)
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -281,6 +311,7 @@ def record_training(
     model: SwinConfig,
     setting: TrainSetting,
     in_place_sums: bool = True,
+    rank: int = 0,
 ) -> Ledger:
     """Builds the model on shapes and runs two optimizer steps, then the validation that the setting
     asks for; returns all their events.
@@ -293,7 +324,9 @@ def record_training(
     with plain_calls(), _no_collector():
         module = build(device)
         name_modules(module)
-        training = Training(device, module, setting, make_batch(device, model, setting))
+        is_sharded = setting.parallelism in SHARDED
+        sharding = Sharding(device, module, setting, rank) if is_sharded else None
+        training = Training(device, module, setting, make_batch(device, model, setting), sharding)
         device.mark("build", 0)
         if training.repeats:
             training.step_twice()
@@ -306,7 +339,9 @@ def record_training(
         events = tuple(device.events)
         notes = (*data_parallel_notes(training.reducer), *notes_of(setting))
         device.on_gradient = None  # else device and reducer would keep each other
-        del training, module
+        if sharding is not None:
+            sharding.close()
+        del training, module, sharding
     return Ledger(events, setting.batch_size, num_parameters, notes)
 
 

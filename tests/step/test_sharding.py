@@ -1,0 +1,303 @@
+"""FSDP2 on shapes laid beside torch's own under the fake process group: event by event the same.
+
+Shown with torch 2.13.0. Equal are every allocation in order, in bytes and by stream (scratch of
+attention rounded to the allocator's 512 B), and the releases between two allocations.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from planner.affine import Recorder, in_canonical_order
+from planner.ledger import Allocated, Awaited, Event, Freed, Ledger, Marked, Sent
+from planner.ledgers import is_on_shapes
+from planner.libraries.registry import find_library
+from planner.libraries.resolve import resolve_model
+from planner.memory.caching_allocator import rounded
+from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
+from planner.step.training import record_training
+from planner.units import MIB
+from tests.libraries.steps import Changes, name_of, needs, require
+
+pytestmark = needs("torch", "timm")
+
+# Three blocks, of rows that 8 devices do not share evenly.
+SMALL: dict[str, Any] = {
+    "image_size": 56, "depths": (2, 1), "num_heads": (3, 6), "embed_dim": 48, "num_classes": 10,
+}  # fmt: skip
+ONE_BLOCK = {"depths": (1,), "num_heads": (3,)}
+FSDP: Changes = {"batch_size": 2, "precision": "fp32", "parallelism": "fsdp", "world_size": 8}
+HSDP: Changes = {"parallelism": "hsdp", "fsdp_shard_size": 2}
+BF16: Changes = {"precision": "bf16", "fsdp_param_dtype": "bf16"}
+ONE_MORE = pytest.mark.combinations
+
+
+def small(library: str = "timm", version: int = 1, **changes: Any) -> SwinConfig:
+    return SwinConfig.model_validate({"library": library, "version": version, **SMALL, **changes})
+
+
+def resolved(config: SwinConfig, changes: Changes) -> ResolvedSetting:
+    return find_library(config.library).resolve(config, TrainSetting(**{**FSDP, **changes}))
+
+
+def recorded(config: SwinConfig, setting: ResolvedSetting, rank: int = 0) -> Ledger:
+    build = find_library(config.library).on_shapes(config, setting)
+    return record_training(build, config, setting, in_place_sums=False, rank=rank)
+
+
+def rows_of(events: Iterable[Event]) -> list[tuple[Any, ...]]:
+    """The events of the steps: allocations with bytes and stream, releases between them sorted."""
+    sizes: dict[int, tuple[int, str]] = {}
+    rows: list[tuple[Any, ...]] = []
+    freed: list[tuple[int, str]] = []
+    for event in events:
+        if isinstance(event, Freed):
+            freed.append(sizes.pop(event.storage))
+            continue
+        if not isinstance(event, Allocated | Marked):
+            continue
+        is_scratch = isinstance(event, Allocated) and "attention" in event.label
+        if isinstance(event, Allocated):
+            size = rounded(event.num_bytes) if is_scratch else event.num_bytes
+            sizes[event.storage] = size, event.stream
+            if not size:
+                continue
+        if any(size for size, _ in freed):
+            rows.append(("freed", *sorted(pair for pair in freed if pair[0])))
+        freed.clear()
+        if isinstance(event, Allocated):
+            rows.append(("allocated", *sizes[event.storage]))
+        elif event.phase == "build":
+            rows.clear()
+        else:
+            rows.append(("end of", event.phase, event.step))
+    return rows
+
+
+def assert_as_torch_does(config: SwinConfig, changes: Changes, rank: int = 0) -> None:
+    from tests.fake_sharding import trace_sharded
+
+    require(config.library)
+    setting = resolved(config, changes)
+    assert is_on_shapes(config, setting)
+    ours = rows_of(recorded(config, setting, rank).events)
+    theirs = rows_of(trace_sharded(config, setting, rank))
+    for place, (mine, real) in enumerate(zip(ours, theirs, strict=False)):
+        assert mine == real, f"row {place}: {ours[place - 5 : place]}"
+    assert len(ours) == len(theirs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rank"),
+    [
+        ({}, 0),
+        ({}, 7),
+        pytest.param({"world_size": 2}, 0, marks=ONE_MORE),
+        pytest.param({"world_size": 2}, 1, marks=ONE_MORE),
+        pytest.param({"world_size": 64}, 0, marks=ONE_MORE),
+        pytest.param({"world_size": 64}, 63, marks=ONE_MORE),
+        pytest.param(HSDP, 0, marks=ONE_MORE),
+        pytest.param(HSDP, 7, marks=ONE_MORE),
+    ],
+    ids=name_of,
+)
+def test_worlds_and_ranks(changes: Changes, rank: int) -> None:
+    assert_as_torch_does(small(), changes, rank)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**BF16, "checkpointing": "blocks", "accumulate": 2},
+        *(
+            pytest.param(changes, marks=ONE_MORE)
+            for changes in (
+                {"precision": "bf16"},
+                {"fsdp_reshard": False},
+                {"precision": "bf16", "fsdp_reshard": False, "accumulate": 2},
+                BF16,
+                {**BF16, "fsdp_reduce_dtype": "bf16"},
+                {"precision": "bf16", "fsdp_reduce_dtype": "bf16"},
+                {"accumulate": 2},
+                {**BF16, "accumulate": 3},
+                {**BF16, "accumulate": 3, "gradient_sync": "every"},
+                {"checkpointing": "blocks"},
+                {"checkpointing": "blocks:2"},
+                {"checkpointing": "selective", **BF16},
+                {**HSDP, **BF16, "fsdp_reduce_dtype": "bf16", "clip_grad": True},
+                {**HSDP, "precision": "bf16", "accumulate": 2, "gradient_sync": "every"},
+            )
+        ),
+    ],
+    ids=name_of,
+)
+def test_modes(changes: Changes) -> None:
+    assert_as_torch_does(small(), changes)
+
+
+FP16: Changes = {"precision": "fp16", "fsdp_param_dtype": "fp16", "fsdp_reduce_dtype": "fp16"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "fp16", "clip_grad": True, "zero_grad_to_none": False, "ema": True},
+        {**BF16, "world_size": 1, "clip_grad": True, "validation_batch_size": 3},
+        *(
+            pytest.param(changes, marks=ONE_MORE)
+            for changes in (
+                {"world_size": 1},
+                {"world_size": 1, "precision": "fp16", "clip_grad": True},
+                {"precision": "fp16"},
+                {**FP16, "clip_grad": True},
+                {**FP16, **HSDP, "clip_grad": True},
+                {"precision": "pure-bf16", "clip_grad": True},
+                {**BF16, "precision": "pure-bf16", "fsdp_reduce_dtype": "bf16"},
+                {**BF16, "precision": "pure-bf16"},
+                {"validation_batch_size": 3, "precision": "bf16"},
+                {"loss": "label-smoothing", "precision": "bf16"},
+                {"loss": "soft-target", "precision": "bf16"},
+                {"optimizer": "adamw-fused", "amsgrad": True, "precision": "fp16"},
+                {"optimizer": "adamw-fused", "clip_grad": True, "precision": "fp16"},
+                *(
+                    {"optimizer": f"{family}-{how}"}
+                    for family in ("adamw", "adam", "sgd", "lion", "rmsprop", "nadam", "radam")
+                    for how in ("foreach", "forloop")
+                ),
+            )
+        ),
+    ],
+    ids=name_of,
+)
+def test_optimizer_steps_on_shards(changes: Changes) -> None:
+    assert_as_torch_does(small(**ONE_BLOCK), changes)
+
+
+@ONE_MORE
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("library", ["native", "timm", "torchvision", "transformers", "microsoft"])
+@pytest.mark.parametrize(
+    ("changes", "rank"),
+    [
+        ({"precision": "bf16"}, 0),
+        ({**BF16, "checkpointing": "blocks", "accumulate": 2}, 0),
+        ({"world_size": 64, "checkpointing": "selective"}, 63),
+    ],
+    ids=name_of,
+)
+def test_every_library(library: str, version: int, changes: Changes, rank: int) -> None:
+    if library == "microsoft" and changes.get("checkpointing") == "blocks":
+        changes = {**changes, "checkpointing": "blocks:2"}
+    assert_as_torch_does(small(library, version), changes, rank)
+
+
+def test_of_swin_b_as_measured() -> None:
+    """timm's Swin-B at batch 4 on the first of 8 devices, fp32, as torch 2.13's own `fully_shard`
+    gave it on fake tensors: most bytes alive in the steady step, in all and by stream."""
+    config = resolve_model("timm:swin_base_patch4_window7_224")
+    assert isinstance(config, SwinConfig)
+    ledger = recorded(config, resolved(config, {"batch_size": 4, "attention": "eager"}))
+    streams = ("all_gather_copy_in", "reduce_scatter", "")
+    peaks = [round(peak_bytes(ledger, only) / MIB, 1) for only in (None, *streams)]
+    assert peaks == [1149.1, 96.1, 41.9, 1131.0]
+
+
+def peak_bytes(ledger: Ledger, stream: str | None) -> int:
+    """Most bytes alive in the second step, on one stream or in all; sizes are not rounded."""
+    sizes: dict[int, int] = {}
+    peak = step = 0
+    for event in ledger.events:
+        if isinstance(event, Allocated) and stream in (None, event.stream):
+            sizes[event.storage] = event.num_bytes
+            if step:
+                peak = max(peak, sum(sizes.values()))
+        elif isinstance(event, Freed):
+            sizes.pop(event.storage, None)
+        elif isinstance(event, Marked) and event.phase == "zero_grad":
+            step = event.step + 1
+    return peak
+
+
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 2, "clip_grad": True}, HSDP], ids=name_of)
+def test_each_collective_is_awaited_once(changes: Changes) -> None:
+    config = small()
+    events = recorded(config, resolved(config, changes)).events
+    sent = [event.handle for event in events if isinstance(event, Sent)]
+    awaited = [event.handle for event in events if isinstance(event, Awaited)]
+    assert sent == [*range(1, len(sent) + 1)]
+    assert sorted(awaited) == sent
+
+
+def test_collectives_of_a_step() -> None:
+    """Of the model, with 23,008 weights of its own on 8 devices, and three blocks: every unit is
+    gathered forward, every block backward, and all gradients are summed (padded as they are)."""
+    config = small()
+    events = recorded(config, resolved(config, {})).events
+    sent = [event for event in events if isinstance(event, Sent)]
+    sent = sent[len(sent) // 2 :]
+    root, first, second, third = 92_032, 115_200, 115_200, 451_584
+    gathers = [root, first, second, third, third, second, first]
+    found = [event for event in sent if event.collective == "all_gather"]
+    assert [event.num_bytes for event in found] == gathers
+    assert [event.follows for event in found] == [True] + 6 * [False]
+    sums = [event for event in sent if event.collective == "reduce_scatter"]
+    assert [event.num_bytes for event in sums] == [third, second, first, root]
+    assert all(event.follows for event in sums)
+    assert {event.group for event in sent} == {"shard"}
+
+
+@pytest.mark.parametrize("changes", [{}, {**BF16, "accumulate": 2}], ids=name_of)
+def test_any_batch_is_read_off_one_line(changes: Changes) -> None:
+    config = small()
+    setting = resolved(config, changes)
+
+    def record(batch_size: int) -> Ledger:
+        return recorded(config, setting.model_copy(update={"batch_size": batch_size}))
+
+    derived = Recorder(record).line().ledger(5)
+    assert in_canonical_order(derived.events) == in_canonical_order(record(5).events)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fsdp_version": 1},
+        {"fsdp_param_dtype": "bf16"},
+        {"precision": "bf16", "fsdp_param_dtype": "fp16"},
+        {"checkpointing": "stages"},
+        {"offload": "activations"},
+        {"memory_format": "channels_last"},
+        {"lora_rank": 4},
+        {"frozen_stages": 1},
+        {"optimizer": "adafactor"},
+        {"optimizer": "sgd-fused"},
+        {"optimizer": "adamw-8bit"},
+    ],
+    ids=name_of,
+)
+def test_what_shapes_do_not_follow_is_traced(changes: Changes) -> None:
+    config = small()
+    assert is_on_shapes(config, resolved(config, {}))
+    assert not is_on_shapes(config, resolved(config, changes))
+
+
+def test_blocks_that_are_checkpointed_reentrantly_are_traced() -> None:
+    config = small("microsoft")
+    assert is_on_shapes(config, resolved(config, {}))
+    assert not is_on_shapes(config, resolved(config, {"checkpointing": "blocks"}))
+
+
+def test_an_estimate_imports_no_torch() -> None:
+    code = (
+        "import sys; from planner import TrainSetting, estimate; "
+        "from planner.libraries.resolve import resolve_model; "
+        "model = resolve_model('timm:swin_tiny_patch4_window7_224'); "
+        "setting = TrainSetting(batch_size=8, parallelism='fsdp', world_size=8); "
+        "estimate(model, setting); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
