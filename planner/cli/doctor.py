@@ -18,7 +18,13 @@ from planner.environment.machine import DriverAnswer, load_machine
 from planner.environment.torch_build import why_not_usable
 from planner.errors import PlannerError, UsageError
 from planner.hardware.detect import read_device
-from planner.report.environment import checkup_text, comparison_text, link_text, rates_text
+from planner.report.environment import (
+    checkup_text,
+    comparison_text,
+    link_text,
+    rates_text,
+    together_text,
+)
 
 if TYPE_CHECKING:
     from planner.schema.link import LinkCurve
@@ -28,6 +34,11 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("files", nargs=-1, metavar="[FILE]…")
 @click.option("--compare", "comparing", is_flag=True, help="Show what differs between the FILEs.")
+@click.option(
+    "--together",
+    is_flag=True,
+    help="With --compare: what a training over all of these machines must have alike, first.",
+)
 @click.option("--rates", is_flag=True, help="Measure what the device achieves (under 20 s).")
 @click.option("--links", is_flag=True, help="Time collectives between the devices (a minute).")
 @click.option(
@@ -45,7 +56,7 @@ def command(files: tuple[str, ...], as_json: bool, **asked: Any) -> int:
 
     Exits with status 1 if something must be fixed first. A FILE holds a machine as --json wrote it:
     it is judged in place of this one. With --compare and several FILEs the status is 1 if they
-    differ.
+    differ; with --together as well, if they differ in what a training over all of them needs alike.
     """
     refuse_empty({"files": files, "gpus": asked["gpus"], "output": asked["output"]})
     wish = _Wish(**asked)
@@ -54,7 +65,7 @@ def command(files: tuple[str, ...], as_json: bool, **asked: Any) -> int:
     world_size = None if wish.gpus is None else read_world_size(wish.gpus)
     _check(files, wish)
     if wish.comparing:
-        return _compare(files, as_json)
+        return _compare(files, as_json, wish.together)
     checkup = check_machine(load_machine(files[0])) if files else check_environment(
         ask_driver=_ask_driver
     )  # fmt: skip
@@ -80,6 +91,7 @@ class _Wish:
     """The options, as they were typed."""
 
     comparing: bool
+    together: bool
     rates: bool
     links: bool
     device: str | None
@@ -93,6 +105,8 @@ def _check(files: Sequence[str], wish: _Wish) -> None:
             f"--compare compares two machines or more, and {len(files)} were given.",
             "Write each with 'planner doctor --json > NAME.json' and name them all.",
         )
+    if wish.together and not wish.comparing:
+        raise UsageError("--together is of --compare.", "Add --compare, or omit --together.")
     if len(files) > 1 and not wish.comparing:
         raise UsageError(f"{len(files)} files were given.", "Name one, or add --compare.")
     measuring = "--rates" if wish.rates else "--links"
@@ -114,24 +128,32 @@ def _ask_driver() -> DriverAnswer:
     return ask_driver()
 
 
-def _compare(files: Sequence[str], as_json: bool) -> int:
+def _compare(files: Sequence[str], as_json: bool, together: bool) -> int:
     from planner.environment.layers import compare
+    from planner.environment.together import matters_together, sorted_together
 
     titles = list(files) if len({Path(f).stem for f in files}) < len(files) else [
         Path(f).stem for f in files
     ]  # fmt: skip
     checkups = {t: check_machine(load_machine(f)) for t, f in zip(titles, files, strict=True)}
     differences = compare({title: checkup.facts for title, checkup in checkups.items()})
+    joint = [d for d in sorted_together(differences) if matters_together(d)] if together else []
     if as_json:
         print_json({
             "machines": list(files),
             "differences": [asdict(difference) for difference in differences],
+            **({"together": {f"{d.layer}: {d.name}": matters_together(d) for d in joint}}
+               if together else {}),
             "findings": {title: [asdict(finding) for finding in checkup.findings]
                          for title, checkup in checkups.items()},
         })  # fmt: skip
     else:
-        say(comparison_text(checkups, differences))
-    return 1 if differences else 0
+        if together:
+            say(together_text(checkups, joint) + "\n")
+        rest = [difference for difference in differences if difference not in joint]
+        if rest or not together:
+            say(comparison_text(checkups, rest))
+    return 1 if (joint if together else differences) else 0
 
 
 def _device(device: str, checkup: Checkup) -> str:

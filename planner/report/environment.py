@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from planner.environment.facts import names
 from planner.environment.findings.finding import LAYERS, LEVELS, Finding
 from planner.environment.layers import Difference, Line, describe
+from planner.environment.together import matters_together
 from planner.report.wrapping import wrapped
 from planner.schema.link import LinkCurve, LinkPoint, bus_factor
 from planner.units import format_bytes, format_seconds
@@ -104,6 +105,19 @@ def comparison_text(checkups: Mapping[str, Checkup], differences: Sequence[Diffe
     table = tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
     only = list(_only_some(checkups))
     return "\n\n".join([table, *(["\n".join(only)] if only else []), _advice(differences)])
+
+
+def together_text(checkups: Mapping[str, Checkup], joint: Sequence[Difference]) -> str:
+    """Of machines that are to train together: what they must have alike and have not."""
+    if not joint:
+        return f"These {len(checkups)} machines can train together: what must be alike is alike."
+    from tabulate import tabulate
+
+    rows = [(d.name, *(_cell(value) for value in d.values), _cell(matters_together(d)))
+            for d in joint]  # fmt: skip
+    headers = ("what", *checkups, "in a training over all")
+    table = tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
+    return f"Make these alike before a training over these {len(checkups)} machines:\n\n{table}"
 
 
 def _only_some(checkups: Mapping[str, Checkup]) -> Iterator[str]:

@@ -152,6 +152,7 @@ def test_files_of_one_name_are_told_apart(
         (["a.json", "--device", "cpu"], "--device says what --rates and --links measure."),
         (["a.json", "--links"], "--links measures this machine"),
         (["--gpus", "2"], "--gpus is of --links."),
+        (["a.json", "--together"], "--together is of --compare."),
         (["--rates", "--output", "a.json"], "--output is of --links."),
         (["--links", "--gpus", "1"], "two devices or more, not '1'"),
         (["--links", "--gpus", ""], "--gpus has no value."),
@@ -195,3 +196,40 @@ def test_links_are_timed_shown_written_and_kept(
     assert "Kept in " in said.err
     curve = read_link(output)
     assert load_link(curve.device, 2) == curve
+
+
+def test_machines_that_can_train_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What may differ: processors, names of network cards, what NCCL says of itself."""
+    files = [
+        kept(tmp_path, "dgx-a100", "a"),
+        kept(tmp_path, "dgx-a100", "b", host={"quota_cpus": 64.0}),
+        kept(tmp_path, "dgx-a100", "c",
+             variables={"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "mlx5"}),
+    ]  # fmt: skip
+    assert main(["doctor", "--compare", "--together", *files]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("These 3 machines can train together")
+    assert "CPU quota" in out, "and yet it is told"
+    assert main(["doctor", "--compare", *files]) == 1
+
+
+def test_what_keeps_machines_from_training_together_comes_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [
+        kept(tmp_path, "dgx-a100", "a"),
+        kept(tmp_path, "dgx-a100", "b", torch={"nccl": "2.27.5"}, system={"python": "3.11.1"}),
+        kept(tmp_path, "dgx-a100", "c", variables={"NCCL_P2P_DISABLE": "1"}),
+        kept(tmp_path, "h100-nvswitch", "d"),
+    ]
+    assert main(["doctor", "--compare", "--together", *files]) == 1
+    head = capsys.readouterr().out.partition("layer")[0]
+    words = ("NCCL", "GPU 0", "GPU 0 memory", "NCCL_P2P_DISABLE", "Python", "--link")
+    places = [head.index(f"\n{word} ") for word in words]
+    assert places == sorted(places)
+    assert "NCCL ends at its start" in " ".join(head.split())
+    assert main(["doctor", "--compare", "--together", *files[:2], "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["together"]) == ["libraries: NCCL", "torch: Python"]
