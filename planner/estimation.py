@@ -248,7 +248,7 @@ def estimate_ledger(
             *_pinned_basis(pinned),
             *ledger.notes,
             *basis.notes,
-            *communication_basis(exchanges),
+            *communication_basis(exchanges, setting),
         ),
         left_out=(
             *left_out(config, setting, convolutions),

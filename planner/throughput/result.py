@@ -83,7 +83,7 @@ def exchanges_of(
     return Exchanges(events, find_fabric(gpu, setting.nodes, link, of_node))
 
 
-def communication_basis(exchanges: Exchanges | None) -> list[str]:
+def communication_basis(exchanges: Exchanges | None, setting: TrainSetting) -> list[str]:
     """What the time of communication rests on, one line each."""
     if exchanges is None:
         return []
@@ -96,6 +96,16 @@ def communication_basis(exchanges: Exchanges | None) -> list[str]:
         f"less ({sources})",
         f"computing and communicating take {exchanges.contention:g} times as long while both go on "
         "(published of A100s by Galvatron)",
+        *_compiled_basis(setting),
+    ]
+
+
+def _compiled_basis(setting: TrainSetting) -> list[str]:
+    if setting.compile == "off":
+        return []
+    return [
+        "what is compiled sends its gradients as it returns: torch.compile of the wrapped model "
+        "may split backward at buckets (DDPOptimizer) and send earlier"
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from planner.hardware.links import Link, all_links, find_link, read_catalogue
 from planner.ledger import Collective
 from planner.schema.link import bus_factor
 from planner.units import MIB
+from tests.benchmarks.link_tables import TABLES, held_out
 
 # Held-out points of an all-reduce between numbers of ranks that the link's own curves have: sizes
 # between theirs. Between other numbers of ranks the same bound holds from 4 MiB on.
@@ -24,16 +26,6 @@ SIZE_ERROR = 0.11
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 LINKS = st.sampled_from(all_links())
 SIZES = st.integers(1, 1 << 34)
-
-
-def held_out() -> list[tuple[str, int, int, float]]:
-    """(link, ranks, bytes, microseconds) of what no prediction uses."""
-    return [
-        (entry["name"], curve["ranks"], size, microseconds)
-        for entry in read_catalogue()["links"]
-        for curve in entry.get("held_out", ())
-        for size, microseconds in curve["points"]
-    ]
 
 
 def test_every_figure_says_where_it_was_read() -> None:
@@ -60,14 +52,32 @@ def test_points_that_are_used_are_met() -> None:
 
 
 def test_held_out_points_are_met() -> None:
-    own = {(link.name, curve.ranks) for link in all_links() for curve in link.curves}
     checked = 0
-    for name, ranks, size, microseconds in held_out():
-        if (name, ranks) in own or size >= 4 * MIB:
-            error = find_link(name).seconds("all_reduce", size, ranks) / (microseconds * 1e-6) - 1
-            assert abs(error) <= SIZE_ERROR, (name, ranks, size, error)
+    for link, ranks, size, took in held_out():
+        own = not link.curves or ranks in {curve.ranks for curve in link.curves}
+        if own or size >= 4 * MIB:
+            error = link.seconds("all_reduce", size, ranks) / took - 1
+            assert abs(error) <= SIZE_ERROR, (link.name, ranks, size, error)
             checked += 1
     assert checked > 40
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_page_shows_predicted_beside_published(table: Callable[[], str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "distributed.md"
+    assert table() in page.read_text(encoding="utf-8")
+
+
+def test_the_page_names_every_link() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text(encoding="utf-8")
+    assert all(f"`{link.name}`" in page for link in all_links())
+
+
+def test_more_gpus_than_a_link_joins_are_refused_with_the_machines_they_need() -> None:
+    with pytest.raises(UsageError, match="nvlink-h100 joins at most 8 GPUs in a machine") as error:
+        find_fabric(find_gpu("h100-sxm"), 1, None, 64)
+    assert "--nodes 8" in error.value.way_out
+    assert find_fabric(find_gpu("h100-sxm"), 8, None, 8).between is not None
 
 
 @given(LINKS, st.sampled_from(COLLECTIVES), st.integers(2, 64), SIZES, SIZES)
