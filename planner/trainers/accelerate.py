@@ -14,15 +14,29 @@ from typing import Any
 
 import yaml
 
-from planner.schema import TrainSetting
+from planner.schema import SwinConfig, TrainSetting
+from planner.schema.distribution import DEEPSPEED, SHARDED
 from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
-from planner.trainers.launch import launch
+from planner.trainers.engine import ZERO_PARALLEL, engine_source, on_gpus, zero_notes
+from planner.trainers.launch import PORT, launch, nodes_notes, torchrun
 from planner.trainers.loader import train_loader
-from planner.trainers.plan import COMPILING, Emitted, Plan, Trainer
+from planner.trainers.parallel_source import block_classes, ddp_arguments, policy_source
+from planner.trainers.plan import (
+    COMPILING,
+    DDP_OPTIONS,
+    FSDP_OPTIONS,
+    SYNC,
+    Emitted,
+    Parallel,
+    Plan,
+    Refusal,
+    Trainer,
+    way_out,
+)
 from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
-from planner.trainers.source import compiles_whole, image_lines, offloaded
+from planner.trainers.source import arguments, compiles_whole, image_lines, offloaded
 
 TITLE = "accelerate"
 FILENAME = "accelerate.yaml"
@@ -31,13 +45,30 @@ FILENAME = "accelerate.yaml"
 def write(plan: Plan) -> Emitted:
     """`accelerate.yaml`, with `building.py` as code."""
     setting = plan.setting
-    command = f"accelerate launch --config_file {plan.path(FILENAME)} your_script.py"
+    several = setting.nodes > 1
+    meeting = f" --machine_rank RANK --main_process_ip HOST --main_process_port {PORT}"
+    command = (
+        f"accelerate launch --config_file {plan.path(FILENAME)}{meeting if several else ''} "
+        "your_script.py"
+    )
     variables = {}
+    by_torchrun = plan.device == "cpu" and setting.parallelism != "none"
+    if by_torchrun:
+        command = torchrun("your_script.py", plan)
+        variables = _environment(plan)
     if setting.accumulate > 1:
         variables["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(setting.accumulate)
     run = launch(plan, command, variables)
     tuning = fine_tuning_notes(plan.model, setting)
-    notes = (learning_rate_note(setting), *loop_notes(setting), *tuning)
+    machines = nodes_notes(setting)
+    machines += (_BY_TORCHRUN,) if by_torchrun else (_RANK,) if several else ()
+    notes = (learning_rate_note(setting), *machines, *zero_notes(setting))
+    notes = (*notes, *loop_notes(setting), *tuning)
+    batch = {
+        "train_micro_batch_size_per_gpu": setting.batch_size,
+        "gradient_accumulation_steps": setting.accumulate,
+        "gradient_clipping": recipe_of(setting).clip_norm or 0.0,
+    }
     more = f"The model, the optimizer and what your script does with them: {CODE_FILENAME}."
     return Emitted(
         target="accelerate",
@@ -45,22 +76,43 @@ def write(plan: Plan) -> Emitted:
         text=plan.comment(run, more, notes=notes) + yaml.safe_dump(_values(plan), sort_keys=False),
         launch=run,
         warnings=(*plan.warnings, *notes),
-        code=building_source(plan, run, _script(plan), notes),
+        code=building_source(plan, run, _script(plan), notes, engine_source(setting, batch)),
         code_filename=CODE_FILENAME,
     )
 
 
+_BY_TORCHRUN = (
+    "On CPUs accelerate's launcher starts one process, unless by mpirun: torchrun starts them, "
+    "and what the file says is in the environment."
+)
+_RANK = "RANK is 0 on the machine called HOST, and 1, 2 … on the others."
+
+
 def _values(plan: Plan) -> dict[str, Any]:
     setting, cpu = plan.setting, plan.device == "cpu"
-    several = "MULTI_CPU" if cpu else "MULTI_GPU"
+    by_deepspeed = setting.parallelism in DEEPSPEED
+    # DeepSpeed autocasts by itself: from here it would convert the model instead.
+    autocast = setting.autocast_dtype is not None and not by_deepspeed
     values: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": several if setting.world_size > 1 else "NO",
-        "num_machines": 1,
+        "distributed_type": _distributed_type(setting, cpu),
+        "num_machines": setting.nodes,
         "num_processes": setting.world_size,
-        "mixed_precision": setting.precision if setting.autocast_dtype else "no",
+        "mixed_precision": setting.precision if autocast else "no",
         "use_cpu": cpu,
     }
+    if by_deepspeed:  # its configuration: in building.py
+        values["deepspeed_config"] = {"deepspeed_multinode_launcher": "standard"}
+    if setting.parallelism in SHARDED:
+        values["fsdp_config"] = _fsdp_values(plan)
+    if setting.parallelism == "hsdp":
+        values["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": setting.world_size // setting.shard_size,
+            "parallelism_config_dp_shard_size": setting.shard_size,
+            "parallelism_config_tp_size": 1,
+            "parallelism_config_cp_size": 1,
+            "parallelism_config_sp_size": 1,
+        }
     if compiles_whole(setting):  # blocks: in building.py
         values["dynamo_config"] = {
             "dynamo_backend": "INDUCTOR",
@@ -71,21 +123,95 @@ def _values(plan: Plan) -> dict[str, Any]:
     return values
 
 
+def _environment(plan: Plan) -> dict[str, str]:
+    """What its launcher would make of the file (utils/launch.py, prepare_multi_gpu_env)."""
+    values = _values(plan)
+    return {
+        "ACCELERATE_USE_CPU": "true",
+        "ACCELERATE_MIXED_PRECISION": str(values["mixed_precision"]),
+        **{
+            f"ACCELERATE_{key.upper()}": str(value)
+            for key, value in values.get("dynamo_config", {}).items()
+        },
+    }
+
+
+def _distributed_type(setting: TrainSetting, cpu: bool) -> str:
+    if setting.parallelism in SHARDED:
+        return "FSDP"
+    if setting.parallelism in DEEPSPEED:
+        return "DEEPSPEED"
+    if setting.parallelism == "none":
+        return "NO"
+    return "MULTI_CPU" if cpu else "MULTI_GPU"
+
+
+def _fsdp_values(plan: Plan) -> dict[str, Any]:
+    """Keys of utils/launch.py, prepare_multi_gpu_env. Version 1 calls `reshard_after_forward` by
+    its strategy."""
+    setting = plan.setting
+    reshard: bool | str = setting.fsdp_reshard
+    if setting.fsdp_version == 1:
+        reshard = "FULL_SHARD" if setting.fsdp_reshard else "SHARD_GRAD_OP"
+    return {
+        "fsdp_version": setting.fsdp_version,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_transformer_layer_cls_to_wrap": ",".join(block_classes(plan.swin, setting)),
+        "fsdp_reshard_after_forward": reshard,
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
+        "fsdp_cpu_ram_efficient_loading": False,
+        "fsdp_offload_params": False,
+        "fsdp_activation_checkpointing": False,  # the model checkpoints itself
+        **({"fsdp_use_orig_params": True} if setting.fsdp_version == 1 else {}),
+    }
+
+
+def _wrapping(setting: TrainSetting) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(lines before the Accelerator, its further arguments) that say how the model is wrapped."""
+    before: list[str] = []
+    given: list[str] = []
+    steps = "gradient_accumulation_steps=ACCUMULATE"
+    if setting.gradient_sync == "every" and setting.parallelism not in DEEPSPEED:
+        before.append("each = GradientAccumulationPlugin(ACCUMULATE, sync_each_batch=True)")
+        steps = "gradient_accumulation_plugin=each"
+    options = arguments(ddp_arguments(setting))
+    if setting.ddp_compression != "none":
+        hook = f"comm_hook=DDPCommunicationHookType.{setting.ddp_compression.upper()}"
+        options = f"{options}, {hook}" if options else hook
+    if options:
+        before.append(f"wrapping = DistributedDataParallelKwargs({options})")
+        given.append("kwargs_handlers=[wrapping]")
+    if setting.parallelism in SHARDED:
+        kind = "MixedPrecisionPolicy" if setting.fsdp_version == 2 else "MixedPrecision"
+        policy = policy_source(setting)
+        before += [
+            f"policy = {kind}({policy})  # of torch.distributed.fsdp",
+            "sharding = FullyShardedDataParallelPlugin(mixed_precision_policy=policy)",
+        ]
+        given.append("fsdp_plugin=sharding")
+    if setting.parallelism in DEEPSPEED:
+        before.append("zero = DeepSpeedPlugin(hf_ds_config=DEEPSPEED)")
+        given.append("deepspeed_plugin=zero")
+    return tuple(before), (steps, *given)
+
+
 def _script(plan: Plan) -> tuple[str, ...]:
     """The lines of a script that trains with `building.py`."""
     setting, recipe = plan.setting, recipe_of(plan.setting)
     rate = "LEARNING_RATE" if recipe.learning_rate is not None else "LR"
     built, stepped = _stepping(setting)
+    before, given = _wrapping(setting)
     clip = (
         "        if accelerator.sync_gradients:",
         "            accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)",
     )
     return (
         "loader = DataLoader(data, shuffle=True, **LOADER)",
-        "# DataLoaderConfiguration is in accelerate.utils.",
+        "# What Accelerator is given is in accelerate.utils.",
         f"loading = DataLoaderConfiguration(non_blocking={train_loader(plan).pin_memory})",
+        *before,
         "accelerator = Accelerator(",
-        "    gradient_accumulation_steps=ACCUMULATE, dataloader_config=loading)",
+        f"    {', '.join((*given, 'dataloader_config=loading'))})",
         f"model = {build_call(plan.model, setting)}.to(accelerator.device)",
         *(line.replace("RATE", rate) for line in built),
         "for images, targets in loader:",
@@ -96,6 +222,25 @@ def _script(plan: Plan) -> tuple[str, ...]:
         *(clip if recipe.clip_norm is not None else ()),
         *stepped,
     )
+
+
+def _own_sharding(setting: TrainSetting) -> dict[str, Any]:
+    """Its FSDP is version 1 unless told, and gathers and reduces in the dtype of autocast
+    (utils/dataclasses.py, set_mixed_precision)."""
+    return {"fsdp_version": 1, **sharded_in_autocast(setting)}
+
+
+def sharded_in_autocast(setting: TrainSetting) -> dict[str, Any]:
+    name = {"bfloat16": "bf16", "float16": "fp16"}.get(setting.autocast_dtype or "", "fp32")
+    return {"fsdp_param_dtype": name, "fsdp_reduce_dtype": name}
+
+
+def refusals(plan: Plan) -> list[Refusal]:
+    """It finds blocks by the name of their class, which is not known of a factory's."""
+    if plan.setting.parallelism not in SHARDED or isinstance(plan.model, SwinConfig):
+        return []
+    law = "it shards by the names of blocks' classes, which are not known of a factory's model"
+    return [Refusal(law, way_out("parallelism=ddp"))]
 
 
 def _stepping(setting: TrainSetting) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -148,6 +293,14 @@ TRAINER = Trainer(
     title=TITLE,
     filename=FILENAME,
     write=write,
+    refusals=refusals,
+    parallel={
+        "ddp": Parallel(DDP_OPTIONS | SYNC),
+        # accelerator.py and state.py look for FSDP and DeepSpeed where there is no `cpu` only.
+        "fsdp": Parallel(FSDP_OPTIONS | SYNC | {"fsdp_version"}, _own_sharding, True),
+        "hsdp": Parallel(FSDP_OPTIONS | SYNC | {"fsdp_shard_size"}, sharded_in_autocast, True),
+        **on_gpus(ZERO_PARALLEL),
+    },
     # Pure bf16 and gradients that stay are up to the script's own loop, which the file shows.
     expresses=(
         *COMPILING, "checkpointing-in-parts", "offload", "optimizer_in_backward",

@@ -23,8 +23,11 @@ from planner.trainers.steps import (
 FILENAME = "building.py"
 
 
-def building_source(plan: Plan, run: str, use: tuple[str, ...], notes: tuple[str, ...]) -> str:
-    """The module. `use` are the lines of a script that trains with it, said at its head."""
+def building_source(
+    plan: Plan, run: str, use: tuple[str, ...], notes: tuple[str, ...], more: str = ""
+) -> str:
+    """The module. `use` are the lines of a script that trains with it, said at its head; `more` are
+    further constants."""
     setting, recipe = plan.setting, recipe_of(plan.setting)
     model = trained_source(plan.model, setting)
     pieces = [optimizer_source(setting), schedule_source(), loss_source(setting)]
@@ -38,6 +41,7 @@ def building_source(plan: Plan, run: str, use: tuple[str, ...], notes: tuple[str
         rate_source(setting),
         f"CLIP_NORM = {recipe.clip_norm}\n" if recipe.clip_norm is not None else "",
         loader_source(plan),
+        more,
     ]
     return "".join(
         (

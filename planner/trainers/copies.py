@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
+BLOCK_FINDERS = ("CONTAINERS", "TORCH_BLOCKS", "repeated_blocks", "_kind", "_may_be_block")
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -39,14 +40,7 @@ def compiled_blocks(source: ModelSource, how: str) -> ModelSource:
     """`source`, its `build_model` compiling each repeated block; `how` are arguments of
     `torch.compile`."""
     compiling = copied("compilation.py", "compile_blocks")
-    finding = copied(
-        "checkpointing.py",
-        "CONTAINERS",
-        "TORCH_BLOCKS",
-        "repeated_blocks",
-        "_kind",
-        "_may_be_block",
-    )
+    finding = copied("checkpointing.py", *BLOCK_FINDERS)
     if "def repeated_blocks" in source.body:
         finding = ModelSource((), "")
     needed = [line for line in finding.imports if "checkpoint" not in line]

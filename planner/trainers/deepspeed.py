@@ -20,9 +20,10 @@ from planner.trainers.accelerate import loop_notes, loss_lines
 from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.comments import WRITTEN_BY, one_line
+from planner.trainers.engine import STAGES, ZERO_PARALLEL, engine_values, zero_notes
 from planner.trainers.launch import launch
 from planner.trainers.loader import train_loader
-from planner.trainers.plan import COMPILING, Emitted, Plan, Trainer
+from planner.trainers.plan import COMPILING, Emitted, Parallel, Plan, Trainer
 from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
 from planner.trainers.source import compiles_whole, image_lines, literal
@@ -36,12 +37,15 @@ def write(plan: Plan) -> Emitted:
     setting = plan.setting
     cpu = plan.device == "cpu"
     count = "--num_accelerators" if cpu else "--num_gpus"
+    several = setting.nodes > 1
+    hosts = f"--hostfile HOSTFILE --num_nodes {setting.nodes} " if several else ""
     run = launch(
         plan,
-        f"deepspeed {count} {setting.world_size} your_script.py",
+        f"deepspeed {hosts}{count} {setting.world_size // setting.nodes} your_script.py",
         {"DS_ACCELERATOR": "cpu"} if cpu else None,
     )
-    notes = (*_notes(setting), *fine_tuning_notes(plan.model, setting))
+    machines = (_HOSTS,) if several else ()
+    notes = (*_notes(setting), *machines, *fine_tuning_notes(plan.model, setting))
     about = [WRITTEN_BY + ".", *plan.heading, f"Run: {run}", *notes]
     values = {"comment": [one_line(line, 2000) for line in about], **_values(setting)}
     return Emitted(
@@ -55,27 +59,32 @@ def write(plan: Plan) -> Emitted:
     )
 
 
+_HOSTS = (
+    "Run the line on one machine: it starts the others by ssh. HOSTFILE has a line 'NAME slots=N' "
+    "for each of them, with its number of GPUs."
+)
+
+
 def _values(setting: TrainSetting) -> dict[str, Any]:
-    values: dict[str, Any] = {
+    return {
         "train_batch_size": setting.global_batch,
         "train_micro_batch_size_per_gpu": setting.batch_size,
         "gradient_accumulation_steps": setting.accumulate,
         "gradient_clipping": recipe_of(setting).clip_norm or 0.0,
-        "zero_optimization": {"stage": 0},
+        **engine_values(setting),
     }
-    if setting.autocast_dtype is not None:
-        values["torch_autocast"] = {"enabled": True, "dtype": setting.autocast_dtype}
-    return values
 
 
 def _script(plan: Plan) -> tuple[str, ...]:
     """The lines of a script that trains with `building.py`."""
     setting, recipe = plan.setting, recipe_of(plan.setting)
     rate = "LEARNING_RATE" if recipe.learning_rate is not None else "LR"
-    shuffle = "shuffle=True" if setting.world_size == 1 else "sampler=DistributedSampler(data)"
+    several = setting.parallelism != "none"
+    shuffle = "sampler=sampler" if several else "shuffle=True"
     later = ", non_blocking=True" if train_loader(plan).pin_memory else ""
     compiled = f"engine.compile(compile_kwargs={literal(setting.compile_arguments)})"
     return (
+        *(_joined(plan) if several else ()),
         f"loader = DataLoader(data, {shuffle}, **LOADER)",
         f"model = {build_call(plan.model, setting)}",
         f"model = model.to({literal(plan.device)})  # before the optimizer takes its parameters",
@@ -94,6 +103,16 @@ def _script(plan: Plan) -> tuple[str, ...]:
     )
 
 
+def _joined(plan: Plan) -> tuple[str, ...]:
+    """Before a sampler can ask for its rank, and a model for the device of its own."""
+    device = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
+    return (
+        *((device,) if plan.device == "cuda" else ()),
+        "deepspeed.init_distributed()",
+        "sampler = DistributedSampler(data)  # of torch.utils.data; set_epoch before each epoch",
+    )
+
+
 def _config(plan: Plan) -> str:
     return literal(one_line(str(plan.output or FILENAME)))
 
@@ -103,9 +122,13 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
         "Pass the optimizer of building.py to deepspeed.initialize(optimizer=…): the engine's own "
         '"AdamW" is another kernel.',
         learning_rate_note(setting),
-        "The engine copies all gradients into one flat tensor at each optimizer step, on one "
-        "device too: it takes as many bytes as the parameters, after the activations are freed.",
+        *zero_notes(setting),
     ]
+    if setting.parallelism not in STAGES:
+        found.append(
+            "The engine copies all gradients into one flat tensor at each optimizer step, on one "
+            "device too: it takes as many bytes as the parameters, after the activations are freed."
+        )
     if setting.autocast_dtype is not None:
         found.append(
             "torch_autocast is what was probed; bf16.enabled or fp16.enabled would convert the "
@@ -126,6 +149,7 @@ TRAINER = Trainer(
     title=TITLE,
     filename=FILENAME,
     write=write,
+    parallel={"ddp": Parallel(), **ZERO_PARALLEL},
     # In pure bf16 the engine would add fp32 masters of its own: another setting.
     expresses=(
         *COMPILING, "checkpointing-in-parts", "offload", "frozen_stages", "lora_rank", "ema",

@@ -16,9 +16,16 @@ from planner.schema.result import RESULT_FORMAT, Recommendation
 from planner.trainers.comments import one_line
 from planner.trainers.levers import lever_refusals
 from planner.trainers.loader import loader_heading, loader_warnings
+from planner.trainers.parallelism import (
+    as_written,
+    fitted_buckets,
+    parallel_reasons,
+    parallel_refusals,
+    parallel_setting,
+)
 from planner.trainers.plan import Emitted, Plan, Trainer, refuse
 from planner.trainers.ported_model import port_model, setting_refusals
-from planner.trainers.registry import TARGETS, find_trainer
+from planner.trainers.registry import TARGETS, TRAINERS, find_trainer
 from planner.units import format_bytes
 
 __all__ = ["TARGETS", "Emitted", "emit", "emit_setting", "read_result"]
@@ -27,7 +34,7 @@ TASK_TRAINER = "pytorch"  # the one that trains any task
 RESULT_FILE = "recommendation.json"
 
 
-_DDP = "trains under DDP here, whose buckets hold a copy of the gradients"
+_FITTED = "DeepSpeed's own buckets hold 500,000,000 elements, and these are fit for the model"
 _CHANGED = "the setting was changed after the probe"
 
 
@@ -174,10 +181,14 @@ def _write(
     if device is not None:
         check_device_precision(device, plan.setting.precision)
     faults = setting_refusals(trained, plan.setting, trainer.models)
-    planned = replace(plan, model=trained)
-    refuse(title, [*faults, *lever_refusals(trainer, planned), *trainer.refusals(planned)])
-    ddp = plan.setting.world_size > 1 or trainer.always_ddp
-    run = plan.setting.model_copy(update={"parallelism": "ddp"}) if ddp else plan.setting
+    asked = parallel_setting(plan.setting, trainer.always_ddp)
+    planned = replace(plan, model=trained, setting=asked)
+    several = parallel_refusals(trainer, planned, TRAINERS.values())
+    levers = lever_refusals(trainer, planned)
+    refuse(title, [*faults, *several, *levers, *trainer.refusals(planned)])
+    fitted = fitted_buckets(trained, asked)
+    run = as_written(trainer, fitted)
+    planned = replace(planned, setting=run)
     reasons = []
     if moved:
         assert isinstance(trained, SwinConfig)
@@ -185,8 +196,9 @@ def _write(
         reasons.append(f"the setting was found for {probed}, and this is {trained.library}'s Swin")
     if changed:
         reasons.append(_CHANGED)
-    if run != plan.setting:
-        reasons.append(f"{title} {_DDP}")
+    if fitted != asked:
+        reasons.append(_FITTED)
+    reasons += parallel_reasons(trainer, plan.setting, fitted, run)
     judged = _judge(trained, run, device, reasons, estimator) if reasons else ()
     loads = loader_warnings(trainer, planned)
     heading = (*plan.heading, *judged, *loader_heading(planned), *loads)
@@ -204,7 +216,10 @@ def _judge(
     why = "; ".join(reasons)
     if not isinstance(model, SwinConfig):
         return (f"Not measured: {why}.",)
-    estimate = (estimator or _estimate)(model, setting, device)
+    try:
+        estimate = (estimator or _estimate)(model, setting, device)
+    except UnsupportedError as error:
+        return (f"Not measured, nor estimated: {why}; {error.message}",)
     total = format_bytes(estimate.device_total_bytes)
     if estimate.fits is False:
         raise UnsupportedError(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+from planner.schema import TrainSetting
 from planner.trainers.plan import Plan
+
+PORT = 29500  # torchrun's and accelerate's own
 
 
 def launch(plan: Plan, command: str, variables: Mapping[str, str] | None = None) -> str:
@@ -22,10 +25,31 @@ def launch(plan: Plan, command: str, variables: Mapping[str, str] | None = None)
 
 
 def torchrun(script: str, plan: Plan, arguments: str = "") -> str:
-    """The command that runs `script` (quoted already) on every device."""
-    world = plan.setting.world_size
-    command = f"torchrun --nproc_per_node {world} {script}" if world > 1 else f"python {script}"
-    return f"{command} {arguments}".rstrip()
+    """The command that runs `script` (quoted already) on every device, of each machine.
+
+    A standalone rendezvous takes a free port; of several machines one is HOST. A training that lost
+    a rank does not start again by itself.
+    """
+    setting = plan.setting
+    if setting.parallelism == "none" and setting.world_size == 1:
+        return f"python {script} {arguments}".rstrip()
+    meeting = (
+        f"--nnodes {setting.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:{PORT}"
+        if setting.nodes > 1
+        else "--standalone"
+    )
+    each = f"--nproc-per-node {setting.world_size // setting.nodes} --max-restarts=0"
+    return f"torchrun {meeting} {each} {script} {arguments}".rstrip()
+
+
+def nodes_notes(setting: TrainSetting) -> tuple[str, ...]:
+    """What several machines ask of whoever starts them."""
+    if setting.nodes == 1:
+        return ()
+    return (
+        f"Run the line on each of the {setting.nodes} machines; HOST is one of them, by a name "
+        "that all of them reach. Software and data are the same on all.",
+    )
 
 
 def tf32_environment(plan: Plan) -> dict[str, str]:

@@ -9,10 +9,23 @@ from __future__ import annotations
 from typing import Any
 
 from planner.schema import TrainSetting
+from planner.schema.distribution import DEEPSPEED
+from planner.trainers.engine import ZERO_PARALLEL, engine_source, on_gpus, zero_notes
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
-from planner.trainers.launch import launch, torchrun
-from planner.trainers.plan import COMPILING, Emitted, Plan, Refusal, Trainer, way_out
+from planner.trainers.launch import launch, nodes_notes, torchrun
+from planner.trainers.parallel_source import ddp_arguments, sharding_source, without_twice
+from planner.trainers.plan import (
+    COMPILING,
+    DDP_OPTIONS,
+    FSDP_OPTIONS,
+    Emitted,
+    Parallel,
+    Plan,
+    Refusal,
+    Trainer,
+    way_out,
+)
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import EPOCHS, learning_rate_note, recipe_of
 from planner.trainers.source import (
@@ -45,7 +58,8 @@ PRECISIONS = {
 def write(plan: Plan) -> Emitted:
     """`training_lightning.py`: `TRAINER`, `build_model()`, `Training` (a LightningModule)."""
     run = launch(plan, torchrun("your_script.py", plan))
-    notes = (learning_rate_note(plan.setting), *fine_tuning_notes(plan.model, plan.setting))
+    found = (learning_rate_note(plan.setting), *nodes_notes(plan.setting))
+    notes = (*found, *zero_notes(plan.setting), *fine_tuning_notes(plan.model, plan.setting))
     return Emitted(
         target="lightning",
         filename=FILENAME,
@@ -58,18 +72,45 @@ def write(plan: Plan) -> Emitted:
 def trainer_arguments(plan: Plan) -> dict[str, Any]:
     """The keyword arguments of `Trainer` for the setting."""
     setting, recipe = plan.setting, recipe_of(plan.setting)
+    # DeepSpeed autocasts by itself: for "mixed" Lightning would let it convert the model.
+    by_deepspeed = setting.parallelism in DEEPSPEED
     values: dict[str, Any] = {
-        "precision": PRECISIONS[setting.precision],
+        "precision": "32-true" if by_deepspeed else PRECISIONS[setting.precision],
         "accumulate_grad_batches": setting.accumulate,
-        "devices": setting.world_size,
-        "strategy": "ddp" if setting.world_size > 1 else "auto",
+        "devices": setting.world_size // setting.nodes,
         "benchmark": True,
     }
+    if setting.nodes > 1:
+        values["num_nodes"] = setting.nodes
     if plan.device == "cpu":
         values["accelerator"] = "cpu"
     if recipe.clip_norm is not None and not _clips_by_itself(setting):
         values |= {"gradient_clip_val": recipe.clip_norm, "gradient_clip_algorithm": "norm"}
     return values
+
+
+def strategy_source(setting: TrainSetting) -> tuple[tuple[str, ...], str]:
+    """(imports, the strategy of `Trainer` as source): what is not PyTorch's own, of DDPStrategy
+    (pytorch/strategies/ddp.py passes the rest on), ModelParallelStrategy or DeepSpeedStrategy."""
+    if setting.parallelism == "none":
+        return (), '"auto"'
+    if setting.parallelism == "fsdp":
+        name = "ModelParallelStrategy"
+        sizes = {"data_parallel_size": setting.world_size, "tensor_parallel_size": 1}
+        given = arguments({**sizes, "save_distributed_checkpoint": False})
+    elif setting.parallelism in DEEPSPEED:
+        name = "DeepSpeedStrategy"
+        given = "config=DEEPSPEED"
+    else:
+        name = "DDPStrategy"
+        given = arguments(ddp_arguments(setting))
+    imports = [f"from lightning.pytorch.strategies import {name}"]
+    if setting.ddp_compression != "none":
+        hook = f"{setting.ddp_compression}_compress_hook"
+        module = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+        imports.append(f"from {module} import {hook}")
+        given = f"{given}, ddp_comm_hook={hook}" if given else f"ddp_comm_hook={hook}"
+    return tuple(imports), f"{name}({given})"
 
 
 def _clips_by_itself(setting: TrainSetting) -> bool:
@@ -85,12 +126,16 @@ def _clips_by_itself(setting: TrainSetting) -> bool:
 def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
     setting, recipe = plan.setting, recipe_of(plan.setting)
     model = trained_source(plan.model, setting)
+    strategy_imports, strategy = strategy_source(setting)
+    sharding_imports, sharding = sharding_source(setting)
     pieces = [optimizer_source(setting), schedule_source(), loss_source(setting)]
     if recipe.mixes:
         pieces.append(mixing_source())
     imports = (
         *model.imports,
         *(line for found, _ in pieces for line in found),
+        *strategy_imports,
+        *sharding_imports,
         "import lightning",
     )
     rate = "" if recipe.learning_rate is not None else "lr=LR"
@@ -111,8 +156,11 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
             f"NUM_CLASSES = {plan.model.num_classes}\n",
             rate_source(setting),
             loader_source(plan),
+            engine_source(setting),
             mapping("TRAINER", trainer_arguments(plan)),
-            "\n\n" + placed(model.body, _laid_out(setting)),
+            f'TRAINER["strategy"] = {strategy}\n',
+            "\n\n" + placed(without_twice(model.body, sharding), _laid_out(setting)),
+            "\n\n" + sharding if sharding else "",
             *("\n\n" + body for _, body in pieces),
             "\n\n" + _module(setting, weights_name(plan.model, setting) is not None),
         )
@@ -137,7 +185,8 @@ def _module(setting: TrainSetting, pretrained: bool) -> str:
     loss = offloaded(loss, setting, "self.model", "images, targets")
     mixed = "        images, targets = mix(images, targets)\n" if recipe.mixes else ""
     given = "lr: float = LEARNING_RATE" if recipe.learning_rate is not None else "lr: float"
-    clipping = (
+    clipping = _CONFIGURED if setting.parallelism == "fsdp" else ""
+    clipping += (
         "\n"
         "    def configure_gradient_clipping(self, optimizer: Any, **given: Any) -> None:\n"
         "        # Lightning itself clips no fused optimizer under autocast; bf16 scales nothing.\n"
@@ -172,9 +221,25 @@ def _module(setting: TrainSetting, pretrained: bool) -> str:
     )
 
 
+_CONFIGURED = """
+    def configure_model(self) -> None:
+        # Called again for validation: blocks are sharded once.
+        if not isinstance(self.model, FSDPModule):
+            shard(self.model, self.device_mesh["data_parallel"])
+"""
+
+
+def _every_micro_batch(setting: TrainSetting) -> dict[str, Any]:
+    """ModelParallelStrategy has no `no_sync` (pytorch/strategies/parallel.py: of DDP only)."""
+    return {"gradient_sync": "every"}
+
+
 def refusals(plan: Plan) -> list[Refusal]:
-    """Clipping that it would refuse when it runs."""
+    """Clipping that it would refuse when it runs, and fp16 for shards."""
     setting = plan.setting
+    if setting.parallelism == "fsdp" and setting.precision == "fp16":
+        law = "its ModelParallelStrategy has no 16-mixed precision"
+        return [Refusal(law, way_out("precision=bf16"))]
     fused = setting.optimizer_implementation == "fused"
     if setting.clip_grad and fused and setting.precision == "fp16":
         family = setting.optimizer_family
@@ -193,4 +258,9 @@ TRAINER = Trainer(
         "memory_format", "pure-bf16", "bf16-on-cpu",
     ),
     refusals=refusals,
+    parallel={
+        "ddp": Parallel(DDP_OPTIONS),
+        "fsdp": Parallel(FSDP_OPTIONS, _every_micro_batch),
+        **on_gpus(ZERO_PARALLEL),
+    },
 )  # fmt: skip

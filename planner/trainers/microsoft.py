@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from planner.schema import SwinConfig, TrainSetting
-from planner.trainers.launch import launch, tf32_environment
+from planner.trainers.launch import launch, nodes_notes, tf32_environment, torchrun
 from planner.trainers.loader import train_loader
-from planner.trainers.plan import Emitted, Plan, Refusal, Trainer, way_out
+from planner.trainers.plan import Emitted, Parallel, Plan, Refusal, Trainer, way_out
 from planner.trainers.recipe import (
     BASE_LR,
     EPOCHS,
@@ -36,10 +36,7 @@ _DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_da
 def write(plan: Plan) -> Emitted:
     """`swin_microsoft.yaml`."""
     setting, recipe, loader = plan.setting, recipe_of(plan.setting), train_loader(plan)
-    command = (
-        f"torchrun --nproc_per_node {setting.world_size} main.py --cfg {plan.path(FILENAME)} "
-        "--data-path DATA"
-    )
+    command = torchrun("main.py", plan, f"--cfg {plan.path(FILENAME)} --data-path DATA")
     run = launch(plan, command, tf32_environment(plan))
     values = {
         "DATA": {
@@ -162,6 +159,7 @@ def _notes(model: SwinConfig, setting: TrainSetting) -> tuple[str, ...]:
     rate = recipe_of(setting).learning_rate
     assert rate is not None, "only adamw is left"
     found = [
+        *nodes_notes(setting),
         "main.py scales the learning rate by itself: BASE_LR × "
         f"{setting.batch_size} × {setting.world_size} × {setting.accumulate} / 512 = {rate:g}. "
         "Do not change TRAIN.BASE_LR when the batch changes.",
@@ -180,6 +178,11 @@ def _notes(model: SwinConfig, setting: TrainSetting) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _own(setting: TrainSetting) -> dict[str, Any]:
+    """main.py: DistributedDataParallel(…, broadcast_buffers=False), and no `no_sync`."""
+    return {"ddp_broadcast_buffers": False, "gradient_sync": "every"}
+
+
 TRAINER = Trainer(
     name="microsoft",
     title=TITLE,
@@ -189,6 +192,7 @@ TRAINER = Trainer(
     refusals=refusals,
     library="microsoft",
     always_ddp=True,
+    parallel={"ddp": Parallel(own=_own)},
     # data/build.py gives its DataLoader neither: torch's defaults hold.
     loads_by_itself={"prefetch_factor": 2, "persistent_workers": False},
     reads="torchvision's ImageFolder and the transforms of timm 0.4.12, on PIL images",

@@ -12,10 +12,13 @@ from typing import Any
 
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.setting import EMA_DECAY
-from planner.trainers.launch import launch, tf32_environment, torchrun
+from planner.trainers.launch import launch, nodes_notes, tf32_environment, torchrun
 from planner.trainers.loader import training_load, validation_load
+from planner.trainers.parallel_source import ddp_arguments
 from planner.trainers.plan import (
+    DDP_OPTIONS,
     Emitted,
+    Parallel,
     Plan,
     Refusal,
     Trainer,
@@ -43,7 +46,7 @@ _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "rmsprop": "RMSpr
 def write(plan: Plan) -> Emitted:
     """`swin_mmpretrain.py`: model, data, schedule and all."""
     setting = plan.setting
-    launcher = " --launcher pytorch" if setting.world_size > 1 else ""
+    launcher = " --launcher pytorch" if setting.parallelism != "none" else ""
     rated = recipe_of(setting).learning_rate is not None
     rate = "" if rated else " optim_wrapper.optimizer.lr=LR"
     arguments = (
@@ -86,6 +89,9 @@ def _sections(plan: Plan) -> dict[str, Any]:
         "val_evaluator": {"type": "Accuracy", "topk": (1,)},
         "env_cfg": {"cudnn_benchmark": True},
     }
+    if setting.parallelism == "ddp":
+        wrapper = {"type": "MMDistributedDataParallel", **ddp_arguments(setting)}
+        found["model_wrapper_cfg"] = wrapper
     if setting.compile != "off":
         found["compile"] = {"backend": "inductor", **setting.compile_arguments}
     if setting.ema:
@@ -273,6 +279,7 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
         "The estimate is of microsoft's Swin, which mmpretrain's follows: the planner has no "
         "transcription of mmpretrain's.",
         learning_rate_note(setting),
+        *nodes_notes(setting),
         "Edit this file itself: used as a second _base_ it would clash with mmpretrain's own.",
     ]
     if fine_tunes(setting):
@@ -287,6 +294,11 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _own(setting: TrainSetting) -> dict[str, Any]:
+    """runner/runner.py, wrap_model, where the config has no `model_wrapper_cfg`."""
+    return {"ddp_broadcast_buffers": False}
+
+
 TRAINER = Trainer(
     name="mmengine",
     title=TITLE,
@@ -295,6 +307,9 @@ TRAINER = Trainer(
     expresses=("compile", "compile_dynamic", "compile_fullgraph", "frozen_stages", "ema"),
     refusals=refusals,
     library="microsoft",
+    # Runner.wrap_model (runner/runner.py), and `no_sync` in OptimWrapper.optim_context. Its FSDP
+    # strategy is version 1's, of its FlexibleRunner, and registers no hook for gradients.
+    parallel={"ddp": Parallel(DDP_OPTIONS - {"ddp_compression"}, _own)},
     models="mmpretrain",
     reads="mmcv's transforms, on OpenCV's images",
 )

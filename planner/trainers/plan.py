@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from planner.errors import UnsupportedError, UsageError
 from planner.schema import Library, Model, NamedModel, SwinConfig, TrainSetting
+from planner.schema.distribution import Parallelism
 from planner.schema.loading import LoaderRecord, LoaderSetting, Pipeline
 from planner.trainers.comments import comment
 
@@ -103,6 +104,32 @@ class Refusal(NamedTuple):
     way_out: str
 
 
+def as_torch(setting: TrainSetting) -> Mapping[str, Any]:
+    """Options of a parallelism as PyTorch and DeepSpeed set them: none are of the trainer's own."""
+    return {}
+
+
+SYNC = frozenset(("gradient_sync",))
+DDP_OPTIONS = frozenset(
+    ("ddp_bucket_mb", "ddp_bucket_view", "ddp_find_unused", "ddp_static_graph",
+     "ddp_broadcast_buffers", "ddp_compression")
+)  # fmt: skip
+FSDP_OPTIONS = frozenset(("fsdp_reshard", "fsdp_param_dtype", "fsdp_reduce_dtype"))
+
+
+class Parallel(NamedTuple):
+    """How a trainer runs one parallelism.
+
+    `writes` are the options (fields of a Distribution) that its files say. `own` are those that it
+    sets by itself where nobody says otherwise, unlike PyTorch and DeepSpeed.
+    `needs_gpu`: it does not on CPUs.
+    """
+
+    writes: frozenset[str] = frozenset()
+    own: Callable[[TrainSetting], Mapping[str, Any]] = as_torch
+    needs_gpu: bool = False
+
+
 @dataclass(frozen=True)
 class Trainer:
     """A trainer that `emit` can write for; each has a file of its own.
@@ -114,7 +141,8 @@ class Trainer:
 
     `loads_by_itself` are the fields of a LoaderSetting that it has no word for, with the values it
     loads with. `reads` says how it reads pictures, None where the data set is the user's;
-    `pipelines` are the measured ones that it runs by itself.
+    `pipelines` are the measured ones that it runs by itself. `parallel` are the parallelisms that
+    it can run.
     """
 
     name: str
@@ -126,6 +154,7 @@ class Trainer:
     library: Library | None = None
     models: str | None = None
     always_ddp: bool = False
+    parallel: Mapping[Parallelism, Parallel] = field(default_factory=lambda: {"ddp": Parallel()})
     loads_by_itself: Mapping[str, Any] = field(default_factory=dict)
     reads: str | None = None
     pipelines: tuple[Pipeline, ...] = ()

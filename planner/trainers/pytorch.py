@@ -14,9 +14,25 @@ from planner.schema.loading import Pipeline
 from planner.schema.setting import EMA_DECAY, LABEL_SMOOTHING
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
-from planner.trainers.launch import launch, torchrun
+from planner.trainers.launch import launch, nodes_notes, torchrun
 from planner.trainers.loader import train_loader
-from planner.trainers.plan import Emitted, LeverName, Plan, Refusal, Trainer
+from planner.trainers.parallel_source import (
+    checkpoint_source,
+    distribute_source,
+    synchronised,
+    without_twice,
+)
+from planner.trainers.plan import (
+    DDP_OPTIONS,
+    FSDP_OPTIONS,
+    SYNC,
+    Emitted,
+    LeverName,
+    Parallel,
+    Plan,
+    Refusal,
+    Trainer,
+)
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import (
     EPOCHS,
@@ -61,12 +77,21 @@ def write(plan: Plan) -> Emitted:
     run = launch(plan, torchrun(script, plan, f"{data}{loaded}{rate}".strip()))
     trial = launch(plan, torchrun(script, plan, f"--synthetic --steps 20{rate}"))
     tuning = fine_tuning_notes(plan.model, setting)
-    notes = (learning_rate_note(setting), *tuning, *data_notes(plan))
+    machines = nodes_notes(setting)
+    notes = (learning_rate_note(setting), *machines, *tuning, *data_notes(plan))
     model = trained_source(plan.model, setting)
     optimizer_imports, optimizer = optimizer_source(setting)
     schedule_imports, schedule = schedule_source()
     mixing = mixing_source()[1] if recipe.mixes else ""
-    imports = (*model.imports, *optimizer_imports, *schedule_imports, *_IMPORTS, *IMPORTS)
+    several_imports, several = distribute_source(setting)
+    imports = (
+        *model.imports,
+        *several_imports,
+        *optimizer_imports,
+        *schedule_imports,
+        *_IMPORTS,
+        *IMPORTS,
+    )
     standard = ("argparse", "os", "time", *standard_modules(plan))
     layout = f"(data: {factory})" if factory else "(DATA/train/CLASS/*.jpg, DATA/val/CLASS/*.jpg)"
     about = (layout, f" or: {trial}")
@@ -75,7 +100,8 @@ def write(plan: Plan) -> Emitted:
         import_block(imports, standard),
         "\n" + _constants(plan),
         process_source(setting),
-        "\n\n" + placed(model.body, setting),
+        "\n\n" + placed(without_twice(model.body, several), setting),
+        "\n\n" + several if several else "",
         "\n\n" + optimizer,
         "\n\n" + schedule,
         "\n\n" + _step(setting),
@@ -88,7 +114,10 @@ def write(plan: Plan) -> Emitted:
             ema_made=_EMA_MADE if setting.ema else "",
             ema_argument=", average" if setting.ema else "",
             scaler='torch.amp.GradScaler(device.type)' if setting.precision == "fp16" else "None",
-            ema_saved=', "average": average' if setting.ema else "",
+            seeded=_SEEDED if several else "",
+            distributed="    call = distribute(model, call, device)\n" if several else "",
+            averaged=_AVERAGED if several else "",
+            saved=checkpoint_source(setting),
             **_stepping(setting),
         ),
         "\n\n" + _main(plan),
@@ -115,7 +144,6 @@ _IMPORTS = (
     "import torch.distributed as dist",
     "from torch import Tensor, nn",
     "from torch.nn import functional as F",
-    "from torch.nn.parallel import DistributedDataParallel",
 )
 
 
@@ -179,6 +207,8 @@ def _step(setting: TrainSetting) -> str:
     )
     return _STEP.substitute(
         forward=offloaded(forward, setting, "call", "images, targets"),
+        backward=synchronised(setting, _BACKWARD),
+        index="index" if "index" in synchronised(setting, _BACKWARD) else "_",
         update=update_source(setting, "model"),
         optimizer="" if setting.optimizer_in_backward else _OPTIMIZER,
         average_argument="\n    average: list[Tensor]," if setting.ema else "",
@@ -186,6 +216,15 @@ def _step(setting: TrainSetting) -> str:
     )  # fmt: skip
 
 
+_BACKWARD = """\
+        loss = forward(call, images, targets)
+        (scaler.scale(loss) if scaler is not None else loss).backward()
+"""
+_SEEDED = "    torch.manual_seed(options.seed + rank)  # each rank drops and mixes by itself\n"
+_AVERAGED = """\
+            dist.all_reduce(loss)  # each rank has the mean of its own images
+            loss = loss / WORLD_SIZE
+"""
 _OPTIMIZER = "    optimizer: torch.optim.Optimizer,\n"
 _STEP = Template(
     '''def forward(call: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
@@ -201,14 +240,9 @@ $optimizer    scaler: torch.amp.GradScaler | None,$average_argument
 ) -> Tensor:
     """One optimizer step over ACCUMULATE micro-batches; returns the mean loss."""
     total: Tensor | float = 0.0
-    for index in range(ACCUMULATE):
+    for $index in range(ACCUMULATE):
         images, targets = next(batches)
-        last = index == ACCUMULATE - 1
-        apart = isinstance(call, DistributedDataParallel) and not last
-        with call.no_sync() if apart else nullcontext():
-            loss = forward(call, images, targets)
-            (scaler.scale(loss) if scaler is not None else loss).backward()
-        total = total + loss.detach()
+${backward}        total = total + loss.detach()
         del loss
 $update    assert isinstance(total, Tensor)
     return total
@@ -229,11 +263,9 @@ _PROFILER = '''def profiler(folder: Path | None) -> torch.profiler.profile | Non
 '''
 _LOOP = Template(
     """def train(options: argparse.Namespace, device: torch.device, rank: int) -> None:
+    torch.manual_seed(options.seed)  # the same weights on every rank
     model = build_model($pretrained).to(device).train()
-$compiled    if dist.is_initialized():
-        ids = [device] if device.type == "cuda" else None
-        call = DistributedDataParallel(call, device_ids=ids, gradient_as_bucket_view=True)
-$built    scaler: torch.amp.GradScaler | None = $scaler
+$seeded$compiled$distributed$built    scaler: torch.amp.GradScaler | None = $scaler
 $ema_made    waits = Waits(device)
     if options.synthetic:
         batches, steps_per_epoch, validation = synthetic_batches(device), options.steps, None
@@ -268,6 +300,7 @@ $stepped        if profiled is not None:
             watch.step(loss=loss, scaler=scaler)
         images += BATCH_SIZE * ACCUMULATE * WORLD_SIZE
         if step % options.log_every == 0 or step == steps:
+$averaged\
             value = float(loss)  # waits for the device: the time below is of finished steps
             seconds = time.perf_counter() - since
             speed, waited = images / seconds, waits.seconds() / seconds
@@ -285,11 +318,7 @@ $stepped        if profiled is not None:
                 share = accuracy(model, validation, device)
                 if rank == 0:
                     print(f"step {step}/{steps}  validation {share:.2%}")
-            if rank == 0 and options.output is not None:
-                options.output.parent.mkdir(parents=True, exist_ok=True)
-                state = {"model": model.state_dict(), "step": step$ema_saved}
-                torch.save(state, options.output)
-            since += time.perf_counter() - paused
+$saved            since += time.perf_counter() - paused
             if watch is not None:
                 watch.skip(time.perf_counter() - paused)
     if profiled is not None:
@@ -322,10 +351,22 @@ def _main(plan: Plan) -> str:
         prefetch=loader.prefetch_factor or 2,
         pin=loader.pin_memory,
         persistent=loader.persistent_workers,
+        run=_RUN_SEVERAL if setting.parallelism != "none" else _RUN_ONE,
         pretrained=_PRETRAINED if weights_name(plan.model, setting) is not None else "",
     )
 
 
+_RUN_ONE = "    train(options, device, rank)\n"
+_RUN_SEVERAL = """\
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    train(options, device, rank)
+    dist.destroy_process_group()
+"""
 _PRETRAINED = (
     '    parser.add_argument("--pretrained", action="store_true", help="load published weights")\n'
 )
@@ -352,6 +393,7 @@ $pretrained\
     flag = argparse.BooleanOptionalAction
     parser.add_argument("--pin-memory", action=flag, default=$pin)
     parser.add_argument("--persistent-workers", action=flag, default=$persistent)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--device", default=$device)
     parser.add_argument("--output", type=Path, default=None, help="checkpoint file")
@@ -368,15 +410,7 @@ $asked\
         parser.error(f"this setting is for {WORLD_SIZE} devices, and torchrun started {world}")
     rank = int(os.environ.get("RANK", "0"))
     device = torch.device(options.device)
-    if world > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        if device.type == "cuda":
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            torch.cuda.set_device(device)
-    train(options, device, rank)
-    if world > 1:
-        dist.destroy_process_group()
-
+$run
 
 if __name__ == "__main__":
     main()
@@ -392,4 +426,9 @@ TRAINER = Trainer(
     expresses=get_args(LeverName),
     refusals=refusals,
     pipelines=get_args(Pipeline),
+    parallel={
+        "ddp": Parallel(DDP_OPTIONS | SYNC),
+        "fsdp": Parallel(FSDP_OPTIONS | SYNC),
+        "hsdp": Parallel(FSDP_OPTIONS | SYNC | {"fsdp_shard_size"}),
+    },
 )

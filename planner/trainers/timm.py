@@ -16,10 +16,11 @@ import yaml
 from planner.libraries.timm.names import PUBLISHED
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.setting import EMA_DECAY
-from planner.trainers.launch import launch, torchrun
+from planner.trainers.launch import launch, nodes_notes, torchrun
 from planner.trainers.loader import train_loader
 from planner.trainers.plan import (
     Emitted,
+    Parallel,
     Plan,
     Refusal,
     Trainer,
@@ -126,6 +127,8 @@ def _setting_values(plan: Plan) -> dict[str, Any]:
         values["torchcompile_mode"] = setting.compile
     values["channels_last"] = setting.memory_format == "channels_last"
     values |= _loader_values(plan)
+    if setting.parallelism == "ddp":
+        values["no_ddp_bb"] = not setting.ddp_broadcast_buffers
     return {**values, **_optimizer_values(setting), **_recipe_values(setting)}
 
 
@@ -210,7 +213,7 @@ def _environment(plan: Plan) -> dict[str, str]:
 
 
 def _notes(setting: TrainSetting) -> tuple[str, ...]:
-    found = [learning_rate_note(setting)]
+    found = [learning_rate_note(setting), *nodes_notes(setting)]
     if setting.attention == "sdpa":
         found.append(
             "Fused attention is off for Swin unless TIMM_FUSED_ATTN=2 is in the environment."
@@ -264,6 +267,8 @@ TRAINER = Trainer(
     expresses=("compile", "ema", "memory_format", "pure-bf16", "bf16-on-cpu", "fp16-on-cpu"),
     refusals=refusals,
     library="timm",
+    # train.py: NativeDDP with torch's own options, and `no_sync` where it accumulates.
+    parallel={"ddp": Parallel(frozenset(("ddp_broadcast_buffers",)))},
     # create_loader's own (timm/data/loader.py), for which train.py has no argument.
     loads_by_itself={"prefetch_factor": 2, "persistent_workers": True},
     reads="timm's transforms, with bytes to the device and normalised there",

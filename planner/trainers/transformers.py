@@ -11,12 +11,26 @@ from __future__ import annotations
 from typing import Any
 
 from planner.schema import TrainSetting
+from planner.schema.distribution import DEEPSPEED
+from planner.trainers.accelerate import sharded_in_autocast
 from planner.trainers.copies import before_return
+from planner.trainers.engine import ZERO_PARALLEL, engine_values, on_gpus, zero_notes
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
-from planner.trainers.launch import launch, torchrun
+from planner.trainers.launch import launch, nodes_notes, torchrun
 from planner.trainers.loader import training_load
-from planner.trainers.plan import COMPILING, Emitted, Plan, Trainer
+from planner.trainers.parallel_source import block_classes
+from planner.trainers.plan import (
+    COMPILING,
+    DDP_OPTIONS,
+    SYNC,
+    Emitted,
+    Parallel,
+    Plan,
+    Refusal,
+    Trainer,
+    way_out,
+)
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import (
     EPOCHS,
@@ -71,8 +85,9 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         "per_device_train_batch_size": setting.batch_size,
         "gradient_accumulation_steps": setting.accumulate,
         "per_device_eval_batch_size": recipe.validation_batch_size,
-        "bf16": setting.precision == "bf16",
-        "fp16": setting.precision == "fp16",
+        # DeepSpeed autocasts by itself: from here it would convert the model instead.
+        "bf16": setting.precision == "bf16" and setting.parallelism not in DEEPSPEED,
+        "fp16": setting.precision == "fp16" and setting.parallelism not in DEEPSPEED,
     }
     if plan.device == "cpu":
         values["use_cpu"] = True
@@ -95,10 +110,52 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         "lr_scheduler_kwargs": {"min_lr_rate": FINAL_SHARE, "warmup_lr_rate": WARMUP_START},
         **_loader_values(plan),
     }
+    values |= _parallel_values(plan)
     if setting.loss == "label-smoothing":
         values["label_smoothing_factor"] = recipe.smoothing
     # Images pass through a transform, whose columns the Trainer would drop before it sees them.
     return {**values, "remove_unused_columns": False}
+
+
+def _parallel_values(plan: Plan) -> dict[str, Any]:
+    """What the Trainer is told of several devices; by itself it looks for unused parameters
+    wherever it does not checkpoint (trainer.py, _build_accelerator_args)."""
+    setting = plan.setting
+    found: dict[str, Any] = {}
+    if setting.gradient_sync == "every" and setting.parallelism not in ("none", *DEEPSPEED):
+        found["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    if setting.parallelism == "ddp":
+        found |= {
+            "ddp_find_unused_parameters": setting.ddp_find_unused,
+            "ddp_broadcast_buffers": setting.ddp_broadcast_buffers,
+        }
+        if setting.ddp_static_graph:
+            found["ddp_static_graph"] = True
+        if setting.ddp_bucket_mb is not None:
+            found["ddp_bucket_cap_mb"] = setting.ddp_bucket_mb
+    if setting.parallelism == "fsdp":
+        found["fsdp"] = True
+        found["fsdp_config"] = {
+            "version": 2,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "transformer_layer_cls_to_wrap": block_classes(plan.swin, setting),
+            "reshard_after_forward": setting.fsdp_reshard,
+            "state_dict_type": "FULL_STATE_DICT",
+        }
+    if setting.parallelism in DEEPSPEED:
+        found["deepspeed"] = {
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+            **engine_values(setting),
+        }
+    return found
+
+
+def _own_ddp(setting: TrainSetting) -> dict[str, Any]:
+    """trainer.py, _build_accelerator_args: what checkpoints inside the model it cannot see."""
+    by_itself = "nested", "stages"
+    return {"ddp_find_unused": setting.checkpointing not in by_itself}
 
 
 def _loader_values(plan: Plan) -> dict[str, Any]:
@@ -263,7 +320,7 @@ def _trainer(setting: TrainSetting, own_optimizer: bool, pretrained: bool) -> st
 
 def _notes(plan: Plan) -> tuple[str, ...]:
     model, setting = plan.swin, plan.setting
-    found = [learning_rate_note(setting)]
+    found = [learning_rate_note(setting), *nodes_notes(setting), *zero_notes(setting)]
     if setting.lora_rank:
         classifier = model.stage_channels(model.num_stages - 1) + 1
         copy = format_bytes(4 * classifier * model.num_classes)
@@ -276,6 +333,15 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     return tuple(found)
 
 
+def refusals(plan: Plan) -> list[Refusal]:
+    """An optimizer built in the file, where the Trainer takes none (trainer.py, __init__)."""
+    setting = plan.setting
+    if setting.parallelism != "fsdp" or _optimizer_name(setting) is not None:
+        return []
+    law = f"it takes no optimizer of yours under {setting.parallelism}, and {setting.optimizer} "
+    return [Refusal(f"{law}is none of its own", way_out("optimizer=adamw"))]
+
+
 TRAINER = Trainer(
     name="transformers",
     title=TITLE,
@@ -285,5 +351,11 @@ TRAINER = Trainer(
         *COMPILING, "checkpointing-in-parts", "offload", "frozen_stages", "lora_rank",
         "memory_format", "pure-bf16", "bf16-on-cpu",
     ),
+    refusals=refusals,
     library="transformers",
+    parallel={
+        "ddp": Parallel(DDP_OPTIONS - {"ddp_bucket_view", "ddp_compression"} | SYNC, _own_ddp),
+        "fsdp": Parallel(frozenset(("fsdp_reshard",)) | SYNC, sharded_in_autocast, True),
+        **on_gpus(ZERO_PARALLEL),
+    },
 )  # fmt: skip

@@ -74,7 +74,8 @@ MMENGINE_KEYS: dict[str, frozenset[str]] = {
     # 1.2 at ee7f2e8: SwinTransformer's and SwinTransformerV2's.
     "": frozenset({"default_scope", "model", "data_preprocessor", "optim_wrapper",
                    "param_scheduler", "train_cfg", "val_cfg", "train_dataloader", "val_dataloader",
-                   "val_evaluator", "env_cfg", "compile", "custom_hooks"}),
+                   "val_evaluator", "env_cfg", "compile", "custom_hooks",
+                   "model_wrapper_cfg"}),
     "optim_wrapper": frozenset({"type", "loss_scale", "dtype", "optimizer", "accumulative_counts",
                                 "clip_grad"}),
     "compile": frozenset({"backend", "mode", "dynamic", "fullgraph"}),

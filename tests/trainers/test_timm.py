@@ -121,4 +121,6 @@ def test_precisions() -> None:
     assert values(tiny("timm"), precision="pure-bf16")["amp"] is False
     assert values(tiny("timm"), precision="tf32")["amp"] is False
     plain = emit_setting(tiny("timm"), TrainSetting(precision="fp32", world_size=2), "timm")
-    assert plain.launch.startswith("NVIDIA_TF32_OVERRIDE=0 torchrun --nproc_per_node 2")
+    assert plain.launch.startswith(
+        "NVIDIA_TF32_OVERRIDE=0 torchrun --standalone --nproc-per-node 2 "
+    )

@@ -7,7 +7,6 @@ import math
 import os
 import random
 import shlex
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +22,13 @@ from planner.schema.setting import CLIP_NORM, EMA_DECAY
 from planner.step.tensor import Device
 from planner.trainers.emission import Emitted, emit
 from planner.trainers.loader import EVERY_FIELD, train_loader
+from planner.trainers.parallelism import OPTIONS
 from planner.trainers.plan import Plan
 from planner.trainers.recipe import WARMUP_START, recipe_of
 from planner.trainers.registry import TRAINERS
 from tests.building import on_shapes
 from tests.trainers.cases import GIB, FakeEstimator, feeding, recommendation
+from tests.trainers.ranks import follow, free_port
 
 SPY = Path(__file__).with_name("spy.py")
 ROOT = Path(__file__).parents[3]
@@ -120,13 +121,10 @@ def train(
         "PYTHONPATH": os.pathsep.join((*paths, *own_paths)),
         "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", **(environment or {}),
     }  # fmt: skip
-    ended = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=given, text=True, timeout=seconds, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    _, output = follow(["bash", "-c", command], folder, given, seconds)
     reports = [json.loads(file.read_text()) for file in sorted(folder.glob("report.*"))]
-    assert reports, f"{command}\n{ended.stdout[-6000:]}"
-    return Run(emitted, case.model, case.setting, reports, ended.stdout, _loader(case))
+    assert reports, f"{command}\n{output[-6000:]}"
+    return Run(emitted, case.model, case.setting, reports, output, _loader(case))
 
 
 def _loader(case: Case) -> dict[str, Any]:
@@ -163,9 +161,10 @@ def _command(launch: str, data: Path, scripts: dict[str, Path], folder: Path) ->
         if word.endswith(".py") and word != "your_script.py" and not word.startswith("-"):
             words[place : place + 1] = [str(SPY), str(scripts.get(word, folder / word))]
             break
-    if "torchrun" in words:
-        place = words.index("torchrun")
-        words[place + 1 : place + 1] = ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
+    for launcher, port in (("deepspeed", "--master_port"), ("launch", "--main_process_port")):
+        if launcher in words:
+            place = words.index(launcher) + 1
+            words[place:place] = [port, str(free_port())]
     words = [sys.executable if word == "python" else word for word in words]
     return " ".join(
         word if "=" in word and not word.startswith("-") and index < 4 else shlex.quote(word)
@@ -201,7 +200,8 @@ def expected(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
     micro = setting.accumulate * 2
     _, setting = resolve(model, setting)
     # A CPU's tensors are on the host already: there an offload moves nothing.
-    judged = estimate(model, setting.model_copy(update={"world_size": 1, "offload": "none"}))
+    alone = {"world_size": 1, "parallelism": "none", "offload": "none", **OPTIONS}
+    judged = estimate(model, setting.model_copy(update=alone))
     # What fused attention keeps is the kernel's matter, and the CPU's is not CUDA's.
     kernels = setting.attention == "sdpa" and setting.checkpointing == "none"
     compared = setting.precision == "fp32" and not kernels

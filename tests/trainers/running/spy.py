@@ -108,7 +108,9 @@ def _start_recording(module: nn.Module) -> None:
     _recording = {}
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     SEEN["offloads"] = hooks is not None and "offload_activations" in hooks[0].__qualname__
-    _kept.update(t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers()))
+    # Of a sharded weight, its own part.
+    weights = [getattr(p, "_local_tensor", p) for p in (*module.parameters(), *module.buffers())]
+    _kept.update(weight.untyped_storage().data_ptr() for weight in weights)
     torch._C._autograd._push_saved_tensors_default_hooks(_pack, lambda tensor: tensor)
 
 

@@ -97,6 +97,11 @@ def test_the_plain_script(case: Case, tmp_path: Path, record_property: Record) -
     ran(record_property, case, differences(run, **instead))
 
 
+def each_rank(case: Case) -> dict[str, Any]:
+    """Of several ranks each has a part of the six pictures for validation."""
+    return {"validation_batch": None} if case.setting.world_size > 1 else {}
+
+
 _TRANSFORMERS = """
 from pathlib import Path
 import torch
@@ -144,6 +149,7 @@ TRANSFORMERS = [
     Case("transformers", tiny("transformers"), {
         "offload": "activations", "loss": "soft-target", "attention": "eager",
     }),
+    Case("transformers", tiny("transformers"), {"world_size": 2, "attention": "eager"}),
 ]  # fmt: skip
 
 
@@ -151,7 +157,7 @@ TRANSFORMERS = [
 def test_transformers(case: Case, tmp_path: Path, record_property: Record) -> None:
     rate = ", learning_rate=1e-3" if case.setting.optimizer_family == "sgd" else ""
     run = train(case, tmp_path, _TRANSFORMERS.replace("RATE", rate))
-    ran(record_property, case, differences(run))
+    ran(record_property, case, differences(run, **each_rank(case)))
 
 
 _LOADER = """
@@ -169,7 +175,7 @@ import lightning
 from training_lightning import LOADER, TRAINER, VALIDATION_BATCH_SIZE, Training
 
 if __name__ == "__main__":
-    loader = DataLoader(folder, shuffle=True, **LOADER)
+    loader = DataLoader(ConcatDataset([folder] * WORLD), shuffle=True, **LOADER)
     trainer = lightning.Trainer(**TRAINER, max_epochs=300, num_sanity_val_steps=0, logger=False)
     trainer.fit(Training(RATE), loader, DataLoader(validation, VALIDATION_BATCH_SIZE))
 """
@@ -190,14 +196,24 @@ LIGHTNING = [
     Case("lightning", tiny("timm"), {
         "lora_rank": 2, "frozen_stages": 1, "attention": "eager",
     }),
+    Case("lightning", tiny("native"), {
+        "world_size": 2, "parallelism": "ddp", "ddp_bucket_view": True, "attention": "eager",
+    }),
+    Case("lightning", tiny("native"), {
+        "world_size": 2, "parallelism": "fsdp", "attention": "eager", "clip_grad": True,
+    }),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", LIGHTNING, ids=lambda case: case.title)
 def test_lightning(case: Case, tmp_path: Path, record_property: Record) -> None:
     rate = "lr=1e-3" if case.setting.optimizer_family == "sgd" else ""
-    run = train(case, tmp_path, _LIGHTNING.replace("RATE", rate))
-    ran(record_property, case, differences(run))
+    world = case.setting.world_size
+    run = train(case, tmp_path, _LIGHTNING.replace("RATE", rate).replace("WORLD", str(world)))
+    instead = each_rank(case)
+    if case.setting.parallelism == "fsdp":  # gathered weights are among what is saved
+        instead["saved_bytes"] = None
+    ran(record_property, case, differences(run, **instead))
 
 
 def script_of(code: str, prelude: str) -> str:
@@ -210,7 +226,8 @@ def script_of(code: str, prelude: str) -> str:
 
 _ACCELERATE = f"""{_LOADER}
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
+from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs
+from accelerate.utils import GradientAccumulationPlugin
 
 data, steps, LR = ConcatDataset([folder] * 3), 100, 1e-3
 """
@@ -231,6 +248,10 @@ ACCELERATE = [
         "lora_rank": 2, "lora_targets": "all", "attention": "eager", "clip_grad": True,
     }),
     Case("accelerate", tiny("native"), {"offload": "activations", "attention": "eager"}),
+    Case("accelerate", tiny("native"), {
+        "world_size": 2, "ddp_bucket_view": True, "parallelism": "ddp", "gradient_sync": "every",
+        "attention": "eager",
+    }),
 ]  # fmt: skip
 
 
@@ -244,6 +265,7 @@ def test_accelerate(case: Case, tmp_path: Path, record_property: Record) -> None
 
 _DEEPSPEED = f"""{_LOADER}
 import deepspeed
+from torch.utils.data import DistributedSampler
 
 data, steps, LR = ConcatDataset([folder] * 3), 100, 1e-3
 """
@@ -257,6 +279,12 @@ DEEPSPEED = [
         "precision": "bf16", "optimizer": "sgd", "attention": "sdpa", "accumulate": 1,
     }),
     Case("deepspeed", tiny("timm"), {"lora_rank": 2, "frozen_stages": 1, "attention": "eager"}),
+    *(
+        Case("deepspeed", tiny("native"), {
+            "world_size": 2, "parallelism": stage, "attention": "eager",
+        })
+        for stage in ("zero1", "zero2", "zero3")
+    ),
 ]  # fmt: skip
 
 
@@ -339,6 +367,9 @@ MMENGINE = [
     }),
     Case("mmengine", tiny("native", drop_path_rate=0.2), {"ema": True, "attention": "eager"}),
     Case("mmengine", tiny("native"), {"frozen_stages": 1, "attention": "eager"}),
+    Case("mmengine", tiny("native"), {
+        "world_size": 2, "parallelism": "ddp", "ddp_bucket_view": True, "attention": "eager",
+    }),
 ]  # fmt: skip
 MMPRETRAIN = os.environ.get("MMPRETRAIN_PATH")
 

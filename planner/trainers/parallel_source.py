@@ -1,0 +1,180 @@
+"""Python source of what wraps a model over several devices: DDP, FSDP2, and what each asks of a
+loop: a last micro-batch that sums gradients, and weights gathered for a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.schema import Library, SwinConfig, TrainSetting
+from planner.schema.distribution import SHARDED
+from planner.trainers.copies import BLOCK_FINDERS, copied
+from planner.trainers.source import arguments
+from planner.trainers.steps import Source
+
+DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
+
+
+def ddp_arguments(setting: TrainSetting) -> dict[str, Any]:
+    """Those of DistributedDataParallel that are not PyTorch's own."""
+    found: dict[str, Any] = {
+        "bucket_cap_mb": setting.ddp_bucket_mb,
+        "gradient_as_bucket_view": setting.ddp_bucket_view or None,
+        "find_unused_parameters": setting.ddp_find_unused or None,
+        "static_graph": setting.ddp_static_graph or None,
+        "broadcast_buffers": None if setting.ddp_broadcast_buffers else False,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def policy_source(setting: TrainSetting) -> str:
+    """The arguments of MixedPrecisionPolicy: "" where everything stays in fp32."""
+    found = {}
+    if setting.fsdp_param_dtype != "fp32":
+        found["param_dtype"] = DTYPES[setting.fsdp_param_dtype]
+    if setting.fsdp_reduce_dtype != setting.fsdp_param_dtype:
+        found["reduce_dtype"] = DTYPES[setting.fsdp_reduce_dtype]
+    return ", ".join(f"{name}={value}" for name, value in found.items())
+
+
+def distribute_source(setting: TrainSetting) -> Source:
+    """`distribute(model, call, device)`: what is called in the model's place on several devices,
+    and `model` itself sharded where it is to be. ((), "") on one device."""
+    if setting.parallelism == "ddp":
+        return _ddp(setting)
+    if setting.parallelism in SHARDED:
+        return _fsdp(setting)
+    return (), ""
+
+
+def _ddp(setting: TrainSetting) -> Source:
+    given = arguments(ddp_arguments(setting))
+    hook = ""
+    imports = ["from torch.nn.parallel import DistributedDataParallel"]
+    if setting.ddp_compression != "none":
+        name = f"{setting.ddp_compression}_compress_hook"
+        module = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+        imports.append(f"from {module} import {name}")
+        hook = f"    wrapped.register_comm_hook(None, {name})\n"
+    options = f"    options: dict[str, Any] = dict({given})\n" if given else ""
+    unpacked = ", **options" if given else ""
+    return tuple(imports), (
+        "def distribute(model: nn.Module, call: nn.Module, device: torch.device) -> nn.Module:\n"
+        '    """`call`, whose gradients are summed over all devices as backward goes."""\n'
+        '    ids = [device] if device.type == "cuda" else None\n'
+        f"{options}"
+        f"    wrapped = DistributedDataParallel(call, device_ids=ids{unpacked})\n"
+        f"{hook}"
+        "    return wrapped\n"
+    )
+
+
+def sharding_source(setting: TrainSetting) -> Source:
+    """`shard(model, mesh)` by fully_shard; ((), "") where weights are not sharded."""
+    if setting.parallelism not in SHARDED:
+        return (), ""
+    finding = copied("checkpointing.py", *BLOCK_FINDERS)
+    imports = (
+        *(line for line in finding.imports if "checkpoint" not in line),
+        "from torch.distributed.device_mesh import DeviceMesh",
+        "from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard",
+    )
+    reshard = "" if setting.fsdp_reshard else ", reshard_after_forward=False"
+    return imports, finding.body + (
+        "def shard(model: nn.Module, mesh: DeviceMesh) -> None:\n"
+        '    """Shards each block, and then what is left of `model`."""\n'
+        f"    policy = MixedPrecisionPolicy({policy_source(setting)})\n"
+        "    for block in repeated_blocks(model):\n"
+        f"        fully_shard(block, mesh=mesh, mp_policy=policy{reshard})\n"
+        "    fully_shard(model, mesh=mesh, mp_policy=policy)\n"
+        "    for module in model.modules():  # gloo sums, and takes no averages\n"
+        '        if isinstance(module, FSDPModule) and mesh.device_type == "cpu":\n'
+        "            module.set_force_sum_reduction_for_comms(True)\n"
+    )
+
+
+def without_twice(body: str, sharding: str) -> str:
+    """`body` without the search for blocks that `sharding` defines too."""
+    finding = copied("checkpointing.py", *BLOCK_FINDERS).body
+    return body.replace(finding, "") if finding in sharding else body
+
+
+def _fsdp(setting: TrainSetting) -> Source:
+    imports, shard = sharding_source(setting)
+    if setting.parallelism == "hsdp":
+        copies = setting.world_size // setting.shard_size
+        shape = f'({copies}, {setting.shard_size}), mesh_dim_names=("copies", "shards")'
+        over = f"{setting.shard_size} devices, in {copies} copies"
+    else:
+        shape, over = f"({setting.world_size},)", "all devices"
+    more = (
+        "from torch.distributed.device_mesh import init_device_mesh",
+        "from torch.distributed.checkpoint.state_dict import StateDictOptions",
+        "from torch.distributed.checkpoint.state_dict import get_model_state_dict",
+    )
+    return (*imports, *more), shard + (
+        "\n\n"
+        "def distribute(model: nn.Module, call: nn.Module, device: torch.device) -> nn.Module:\n"
+        f'    """Shards `model` over {over}."""\n'
+        f"    shard(model, init_device_mesh(device.type, {shape}))\n"
+        "    return call\n"
+    )
+
+
+_BLOCKS: dict[tuple[Library, int], str] = {
+    ("timm", 1): "SwinTransformerBlock", ("timm", 2): "SwinTransformerV2Block",
+    ("torchvision", 1): "SwinTransformerBlock", ("torchvision", 2): "SwinTransformerBlockV2",
+    ("transformers", 1): "SwinLayer", ("transformers", 2): "Swinv2Layer",
+    ("microsoft", 1): "SwinTransformerBlock", ("microsoft", 2): "SwinTransformerBlock",
+    ("native", 1): "BlockV1", ("native", 2): "BlockV2",
+}  # fmt: skip
+
+
+def block_classes(model: SwinConfig, setting: TrainSetting) -> list[str]:
+    """What the classes of its blocks are called: those that `build_model` lets recompute have a
+    class of their own (`_WRAPPER` in source.py)."""
+    name, chosen = _BLOCKS[model.library, model.version], setting.chosen_blocks
+    total = sum(model.depths)
+    by_library = model.library in ("timm", "native", "microsoft")
+    wrapped = len(range(total)[chosen]) if chosen is not None else 0
+    if setting.checkpointing == "blocks" and not by_library:
+        wrapped = total
+    plain = [name] if wrapped < total else []
+    return plain + ([f"Recomputed{name}"] if wrapped else [])
+
+
+def synchronised(setting: TrainSetting, body: str) -> str:
+    """The lines of one micro-batch, `body`, that sum gradients only in the last one of a step."""
+    once = setting.accumulate > 1 and setting.gradient_sync == "last"
+    if not once or setting.parallelism == "none":
+        return body
+    last = "        last = index == ACCUMULATE - 1\n"
+    if setting.parallelism in SHARDED:
+        return f"{last}        model.set_requires_gradient_sync(last)\n{body}"
+    inner = "".join(f"    {line}\n" for line in body.splitlines())
+    return (
+        f"{last}        assert isinstance(call, DistributedDataParallel)\n"
+        f"        with nullcontext() if last else call.no_sync():\n{inner}"
+    )
+
+
+def checkpoint_source(setting: TrainSetting) -> str:
+    """The lines that save a checkpoint: sharded weights are gathered by all ranks, and rank 0
+    writes them."""
+    average = ', "average": average' if setting.ema else ""
+    if setting.parallelism not in SHARDED:
+        return f"""            if rank == 0 and options.output is not None:
+                options.output.parent.mkdir(parents=True, exist_ok=True)
+                state = {{"model": model.state_dict(), "step": step{average}}}
+                torch.save(state, options.output)
+"""
+    whole = "                full = StateDictOptions(full_state_dict=True, cpu_offload=True)\n"
+    gathered = average and "                whole = [p.full_tensor().cpu() for p in average]\n"
+    average = ', "average": whole' if setting.ema else ""
+    return f"""            if options.output is not None:  # on every rank: each gives its part
+{whole}{gathered}\
+                weights = get_model_state_dict(model, options=full)
+                if rank == 0:
+                    options.output.parent.mkdir(parents=True, exist_ok=True)
+                    state = {{"model": weights, "step": step{average}}}
+                    torch.save(state, options.output)
+"""

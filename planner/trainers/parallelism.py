@@ -1,0 +1,160 @@
+"""A setting on several devices, as a trainer runs it: what its file says, what it does by itself.
+
+Each trainer's own values are read in its source, named at its `Parallel`. An option that it has no
+word for is what the trainer makes of it, and the file says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from planner.libraries.adapters_on_shapes import named_parameters
+from planner.libraries.registry import find_library
+from planner.schema import Model, SwinConfig, TrainSetting
+from planner.schema.distribution import DEEPSPEED, SHARDED, Distribution
+from planner.step.tensor import Device
+from planner.trainers.plan import Plan, Refusal, Trainer
+
+WHERE = frozenset(("world_size", "nodes", "parallelism"))
+OPTIONS: Mapping[str, object] = {
+    name: field.default for name, field in Distribution.model_fields.items() if name not in WHERE
+}
+BUCKET_ELEMENTS = 25 * 2**20 // 4
+"""Of a bucket of gradients: DDP's 25 MiB (torch/nn/parallel/distributed.py), in fp32."""
+
+
+def parallel_setting(setting: TrainSetting, always_ddp: bool) -> TrainSetting:
+    """`setting` with the parallelism that is meant: several devices that name none train under DDP,
+    and so does a trainer that always does."""
+    if setting.parallelism == "none" and (setting.world_size > 1 or always_ddp):
+        return setting.model_copy(update={"parallelism": "ddp"})
+    return setting
+
+
+def by_default(trainer: Trainer, setting: TrainSetting) -> TrainSetting:
+    """`setting` with the options of its parallelism as `trainer` sets them where nobody says."""
+    if setting.parallelism not in trainer.parallel:
+        return setting
+    own = dict(trainer.parallel[setting.parallelism].own(setting))
+    return _with_sync(setting, setting.model_copy(update={**OPTIONS, **own}))
+
+
+def as_written(trainer: Trainer, setting: TrainSetting) -> TrainSetting:
+    """`setting` as `trainer` runs it with the file that is emitted: what the file has no word for
+    is as by default."""
+    if setting.parallelism not in trainer.parallel:
+        return setting
+    writes = trainer.parallel[setting.parallelism].writes
+    given = {field: getattr(setting, field) for field in writes}
+    return _with_sync(setting, by_default(trainer, setting).model_copy(update=given))
+
+
+def _with_sync(asked: TrainSetting, found: TrainSetting) -> TrainSetting:
+    """One micro-batch is the last and every one: whichever was asked."""
+    if asked.accumulate > 1:
+        return found
+    return found.model_copy(update={"gradient_sync": asked.gradient_sync})
+
+
+def parallel_reasons(
+    trainer: Trainer, asked: TrainSetting, wanted: TrainSetting, run: TrainSetting
+) -> list[str]:
+    """What `trainer` does (`run`) otherwise than is wanted of it, a sentence each. A parallelism
+    that was not `asked` is one such thing."""
+    found = []
+    if asked.parallelism != run.parallelism:
+        found.append(
+            f"{trainer.title} trains under DDP here, whose buckets hold a copy of the gradients"
+        )
+    others = run.differences(wanted)
+    if others:
+        asked_for = " and ".join(f"{name}={_said(getattr(wanted, name))}" for name in others)
+        has = " and ".join(_said(value) for value in others.values())
+        found.append(f"{trainer.title} has no word for {asked_for}, and trains with {has}")
+    return found
+
+
+def _said(value: object) -> str:
+    return "torch's own" if value is None else str(value).lower()
+
+
+def parallel_refusals(trainer: Trainer, plan: Plan, trainers: Iterable[Trainer]) -> list[Refusal]:
+    """A parallelism that `trainer` cannot run, and what no trainer can."""
+    parallelism = plan.setting.parallelism
+    found = _impossible(as_written(trainer, plan.setting))
+    if parallelism != "none" and parallelism not in trainer.parallel:
+        others = ", ".join(t.name for t in trainers if parallelism in t.parallel)
+        known = " or ".join(trainer.parallel)
+        law = f"it does not train under {parallelism}, only {known}"
+        way_out = f"Emit with --set parallelism={next(iter(trainer.parallel))} (not measured)"
+        found.append(Refusal(law, f"{way_out}, or --for {others}."))
+    elif plan.device == "cpu" and parallelism != "none" and trainer.parallel[parallelism].needs_gpu:
+        law = f"it trains under {parallelism} on GPUs only, not on the CPU"
+        found.append(Refusal(law, "Emit with --set parallelism=ddp, or --for pytorch."))
+    return found
+
+
+def _impossible(setting: TrainSetting) -> list[Refusal]:
+    found = []
+    several = setting.accumulate > 1 and setting.gradient_sync == "last"
+    if setting.ddp_static_graph and several:
+        law = (
+            "ddp_static_graph needs gradients summed in the first backward of all, and "
+            "gradient_sync=last leaves it out (torch fails with expect_autograd_hooks_)"
+        )
+        way_out = "Emit with --set ddp_static_graph=false, or --set gradient_sync=every."
+        found.append(Refusal(law, way_out))
+    if setting.parallelism not in SHARDED:
+        return found
+    low = setting.fsdp_param_dtype != "fp32"
+    if low and setting.autocast_dtype is None:
+        law = (
+            f"with weights gathered in {setting.fsdp_param_dtype} and no autocast, Swin's "
+            "attention mask stays in fp32, and the first product with it fails"
+        )
+        way_out = (
+            "Emit with --set precision=bf16, whose autocast mends it, or --set "
+            "fsdp_param_dtype=fp32."
+        )
+        found.append(Refusal(law, way_out))
+    if setting.offload != "none":
+        law = "offload=activations would take the gathered weights to the host as well"
+        found.append(Refusal(law, "Emit with --set offload=none, or --set parallelism=ddp."))
+    return found
+
+
+def fitted_buckets(model: Model, setting: TrainSetting) -> TrainSetting:
+    """`setting` with DeepSpeed's buckets fit for the model, where they are still DeepSpeed's own.
+
+    A bucket of gradients holds 25 MiB of fp32 as DDP's, or the largest weight. A last block of a
+    Swin is three of its largest weight (12·C² of 4·C²): stage 3 fetches one block ahead, keeps two
+    gathered, and lets go what is not used again within one. None is larger than the model.
+    """
+    if setting.parallelism not in DEEPSPEED or not isinstance(model, SwinConfig):
+        return setting
+    sizes = _sizes(model, setting)
+    largest, whole = max(sizes), sum(sizes)
+    bucket, block = max(BUCKET_ELEMENTS, largest), 3 * largest
+    fit = {"zero_reduce_bucket": bucket, "zero_allgather_bucket": bucket}
+    if setting.parallelism == "zero3":
+        del fit["zero_allgather_bucket"]  # which only stages 1 and 2 have
+        fit |= {
+            "zero_prefetch_bucket": block,
+            "zero_max_live": 2 * block,
+            "zero_max_reuse": block,
+        }
+    changed = {
+        name: min(size, whole)
+        for name, size in fit.items()
+        if getattr(setting, name) == OPTIONS[name]
+    }
+    return setting.model_copy(update=changed)
+
+
+def _sizes(model: SwinConfig, setting: TrainSetting) -> list[int]:
+    """The numbers in each trained weight."""
+    spec = find_library(model.library)
+    plain = setting.model_copy(update={"parallelism": "none", **OPTIONS})
+    module = spec.on_shapes(model, spec.resolve(model, plain))(Device())
+    return [math.prod(p.shape) for _, p in named_parameters(module) if p.requires_grad]

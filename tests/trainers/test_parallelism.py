@@ -1,0 +1,274 @@
+"""What trainers' files say of several devices: launch lines, options, refusals, what they do
+by themselves."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from planner import resolve_model
+from planner.errors import UnsupportedError
+from planner.libraries.missing_operators import declare_missing_operators
+from planner.schema import DeviceInfo, TrainSetting
+from planner.schema.distribution import PARALLELISMS
+from planner.trainers.emission import Emitted, emit_setting
+from planner.trainers.engine import ZERO_PARALLEL
+from planner.trainers.parallel_source import block_classes
+from planner.trainers.parallelism import by_default, fitted_buckets
+from planner.trainers.registry import TRAINERS, find_trainer
+from tests.trainers.cases import GIB, FakeEstimator, tiny
+
+declare_missing_operators()
+
+PRECISION = {"microsoft": "fp16"}
+SWIN_B = resolve_model("timm:swin_base_patch4_window7_224")
+
+
+def emitted(target: str, **fields: Any) -> Emitted:
+    library = TRAINERS[target].library or "native"
+    given = {"batch_size": 2, "precision": PRECISION.get(target, "bf16"), **fields}
+    model = tiny(library, num_classes=1000)
+    return emit_setting(model, TrainSetting(**given), target, estimator=FakeEstimator())
+
+
+def executed(code: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(code, "emitted.py", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("target", TRAINERS)
+def test_every_trainer_is_launched_on_one_machine_and_on_several(target: str) -> None:
+    one, several = emitted(target, world_size=8), emitted(target, world_size=16, nodes=2)
+    if target == "deepspeed":
+        assert "--num_gpus 8" in one.launch
+        assert "--hostfile HOSTFILE --num_nodes 2 --num_gpus 8" in several.launch
+    elif target == "accelerate":
+        assert "--machine_rank" not in one.launch
+        assert "--machine_rank RANK --main_process_ip HOST" in several.launch
+        values = yaml.safe_load(several.text)
+        assert (values["num_machines"], values["num_processes"]) == (2, 16)
+    else:
+        assert "torchrun --standalone --nproc-per-node 8 --max-restarts=0" in one.launch
+        meeting = "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500"
+        assert f"{meeting} --nproc-per-node 8 --max-restarts=0" in several.launch
+    asked = "HOSTFILE" if target == "deepspeed" else "each of the 2 machines"
+    assert any(asked in warning for warning in several.warnings)
+    assert not any("machines" in warning for warning in one.warnings)
+
+
+@pytest.mark.parametrize("target", TRAINERS)
+def test_a_parallelism_is_written_or_refused_with_those_who_can(target: str) -> None:
+    for parallelism in PARALLELISMS[1:]:
+        if parallelism in TRAINERS[target].parallel:
+            assert emitted(target, world_size=4, nodes=2, parallelism=parallelism).text
+            continue
+        with pytest.raises(UnsupportedError, match=f"does not train under {parallelism}") as raised:
+            emitted(target, world_size=4, nodes=2, parallelism=parallelism)
+        assert "--for " in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "fields", "own"),
+    [
+        ("transformers", {"parallelism": "ddp"}, {"ddp_find_unused": True}),
+        ("transformers", {"parallelism": "ddp", "checkpointing": "nested"}, {}),
+        ("transformers", {"parallelism": "fsdp"},
+         {"fsdp_param_dtype": "bf16", "fsdp_reduce_dtype": "bf16"}),
+        ("microsoft", {"parallelism": "ddp"},
+         {"ddp_broadcast_buffers": False, "gradient_sync": "every"}),
+        ("mmengine", {"parallelism": "ddp"}, {"ddp_broadcast_buffers": False}),
+        ("accelerate", {"parallelism": "fsdp", "precision": "fp32"}, {"fsdp_version": 1}),
+        ("lightning", {"parallelism": "fsdp"}, {"gradient_sync": "every"}),
+        ("deepspeed", {"parallelism": "zero2"}, {"gradient_sync": "every"}),
+        ("deepspeed", {"parallelism": "zero1"}, {}),
+        ("timm", {"parallelism": "ddp"}, {}),
+        ("pytorch", {"parallelism": "ddp"}, {}),
+    ],
+)  # fmt: skip
+def test_what_a_trainer_does_where_nobody_says(
+    target: str, fields: dict[str, Any], own: dict[str, Any]
+) -> None:
+    setting = TrainSetting(world_size=2, accumulate=2, **fields)
+    assert by_default(find_trainer(target), setting).differences(setting) == own
+
+
+def test_what_a_file_has_no_word_for_is_said_and_estimated() -> None:
+    asked = FakeEstimator()
+    setting = TrainSetting(world_size=2, accumulate=2, precision="fp16", parallelism="ddp")
+    result = emit_setting(tiny("microsoft", num_classes=1000), setting, "microsoft",
+                          estimator=asked)  # fmt: skip
+    (_, judged, _), *_ = asked.asked
+    assert judged.gradient_sync == "every"
+    assert not judged.ddp_broadcast_buffers
+    assert "has no word for" in result.warnings[0]
+    single = emit_setting(
+        tiny("microsoft", num_classes=1000), setting.model_copy(update={"accumulate": 1}),
+        "microsoft", estimator=asked,
+    )  # fmt: skip
+    assert "gradient_sync" not in single.warnings[0], "one micro-batch is the last and every one"
+
+
+def test_accelerate_is_started_by_torchrun_on_cpus() -> None:
+    """Its own launcher starts one process there, whatever the file says."""
+    cpu = DeviceInfo(kind="cpu", name="a processor", total_bytes=16 * GIB)
+    setting = TrainSetting(world_size=2, precision="bf16", compile="default", accumulate=2)
+    result = emit_setting(tiny("native"), setting, "accelerate", device=cpu,
+                          estimator=FakeEstimator())  # fmt: skip
+    words = result.launch.split()
+    variables = dict(word.split("=") for word in words if word.startswith("ACCELERATE"))
+    assert variables == {
+        "ACCELERATE_USE_CPU": "true",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
+        "ACCELERATE_DYNAMO_MODE": "default",
+        "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
+        "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "2",
+    }
+    assert words[-6:-4] == ["torchrun", "--standalone"]
+
+
+def test_what_no_trainer_can() -> None:
+    several = {"world_size": 2, "accumulate": 2}
+    with pytest.raises(UnsupportedError, match="ddp_static_graph needs gradients summed"):
+        emitted("pytorch", parallelism="ddp", ddp_static_graph=True, **several)
+    with pytest.raises(UnsupportedError, match="attention mask stays in fp32"):
+        emitted("pytorch", parallelism="fsdp", fsdp_param_dtype="bf16", precision="fp32", **several)
+    with pytest.raises(UnsupportedError, match="gathered weights to the host"):
+        emitted("pytorch", parallelism="fsdp", offload="activations", **several)
+    cpu = DeviceInfo(kind="cpu", name="a processor", total_bytes=16 * GIB)
+    for target in ("accelerate", "transformers", "lightning"):
+        setting = TrainSetting(precision="fp32", parallelism="zero2", **several)
+        model = tiny("transformers")
+        with pytest.raises(UnsupportedError, match="on GPUs only"):
+            emit_setting(model, setting, target, device=cpu, estimator=FakeEstimator())
+    with pytest.raises(UnsupportedError, match="takes no optimizer of yours under fsdp"):
+        emitted("transformers", parallelism="fsdp", optimizer="sgd", **several)
+    with pytest.raises(UnsupportedError, match="no 16-mixed precision"):
+        emitted("lightning", parallelism="fsdp", precision="fp16", **several)
+
+
+DDP = {
+    "world_size": 2, "parallelism": "ddp", "ddp_bucket_mb": 50, "ddp_bucket_view": True,
+    "ddp_find_unused": True, "ddp_broadcast_buffers": False, "ddp_compression": "bf16",
+}  # fmt: skip
+
+
+def test_options_of_ddp_reach_each_trainer() -> None:
+    script = emitted("pytorch", **DDP).text
+    for word in (
+        "bucket_cap_mb=50", "gradient_as_bucket_view=True", "find_unused_parameters=True",
+        "broadcast_buffers=False", "bf16_compress_hook",
+    ):  # fmt: skip
+        assert word in script
+    code = emitted("accelerate", **DDP).code
+    assert "DistributedDataParallelKwargs(bucket_cap_mb=50, gradient_as_bucket_view=True" in code
+    assert "comm_hook=DDPCommunicationHookType.BF16" in code
+    strategy = executed(emitted("lightning", **DDP).text)["TRAINER"]["strategy"]
+    assert strategy._ddp_kwargs["bucket_cap_mb"] == 50
+    assert strategy._ddp_comm_hook.__name__ == "bf16_compress_hook"
+    values = yaml.safe_load(emitted("timm", **DDP).text)
+    assert values["no_ddp_bb"] is True
+    config = executed(emitted("mmengine", **DDP).text)
+    assert config["model_wrapper_cfg"]["gradient_as_bucket_view"] is True
+
+
+def test_transformers_takes_its_arguments(tmp_path: Any) -> None:
+    from transformers import TrainingArguments
+
+    names = executed(emitted("transformers", gradient_sync="every", **DDP).text)
+    given = {**names["ARGUMENTS"], "output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
+    arguments = TrainingArguments(**{k: v for k, v in given.items() if k != "tf32"})
+    assert arguments.ddp_find_unused_parameters is True
+    assert arguments.ddp_bucket_cap_mb == 50
+    assert arguments.accelerator_config.gradient_accumulation_kwargs == {"sync_each_batch": True}
+    for fields in ({"parallelism": "fsdp", "fsdp_reshard": False}, {"parallelism": "zero3"}):
+        names = executed(emitted("transformers", world_size=2, **fields).text)
+        assert set(names["ARGUMENTS"]) <= set(inspect.signature(TrainingArguments).parameters)
+    assert names["ARGUMENTS"]["bf16"] is False, "DeepSpeed would convert the model"
+    assert names["ARGUMENTS"]["deepspeed"]["torch_autocast"]["dtype"] == "bfloat16"
+    given = executed(emitted("transformers", world_size=2, parallelism="fsdp").text)["ARGUMENTS"]
+    given |= {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
+    plugin = TrainingArguments(**given).fsdp_plugin_args
+    assert plugin["fsdp_version"] == 2
+    assert plugin["transformer_cls_names_to_wrap"] == "SwinLayer"
+
+
+def test_accelerate_reads_its_sharding(tmp_path: Any) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+
+    file = tmp_path / "accelerate.yaml"
+    known = {action.dest for action in launch_command_parser()._actions}
+    for fields in (
+        {"parallelism": "fsdp", "fsdp_param_dtype": "bf16"},
+        {"parallelism": "fsdp", "fsdp_version": 1, "fsdp_reshard": False},
+        {"parallelism": "hsdp", "nodes": 2},
+        {"parallelism": "zero3"},
+    ):
+        result = emitted("accelerate", world_size=4, **fields)
+        file.write_text(result.text)
+        config = load_config_from_file(str(file))
+        assert set(config.fsdp_config) <= known
+        assert set(config.parallelism_config) <= known
+        assert set(config.deepspeed_config) <= known
+        executed(result.code)
+    assert config.distributed_type == "DEEPSPEED"
+    assert config.mixed_precision == "no", "DeepSpeed would convert the model"
+    assert executed(result.code)["DEEPSPEED"]["zero_optimization"]["stage"] == 3
+    sharded = emitted("accelerate", world_size=4, parallelism="fsdp", fsdp_param_dtype="bf16")
+    assert "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)" in (
+        sharded.code
+    )
+
+
+@pytest.mark.parametrize("stage", ZERO_PARALLEL)
+def test_deepspeed_has_the_keys_it_knows(stage: str) -> None:
+    config = json.loads(emitted("deepspeed", world_size=8, parallelism=stage).text)
+    zero = config["zero_optimization"]
+    assert zero["stage"] == int(stage[-1])
+    assert zero["overlap_comm"] is (stage == "zero3"), "DeepSpeed's own, written out"
+    deepspeed = pytest.importorskip("deepspeed.runtime.zero.config")
+    read = deepspeed.DeepSpeedZeroConfig(**zero)
+    fields = type(read).model_fields
+    assert set(zero) <= {info.alias or name for name, info in fields.items()} | set(fields)
+
+
+def test_buckets_fit_the_model() -> None:
+    """timm's Swin-B has 87,768,224 weights, the largest [4096, 1024]; 25 MiB are 6,553,600 of fp32.
+    DeepSpeed's own bucket would hold the model 5 times."""
+    setting = TrainSetting(world_size=8, parallelism="zero2")
+    fit = fitted_buckets(SWIN_B, setting)
+    assert fit.zero_reduce_bucket == fit.zero_allgather_bucket == 6_553_600
+    stage3 = fitted_buckets(SWIN_B, setting.model_copy(update={"parallelism": "zero3"}))
+    assert stage3.zero_prefetch_bucket == stage3.zero_max_reuse == 3 * 4096 * 1024
+    assert stage3.zero_max_live == 6 * 4096 * 1024
+    mine = setting.model_copy(update={"zero_reduce_bucket": 10_000_000})
+    assert fitted_buckets(SWIN_B, mine).zero_reduce_bucket == 10_000_000, "what was set stays"
+    small = fitted_buckets(tiny("timm"), setting)
+    assert small.zero_reduce_bucket < 50_000, "no more than the model has"
+    result = emit_setting(SWIN_B, setting, "deepspeed", estimator=FakeEstimator())
+    assert any("fit for the model" in warning for warning in result.warnings)
+    assert json.loads(result.text)["zero_optimization"]["reduce_bucket_size"] == 6_553_600
+
+
+@pytest.mark.parametrize("library", ["native", "timm", "torchvision", "transformers"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_blocks_are_called_by_their_classes(library: str, version: int) -> None:
+    """accelerate finds them by name; those that recompute have a class of their own."""
+    from planner.checkpointing import repeated_blocks
+
+    for checkpointing in ("none", "blocks", "blocks:1", "selective", "stages"):
+        setting = TrainSetting(
+            world_size=2, parallelism="fsdp", checkpointing=checkpointing, precision="fp32"
+        )
+        model = tiny(library, version)
+        result = emit_setting(model, setting, "accelerate", estimator=FakeEstimator())
+        blocks = repeated_blocks(executed(result.code)["build_model"]())
+        assert len(blocks) == 4
+        assert {type(block).__name__ for block in blocks} == set(block_classes(model, setting))
