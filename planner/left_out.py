@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, ConvolutionWorkspace
 from planner.schema import Model, TrainSetting
+from planner.schema.distribution import SHARDED
 
 # Quoted, 4 A100s and 8 H100s: issues 964 and 1685 of NVIDIA/nccl.
 NCCL_BUFFERS = (
@@ -28,11 +29,27 @@ def left_out(
             "what adamw-8bit compiles at its first step: one kernel for each shape of weights, in "
             "memory of the host"
         )
-    if setting.parallelism == "ddp":
+    if setting.parallelism in SHARDED:
+        found += [NCCL_BUFFERS, *left_out_of_sharding(setting)]
+    elif setting.parallelism == "ddp":
         found += [NCCL_BUFFERS, "the broadcast of buffers before a forward, which is transient"]
     elif setting.world_size > 1:
         found.append(
             "communication buffers of data parallelism (NCCL, gradient buckets): "
             "--set parallelism=ddp counts the buckets"
+        )
+    return found
+
+
+def left_out_of_sharding(setting: TrainSetting) -> list[str]:
+    """What no ledger of FSDP2 counts: it is made from shapes, or on fake tensors of the CPU."""
+    found = [
+        "tables of CUDA's copies into and out of what FSDP2 gathers and sums: less than 0.5 MiB, "
+        "freed at once (aten/src/ATen/native/cuda/TensorShape.cu)"
+    ]
+    if setting.fsdp_param_dtype == "fp16" and setting.fsdp_reduce_dtype == "fp32":
+        found.append(
+            "copies of gradients whose rows the devices do not share evenly: from fp16 to fp32 "
+            "CUDA's fused copy does not go (TensorShape.cpp, _pad_chunk)"
         )
     return found

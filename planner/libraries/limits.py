@@ -11,6 +11,7 @@ from planner.compiled import breaks_graphs
 from planner.errors import UnsupportedError
 from planner.libraries.maps import feature_maps
 from planner.schema import Model, SwinConfig, TrainSetting
+from planner.schema.distribution import SHARDED
 from planner.schema.setting import GRAPH_MODES
 
 # The kernel's batch is the z of its grid (NVIDIA, CUDA C++ Programming Guide: at most 65,535). From
@@ -129,7 +130,33 @@ def float8_limit(setting: TrainSetting) -> SettingFault | None:
 
 def setting_limit(setting: TrainSetting) -> SettingFault | None:
     """What keeps `setting` from running with any model."""
-    return graph_limit(setting) or float8_limit(setting)
+    return graph_limit(setting) or float8_limit(setting) or sharding_limit(setting)
+
+
+def sharding_limit(setting: TrainSetting) -> SettingFault | None:
+    """What torch 2.13 raises on where `fully_shard` made weights DTensors: optimizer steps without
+    a rule for them, and weights that are not contiguous (`_fsdp_param.py`)."""
+    if setting.parallelism not in SHARDED or setting.fsdp_version == 1:
+        return None
+    if setting.memory_format != "contiguous":
+        return SettingFault(
+            "FSDP2 shards contiguous weights only",
+            f"memory_format is {setting.memory_format}",
+            "Set memory_format=contiguous.",
+            field="memory_format",
+            instead="contiguous",
+        )
+    if setting.optimizer_family != "adafactor" and setting.optimizer != "sgd-fused":
+        return None
+    is_sgd = setting.optimizer_family == "sgd"
+    step = "fused SGD" if is_sgd else "Adafactor"
+    return SettingFault(
+        f"FSDP2 keeps weights as DTensors, on which torch's {step} does not step",
+        f"optimizer is {setting.optimizer}",
+        f"Choose {'sgd-foreach' if is_sgd else 'adamw, sgd, lion, rmsprop, nadam or radam'}.",
+        field="optimizer",
+        instead="sgd" if is_sgd else "adamw",
+    )
 
 
 def trained_limit(model: Model, setting: TrainSetting) -> SettingFault | None:

@@ -46,12 +46,9 @@ def follows_fsdp(setting: TrainSetting) -> bool:
         and setting.precision in _COMPUTED[setting.fsdp_param_dtype]
         and setting.checkpoints_any_model
         and setting.offload == "none"
-        and setting.memory_format == "contiguous"
         and not setting.frozen_stages
         and not setting.lora_rank
         and setting.optimizer_implementation != "8bit"
-        and setting.optimizer_family != "adafactor"
-        and setting.optimizer != "sgd-fused"
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from planner.affine import Recorder, in_canonical_order
+from planner.errors import UnsupportedError
 from planner.ledger import Allocated, Awaited, Event, Freed, Ledger, Marked, Sent
 from planner.ledgers import is_on_shapes
 from planner.libraries.registry import find_library
@@ -271,11 +272,8 @@ def test_any_batch_is_read_off_one_line(changes: Changes) -> None:
         {"precision": "bf16", "fsdp_param_dtype": "fp16"},
         {"checkpointing": "stages"},
         {"offload": "activations"},
-        {"memory_format": "channels_last"},
         {"lora_rank": 4},
         {"frozen_stages": 1},
-        {"optimizer": "adafactor"},
-        {"optimizer": "sgd-fused"},
         {"optimizer": "adamw-8bit"},
     ],
     ids=name_of,
@@ -284,6 +282,28 @@ def test_what_shapes_do_not_follow_is_traced(changes: Changes) -> None:
     config = small()
     assert is_on_shapes(config, resolved(config, {}))
     assert not is_on_shapes(config, resolved(config, changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"memory_format": "channels_last"},
+        pytest.param({"optimizer": "sgd-fused"}, marks=ONE_MORE),
+        pytest.param({"optimizer": "adafactor"}, marks=ONE_MORE),
+        pytest.param({"optimizer": "adafactor-foreach"}, marks=ONE_MORE),
+    ],
+    ids=name_of,
+)
+def test_what_torch_raises_on_is_refused(changes: Changes) -> None:
+    from tests.fake_sharding import trace_sharded
+
+    config = small(**ONE_BLOCK)
+    (field, value), *_ = changes.items()
+    with pytest.raises(UnsupportedError, match=f"(?s)FSDP2.*{field} is {value}"):
+        resolved(config, changes)
+    setting = resolved(config, {}).model_copy(update=changes)
+    with pytest.raises((NotImplementedError, RuntimeError), match=r"contiguous|strategy|placement"):
+        trace_sharded(config, setting)
 
 
 def test_blocks_that_are_checkpointed_reentrantly_are_traced() -> None:
