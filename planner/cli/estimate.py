@@ -21,7 +21,7 @@ from planner.cli.arguments import (
     with_time_option,
 )
 from planner.cli.output import print_json
-from planner.cli.several import check_link
+from planner.cli.several import link_of
 from planner.errors import PlannerError, UsageError
 from planner.estimation import Estimate, default_precision, estimate_ledger, resolve
 from planner.hardware import Gpu, all_gpus, find_gpu
@@ -85,7 +85,7 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     chosen, settings = model_and_settings(model, given, defaults)
     for setting in settings:
         check_precision(gpu, setting.precision)
-    check_link(given["link"], settings, gpu)
+    given["link"] = link_of(given["link"], settings, gpu)
     rows: Rows = [resolve(chosen, setting) for setting in settings]
     allocator = _allocator(given["allocator"])
     if memory is not None and not given["as_json"]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import click
+
 from planner.errors import UsageError, shorten
 from planner.hardware import Gpu
 from planner.hardware.fabric import find_fabric
@@ -75,6 +77,22 @@ def _count(option: str, text: str) -> int:
             f"For example {option} 8.",
         )
     return int(text)
+
+
+def link_of(text: str | None, settings: Sequence[TrainSetting], gpu: Gpu | None) -> str | None:
+    """The link that was named; else the file of one that was measured between such GPUs here, which
+    is told; None where there is none. Raises UsageError."""
+    check_link(text, settings, gpu)
+    most = max((setting.world_size // setting.nodes for setting in settings), default=1)
+    if text is not None or gpu is None or most < 2:
+        return text
+    from planner.environment.links.kept import kept_link
+
+    path = kept_link(gpu, most)
+    if path is None or "," in str(path):  # a comma parts two links
+        return None
+    click.echo(f"The link between GPUs is what was measured here: {path}", err=True)
+    return str(path)
 
 
 def check_link(text: str | None, settings: Sequence[TrainSetting], gpu: Gpu | None) -> None:

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from planner.cli import main
 from planner.environment.facts import Facts, gather_facts
-from planner.environment.links.kept import link_path, load_link, save_link
+from planner.environment.links.kept import kept_link, link_path, load_link, save_link
 from planner.environment.links.plan import CPU_SIZES, LinkPlan, plan_link, read_world_size
 from planner.environment.links.world import measure_link
 from planner.errors import PlannerError, UsageError
+from planner.hardware import find_gpu
 from planner.hardware.link_file import COLLECTIVES, read_link, write_link
 from planner.schema.link import LinkCurve, LinkPoint
 from tests.environment.recorded import recorded
@@ -160,6 +162,31 @@ def test_a_link_is_kept_and_read_back() -> None:
 def test_a_damaged_file_counts_as_not_measured(text: str) -> None:
     save_link(CURVE).write_text(text)
     assert load_link("NVIDIA A100", 4) is None
+
+
+def test_a_kept_link_serves_as_many_gpus_or_fewer() -> None:
+    a100 = find_gpu("a100-sxm-80gb")
+    assert kept_link(a100, 2) is None
+    eight = CURVE.model_copy(update={"device": a100.device_names[0], "world_size": 8})
+    four = eight.model_copy(update={"world_size": 4})
+    paths = {curve.world_size: save_link(curve) for curve in (eight, four)}
+    assert [kept_link(a100, count) for count in (2, 4, 5, 8, 9)] == [
+        paths[4], paths[4], paths[8], paths[8], None,
+    ]  # fmt: skip
+    assert kept_link(find_gpu("h100-sxm-80gb"), 2) is None
+    paths[4].rename(paths[4].with_name("of another torch.json"))
+    save_link(eight.model_copy(update={"backend": "gloo"}))
+    assert kept_link(a100, 2) is None
+
+
+def test_an_estimate_takes_the_kept_link_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    a100 = find_gpu("a100-sxm-80gb")
+    path = save_link(CURVE.model_copy(update={"device": a100.device_names[0]}))
+    estimate = ["estimate", "timm:swin_tiny_patch4_window7_224", "--gpu", a100.name, "--gpus", "4"]
+    assert main([*estimate]) == 0
+    assert f"what was measured here: {path}" in capsys.readouterr().err
+    assert main([*estimate, "--link", "pcie4"]) == 0
+    assert "measured here" not in capsys.readouterr().err
 
 
 def facts(machine: str) -> Facts:

@@ -7,7 +7,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from planner.environment.rates import installed_torch
-from planner.files import cache_file
+from planner.files import cache_directory, cache_file
+from planner.hardware import Gpu, recognise_gpu
 from planner.hardware.link_file import write_link
 from planner.schema.link import LINK_FORMAT, LinkCurve
 
@@ -24,9 +25,27 @@ def save_link(curve: LinkCurve) -> Path:
 def load_link(device: str, world_size: int) -> LinkCurve | None:
     """The link kept between so many devices of this name under this torch; None where none was
     measured, or what was kept is of another format or damaged."""
+    return _read(link_path(device, world_size))
+
+
+def kept_link(gpu: Gpu, num_gpus: int) -> Path | None:
+    """The file of a link that was measured here between so many of `gpu` or more, the fewest of
+    them first, under this torch; None where there is none."""
+    found = []
+    for path in sorted((cache_directory() / "links").glob("*.json")):
+        curve = _read(path)
+        if curve is None or curve.backend != "nccl" or curve.world_size < num_gpus:
+            continue
+        if link_path(curve.device, curve.world_size) != path:  # of another torch
+            continue
+        if recognise_gpu(curve.device, gpu.memory_bytes) == gpu:
+            found.append((curve.world_size, path))
+    return min(found)[1] if found else None
+
+
+def _read(path: Path) -> LinkCurve | None:
     try:
-        text = link_path(device, world_size).read_text(encoding="utf-8")
-        curve = LinkCurve.model_validate_json(text)
+        curve = LinkCurve.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError, UnicodeDecodeError):
         return None
     return curve if curve.link_format == LINK_FORMAT and curve.points else None
