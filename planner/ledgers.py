@@ -18,10 +18,11 @@ from planner.errors import PlannerError
 from planner.ledger import Ledger
 from planner.libraries.registry import find_library
 from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
-from planner.schema.distribution import SHARDED
+from planner.schema.distribution import DEEPSPEED, SHARDED
 from planner.schema.setting import GRAPH_MODES
 from planner.step.sharding import follows_fsdp
 from planner.step.training import record_training
+from planner.step.zero import on_one_device, unknown, weave_zero
 from planner.trace_process import trace_elsewhere
 from planner.traced_step import MAX_HELD, alike, traced_step
 
@@ -33,8 +34,14 @@ def step_ledger(model: Model, setting: ResolvedSetting, traced: bool = False) ->
     comes from a trace or, on shapes, from the trace that is kept; where there is none, it is the
     eager step, which `planner.compiled` says how far to trust. At most `RECORDED_MICRO_BATCHES`
     micro-batches are recorded, since the third repeats the second.
+    Under DeepSpeed it is the step on one device, with what ZeRO does woven in.
     Raises PlannerError for what cannot be recorded.
     """
+    if setting.parallelism in DEEPSPEED:
+        error = unknown(setting)
+        if error is not None:
+            raise error
+        return weave_zero(step_ledger(model, on_one_device(setting), traced), setting).ledger
     if is_on_shapes(model, setting, traced):
         assert isinstance(model, SwinConfig)
         ledger = _kept_compiled(model, setting) or _eager_on_shapes(model, setting)
@@ -82,6 +89,11 @@ def _is_sharded_on_shapes(config: SwinConfig, setting: TrainSetting) -> bool:
 def affine_step(model: Model, setting: ResolvedSetting) -> AffineLedger | None:
     """What `step_ledger` reads its answers off: the eager step on shapes, recorded once, or the
     trace that is kept. None where there is none, or no line goes through it. Never traces."""
+    if setting.parallelism in DEEPSPEED:
+        if unknown(setting) is not None:
+            return None
+        one = affine_step(model, on_one_device(setting))
+        return None if one is None else weave_zero(one.at, setting).line(one)
     setting = setting.model_copy(update={"batch_size": 2})
     if is_on_shapes(model, setting):
         assert isinstance(model, SwinConfig)

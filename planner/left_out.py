@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, ConvolutionWorkspace
 from planner.schema import Model, TrainSetting
-from planner.schema.distribution import SHARDED
+from planner.schema.distribution import DEEPSPEED, SHARDED
 
 # Quoted, 4 A100s and 8 H100s: issues 964 and 1685 of NVIDIA/nccl.
 NCCL_BUFFERS = (
@@ -33,6 +33,8 @@ def left_out(
         found += [NCCL_BUFFERS, *left_out_of_sharding(setting)]
     elif setting.parallelism == "ddp":
         found += [NCCL_BUFFERS, "the broadcast of buffers before a forward, which is transient"]
+    elif setting.parallelism in DEEPSPEED:
+        found.append(NCCL_BUFFERS)
     elif setting.world_size > 1:
         found.append(
             "communication buffers of data parallelism (NCCL, gradient buckets): "

@@ -18,6 +18,8 @@ from planner.ledger_cache import Kept, NotAffine
 from planner.ledger_key import ANY_BATCH, Key, ledger_key
 from planner.libraries.limits import batch_unit
 from planner.schema import FactoryModel, Model, ResolvedSetting
+from planner.schema.distribution import DEEPSPEED
+from planner.step.zero import on_one_device
 
 # A line goes through the first two. The third is well above them: chunks of a batch, or pairs of
 # its samples, look affine between neighbours.
@@ -30,8 +32,11 @@ def alike(model: Model, setting: ResolvedSetting) -> ResolvedSetting:
     """What does not change the events shares a recording.
 
     Tuning kernels changes no buffer, and CUDA graphs are put on top (`in_graph_pool`); a graph of
-    any batch saves at each what one of that batch does (tests/trace/test_regions.py).
+    any batch saves at each what one of that batch does (tests/trace/test_regions.py). What ZeRO
+    does is woven into the step on one device.
     """
+    if setting.parallelism in DEEPSPEED:
+        setting = on_one_device(setting)
     if has_known_graphs(model, setting):
         compiled = {"compile": "default", "compile_dynamic": False, "compile_fullgraph": False}
     else:

@@ -25,7 +25,8 @@ SHARDED: frozenset[Parallelism] = frozenset(("fsdp", "hsdp"))
 DEEPSPEED: frozenset[Parallelism] = frozenset(("zero1", "zero2", "zero3"))
 
 Devices = Annotated[int, Field(ge=1, le=MAX_SIZE)]
-Elements = Annotated[int, Field(ge=0, le=10**12)]
+# The largest takes 400 GB in fp32: more than any device has.
+Elements = Annotated[int, Field(ge=0, le=10**11)]
 
 # What each option belongs to, by how its name begins.
 _OPTIONS_OF: Mapping[str, frozenset[Parallelism]] = {

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NewType
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from planner.errors import UnsupportedError
-from planner.schema.distribution import Distribution
+from planner.schema.distribution import DEEPSPEED, Distribution
 from planner.schema.faults import CrossFieldError, Fault
 from planner.schema.model import MAX_SIZE
 
@@ -136,6 +136,7 @@ class TrainSetting(Distribution):
             *self.distribution_faults(),
             *self._compile_faults(),
             *self._optimizer_faults(),
+            *self._zero_faults(),
         ]
         if self.lora_targets != "attention" and not self.lora_rank:
             message = f"lora_targets is {self.lora_targets}, and lora_rank 0 adds no adapters"
@@ -192,6 +193,22 @@ class TrainSetting(Distribution):
     def syncs_gradients(self, micro_batch: int) -> bool:
         """Whether backward sums gradients over devices in `micro_batch`, counted from 0."""
         return self.gradient_sync == "every" or micro_batch == self.accumulate - 1
+
+    def _zero_faults(self) -> Iterator[Fault]:
+        """What DeepSpeed 0.19.8 fails at."""
+        if self.parallelism in DEEPSPEED and self.memory_format == "channels_last":
+            message = (
+                f"parallelism {self.parallelism} and memory_format channels_last: "
+                "deepspeed.initialize sends each weight as bytes, which a convolution's weight in "
+                "channels_last cannot be viewed as (take contiguous, or ddp)"
+            )
+            yield Fault(("memory_format", "parallelism"), message)
+        if self.parallelism == "zero3" and self.ema:
+            message = (
+                "ema averages whole weights on each device, which under parallelism zero3 have no "
+                "elements between steps (take zero2, or omit ema)"
+            )
+            yield Fault(("ema", "parallelism"), message)
 
     @property
     def global_batch(self) -> int:
