@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from planner.errors import PlannerError, UnsupportedError
 from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE, multiplies_in_8_bits
 from planner.offloading import offload_activations
+from planner.parallel.spreading import Spread
 from planner.schema import TrainSetting
 from planner.schema.setting import CLIP_NORM, EMA_DECAY
 from planner.tasks.contract import Task
@@ -173,7 +174,8 @@ class Training:
     """A module, its optimizer and a batch on one device; `step` is one whole optimizer step.
 
     `task` computes the loss of `batch`, which it made, and the optimizer where it has one of its
-    own. `compiled` is what is called in the module's place when it was compiled.
+    own. `compiled` is what is called in the module's place: it compiled, or spread. `spread` is the
+    module over several ranks: then this is the step of one of them.
     """
 
     def __init__(
@@ -183,8 +185,10 @@ class Training:
         task: Task,
         batch: Any,
         compiled: Callable[..., object] | None = None,
+        spread: Spread | None = None,
     ) -> None:
         self.module = module
+        self.spread = spread
         # Not `or`: a compiled module has a length, and asking this one for it raises.
         self.call = module if compiled is None else compiled
         self.setting = setting
@@ -212,8 +216,9 @@ class Training:
         `optimizer_in_backward` these are gone by the end of `backward`, and the two phases after it
         hold only the average of the weights, where there is one.
         """
-        for _ in range(self.setting.accumulate):
-            self.micro_step(on_phase)
+        for index in range(self.setting.accumulate):
+            with self.summing(is_last=index == self.setting.accumulate - 1):
+                self.micro_step(on_phase)
         self.optimizer_step()
         on_phase("optimizer")
         if not self.setting.optimizer_in_backward:
@@ -235,6 +240,12 @@ class Training:
             loss.backward()
         del loss
         on_phase("backward")
+
+    def summing(self, is_last: bool) -> AbstractContextManager[object]:
+        """Around a micro-batch: whether its backward sums gradients over the ranks."""
+        if self.spread is None:
+            return nullcontext()
+        return self.spread.micro_batch(is_last or self.setting.gradient_sync == "every")
 
     def forward(self) -> Tensor:
         """The scalar loss of one micro-batch, divided by the number of them."""

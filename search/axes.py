@@ -9,14 +9,15 @@ from planner.errors import UnsupportedError, UsageError, alternatives, shorten, 
 from planner.hardware.precisions import device_precisions
 from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
+from planner.schema.distribution import PARALLELISMS, Distribution
 from planner.schema.setting import COMPILE_MODES, COMPILED_FIELDS, FUSED_FAMILIES, PRECISIONS
 
 AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")  # of every search
 # Of every setting of a search, and no axis of it.
 HELD = {
     "accumulate": "With --global-batch it follows from the micro-batch.",
-    "world_size": "A probe runs on one device.",
-    "parallelism": "A probe runs on one device.",
+    "world_size": "A study is of one world: choose it with --gpus.",
+    "nodes": "A study is of one world: choose it with --gpus and --nodes.",
 }
 # Any other field, where it is asked for; of the batch a search has its own ladder.
 SEARCHABLE = (
@@ -31,6 +32,9 @@ REDUCED_PRECISIONS = ("bf16", "fp16")
 _COMPANY: Mapping[str, Mapping[str, Any]] = {
     **{field: {"compile": "default"} for field in COMPILED_FIELDS},
     "lora_targets": {"lora_rank": 1},
+    **{
+        f: {"parallelism": p} for p in ("ddp", "fsdp", "zero2") for f in Distribution.own_options(p)
+    },
 }
 
 Value = str | int | float
@@ -58,11 +62,22 @@ def read_values(field: str, given: object) -> tuple[Value, ...]:
         )
     if field in AXES:
         return tuple(values)
+    if field == "parallelism":
+        return read_parallelisms([str(value) for value in values])
     company = _COMPANY.get(field, {})
     return tuple(
         getattr(parse(TrainSetting, {**company, field: value}, "the search"), field)
         for value in values
     )
+
+
+def read_parallelisms(values: Sequence[str]) -> tuple[Value, ...]:
+    """Names of parallelisms; what they need of a world is seen where it is known."""
+    for value in values:
+        if value not in PARALLELISMS:
+            way_out = f"One or more of {', '.join(PARALLELISMS)}."
+            raise unknown_name("parallelism", value, PARALLELISMS, way_out)
+    return in_order(values)
 
 
 def held_error(field: str) -> UsageError:

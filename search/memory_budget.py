@@ -30,10 +30,11 @@ def find_budget(
     in_use: MemoryInUse | None,
     options: SearchOptions,
     allocator: AllocatorConfig | None = None,
+    ranks: int = 1,
 ) -> MemoryBudget:
     """What memory there is for a setting: of the device or the size emulated, less what other
     processes hold (`in_use`, None where nobody says) and the headroom. A memory fraction among the
-    `allocator`'s options lowers it."""
+    `allocator`'s options lowers it. `ranks` on the CPU share its memory."""
     total = in_use.total_bytes if in_use else device.total_bytes
     used = in_use.used_bytes if in_use else 0
     free = in_use.free_bytes if in_use else total
@@ -43,6 +44,9 @@ def find_budget(
             f"Other processes hold {format_bytes(used)} of {format_bytes(total)}: "
             f"{format_bytes(free)} are left."
         )
+    if device.kind == "cpu" and ranks > 1:
+        free //= ranks
+        notes.append(f"{ranks} ranks share this machine's memory: {format_bytes(free)} each.")
     limit = free
     if options.memory_bytes is not None:
         limit = min(free, options.memory_bytes)

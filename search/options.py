@@ -183,6 +183,8 @@ class SearchKeywords(TypedDict, total=False):
     mean, and the defaults."""
 
     device: str
+    gpus: int | None
+    nodes: int | None
     memory_bytes: int | str | None
     allocator: str | None
     headroom: float
@@ -221,6 +223,14 @@ class SearchOptions:
         metavar="N", bounds=(1, MAX_SIZE),
     )  # fmt: skip
     device: str = option("auto", "auto, cpu, cuda:0 …", shown="auto")
+    gpus: int | None = option(
+        None, "Probe over N GPUs, a rank on each (with --device cpu: N processes).",
+        metavar="N", bounds=(1, MAX_SIZE),
+    )  # fmt: skip
+    nodes: int | None = option(
+        None, "Machines that they are of; only a rehearsal, on the CPU, has several.",
+        metavar="M", bounds=(1, MAX_SIZE),
+    )  # fmt: skip
     memory_bytes: int | None = option(
         None, "Emulate a smaller device: 24GiB, 24GB.",
         flag="--memory", metavar="SIZE", read=read_memory,
@@ -309,6 +319,19 @@ class SearchOptions:
             way_out = f"One of {', '.join(STRATEGIES)}."
             raise unknown_name("strategy", self.strategy, STRATEGIES, way_out)
         refuse([*bound_faults(self), *self._conflicts()])
+        object.__setattr__(self, "base", self._spread_base())
+
+    def _spread_base(self) -> TrainSetting:
+        """`base` over the devices that were asked for: under DDP, unless it was said how."""
+        ways = (self.restrict or {}).get("parallelism", ())
+        changes: dict[str, Any] = {"parallelism": ways[0]} if ways else {}
+        if self.gpus is not None:
+            changes["world_size"] = self.gpus
+            if self.base.parallelism == "none" and not ways:
+                changes["parallelism"] = "ddp"
+        if self.nodes is not None:
+            changes["nodes"] = self.nodes
+        return self.base.model_copy(update=changes)
 
     def _conflicts(self) -> Iterator[str]:
         if self.epochs is not None and not (_is_number(self.epochs) and 0 < self.epochs <= _MANY):
@@ -319,11 +342,14 @@ class SearchOptions:
             yield "images_per_epoch says how long an epoch is, and no epochs are asked for"
         if self.global_batch is not None and self.base.accumulate != 1:
             yield "accumulate follows from global_batch and the micro-batch: omit one of them"
+        yield from self._world_conflicts()
         if self.data is not None and self.with_data is not None:
             yield "data measures a loader and with_data takes one that was measured: omit one"
         if self.replay is None:
             return
         on_a_device = {
+            "gpus": self.gpus,
+            "nodes": self.nodes,
             "data": self.data,
             "device": self.device != "auto",
             "allocator": self.allocator,
@@ -337,3 +363,22 @@ class SearchOptions:
         given = [name for name, value in on_a_device.items() if value]
         if given:
             yield f"a replay searches all that was recorded: omit {', '.join(given)}"
+
+    def _world_conflicts(self) -> Iterator[str]:
+        """What does not go with several devices, or says them twice."""
+        world, ways = self.gpus or self.base.world_size, (self.restrict or {}).get("parallelism")
+        if self.gpus is not None and self.base.world_size not in (1, self.gpus):
+            yield f"gpus is {self.gpus}, and base has world_size {self.base.world_size}: omit one"
+        if (self.gpus or 1) > 1 and "none" in (ways or ()):
+            yield (
+                f"parallelism none trains {world} models, and not one on {world} GPUs: omit it, or "
+                "omit gpus"
+            )
+        if self.nodes is not None and world % self.nodes:
+            yield (
+                f"{self.nodes} nodes have equally many GPUs each, and gpus is {world}: choose a "
+                f"multiple of {self.nodes}"
+            )
+        spread = ways or ([self.base.parallelism] if self.gpus is None else ["ddp"])
+        if (self.data or self.with_data) and list(spread) != ["none"]:
+            yield "data are fed to a training on one device: omit data, or gpus and parallelism"

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from planner.schema import DeviceInfo, MeasurementRecord, Model
 from search.kinds import RecordT_co, SettingT
-from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.fork_server import STEP_MODULES, ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
 from search.strategies.strategy import Choice
@@ -39,10 +39,11 @@ class DeviceProber:
         on_event: Callable[[ProbeEvent], None] | None = None,
         on_result: Callable[[MeasurementRecord], None] | None = None,
         worker_command: Sequence[str] | None = None, measure_seconds: float | None = None,
+        modules: Sequence[str] = STEP_MODULES,
     ) -> None:  # fmt: skip
         self.model, self.device, self.described = model, device, described
         self.cap_bytes, self.on_event, self.worker_command = cap_bytes, on_event, worker_command
-        self.on_result = on_result
+        self.on_result, self.modules = on_result, modules
         self.timing: dict[str, float] = {}
         if measure_seconds is not None:
             self.timing["max_measure_seconds"] = measure_seconds
@@ -89,4 +90,4 @@ class DeviceProber:
 
     def _prepare(self) -> None:
         if self.fork_server is None and self.worker_command is None:
-            self.fork_server = ForkServer(self.model)
+            self.fork_server = ForkServer(self.model, self.modules)

@@ -16,6 +16,7 @@ from planner.errors import UnsupportedError, UsageError, alternatives
 from planner.libraries.limits import SettingFault, setting_limit, trained_limit
 from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting
+from planner.schema.distribution import PARALLELISMS, Distribution
 from planner.schema.setting import COMPILE_MODES, PRECISIONS
 from planner.schema.validation import faults_between
 from search.axes import (
@@ -110,27 +111,20 @@ def make_space(
     and where nothing is left.
     """
     base = base or TrainSetting()
-    if base.parallelism != "none":
-        raise UnsupportedError(
-            f"a probe runs on one device without {base.parallelism.upper()}, and parallelism is "
-            f"{base.parallelism!r}.",
-            "Tune with parallelism none, and see with 'planner estimate --set "
-            f"parallelism={base.parallelism}' what it adds.",
-        )
     _check_base(model, base)
     restrict = restrict or {}
     choices = axis_choices(model, device, base, restrict)
     batches = _batches(device, base, batch_sizes, global_batch)
     held = base.model_dump()
     excluded: dict[tuple[str, ...], list[str]] = {}
-    settings = [
-        setting
+    settings = {
+        setting: None  # an option of another parallelism makes no other setting
         for arm in product(*choices.values())
         for batch in batches
         if (setting := _parse({**held, **dict(zip(choices, arm, strict=True)), **batch}, excluded))
         and is_worth_trying(setting, choices, restrict)
-    ]
-    return _runnable(model, settings, excluded)
+    }
+    return _runnable(model, list(settings), excluded)
 
 
 def _parse(
@@ -138,13 +132,22 @@ def _parse(
 ) -> TrainSetting | None:
     """The setting of `fields`; None where some exclude each other: then their law is noted."""
     try:
-        return TrainSetting.model_validate(fields)
+        return TrainSetting.model_validate(_own_fields(fields))
     except ValidationError as error:
         broken = next(iter(faults_between(error)), None)
         if broken is None:
             raise
         excluded.setdefault(broken.fields, []).append(broken.message)
         return None
+
+
+def _own_fields(fields: Mapping[str, object]) -> dict[str, object]:
+    """Without the options that belong to another parallelism than that of `fields`."""
+    parallelism = fields.get("parallelism")
+    if parallelism not in PARALLELISMS:
+        return dict(fields)
+    foreign = Distribution.all_options() - Distribution.own_options(parallelism)
+    return {field: value for field, value in fields.items() if field not in foreign}
 
 
 def _runnable(
@@ -253,28 +256,33 @@ def _spread(values: tuple[int, ...], largest: int) -> list[int]:
 
 _PLAIN = {
     "compile": COMPILE_MODES,
+    "parallelism": PARALLELISMS,
     "checkpointing": ("none", "selective", "blocks", "stages", "nested"),
     "precision": PRECISIONS,
     "attention": ("library", "eager", "sdpa"),
 }
 
 _OTHER_DEFAULTS = {
-    field: TrainSetting.model_fields[field].default for field in SEARCHABLE if field not in AXES
+    field: TrainSetting.model_fields[field].default
+    for field in SEARCHABLE
+    if field not in (*AXES, "parallelism")
 }
 
 
 def simplicity(setting: TrainSetting) -> tuple[int, ...]:
     """Sort key, simplest first; among settings equal within noise the simplest wins.
 
-    First what can break (compilation), then what is added to the model (checkpointing), then the
-    arithmetic (fp32 before bf16 before fp16, which needs a GradScaler), the attention, the
-    optimizer's implementation, the number of other fields that are no default, accumulation, and
-    last the batch (a smaller one leaves memory).
+    First what can break (compilation), then how it is spread over devices (each way before those
+    that shard more), then what is added to the model (checkpointing), then the arithmetic (fp32
+    before bf16 before fp16, which needs a GradScaler), the attention, the optimizer's
+    implementation, the number of other fields that are no default, accumulation, and last the batch
+    (a smaller one leaves memory).
     """
     checkpointing = setting.checkpointing.partition(":")[0]
     others = sum(getattr(setting, field) != plain for field, plain in _OTHER_DEFAULTS.items())
     return (
         _PLAIN["compile"].index(setting.compile),
+        _PLAIN["parallelism"].index(setting.parallelism),
         _PLAIN["checkpointing"].index(checkpointing),
         _PLAIN["precision"].index(setting.precision),
         _PLAIN["attention"].index(setting.attention),

@@ -26,14 +26,18 @@ from search.memory_budget import find_budget, less_headroom, with_allocator
 from search.options import SearchKeywords, SearchOptions
 from search.phases import search_and_recommend
 from search.probe.device import (
+    check_world,
     choose_device,
     describe_device,
-    memory_in_use,
+    least_free,
     name_card,
     versions,
     why_no_gpu,
 )
+from search.probe.parent.environment import rank_threads
+from search.probe.parent.fork_server import STEP_MODULES, WORLD_MODULES
 from search.probe.parent.runner import ProbeEvent
+from search.probe.parent.world import rank_devices
 from search.prober import DeviceProber, Prober
 from search.progress import OnProgress, Progress, note_taker
 from search.replay import Replay, ReplayProber
@@ -112,7 +116,9 @@ def _probed(
         model, found.model_copy(update={"memory_cap_bytes": options.memory_bytes}), versions()
     )
     allocator, allocator_notes = _allocator(identity, options)
-    memory = find_budget(found, memory_in_use(where), options, allocator)
+    check_world(where, options.base)
+    devices = rank_devices(where, options.base)
+    memory = find_budget(found, least_free(devices), options, allocator, len(devices))
     output = make_folder(options.output or Path(_slug(model)))
     space = make_space(
         model, identity.device, options.base, restrict=options.restrict,
@@ -127,8 +133,10 @@ def _probed(
     whole = Limits(None, options.budget_seconds, limits.spent_seconds)
     say = note_taker(on_progress)
     with contextlib.ExitStack() as stack:
-        alone = stack.enter_context(hold_gpu(found.uuid))
-        notes += _card_notes(where, alone)
+        uuids = dict.fromkeys(describe_device(each).uuid for each in devices)
+        held = [stack.enter_context(hold_gpu(uuid)) for uuid in uuids]
+        alone = all(held)
+        notes += [*_card_notes(where, alone), *_world_notes(devices)]
         for note in notes:
             say(note)
         rates = None
@@ -137,8 +145,9 @@ def _probed(
         own = None
         if prober is None:
             own = DeviceProber(
-                model, where, identity.device, memory.cap_bytes, _hear(on_progress), study.receive
-            )
+                model, where, identity.device, memory.cap_bytes, _hear(on_progress), study.receive,
+                modules=STEP_MODULES if len(devices) == 1 else WORLD_MODULES,
+            )  # fmt: skip
             prober = stack.enter_context(own)
         prior, said = device_prior(
             space, model, identity.device, estimator, memory.budget_bytes, rates=rates,
@@ -170,6 +179,24 @@ def _card_notes(where: str, alone: bool) -> list[str]:
         "the other's memory. Let one end first."
     )
     return [*([card] if card else []), *([] if alone else [shared])]
+
+
+def _world_notes(devices: Sequence[str]) -> list[str]:
+    """How several ranks are measured, and what they share."""
+    if len(devices) == 1:
+        return []
+    num, threads = len(devices), rank_threads(len(devices))
+    notes = [
+        f"Each probe is {num} ranks: its memory is the fullest's, its time the slowest's, and "
+        f"images/s in tables are one device's. Each rank computes with {threads} "
+        f"thread{'s' * (threads > 1)} of the CPU."
+    ]
+    names = sorted({describe_device(each).name for each in devices})
+    if len(names) > 1:
+        notes.append(f"The GPUs differ ({', '.join(names)}): all wait for the slowest.")
+    if devices[0] == "cpu":
+        notes.append("Ranks on the CPU are a rehearsal: they share its cores, and gloo is no NCCL.")
+    return notes
 
 
 def _allocator(

@@ -19,6 +19,7 @@ from planner.cli.output import print_json, say
 from planner.cli.search_flags import said_options, search_flags
 from planner.errors import UsageError
 from planner.schema import Model, TrainSetting, parse
+from planner.schema.distribution import PARALLELISMS
 from search import check_platform
 from search.axes import AXES, HELD, held_error
 from search.options import SearchOptions
@@ -31,6 +32,10 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--batch-size", metavar="N[,N…]", help="Try only these micro-batches."),
     click.option("--accumulate", metavar="N", help="Micro-batches per step (1)."),
     *axis_flags(searched=True),
+    click.option(
+        "--parallelism", metavar="P[,P…]",
+        help=f"How to spread over GPUs: {', '.join(PARALLELISMS[1:])} (ddp, with several).",
+    ),
     *MODEL_FLAGS,
     *search_flags(SearchOptions),
     click.option("--json", "as_json", is_flag=True, help="Print recommendation.json."),
@@ -79,7 +84,9 @@ def command(**given: Any) -> int:
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     """What was typed, as the parameters of `tune`. Raises UsageError."""
-    model_fields, setting_fields = given_fields(given, (*AXES, "batch_size", "accumulate"))
+    model_fields, setting_fields = given_fields(
+        given, (*AXES, "batch_size", "accumulate", "parallelism")
+    )
     sizes = setting_fields.pop("batch_size", None)
     held = {field: setting_fields.pop(field) for field in HELD if field in setting_fields}
     for field, text in held.items():

@@ -68,9 +68,19 @@ def _probes(found: Recommendation) -> str:
 def _evidence(record: MeasurementRecord) -> str:
     low, high = rate_interval(_images(record), record.step_seconds)
     return (
-        f"{record.images_per_second or 0:.4g} images/s ({low:.4g} to {high:.4g}, "
+        f"{_world(record)}{record.images_per_second or 0:.4g} images/s ({low:.4g} to {high:.4g}, "
         f"{len(record.step_seconds)} steps), {_memory(record)}, probe {record.probe_id[:8]} of "
         f"{record.date[:16].replace('T', ' ')}"
+    )
+
+
+def _world(record: MeasurementRecord) -> str:
+    """What all devices reach together, before what one does; "" where there is one."""
+    if record.world is None or record.world.world_size == 1:
+        return ""
+    return (
+        f"{record.world_images_per_second or 0:.4g} images/s of all {record.world.world_size} "
+        "devices; of each "
     )
 
 

@@ -105,6 +105,17 @@ class Distribution(BaseModel):
         if self.parallelism == "hsdp":
             yield from self._shard_faults()
 
+    @classmethod
+    def own_options(cls, parallelism: Parallelism) -> frozenset[str]:
+        """The options that a parallelism has: those of others say nothing under it."""
+        prefixes = tuple(p for p, owners in _OPTIONS_OF.items() if parallelism in owners)
+        return frozenset(f for f in Distribution.model_fields if f.startswith(prefixes))
+
+    @classmethod
+    def all_options(cls) -> frozenset[str]:
+        """The options of every parallelism."""
+        return frozenset(f for f in Distribution.model_fields if f.startswith(tuple(_OPTIONS_OF)))
+
     def _foreign(self, prefix: str, owners: frozenset[Parallelism]) -> Iterator[Fault]:
         for field, info in Distribution.model_fields.items():
             value = getattr(self, field)

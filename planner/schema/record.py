@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.schema.any_model import Model
 from planner.schema.setting import TrainSetting
+from planner.schema.world import RankRecord, WorldInfo
 from planner.units import MIB
 
 RECORD_FORMAT = 1
@@ -125,6 +126,8 @@ class MeasurementRecord(BaseModel):
     `step_seconds` holds one sample per whole optimizer step, after warm-up, from the second step
     on; `images_per_second` is images of one optimizer step on this device over their median.
     On the CPU `peak_allocated_bytes` is the growth of the worker's peak resident set.
+    Of a probe over several ranks (`world`) each step is as long as on its slowest rank, each peak
+    that of the fullest, and `ranks` has them one by one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -159,6 +162,8 @@ class MeasurementRecord(BaseModel):
     allowed_bytes: int | None = Field(
         default=None, description="what a setting may take in the search that asked for it"
     )
+    world: WorldInfo | None = Field(default=None, description="None: one process on one device")
+    ranks: tuple[RankRecord, ...] = ()
 
     @property
     def used_bytes(self) -> int | None:
@@ -170,6 +175,12 @@ class MeasurementRecord(BaseModel):
         """
         figures = (self.device_bytes, self.peak_reserved_bytes, self.peak_allocated_bytes)
         return max((n for n in figures if n is not None and n > 0), default=None)
+
+    @property
+    def world_images_per_second(self) -> float | None:
+        """Images of all devices together."""
+        rate = self.images_per_second
+        return None if rate is None else rate * self.setting.world_size
 
     @property
     def samples(self) -> tuple[float, ...]:

@@ -28,7 +28,7 @@ from planner.errors import UsageError
 from planner.hardware.detect import DetectedGpu, read_device, visible_gpus
 from planner.hardware.processor import cpu_name
 from planner.memory.allocator_config import RECORDED_AS, environment_options
-from planner.schema import DeviceInfo
+from planner.schema import DeviceInfo, TrainSetting
 from planner.schema.setting import CUDNN_BENCHMARK
 from planner.units import KIB
 from search.probe import nvml
@@ -85,6 +85,25 @@ def why_no_gpu(index: int = 0) -> str | None:
     return why_not_usable(_ask_torch(index), index)
 
 
+def check_world(device: str, setting: TrainSetting) -> None:
+    """Raises UsageError where this machine has not a GPU for each rank, from `device` on."""
+    if device == "cpu" or setting.parallelism == "none":
+        return
+    if setting.nodes > 1:
+        raise UsageError(
+            f"a probe reaches the GPUs of this machine, and {setting.nodes} nodes were asked for.",
+            "Tune one node's GPUs, and see with 'planner estimate --nodes' what others add.",
+        )
+    first, there = int(device[5:]), len(_ask_torch(int(device[5:])).gpus)
+    if first + setting.world_size > there:
+        left = there - first
+        raise UsageError(
+            f"{setting.world_size} GPUs were asked for from {device} on, and this machine has "
+            f"{left} there.",
+            f"Ask for --gpus {left}, or rehearse with --device cpu --gpus {setting.world_size}.",
+        )
+
+
 def describe_device(wanted: str = "auto") -> DeviceInfo:
     """The device as records name it. Raises UsageError where it cannot be used here."""
     device = choose_device(wanted)
@@ -123,6 +142,13 @@ def memory_in_use(device: str) -> MemoryInUse | None:
         return None
     holders = tuple(Holder(p.pid, p.used_bytes) for p in found.processes or ())
     return MemoryInUse(memory.total, memory.used, memory.free, holders)
+
+
+def least_free(devices: Sequence[str]) -> MemoryInUse | None:
+    """The memory of the device that has least left; None where one does not say."""
+    found = [memory_in_use(device) for device in dict.fromkeys(devices)]
+    known = [memory for memory in found if memory is not None]
+    return min(known, key=lambda m: m.free_bytes) if len(known) == len(found) else None
 
 
 def nvml_device(device: str) -> nvml.NvmlDevice | None:

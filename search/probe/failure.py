@@ -69,6 +69,23 @@ def is_ambiguous(text: str) -> bool:
     return any(known in text for known in _AMBIGUOUS_TEXTS)
 
 
+# What a rank says whose collective another rank has left: gloo's transport
+# (gloo/transport/tcp/pair.cc, torch 2.13), and NCCL through c10d's watchdog, which ends the process
+# (ncclRemoteError is what NCCL calls a peer that is gone: nccl.h).
+_LOST_PEER_TEXTS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "ncclRemoteError",
+    "Watchdog caught collective operation timeout",
+)
+
+
+def is_lost_peer(text: str) -> bool:
+    """Whether an error's text says that another rank is gone."""
+    return any(known in text for known in _LOST_PEER_TEXTS)
+
+
 def shorten(text: str) -> str:
     """A long text by its first line, which names the error, and its end, which says where."""
     if len(text) <= _MESSAGE_CHARACTERS:

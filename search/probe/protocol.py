@@ -22,6 +22,7 @@ from pydantic import (
 from planner.schema import Model, ProbeStatus, TrainSetting
 from planner.schema.loading import DataSource, ItemFault, LoaderSetting
 from planner.schema.record import Clocks, PhaseBytes, Seconds
+from planner.schema.world import RankRecord, WorldInfo
 
 # Longer than any message of ours (a thousand samples take about 25 kB), short enough that a flood
 # without a newline costs the parent nothing.
@@ -121,12 +122,23 @@ class FedRequest(ProbeRequest):
     fed_seconds: Annotated[float, Field(gt=0)] = 3.0
 
 
+class RankPlace(Message):
+    """Which rank of a world a worker is, and how it finds the others: by the file `store`, which
+    all of them open. `threads` of the CPU are its own (None: as torch chooses)."""
+
+    rank: Annotated[int, Field(ge=0)]
+    store: str
+    threads: Annotated[int, Field(ge=1)] | None = None
+
+
 class WorkOrder(Message):
-    """The one line a worker reads. `deadline_seconds` is what is left when it is sent."""
+    """The one line a worker reads. `deadline_seconds` is what is left when it is sent; a rank of a
+    world has its `place`, and stays until its channel of requests is closed."""
 
     format: Literal[1] = 1
     request: FedRequest | ProbeRequest
     deadline_seconds: float
+    place: RankPlace | None = None
 
 
 class AnswerMessage(Message):
@@ -150,7 +162,12 @@ class ProgressMessage(AnswerMessage):
 
 
 class OutcomeMessage(AnswerMessage):
-    """How the probe ended, in the fields of a `MeasurementRecord`."""
+    """How the probe ended, in the fields of a `MeasurementRecord`.
+
+    What only ranks of a world tell: `lost_others` is a failure because other ranks are gone, who
+    know why; `forward_seconds` as in a `RankRecord`; `world` as this rank saw it. `ranks` is
+    what the tuner puts together of them.
+    """
 
     type: Literal["outcome"] = "outcome"
     status: ProbeStatus
@@ -167,6 +184,10 @@ class OutcomeMessage(AnswerMessage):
     flags: tuple[str, ...] = ()
     free_bytes: int | None = None
     taken_bytes: int | None = None
+    lost_others: bool = False
+    forward_seconds: float | None = None
+    world: WorldInfo | None = None
+    ranks: tuple[RankRecord, ...] = ()
 
 
 class FedMessage(AnswerMessage):

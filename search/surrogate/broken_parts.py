@@ -36,7 +36,7 @@ MAX_SUSPECTS = 10  # the likeliest: their combinations are gone through one by o
 # What needs a part of torch, or of another package, that others do without.
 _LEVERS = {
     field: TrainSetting.model_fields[field].default
-    for field in ("offload", *COMPILED_FIELDS, "optimizer_in_backward")
+    for field in ("offload", *COMPILED_FIELDS, "optimizer_in_backward", "parallelism")
 }
 
 

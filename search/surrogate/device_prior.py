@@ -42,4 +42,13 @@ def device_prior(
             note = f"There is no estimate of {model.title} before the first probe: {first}."
             say(note)
             return generic_prior(space, device), [note]
-    return estimated_prior(space, model, device, estimator, budget_bytes), []
+    prior = estimated_prior(space, model, device, estimator, budget_bytes)
+    stood_in = sorted(getattr(estimator, "stood_in", ()))
+    if not stood_in:
+        return prior, []
+    note = (
+        f"Not estimated before the first probe: what {', '.join(stood_in)} adds to one device's "
+        "step. Settings are probed in the order of that."
+    )
+    say(note)
+    return prior, [note]

@@ -16,6 +16,7 @@ from planner.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
 from planner.schema import DeviceInfo, Model, ResolvedSetting, TrainSetting
+from planner.schema.distribution import Distribution
 from planner.schema.setting import GRAPH_MODES
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import DeviceRates, StepTime, predict_step, rates_for
@@ -38,7 +39,8 @@ class DeviceEstimator:
     which keeps as many bytes; a fused optimizer that of the one in many kernels, which needs more
     while it steps. Their times are the shared step's, corrected for precision, compilation and the
     optimizer.
-    None for a setting that is not modelled (which can still be probed).
+    None for a setting that is not modelled (which can still be probed). Where only its parallelism
+    is not, one device's estimate stands for it: `stood_in` has those.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class DeviceEstimator:
         cuda = device.kind == "cuda"
         self.gpu: Gpu | None = recognise_gpu(device.name, device.total_bytes) if cuda else None
         self.rates = rates_for(self.gpu) if rates is None and self.gpu else rates
+        self.stood_in: set[str] = set()  # parallelisms for which one device's estimate stands
         self._shared: dict[Key, Estimate | UnsupportedError] = {}
         self._operations: dict[Key, list[Operation]] = {}
         self._steps: dict[Key, StepTime] = {}
@@ -67,6 +70,7 @@ class DeviceEstimator:
         Only what was recorded here is estimated later: no estimate begins a trace.
         """
         settings = [self._as_it_runs(setting) for setting in settings]
+        settings = list(dict.fromkeys(s for each in settings for s in (each, on_one_device(each))))
         traced = [setting for setting in settings if not is_on_shapes(model, setting)]
         if settings and not traced:
             return ""
@@ -96,10 +100,16 @@ class DeviceEstimator:
             yield _bare(setting)
 
     def __call__(self, model: Model, setting: TrainSetting) -> Estimate | None:
-        try:
-            return replace(self._call(model, self._as_it_runs(setting)), setting=setting)
-        except UnsupportedError:
-            return None
+        setting = self._as_it_runs(setting)
+        for stand_in in dict.fromkeys((setting, on_one_device(setting))):
+            try:
+                found = replace(self._call(model, stand_in), setting=setting)
+            except UnsupportedError:
+                continue
+            if stand_in != setting:
+                self.stood_in.add(setting.parallelism)
+            return found
+        return None
 
     def _as_it_runs(self, setting: TrainSetting) -> TrainSetting:
         """On a CPU an offload moves nothing: its tensors are on the host already."""
@@ -193,6 +203,12 @@ class DeviceEstimator:
             operations = self._operations[model, recorded]
             self._steps[model, at] = predict_step(operations, self.rates, at)
         return self._steps[model, at]
+
+
+def on_one_device(setting: TrainSetting) -> TrainSetting:
+    """The step of one device by itself."""
+    plain = {f: info.default for f, info in Distribution.model_fields.items()}
+    return setting.model_copy(update=plain)
 
 
 def _bare(setting: TrainSetting) -> TrainSetting:

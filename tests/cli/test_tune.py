@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
+from planner.schema import TrainSetting
 from search.study.records import format_record, read_records
 from tests.search.tables import invented_table
 
@@ -51,7 +52,7 @@ def test_it_tunes_with_real_probes_and_goes_on_from_there(tmp_path: Path) -> Non
     records = read_records(tmp_path / "probes.jsonl").records
     assert 2 <= len(records) <= 3
     result = json.loads((tmp_path / "recommendation.json").read_text())
-    assert result["setting"] in [json.loads(format_record(r))["setting"] for r in records]
+    assert TrainSetting.model_validate(result["setting"]) in [r.setting for r in records]
     assert result["evidence"]["status"] == "measured"
     assert "Recommended for native:swin_tiny" in done.stdout
     assert "probe 1 of 3" in done.stderr

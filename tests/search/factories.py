@@ -90,6 +90,64 @@ def out_of_memory_in_backward() -> nn.Module:
     return Faulty(take_all_memory, in_backward=True)
 
 
+def on_rank_1(act: Act, call: int = 0, in_backward: bool = False) -> nn.Module:
+    """One rank of a world that does `act`; the others train."""
+    is_it = torch.distributed.get_rank() == 1
+    return Faulty(act if is_it else lambda: None, call, in_backward)
+
+
+def rank_1_out_of_memory() -> nn.Module:
+    return on_rank_1(take_all_memory)
+
+
+def rank_1_is_killed() -> nn.Module:
+    return on_rank_1(lambda: os.kill(os.getpid(), signal.SIGKILL), in_backward=True)
+
+
+def rank_1_exits() -> nn.Module:
+    return on_rank_1(lambda: os._exit(0), call=1)
+
+
+def rank_1_hangs() -> nn.Module:
+    return on_rank_1(lambda: time.sleep(600))
+
+
+def rank_1_raises() -> nn.Module:
+    def act() -> None:
+        raise ValueError("the fault of rank 1")
+
+    return on_rank_1(act, call=1, in_backward=True)
+
+
+def rank_1_loses_the_others() -> nn.Module:
+    """It says at once that others are gone, as ranks do whose neighbour is killed."""
+
+    def act() -> None:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+
+    return on_rank_1(act)
+
+
+class Slow(Tiny):
+    """Takes longer for a forward on rank 1."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if torch.distributed.get_rank() == 1:
+            time.sleep(0.3)
+        return super().forward(images)
+
+
+def rank_1_is_slow() -> nn.Module:
+    return Slow()
+
+
+def rank_1_holds_more() -> nn.Module:
+    module = Tiny()
+    if torch.distributed.get_rank() == 1:
+        module.held = torch.ones(1 << 24)  # type: ignore[assignment]  # 64 MiB
+    return module
+
+
 def out_of_memory_in_late_forward() -> nn.Module:
     """After the warm-up, among the timed steps."""
     return Faulty(take_all_memory, call=4)

@@ -218,30 +218,49 @@ class WorkerGroup:
         """Hand over the work. If the worker has already exited, `attend` reports it."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self.request, encode(order).lstrip())
-        os.close(self.request)
+
+    def dismiss(self) -> None:
+        """Let the worker know that nothing more will be asked of it."""
+        if self.request >= 0:
+            os.close(self.request)
+        self.request = -1
 
     def attend(self, deadline: float) -> None:
         """Listen until the worker has ended, its answer is in and its time to end is over, or it
         is late: then it is asked to end."""
+        self.dismiss()
         while self.is_running():
             answered = self.listener.answered_at
             limit = deadline if answered is None else min(deadline, answered + EXIT_SECONDS)
             if time.monotonic() >= limit:
                 break
-            self._listen(limit - time.monotonic())
+            self.listen(limit - time.monotonic())
         if self.is_running():
             self.listener.overdue = True
-            os.write(self.lifeline, b"T")
+            self.ask_to_end()
             self._listen_until(time.monotonic() + EXIT_SECONDS)
+
+    def ask_to_end(self) -> None:
+        """SIGTERM to the worker and all that it started."""
+        self._tell(b"T")
+
+    def kill(self) -> None:
+        """SIGKILL to the worker and all that it started, without waiting for their end."""
+        self._tell(b"K")
+
+    def _tell(self, word: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.lifeline, word)
 
     def end(self) -> None:
         """End whatever still runs, hear the last of it and close all."""
+        self.dismiss()
         os.close(self.lifeline)
         self._listen_until(time.monotonic() + KILL_SECONDS)
         if self.listener.wait_status is None:
             self._end_without_supervisor()
         self.reap()
-        self._drain()
+        self.drain()
         self.listener.reader.close()
         self.selector.close()
         for fd in self.hearers:
@@ -257,7 +276,7 @@ class WorkerGroup:
             if self.listener.worker_pid is not None:
                 os.killpg(self.listener.worker_pid, signal.SIGKILL)
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         """Read what the dead left in their pipes: no more than those hold."""
         for fd, hear in self.hearers.items():
             with contextlib.suppress(BlockingIOError):
@@ -270,9 +289,10 @@ class WorkerGroup:
 
     def _listen_until(self, deadline: float) -> None:
         while self.is_running() and (left := deadline - time.monotonic()) > 0:
-            self._listen(left)
+            self.listen(left)
 
-    def _listen(self, seconds: float) -> None:
+    def listen(self, seconds: float) -> None:
+        """Hear what is said within so many seconds, or the first of it."""
         for key, _ in self.selector.select(max(0.0, seconds)):
             try:
                 data = os.read(key.fd, _READ_BYTES)

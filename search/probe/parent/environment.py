@@ -35,13 +35,25 @@ def probe_environment() -> dict[str, str]:
 
 def compile_threads() -> int:
     """As many compile workers as there are cores and memory for, one at least."""
-    cores = len(os.sched_getaffinity(0))
-    quota = cpu_quota()
-    if quota is not None:
-        cores = min(cores, math.ceil(quota))
+    cores = usable_cores()
     memory = memory_in_use("cpu")
     room = memory.free_bytes // _WORKERS_PART // _WORKER_BYTES if memory is not None else cores
     return max(1, min(_MAX_THREADS, cores, room))
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on, or have the time of."""
+    cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    return cores if quota is None else min(cores, math.ceil(quota))
+
+
+def rank_threads(num_ranks: int) -> int:
+    """Threads of the CPU for each of several ranks, so that they do not fight for the cores: those
+    that OMP_NUM_THREADS names, else an equal share, one at least."""
+    named = os.environ.get("OMP_NUM_THREADS", "")
+    if named.isdigit() and int(named) > 0:
+        return int(named)
+    return max(1, usable_cores() // num_ranks)
 
 
 def cpu_quota() -> float | None:

@@ -29,6 +29,8 @@ from search.probe.worker import worker
 
 # What every eager probe imports; the first optimizer of a process would import torch._dynamo.
 STEP_MODULES = ("search.probe.worker.measure", "torch._dynamo")
+# Of ranks too: FSDP's part of torch takes a second more.
+WORLD_MODULES = (*STEP_MODULES, "planner.parallel.fully_sharded")
 # lifeline, status, request, result, standard output, standard error
 _NUM_FDS = 6
 # More than the name of a worker's module has.

@@ -6,7 +6,7 @@ Imports no torch and makes no CUDA context. Whatever the worker does, the answer
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
@@ -14,8 +14,15 @@ from statistics import median
 from planner.schema import DeviceInfo, MeasurementRecord
 from search.probe import failure
 from search.probe.device import describe_device, memory_in_use, versions
-from search.probe.parent.attendance import Listener, WorkerGroup, choose_spawn, judge_silence
+from search.probe.parent.attendance import (
+    Listener,
+    Spawn,
+    WorkerGroup,
+    choose_spawn,
+    judge_silence,
+)
 from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.world import WorldProbe, devices_of
 from search.probe.protocol import (
     AnswerReader,
     FedMessage,
@@ -67,13 +74,14 @@ def run_probe(
     holds a device takes a while, in which this one may be killed. `on_fed` is told what only a fed
     training (`FedRequest`) has to tell.
     """
-    found = describe_device(request.device)
+    devices = devices_of(request)
+    found, *_ = [describe_device(each) for each in dict.fromkeys(devices)]
     if request.capability is None:
         request = request.model_copy(update={"capability": found.capability})
     cap = {"memory_cap_bytes": request.memory_cap_bytes}
     described = device or found.model_copy(update=cap)
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    free, used = _free_and_used(request.device)
+    before = {each: _free_and_used(each) for each in devices}
     started = time.monotonic()
 
     def record_of(outcome: OutcomeMessage) -> MeasurementRecord:
@@ -96,29 +104,52 @@ def run_probe(
     hearing = _Hearing(
         started, on_event or (lambda event: None), answered, on_fed or (lambda message: None)
     )
-    listener = Listener(AnswerReader(request.probe_id), hearing.hear, is_outcome)
-    kernel_kills = failure.count_kernel_kills()
     deadline = started + deadline_seconds
     hearing.tell("start")
     spawn = choose_spawn(fork_server, deadline, worker_command)
+    attend = _attend_one if request.setting.parallelism == "none" else _attend_ranks
+    outcome, has_ended = attend(request, hearing, spawn, deadline, deadline_seconds)
+    if outcome.free_bytes is None:
+        outcome = _crowded(outcome, before, has_ended)
+    hearing.tell("end")
+    return record_of(outcome)
+
+
+def _attend_one(
+    request: ProbeRequest, hearing: _Hearing, spawn: Spawn, deadline: float,
+    deadline_seconds: float,
+) -> tuple[OutcomeMessage, bool]:  # fmt: skip
+    """How the one worker of a probe ended, and whether it is known to have."""
+    listener = Listener(AnswerReader(request.probe_id), hearing.hear, is_outcome)
+    kernel_kills = failure.count_kernel_kills()
     with WorkerGroup.start(spawn, listener) as group:
         group.order(WorkOrder(request=request, deadline_seconds=deadline - time.monotonic()))
         group.attend(deadline)
-    outcome = hearing.outcome
-    if outcome is None:
-        silence = judge_silence(listener, deadline_seconds, kernel_kills)
-        outcome = OutcomeMessage(
-            probe_id=request.probe_id, status=silence.status, message=silence.message,
-            phase=listener.phase, flags=tuple(listener.flags),
-        )  # fmt: skip
-    else:
-        flags = (*outcome.flags, *listener.all_flags)
-        outcome = outcome.model_copy(update={"flags": flags})
-    if outcome.free_bytes is None and free is not None:
-        taken = None if listener.wait_status is None else _taken(request.device, used)
-        outcome = outcome.model_copy(update={"free_bytes": free, "taken_bytes": taken})
-    hearing.tell("end")
-    return record_of(outcome)
+    if hearing.outcome is not None:
+        flags = (*hearing.outcome.flags, *listener.all_flags)
+        outcome = hearing.outcome.model_copy(update={"flags": flags})
+        return outcome, listener.wait_status is not None
+    silence = judge_silence(listener, deadline_seconds, kernel_kills)
+    outcome = OutcomeMessage(
+        probe_id=request.probe_id, status=silence.status, message=silence.message,
+        phase=listener.phase, flags=tuple(listener.flags),
+    )  # fmt: skip
+    return outcome, listener.wait_status is not None
+
+
+def _attend_ranks(
+    request: ProbeRequest, hearing: _Hearing, spawn: Spawn, deadline: float,
+    deadline_seconds: float,
+) -> tuple[OutcomeMessage, bool]:  # fmt: skip
+    """How the ranks of a probe ended, and whether all are known to have; rank 0 tells where they
+    are."""
+
+    def heard(rank: int, answer: ProbeAnswer) -> None:
+        if rank == 0:
+            hearing.hear(answer)
+
+    world = WorldProbe(request, spawn, heard, hearing.hear)
+    return world.run(deadline, deadline_seconds), world.has_ended
 
 
 def _free_and_used(device: str) -> tuple[int | None, int | None]:
@@ -126,6 +157,20 @@ def _free_and_used(device: str) -> tuple[int | None, int | None]:
     the driver does not say. The CPU's memory is the worker's own growth: others do not count."""
     found = memory_in_use(device) if device != "cpu" else None
     return (None, None) if found is None else (found.free_bytes, found.used_bytes)
+
+
+def _crowded(
+    outcome: OutcomeMessage, before: Mapping[str, tuple[int | None, int | None]], has_ended: bool
+) -> OutcomeMessage:
+    """`outcome` with what others had left free of its GPUs, and took since: of the worst of them.
+    Of a worker that may still live, what it holds is not told from others'."""
+    known = {device: (free, used) for device, (free, used) in before.items() if free is not None}
+    if not known:
+        return outcome
+    frees = [free for free, _ in known.values()]
+    taken = [_taken(device, used) for device, (_, used) in known.items()] if has_ended else []
+    most = max((n for n in taken if n is not None), default=None)
+    return outcome.model_copy(update={"free_bytes": min(frees), "taken_bytes": most})
 
 
 def _taken(device: str, used_before: int | None) -> int | None:
@@ -147,7 +192,7 @@ def _shared_fields(outcome: OutcomeMessage) -> dict[str, object]:
     return {
         name: getattr(outcome, name)
         for name in OutcomeMessage.model_fields
-        if name not in ("format", "type")
+        if name not in ("format", "type", "lost_others", "forward_seconds")
     }
 
 

@@ -12,6 +12,7 @@ from statistics import median
 
 import torch
 
+from planner.parallel.spreading import own_part
 from planner.schema import FactoryModel, ProbeStatus
 from planner.schema.record import PhaseBytes
 from planner.tasks.contract import WRITE_A_TASK
@@ -19,12 +20,13 @@ from planner.tasks.making import GivenTask
 from planner.training import Training
 from planner.units import format_bytes
 from search.probe.failure import shorten
-from search.probe.protocol import OutcomeMessage, ProbeRequest
+from search.probe.protocol import OutcomeMessage, ProbeRequest, RankPlace
 from search.probe.stopping import Rule, StopRule
 from search.probe.worker.compiler import CompileWatch, end_workers
 from search.probe.worker.meter import Mark, Meter, make_meter
 from search.probe.worker.phases import StepPhases
 from search.probe.worker.precision import set_precision
+from search.probe.worker.ranks import AgreedRule, Alone, Ranks, World
 from search.probe.worker.report import Report
 from search.probe.worker.subject import (
     WatchedTraining,
@@ -38,6 +40,7 @@ from search.probe.worker.verdict import (
     causes,
     classify,
     is_compile_failure,
+    lost_others,
     read_memory,
 )
 
@@ -52,11 +55,16 @@ _RELEASED_WARMUP_STEPS = 2
 # What is given back is told from this share of what was reserved on.
 _RELEASED_SHARE = 0.01
 _PROGRESS_SECONDS = 0.5
+# Steps whose forward shows which rank is slow.
+_FORWARDS = 5
 
 
-def measure(request: ProbeRequest, deadline: float, report: Report) -> OutcomeMessage:
-    """Carry out one probe until `deadline` (an instant of `time.monotonic`); how it ended."""
-    return carry_out(Run(request, deadline, report))
+def measure(
+    request: ProbeRequest, deadline: float, report: Report, place: RankPlace | None = None
+) -> OutcomeMessage:
+    """Carry out one probe, or one rank of it, until `deadline` (an instant of `time.monotonic`);
+    how it ended."""
+    return carry_out(Run(request, deadline, report, place=place))
 
 
 def carry_out(run: Run) -> OutcomeMessage:
@@ -64,12 +72,14 @@ def carry_out(run: Run) -> OutcomeMessage:
     and so tensors."""
     request = run.request
     failure: tuple[ProbeStatus, str, str] | None = None
+    lost = False
     try:
         return run.outcome()
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         run.let_go_of_cap()
         failure = (*classify(error, read_memory(request.device)), _phase_of(error, run))
         crowding, flags = run.crowding(), run.flags_of_failure()
+        lost = lost_others(error)
     status, message, phase = failure
     if status == "crashed" and phase == "forward" and run.was_given_images:
         message = f"{shorten(message)}\n{WRITE_A_TASK}"
@@ -80,6 +90,7 @@ def carry_out(run: Run) -> OutcomeMessage:
         phase=phase,
         unit=run.unit,
         flags=flags,
+        lost_others=lost,
         **crowding,
     )
 
@@ -105,6 +116,8 @@ class Run:
     was_given_images: bool = False  # a module of the user's: images may not be what it takes
     compiling: CompileWatch | None = None
     warmup: list[float] = field(default_factory=list)  # seconds of each of its first steps
+    place: RankPlace | None = None
+    ranks: Ranks = field(default_factory=Alone)
 
     def set_up(self) -> tuple[WatchedTraining, Meter]:
         """The training on its device, warm: its next step is like all that follow."""
@@ -113,8 +126,7 @@ class Run:
         set_precision(request)
         seed_everything(request.seed)
         self.report.enter("device")
-        touch_libraries(request)
-        meter = self.meter = make_meter(request.device)
+        meter = self._prepare_device()
         self.compiling = CompileWatch() if request.setting.compiles else None
         if request.memory_cap_bytes is not None:
             meter.impose_cap(request.memory_cap_bytes)
@@ -132,6 +144,22 @@ class Run:
             self.compiling.begin_timing()
         return training, meter
 
+    def _prepare_device(self) -> Meter:
+        """The meter, before which all that is no setting's has come: of a CPU the threads of the
+        other ranks' connections too. What NCCL takes of a GPU is the setting's."""
+        request, place = self.request, self.place
+        if place is not None and place.threads is not None:
+            torch.set_num_threads(place.threads)
+        touch_libraries(request)
+        if place is not None and request.device == "cpu":
+            self.report.enter("join")
+            self.ranks = World(request, place)
+        meter = self.meter = make_meter(request.device)
+        if place is not None and request.device != "cpu":
+            self.report.enter("join")
+            self.ranks = World(request, place)
+        return meter
+
     def outcome(self) -> OutcomeMessage:
         request = self.request
         training, meter = self.set_up()
@@ -139,15 +167,19 @@ class Run:
         rule = StopRule(request, time.monotonic(), self.deadline)
         scale = training.scaler.get_scale() if training.scaler is not None else None
         meter.reset_peak()
-        samples = self._time(training, meter, self.phases, rule)
+        samples = self._time(training, meter, self.phases, self._agreed(rule))
         use = meter.memory()
-        self.flags += rule.flags(samples) + meter.flags()
+        if self.place is None or self.place.rank == 0:  # the steps of all ranks are the same
+            self.flags += rule.flags(samples)
+        self.flags += meter.flags()
         self._refuse_over_cap(meter)
         self.flags += compiling.flags() if compiling is not None else []
         self.flags += _scale_flags(training, scale)
         self.report.enter("check")
         phase_bytes = self._check(training, meter, self.phases)
+        forward_seconds = self._time_forward(training, meter)
         self._profile(training, meter)
+        self.ranks.meet()
         step_seconds = median(samples)
         return OutcomeMessage(
             probe_id=request.probe_id,
@@ -161,6 +193,8 @@ class Run:
             compile_seconds=_compile_seconds(self.warmup, step_seconds, compiling is not None),
             clocks=meter.clocks(),
             flags=tuple(self.flags),
+            forward_seconds=forward_seconds,
+            world=self.ranks.describe(),
             **self.crowding(),
         )
 
@@ -226,16 +260,22 @@ class Run:
                 least = _RELEASED_WARMUP_STEPS
         self.in_step = True
         steps = 0
-        while steps < least or warm_seconds < self.request.warmup_seconds:
+        while self.ranks.any(steps < least or warm_seconds < self.request.warmup_seconds):
             self.report.enter("warm-up")
             started = time.perf_counter()
             training.step(self.phases)
             meter.synchronize()
             took = time.perf_counter() - started
             steps, warm_seconds = steps + 1, warm_seconds + took
-            if time.monotonic() + took >= self.deadline:
+            if self.ranks.any(time.monotonic() + took >= self.deadline):
                 break
         self.in_step = False
+
+    def _agreed(self, rule: Rule) -> Rule:
+        """`rule` as all ranks follow it."""
+        if self.place is None:
+            return rule
+        return AgreedRule(rule, self.ranks, self.request.max_steps)
 
     def _time(
         self, training: WatchedTraining, meter: Meter, phases: StepPhases, rule: Rule
@@ -263,6 +303,21 @@ class Run:
         self.in_step = False
         return samples
 
+    def _time_forward(self, training: WatchedTraining, meter: Meter) -> float | None:
+        """Seconds of the first forward of a step that all ranks begin together; None where a rank
+        waits for others in it, or is alone."""
+        if self.place is None or self.request.setting.shard_size > 1:
+            return None
+        samples = []
+        for _ in range(_FORWARDS):
+            self.ranks.meet()
+            ends: list[Mark] = []
+            meter.synchronize()
+            begin = meter.mark()
+            training.step(lambda ended, ends=ends: ends.append(meter.mark()))  # type: ignore[misc]
+            samples.append(meter.seconds(begin, ends[0]))
+        return median(samples)
+
     def _check(
         self, training: WatchedTraining, meter: Meter, phases: StepPhases
     ) -> PhaseBytes | None:
@@ -271,7 +326,7 @@ class Run:
         A loss that is no number leaves weights that are none, but under a GradScaler, which skips
         such steps: there one more loss is looked at. Raises NonFiniteError.
         """
-        norms = torch._foreach_norm([p.detach() for p in training.parameters])
+        norms = torch._foreach_norm([own_part(p.detach()) for p in training.parameters])
         if not torch.isfinite(torch.stack([n.float() for n in norms])).all().item():
             raise NonFiniteError("weights are not finite after the timed steps")
         del norms

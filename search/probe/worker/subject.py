@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 
 from planner.errors import UnsupportedError
 from planner.libraries.limits import setting_limit, trained_limit
+from planner.parallel.spreading import spread_as_set
 from planner.tasks import task_for
-from planner.tasks.blocks import checkpoint_as_set
+from planner.tasks.blocks import blocks_of, checkpoint_as_set
 from planner.tasks.compiling import compile_as_set
 from planner.training import OnPhase, Training, lay_out
-from search.probe.protocol import ProbeRequest
+from search.probe.protocol import FedRequest, ProbeRequest
 from search.probe.worker.precision import check_matrix_units, set_precision
 from search.probe.worker.verdict import NonFiniteError
 
@@ -41,12 +43,13 @@ class WatchedTraining(Training):
 
 
 def refuse_unsupported(request: ProbeRequest) -> None:
-    """Raise UnsupportedError for settings that a probe on one device cannot stand for."""
+    """Raise UnsupportedError for settings that a probe cannot stand for."""
     setting = request.setting
-    if setting.parallelism != "none":
+    if isinstance(request, FedRequest) and setting.parallelism != "none":
         raise UnsupportedError(
-            f"a probe runs on one device, and parallelism is {setting.parallelism!r}.",
-            "Probe with parallelism none.",
+            f"a probe that real data feed runs on one device, and parallelism is "
+            f"{setting.parallelism}.",
+            "Measure the data with parallelism none.",
         )
     if setting.validation_batch_size:
         raise UnsupportedError(
@@ -93,6 +96,10 @@ def build_training(request: ProbeRequest) -> WatchedTraining:
     dtype = torch.bfloat16 if setting.precision == "pure-bf16" else None
     module = module.to(device=device, dtype=dtype)
     lay_out(module, setting)
-    compiled = compile_as_set(module, task, request.model, setting)
+    spread = spread_as_set(module, partial(blocks_of, module, task), setting, device)
+    whole = module if spread is None else spread.module
+    by_block = setting.compile_scope == "blocks"
+    compiled = compile_as_set(module if by_block else whole, task, request.model, setting)
+    called = whole if compiled is None or by_block else compiled
     batch = task.batch(setting.batch_size, device)
-    return WatchedTraining(module, setting, task, batch, compiled)
+    return WatchedTraining(module, setting, task, batch, called, spread)

@@ -11,7 +11,7 @@ import torch
 from planner.errors import PlannerError
 from planner.schema import ProbeStatus
 from planner.units import GIB, MIB, format_bytes
-from search.probe.failure import is_allocation_failure, is_ambiguous
+from search.probe.failure import is_allocation_failure, is_ambiguous, is_lost_peer
 
 # Less than this, or than a hundredth of the device, is no memory left. A judgement: the caching
 # allocator of a step that just fits leaves less than one of its 20 MiB segments.
@@ -119,6 +119,15 @@ def is_compile_failure(error: BaseException) -> bool:
     """Raised by the compiler: by Dynamo, by AOTAutograd's backends or by Inductor."""
     module = type(error).__module__
     return module.startswith(("torch._dynamo.", "torch._inductor.", "torch._functorch."))
+
+
+def lost_others(error: BaseException) -> bool:
+    """Whether a rank failed because another one is gone, or does not answer."""
+    return any(
+        isinstance(link, torch.distributed.DistError) or is_lost_peer(str(link))
+        for link in causes(error)
+        if isinstance(link, RuntimeError)
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from search.probe.protocol import FedRequest, OutcomeMessage, ProbeRequest, WorkOrder
+from search.probe.protocol import FedRequest, OutcomeMessage, WorkOrder
 from search.probe.worker.report import Report
 
 COMMAND = (sys.executable, "-P", "-m", "search.probe.worker.worker")
@@ -36,22 +36,25 @@ def work(request_fd: int, result_fd: int) -> NoReturn:
     faulthandler.enable()
     with open(request_fd, "rb") as channel:
         order = WorkOrder.model_validate_json(channel.readline())
-    report = Report(result_fd, order.request.probe_id)
-    report.enter("import")
-    report.outcome(_carry_out(order.request, began + order.deadline_seconds, report))
+        report = Report(result_fd, order.request.probe_id)
+        report.enter("import")
+        report.outcome(_carry_out(order, began + order.deadline_seconds, report))
+        if order.place is not None:
+            channel.read()  # until it is closed: the end of one rank is a fault to the others
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _carry_out(request: ProbeRequest, deadline: float, report: Report) -> OutcomeMessage:
+def _carry_out(order: WorkOrder, deadline: float, report: Report) -> OutcomeMessage:
+    request = order.request
     if isinstance(request, FedRequest):
         from search.probe.worker.fed import measure_fed
 
         return measure_fed(request, deadline, report)
     from search.probe.worker.measure import measure
 
-    return measure(request, deadline, report)
+    return measure(request, deadline, report, order.place)
 
 
 def is_unfit() -> bool:

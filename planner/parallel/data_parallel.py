@@ -1,0 +1,52 @@
+"""DistributedDataParallel: every rank has the whole model, and gradients are summed in buckets."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from planner.errors import UnsupportedError
+from planner.schema import TrainSetting
+
+_HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+
+
+class DataParallel:
+    """`module` under DDP, with the options of `setting`."""
+
+    def __init__(self, module: nn.Module, setting: TrainSetting, device: torch.device) -> None:
+        refuse_unsupported(setting, device.type)
+        self.module = DistributedDataParallel(
+            module,
+            device_ids=None if device.type == "cpu" else [device.index],
+            broadcast_buffers=setting.ddp_broadcast_buffers,
+            bucket_cap_mb=setting.ddp_bucket_mb,
+            gradient_as_bucket_view=setting.ddp_bucket_view,
+            find_unused_parameters=setting.ddp_find_unused,
+            static_graph=setting.ddp_static_graph,
+        )
+        if setting.ddp_compression != "none":
+            self.module.register_comm_hook(None, _HOOKS[setting.ddp_compression])
+
+    def micro_batch(self, sums_gradients: bool) -> AbstractContextManager[object]:
+        return nullcontext() if sums_gradients else self.module.no_sync()
+
+
+def refuse_unsupported(setting: TrainSetting, device_type: str) -> None:
+    """Raises UnsupportedError for what DDP does not do (seen in torch 2.13: a TypeError, and an
+    internal assertion of its reducer in the second micro-batch)."""
+    if setting.ddp_compression == "bf16" and device_type == "cpu":
+        raise UnsupportedError(
+            "ddp_compression bf16 needs NCCL, and ranks on the CPU have gloo.",
+            "Set ddp_compression=fp16 or none.",
+        )
+    if setting.ddp_static_graph and setting.accumulate > 1 and setting.gradient_sync == "last":
+        raise UnsupportedError(
+            "ddp_static_graph needs gradients summed in every micro-batch, and gradient_sync last "
+            f"sums them in one of {setting.accumulate}.",
+            "Set gradient_sync=every, accumulate=1 or ddp_static_graph=false.",
+        )

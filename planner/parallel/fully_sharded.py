@@ -1,0 +1,66 @@
+"""FSDP2: weights, gradients and the optimizer's state are sharded, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from planner.errors import UnsupportedError
+from planner.schema import TrainSetting
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class FullySharded:
+    """`module` under `fully_shard`, in place: each of `blocks` is a unit, and the rest is the
+    root's, whose weights stay gathered after forward (torch's default for a root)."""
+
+    def __init__(
+        self, module: nn.Module, blocks: Sequence[nn.Module], setting: TrainSetting,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        if setting.fsdp_version == 1:
+            raise UnsupportedError(
+                "a probe runs FSDP2 (fully_shard), and fsdp_version is 1.", "Set fsdp_version=2."
+            )
+        mesh, policy = make_mesh(setting, device.type), precision_policy(setting)
+        for block in blocks:
+            fully_shard(
+                block, mesh=mesh, mp_policy=policy, reshard_after_forward=setting.fsdp_reshard
+            )
+        self.module = module
+        self.root = fully_shard(module, mesh=mesh, mp_policy=policy)
+        if device.type == "cpu":
+            for unit in module.modules():
+                if isinstance(unit, FSDPModule):
+                    unit.set_force_sum_reduction_for_comms(True)  # gloo has no averages
+
+    def micro_batch(self, sums_gradients: bool) -> AbstractContextManager[object]:
+        self.root.set_requires_gradient_sync(sums_gradients)
+        self.root.set_is_last_backward(sums_gradients)
+        return nullcontext()
+
+
+def make_mesh(setting: TrainSetting, device_type: str) -> DeviceMesh:
+    """All ranks in one row; for hsdp rows of `shard_size` ranks, each a copy of the others."""
+    world, shard = distributed.get_world_size(), setting.shard_size
+    if setting.parallelism == "hsdp":
+        return init_device_mesh(
+            device_type, (world // shard, shard), mesh_dim_names=("replicate", "shard")
+        )
+    return init_device_mesh(device_type, (world,))
+
+
+def precision_policy(setting: TrainSetting) -> MixedPrecisionPolicy:
+    """fp32 is what weights are anyway, and no cast; gradients are reduced as they are computed
+    unless another dtype is set."""
+    param, reduce = setting.fsdp_param_dtype, setting.fsdp_reduce_dtype
+    return MixedPrecisionPolicy(
+        param_dtype=None if param == "fp32" else _DTYPES[param],
+        reduce_dtype=None if reduce == param else _DTYPES[reduce],
+    )
