@@ -309,7 +309,8 @@ TRAINER = Trainer(
     library="microsoft",
     # Runner.wrap_model (runner/runner.py), and `no_sync` in OptimWrapper.optim_context. Its FSDP
     # strategy is version 1's, of its FlexibleRunner, and registers no hook for gradients.
-    parallel={"ddp": Parallel(DDP_OPTIONS - {"ddp_compression"}, _own)},
+    # Its launcher asks for a GPU (dist/utils.py, _init_dist_pytorch).
+    parallel={"ddp": Parallel(DDP_OPTIONS - {"ddp_compression"}, _own, needs_gpu=True)},
     models="mmpretrain",
     reads="mmcv's transforms, on OpenCV's images",
 )

@@ -82,7 +82,7 @@ def _said(value: object) -> str:
 def parallel_refusals(trainer: Trainer, plan: Plan, trainers: Iterable[Trainer]) -> list[Refusal]:
     """A parallelism that `trainer` cannot run, and what no trainer can."""
     parallelism = plan.setting.parallelism
-    found = _impossible(as_written(trainer, plan.setting))
+    found = _impossible(plan.model, as_written(trainer, plan.setting))
     if parallelism != "none" and parallelism not in trainer.parallel:
         others = ", ".join(t.name for t in trainers if parallelism in t.parallel)
         known = " or ".join(trainer.parallel)
@@ -91,11 +91,11 @@ def parallel_refusals(trainer: Trainer, plan: Plan, trainers: Iterable[Trainer])
         found.append(Refusal(law, f"{way_out}, or --for {others}."))
     elif plan.device == "cpu" and parallelism != "none" and trainer.parallel[parallelism].needs_gpu:
         law = f"it trains under {parallelism} on GPUs only, not on the CPU"
-        found.append(Refusal(law, "Emit with --set parallelism=ddp, or --for pytorch."))
+        found.append(Refusal(law, "Emit with --set world_size=1, or --for pytorch."))
     return found
 
 
-def _impossible(setting: TrainSetting) -> list[Refusal]:
+def _impossible(model: Model, setting: TrainSetting) -> list[Refusal]:
     found = []
     several = setting.accumulate > 1 and setting.gradient_sync == "last"
     if setting.ddp_static_graph and several:
@@ -107,11 +107,12 @@ def _impossible(setting: TrainSetting) -> list[Refusal]:
         found.append(Refusal(law, way_out))
     if setting.parallelism not in SHARDED:
         return found
-    low = setting.fsdp_param_dtype != "fp32"
-    if low and setting.autocast_dtype is None:
+    low = setting.fsdp_param_dtype != "fp32" and setting.precision in ("fp32", "tf32")
+    if low and isinstance(model, SwinConfig) and _mixes_dtypes(model, setting):
         law = (
-            f"with weights gathered in {setting.fsdp_param_dtype} and no autocast, Swin's "
-            "attention mask stays in fp32, and the first product with it fails"
+            f"with weights gathered in {setting.fsdp_param_dtype} and no autocast, the attention "
+            f"of {model.library}'s Swin version {model.version} multiplies fp32 with them, "
+            "which torch refuses"
         )
         way_out = (
             "Emit with --set precision=bf16, whose autocast mends it, or --set "
@@ -122,6 +123,17 @@ def _impossible(setting: TrainSetting) -> list[Refusal]:
         law = "offload=activations would take the gathered weights to the host as well"
         found.append(Refusal(law, "Emit with --set offload=none, or --set parallelism=ddp."))
     return found
+
+
+def _mixes_dtypes(model: SwinConfig, setting: TrainSetting) -> bool:
+    """Whether fp32 buffers meet gathered weights: version 1's mask is one where a library keeps it
+    for eager attention, and version 2's coordinates go through a layer. Run with torch 2.13."""
+    if model.version == 2:
+        return True
+    attention = setting.attention
+    if attention == "library":
+        attention = find_library(model.library).default_attention(model)
+    return attention == "eager" and model.library in ("native", "timm", "microsoft")
 
 
 def fitted_buckets(model: Model, setting: TrainSetting) -> TrainSetting:

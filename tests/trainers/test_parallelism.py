@@ -137,13 +137,16 @@ def test_what_no_trainer_can() -> None:
     several = {"world_size": 2, "accumulate": 2}
     with pytest.raises(UnsupportedError, match="ddp_static_graph needs gradients summed"):
         emitted("pytorch", parallelism="ddp", ddp_static_graph=True, **several)
-    with pytest.raises(UnsupportedError, match="attention mask stays in fp32"):
-        emitted("pytorch", parallelism="fsdp", fsdp_param_dtype="bf16", precision="fp32", **several)
+    plain = {"parallelism": "fsdp", "fsdp_param_dtype": "bf16", "precision": "fp32"}
+    with pytest.raises(UnsupportedError, match="multiplies fp32 with them"):
+        emitted("pytorch", attention="eager", **plain, **several)
+    assert emitted("pytorch", attention="sdpa", **plain, **several).text
     with pytest.raises(UnsupportedError, match="gathered weights to the host"):
         emitted("pytorch", parallelism="fsdp", offload="activations", **several)
     cpu = DeviceInfo(kind="cpu", name="a processor", total_bytes=16 * GIB)
-    for target in ("accelerate", "transformers", "lightning"):
-        setting = TrainSetting(precision="fp32", parallelism="zero2", **several)
+    for target in ("accelerate", "transformers", "lightning", "mmengine"):
+        parallelism = "ddp" if target == "mmengine" else "zero2"
+        setting = TrainSetting(precision="fp32", parallelism=parallelism, **several)
         model = tiny("transformers")
         with pytest.raises(UnsupportedError, match="on GPUs only"):
             emit_setting(model, setting, target, device=cpu, estimator=FakeEstimator())
