@@ -18,6 +18,7 @@ import pytest
 
 from planner.cli import main
 from planner.environment.facts import Facts, gather_facts
+from planner.environment.links import world
 from planner.environment.links.kept import kept_link, link_path, load_link, save_link
 from planner.environment.links.plan import CPU_SIZES, LinkPlan, plan_link, read_world_size
 from planner.environment.links.world import measure_link
@@ -30,6 +31,23 @@ from tests.environment.recorded import recorded
 RANK = "planner.environment.links.rank"
 SHORT = LinkPlan("gloo", 2, "cpu", sizes=(1024, 4096), budget_seconds=60.0, deadline_seconds=120.0)
 ENDLESS = replace(SHORT, sizes=(1024,) * 5000, budget_seconds=1e6)
+# Measures without end, and makes a file once the first point is there.
+PARENT = """
+import sys
+from pathlib import Path
+from planner.environment.links import world
+from tests.environment.test_links import ENDLESS
+
+hear = world._hear
+
+def heard(rank, line, found):
+    hear(rank, line, found)
+    if found.points:
+        Path(sys.argv[1]).touch()
+
+world._hear = heard
+world.measure_link(ENDLESS)
+"""
 CURVE = LinkCurve(
     device="NVIDIA A100", backend="nccl", world_size=4,
     points=(LinkPoint(collective="all_reduce", num_bytes=1024, seconds=2e-5),),
@@ -134,20 +152,37 @@ def test_a_rank_that_fails_by_itself_says_why() -> None:
 
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
-    script.write_text(
-        "from planner.environment.links.world import measure_link\n"
-        "from tests.environment.test_links import ENDLESS\n"
-        "measure_link(ENDLESS)\n"
-    )
+    script.write_text(PARENT)
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    parent = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": path})
+    measuring = tmp_path / "measuring"
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(measuring)], env={**os.environ, "PYTHONPATH": path}
+    )
+    ranks: list[int] = []
     try:
-        assert wait_for(lambda: len(ranks_of(parent.pid)) == 2)
+        assert wait_for(measuring.exists)
         ranks = ranks_of(parent.pid)
+        os.kill(ranks[0], signal.SIGSTOP)
+        time.sleep(0.5)  # the other waits for it, in a collective
     finally:
         parent.kill()
         parent.wait()
-    assert wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
+    try:
+        assert wait_for(lambda: not Path(f"/proc/{ranks[1]}").exists())
+    finally:
+        os.kill(ranks[0], signal.SIGCONT)
+    assert wait_for(lambda: not Path(f"/proc/{ranks[0]}").exists())
+
+
+def test_a_rank_that_was_killed_is_named_before_the_peer_that_lost_it(tmp_path: Path) -> None:
+    scripts = ("raise SystemExit(1)", "import os; os.kill(os.getpid(), 9)")
+    ranks = []
+    for number, script in enumerate(scripts):
+        process = subprocess.Popen([sys.executable, "-c", script])
+        process.wait()
+        (tmp_path / f"{number}").touch()
+        ranks.append(world._Rank(number, process, tmp_path / f"{number}"))
+    assert "rank 1 of 2 was ended by SIGKILL" in world._ended(ranks[0], ranks).message
 
 
 def test_a_link_is_kept_and_read_back() -> None:
