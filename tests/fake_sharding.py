@@ -19,7 +19,7 @@ import torch._dynamo  # else the first step imports it, and leaves frames and th
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -172,14 +172,19 @@ def _heard_by(recorder: _Recorder) -> Iterator[None]:
         yield
 
 
-def shard(module: nn.Module, config: SwinConfig, setting: ResolvedSetting) -> None:
-    """`fully_shard` of each block, then of the model."""
+def make_mesh(setting: ResolvedSetting) -> DeviceMesh:
+    """All devices; of hsdp, a row of those that share one set of shards for each copy."""
     shard_size = setting.shard_size
     if setting.parallelism == "hsdp":
         shape = (setting.world_size // shard_size, shard_size)
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-    else:
-        mesh = init_device_mesh("cpu", (shard_size,))
+        return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh("cpu", (shard_size,))
+
+
+def shard(
+    module: nn.Module, config: SwinConfig, setting: ResolvedSetting, mesh: DeviceMesh
+) -> nn.Module:
+    """`fully_shard` of each block, then of the model."""
     policy = MixedPrecisionPolicy(
         param_dtype=None
         if setting.fsdp_param_dtype == "fp32"
@@ -193,6 +198,7 @@ def shard(module: nn.Module, config: SwinConfig, setting: ResolvedSetting) -> No
             continue
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(module, mesh=mesh, mp_policy=policy)
+    return module
 
 
 class _Training(Training):
@@ -229,7 +235,7 @@ def _trace(build: Any, config: SwinConfig, setting: ResolvedSetting) -> list[Eve
         add_module(recorder, module)
         cuda = training_as_on_cuda(recorder)
         with as_on_cuda(), quiet_fakes(), _heard_by(recorder), recorder, cuda:
-            shard(module, config, setting)
+            shard(module, config, setting, make_mesh(setting))
             _train(recorder, module, task, setting)
         return list(recorder.events)
 

@@ -23,7 +23,8 @@ from planner.memory.caching_allocator import rounded
 from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.step.training import record_training
 from planner.units import MIB
-from tests.libraries.steps import Changes, name_of, needs, require
+from tests.equality import phase_ends
+from tests.libraries.steps import Changes, generator_state_uncounted, name_of, needs, require
 
 pytestmark = needs("torch", "timm")
 
@@ -195,6 +196,35 @@ def test_every_library(library: str, version: int, changes: Changes, rank: int) 
     if library == "microsoft" and changes.get("checkpointing") == "blocks":
         changes = {**changes, "checkpointing": "blocks:2"}
     assert_as_torch_does(small(library, version), changes, rank)
+
+
+@pytest.mark.parametrize(
+    ("library", "changes"),
+    [
+        ("timm", {}),
+        pytest.param("native", {"fsdp_reshard": False}, marks=ONE_MORE),
+        pytest.param("timm", {"checkpointing": "blocks"}, marks=ONE_MORE),
+        pytest.param("timm", {"accumulate": 2, "gradient_sync": "every"}, marks=ONE_MORE),
+    ],
+    ids=name_of,
+)
+def test_real_tensors_on_the_cpu(library: str, changes: Changes) -> None:
+    """Ends of phases, and the peak within each, where gradients are summed in place, as fake
+    tensors never are. Rows divide by 2: CPU kernels pad what does not, and CUDA's do not."""
+    from tests.cpu_memory import measure_cpu_memory_events
+    from tests.fake_sharding import fake_group, make_mesh, shard
+
+    sides = {"depths": (2, 2), "num_heads": (6, 12), "embed_dim": 96, "drop_path_rate": 0.0}
+    config = small(library, 2, **sides)
+    setting = resolved(config, {"world_size": 2, "attention": "eager", **changes})
+    spec = find_library(library)
+    ledger = record_training(spec.on_shapes(config, setting), config, setting)
+    with fake_group(setting.world_size, 0), generator_state_uncounted():
+        mesh = make_mesh(setting)
+        real = measure_cpu_memory_events(
+            lambda: shard(spec.build(config, setting), config, setting, mesh), config, setting
+        )
+    assert phase_ends(ledger.events) == phase_ends(real.events)
 
 
 def test_of_swin_b_as_measured() -> None:
