@@ -159,7 +159,7 @@ def _replayed(files: Sequence[str]) -> RecordFile:
 def _measured(
     models: tuple[str, ...], given: dict[str, Any], budget_seconds: float | None
 ) -> RecordFile:
-    from search.probe.device import choose_device, describe_device, why_no_gpu
+    from search.probe.device import check_world, choose_device, describe_device, why_no_gpu
     from search.study.records import RecordFile, check_writable, read_records
     from search.validation.observe import remaining_observations
     from search.validation.run import remaining_rows
@@ -176,6 +176,8 @@ def _measured(
         print_list(matrix, [o.name for o in to_see], left, file)
         return RecordFile(())
     check_writable(file, "--record")
+    for row in matrix.rows:
+        check_world(device, row.setting)
     if device == "cpu":
         reason = why_no_gpu() or "the CPU was asked for"
         click.echo(f"Measuring on the CPU ({reason}): the estimate is of a CUDA device, so its "
@@ -280,6 +282,26 @@ def _print_comparison(
     if correlation is not None:
         click.echo(f"\nRank correlation of predicted and measured step time: {correlation:.3f}")
     _print_phases(comparisons)
+    _print_ranks(comparisons)
+
+
+def _print_ranks(comparisons: Sequence[Comparison]) -> None:
+    """What each rank of a probe over several measured, against the estimate of the worst one."""
+    from planner.report.settings import describe_setting
+    from search.validation.compare import QUANTITIES
+
+    rows = [
+        (
+            describe_setting(c.record.setting),
+            rank,
+            *(_figure(quantity, figures.get(quantity)) for quantity in QUANTITIES),
+        )
+        for c in comparisons
+        for rank, figures in c.ranks.items()
+    ]
+    if rows:
+        click.echo("\nEach rank: measured, and how far the prediction for the worst rank is off.\n")
+        print_table(rows, ("setting", "rank", *QUANTITIES))
 
 
 def _print_phases(comparisons: Sequence[Comparison]) -> None:
@@ -300,13 +322,16 @@ def _print_phases(comparisons: Sequence[Comparison]) -> None:
 
 
 def _pair(comparison: Comparison, quantity: str) -> str | None:
-    pair = comparison.figures.get(quantity)
-    error = comparison.error(quantity)
-    if pair is None or error is None:
+    return _figure(quantity, comparison.figures.get(quantity))
+
+
+def _figure(quantity: str, pair: tuple[float, float] | None) -> str | None:
+    """What was measured, and how far the prediction is off."""
+    if pair is None:
         return None
-    measured = pair[1]
+    predicted, measured = pair
     text = format_seconds(measured) if quantity == "step time" else format_bytes(int(measured))
-    return f"{text} {error:+.1%}"
+    return f"{text} {predicted / measured - 1:+.1%}"
 
 
 def _as_json(comparison: Comparison) -> dict[str, Any]:
@@ -322,5 +347,12 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
         "phases": {
             phase: {"predicted": predicted, "measured": measured}
             for phase, (predicted, measured) in comparison.phases.items()
+        },
+        "ranks": {
+            rank: {
+                quantity: {"predicted": predicted, "measured": measured}
+                for quantity, (predicted, measured) in figures.items()
+            }
+            for rank, figures in comparison.ranks.items()
         },
     }

@@ -92,7 +92,7 @@ def check_world(device: str, setting: TrainSetting) -> None:
     if setting.nodes > 1:
         raise UsageError(
             f"a probe reaches the GPUs of this machine, and {setting.nodes} nodes were asked for.",
-            "Tune one node's GPUs, and see with 'planner estimate --nodes' what others add.",
+            "Probe one node's GPUs, and see with 'planner estimate --nodes' what others add.",
         )
     first, there = int(device[5:]), len(_ask_torch(int(device[5:])).gpus)
     if first + setting.world_size > there:
@@ -100,7 +100,7 @@ def check_world(device: str, setting: TrainSetting) -> None:
         raise UsageError(
             f"{setting.world_size} GPUs were asked for from {device} on, and this machine has "
             f"{left} there.",
-            f"Ask for --gpus {left}, or rehearse with --device cpu --gpus {setting.world_size}.",
+            f"Ask for at most {left}, or rehearse with as many ranks and --device cpu.",
         )
 
 

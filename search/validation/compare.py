@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, UnsupportedError
 from planner.estimation import Estimate, estimate_ledger
 from planner.hardware import Gpu, recognise_gpu
 from planner.ledgers import step_ledger
@@ -37,6 +37,23 @@ class Comparison:
     phases: dict[str, tuple[int, int]]
     held_out: bool
 
+    @property
+    def ranks(self) -> dict[int, dict[str, tuple[float, float]]]:
+        """By rank, where there are several: the estimate, which is of the worst one, and what this
+        one measured."""
+        found: dict[int, dict[str, tuple[float, float]]] = {}
+        for rank in self.record.ranks if len(self.record.ranks) > 1 else ():
+            measured = {
+                "allocated": rank.peak_allocated_bytes, "reserved": rank.peak_reserved_bytes,
+                "device": rank.device_bytes, "step time": rank.step_seconds,
+            }  # fmt: skip
+            found[rank.rank] = {
+                quantity: (predicted, float(own))
+                for quantity, (predicted, _) in self.figures.items()
+                if (own := measured[quantity])
+            }
+        return found
+
     def error(self, quantity: str) -> float | None:
         """(predicted - measured) / measured, or None where it was not measured."""
         pair = self.figures.get(quantity)
@@ -46,18 +63,24 @@ class Comparison:
 def compare(records: Iterable[MeasurementRecord]) -> list[Comparison]:
     """Every measured record on a GPU that an analytic estimate exists for, in order."""
     return [
-        _compare(record)
+        comparison
         for record in records
         if record.status == "measured"
         and record.device.kind == "cuda"
         and isinstance(record.model, SwinConfig)
         and is_modelled(record)
+        and (comparison := _compare(record)) is not None
     ]
 
 
-def _compare(record: MeasurementRecord) -> Comparison:
-    assert isinstance(record.model, SwinConfig)
-    estimate = estimate_of(record)
+def _compare(record: MeasurementRecord) -> Comparison | None:
+    """None where the parallelism of a record is measured and not estimated."""
+    try:
+        estimate = estimate_of(record)
+    except UnsupportedError:
+        if record.setting.parallelism == "none":
+            raise
+        return None
     figures: dict[str, tuple[float, float]] = {}
     pairs = (
         ("allocated", estimate.peak_allocated_bytes, record.peak_allocated_bytes),

@@ -139,3 +139,22 @@ def test_bad_input_is_one_clear_error(
     assert returned == status, error
     assert said in error
     assert "Traceback" not in error
+
+
+def test_it_tunes_over_two_real_ranks(tmp_path: Path) -> None:
+    """gloo on the CPU: both ways to spread are measured, and the world is told."""
+    arguments = [
+        "tune", *TINY, "--gpus", "2", "--parallelism", "ddp,fsdp", "--output", str(tmp_path),
+        "--precision", "fp32", "--checkpointing", "none", "--global-batch", "8", "--no-baseline",
+        "--batch-size", "4", "--trials", "2",
+    ]  # fmt: skip
+    done = planner(*arguments)
+    assert done.returncode == 0, done.stderr
+    records = read_records(tmp_path / "probes.jsonl").records
+    assert {r.setting.parallelism for r in records} == {"ddp", "fsdp"}
+    for record in records:
+        assert (record.status, len(record.ranks)) == ("measured", 2), record.message
+        assert record.setting.global_batch == 8
+    assert "images/s of all 2 devices" in done.stdout
+    assert "Each probe is 2 ranks" in done.stdout
+    assert "1 thread of the CPU" in done.stdout, "OMP_NUM_THREADS said so"

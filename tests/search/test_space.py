@@ -215,3 +215,33 @@ def test_offloading_is_an_axis_on_request_of_eager_settings_only() -> None:
     space = make_space(MODEL, CPU, restrict=only, batch_sizes=(2,))
     chosen = {(c.setting.offload, c.setting.compile) for c in space.candidates}
     assert chosen == {("none", "off"), ("none", "default"), ("activations", "off")}
+
+
+def over_four(restrict: dict[str, object], **base: object) -> Space:
+    setting = TrainSetting(world_size=4, **base)
+    given = {**PLAIN, **{field: read_values(field, values) for field, values in restrict.items()}}
+    return make_space(MODEL, A100, setting, restrict=given, batch_sizes=(8,))
+
+
+def test_ways_to_spread_are_an_axis() -> None:
+    space = over_four({"parallelism": ("ddp", "fsdp")})
+    assert [c.setting.parallelism for c in space.candidates] == ["ddp", "fsdp"]
+    assert all(c.setting.world_size == 4 for c in space.candidates)
+
+
+def test_an_option_of_one_way_makes_no_other_setting_of_the_others() -> None:
+    """ddp with and without bucket views, and fsdp once: not fsdp left out for DDP's option."""
+    space = over_four({"parallelism": ("ddp", "fsdp"), "ddp_bucket_view": (False, True)})
+    found = [(c.setting.parallelism, c.setting.ddp_bucket_view) for c in space.candidates]
+    assert found == [("ddp", False), ("ddp", True), ("fsdp", False)]
+
+
+def test_a_way_that_a_world_cannot_have_is_left_out_with_its_law() -> None:
+    space = over_four({"parallelism": ("ddp", "hsdp")})
+    assert [c.setting.parallelism for c in space.candidates] == ["ddp"]
+    assert "hsdp shards over some devices" in space.left_out[0]
+
+
+def test_the_way_that_shards_less_is_simpler() -> None:
+    ways = [TrainSetting(world_size=4, parallelism=p) for p in ("none", "ddp", "fsdp", "zero3")]
+    assert sorted(ways, key=simplicity) == ways

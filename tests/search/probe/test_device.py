@@ -14,7 +14,7 @@ import pytest
 
 from planner.environment.torch_build import TorchBuild, TorchGpu
 from planner.errors import UsageError
-from planner.schema import DeviceInfo
+from planner.schema import DeviceInfo, TrainSetting
 from planner.units import GIB, MIB
 from search.memory_budget import find_budget
 from search.options import SearchOptions
@@ -208,3 +208,35 @@ def test_where_no_file_can_be_made_nobody_is_suspected(
     monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
     with lock.hold_gpu("GPU-a") as first, lock.hold_gpu("GPU-a") as second:
         assert (first, second) == (True, True)
+
+
+def test_a_world_needs_a_gpu_for_each_rank(machine: Machine) -> None:
+    machine(A, B)
+    two = TrainSetting(world_size=2, parallelism="ddp")
+    device.check_world("cuda:0", two)
+    device.check_world("cuda:0", TrainSetting(world_size=8))  # one device stands for each
+    device.check_world("cpu", two.model_copy(update={"world_size": 8, "nodes": 2}))
+    with pytest.raises(UsageError, match="2 GPUs were asked for from cuda:1 on"):
+        device.check_world("cuda:1", two)
+    with pytest.raises(UsageError, match="3 GPUs") as caught:
+        device.check_world("cuda:0", two.model_copy(update={"world_size": 3}))
+    assert "--device cpu" in str(caught.value)
+    with pytest.raises(UsageError, match="of this machine"):
+        device.check_world("cuda:0", two.model_copy(update={"nodes": 2}))
+
+
+def test_a_world_has_the_memory_of_its_fullest_gpu(machine: Machine) -> None:
+    machine(A, B)
+    each = [device.memory_in_use(name) for name in ("cuda:0", "cuda:1")]
+    least = min(memory.free_bytes for memory in each if memory is not None)
+    found = device.least_free(("cuda:0", "cuda:1"))
+    assert found is not None
+    assert found.free_bytes == least
+
+
+def test_ranks_on_the_cpu_share_its_memory() -> None:
+    host = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=8 * GIB)
+    in_use = MemoryInUse(8 * GIB, 0, 8 * GIB)
+    budget = find_budget(host, in_use, SearchOptions(headroom=0.0), ranks=4)
+    assert (budget.budget_bytes, budget.cap_bytes) == (2 * GIB, 2 * GIB)
+    assert any("4 ranks share" in note for note in budget.notes)

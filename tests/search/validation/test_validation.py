@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from planner.cli import main
 from planner.errors import PlannerError, UsageError
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.schema.record import BUDGET_ENDED
+from planner.schema.world import RankRecord
 from search.study.records import append_records, read_records
 from search.validation.compare import (
     accuracy,
     compare,
+    estimate_of,
     fit_overheads,
     rank_correlation,
 )
@@ -253,3 +256,30 @@ def test_a_row_is_named_the_same_as_its_record() -> None:
     setting = TrainSetting(batch_size=3)
     record = record_of(setting)
     assert row_key(TINY, setting) == row_key(record.model, record.setting)
+
+
+def test_each_rank_is_compared_with_the_estimate_of_the_worst(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    one = exact_record(8)
+    setting = one.setting.model_copy(update={"world_size": 2, "parallelism": "ddp"})
+    fullest = estimate_of(record_of(setting)).peak_reserved_bytes
+    ranks = tuple(
+        RankRecord(rank=rank, device=f"cuda:{rank}", step_seconds=0.1, peak_reserved_bytes=held)
+        for rank, held in enumerate((fullest // 2, fullest))
+    )
+    record = one.model_copy(
+        update={"setting": setting, "peak_reserved_bytes": fullest, "ranks": ranks}
+    )
+    (found,) = compare([record])
+    assert found.error("reserved") == 0
+    assert found.ranks[1]["reserved"] == (fullest, fullest)
+    assert found.ranks[0]["reserved"][0] / found.ranks[0]["reserved"][1] == pytest.approx(2, 0.01)
+    append_records(tmp_path / "world.jsonl", [record], "--record")
+    assert main(["validate", "--replay", str(tmp_path / "world.jsonl")]) == 0
+    assert "Each rank: measured" in capsys.readouterr().out
+
+
+def test_a_parallelism_that_is_not_estimated_is_measured_and_not_compared() -> None:
+    setting = TrainSetting(world_size=2, parallelism="zero3", attention="sdpa")
+    assert compare([exact_record(8).model_copy(update={"setting": setting})]) == []
