@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from planner.ledger import Allocated, Event, Freed
 from planner.libraries.registry import find_library
+from planner.parallel.fully_sharded import precision_policy
 from planner.schema import ResolvedSetting, SwinConfig
 from planner.step.frames import plain_calls
 from planner.tasks.trees import tensors_of
@@ -39,7 +40,6 @@ from planner.trace.run import add_module, collector_off, training_as_on_cuda, wa
 from planner.training import Training
 
 STREAMS = ("all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce")
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _HANDLES = ("_fsdp_param_group", "_fsdp_collectives", "_fsdp_state", "_fsdp_init")
 
 
@@ -185,12 +185,7 @@ def shard(
     module: nn.Module, config: SwinConfig, setting: ResolvedSetting, mesh: DeviceMesh
 ) -> nn.Module:
     """`fully_shard` of each block, then of the model."""
-    policy = MixedPrecisionPolicy(
-        param_dtype=None
-        if setting.fsdp_param_dtype == "fp32"
-        else DTYPES[setting.fsdp_param_dtype],
-        reduce_dtype=DTYPES[setting.fsdp_reduce_dtype],
-    )
+    policy = precision_policy(setting)
     spec = find_library(config.library)
     reshard = None if setting.fsdp_reshard else False
     for block in module.modules():

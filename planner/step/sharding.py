@@ -61,18 +61,20 @@ class _Link:
         self.num_copies = setting.world_size // setting.shard_size
         gathered, reduced = setting.fsdp_param_dtype, setting.fsdp_reduce_dtype
         self.param_dtype = None if gathered == "fp32" else _DTYPES[gathered]
-        self.reduce_dtype = _DTYPES[reduced]
+        # As gradients are computed (None), unless another dtype is set.
+        self.reduce_dtype = None if reduced == gathered else _DTYPES[reduced]
+        self.whole: Group = "shard" if setting.parallelism == "hsdp" else "world"
         self.all_gather_output: Tensor | None = None  # of the unit that went forward last
         self.reduce_scatter_inputs: list[tuple[Tensor, int | None]] = []
         self.order: list[_Unit] = []  # in which units went forward, until backward has ended
-        self.copies: list[int | None] = []  # sums over copies, which backward waits for at its end
+        self.copies: list[int] = []  # sums over copies, which backward waits for at its end
         self.syncs = True
 
-    def sends(self, collective: Collective, x: Tensor, group: Group, follows: bool) -> int | None:
-        """Hands a collective over `x`; None where one device is all there is."""
-        if self.num_shards == 1 and group == "shard":
+    def sends(self, collective: Collective, x: Tensor, follows: bool = True) -> int | None:
+        """Hands over a collective of `x` over the shards; None where one device is all there is."""
+        if self.num_shards == 1:
             return None
-        return self.device.send(collective, x.num_bytes, x.dtype, group, follows=follows)
+        return self.device.send(collective, x.num_bytes, x.dtype, self.whole, follows=follows)
 
     def waits(self, handle: int | None) -> None:
         if handle is not None:
@@ -122,23 +124,17 @@ class _Unit:
         with _on(self.device, COPY_IN):
             flat = self._cast_shards(numel, dtype)
             output = empty(self.device, (numel * self.link.num_shards,), dtype, "aten.empty")
-            self._copy("fsdp.all_gather_copy_in", dtype, numel, flat)
+            output.storage.assign("parameters")
+        del flat
         is_first = self.is_root and self.group_state == "forward"  # and waits for the optimizer
-        handle = self.link.sends("all_gather", output, "shard", follows=is_first)
-        self.gathered = (output, handle)
+        self.gathered = (output, self.link.sends("all_gather", output, follows=is_first))
 
     def _cast_shards(self, numel: int, dtype: str) -> Tensor | None:
         if dtype == self.orig_dtype:
             return None
         flat = empty(self.device, (numel,), dtype, "aten.empty")
-        self._copy("aten._foreach_copy_", dtype, numel, None)
+        flat.storage.assign("parameters")
         return flat
-
-    def _copy(self, name: str, dtype: str, numel: int, read: Tensor | None) -> None:
-        """A kernel that writes `numel` elements of `dtype`; it reads those of `read`, or shards."""
-        source = read.dtype if read is not None else self.orig_dtype
-        num_bytes = numel * (DTYPE_BYTES[dtype] + DTYPE_BYTES[source])
-        self.device.compute(name, "copy", dtype, 0, num_bytes)
 
     def wait_for_unshard(self, is_forward: bool) -> None:
         """Copies what was gathered into the weights. In forward the gathered copy stays until the
@@ -281,7 +277,7 @@ class _Unit:
     def _keep_in_reduce_dtype(self) -> None:
         """`to_accumulated_grad_if_needed`: gradients that stay whole until a later micro-batch."""
         dtype = self.link.reduce_dtype
-        if dtype == (self.link.param_dtype or dtype):
+        if dtype is None:
             return
         for index, weight in enumerate(self.weights):
             grad = weight.cell.grad
@@ -313,7 +309,7 @@ class _Unit:
         the next unit has made its own. The last of `grads` lives until this returns, where there
         is more than one device."""
         link, device = self.link, self.device
-        dtype = link.reduce_dtype
+        dtype = link.reduce_dtype or grads[0].dtype
         numel = sum(shard.padded_numel for shard in shards)
         whole = empty(device, (numel * link.num_shards,), dtype, "aten.empty")
         whole_bytes = whole.num_bytes + sum(grad.num_bytes for grad in grads)
@@ -322,14 +318,16 @@ class _Unit:
         grads.clear()
         with _on(device, REDUCE_SCATTER):
             output = empty(device, (numel,), dtype, "aten.empty")
-            handle = link.sends("reduce_scatter", whole, "shard", follows=True)
+            output.storage.assign("gradients")
+            handle = link.sends("reduce_scatter", whole)
             if link.num_shards == 1:
                 pointwise_cost(device, "aten.copy_", output, 1)
         last_stream = REDUCE_SCATTER
         if link.num_copies > 1:
             last_stream = ALL_REDUCE
             self.all_reduce_input = output
-            link.copies.append(link.sends("all_reduce", output, "replicate", follows=True))
+            size, kind = output.num_bytes, output.dtype
+            link.copies.append(device.send("all_reduce", size, kind, "replicate", follows=True))
         with _on(device, last_stream):
             output = to_dtype(output, self.orig_dtype)
             output.storage.assign("gradients")
@@ -409,7 +407,7 @@ class Sharding:
     def add_up(self, x: Tensor) -> Tensor:
         """`x` summed over the devices that share a set of shards: `_c10d_functional.all_reduce`."""
         total = unary(x, "_c10d_functional.all_reduce")
-        self.link.waits(self.link.sends("all_reduce", total, "shard", follows=True))
+        self.link.waits(self.link.sends("all_reduce", total))
         return total
 
     def close(self) -> None:

@@ -118,6 +118,9 @@ class Device:
         num_bytes: int,
         kernels: int = 1,
     ) -> None:
+        """An operation ran. What runs beside the stream that computes is no work of the step."""
+        if self.stream:
+            return
         self.events.append(Computed(name, kind, dtype, flops, num_bytes, kernels, self.scope))
 
     @contextmanager

@@ -279,7 +279,7 @@ def test_collectives_of_a_step() -> None:
     sums = [event for event in sent if event.collective == "reduce_scatter"]
     assert [event.num_bytes for event in sums] == [third, second, first, root]
     assert all(event.follows for event in sums)
-    assert {event.group for event in sent} == {"shard"}
+    assert {event.group for event in sent} == {"world"}
 
 
 @pytest.mark.parametrize("changes", [{}, {**BF16, "accumulate": 2}], ids=name_of)
