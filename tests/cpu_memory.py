@@ -54,6 +54,24 @@ def measure_cpu_memory_events(
     return Trace(tuple(_events(roots)), num_parameters, num_steps)
 
 
+def peak_bytes(profiler: profile) -> int:
+    """The most that is alive above the start, without the scratch of kernels and of gloo, which
+    copies what it sends."""
+    assert profiler.profiler is not None
+    assert profiler.profiler.kineto_results is not None
+    roots = profiler.profiler.kineto_results.experimental_event_tree()
+    alive: dict[int, int] = {}
+    live = highest = 0
+    for event in _events(roots, without=("gloo:", "c10d::")):
+        if isinstance(event, Allocated):
+            alive[event.storage] = event.num_bytes
+            live += event.num_bytes
+        elif isinstance(event, Freed):
+            live -= alive.pop(event.storage)
+        highest = max(highest, live)
+    return highest
+
+
 def _mark(phase: str, step: int) -> None:
     with record_function(f"{_MARK}{phase} {step}"):
         pass
@@ -76,14 +94,17 @@ def _in_order(roots: list[Any]) -> Iterator[tuple[Any, Operators]]:
         yield event, around
 
 
-def _events(roots: list[Any]) -> Iterator[Event]:
+def _events(roots: list[Any], without: tuple[str, ...] = ()) -> Iterator[Event]:
+    """Those of `roots`, but for what is made within operators whose names begin with `without`."""
     rows: list[Event] = []
     alive: dict[int, tuple[int, int, Operators]] = {}
     left_out: set[int] = set()
-    number, built = 0, False
+    number, built = 0, bool(without)  # of a step by itself nothing is built
     for event, around in _in_order(roots):
         if event.tag == torch._C._profiler._EventType.Allocation:
             fields = event.extra_fields
+            if fields.alloc_size > 0 and without and any(n.startswith(without) for n in around):
+                continue
             if fields.alloc_size > 0:
                 alive[fields.ptr] = (number, fields.alloc_size, around)
                 rows.append(Allocated(number, fields.alloc_size, _label(around)))

@@ -92,6 +92,9 @@ def parallel_refusals(trainer: Trainer, plan: Plan, trainers: Iterable[Trainer])
     elif plan.device == "cpu" and parallelism != "none" and trainer.parallel[parallelism].needs_gpu:
         law = f"it trains under {parallelism} on GPUs only, not on the CPU"
         found.append(Refusal(law, "Emit with --set world_size=1, or --for pytorch."))
+    if plan.device == "cpu" and plan.setting.ddp_compression == "bf16":
+        law = "torch's bf16_compress_hook needs NCCL, and so a GPU (ddp_compression=bf16)"
+        found.append(Refusal(law, "Emit with --set ddp_compression=fp16, or =none."))
     return found
 
 

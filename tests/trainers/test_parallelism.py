@@ -150,6 +150,9 @@ def test_what_no_trainer_can() -> None:
         model = tiny("transformers")
         with pytest.raises(UnsupportedError, match="on GPUs only"):
             emit_setting(model, setting, target, device=cpu, estimator=FakeEstimator())
+    hooked = TrainSetting(parallelism="ddp", ddp_compression="bf16", world_size=2)
+    with pytest.raises(UnsupportedError, match="bf16_compress_hook needs NCCL"):
+        emit_setting(tiny(), hooked, "pytorch", device=cpu, estimator=FakeEstimator())
     with pytest.raises(UnsupportedError, match="takes no optimizer of yours under fsdp"):
         emitted("transformers", parallelism="fsdp", optimizer="sgd", **several)
     with pytest.raises(UnsupportedError, match="no 16-mixed precision"):
