@@ -46,8 +46,8 @@ def left_out(
 def left_out_of_sharding(setting: TrainSetting) -> list[str]:
     """What no ledger of FSDP2 counts: it is made from shapes, or on fake tensors of the CPU."""
     found = [
-        "tables of CUDA's copies into and out of what FSDP2 gathers and sums: less than 0.5 MiB, "
-        "freed at once (aten/src/ATen/native/cuda/TensorShape.cu)"
+        "a table of CUDA's copy out of what FSDP2 gathers, which its number of multiprocessors "
+        "sizes: some tens of KiB, freed at once (aten/src/ATen/native/cuda/TensorShape.cu)"
     ]
     if setting.fsdp_param_dtype == "fp16" and setting.fsdp_reduce_dtype == "fp32":
         found.append(

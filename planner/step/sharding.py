@@ -20,7 +20,7 @@ from planner.schema import TrainSetting
 from planner.step.autograd import Gradients, Node, edge_of, pointwise_cost
 from planner.step.nn import Module
 from planner.step.pointwise import to_dtype, unary
-from planner.step.shards import Resizable, Shard
+from planner.step.shards import Resizable, Shard, chunk_cat_table
 from planner.step.strides import contiguous_strides
 from planner.step.tensor import DTYPE_BYTES, Device, Parameter, Tensor, empty
 
@@ -312,8 +312,10 @@ class _Unit:
         dtype = link.reduce_dtype or grads[0].dtype
         numel = sum(shard.padded_numel for shard in shards)
         whole = empty(device, (numel * link.num_shards,), dtype, "aten.empty")
+        table = chunk_cat_table(shards, grads[0].dtype, whole)
         whole_bytes = whole.num_bytes + sum(grad.num_bytes for grad in grads)
         device.compute("fsdp.chunk_cat", "copy", dtype, 0, whole_bytes)
+        del table
         last = grads[-1] if link.num_shards > 1 else None
         grads.clear()
         with _on(device, REDUCE_SCATTER):

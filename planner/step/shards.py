@@ -5,6 +5,7 @@ torch/distributed/fsdp/_fully_shard/_fsdp_param.py of torch 2.13.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from planner.step.strides import contiguous_strides
@@ -15,6 +16,7 @@ from planner.step.tensor import (
     Parameter,
     Storage,
     Tensor,
+    empty,
 )
 
 
@@ -62,3 +64,14 @@ class Shard(Parameter):
         storage.assign("parameters")
         self.requires_grad = weight.requires_grad
         self.cell = GradientCell()
+
+
+def chunk_cat_table(shards: Sequence[Shard], dtype: str, whole: Tensor) -> Tensor | None:
+    """What CUDA's fused copy of gradients of `dtype` into `whole` reads its sizes from: six int64
+    for each, two more, and one for each 2,048 bytes of a device's chunk. None from fp16 to fp32,
+    which it does not copy (aten/src/ATen/native/cuda/TensorShape.cu)."""
+    if dtype != whole.dtype and dtype != "bfloat16":
+        return None
+    size = DTYPE_BYTES[whole.dtype]
+    blocks = sum(-(-shard.padded_numel * size // 2048) for shard in shards)
+    return empty(whole.device, (6 * len(shards) + 2 + blocks,), "int64", "fsdp.chunk_cat")
