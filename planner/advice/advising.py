@@ -13,6 +13,7 @@ from planner.advice.estimates import Estimates
 from planner.advice.flags import command, device_flags, flags
 from planner.advice.left_out import what_is_left_out
 from planner.advice.levers import ALLOCATOR, EFFECTS, LEVERS, Effect, Lever, Updates, effects
+from planner.advice.more_gpus import MoreGpus, more_gpus
 from planner.advice.search import Found, Offered, Refusal, offer, search
 from planner.advice.tracing import record_traces
 from planner.advice.waterfall import Fall, waterfall
@@ -98,6 +99,7 @@ class Advice:
     waterfall: tuple[Fall, ...]
     bottleneck: Bottleneck
     cards: tuple[Card, ...]
+    more_gpus: tuple[MoreGpus, ...]
     levers: tuple[LeverState, ...]
     left_out: tuple[str, ...]
 
@@ -132,6 +134,9 @@ class Advice:
                 ],
             },
             "cards": [asdict(card) for card in self.cards],
+            "more_gpus": [
+                {**asdict(more), "in_place_of": dict(more.in_place_of)} for more in self.more_gpus
+            ],
             "levers": [asdict(lever) for lever in self.levers],
             "left_out": list(self.left_out),
         }
@@ -148,6 +153,7 @@ def advise(
     keep: Iterable[str] = (),
     allow: Iterable[str] = (),
     allocator: str | AllocatorConfig | None = None,
+    link: str | None = None,
     **overrides: Any,
 ) -> Advice:
     """The fastest ways to train `model` in a memory, from estimates alone.
@@ -157,14 +163,15 @@ def advise(
     optimizer step must see, in micro-batches as they fit; with neither the fastest batch is sought.
     `keep` names fields of the setting that stay as they are, or effects that are not wanted
     (rounding, recipe, learning-rate, adapters); `allow` effects that are otherwise used only where
-    nothing else fits (recipe), or not at all (adapters).
+    nothing else fits (recipe), or not at all (adapters). `link` is what joins several GPUs
+    (`world_size`), as `planner.estimate` takes it.
     Raises UsageError for what is unknown or cannot be read, UnsupportedError for a wish that the
     model's library or the card cannot run.
     """
     wish = read_wish(
         model, setting, gpu=gpu, memory_bytes=memory_bytes, batch_size=batch_size,
         global_batch=global_batch, keep=keep, allow=allow, allocator=allocator,
-        overrides=overrides,
+        link=link, overrides=overrides,
     )  # fmt: skip
     title = str(model) if isinstance(model, str | PathLike) else None
     of_model = {k: v for k, v in overrides.items() if k not in TrainSetting.model_fields}
@@ -210,6 +217,7 @@ class _Advising:
             waterfall=waterfall(wish, self.estimates, goal) if goal else (),
             bottleneck=bottleneck(wish, self.estimates, best, found.fastest),
             cards=larger_cards(wish, self.estimates, found.fastest, budget),
+            more_gpus=more_gpus(wish, self.estimates, found.fastest),
             levers=tuple(_lever_states(wish, offered, best, bool(found.fastest))),
             left_out=(*self.notes, *what_is_left_out(wish, offered)),
         )

@@ -48,4 +48,6 @@ def device_flags(wish: Wish) -> tuple[str, ...]:
     if wish.memory_bytes is not None:
         whole, rest = divmod(wish.memory_bytes, GIB)
         found += ["--memory", f"{wish.memory_bytes}B" if rest else f"{whole}GiB"]
+    if wish.link is not None:
+        found += ["--link", wish.link]
     return tuple(found)

@@ -140,6 +140,7 @@ def read_wish(
     allow: Iterable[str],
     allocator: str | AllocatorConfig | None,
     overrides: Mapping[str, Any],
+    link: str | None = None,
 ) -> Wish:
     """Raises UsageError for what cannot be read, UnsupportedError for what cannot be."""
     device, memory = read_gpu(gpu), read_memory(memory_bytes)
@@ -168,6 +169,7 @@ def read_wish(
         share=plain.batch_size * plain.accumulate if is_fixed else None,
         keep=kept,
         allow=allowed,
+        link=link,
     )
 
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import click
 
-from planner.cli.arguments import MODEL_FLAGS, given_fields, with_options, with_time_option
+from planner.cli.arguments import (
+    MODEL_FLAGS,
+    SEVERAL_FLAGS,
+    SEVERAL_OPTIONS,
+    given_fields,
+    with_options,
+    with_time_option,
+)
 from planner.cli.output import print_json, say
 from planner.schema.model import MAX_SIZE
 
@@ -38,6 +45,7 @@ _COUNT = click.IntRange(1, MAX_SIZE)
     help="Also try recipe (other optimizers, 8 bits) or adapters (train only a part).",
 )
 @click.option("--allocator", metavar="OPTIONS", help="As PYTORCH_ALLOC_CONF, in its place.")
+@with_options(SEVERAL_FLAGS)
 @with_options(MODEL_FLAGS)
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 @with_time_option
@@ -54,7 +62,9 @@ def command(model: str, **given: Any) -> int:
         from planner.report.timeline import check_plot
 
         check_plot(given["plot"])
-    of_model, of_setting = given_fields({"model": model, **given}, ())
+    of_model, of_setting = given_fields({"model": model, **given}, tuple(SEVERAL_OPTIONS))
+    if of_setting.get("world_size", "1") != "1":
+        of_setting.setdefault("parallelism", "ddp")
     overrides: dict[str, Any] = {**of_model, **of_setting}
     from planner.advice.advising import advise
 
@@ -67,6 +77,7 @@ def command(model: str, **given: Any) -> int:
         keep=_words(given["keep"]),
         allow=_words(given["allow"]),
         allocator=given["allocator"],
+        link=given["link"],
         **overrides,
     )
     if given["as_json"]:

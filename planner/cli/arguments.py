@@ -92,24 +92,23 @@ def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command],
 
 
 with_model_options = with_options(_OPTIONS)  # what describes a model and its settings
-# What describes how a training is spread over devices.
+# What describes how a training is spread over devices: of the wish of `advise`, and of rows.
+SEVERAL_FLAGS: list[Callable[[Any], Any]] = [
+    click.option("--gpus", metavar="N[,N…]", help="GPUs in all; of estimate a row for each (1)."),
+    click.option("--nodes", metavar="M", help="Machines that they are in (1)."),
+    click.option("--parallelism", metavar="P[,P…]",
+                 help="ddp, fsdp, hsdp, zero1, zero2 or zero3 (ddp on several GPUs)."),
+    click.option("--link", metavar="L[,L]",
+                 help="What joins GPUs, and machines: nvlink-a100,8xib-hdr; or a measured FILE."),
+]  # fmt: skip
 with_several_options = with_options(
     [
-        click.option("--gpus", metavar="N[,N…]", help="GPUs in all: one row for each count (1)."),
-        click.option("--nodes", metavar="M", help="Machines that they are in (1)."),
+        *SEVERAL_FLAGS,
         click.option(
-            "--parallelism", metavar="P[,P…]",
-            help="ddp, fsdp, hsdp, zero1, zero2 or zero3 (ddp on several GPUs).",
-        ),
-        click.option(
-            "--link", metavar="L[,L]",
-            help="What joins the GPUs, and the machines: nvlink-a100,8xib-hdr; or a measured FILE.",
-        ),
-        click.option(
-            "--global-batch", metavar="N", help="Images of all devices in a step, split evenly."
+            "--global-batch", metavar="N", help="Images of all GPUs in a step, split evenly."
         ),
     ]
-)  # fmt: skip
+)
 
 
 def model_and_settings(

@@ -123,9 +123,14 @@ def find_fabric(gpu: Gpu | None, nodes: int, text: str | None = None, of_node: i
     return Fabric(within, between if nodes > 1 else None, cards, tuple(assumed))
 
 
+def has_usual_link(gpu: Gpu) -> bool:
+    """Whether it is known what joins several of them."""
+    return not re.match(_UNKNOWN, gpu.name)
+
+
 def usual_link(gpu: Gpu | None) -> Link:
     """What joins several of `gpu` in a machine as most are sold. Raises UsageError."""
-    if gpu is None or re.match(_UNKNOWN, gpu.name):
+    if gpu is None or not has_usual_link(gpu):
         what = "no GPU was named" if gpu is None else f"{gpu.title} has no usual one"
         within = names_of(link for link in all_links() if link.hop != "network")
         raise UsageError(

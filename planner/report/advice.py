@@ -7,6 +7,7 @@ from pathlib import Path
 
 from planner.advice.advising import Advice, Way
 from planner.advice.bottleneck import Bottleneck, Treatment
+from planner.advice.more_gpus import MoreGpus
 from planner.advice.waterfall import Fall
 from planner.report.settings import describe_setting, in_words
 from planner.report.tables import fits_word, unit, verdict
@@ -29,6 +30,7 @@ def advice_text(advice: Advice) -> str:
         _front(advice),
         _bottleneck(advice),
         _cards(advice),
+        _more_gpus(advice),
         _levers(advice),
         "Left out:\n" + "\n".join(wrapped(f"- {line}", "  ") for line in advice.left_out),
     ]
@@ -206,6 +208,35 @@ def _cards(advice: Advice) -> str:
     )
 
 
+def _more_gpus(advice: Advice) -> str:
+    """What other GPUs like it would give, a sentence each."""
+    return "\n".join(wrapped(_more(more, advice)) for more in advice.more_gpus)
+
+
+def _more(more: MoreGpus, advice: Advice) -> str:
+    verb = "fits" if more.fits else "does not fit"
+    batch = f"batch {more.batch_size} on each"
+    text = (
+        f"{more.gpus} GPUs ({more.parallelism} over {more.link}): {batch}, as it stands, {verb} "
+        f"({format_bytes(more.device_total_bytes)} each)"
+    )
+    if not more.fits:
+        return f"{text}."
+    text += f"; {more.images_per_second:,.0f} {unit(advice.model)}/s of all"
+    best = advice.recommended
+    if best is not None:
+        times = more.images_per_second / _all_rate(best)
+        text += f", {times:.2f} times the recommended"
+    if more.in_place_of:
+        text += f", without {_changes(more.in_place_of)}"
+    return f"{text}."
+
+
+def _all_rate(way: Way) -> float:
+    """Images per second of all devices."""
+    return way.images_per_second * way.setting.world_size
+
+
 def _levers(advice: Advice) -> str:
     lines = ["Levers:"]
     for lever in advice.levers:
@@ -228,7 +259,8 @@ def _effects(effects: Sequence[str]) -> str:
 
 
 def _rate(way: Way, advice: Advice) -> str:
-    return f"{way.images_per_second:,.0f} {unit(advice.model)}/s"
+    each = f" on each of {way.setting.world_size} GPUs" if way.setting.world_size > 1 else ""
+    return f"{way.images_per_second:,.0f} {unit(advice.model)}/s{each}"
 
 
 def _step(way: Way) -> str:

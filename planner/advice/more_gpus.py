@@ -1,0 +1,97 @@
+"""What more GPUs like this one would give, and what sharing the weights among them would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from planner.advice.estimates import Estimates
+from planner.advice.wish import Choice, Wish
+from planner.errors import PlannerError
+from planner.schema import TrainSetting
+from planner.schema.distribution import Parallelism
+
+
+# What a person changes so that a step fits; a second GPU may do instead.
+_FOR_MEMORY = frozenset(
+    ("batch_size", "accumulate", "checkpointing", "offload", "optimizer_in_backward",
+     "activation_memory_budget")
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MoreGpus:
+    """The wish as it stands, on other GPUs: `gpus` in all, `batch_size` images on each, by
+    `parallelism` over `link`. Bytes are of one GPU, images per second of all. `in_place_of` are the
+    changes for memory that the recommendation makes and this does without, where the wish does not
+    fit as it stands."""
+
+    gpus: int
+    parallelism: Parallelism
+    link: str
+    batch_size: int
+    device_total_bytes: int
+    fits: bool
+    images_per_second: float
+    in_place_of: tuple[tuple[str, object], ...]
+
+
+def more_gpus(wish: Wish, estimates: Estimates, goal: Choice | None) -> tuple[MoreGpus, ...]:
+    """Twice the GPUs of the wish, and its own with sharded weights. Empty where the link between
+    them is not known, or a step of theirs is not on shapes."""
+    if wish.gpu is None:
+        return ()
+    found = []
+    for setting in _settings(wish):
+        try:
+            one = _on(Estimates(replace(wish, plain=setting), estimates), setting, wish, goal)
+        except PlannerError:  # an unknown link, a kind that the model's step has not
+            continue
+        found += [one] if one is not None else []
+    return tuple(found)
+
+
+def _settings(wish: Wish) -> Iterator[TrainSetting]:
+    plain = wish.plain
+    kind: Parallelism = "ddp" if plain.parallelism == "none" else plain.parallelism
+    batch = plain.batch_size
+    if wish.share is not None and batch % 2 == 0:  # the images of a step stay
+        batch //= 2
+    yield _with(plain, world_size=2 * plain.world_size, parallelism=kind, batch_size=batch)
+    if plain.parallelism == "ddp" and plain.world_size > 1:
+        yield _with(plain, parallelism="fsdp", **_defaults("ddp_"))
+
+
+def _with(setting: TrainSetting, **changes: object) -> TrainSetting:
+    return TrainSetting.model_validate({**setting.model_dump(), **changes})
+
+
+def _defaults(prefix: str) -> dict[str, object]:
+    fields = TrainSetting.model_fields.items()
+    return {name: info.default for name, info in fields if name.startswith(prefix)}
+
+
+def _on(
+    there: Estimates, setting: TrainSetting, wish: Wish, goal: Choice | None
+) -> MoreGpus | None:
+    choice = Choice(setting)
+    if not there.has_step(choice):
+        return None
+    found = there.at(choice)
+    predicted = found.throughput
+    if predicted is None or predicted.communication is None:
+        return None
+    replaced: tuple[tuple[str, object], ...] = ()
+    if found.fits and goal is not None and not there.at(Choice(wish.plain)).fits:
+        changed = goal.setting.differences(wish.plain).items()
+        replaced = tuple((field, value) for field, value in changed if field in _FOR_MEMORY)
+    return MoreGpus(
+        gpus=setting.world_size,
+        parallelism=setting.parallelism,
+        link=predicted.communication.link,
+        batch_size=setting.batch_size,
+        device_total_bytes=found.device_total_bytes,
+        fits=bool(found.fits),
+        images_per_second=predicted.all_images_per_second,
+        in_place_of=replaced,
+    )
