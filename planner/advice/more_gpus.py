@@ -11,7 +11,6 @@ from planner.errors import PlannerError
 from planner.schema import TrainSetting
 from planner.schema.distribution import Parallelism
 
-
 # What a person changes so that a step fits; a second GPU may do instead.
 _FOR_MEMORY = frozenset(
     ("batch_size", "accumulate", "checkpointing", "offload", "optimizer_in_backward",

@@ -17,6 +17,9 @@ from planner.cli.arguments import (
     with_time_option,
 )
 from planner.cli.output import print_json, say
+from planner.cli.several import link_of
+from planner.hardware import find_gpu
+from planner.schema import TrainSetting, parse
 from planner.schema.model import MAX_SIZE
 
 _COUNT = click.IntRange(1, MAX_SIZE)
@@ -63,8 +66,10 @@ def command(model: str, **given: Any) -> int:
 
         check_plot(given["plot"])
     of_model, of_setting = given_fields({"model": model, **given}, tuple(SEVERAL_OPTIONS))
+    link = given["link"]
     if of_setting.get("world_size", "1") != "1":
         of_setting.setdefault("parallelism", "ddp")
+        link = _link(link, of_setting, given["gpu"])
     overrides: dict[str, Any] = {**of_model, **of_setting}
     from planner.advice.advising import advise
 
@@ -77,7 +82,7 @@ def command(model: str, **given: Any) -> int:
         keep=_words(given["keep"]),
         allow=_words(given["allow"]),
         allocator=given["allocator"],
-        link=given["link"],
+        link=link,
         **overrides,
     )
     if given["as_json"]:
@@ -98,6 +103,13 @@ def command(model: str, **given: Any) -> int:
         draw_advice(advice, Path(given["plot"]))
         click.echo(f"\nDrew {given['plot']}.", err=given["as_json"])
     return 0 if advice.recommended is not None else 1
+
+
+def _link(text: str | None, of_setting: dict[str, str], gpu: str | None) -> str | None:
+    """The link of several GPUs, as `planner estimate` takes it."""
+    spread = {f: of_setting[f] for f in SEVERAL_OPTIONS.values() if f in of_setting}
+    setting = parse(TrainSetting, spread, "the setting")
+    return link_of(text, [setting], find_gpu(gpu) if gpu else None)
 
 
 def _words(said: tuple[str, ...]) -> list[str]:

@@ -5,7 +5,7 @@ Beside the device, what it exchanges with others goes on (`planner.throughput.co
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,6 +44,8 @@ class Timeline:
         self.accounts: dict[tuple[str, str, str], float] = defaultdict(float)
         self.issuing: dict[str, float] = defaultdict(float)
         self.exposed: dict[tuple[str, int], float] = defaultdict(float)
+        self._gathering: set[int] = set()  # handles of weights that the host asked for ahead
+        self._gathered: deque[float] = deque(maxlen=2)  # when the last of them were there
 
     def advance(self, operations: Sequence[Priced], exchanges: Sequence[Exchanged] = ()) -> None:
         """`run` without account of it."""
@@ -95,15 +97,27 @@ class Timeline:
         assert self.traffic is not None, "there is a link"
         event = exchange.event
         if isinstance(event, Sent):
-            ready = max(self.host, self.device) if event.follows else self.host
-            self.traffic.send(event, ready)
+            self.traffic.send(event, self._ready(event))
             return
         there = self.traffic.awaited(event.handle, self.device)
         if there > self.device:
             self.exposed[exchange.phase, exchange.micro_batch] += there - self.device
             self.device = there
+        if event.handle in self._gathering:
+            self._gathering.remove(event.handle)
+            self._gathered.append(self.device)
         if not self.asynchronous:
             self.host = self.device
+
+    def _ready(self, sent: Sent) -> float:
+        """When a collective may start. Weights that are gathered ahead wait until the unit before
+        the last one has its own, whose buffer they take: `FSDPParamGroup.wait_for_unshard`
+        (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py)."""
+        if sent.follows:
+            return max(self.host, self.device)
+        self._gathering.add(sent.handle)
+        is_behind = len(self._gathered) == self._gathered.maxlen
+        return max(self.host, self._gathered[0]) if is_behind else self.host
 
     def _enter(self, phase: str) -> None:
         self.phase = phase

@@ -111,6 +111,18 @@ def test_weights_are_gathered_while_the_unit_before_computes() -> None:
     assert OTHERS not in slow_device.kind_seconds
 
 
+def test_weights_are_gathered_no_more_than_two_units_ahead() -> None:
+    """Gathers of 4 ms, the first unit computes for 10. The second and third gather hide behind it;
+    the fourth waits until the second unit has its weights (14 ms), and is there at 18."""
+    events: list[Event] = []
+    for unit, compute in enumerate((10e6, 1e6, 1e6, 1e6)):
+        ahead = Sent(unit, "all_reduce", 4_000_000, "float32", "world", unit == 0)
+        events += [ahead, Awaited(unit), work(compute)]
+    took = predict(ledger(*events, Marked("forward", 1)))
+    assert took.step_seconds == pytest.approx(19 * MS)
+    assert took.kind_seconds[OTHERS] == pytest.approx(6 * MS)
+
+
 def test_a_host_that_is_late_sends_late() -> None:
     """Each operation takes the host 4 ms: a gather is sent as late as what needs it."""
     took = predict(ledger(*gathers(2, 1e6, 1e6)), host_seconds=slow_host(4 * MS).host_seconds)

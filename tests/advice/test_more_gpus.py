@@ -1,0 +1,89 @@
+"""What `planner advise` says of more GPUs: twice as many, and weights shared among them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from planner.advice.advising import Advice, advise
+from planner.advice.more_gpus import MoreGpus
+from planner.estimation import estimate
+from planner.report.advice import advice_text
+from tests.cli.test_estimate import TINY, run, tiny
+
+__all__ = ["tiny"]
+
+SMALL = {**TINY, "library": "native"}
+WISH: dict[str, Any] = {"gpu": "a100-sxm-80gb", "batch_size": 64}
+
+
+def more_of(**wish: Any) -> tuple[MoreGpus, ...]:
+    return advise(SMALL, **{**WISH, **wish}).more_gpus
+
+
+def test_a_figure_is_that_of_estimate_for_the_same_setting() -> None:
+    for more in more_of(world_size=2, parallelism="fsdp"):
+        found = estimate(
+            SMALL, gpu="a100-sxm-80gb", batch_size=more.batch_size, world_size=more.gpus,
+            parallelism=more.parallelism,
+        )  # fmt: skip
+        assert more.device_total_bytes == found.device_total_bytes
+        assert found.throughput is not None
+        assert more.images_per_second == found.throughput.all_images_per_second
+        assert found.throughput.communication is not None
+        assert more.link == found.throughput.communication.link
+
+
+def test_the_images_of_a_step_stay_on_twice_the_gpus() -> None:
+    (more,) = more_of(world_size=2, parallelism="fsdp")
+    assert (more.gpus, more.batch_size, more.parallelism) == (4, 32, "fsdp")
+    (free,) = more_of(world_size=2, parallelism="fsdp", batch_size=None)
+    assert free.batch_size == 64
+
+
+def test_ddp_is_held_beside_sharded_weights() -> None:
+    kinds = {more.parallelism for more in more_of(world_size=2, parallelism="ddp")}
+    assert "fsdp" in kinds
+
+
+def test_a_gpu_whose_link_is_not_known_has_no_such_line() -> None:
+    assert more_of(gpu="gh200") == ()
+    assert advise(SMALL, memory_bytes="8GiB", batch_size=64).more_gpus == ()
+    found = advise(SMALL, gpu="gh200", world_size=2, parallelism="fsdp", link="nvlink-h100")
+    assert found.more_gpus[0].link == "nvlink-h100"
+    assert "--link nvlink-h100" in (found.recommended or found.plain).command
+
+
+def text_of(advice: Advice) -> str:
+    return " ".join(advice_text(advice).split())
+
+
+def test_what_a_second_gpu_does_in_place_of_another_lever_is_said() -> None:
+    """Two GPUs that shard: 64 images fit in so little only with some lever, 32 on each without."""
+    wish = {"world_size": 2, "parallelism": "fsdp", "gpu": "a100-sxm-80gb", "link": "nvlink-a100"}
+    plain = estimate(SMALL, batch_size=64, **wish)
+    half = estimate(SMALL, batch_size=32, **{**wish, "world_size": 4})
+    between = (plain.device_total_bytes + half.device_total_bytes) // 2
+    advice = advise(SMALL, batch_size=64, memory_bytes=between, **wish)
+    (more,) = advice.more_gpus
+    assert not advice.plain.estimate.fits
+    assert more.fits
+    assert more.in_place_of
+    assert "4 GPUs (fsdp over nvlink-a100): batch 32 on each" in text_of(advice)
+    assert "without" in text_of(advice)
+
+
+def test_the_command_takes_gpus_and_says_what_each_reaches(
+    tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("advise", tiny, "--gpu", "a100-sxm-80gb", "--gpus", "2", "--parallelism", "fsdp")
+    status, out, _ = run(capsys, monkeypatch, *arguments, "--batch-size", "16")
+    assert status == 0
+    assert "images/s on each of 2 GPUs" in out
+    status, out, _ = run(capsys, monkeypatch, *arguments, "--batch-size", "16", "--json")
+    assert json.loads(out)["more_gpus"][0]["gpus"] == 4
+    status, _, err = run(capsys, monkeypatch, *arguments, "--link", "nvlnk")
+    assert status == 2
+    assert "unknown link 'nvlnk'" in err
