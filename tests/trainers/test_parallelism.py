@@ -113,6 +113,16 @@ def test_what_a_file_has_no_word_for_is_said_and_estimated() -> None:
     assert "gradient_sync" not in single.warnings[0], "one micro-batch is the last and every one"
 
 
+def test_a_file_is_written_where_no_ledger_is() -> None:
+    def unable(*_: Any) -> Any:
+        raise UnsupportedError("no ledger of zero3 was held against DeepSpeed's.")
+
+    setting = TrainSetting(world_size=2, parallelism="zero3")
+    result = emit_setting(SWIN_B, setting, "deepspeed", estimator=unable)
+    assert "Not measured, nor estimated" in result.warnings[0]
+    assert "no ledger of zero3" in result.warnings[0]
+
+
 def test_accelerate_is_started_by_torchrun_on_cpus() -> None:
     """Its own launcher starts one process there, whatever the file says."""
     cpu = DeviceInfo(kind="cpu", name="a processor", total_bytes=16 * GIB)

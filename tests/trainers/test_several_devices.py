@@ -102,9 +102,9 @@ def test_two_ranks_train_as_one(fields: dict[str, Any], tmp_path: Path) -> None:
     alone, said = trained_alone(tmp_path / "alone", **ONE, **plain)
     several, output = trained(tmp_path / "several", **{**TWO, **fields})
     assert output.count(f"step {STEPS}/{STEPS}") == 1, "one log, rank 0's"
-    assert losses(output) == pytest.approx(losses(said), abs=2e-3)
-    assert list(alone["model"]) == list(several["model"])
     near = 2e-3 if "ddp_compression" in fields else 2e-5  # gradients that cross in 16 bits
+    assert losses(output) == pytest.approx(losses(said), abs=10 * near)
+    assert list(alone["model"]) == list(several["model"])
     for name, weight in alone["model"].items():
         torch.testing.assert_close(several["model"][name], weight, rtol=0, atol=near)
     for mine, theirs in zip(several.get("average", ()), alone.get("average", ()), strict=True):
