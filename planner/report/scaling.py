@@ -113,13 +113,22 @@ def _notes(rows: Sequence[Scaled]) -> list[str]:
         )
     if any(row.linear_rate is not None for row in rows):
         found.append(f"Learning rates, from 5e-4 for 512 images: {LINEAR_SOURCE}; {ROOT_SOURCE}.")
-    several = [row.estimate for row in rows if row.estimate.setting.world_size > 1]
-    several.sort(key=lambda estimate: estimate.setting.nodes)
-    if several:
-        own = set(rows[0].estimate.assumed) if rows[0].estimate.setting.world_size == 1 else set()
-        more = [line for line in several[-1].assumed if line not in own]
-        found += [f"- {line}" for line in more]
-        found += [
-            f"- left out: {line}" for line in several[-1].left_out if "commun" in line.lower()
-        ]
-    return found
+    return found + _rests_on(rows)
+
+
+def _rests_on(rows: Sequence[Scaled]) -> list[str]:
+    """What several devices rest on beside one, by the kinds of parallelism that do: of each the
+    last row with the most machines."""
+    estimates = sorted((row.estimate for row in rows), key=lambda e: e.setting.nodes)
+    by_kind = {e.setting.parallelism: e for e in estimates if e.setting.world_size > 1}
+    alone = {line for e in estimates if e.setting.world_size == 1 for line in e.assumed}
+    kinds: dict[str, list[str]] = {}
+    for kind, estimate in by_kind.items():
+        left_out = [f"left out: {x}" for x in estimate.left_out if "commun" in x.lower()]
+        for line in (*estimate.assumed, *left_out):
+            kinds.setdefault(line, []).append(kind)
+    return [
+        f"- {line}" if len(those) == len(by_kind) else f"- {', '.join(those)}: {line}"
+        for line, those in kinds.items()
+        if line not in alone
+    ]

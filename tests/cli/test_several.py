@@ -118,6 +118,15 @@ def test_what_cannot_be_is_refused_with_the_way_out(
     assert way_out in err
 
 
+def test_the_table_says_what_each_kind_rests_on(tiny: str) -> None:
+    text = " ".join(
+        invoke(tiny, *A100, "--gpus", "1,2", "--parallelism", "fsdp,zero1").stdout.split()
+    )
+    assert "- nvlink-a100 between GPUs" in text
+    assert "- zero1: ZeRO-1 as DeepSpeed" in text
+    assert "a CUDA context of" not in text
+
+
 def test_several_gpus_are_not_ranked_over_the_catalogue(tiny: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--gpu all does not go with these options:\n  --gpus"):
         raise _error(invoke(tiny, "--gpu", "all", "--gpus", "2").exception)
