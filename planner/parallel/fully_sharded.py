@@ -57,10 +57,8 @@ def make_mesh(setting: TrainSetting, device_type: str) -> DeviceMesh:
 
 
 def precision_policy(setting: TrainSetting) -> MixedPrecisionPolicy:
-    """fp32 is what weights are anyway, and no cast; gradients are reduced as they are computed
-    unless another dtype is set."""
+    """Weights that are gathered in fp32 are gathered as they are: nothing casts them."""
     param, reduce = setting.fsdp_param_dtype, setting.fsdp_reduce_dtype
     return MixedPrecisionPolicy(
-        param_dtype=None if param == "fp32" else _DTYPES[param],
-        reduce_dtype=None if reduce == param else _DTYPES[reduce],
+        param_dtype=None if param == "fp32" else _DTYPES[param], reduce_dtype=_DTYPES[reduce]
     )

@@ -61,8 +61,7 @@ class _Link:
         self.num_copies = setting.world_size // setting.shard_size
         gathered, reduced = setting.fsdp_param_dtype, setting.fsdp_reduce_dtype
         self.param_dtype = None if gathered == "fp32" else _DTYPES[gathered]
-        # As gradients are computed (None), unless another dtype is set.
-        self.reduce_dtype = None if reduced == gathered else _DTYPES[reduced]
+        self.reduce_dtype = _DTYPES[reduced]
         self.whole: Group = "shard" if setting.parallelism == "hsdp" else "world"
         self.all_gather_output: Tensor | None = None  # of the unit that went forward last
         self.reduce_scatter_inputs: list[tuple[Tensor, int | None]] = []
@@ -277,8 +276,6 @@ class _Unit:
     def _keep_in_reduce_dtype(self) -> None:
         """`to_accumulated_grad_if_needed`: gradients that stay whole until a later micro-batch."""
         dtype = self.link.reduce_dtype
-        if dtype is None:
-            return
         for index, weight in enumerate(self.weights):
             grad = weight.cell.grad
             if grad is not None and grad.dtype != dtype:
@@ -309,7 +306,7 @@ class _Unit:
         the next unit has made its own. The last of `grads` lives until this returns, where there
         is more than one device."""
         link, device = self.link, self.device
-        dtype = link.reduce_dtype or grads[0].dtype
+        dtype = link.reduce_dtype
         numel = sum(shard.padded_numel for shard in shards)
         whole = empty(device, (numel * link.num_shards,), dtype, "aten.empty")
         table = chunk_cat_table(shards, grads[0].dtype, whole)
