@@ -27,11 +27,13 @@ def ddp_arguments(setting: TrainSetting) -> dict[str, Any]:
 
 
 def policy_source(setting: TrainSetting) -> str:
-    """The arguments of MixedPrecisionPolicy: "" where everything stays in fp32."""
+    """The arguments of MixedPrecisionPolicy: "" where everything stays in fp32. Without a dtype,
+    gradients are reduced in that of the weights."""
     found = {}
+    weights = "bf16" if setting.precision == "pure-bf16" else setting.fsdp_param_dtype
     if setting.fsdp_param_dtype != "fp32":
         found["param_dtype"] = DTYPES[setting.fsdp_param_dtype]
-    if setting.fsdp_reduce_dtype != setting.fsdp_param_dtype:
+    if setting.fsdp_reduce_dtype != weights:
         found["reduce_dtype"] = DTYPES[setting.fsdp_reduce_dtype]
     return ", ".join(f"{name}={value}" for name, value in found.items())
 

@@ -17,7 +17,7 @@ from planner.schema import DeviceInfo, TrainSetting
 from planner.schema.distribution import PARALLELISMS
 from planner.trainers.emission import Emitted, emit_setting
 from planner.trainers.engine import ZERO_PARALLEL
-from planner.trainers.parallel_source import block_classes
+from planner.trainers.parallel_source import block_classes, policy_source
 from planner.trainers.parallelism import by_default, fitted_buckets
 from planner.trainers.registry import TRAINERS, find_trainer
 from tests.trainers.cases import GIB, FakeEstimator, tiny
@@ -241,6 +241,23 @@ def test_accelerate_reads_its_sharding(tmp_path: Any) -> None:
     assert "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)" in (
         sharded.code
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments"),
+    [
+        ({}, ""),
+        ({"fsdp_reduce_dtype": "bf16"}, "reduce_dtype=torch.bfloat16"),
+        ({"precision": "pure-bf16"}, "reduce_dtype=torch.float32"),
+        ({"precision": "pure-bf16", "fsdp_reduce_dtype": "bf16"}, ""),
+    ],
+)
+def test_gradients_are_reduced_in_the_dtype_that_is_set(
+    fields: dict[str, Any], arguments: str
+) -> None:
+    """FSDP2 reduces them in that of the weights, where its policy names none."""
+    setting = TrainSetting(parallelism="fsdp", world_size=4, **fields)
+    assert policy_source(setting) == arguments
 
 
 @pytest.mark.parametrize("stage", ZERO_PARALLEL)
