@@ -11,7 +11,7 @@ from planner.estimation import Estimate
 from planner.hardware.gpu import Gpu
 from planner.ledgers import step_ledger
 from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
-from planner.schema.distribution import Distribution
+from planner.schema.distribution import ALONE
 from planner.throughput.result import datasheet_rates, step_time
 from planner.trainers.recipe import BASE_LR, BASE_LR_IMAGES, learning_rate, rounded
 
@@ -66,8 +66,7 @@ def scaled(estimates: Sequence[Estimate], gpu: Gpu | None, traced: bool = False)
 
 def on_one_device(setting: TrainSetting) -> ResolvedSetting:
     """The same step, on one device by itself."""
-    plain = {name: info.default for name, info in Distribution.model_fields.items()}
-    return ResolvedSetting(setting.model_copy(update=plain))
+    return ResolvedSetting(setting.model_copy(update=ALONE))
 
 
 def _like(setting: TrainSetting) -> TrainSetting:

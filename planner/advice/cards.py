@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from planner.advice.estimates import Estimates
 from planner.advice.wish import Choice, Wish
 from planner.hardware.catalogue import all_gpus
-from planner.hardware.fabric import has_usual_link
 from planner.hardware.gpu import Gpu
 from planner.hardware.precisions import lacks, peak_flops
 
@@ -36,11 +35,7 @@ def larger_cards(
     """The next cards with more memory: of each size the fastest, up to the first in which the wish
     fits as it stands, and the fastest of all above it."""
     wanted = [wish.plain.precision, *([goal.setting.precision] if goal else [])]
-    known = [
-        gpu
-        for gpu in all_gpus()
-        if not any(lacks(gpu, precision) for precision in wanted) and _is_joined(wish, gpu)
-    ]
+    known = [g for g in all_gpus() if not any(lacks(g, precision) for precision in wanted)]
     found: list[Estimates] = []
     for gpu in _next(known, wish.plain.precision, budget):
         found.append(Estimates(replace(wish, gpu=gpu, memory_bytes=None), estimates))
@@ -48,11 +43,6 @@ def larger_cards(
             break
     shown = found[: MAX_CARDS - 1] + found[-1:] if len(found) > MAX_CARDS else found
     return tuple(_card(there, goal) for there in shown)
-
-
-def _is_joined(wish: Wish, gpu: Gpu) -> bool:
-    """Whether it is known what joins several of `gpu`, where the wish is of several."""
-    return wish.plain.world_size == 1 or wish.link is not None or has_usual_link(gpu)
 
 
 def _next(gpus: Iterable[Gpu], precision: str, budget: int) -> Iterable[Gpu]:

@@ -8,7 +8,7 @@ import click
 
 from planner.errors import UsageError, shorten
 from planner.hardware import Gpu
-from planner.hardware.fabric import find_fabric
+from planner.hardware.fabric import find_fabric, usual_link
 from planner.schema import TrainSetting
 from planner.schema.distribution import PARALLELISMS, owners
 
@@ -81,7 +81,7 @@ def _count(option: str, text: str) -> int:
 
 def link_of(text: str | None, settings: Sequence[TrainSetting], gpu: Gpu | None) -> str | None:
     """The link that was named; else the file of one that was measured between such GPUs here, which
-    is told; None where there is none. Raises UsageError."""
+    is told; None where it is what the GPU usually has. Raises UsageError."""
     check_link(text, settings, gpu)
     most = max((setting.world_size // setting.nodes for setting in settings), default=1)
     if text is not None or gpu is None or most < 2:
@@ -90,6 +90,7 @@ def link_of(text: str | None, settings: Sequence[TrainSetting], gpu: Gpu | None)
 
     path = kept_link(gpu, most)
     if path is None or "," in str(path):  # a comma parts two links
+        usual_link(gpu)
         return None
     click.echo(f"The link between GPUs is what was measured here: {path}", err=True)
     return str(path)

@@ -134,3 +134,9 @@ class Distribution(BaseModel):
                 "(set fsdp_shard_size to a divisor, or choose fsdp or ddp)"
             )
             yield Fault(("fsdp_shard_size", "world_size"), message)
+
+
+# The fields of one device by itself.
+ALONE: Mapping[str, object] = {
+    name: info.default for name, info in Distribution.model_fields.items()
+}

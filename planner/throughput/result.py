@@ -69,15 +69,18 @@ def exchanges_of(
     """What a step exchanges over `link`, or over what joins several of `gpu` as a rule; None where
     it exchanges nothing, or nobody says over what.
 
-    Raises UsageError: an unknown link, or a GPU of which no usual one is known.
+    Raises UsageError: an unknown link, or one that joins fewer.
     """
     if setting.world_size == 1 or (gpu is None and link is None):
         return None
     events = ledger.exchanges()
     if not events:
         return None
-    from planner.hardware.fabric import find_fabric
+    from planner.hardware.fabric import find_fabric, has_usual_link
     from planner.throughput.communication import Exchanges
+
+    if link is None and gpu is not None and not has_usual_link(gpu):
+        return None
 
     of_node = setting.world_size // setting.nodes
     return Exchanges(events, find_fabric(gpu, setting.nodes, link, of_node))

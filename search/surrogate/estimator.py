@@ -16,7 +16,7 @@ from planner.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
 from planner.schema import DeviceInfo, Model, ResolvedSetting, TrainSetting
-from planner.schema.distribution import Distribution
+from planner.schema.distribution import ALONE
 from planner.schema.setting import GRAPH_MODES
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import DeviceRates, StepTime, predict_step, rates_for
@@ -207,8 +207,7 @@ class DeviceEstimator:
 
 def on_one_device(setting: TrainSetting) -> TrainSetting:
     """The step of one device by itself."""
-    plain = {f: info.default for f, info in Distribution.model_fields.items()}
-    return setting.model_copy(update=plain)
+    return setting.model_copy(update=ALONE)
 
 
 def _bare(setting: TrainSetting) -> TrainSetting:

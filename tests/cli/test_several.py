@@ -10,7 +10,8 @@ import pytest
 
 from planner.cli.several import spread_rows
 from planner.errors import UsageError
-from tests.cli.test_estimate import invoke, run, tiny
+from planner.estimation import estimate
+from tests.cli.test_estimate import TINY, invoke, run, tiny
 
 __all__ = ["tiny"]
 
@@ -125,6 +126,21 @@ def test_the_table_says_what_each_kind_rests_on(tiny: str) -> None:
     assert "- nvlink-a100 between GPUs" in text
     assert "- zero1: ZeRO-1 as DeepSpeed" in text
     assert "a CUDA context of" not in text
+
+
+def test_gpus_that_nobody_knows_the_link_of_need_one_named(
+    tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only time needs it: an estimate in Python leaves communication out."""
+    arguments = ("estimate", tiny, "--gpu", "gh200", "--gpus", "2", "--parallelism", "fsdp")
+    status, _, err = run(capsys, monkeypatch, *arguments)
+    assert status == 2
+    assert "Name it with --link: nvlink-v100" in err
+    assert run(capsys, monkeypatch, *arguments, "--link", "nvlink-h100")[0] == 0
+    found = estimate(TINY, gpu="gh200", world_size=2, parallelism="fsdp")
+    assert found.throughput is not None
+    assert found.throughput.communication is None
+    assert "communication between devices" in " ".join(found.left_out)
 
 
 def test_several_gpus_are_not_ranked_over_the_catalogue(tiny: str, tmp_path: Path) -> None:

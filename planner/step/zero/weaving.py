@@ -16,7 +16,7 @@ from planner.affine import AffineLedger
 from planner.errors import UnsupportedError
 from planner.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
 from planner.schema import ResolvedSetting, TrainSetting
-from planner.schema.distribution import Distribution
+from planner.schema.distribution import ALONE
 from planner.step.tensor import DTYPE_BYTES, Device, Storage, Tensor
 from planner.step.zero.layout import Layout
 from planner.step.zero.notes import zero_notes
@@ -46,12 +46,11 @@ class Woven:
 def on_one_device(setting: TrainSetting) -> ResolvedSetting:
     """The setting whose ledger ZeRO's events are woven into: DeepSpeed's engine drops gradients and
     clips by itself. Stages 2 and 3 sum them in each micro-batch, as if it was the only one."""
-    plain = {name: info.default for name, info in Distribution.model_fields.items()}
     adds_up = setting.parallelism == "zero1"
     return ResolvedSetting(
         setting.model_copy(
             update={
-                **plain,
+                **ALONE,
                 "accumulate": setting.accumulate if adds_up else 1,
                 "zero_grad_to_none": True,
                 "clip_grad": False,
