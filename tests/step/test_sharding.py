@@ -237,6 +237,9 @@ def test_of_swin_b_as_measured() -> None:
     streams = ("all_gather_copy_in", "reduce_scatter", "")
     peaks = [round(peak_bytes(ledger, only) / MIB, 1) for only in (None, *streams)]
     assert peaks == [1149.1, 96.1, 41.9, 1131.0]
+    asked = [event for event in ledger.events if isinstance(event, Allocated)]
+    tables = [event.num_bytes for event in asked if "chunk_cat" in event.label]
+    assert max(tables) == 25_296, "of a block of the last stage, 12.6 million weights"
 
 
 def test_the_tables_of_cuda_s_copies() -> None:
