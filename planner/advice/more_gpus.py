@@ -13,9 +13,8 @@ from planner.schema.distribution import Parallelism
 
 # What a person changes so that a step fits; a second GPU may do instead.
 _FOR_MEMORY = frozenset(
-    ("batch_size", "accumulate", "checkpointing", "offload", "optimizer_in_backward",
-     "activation_memory_budget")
-)  # fmt: skip
+    ("accumulate", "checkpointing", "offload", "optimizer_in_backward", "activation_memory_budget")
+)
 
 
 @dataclass(frozen=True)
