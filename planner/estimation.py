@@ -19,6 +19,7 @@ from planner.arguments import (
 )
 from planner.compiled import BOUNDED, Basis, basis_of, left_out_of, may_recompute_at_once
 from planner.hardware.gpu import Gpu
+from planner.hardware.nccl import Communication, communication_memory
 from planner.hardware.overheads import Overheads, overheads_for
 from planner.hardware.precisions import check_precision
 from planner.ledger import CATEGORIES, IN_BACKWARD, Ledger
@@ -212,11 +213,12 @@ def estimate_ledger(
     `allocator` None means torch's defaults. Time is predicted by `rates`, or by those of the
     catalogue's `gpu`; what several devices exchange, by `link` (None: what `gpu` usually has).
     """
-    outside = overheads_for(gpu)
-    budget, allowed = _budget(gpu, memory_bytes, allocator, outside)
+    outside, communication = overheads_for(gpu), communication_memory(setting)
+    beside = outside.context_bytes + communication.num_bytes
+    budget, allowed = _budget(gpu, memory_bytes, allocator, beside)
     memory = profile_memory(ledger, outside.workspace_bytes, allocator, allowed)
     live, peak, reserved = memory.live, memory.peak, memory.peak_reserved_bytes
-    total = reserved + outside.context_bytes
+    total = reserved + beside
     convolutions = PATCH_EMBEDDING
     if not isinstance(config, SwinConfig):
         convolutions = convolution_workspace(ledger)
@@ -230,7 +232,7 @@ def estimate_ledger(
         model=config,
         setting=setting,
         num_parameters=ledger.num_parameters,
-        breakdown=_breakdown(memory, outside),
+        breakdown=_breakdown(memory, outside, communication),
         saved_activation_bytes=live.saved_bytes + ledger.pooled_saved_bytes,
         peak_live_bytes=live.peak_bytes,
         peak_allocated_bytes=memory.peak_allocated_bytes,
@@ -240,10 +242,13 @@ def estimate_ledger(
         fits=None if budget is None else total <= budget,
         budget_bytes=budget,
         headroom_bytes=None if budget is None else budget - total,
-        low_bytes=low + outside.context_low_bytes,
-        high_bytes=high + outside.context_high_bytes + convolutions.high_bytes,
+        low_bytes=low + outside.context_low_bytes + communication.low_bytes,
+        high_bytes=(
+            high + outside.context_high_bytes + communication.high_bytes + convolutions.high_bytes
+        ),
         assumed=(
             *outside.basis,
+            *communication.basis,
             *_allocator_basis(allocator, allowed),
             *_pinned_basis(pinned),
             *ledger.notes,
@@ -263,16 +268,16 @@ def estimate_ledger(
 
 
 def _budget(
-    gpu: Gpu | None, memory_bytes: int | None, allocator: AllocatorConfig | None, outside: Overheads
+    gpu: Gpu | None, memory_bytes: int | None, allocator: AllocatorConfig | None, beside: int
 ) -> tuple[int | None, int | None]:
     """Bytes that the device may hold in all, and that the allocator may reserve; None for no limit.
-    What is named comes before the GPU's own memory."""
+    What is named comes before the GPU's own memory; `beside` the allocator lie so many bytes."""
     budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
     allowed = None
     if allocator is not None:
         allowed = allocator.allowed_bytes(gpu.memory_bytes if gpu else memory_bytes)
     if allowed is not None and budget is not None:
-        budget = min(budget, allowed + outside.context_bytes)
+        budget = min(budget, allowed + beside)
     return budget, allowed
 
 
@@ -282,15 +287,19 @@ def _basis(config: Model, setting: TrainSetting, ledger: Ledger, outside: Overhe
     return Basis(1 - outside.reserved_error, 1 + outside.reserved_error)
 
 
-def _breakdown(memory: MemoryProfile, outside: Overheads) -> dict[str, int]:
+def _breakdown(
+    memory: MemoryProfile, outside: Overheads, communication: Communication
+) -> dict[str, int]:
     """Bytes at the peak instant by category, and what comes on top of live bytes."""
     breakdown: dict[str, int] = {c: memory.peak.by_category.get(c, 0) for c in CATEGORIES}
     workspace = outside.num_workspaces * outside.workspace_bytes
     beside = memory.peak_reserved_bytes - memory.live.peak_bytes - workspace
+    several = communication.num_bytes > 0
     return breakdown | {
         "workspace": workspace,
         "allocator_overhead": beside,
         "cuda_context": outside.context_bytes,
+        **({"communication": communication.num_bytes} if several else {}),
     }
 
 

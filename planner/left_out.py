@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, ConvolutionWorkspace
 from planner.schema import Model, TrainSetting
-from planner.schema.distribution import DEEPSPEED, SHARDED
+from planner.schema.distribution import SHARDED
 
-# Quoted, 4 A100s and 8 H100s: issues 964 and 1685 of NVIDIA/nccl.
-NCCL_BUFFERS = (
-    "NCCL's own buffers, outside PyTorch's allocator: 0.5 to 1.1 GB for each communicator were "
-    "seen on 4 to 8 GPUs; one GPU needs less"
-)
+NCCL_ALONE = "what NCCL keeps for itself on one GPU, which is less than on several"
 
 
 def left_out(
@@ -29,16 +25,16 @@ def left_out(
             "what adamw-8bit compiles at its first step: one kernel for each shape of weights, in "
             "memory of the host"
         )
+    if setting.parallelism != "none" and setting.world_size == 1:
+        found.append(NCCL_ALONE)
     if setting.parallelism in SHARDED:
-        found += [NCCL_BUFFERS, *left_out_of_sharding(setting)]
+        found += left_out_of_sharding(setting)
     elif setting.parallelism == "ddp":
-        found += [NCCL_BUFFERS, "the broadcast of buffers before a forward, which is transient"]
-    elif setting.parallelism in DEEPSPEED:
-        found.append(NCCL_BUFFERS)
-    elif setting.world_size > 1:
+        found += left_out_of_ddp(setting)
+    elif setting.parallelism == "none" and setting.world_size > 1:
         found.append(
-            "communication buffers of data parallelism (NCCL, gradient buckets): "
-            "--set parallelism=ddp counts the buckets"
+            "communication between devices (NCCL's buffers, gradient buckets): "
+            "--set parallelism=ddp counts them"
         )
     return found
 
@@ -54,4 +50,14 @@ def left_out_of_sharding(setting: TrainSetting) -> list[str]:
             "copies of gradients whose rows the devices do not share evenly: from fp16 to fp32 "
             "CUDA's fused copy does not go (TensorShape.cpp, _pad_chunk)"
         )
+    return found
+
+
+def left_out_of_ddp(setting: TrainSetting) -> list[str]:
+    """What is not counted of `DistributedDataParallel`."""
+    found = []
+    if setting.ddp_find_unused and not setting.ddp_static_graph:
+        found.append("of the time: the search for unused parameters after a forward, on the host")
+    if setting.ddp_compression != "none":
+        found.append("what 16 bits change in the gradients that cross")
     return found

@@ -43,7 +43,11 @@ def alike(model: Model, setting: ResolvedSetting) -> ResolvedSetting:
         compiled = {}
         setting = ResolvedSetting(setting.uncompiled())
     accumulate = min(setting.accumulate, RECORDED_MICRO_BATCHES)
-    return setting.model_copy(update={"batch_size": 1, "accumulate": accumulate, **compiled})
+    # One device and each of many that hold a copy of the model do the same.
+    alone = {"world_size": 1, "nodes": 1} if setting.parallelism in ("none", "ddp") else {}
+    return setting.model_copy(
+        update={"batch_size": 1, "accumulate": accumulate, **alone, **compiled}
+    )
 
 
 def traced_step(model: Model, setting: ResolvedSetting) -> TracedStep:

@@ -167,14 +167,14 @@ def test_retracing_makes_anew_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_error_that_stays_is_kept_and_another_is_not() -> None:
-    ddp = setting(parallelism="ddp")
+    zero = setting(parallelism="zero3")
     for _ in range(2):
         with pytest.raises(UnsupportedError, match="one device"):
-            step_ledger(model_of("Small"), ddp)
+            step_ledger(model_of("Small"), zero)
         forget()
     with pytest.raises(UsageError, match="NoSuchModel"):
         step_ledger(model_of("NoSuchModel"), setting())
-    assert [entry.key["setting"]["parallelism"] for entry in ledger_cache.entries()] == ["ddp"]
+    assert [entry.key["setting"]["parallelism"] for entry in ledger_cache.entries()] == ["zero3"]
 
 
 ELSEWHERE = f"""

@@ -23,6 +23,7 @@ BREAKDOWN_ROWS = {
     "workspace": "library workspaces",
     "allocator_overhead": "allocator overhead",
     "cuda_context": "CUDA context",
+    "communication": "NCCL's own buffers",
 }
 # Fields of a setting that a row shows when not all estimates agree on them, or always.
 ALWAYS_SHOWN = ("batch_size", "precision", "checkpointing")
@@ -128,7 +129,8 @@ def _breakdown(estimate: Estimate) -> str:
     total = estimate.device_total_bytes
     titles = dict(BREAKDOWN_ROWS)
     if estimate.setting.parallelism == "ddp":
-        titles["gradients"] += ", DDP buckets"
+        in_buckets = estimate.setting.ddp_bucket_view
+        titles["gradients"] += " in DDP buckets" if in_buckets else ", DDP buckets"
     rows = [
         [title, format_bytes(estimate.breakdown[key]), _share(estimate.breakdown[key], total)]
         for key, title in titles.items()
@@ -156,6 +158,7 @@ def _largest(estimate: Estimate) -> str:
 
 def _totals(estimate: Estimate) -> str:
     """The four totals, each with what it adds to the one before."""
+    outside = "CUDA context" + (", NCCL" if "communication" in estimate.breakdown else "")
     stages = [
         ("peak live", estimate.peak_live_bytes, "tensors alive at once"),
         (
@@ -168,11 +171,7 @@ def _totals(estimate: Estimate) -> str:
             estimate.peak_reserved_bytes,
             "free memory that is kept (max_memory_reserved)",
         ),
-        (
-            "device total",
-            estimate.device_total_bytes,
-            "CUDA context (nvidia-smi)",
-        ),
+        ("device total", estimate.device_total_bytes, f"{outside} (nvidia-smi)"),
     ]
     rows = []
     before = 0

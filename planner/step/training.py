@@ -11,7 +11,7 @@ from planner.ledger import IN_BACKWARD, OPTIMIZER_CALL, Ledger
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.distribution import SHARDED
 from planner.step.autocast import AutocastScope
-from planner.step.data_parallel import Reducer, data_parallel_notes
+from planner.step.data_parallel import DataParallel
 from planner.step.engine import backward
 from planner.step.frames import plain_calls
 from planner.step.loss import cross_entropy
@@ -20,6 +20,7 @@ from planner.step.offloading import offload_activations
 from planner.step.optimizers import Optimizer, clip_gradients, make_optimizer
 from planner.step.optimizers.adamw_8bit import notes_of
 from planner.step.pointwise import like, mul, scale
+from planner.step.reducer_notes import reducer_notes
 from planner.step.repeat import num_allocated, repeated
 from planner.step.sharding import Sharding
 from planner.step.tensor import Device, GradientCell, Parameter, Tensor, empty
@@ -125,6 +126,10 @@ class Training:
         self.setting = setting
         self.batch = batch
         self.sharding = sharding
+        self.parallel: DataParallel | None = None
+        if setting.parallelism == "ddp":
+            self.parallel = DataParallel(device, module, setting)
+        self.call: Callable[[Tensor], Tensor] = self.parallel or module
         parameters = [p for p in self.parameters() if p.requires_grad]
         self.optimizers: dict[int, Optimizer] = {}
         if setting.optimizer_in_backward:
@@ -135,7 +140,6 @@ class Training:
         self.add_up = sharding.add_up if sharding is not None and has_parts else None
         self.scaler = Scaler(device, self.add_up) if setting.precision == "fp16" else None
         self.ema = self.copy_weights() if setting.ema else None
-        self.reducer = Reducer(device, parameters) if setting.parallelism == "ddp" else None
         self.num_steps = 0
 
     def parameters(self) -> Iterable[Parameter]:
@@ -157,7 +161,9 @@ class Training:
         self.end_phase("optimizer")
         if not self.setting.optimizer_in_backward:
             self.optimizer.zero_grad(self.setting.zero_grad_to_none)
-        self.begin_forward()  # of the next step: so that each step from the second on repeats
+        if self.parallel is not None:
+            # The next forward does this: here, so that each step from the second on repeats.
+            self.parallel.reducer.rebuild()
         self.end_phase("zero_grad")
         self.num_steps += 1
 
@@ -201,7 +207,7 @@ class Training:
         setting = self.setting
         return (
             self.scaler is None
-            and self.reducer is None
+            and self.parallel is None
             and setting.zero_grad_to_none
             and not setting.optimizer_in_backward
         )
@@ -209,18 +215,14 @@ class Training:
     def end_phase(self, phase: str) -> None:
         self.device.mark(phase, self.num_steps)
 
-    def begin_forward(self) -> None:
-        """What DDP does before the module runs."""
-        if self.reducer is not None:
-            self.reducer.rebuild()
-
     def choose_sync(self, number: int) -> None:
         """Whether micro-batch `number` of a step sums gradients over devices."""
         if self.sharding is not None:
             self.sharding.syncs = self.setting.syncs_gradients(number)
+        if self.parallel is not None:
+            self.parallel.reducer.syncs = self.setting.syncs_gradients(number)
 
     def micro_step(self) -> None:
-        self.begin_forward()
         loss = self.forward()
         self.end_phase("forward")
         self.backward(loss if self.scaler is None else self.scaler.scale(loss))
@@ -229,7 +231,7 @@ class Training:
 
     def forward(self) -> Tensor:
         with AutocastScope(self.device, self.setting.autocast_dtype), self.offloading():
-            loss = self.loss(self.module(self.batch.images))
+            loss = self.loss(self.call(self.batch.images))
         if self.setting.accumulate > 1:
             loss = scale(loss, "aten.div")
         return loss
@@ -247,7 +249,7 @@ class Training:
         images, labels = self.validation_batch()
         self.device.training = False
         with self.device.no_grad(), AutocastScope(self.device, self.setting.autocast_dtype):
-            loss = cross_entropy(self.module(images), labels)
+            loss = cross_entropy(self.call(images), labels)
         self.device.training = True
         del images, labels, loss
         self.device.mark("validation", self.num_steps - 1)
@@ -265,6 +267,8 @@ class Training:
         if self.sharding is not None:
             with self.device.no_grad():
                 self.sharding.end_backward()
+        if self.parallel is not None:
+            self.parallel.reducer.finish()
         del ones
 
     def step_once(self, cell: GradientCell) -> None:
@@ -337,7 +341,8 @@ def record_training(
             training.validate()
         num_parameters = sum(p.numel for p in module.parameters())
         events = tuple(device.events)
-        notes = (*data_parallel_notes(training.reducer), *notes_of(setting))
+        of_parallel = reducer_notes(training.parallel.reducer) if training.parallel else ()
+        notes = (*of_parallel, *notes_of(setting))
         device.on_gradient = None  # else device and reducer would keep each other
         if sharding is not None:
             sharding.close()

@@ -46,7 +46,7 @@ def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = No
 
 def _check(model: Model, setting: TrainSetting) -> None:
     faults = []
-    if setting.parallelism != "none":
+    if setting.parallelism not in ("none", "ddp"):
         faults.append(f"a trace follows one device, not parallelism {setting.parallelism!r}.")
     if not isinstance(model, SwinConfig) and (setting.frozen_stages or setting.lora_rank):
         faults.append(f"frozen stages and LoRA are not known of {model.title}.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,17 +15,22 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
+from planner.kinds import kind_of
 from planner.ledger import (
     IN_BACKWARD,
     OPTIMIZER_CALL,
     TO_DEVICE,
     TO_HOST,
     Allocated,
+    Awaited,
     Category,
+    Collective,
     Computed,
     Event,
     Freed,
+    Group,
     Marked,
+    Sent,
     Tagged,
 )
 from planner.step.attention import backward_scratch
@@ -57,6 +63,8 @@ class Recorder(TorchDispatchMode):
         self.optimizing = False  # the optimizer may read values, and 10 is as good as any
         self.scalars_on_host = False  # its `step` and the like, unless fused or capturable
         self.values = Values()
+        self._label = ""  # what is made under `labelled` is called, and it counts as no operation
+        self.num_collectives = 0
         self._transfer = ""  # TO_HOST or TO_DEVICE, while a copy between them is under way
         self._sums = InPlaceSums() if sums == "in_place" else None
         self._paths = paths
@@ -92,13 +100,13 @@ class Recorder(TorchDispatchMode):
         result = self._run(func, args, kwargs)
         on_host = self._is_result_on_host((args, kwargs))
         self.note_host(tensors_in(result) if on_host else host_results(func, result))
-        self.note(result, self.running, path)
+        self.note(result, self._label or self.running, path)
         self._note_attention_scratch(func, args, path)
         if not self.optimizing:
             self.values.follow(func, args, kwargs, result)
         if self._paths is not None and self._transfer:
             self.events.append(transfer_cost(self._transfer, result, path))
-        elif self._paths is not None and not on_host:
+        elif self._paths is not None and not on_host and not self._label:
             self._note_work(func, args, kwargs, result, path)
         del scratch
         self.running = ""
@@ -194,6 +202,33 @@ class Recorder(TorchDispatchMode):
             return
         for tensor in tensors:
             self._tag(tensor.untyped_storage()._cdata, category)
+
+    @contextmanager
+    def labelled(self, label: str) -> Iterator[None]:
+        """What is made within counts as `label`, and costs what `compute` says of it."""
+        self._label = label
+        try:
+            yield
+        finally:
+            self._label = ""
+
+    def compute(self, name: str, dtype: str, num_bytes: int) -> None:
+        """A kernel that is not seen: it moves `num_bytes`."""
+        if self._paths is not None:
+            kind = kind_of(name.removeprefix("aten."))
+            self.events.append(Computed(name, kind, dtype, 0, num_bytes, 1, self._path()))
+
+    def send(
+        self, collective: Collective, num_bytes: int, dtype: str, group: Group, *, follows: bool
+    ) -> int:
+        """A collective is handed over; the handle by which it is awaited."""
+        self.num_collectives += 1
+        handle = self.num_collectives
+        self.events.append(Sent(handle, collective, num_bytes, dtype, group, follows, self._path()))
+        return handle
+
+    def wait(self, handle: int) -> None:
+        self.events.append(Awaited(handle))
 
     def mark(self, phase: str, step: int) -> None:
         self.events.append(Marked(phase, step))

@@ -25,11 +25,13 @@ from planner.memory.profile import walk
 from planner.schema import Model, TrainSetting
 from planner.step.frames import plain_calls
 from planner.step.optimizers.adamw_8bit import notes_of
+from planner.step.reducer_notes import reducer_notes
 from planner.tasks import Task
 from planner.tasks.trees import map_tensors, tensors_of
 from planner.trace.building import build_task, given_batch, make_fake
 from planner.trace.compiled import Regions
 from planner.trace.cuda_rules import as_on_cuda
+from planner.trace.data_parallel import DataParallel
 from planner.trace.eight_bit import compiled_step_as_measured, load_8bit
 from planner.trace.faults import BrokenTraceError, quiet_fakes
 from planner.trace.paths import ModulePaths
@@ -130,7 +132,7 @@ def trace_training(
             try:
                 fake = partial(map_tensors, change=mode.from_tensor)
                 given = _Given(fake(batch), fake(held_out))
-                _train(recorder, module, task, setting, num_steps, given)
+                notes = (*notes, *_train(recorder, module, task, setting, num_steps, given))
             except PlannerError:
                 raise
             except Exception as error:
@@ -168,7 +170,8 @@ def _train(
     setting: TrainSetting,
     num_steps: int,
     given: _Given,
-) -> None:
+) -> tuple[str, ...]:
+    """Returns what is to be said of it."""
     batch = given.batch
     if batch is None:
         batch = task.batch(setting.batch_size, torch.device("cpu"))
@@ -176,7 +179,8 @@ def _train(
     recorder.note(tensors, "batch")
     recorder.values.forget_values(tensors)
     recorder.tag(tensors, "activations")
-    training = Training(module, setting, task, batch)
+    parallel = DataParallel(recorder, module, setting) if setting.parallelism == "ddp" else None
+    training = Training(module, setting, task, batch, parallel, parallel)
     recorder.tag(training.ema or [], "optimizer_state")
     watch_optimizer(recorder, training)
     recorder.mark("build", 0)
@@ -185,11 +189,15 @@ def _train(
     if setting.validation_batch_size:
         recorder.note(list(tensors_of(given.validation)), "batch")
         training.validate(partial(_end_phase, recorder, training, num_steps - 1), given.validation)
+    return reducer_notes(parallel.reducer) if parallel is not None else ()
 
 
 def _end_phase(recorder: Recorder, training: Training, step: int, phase: str) -> None:
     if phase == "optimizer" and step == 0:
         recorder.tag(_optimizer_state(training), "optimizer_state")
+    if phase == "zero_grad" and isinstance(training.call, DataParallel):
+        # The next forward does this: here, so that each step from the second on repeats.
+        training.call.reducer.rebuild()
     recorder.mark(phase, step)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,19 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from planner import SwinConfig, TrainSetting, estimate
 from planner.affine import Recorder
 from planner.errors import UnsupportedError
 from planner.estimation import Estimate
-from planner.ledger import Allocated, Ledger, Marked
+from planner.ledger import Allocated, Awaited, Ledger, Marked, Sent
 from planner.ledgers import step_ledger
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.memory.profile import find_alive
+from planner.parallel.data_parallel import DataParallel
 from planner.report.tables import breakdown_table
-from planner.schema import DeviceInfo
-from planner.step.data_parallel import BUCKET_LABEL, REBUILT_LIMITS, assign_buckets
+from planner.schema import DeviceInfo, ResolvedSetting
+from planner.step.reducer import BUCKET_LABEL, DEFAULT_LIMITS, Weight, assign_buckets
 from planner.step.training import record_training
 from planner.training import Training
 from planner.units import MIB
@@ -57,15 +61,39 @@ def bucket_bytes(ledger: Ledger) -> list[int]:
     return [event.num_bytes for event in asked[1:]]
 
 
-@given(st.lists(st.integers(1, 12 * MIB), min_size=1, max_size=60))
+def made_with(ledger: Ledger) -> list[int]:
+    """Those that the model is wrapped with, in the order in which they are reduced."""
+    built = next(i for i, e in enumerate(ledger.events) if isinstance(e, Marked))
+    asked = [e for e in ledger.events[:built] if isinstance(e, Allocated)]
+    return [event.num_bytes for event in asked if event.label == BUCKET_LABEL]
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3 * MIB), st.sampled_from(tuple(DTYPES))), min_size=1),
+    st.sampled_from([DEFAULT_LIMITS, (MIB,), (5 * MIB, 7 * MIB, MIB)]),
+)
 @settings(max_examples=50, deadline=None)
-def test_a_bucket_closes_where_torch_closes_it(sizes: list[int]) -> None:
-    tensors = [torch.empty(size, dtype=torch.uint8, device="meta") for size in sizes]
-    # The last argument says that the order is that of readiness, so that nothing is sorted.
+def test_a_bucket_closes_where_torch_closes_it(
+    asked: list[tuple[int, str]], limits: tuple[int, ...]
+) -> None:
+    tensors = [torch.empty(numel, dtype=DTYPES[name], device="meta") for numel, name in asked]
+    weights = [
+        Weight(t.numel(), name, t.nbytes) for t, (_, name) in zip(tensors, asked, strict=True)
+    ]
     found, _ = dist._compute_bucket_assignment_by_size(
-        tensors, list(REBUILT_LIMITS), [False] * len(sizes), list(range(len(sizes)))
+        tensors, list(limits), [False] * len(tensors)
     )
-    assert assign_buckets(sizes, REBUILT_LIMITS) == found
+    assert sorted(assign_buckets(weights, limits), key=min) == found
+    # The last argument says that the order is that of readiness, so that nothing is sorted.
+    of_one = [t for t, (_, name) in zip(tensors, asked, strict=True) if name == "float32"]
+    if of_one:
+        found, _ = dist._compute_bucket_assignment_by_size(
+            of_one, list(limits), [False] * len(of_one), list(range(len(of_one)))
+        )
+        assert assign_buckets([w for w in weights if w.dtype == "float32"], limits) == found
 
 
 # torch 2.13, CPU, gloo, world 1, timm 1.0.31 (2026-11-21): `rebuilt_bucket_sizes` of
@@ -80,6 +108,61 @@ def test_the_buckets_of_a_swin_base_are_those_of_a_real_one() -> None:
     model = resolve_model("timm:swin_base_patch4_window7_224")
     assert bucket_bytes(step_ledger(model, DDP)) == SWIN_BASE
     assert sum(SWIN_BASE) == 4 * 87_768_224
+
+
+# Bytes of the buckets that find_unused_parameters makes of timm's Swin-B, the last reduced first.
+IN_ORDER = [
+    1_089_312, 26_326_720, 29_441_152, 29_443_200, 28_403_392, 26_295_424, 29_441_152, 29_443_200,
+    28_403_392, 30_477_440, 37_789_696, 33_612_928, 20_905_888,
+]  # fmt: skip
+
+
+def test_buckets_that_are_never_rebuilt_are_in_the_order_of_registration() -> None:
+    model = resolve_model("timm:swin_base_patch4_window7_224")
+    ledger = step_ledger(model, DDP.model_copy(update={"ddp_find_unused": True}))
+    assert made_with(ledger) == IN_ORDER[::-1]
+    assert bucket_bytes(ledger) == IN_ORDER[::-1][1:]  # none is made anew
+
+
+REDUCED: list[dict[str, Any]] = [
+    {}, {"ddp_bucket_mb": 5}, {"ddp_find_unused": True},
+    {"ddp_find_unused": True, "ddp_bucket_mb": 25}, {"ddp_static_graph": True},
+]  # fmt: skip
+
+
+@needs("timm")
+@pytest.mark.parametrize("changes", REDUCED, ids=str)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tiny",
+        *(
+            pytest.param(name, marks=pytest.mark.combinations)
+            for name in ("small", "base", "large")
+        ),
+    ],
+)
+def test_buckets_of_timms_swins_are_those_of_torchs_own_reducer(
+    group: None, name: str, changes: dict[str, Any]
+) -> None:
+    setting = DDP.model_copy(update=changes)
+    model = resolve_model(f"timm:swin_{name}_patch4_window7_224")
+    ledger = step_ledger(model, setting)
+    module = build_real(model, setting)
+    wrapped = DataParallel(module, setting, torch.device("cpu")).module
+    for _ in range(2 if setting.ddp_static_graph else 1):
+        wrapped(torch.randn(1, 3, 224, 224)).sum().backward()
+        module.zero_grad()
+    wrapped.reducer._rebuild_buckets()  # as the next forward does, which writes down what there is
+    wrapped.logger.set_runtime_stats_and_log()
+    said = wrapped._get_ddp_logging_data()
+    first = [int(size) for size in said["bucket_sizes"].split(",")]
+    assert made_with(ledger) == first
+    if setting.ddp_find_unused:
+        assert "rebuilt_bucket_sizes" not in said or not said["rebuilt_bucket_sizes"]
+    else:
+        rebuilt = [int(size) for size in said["rebuilt_bucket_sizes"].split(",")]
+        assert bucket_bytes(ledger) == rebuilt
 
 
 @needs("timm", "torchvision", "transformers")
@@ -125,8 +208,8 @@ def test_a_step_holds_what_it_does_on_a_cpu(group: None, changes: dict[str, int]
     ledger = record_training(on_shapes(SMALL, setting), SMALL, setting)
 
     def wrapped(module: nn.Module, *rest: object) -> Training:
-        call = DistributedDataParallel(module)
-        return Training(module, *rest, compiled=call)  # type: ignore[arg-type]
+        parallel = DataParallel(module, setting, torch.device("cpu"))
+        return Training(module, *rest, parallel.module, parallel)  # type: ignore[arg-type]
 
     with mock.patch.object(cpu_memory, "Training", wrapped):
         real = measure_cpu_memory_events(lambda: build_real(SMALL, setting), SMALL, setting)
@@ -162,11 +245,146 @@ def test_the_estimate_holds_the_buckets_besides_the_gradients(changes: dict[str,
 def test_the_estimate_says_what_ddp_it_means_and_what_it_leaves_out() -> None:
     found = of()
     assert any("3 gradient buckets" in line for line in found.assumed)
-    assert any("NCCL" in line and "GB" in line for line in found.left_out)
+    assert any("NCCL" in line for line in found.left_out)
     assert "gradients, DDP buckets" in breakdown_table(found)
+    assert "gradients in DDP buckets" in breakdown_table(of(ddp_bucket_view=True))
     assert not any("DistributedDataParallel" in line for line in of(parallelism="none").assumed)
     over_two = of(parallelism="none", world_size=2)
-    assert any("parallelism=ddp counts the buckets" in line for line in over_two.left_out)
+    assert any("parallelism=ddp counts them" in line for line in over_two.left_out)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ddp_bucket_view": True}, "of which the gradients are views"),
+        ({"ddp_find_unused": True}, "never rebuilt"),
+        ({"ddp_static_graph": True}, "static_graph: the first iteration"),
+        ({"ddp_static_graph": True, "ddp_find_unused": True}, "torch warns"),
+        ({"accumulate": 2}, r"last micro-batch only \(no_sync\)"),
+        ({"accumulate": 2, "gradient_sync": "every"}, "in every micro-batch"),
+        ({"ddp_compression": "bf16"}, "a copy in bf16"),
+        ({"ddp_compression": "bf16", "precision": "pure-bf16"}, "changes nothing"),
+        ({"ddp_compression": "fp16", "precision": "fp16"}, "the step is skipped"),
+        ({"ddp_compression": "fp16"}, "nothing skips the step"),
+    ],
+)
+def test_the_notes_say_what_holds_in_a_mode(changes: dict[str, object], said: str) -> None:
+    assert any(re.search(said, line) for line in of(**changes).assumed)
+
+
+def sent_and_awaited(**changes: object) -> list[tuple[str, Any]]:
+    """(phase, event) of the steady step."""
+    setting = DDP.model_copy(update={"attention": "eager", **changes})
+    events = step_ledger(SMALL, ResolvedSetting(setting)).events
+    found: list[tuple[str, Any]] = []
+    run: list[Any] = []
+    for event in events:
+        if isinstance(event, Sent | Awaited):
+            run.append(event)
+        elif isinstance(event, Marked):
+            found += [(event.phase, e) for e in run if event.step == 1]
+            run = []
+    return found
+
+
+@pytest.mark.parametrize("changes", [{}, {"ddp_bucket_view": True}, {"accumulate": 2}])
+def test_each_bucket_is_sent_in_its_order_and_awaited_at_the_end(changes: dict[str, Any]) -> None:
+    """With no_sync only one of two micro-batches sends."""
+    found = [e for phase, e in sent_and_awaited(**changes) if phase == "backward"]
+    sent = [e for e in found if isinstance(e, Sent)]
+    assert {(e.collective, e.group, e.follows, e.dtype) for e in sent} == {
+        ("all_reduce", "world", True, "float32")
+    }
+    setting = DDP.model_copy(update=changes)
+    assert [e.num_bytes for e in sent] == bucket_bytes(step_ledger(SMALL, ResolvedSetting(setting)))
+    assert found == [*sent, *(Awaited(e.handle) for e in sent)]
+
+
+def test_half_the_bytes_cross_where_they_are_compressed() -> None:
+    sizes = [
+        [
+            e.num_bytes
+            for _, e in sent_and_awaited(**changes)
+            if getattr(e, "collective", "") == "all_reduce"
+        ]
+        for changes in ({}, {"ddp_compression": "bf16"})
+    ]
+    assert [2 * size for size in sizes[1]] == sizes[0]
+
+
+def test_a_map_of_used_parameters_crosses_after_the_last_bucket() -> None:
+    found = [e for phase, e in sent_and_awaited(ddp_find_unused=True) if phase == "backward"]
+    sent = [e for e in found if isinstance(e, Sent)]
+    assert sent[-1].dtype == "int32"
+    assert found[-1] == Awaited(sent[-1].handle)
+
+
+def test_buffers_cross_with_the_forward_that_follows_a_sum() -> None:
+    """With no_sync that is the first micro-batch's: torch asks whether the last forward summed."""
+    both = [p for p, e in sent_and_awaited() if getattr(e, "collective", "") == "broadcast"]
+    assert both == ["forward", "forward"]  # one for each dtype
+    assert sent_and_awaited(ddp_broadcast_buffers=False, frozen_stages=3)
+    accumulated = sent_and_awaited(accumulate=2)
+    first_backward = [p for p, _ in accumulated].index("backward")
+    assert [p for p, _ in accumulated[:first_backward]] == ["forward"] * 4
+    assert "forward" not in [p for p, _ in accumulated[first_backward:]]
+    assert not [1 for p, _ in sent_and_awaited(ddp_broadcast_buffers=False) if p == "forward"]
+
+
+def test_any_number_of_devices_shares_a_recording() -> None:
+    one, many = (ResolvedSetting(DDP.model_copy(update={"world_size": n})) for n in (1, 64))
+    assert step_ledger(SMALL, one) is step_ledger(SMALL, many)
+
+
+@pytest.mark.parametrize(("world_size", "low", "high"), [(2, 24, 657), (8, 24, 1011)])
+def test_nccls_own_buffers_lie_beside_the_context(world_size: int, low: int, high: int) -> None:
+    """MiB: derived and quoted in planner/hardware/nccl.py."""
+    one, several = of(), of(world_size=world_size)
+    assert "communication" not in one.breakdown
+    taken = several.breakdown["communication"]
+    assert several.device_total_bytes == one.device_total_bytes + taken
+    assert sum(several.breakdown.values()) == several.device_total_bytes
+    assert (several.low_bytes - one.low_bytes) // MIB == low
+    assert round((several.high_bytes - one.high_bytes) / MIB) in (high - 1, high)
+    assert one.peak_reserved_bytes == several.peak_reserved_bytes
+    table = breakdown_table(several)
+    assert "NCCL's own buffers" in table
+    assert "CUDA context, NCCL (nvidia-smi)" in table
+    assert of(world_size=8, parallelism="none").device_total_bytes < several.device_total_bytes
+
+
+def test_a_static_graph_within_no_sync_is_refused_since_torch_fails_there(group: None) -> None:
+    with pytest.raises(UnsupportedError, match="no_sync forbids") as refused:
+        of(ddp_static_graph=True, accumulate=2)
+    assert "gradient_sync=every" in str(refused.value)
+    of(ddp_static_graph=True, accumulate=2, gradient_sync="every")
+    wrapped = DistributedDataParallel(nn.Linear(2, 2), static_graph=True)
+    with wrapped.no_sync(), pytest.raises(RuntimeError, match="expect_autograd_hooks_"):
+        wrapped(torch.ones(1, 2)).sum().backward()
+
+
+def test_a_search_for_unused_parameters_is_refused_where_checkpointing_hides_them(
+    group: None,
+) -> None:
+    reentrant = SMALL.model_copy(update={"library": "microsoft"})
+    changes = {"checkpointing": "blocks", "ddp_find_unused": True}
+    with pytest.raises(UnsupportedError, match=r"(?s)reentrant.*ddp_static_graph=true"):
+        estimate(reentrant, DDP, **changes)
+    estimate(reentrant, DDP, **changes, ddp_static_graph=True)
+    layer = nn.Linear(2, 2)
+    wrapped = DistributedDataParallel(Reentrant(layer), find_unused_parameters=True)
+    output = wrapped(torch.ones(1, 2, requires_grad=True))
+    with pytest.raises(RuntimeError, match="mark a variable ready only once"):
+        output.sum().backward()
+
+
+class Reentrant(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(2, 2), layer
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.layer, self.first(x), use_reentrant=True)
 
 
 def test_a_step_under_ddp_repeats_so_that_any_batch_is_read_off_a_line() -> None:

@@ -94,7 +94,7 @@ def test_a_model_that_raises_says_where() -> None:
 
 
 def test_what_a_trace_does_not_follow_is_refused() -> None:
-    setting = TrainSetting(parallelism="ddp", frozen_stages=1)
+    setting = TrainSetting(parallelism="zero3", frozen_stages=1)
     with pytest.raises(UnsupportedError, match="one device") as refused:
         trace_estimate(TINY_IMAGES, setting, Classifier)
     assert "frozen stages" in str(refused.value)
