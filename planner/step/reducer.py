@@ -1,7 +1,7 @@
 """What `DistributedDataParallel` does with gradients: buckets, copies and collectives, in order.
 
 The rules of torch 2.13 (torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp
-and comm.cpp), of which every mode runs under a real gloo group in tests/step/data_parallel/. They
+and comm.cpp); tests/step/test_data_parallel_ranks.py lays every mode beside two gloo ranks. They
 know sizes only: tensors are the affair of `Gradients`, which the step on shapes and the trace each
 have. Bytes do not depend on how many devices there are: a single GPU holds them too.
 """
@@ -138,6 +138,7 @@ class Reducer:
         self._make_buckets(first_buckets(weights, setting))
         if setting.ddp_find_unused or setting.ddp_static_graph:
             self.used_map = gradients.make(len(weights), "int32", USED_LABEL)
+            gradients.keep(self.used_map)
 
     @property
     def num_bytes(self) -> int:
@@ -322,15 +323,11 @@ class Reducer:
         return self.weights[index].name or f"parameter {index}"
 
     def _unfinished(self) -> UnsupportedError:
-        left = [
-            self._name(index)
-            for bucket in self.buckets
-            for index in bucket.places
-            if not self.gradients.is_there(index)
-        ]
+        left = [self._name(i) for i in range(len(self.weights)) if i not in self.marked]
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        get = "gets" if len(left) == 1 else "get"
         return UnsupportedError(
-            f"{', '.join(left[:3])}{more} get no gradient, and DistributedDataParallel then stops "
-            "in the second forward.",
+            f"{', '.join(left[:3])}{more} {get} no gradient, and DistributedDataParallel stops in "
+            "the second forward.",
             "Set ddp_find_unused=true, or freeze these parameters (requires_grad=False).",
         )
