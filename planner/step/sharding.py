@@ -66,7 +66,7 @@ class _Link:
         self.all_gather_output: Tensor | None = None  # of the unit that went forward last
         self.reduce_scatter_inputs: list[tuple[Tensor, int | None]] = []
         self.order: list[_Unit] = []  # in which units went forward, until backward has ended
-        self.copies: list[int] = []  # sums over copies, which backward waits for at its end
+        self.last_copied: int | None = None  # of the sums over copies: the others come before it
         self.syncs = True
 
     def sends(self, collective: Collective, x: Tensor, follows: bool = True) -> int | None:
@@ -326,7 +326,7 @@ class _Unit:
             last_stream = ALL_REDUCE
             self.all_reduce_input = output
             size, kind = output.num_bytes, output.dtype
-            link.copies.append(device.send("all_reduce", size, kind, "replicate", follows=True))
+            link.last_copied = device.send("all_reduce", size, kind, "replicate", follows=True)
         with _on(device, last_stream):
             output = to_dtype(output, self.orig_dtype)
             output.storage.assign("gradients")
@@ -348,9 +348,8 @@ class _Unit:
         if self.group_state != "post_backward":
             self.post_backward()
         self.group_state = self.state = "idle"
-        for handle in self.link.copies:
-            self.link.waits(handle)
-        self.link.copies.clear()
+        self.link.waits(self.link.last_copied)
+        self.link.last_copied = None
         self.all_reduce_input = None
         self.gathered = None
         self.forwards.clear()
