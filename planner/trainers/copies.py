@@ -43,7 +43,7 @@ def compiled_blocks(source: ModelSource, how: str) -> ModelSource:
     finding = copied("checkpointing.py", *BLOCK_FINDERS)
     if "def repeated_blocks" in source.body:
         finding = ModelSource((), "")
-    needed = [line for line in finding.imports if "checkpoint" not in line]
+    needed = ["from collections import Counter"] if finding.body else []
     line = f"    compile_blocks(repeated_blocks(model), {how})\n"
     return ModelSource(
         (*source.imports, *needed, *compiling.imports),

@@ -158,13 +158,25 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
             loader_source(plan),
             engine_source(setting),
             mapping("TRAINER", trainer_arguments(plan)),
-            f'TRAINER["strategy"] = {strategy}\n',
+            _assigned('TRAINER["strategy"]', strategy),
             "\n\n" + placed(without_twice(model.body, sharding), _laid_out(setting)),
             "\n\n" + sharding if sharding else "",
             *("\n\n" + body for _, body in pieces),
             "\n\n" + _module(setting, weights_name(plan.model, setting) is not None),
         )
     )
+
+
+def _assigned(name: str, call: str) -> str:
+    """`name = call`, the arguments on a line of their own where it would be too long."""
+    line = f"{name} = {call}\n"
+    if len(line) <= 101:
+        return line
+    function, _, given = call.removesuffix(")").partition("(")
+    if len(given) <= 96:
+        return f"{name} = {function}(\n    {given}\n)\n"
+    lines = "".join(f"    {argument},\n" for argument in given.split(", "))
+    return f"{name} = {function}(\n{lines})\n"
 
 
 def _laid_out(setting: TrainSetting) -> TrainSetting:

@@ -8,7 +8,7 @@ from typing import Any
 from planner.schema import Library, SwinConfig, TrainSetting
 from planner.schema.distribution import SHARDED
 from planner.trainers.copies import BLOCK_FINDERS, copied
-from planner.trainers.source import arguments
+from planner.trainers.source import mapping
 from planner.trainers.steps import Source
 
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -49,7 +49,7 @@ def distribute_source(setting: TrainSetting) -> Source:
 
 
 def _ddp(setting: TrainSetting) -> Source:
-    given = arguments(ddp_arguments(setting))
+    given = ddp_arguments(setting)
     hook = ""
     imports = ["from torch.nn.parallel import DistributedDataParallel"]
     if setting.ddp_compression != "none":
@@ -57,13 +57,12 @@ def _ddp(setting: TrainSetting) -> Source:
         module = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
         imports.append(f"from {module} import {name}")
         hook = f"    wrapped.register_comm_hook(None, {name})\n"
-    options = f"    options: dict[str, Any] = dict({given})\n" if given else ""
-    unpacked = ", **options" if given else ""
-    return tuple(imports), (
+    options = mapping("DDP", given) + "\n\n" if given else ""
+    unpacked = ", **DDP" if given else ""
+    return tuple(imports), options + (
         "def distribute(model: nn.Module, call: nn.Module, device: torch.device) -> nn.Module:\n"
         '    """`call`, whose gradients are summed over all devices as backward goes."""\n'
         '    ids = [device] if device.type == "cuda" else None\n'
-        f"{options}"
         f"    wrapped = DistributedDataParallel(call, device_ids=ids{unpacked})\n"
         f"{hook}"
         "    return wrapped\n"
@@ -76,7 +75,7 @@ def sharding_source(setting: TrainSetting) -> Source:
         return (), ""
     finding = copied("checkpointing.py", *BLOCK_FINDERS)
     imports = (
-        *(line for line in finding.imports if "checkpoint" not in line),
+        "from collections import Counter",
         "from torch.distributed.device_mesh import DeviceMesh",
         "from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard",
     )

@@ -75,8 +75,18 @@ def arguments(values: Mapping[str, Any]) -> str:
 
 def mapping(name: str, values: dict[str, Any]) -> str:
     """`name = {…}` at the top of a file, one key a line."""
-    lines = "".join(f"    {literal(k)}: {literal(v)},\n" for k, v in values.items())
-    return f"{name} = {{\n{lines}}}\n"
+    return f"{name} = {_entries(values, '')}\n"
+
+
+def _entries(values: Mapping[str, Any], margin: str) -> str:
+    """`{…}`, one key a line; what is in it too where its line would be too long."""
+    inner, lines = f"{margin}    ", ""
+    for key, value in values.items():
+        line = f"{inner}{literal(key)}: {literal(value)},\n"
+        if len(line) > 101 and isinstance(value, dict):
+            line = f"{inner}{literal(key)}: {_entries(value, inner)},\n"
+        lines += line
+    return f"{{\n{lines}{margin}}}"
 
 
 def _function(lines: str) -> str:

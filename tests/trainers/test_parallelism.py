@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +116,30 @@ def test_what_a_file_has_no_word_for_is_said_and_estimated() -> None:
     assert "gradient_sync" not in single.warnings[0], "one micro-batch is the last and every one"
 
 
+def test_scripts_of_several_devices_are_formatted_and_clean(tmp_path: Path) -> None:
+    """As those of one, in tests/trainers/test_pytorch.py."""
+    cases: list[dict[str, Any]] = [
+        DDP,
+        {"parallelism": "fsdp", "checkpointing": "blocks:1", "ema": True},
+        {"parallelism": "hsdp", "fsdp_shard_size": 2, "clip_grad": True},
+        {"parallelism": "fsdp", "compile": "default", "compile_scope": "blocks"},
+        {"parallelism": "zero3"},
+    ]
+    for index, fields in enumerate(cases):
+        for target in ("pytorch", "lightning"):
+            changes = {"ema": False} if target == "lightning" else {}
+            if fields["parallelism"] in TRAINERS[target].parallel:
+                text = emitted(target, accumulate=2, **{**fields, **changes, "world_size": 4}).text
+                (tmp_path / f"{target}{index}.py").write_text(text)
+    config = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
+    for check in (["check", *config], ["format", "--check", *config]):
+        ended = subprocess.run(
+            [sys.executable, "-m", "ruff", *check, str(tmp_path)],
+            capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stdout
+
+
 def test_a_file_is_written_where_no_ledger_is() -> None:
     def unable(*_: Any) -> Any:
         raise UnsupportedError("no ledger of zero3 was held against DeepSpeed's.")
@@ -177,11 +204,11 @@ DDP = {
 
 def test_options_of_ddp_reach_each_trainer() -> None:
     script = emitted("pytorch", **DDP).text
-    for word in (
-        "bucket_cap_mb=50", "gradient_as_bucket_view=True", "find_unused_parameters=True",
-        "broadcast_buffers=False", "bf16_compress_hook",
-    ):  # fmt: skip
-        assert word in script
+    assert executed(script)["DDP"] == {
+        "bucket_cap_mb": 50, "gradient_as_bucket_view": True, "find_unused_parameters": True,
+        "broadcast_buffers": False,
+    }  # fmt: skip
+    assert "wrapped.register_comm_hook(None, bf16_compress_hook)" in script
     code = emitted("accelerate", **DDP).code
     assert "DistributedDataParallelKwargs(bucket_cap_mb=50, gradient_as_bucket_view=True" in code
     assert "comm_hook=DDPCommunicationHookType.BF16" in code
