@@ -223,7 +223,7 @@ def estimate_ledger(
     if not isinstance(config, SwinConfig):
         convolutions = convolution_workspace(ledger)
     basis = _basis(config, setting, ledger, outside)
-    low, high = _range(config, setting, basis, live, reserved)
+    low, high = _range(config, setting, basis, live, reserved, ledger)
     rates = rates or datasheet_rates(gpu)
     exchanges = None if rates is None else exchanges_of(ledger, setting, gpu, link)
     time = step_time(ledger, setting, rates, exchanges)
@@ -304,21 +304,26 @@ def _breakdown(
 
 
 def _range(
-    config: Model, setting: TrainSetting, basis: Basis, live: SteadyStep, reserved: int
+    config: Model,
+    setting: TrainSetting,
+    basis: Basis,
+    live: SteadyStep,
+    reserved: int,
+    ledger: Ledger,
 ) -> tuple[int, int]:
     """Between these the reserved bytes are expected to lie.
 
     Where the eager step stands for a compiled one, its checkpointing may come to nothing
     (`may_recompute_at_once`). Below an activation memory budget of 1 it may save as much less.
     """
-    least = most = reserved
+    least, most = reserved - ledger.doubtful_bytes, reserved + ledger.late_bytes
     if basis is BOUNDED:
         least -= int((1 - setting.activation_memory_budget) * live.saved_bytes)
     at_once = basis is BOUNDED and may_recompute_at_once(setting)
     if at_once and isinstance(config, SwinConfig):
         unchecked = setting.model_copy(update={"checkpointing": "none"})
-        ledger = step_ledger(config, find_library(config.library).resolve(config, unchecked))
-        most += steady_step(ledger).saved_bytes - live.saved_bytes
+        whole = step_ledger(config, find_library(config.library).resolve(config, unchecked))
+        most += steady_step(whole).saved_bytes - live.saved_bytes
     return int(least * basis.low), int(most * basis.high)
 
 

@@ -126,6 +126,11 @@ class Ledger:
     notes: tuple[str, ...] = field(default=())
     # What forward saves in a pool that is never given back, so that no growth shows it.
     pooled_saved_bytes: int = 0
+    # Of what is live at the peak, what need not be there: it depends on when the device gets to a
+    # layer, and the events are those of the most.
+    doubtful_bytes: int = 0
+    # What is freed, and yet cannot be used before another stream is done with it, at most.
+    late_bytes: int = 0
     # One with the same events but for their sizes: what does not depend on sizes is read off it,
     # once for all batches.
     like: Ledger | None = field(default=None, repr=False, compare=False)

@@ -20,6 +20,7 @@ from planner.libraries.registry import find_library
 from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.schema.distribution import DEEPSPEED, SHARDED
 from planner.schema.setting import GRAPH_MODES
+from planner.step.fsdp1 import as_fsdp2, is_fsdp1, ledger_of_fsdp1
 from planner.step.sharding import follows_fsdp
 from planner.step.training import record_training
 from planner.step.zero import on_one_device, unknown, weave_zero
@@ -42,6 +43,8 @@ def step_ledger(model: Model, setting: ResolvedSetting, traced: bool = False) ->
         if error is not None:
             raise error
         return weave_zero(step_ledger(model, on_one_device(setting), traced), setting).ledger
+    if is_fsdp1(setting):
+        return ledger_of_fsdp1(step_ledger(model, as_fsdp2(setting), traced))
     if is_on_shapes(model, setting, traced):
         assert isinstance(model, SwinConfig)
         ledger = _kept_compiled(model, setting) or _eager_on_shapes(model, setting)
@@ -94,6 +97,9 @@ def affine_step(model: Model, setting: ResolvedSetting) -> AffineLedger | None:
             return None
         one = affine_step(model, on_one_device(setting))
         return None if one is None else weave_zero(one.at, setting).line(one)
+    if is_fsdp1(setting):
+        one = affine_step(model, as_fsdp2(setting))
+        return None if one is None else replace(one, at=ledger_of_fsdp1(one.at))
     setting = setting.model_copy(update={"batch_size": 2})
     if is_on_shapes(model, setting):
         assert isinstance(model, SwinConfig)

@@ -19,6 +19,7 @@ from planner.ledger_key import ANY_BATCH, Key, ledger_key
 from planner.libraries.limits import batch_unit
 from planner.schema import FactoryModel, Model, ResolvedSetting
 from planner.schema.distribution import DEEPSPEED
+from planner.step.fsdp1 import as_fsdp2, is_fsdp1
 from planner.step.zero import on_one_device
 
 # A line goes through the first two. The third is well above them: chunks of a batch, or pairs of
@@ -37,6 +38,8 @@ def alike(model: Model, setting: ResolvedSetting) -> ResolvedSetting:
     """
     if setting.parallelism in DEEPSPEED:
         setting = on_one_device(setting)
+    if is_fsdp1(setting):
+        setting = as_fsdp2(setting)
     if has_known_graphs(model, setting):
         compiled = {"compile": "default", "compile_dynamic": False, "compile_fullgraph": False}
     else:

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from planner.schema import TrainSetting
 from planner.step.tensor import DTYPE_BYTES
-from planner.step.zero.layout import Layout
+from planner.step.zero.stage3 import Zero3Step
+from planner.step.zero.step import ZeroStep
 from planner.units import format_bytes
 
 
-def zero_notes(
-    setting: TrainSetting, layout: Layout, dtype: str, num_buckets: int
-) -> tuple[str, ...]:
-    """`num_buckets` of the weights' `dtype` hold gradients on their way."""
-    return (
-        _what(setting, layout),
-        *_precision(setting),
-        *_bucket(setting, layout, dtype, num_buckets),
+def zero_notes(zero: ZeroStep) -> tuple[str, ...]:
+    """One line each."""
+    gathered = _gathered(zero) if isinstance(zero, Zero3Step) else ()
+    return (_what(zero), *_precision(zero.setting), *_buckets(zero), *gathered)
+
+
+def _what(zero: ZeroStep) -> str:
+    layout = zero.layout
+    stage = zero.setting.parallelism.removeprefix("zero")
+    which = (
+        "all have as much"
+        if isinstance(zero, Zero3Step)
+        else "these are the figures of the one with the most gradients to keep"
     )
-
-
-def _what(setting: TrainSetting, layout: Layout) -> str:
-    stage = setting.parallelism.removeprefix("zero")
     return (
         f"ZeRO-{stage} as DeepSpeed 0.19.8 runs it, in one group of weights: each of "
-        f"{layout.world_size} devices updates {layout.share:,} of {layout.num_parameters:,} "
-        "parameters; these are the figures of the one with the most gradients to keep"
+        f"{layout.world_size} devices updates {zero.share:,} of {layout.num_parameters:,} "
+        f"parameters; {which}"
     )
 
 
@@ -43,20 +45,45 @@ def _precision(setting: TrainSetting) -> tuple[str, ...]:
     return ()
 
 
-def _bucket(setting: TrainSetting, layout: Layout, dtype: str, num_buckets: int) -> tuple[str, ...]:
+def _buckets(zero: ZeroStep) -> tuple[str, ...]:
     """Where a bucket is larger than all that could be in it."""
-    elements = setting.zero_reduce_bucket
+    elements, layout = zero.setting.zero_reduce_bucket, zero.layout
     if elements <= layout.num_parameters:
         return ()
-    size = format_bytes(elements * DTYPE_BYTES[dtype])
-    count = "a bucket" if num_buckets == 1 else f"{num_buckets} buckets"
+    sizes = zero.bucket_element_bytes
     default = "DeepSpeed's default of " if elements == 500_000_000 else ""
-    why = ", one for each dtype in which gradients cross" if setting.autocast_dtype else ""
-    each = "" if num_buckets == 1 else " each"
+    count = "1 bucket" if len(sizes) == 1 else f"{len(sizes)} buckets"
+    why = " (one for each dtype in which gradients cross)" if len(zero.buckets) > 1 else ""
     fits = max(layout.numels)
     return (
-        f"gradients wait in {count} of {size}{each}, whatever the model{why}: {default}"
-        f"{elements:,} elements, and the model has {layout.num_parameters:,}. "
-        f"zero_reduce_bucket={fits} (its largest weight) takes "
-        f"{format_bytes(fits * DTYPE_BYTES[dtype])}{each}",
+        f"gradients wait in {count}{why} of {default}{elements:,} elements, which take "
+        f"{format_bytes(elements * sum(sizes))} whatever the model; this one has "
+        f"{layout.num_parameters:,}. zero_reduce_bucket={fits}, its largest weight, takes "
+        f"{format_bytes(fits * sum(sizes))}",
     )
+
+
+def _gathered(zero: Zero3Step) -> tuple[str, ...]:
+    """Why the figures of ZeRO-3 are a range."""
+    size = DTYPE_BYTES[zero.dtype]
+    least, most = zero.num_kept
+    kept = format_bytes(most * size)
+    if least != most:
+        kept = f"{format_bytes(least * size)} to {kept}"
+    whole = zero.layout.num_parameters - zero.num_cut
+    found = [
+        f"weights that are gathered: {kept} stay from forward to backward (zero_max_reuse, and "
+        f"what zero_prefetch_bucket meets), and up to {format_bytes(zero.num_in_flight * size)} "
+        "are in flight, which depends on when the device gets to a layer: the range begins where "
+        f"they are not, nor casts of weights under autocast; {format_bytes(whole * size)} stay "
+        "whole always (zero_persistence)",
+        "what is in flight is given back when the other stream is done (record_stream): the range "
+        "ends where that is as late as can be",
+    ]
+    if zero.num_cut and least == zero.num_cut:
+        found.append(
+            "zero_max_reuse is at least twice the model, so that ZeRO-3 keeps all weights from "
+            "forward to backward, as ZeRO-2 does; zero_max_reuse=0 with zero_prefetch_bucket=0 "
+            "gathers one layer at a time, twice a step"
+        )
+    return tuple(found)

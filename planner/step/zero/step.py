@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from planner.schema import TrainSetting
 from planner.step.autograd import pointwise_cost
 from planner.step.optimizers import make_optimizer
-from planner.step.tensor import Device, Parameter, Storage, Tensor, empty
+from planner.step.tensor import DTYPE_BYTES, Device, Parameter, Storage, Tensor, empty
 from planner.step.zero.layout import Layout
 
 SCOPE = "DeepSpeed"  # the path of its events
@@ -66,6 +66,16 @@ class ZeroStep:
         self.accumulated: list[Tensor] | None = None  # `all_grad_tensors`
         self.averaged: list[Tensor] = []  # `averaged_gradients`
 
+    @property
+    def share(self) -> int:
+        """Elements that a device updates."""
+        return self.layout.share
+
+    @property
+    def bucket_element_bytes(self) -> list[int]:
+        """Of each buffer of a bucket, the bytes of an element."""
+        return [DTYPE_BYTES[self.dtype]] * (len(self.buckets) * (1 + self.overlaps))
+
     def build(self, weights: list[Tensor]) -> None:
         """`__init__`: flattens `weights`, which go, and clones its own share in fp32."""
         layout, device = self.layout, self.device
@@ -84,6 +94,22 @@ class ZeroStep:
         first_gradient = empty(device, (layout.share,), "float32", "aten.zeros")
         del first_gradient  # `initialize_optimizer_states`
         self.optimizer = make_optimizer(device, [self.master], self.setting)
+
+    def begin_forward(self) -> None:
+        """Weights are all there."""
+
+    def end_forward(self, is_last_use: bool) -> None:
+        """No backward follows an evaluation: `is_last_use`."""
+
+    @property
+    def doubtful_bytes(self) -> int:
+        """Of what the ledger holds at its peak, what need not be there then."""
+        return 0
+
+    @property
+    def late_bytes(self) -> int:
+        """What is freed and waits for another stream."""
+        return 0
 
     # During backward -----------------------------------------------------------------------------
 
@@ -166,7 +192,7 @@ class ZeroStep:
         numel = sum(runs)
         flat = self._copy(numel, self.dtype, "aten.cat") if len(runs) > 1 else None
         cast = self._copy(numel, sent_in, "aten._to_copy") if sent_in != self.dtype else None
-        size = numel * (4 if sent_in == "float32" else 2)
+        size = numel * DTYPE_BYTES[sent_in]
         handle = self.device.send("all_reduce", size, sent_in, "world", follows=True)
         self.pending.append(handle)
         if not self.overlaps:

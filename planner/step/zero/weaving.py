@@ -9,7 +9,7 @@ line over the batch stays a line.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.affine import AffineLedger
@@ -20,6 +20,7 @@ from planner.schema.distribution import ALONE
 from planner.step.tensor import DTYPE_BYTES, Device, Storage, Tensor
 from planner.step.zero.layout import Layout
 from planner.step.zero.notes import zero_notes
+from planner.step.zero.stage3 import Zero3Step
 from planner.step.zero.step import SCOPE, ZeroStep
 
 _CAST = "_to_copy"
@@ -61,14 +62,13 @@ def on_one_device(setting: TrainSetting) -> ResolvedSetting:
 
 def unknown(setting: TrainSetting) -> UnsupportedError | None:
     """Why a setting under DeepSpeed is not estimated, where it is not."""
-    if setting.parallelism == "zero3":
-        law, way = "parallelism zero3 is not estimated", "Choose zero2, or fsdp, which shards too."
-    elif setting.compile != "off":
-        law = f"compile {setting.compile} under DeepSpeed is not estimated"
-        way = "Set compile=off, or choose ddp or fsdp."
-    else:
+    if setting.compile == "off":
         return None
-    return UnsupportedError(f"{law}: no ledger of it was held against DeepSpeed's.", way)
+    return UnsupportedError(
+        f"compile {setting.compile} under DeepSpeed is not estimated: no ledger of it was held "
+        "against DeepSpeed's.",
+        "Set compile=off, or choose ddp or fsdp.",
+    )
 
 
 @dataclass(frozen=True)
@@ -176,11 +176,13 @@ class _Weaving:
             index: autocast if autocast is not None and _CAST in labels[index] else dtype
             for index in range(len(numels))
         }
-        self.layout = layout = Layout(numels, setting.world_size)
-        self.zero = ZeroStep(self.device, setting, layout, dtype, sent_in, rank)
+        layout = Layout(numels, setting.world_size)
+        step = Zero3Step if setting.parallelism == "zero3" else ZeroStep
+        self.zero = step(self.device, setting, layout, dtype, sent_in, rank)
         self.sizes: dict[int, int] = {}  # of the storages that were let through
         self.dropped = {weight.storage for weight in self.weights}  # ZeRO frees these
         self.phase = "build"
+        self.begins_forward = False
         self.micro_batch = 0
         self.recorded = min(setting.accumulate, 2)  # planner.traced_step.RECORDED_MICRO_BATCHES
 
@@ -190,10 +192,15 @@ class _Weaving:
             self._fill_sources()
         events = tuple(self.device.events)
         zero = self.zero
-        num_buckets = len(zero.buckets) * (1 + zero.overlaps)
-        notes = zero_notes(self.setting, self.layout, zero.dtype, num_buckets)
-        notes = (*self.ledger.notes, *notes)
-        woven = replace(self.ledger, events=events, notes=notes, like=None)
+        notes = (*self.ledger.notes, *zero_notes(zero))
+        woven = replace(
+            self.ledger,
+            events=events,
+            notes=notes,
+            like=None,
+            doubtful_bytes=zero.doubtful_bytes,
+            late_bytes=zero.late_bytes,
+        )
         return Woven(woven, tuple(self.sources))
 
     def _fill_sources(self, source: int = -1) -> None:
@@ -238,7 +245,11 @@ class _Weaving:
     def _follow(self, source: int, event: Event) -> None:
         if type(event) is Marked:
             self._end(source, event)
-        elif type(event) is Allocated:
+            return
+        if self.begins_forward:
+            self.begins_forward = False
+            self._at(self.zero.begin_forward)
+        if type(event) is Allocated:
             if self.phase != "optimizer":
                 self.sizes[event.storage] = event.num_bytes
                 self._pass(source, event)
@@ -258,30 +269,35 @@ class _Weaving:
 
     def _end(self, source: int, event: Marked) -> None:
         """A phase of one device ends: what ZeRO does at its end comes before that."""
-        device, zero = self.device, self.zero
-        device.scope = SCOPE
+        zero = self.zero
         if event.phase == "build":
-            zero.build([self._adopt(weight.storage) for weight in self.weights])
+            self._at(lambda: zero.build([self._adopt(weight.storage) for weight in self.weights]))
+        elif event.phase in ("forward", "validation"):
+            self._at(lambda: zero.end_forward(event.phase == "validation"))
         elif event.phase == "backward":
             self.micro_batch += 1
-            zero.finish_backward(self.micro_batch == self.recorded)
+            self._at(lambda: zero.finish_backward(self.micro_batch == self.recorded))
         elif event.phase == "optimizer":
             self.micro_batch = 0
-            zero.step()
-        device.scope = ""
-        self._fill_sources()
+            self._at(zero.step)
         self._pass(source, event)
-        following = {"backward": "optimizer", "optimizer": "zero_grad"}
+        following = {"forward": "backward", "backward": "optimizer", "optimizer": "zero_grad"}
         more = event.phase == "backward" and self.micro_batch < self.recorded
         self.phase = "forward" if more else following.get(event.phase, "forward")
+        self.begins_forward = self.phase == "forward"
+
+    def _at(self, act: Callable[[], None]) -> None:
+        """What ZeRO does between two events of one device."""
+        self.device.scope = SCOPE
+        act()
+        self.device.scope = ""
+        self._fill_sources()
 
     def _take(self, storage: int) -> None:
         weight = self.weight_of[storage]
         self.dropped.add(storage)
         self.zero.gradients[weight] = self._adopt(storage)
-        self.device.scope = SCOPE
-        self.zero.take(weight, self.micro_batch + 1 == self.recorded)
-        self.device.scope = ""
+        self._at(lambda: self.zero.take(weight, self.micro_batch + 1 == self.recorded))
 
     def _adopt(self, storage: int) -> Tensor:
         """A tensor of a storage of one device's, which is freed with it."""

@@ -18,6 +18,13 @@ os.environ |= {
     "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "DS_BUILD_OPS": "0", "LOCAL_RANK": "0",
 }  # fmt: skip
 
+# Fields of a setting, as DeepSpeed calls them (runtime/zero/config.py).
+_STAGE_3 = {
+    "zero_persistence": "stage3_param_persistence_threshold",
+    "zero_prefetch_bucket": "stage3_prefetch_bucket_size",
+    "zero_max_reuse": "stage3_max_reuse_distance",
+}
+
 
 def main(cases: list[dict[str, Any]]) -> None:
     """Each case in a child of its own, so that DeepSpeed is imported once."""
@@ -113,7 +120,7 @@ class Storages:
 
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
             return
-        storage = tensor.untyped_storage()
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
         address = storage._cdata
         if address not in self.numbers and storage.nbytes():
             self.count += 1
@@ -191,7 +198,7 @@ def engine_step(model: Any, optimizer: Any, case: dict[str, Any]) -> Any:
             "stage": case["stage"],
             "reduce_bucket_size": case["bucket"],
             "overlap_comm": case.get("overlap", False),
-            **case.get("zero", {}),
+            **{_STAGE_3[field]: value for field, value in case.get("fields", {}).items()},
         },
         "bf16": {"enabled": case["precision"] == "pure-bf16"},
     }

@@ -54,6 +54,22 @@ CASES: list[dict[str, Any]] = [
     ]
 ]  # fmt: skip
 
+ONE_AT_A_TIME = {"zero_max_reuse": 0, "zero_prefetch_bucket": 0}
+CASES_OF_3: list[dict[str, Any]] = [
+    {"model": model, "precision": precision, "stage": 3, "world_size": world_size, "rank": 0,
+     "bucket": BUCKET, "fields": {"zero_persistence": 600, **fields}}
+    for model, precision, world_size, fields in [
+        ("mlp", "fp32", 8, {}),
+        ("mlp", "fp32", 8, ONE_AT_A_TIME),
+        ("mlp", "fp32", 8, {"zero_max_reuse": 300_000, "zero_prefetch_bucket": 100_000}),
+        ("mlp", "fp32", 2, {"zero_persistence": 100_000}),
+        ("mlp", "pure-bf16", 8, {}),
+        ("mlp", "bf16", 2, {}),
+        ("swin", "fp32", 8, {}),
+        ("swin", "bf16", 2, ONE_AT_A_TIME),
+    ]
+]  # fmt: skip
+
 
 def setting_of(case: dict[str, Any]) -> TrainSetting:
     return TrainSetting(
@@ -63,6 +79,7 @@ def setting_of(case: dict[str, Any]) -> TrainSetting:
         zero_reduce_bucket=case["bucket"],
         zero_overlap=case.get("overlap", False),
         accumulate=case.get("accumulate", 1),
+        **case.get("fields", {}),
     )
 
 
@@ -94,7 +111,7 @@ def measured() -> dict[str, dict[str, Any]]:
     """What DeepSpeed made of all cases, by case."""
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.step.zero.deepspeed_run", json.dumps(CASES)],
+        [sys.executable, "-m", "tests.step.zero.deepspeed_run", json.dumps([*CASES, *CASES_OF_3])],
         capture_output=True,
         text=True,
         timeout=1200,
@@ -117,6 +134,19 @@ def test_bytes_are_those_of_deepspeed(case: dict[str, Any]) -> None:
     result = measured()[json.dumps(case)]
     woven = weave_zero(as_ledger(result["plain"]), setting_of(case), case["rank"]).ledger
     assert ends(woven) == ends(as_ledger(result["deepspeed"]))
+
+
+@pytest.mark.trainers
+@pytest.mark.parametrize("case", CASES_OF_3, ids=title)
+def test_bytes_of_stage_3_stay_as_deepspeed_keeps_them(case: dict[str, Any]) -> None:
+    """What stays is equal to the byte; the steady step's peak lies in the range."""
+    result = measured()[json.dumps(case)]
+    woven = weave_zero(as_ledger(result["plain"]), setting_of(case)).ledger
+    mine, its = ends(woven), ends(as_ledger(result["deepspeed"]))
+    assert mine[0][2] == its[0][2]  # built
+    assert mine[-1][2] == its[-1][2]  # after the steady step
+    most, measured_most = (max(peak for _, step, _, peak in found if step) for found in (mine, its))
+    assert most - woven.doubtful_bytes <= measured_most <= most
 
 
 # What DeepSpeed 0.19.8 made of the MLP on 2026-11-22 (torch 2.13.0, CPU): live bytes after build
@@ -256,7 +286,8 @@ def test_a_traced_model_is_woven_in_the_order_of_its_parameters() -> None:
 def test_a_bucket_larger_than_the_model_is_named() -> None:
     found = estimate(SWIN, zero(2, batch_size=2))
     said = " ".join(found.assumed)
-    assert "2 buckets of 1.86 GiB each, whatever the model" in said
+    assert "2 buckets (one for each dtype in which gradients cross)" in said
+    assert "which take 3.73 GiB whatever the model" in said
     assert "zero_reduce_bucket=2359296" in said
     fitting = estimate(SWIN, zero(2, batch_size=2, zero_reduce_bucket=2_359_296))
     assert "whatever the model" not in " ".join(fitting.assumed)
@@ -274,3 +305,15 @@ def test_a_bucket_larger_than_the_model_is_named() -> None:
 def test_what_fails_or_is_unknown_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(PlannerError, match=said):
         estimate(SWIN, {"parallelism": "zero2", "world_size": 8, **given})
+
+
+def test_the_range_of_stage_3_says_why() -> None:
+    given = {"batch_size": 2, "zero_reduce_bucket": 2_359_296}
+    whole = estimate(SWIN, zero(3, "fp32", **given))
+    said = " ".join(whole.assumed)
+    assert "as ZeRO-2 does; zero_max_reuse=0 with zero_prefetch_bucket=0" in said
+    one = estimate(SWIN, zero(3, "fp32", **given, **ONE_AT_A_TIME))
+    assert one.peak_live_bytes < whole.peak_live_bytes
+    plain = estimate(SWIN, zero(2, "fp32", **given))
+    narrow, wide = (e.high_bytes - e.low_bytes for e in (plain, whole))
+    assert wide - narrow > 100 << 20  # 27,522,694 parameters in flight, less Swin-T's small ones
