@@ -75,6 +75,8 @@ def tune(
     `allocator` are the caching allocator's options that probes run with, in place of those of this
     environment. `memory_bytes` emulates a smaller device, `headroom` is the share of memory left
     free.
+    `gpus` probes over so many of this machine's, a rank on each (`nodes`: of how many machines they
+    stand for, on the CPU), under DDP unless `restrict` names other values of parallelism.
     `batch_size` fixes the micro-batch (or lists those to try); `global_batch` holds micro-batch ×
     accumulation × world. `restrict` names the values an axis (precision, checkpointing, compile,
     attention, optimizer) may take, and makes an axis of any other field of a setting; what it does

@@ -69,13 +69,12 @@ def is_ambiguous(text: str) -> bool:
     return any(known in text for known in _AMBIGUOUS_TEXTS)
 
 
-# What a rank says whose collective another rank has left: gloo's transport
-# (gloo/transport/tcp/pair.cc, torch 2.13), and NCCL through c10d's watchdog, which ends the process
+# What a rank says whose collective another rank has left: gloo's transport, which begins with its
+# file ("[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer", and as often "Read error …
+# Connection reset by peer": torch 2.13), and NCCL through c10d's watchdog, which ends the process
 # (ncclRemoteError is what NCCL calls a peer that is gone: nccl.h).
 _LOST_PEER_TEXTS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
+    "gloo/transport/",
     "ncclRemoteError",
     "Watchdog caught collective operation timeout",
 )

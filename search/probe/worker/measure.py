@@ -81,7 +81,7 @@ def carry_out(run: Run) -> OutcomeMessage:
         crowding, flags = run.crowding(), run.flags_of_failure()
         lost = lost_others(error)
     status, message, phase = failure
-    if status == "crashed" and phase == "forward" and run.was_given_images:
+    if status == "crashed" and phase == "forward" and run.was_given_images and not lost:
         message = f"{shorten(message)}\n{WRITE_A_TASK}"
     return OutcomeMessage(
         probe_id=request.probe_id,
