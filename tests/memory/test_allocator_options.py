@@ -143,7 +143,7 @@ def test_the_environments_options_decide_the_first_probe(
     monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
     monkeypatch.setattr(tune_file, "describe_device", lambda wanted: DEVICE)
     monkeypatch.setattr(tune_file, "versions", lambda: versions)
-    monkeypatch.setattr(tune_file, "memory_in_use", lambda wanted: None)
+    monkeypatch.setattr(tune_file, "least_free", lambda wanted: None)
     asked: list[int] = []
 
     def probe(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:

@@ -29,9 +29,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device of 16 GiB, and an environment that says something else of the allocator."""
     monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
     monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
-    monkeypatch.setattr(
-        tune_file, "memory_in_use", lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB)
-    )
+    monkeypatch.setattr(tune_file, "least_free", lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB))
     monkeypatch.setenv(VARIABLES[0], "max_split_size_mb:64")
 
 

@@ -113,7 +113,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
     monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
     monkeypatch.setattr(tune_file, "versions", lambda: {"torch": "test"})
-    monkeypatch.setattr(tune_file, "memory_in_use", lambda wanted: whole)
+    monkeypatch.setattr(tune_file, "least_free", lambda wanted: whole)
 
 
 def crowded_out(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
@@ -153,7 +153,7 @@ def test_a_study_resumed_with_more_memory_asks_again(
                           "compile": ("off",)}}  # fmt: skip
     for free, status in ((4, "nothing_fits"), (4, "nothing_fits"), (16, "recommended")):
         left = MemoryInUse(16 * GIB, (16 - free) * GIB, free * GIB)
-        monkeypatch.setattr(tune_file, "memory_in_use", lambda wanted, left=left: left)
+        monkeypatch.setattr(tune_file, "least_free", lambda wanted, left=left: left)
 
         def prober(choice: Choice, *_: object, free: int = free) -> MeasurementRecord:
             record = make_record(choice.candidate.setting, total_bytes=free * GIB)

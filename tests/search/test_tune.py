@@ -31,7 +31,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
     monkeypatch.setattr(tune_file, "versions", lambda: {"torch": "test"})
     monkeypatch.setattr(
-        tune_file, "memory_in_use", lambda wanted: MemoryInUse(16 * GIB, 2 * GIB, 14 * GIB)
+        tune_file, "least_free", lambda wanted: MemoryInUse(16 * GIB, 2 * GIB, 14 * GIB)
     )
 
 

@@ -33,7 +33,7 @@ def pretend_gpu() -> None:
     """The device functions that `tune` asks, answered for a GPU that is not there."""
     tune_file.choose_device = lambda wanted: "cuda:0"
     tune_file.describe_device = lambda wanted: GPU
-    tune_file.memory_in_use = lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB)
+    tune_file.least_free = lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB)
     tune_file.versions = lambda: {"torch": "test"}
 
 
