@@ -7,14 +7,17 @@ For small fp32 configurations; CPU kernels take scratch of their own, which is l
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from planner.ledger import Allocated, Event, Freed, Marked
+from planner.parallel.spreading import spread_as_set
 from planner.schema import Model, TrainSetting
 from planner.tasks import as_task
+from planner.tasks.blocks import blocks_to_shard
 from planner.trace.run import Build, Trace, collector_off
 from planner.training import Training
 
@@ -29,7 +32,8 @@ def measure_cpu_memory_events(
 
     Labels are the operators that asked. Allocations made within a kernel that are freed before it
     returns are its scratch and are left out; so are Python numbers made tensors, which are the
-    host's where the step runs on a GPU.
+    host's where the step runs on a GPU, and what gloo copies for itself. The module is spread over
+    the ranks of the process group as the setting says.
     """
     with (
         collector_off(),
@@ -40,8 +44,11 @@ def measure_cpu_memory_events(
         module = build()
         module.train()
         task = as_task(module, model, setting)
-        batch = task.batch(setting.batch_size, torch.device("cpu"))
-        training = Training(module, setting, task, batch)
+        cpu = torch.device("cpu")
+        batch = task.batch(setting.batch_size, cpu)
+        blocks = partial(blocks_to_shard, module, task, model)
+        spread = spread_as_set(module, blocks, setting, cpu)
+        training = Training(module, setting, task, batch, spread=spread)
         _mark("build", 0)
         for step in range(num_steps):
             training.step(lambda phase, step=step: _mark(phase, step))  # type: ignore[misc]
@@ -109,6 +116,8 @@ def _events(roots: list[Any], without: tuple[str, ...] = ()) -> Iterator[Event]:
                 alive[fields.ptr] = (number, fields.alloc_size, around)
                 rows.append(Allocated(number, fields.alloc_size, _label(around)))
                 if fields.alloc_size <= _SCALAR_BYTES and built and _is_of_host(around):
+                    left_out.add(number)
+                if any(name.startswith(("c10d::", "gloo:")) for name in around):
                     left_out.add(number)
                 number += 1
             elif fields.ptr in alive:

@@ -28,13 +28,8 @@ class FullySharded:
             raise UnsupportedError(
                 "a probe runs FSDP2 (fully_shard), and fsdp_version is 1.", "Set fsdp_version=2."
             )
-        mesh, policy = make_mesh(setting, device.type), precision_policy(setting)
-        for block in blocks:
-            fully_shard(
-                block, mesh=mesh, mp_policy=policy, reshard_after_forward=setting.fsdp_reshard
-            )
         self.module = module
-        self.root = fully_shard(module, mesh=mesh, mp_policy=policy)
+        self.root = shard_in_place(module, blocks, setting, make_mesh(setting, device.type))
         if device.type == "cpu":
             for unit in module.modules():
                 if isinstance(unit, FSDPModule):
@@ -44,6 +39,16 @@ class FullySharded:
         self.root.set_requires_gradient_sync(sums_gradients)
         self.root.set_is_last_backward(sums_gradients)
         return nullcontext()
+
+
+def shard_in_place(
+    module: nn.Module, blocks: Sequence[nn.Module], setting: TrainSetting, mesh: DeviceMesh
+) -> FSDPModule:
+    """Shards each of `blocks`, and then what is left of `module`."""
+    policy = precision_policy(setting)
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=setting.fsdp_reshard)
+    return fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
 def make_mesh(setting: TrainSetting, device_type: str) -> DeviceMesh:

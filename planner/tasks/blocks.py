@@ -7,6 +7,7 @@ from torch import nn
 from planner.checkpointing import checkpoint_blocks, repeated_blocks
 from planner.errors import UnsupportedError
 from planner.libraries.limits import block_limit
+from planner.libraries.registry import find_library
 from planner.schema import Model, SwinConfig, TrainSetting
 from planner.tasks.contract import Task
 
@@ -49,6 +50,16 @@ def _wanted(
     if blocks and fault is not None:
         raise fault.error()
     return blocks if chosen is None else blocks[chosen]
+
+
+def blocks_to_shard(module: nn.Module, task: Task, model: Model) -> list[nn.Module]:
+    """The blocks that gather their weights one by one where these are sharded. A Swin's are of its
+    library's classes, also where a stage has only one."""
+    if not isinstance(model, SwinConfig):
+        return blocks_of(module, task)
+    names = set(find_library(model.library).block_classes)
+    kinds = ((m, {kind.__name__ for kind in type(m).__mro__}) for m in module.modules())
+    return [inner for inner, kind in kinds if kind & names]
 
 
 def blocks_of(module: nn.Module, task: Task) -> list[nn.Module]:

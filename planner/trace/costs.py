@@ -56,6 +56,13 @@ def cost_of(
     )
 
 
+def copy_cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Computed:
+    """One of FSDP2's copies, which reads and writes all its tensors once."""
+    tensors = tensors_in((args, kwargs))
+    name = f"fsdp.{func._overloadpacket.__name__}"
+    return Computed(name, "copy", _dtype(tensors, []), 0, sum(map(_moved, tensors)), 1, path)
+
+
 def transfer_cost(name: str, copied: Tensor, path: str) -> Computed:
     """A copy between the device and the host: its bytes cross the link once."""
     return Computed(name, "transfer", _dtype([copied], []), 0, _moved(copied), 1, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,3 +51,14 @@ _REPLACED: dict[Any, Any] = {
     aten._amp_update_scale_.default: lambda scale, *_: scale,
     aten._amp_foreach_non_finite_check_and_unscale_.default: lambda *_: None,
 }
+
+
+def chunk_cat_table(tensors: Sequence[Tensor], num_chunks: int, out: Tensor) -> int:
+    """The bytes of the int64 table that `chunk_cat` takes on CUDA while it runs: six numbers for
+    each tensor, two more, and one for each block of 2,048 bytes of a chunk; 0 from fp16 to fp32,
+    where it is not fused (aten/src/ATen/native/cuda/TensorShape.cu, `_chunk_cat_out_cuda`)."""
+    if tensors[0].dtype not in (out.dtype, torch.bfloat16):
+        return 0
+    size = out.element_size()
+    chunks = (-(-t.shape[0] // num_chunks) * math.prod(t.shape[1:]) * size for t in tensors)
+    return 8 * (6 * len(tensors) + 2 + sum(-(-chunk // 2048) for chunk in chunks))

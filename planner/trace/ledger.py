@@ -11,6 +11,7 @@ from planner.errors import UnsupportedError
 from planner.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
 from planner.libraries.building import Build, build_for
 from planner.schema import Model, SwinConfig, TrainSetting
+from planner.schema.distribution import SHARDED
 from planner.schema.setting import GRAPH_MODES
 from planner.trace.compiled import compile_regions
 from planner.trace.faults import BrokenTraceError, trace_error
@@ -46,7 +47,7 @@ def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = No
 
 def _check(model: Model, setting: TrainSetting) -> None:
     faults = []
-    if setting.parallelism not in ("none", "ddp"):
+    if setting.parallelism not in ("none", "ddp", *SHARDED):
         faults.append(f"a trace follows one device, not parallelism {setting.parallelism!r}.")
     if not isinstance(model, SwinConfig) and (setting.frozen_stages or setting.lora_rank):
         faults.append(f"frozen stages and LoRA are not known of {model.title}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -34,9 +34,9 @@ from planner.ledger import (
     Tagged,
 )
 from planner.step.attention import backward_scratch
-from planner.trace.costs import cost_of, transfer_cost
+from planner.trace.costs import copy_cost, cost_of, transfer_cost
 from planner.trace.faults import data_read
-from planner.trace.kernels import host_results, run_as_on_cuda
+from planner.trace.kernels import chunk_cat_table, host_results, run_as_on_cuda
 from planner.trace.paths import ModulePaths
 from planner.trace.sums import GradientSums, InPlaceSums
 from planner.trace.trees import tensors_in
@@ -44,6 +44,21 @@ from planner.trace.values import Values
 
 aten = torch.ops.aten
 _ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
+# Operations of several devices: collectives, and what FSDP2 does before and after them.
+_OF_DEVICES = frozenset(("c10d", "_c10d_functional", "fsdp"))
+# What lies on the streams of FSDP2's collectives: gathered weights, and sums of gradients.
+_CATEGORY_OF_STREAM: dict[str, Category] = {
+    "all_gather_copy_in": "parameters", "all_gather": "parameters",
+    "reduce_scatter": "gradients", "all_reduce": "gradients",
+}  # fmt: skip
+# Operations that hand a collective over: what it is, which argument is the whole array, and whose
+# shards it concerns where these are copied (hsdp).
+SENDING: dict[str, tuple[Collective, int, Group]] = {
+    "c10d::_allgather_base_": ("all_gather", 0, "shard"),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1, "shard"),
+    "c10d::allreduce_": ("all_reduce", 0, "replicate"),
+    "_c10d_functional::all_reduce": ("all_reduce", 0, "shard"),
+}
 
 
 class Recorder(TorchDispatchMode):
@@ -65,6 +80,12 @@ class Recorder(TorchDispatchMode):
         self.values = Values()
         self._label = ""  # what is made under `labelled` is called, and it counts as no operation
         self.num_collectives = 0
+        self.is_paused = False  # what runs now is no part of the step
+        self.stream = ""  # that storages are allocated on: "" is the one that computes
+        # Told of an operation that hands a collective over, by its name and arguments, and of one
+        # that waits for the last.
+        self.on_collective: Callable[[str, tuple[Any, ...]], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
         self._transfer = ""  # TO_HOST or TO_DEVICE, while a copy between them is under way
         self._sums = InPlaceSums() if sums == "in_place" else None
         self._paths = paths
@@ -83,21 +104,30 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # it runs operations on the tensors that it wraps: those count
-        self.running = str(func)
         kwargs = kwargs or {}
+        if self.is_paused:
+            return func(*args, **kwargs)
+        self.running = str(func)
         if func is aten.lift_fresh.default and args[0].dim() == 0:
             # A Python number that became a tensor (`mask[a:b] = 1`, `torch.tensor(1.0)`): there is
             # no kernel that would take it to the device before one uses it.
             self.note_host(args)
         path = self._path()
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return self._wait(args[0])
         self.note((args, kwargs), "unseen", path)
         if self._sums is not None and not self.optimizing:
             func = self._sums.choose(func, args)
             self.note(self._sums.scratch(func, args), "aten.new_zeros.default")
         if func is aten._local_scalar_dense.default:
             return self._read(args[0])
-        scratch = self._note_scratch(func, args, path)
+        scratch = self._note_scratch(func, args, kwargs, path)
         result = self._run(func, args, kwargs)
+        if func.namespace in _OF_DEVICES:
+            self._follow_devices(func, args, kwargs, result, path)
+            del scratch
+            self.running = ""
+            return result
         on_host = self._is_result_on_host((args, kwargs))
         self.note_host(tensors_in(result) if on_host else host_results(func, result))
         self.note(result, self._label or self.running, path)
@@ -134,10 +164,16 @@ class Recorder(TorchDispatchMode):
                 return result
         return run_as_on_cuda(func, args, kwargs)
 
-    def _note_scratch(self, func: Any, args: tuple[Any, ...], path: str) -> Tensor | None:
+    def _note_scratch(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str
+    ) -> Tensor | None:
         """Counts what CUDA's kernel allocates and a fake one does not; returns what lives until the
         result exists: `roll` goes one dimension at a time
         (aten/src/ATen/native/cuda/TensorTransformations.cu)."""
+        if func._schema.name == "fsdp::chunk_cat":
+            table = torch.empty(chunk_cat_table(args[0], args[2], kwargs["out"]), dtype=torch.uint8)
+            self.note(table, self.running, path)
+            return table
         if func is not aten.roll.default or len(args) < 3 or len(args[2]) < 2:
             return None
         rolled = None
@@ -151,6 +187,39 @@ class Recorder(TorchDispatchMode):
             source = rolled = step
             del step
         return rolled
+
+    def _follow_devices(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, path: str
+    ) -> None:
+        """Counts an operation of several devices: a collective, or FSDP2's copies before and after.
+        What runs beside the stream that computes is no work of the step."""
+        self.note(result, self.running, path)
+        category = _CATEGORY_OF_STREAM.get(self.stream)
+        if category is not None:
+            self.tag(tensors_in((args, kwargs, result)), category)
+        if self.on_collective is not None and func._schema.name in SENDING:
+            self.on_collective(func._schema.name, args)
+        if func.namespace == "fsdp" and not self.stream and self._paths is not None:
+            self.events.append(copy_cost(func, args, kwargs, path))
+
+    def _wait(self, tensor: Tensor) -> Tensor:
+        """What a functional collective gave, once it is there: only the fake kernel makes a new
+        tensor."""
+        if self.on_wait is not None:
+            self.on_wait()
+        self.running = ""
+        return tensor
+
+    def resized(self, storage: Any) -> None:
+        """A storage that lives on has memory from here on, or has given back what it had."""
+        address, num_bytes = storage._cdata, storage.nbytes()
+        known = self._alive.pop(address, None)
+        if known is not None:
+            self.values.release(address)
+            self.events.append(Freed(known[0]))
+        if num_bytes and address not in self._host:
+            self._allocate(storage, "unsharded weights", self._path())
+            self._tag(address, "parameters")
 
     def _note_attention_scratch(self, func: Any, args: tuple[Any, ...], path: str) -> None:
         """Counts what the backward of memory-efficient attention asks for once its results are
@@ -184,9 +253,13 @@ class Recorder(TorchDispatchMode):
         if self.optimizing and self.scalars_on_host and _is_made_scalar(tensor, label):
             self.note_host([tensor])
             return
+        self._allocate(storage, label, path)
+
+    def _allocate(self, storage: Any, label: str, path: str) -> None:
+        address = storage._cdata
         number, self._next = self._next, self._next + 1
         self._alive[address] = (number, weakref.ref(storage, partial(self._free, address)))
-        self.events.append(Allocated(number, storage.nbytes(), label, path))
+        self.events.append(Allocated(number, storage.nbytes(), label, path, self.stream))
 
     def note_host(self, tensors: Iterable[Tensor]) -> None:
         """These live on the host in a GPU run: they are never counted."""

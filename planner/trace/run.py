@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -22,11 +22,14 @@ from planner.errors import PlannerError
 from planner.ledger import Allocated, Event, Freed, Marked, Tagged
 from planner.libraries.building import Build
 from planner.memory.profile import walk
+from planner.parallel.spreading import Spread
 from planner.schema import Model, TrainSetting
+from planner.schema.distribution import SHARDED
 from planner.step.frames import plain_calls
 from planner.step.optimizers.adamw_8bit import notes_of
 from planner.step.reducer_notes import reducer_notes
 from planner.tasks import Task
+from planner.tasks.blocks import blocks_to_shard
 from planner.tasks.trees import map_tensors, tensors_of
 from planner.trace.building import build_task, given_batch, make_fake
 from planner.trace.compiled import Regions
@@ -39,6 +42,9 @@ from planner.trace.recorder import Recorder
 from planner.trace.sums import GradientSums
 from planner.trace.trees import tensors_in
 from planner.training import Training, import_lion
+
+if TYPE_CHECKING:
+    from planner.trace.sharding import Sharding
 
 
 @dataclass(frozen=True)
@@ -103,17 +109,33 @@ def trace_training(
     gradient_sums: GradientSums = "out_of_place",
     detailed: bool = False,
     compiled: Regions | None = None,
+    rank: int = 0,
 ) -> Trace:
     """Runs `Training.step` of the module that `build` makes on fake tensors; records storages.
 
     `compiled` are the kernels that run in place of the module's code, or of its blocks'. `detailed`
     adds what is computed (`Computed`), what storages are for (`Tagged`) and the module each came
-    from; allocations and releases are the same without.
+    from; allocations and releases are the same without. `rank` is which of the devices that share
+    the weights it is.
     Raises UnsupportedError where the model reads a value, BrokenTraceError where it breaks.
     """
     load_8bit(setting)
     if setting.optimizer_family == "lion":
         import_lion()  # else it would be imported amid fake tensors
+    with sharding_of(setting, rank) as sharding:
+        return _trace(build, model, setting, num_steps, gradient_sums, detailed, compiled, sharding)
+
+
+def _trace(
+    build: Build,
+    model: Model,
+    setting: TrainSetting,
+    num_steps: int,
+    gradient_sums: GradientSums,
+    detailed: bool,
+    compiled: Regions | None,
+    sharding: Sharding | None,
+) -> Trace:
     with unset_fake_temporarily():
         task, module, notes = build_task(build, model, setting)
         if compiled is not None:
@@ -126,13 +148,19 @@ def trace_training(
         make_fake(module, mode, recorder.values.learn)
         num_parameters = sum(p.numel() for p in module.parameters())
         add_module(recorder, module)
+        streams = sharding.streams(recorder) if sharding is not None else contextlib.nullcontext()
         compiled_step = compiled_step_as_measured(setting, recorder.events, detailed)
         cuda = training_as_on_cuda(recorder)
-        with as_on_cuda(), quiet_fakes(), recorder, cuda, compiled_step:
+        with streams, as_on_cuda(), quiet_fakes(), recorder, cuda, compiled_step:
             try:
+                if sharding is not None:
+                    notes = (*notes, *sharding.shard(module, blocks_to_shard(module, task, model)))
+                    recorder.tag([p for t in module.parameters() for p in _parts(t)], "parameters")
                 fake = partial(map_tensors, change=mode.from_tensor)
                 given = _Given(fake(batch), fake(held_out))
-                notes = (*notes, *_train(recorder, module, task, setting, num_steps, given))
+                spread = sharding.as_spread(module) if sharding is not None else None
+                said = _train(recorder, module, task, setting, num_steps, given, spread)
+                notes = (*notes, *said)
             except PlannerError:
                 raise
             except Exception as error:
@@ -141,6 +169,19 @@ def trace_training(
         del module
     assumptions = (*notes, *notes_of(setting), *sorted(recorder.values.assumed))
     return Trace(events, num_parameters, num_steps, assumptions)
+
+
+@contextlib.contextmanager
+def sharding_of(setting: TrainSetting, rank: int) -> Iterator[Sharding | None]:
+    """How the weights of `setting` are sharded, under a process group of its own; None where they
+    are not."""
+    if setting.parallelism not in SHARDED:
+        yield None
+        return
+    from planner.trace.sharding import fake_world  # imports torch.distributed.fsdp
+
+    with fake_world(setting, rank) as sharding:
+        yield sharding
 
 
 def in_steady_order(events: Iterable[Event]) -> Iterator[Event]:
@@ -170,6 +211,7 @@ def _train(
     setting: TrainSetting,
     num_steps: int,
     given: _Given,
+    spread: Spread | None,
 ) -> tuple[str, ...]:
     """Returns what is to be said of it."""
     batch = given.batch
@@ -180,8 +222,8 @@ def _train(
     recorder.values.forget_values(tensors)
     recorder.tag(tensors, "activations")
     parallel = DataParallel(recorder, module, setting) if setting.parallelism == "ddp" else None
-    training = Training(module, setting, task, batch, parallel, parallel)
-    recorder.tag(training.ema or [], "optimizer_state")
+    training = Training(module, setting, task, batch, parallel, parallel or spread)
+    recorder.tag([p for t in training.ema or [] for p in _parts(t)], "optimizer_state")
     watch_optimizer(recorder, training)
     recorder.mark("build", 0)
     for step in range(num_steps):
@@ -213,7 +255,8 @@ def _parts(tensor: Tensor) -> list[Tensor]:
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
-    return [getattr(tensor, name) for name in names]
+    inner = (getattr(tensor, name) for name in names)
+    return [part for part in inner if isinstance(part, Tensor)]
 
 
 def add_module(recorder: Recorder, module: nn.Module, path: str = "") -> None:

@@ -212,19 +212,28 @@ def test_every_library(library: str, version: int, changes: Changes, rank: int) 
 def test_real_tensors_on_the_cpu(library: str, changes: Changes) -> None:
     """Ends of phases, and the peak within each, where gradients are summed in place, as fake
     tensors never are. Rows divide by 2: CPU kernels pad what does not, and CUDA's do not."""
+    from planner.tasks import as_task
+    from planner.tasks.blocks import blocks_to_shard
+    from planner.trace.sharding import fake_world
     from tests.cpu_memory import measure_cpu_memory_events
-    from tests.fake_sharding import fake_group, make_mesh, shard
 
     sides = {"depths": (2, 2), "num_heads": (6, 12), "embed_dim": 96, "drop_path_rate": 0.0}
     config = small(library, 2, **sides)
     setting = resolved(config, {"world_size": 2, "attention": "eager", **changes})
     spec = find_library(library)
     ledger = record_training(spec.on_shapes(config, setting), config, setting)
-    with fake_group(setting.world_size, 0), generator_state_uncounted():
-        mesh = make_mesh(setting)
-        real = measure_cpu_memory_events(
-            lambda: shard(spec.build(config, setting), config, setting, mesh), config, setting
-        )
+    with fake_world(setting, 0) as sharding, generator_state_uncounted():
+
+        def build() -> Any:
+            module = spec.build(config, setting)
+            sharding.shard(
+                module, blocks_to_shard(module, as_task(module, config, setting), config)
+            )
+            return module
+
+        # The module is sharded as it is built: nothing is left to spread.
+        alone = setting.model_copy(update={"parallelism": "none"})
+        real = measure_cpu_memory_events(build, config, alone)
     assert phase_ends(ledger.events) == phase_ends(real.events)
 
 

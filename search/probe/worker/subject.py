@@ -15,7 +15,7 @@ from planner.errors import UnsupportedError
 from planner.libraries.limits import setting_limit, trained_limit
 from planner.parallel.spreading import spread_as_set
 from planner.tasks import task_for
-from planner.tasks.blocks import blocks_of, checkpoint_as_set
+from planner.tasks.blocks import blocks_to_shard, checkpoint_as_set
 from planner.tasks.compiling import compile_as_set
 from planner.training import OnPhase, Training, lay_out
 from search.probe.protocol import FedRequest, ProbeRequest
@@ -96,7 +96,8 @@ def build_training(request: ProbeRequest) -> WatchedTraining:
     dtype = torch.bfloat16 if setting.precision == "pure-bf16" else None
     module = module.to(device=device, dtype=dtype)
     lay_out(module, setting)
-    spread = spread_as_set(module, partial(blocks_of, module, task), setting, device)
+    blocks = partial(blocks_to_shard, module, task, request.model)
+    spread = spread_as_set(module, blocks, setting, device)
     whole = module if spread is None else spread.module
     by_block = setting.compile_scope == "blocks"
     compiled = compile_as_set(module if by_block else whole, task, request.model, setting)
