@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from search.kinds import ProbeRecord
 from search.strategies.strategy import Choice
 from search.surrogate.probe_cost import guessed_seconds
 
@@ -23,8 +24,8 @@ STEPS_TO_WAIT = 8  # two of warm-up, three timed, and some for a guess that is t
 @dataclass
 class Limits:
     """What a search may use: probes in the whole study, and seconds by `clock`. `spent_seconds` is
-    what the study had taken before this tuner began, `reserved_seconds` what is kept for the plain
-    default."""
+    what the study's probes by others took, before this tuner and beside it, `reserved_seconds` what
+    is kept for the plain default."""
 
     trials: int | None = None
     budget_seconds: float | None = None
@@ -34,6 +35,14 @@ class Limits:
 
     def __post_init__(self) -> None:
         self.started = self.clock()
+        self.charged: set[str] = set()
+
+    def charge(self, records: Iterable[ProbeRecord]) -> None:
+        """Counts what probes of others took, each once."""
+        for record in records:
+            if record.probe_id not in self.charged:
+                self.charged.add(record.probe_id)
+                self.spent_seconds += record.probe_seconds
 
     def seconds_left(self) -> float | None:
         """Seconds in which probes may be begun; None: no limit."""

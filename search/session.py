@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Generic
 
@@ -26,6 +27,8 @@ PLAIN_BATCH = 8  # images, of the plain setting that is tried after those: it sh
 MAX_CROWDED = 3
 MAX_TRIES = 2  # of one setting in one run, where others crowded it out
 LEAST_SECONDS = 1.0  # the shortest deadline, so that a probe can still end in order
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between looks at what others are probing
+BUDGET_ENDED_HERE = "the budget has ended"
 MAX_LOST_LEASES = 20  # in a row, to other tuners: then their study is left to them
 
 
@@ -41,30 +44,37 @@ class Session(Generic[SettingT, RecordT]):
         deadline: Callable[[Choice[SettingT]], float], budget_bytes: int | None,
         on_progress: OnProgress[SettingT, RecordT] = lambda progress: None,
         plain: Callable[[Any], bool] = is_plain,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
         self.space, self.study, self.prober, self.limits = space, study, prober, limits
         self.deadline, self.budget_bytes, self.on_progress = deadline, budget_bytes, on_progress
-        self.plain = plain
+        self.plain, self.sleep = plain, sleep
         self.records: list[RecordT] = []
         self.seen: set[str] = set()
         self.crowded: list[str] = []  # settings that others crowded out in this run, one per probe
         self.num_crowded = 0  # in a row
+        self.has_waited = False
 
     def run(self, strategy: Strategy[SettingT, RecordT]) -> str:
-        """Probes until the strategy or a limit ends it. Returns why it ended."""
+        """Probes until the strategy or a limit ends it, and no other tuner of the study is at a
+        probe of this search: what that finds may change what is worth probing, and all are to
+        recommend from the same probes. Returns why it ended."""
         lost = 0
         told: set[str] = set()
+        last: set[str] | None = None  # what others were at when a limit was reached
         while True:
+            others = self.study.busy()  # before the records: what ends meanwhile is in both
             self._catch_up(strategy, told)
-            if self.limits.trials is not None and len(self.records) >= self.limits.trials:
-                return f"--trials {self.limits.trials} allowed no more probes"
-            busy = self.study.busy() | self._crowded_out()
-            choice = self._plain_choice(busy) if self._fails_alike() else None
-            choice = choice or strategy.ask(Situation(self.limits.seconds_left(), busy))
+            busy = others | self._crowded_out()
+            choice, stopped = self._next(strategy, others, busy)
             if choice is None:
-                return strategy.stopped_because
-            if self.limits.seconds_left() == 0:
-                return "the budget has ended"
+                awaited = self._in_search(others)
+                if stopped in (self._no_more_trials(), BUDGET_ENDED_HERE):
+                    last = awaited = awaited if last is None else awaited & last
+                if not awaited:
+                    return stopped
+                self._await(awaited)
+                continue
             lost = 0 if self._probe(choice) else lost + 1
             if self._fails_alike() and self._plain_choice(busy) is None:
                 return f"the first {len(self.in_space())} probes failed alike"
@@ -76,6 +86,38 @@ class Session(Generic[SettingT, RecordT]):
             if lost > MAX_LOST_LEASES:
                 return "other tuners took every probe that was worth making"
 
+    def _next(
+        self, strategy: Strategy[SettingT, RecordT], others: set[str], busy: set[str]
+    ) -> tuple[Choice[SettingT] | None, str]:
+        """What to probe next, or why nothing."""
+        trials = self.limits.trials
+        if trials is not None and len(self.records) + len(others) >= trials:
+            return None, self._no_more_trials()
+        choice = self._plain_choice(busy) if self._fails_alike() else None
+        choice = choice or strategy.ask(Situation(self.limits.seconds_left(), busy, others))
+        if choice is None:
+            return None, strategy.stopped_because
+        if self.limits.seconds_left() == 0:
+            return None, BUDGET_ENDED_HERE
+        return choice, ""
+
+    def _no_more_trials(self) -> str:
+        return f"--trials {self.limits.trials} allowed no more probes"
+
+    def _in_search(self, settings: set[str]) -> set[str]:
+        """Those that are searched here: a study may be shared by searches of other settings."""
+        return {c.id for c in self.space.candidates if c.id in settings}
+
+    def _await(self, probes: set[str]) -> None:
+        """Until one of these probes of other tuners ends, or the lease of a lost one does."""
+        if not self.has_waited:
+            self.note("Waiting for what other tuners of this study are probing.")
+            self.has_waited = True
+        pause = SHORTEST_PAUSE
+        while probes <= self.study.busy():
+            self.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
     def run_to_end(self, probe: Callable[[], str]) -> tuple[str, list[str]]:
         """Runs `probe`, which returns why it ended. Ctrl-C ends it early, and so does a disk that
         is full: what was measured until then counts. Returns why it ended, and what is to be said
@@ -84,6 +126,7 @@ class Session(Generic[SettingT, RecordT]):
         try:
             stopped = probe()
             hold()
+            self._agree()
         except KeyboardInterrupt:
             stopped = ending()
             notes += self._save()
@@ -96,6 +139,14 @@ class Session(Generic[SettingT, RecordT]):
             notes.append(str(error))
         hold()
         return stopped, notes
+
+    def _agree(self) -> None:
+        """The records of all tuners, in one order for all, on this machine's disk too."""
+        self.hear()
+        kept = self.study.records()
+        order = {record.probe_id: at for at, record in enumerate(kept)}
+        self.records.sort(key=lambda record: order.get(record.probe_id, len(order)))
+        self.study.save(kept)
 
     def _save(self) -> list[str]:
         """An interrupt may have come between a probe's end and its line on disk."""
@@ -121,16 +172,17 @@ class Session(Generic[SettingT, RecordT]):
 
     def hear(self) -> None:
         """Takes in what the study has of other tuners, and of this one where it was interrupted."""
-        for record in self.study.records():
-            if record.probe_id not in self.seen:
-                self.seen.add(record.probe_id)
-                self.records.append(record.judged_in(self.budget_bytes))
+        fresh = [r for r in self.study.records() if r.probe_id not in self.seen]
+        self.limits.charge(fresh)
+        for record in fresh:
+            self.seen.add(record.probe_id)
+            self.records.append(record.judged_in(self.budget_bytes))
 
     def _probe(self, choice: Choice[SettingT]) -> bool:
         """One probe, from lease to record; False where another tuner holds the lease."""
         deadline, cut = self._deadline(choice)
         repeat = sum(r.setting == choice.candidate.setting for r in self.records)
-        lease = self.study.lease(choice.candidate, deadline, repeat)
+        lease = self.study.lease(choice.candidate, deadline, repeat, self.limits.trials)
         if lease is None:
             return False
         self._report("start", choice)

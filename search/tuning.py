@@ -16,7 +16,7 @@ from planner.memory.allocator_config import (
     allocator_in_environment,
     recorded_allocator,
 )
-from planner.schema import MeasurementRecord, Model
+from planner.schema import Model
 from planner.schema.result import Recommendation
 from search.feeding.asked import find_asked
 from search.feeding.phase import FeedingPhase, judge_by_law, step_budget
@@ -131,7 +131,7 @@ def _probed(
     notes += study.take_over(identity, options.accept_different)
     if where == "cpu" and options.device == "auto":
         notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
-    limits.spent_seconds = _spent(study.records())
+    limits.charge(study.records())
     whole = Limits(None, options.budget_seconds, limits.spent_seconds)
     say = note_taker(on_progress)
     with contextlib.ExitStack() as stack:
@@ -162,6 +162,7 @@ def _probed(
         where_kept = study.spilled or study.records_path
         write_result(output / RESULT_FILE, recommendation, where_kept)
         if asked is not None:
+            whole.spent_seconds = limits.spent_seconds
             feeding = FeedingPhase(
                 model, asked, where, identity.device, output, whole.seconds_left,
                 say=say, on_event=_hear(on_progress), cap_bytes=memory.cap_bytes,
@@ -286,10 +287,6 @@ def _of_another(source: str, recorded: Model, asked: Model) -> UsageError:
         f"{source} is of another {asked.title}: {', '.join(differing)}.",
         "Omit MODEL to search what was recorded.",
     )
-
-
-def _spent(records: Sequence[MeasurementRecord]) -> float:
-    return sum(record.probe_seconds for record in records)
 
 
 def _slug(model: Model) -> str:

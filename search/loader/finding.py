@@ -44,7 +44,7 @@ from search.session import Session
 from search.space import Space
 from search.strategies.optuna_samplers import SamplerStrategy, make_sampler
 from search.strategies.strategy import Choice, Strategy
-from search.strategies.walks import WalkStrategy, exhaustive
+from search.strategies.walks import ListStrategy
 from search.study.lock import hold_gpu
 from search.study.optuna_study import open_study
 
@@ -121,7 +121,7 @@ def _probed(
     )
     notes = study.take_over(identity, asked.accept_different)
     limits = Limits(asked.trials, asked.budget_seconds)
-    limits.spent_seconds = sum(record.probe_seconds for record in study.records())
+    limits.charge(study.records())
     say = note_taker(on_progress)
     with contextlib.ExitStack() as stack:
         if not stack.enter_context(hold_gpu("loader")):
@@ -149,7 +149,7 @@ def make_strategy(
     if asked.strategy == "planner":
         return LoaderStrategy(space, host.cpus, asked.tolerance, asked.seed)
     if asked.strategy == "grid":
-        return SkipUnsupported(WalkStrategy(exhaustive(space)), space)
+        return SkipUnsupported(ListStrategy(space.candidates), space)
     sampler = make_sampler(asked.strategy, asked.seed)
     return SkipUnsupported(SamplerStrategy(space, sampler, None), space)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from search.space import Space
 from search.strategies.planner_strategy import PlannerStrategy
 from search.strategies.strategy import Strategy
-from search.strategies.walks import WALKS, WalkStrategy
+from search.strategies.walks import WALKS
 from search.surrogate.prior import Prior
 
 STRATEGIES = ("planner", "tpe", "gp", "random", *WALKS)
@@ -29,7 +29,7 @@ def make_strategy(
     if name == "planner":
         return PlannerStrategy(space, prior, budget_bytes, tolerance=tolerance, images=images)
     if name in WALKS:
-        return WalkStrategy(WALKS[name](space, prior, budget_bytes, seed))
+        return WALKS[name](space, prior, budget_bytes, seed)
     from search.strategies.optuna_samplers import SamplerStrategy, make_sampler
 
     return SamplerStrategy(space, make_sampler(name, seed), budget_bytes)

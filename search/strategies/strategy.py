@@ -27,10 +27,13 @@ class Choice(Generic[SettingT]):
 
 @dataclass(frozen=True)
 class Situation:
-    """What a strategy may count on: seconds left (None: no limit) and what others are probing."""
+    """What a strategy may count on: seconds left (None: no limit), which settings it may not ask
+    for now, and which of them other tuners are probing: what these find is known soon, and a
+    strategy that needs it answers None until then."""
 
     seconds_left: float | None = None
     busy: Collection[str] = ()
+    others: Collection[str] = ()
 
 
 class Strategy(Protocol[SettingT, RecordT_contra]):

@@ -1,4 +1,5 @@
-"""How others search, to compare with: each yields a candidate and is sent its record."""
+"""How others search, to compare with: walks, which yield a candidate and are sent its record, and
+lists in a given order."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Generic
 from search.kinds import RecordT, SettingT
 from search.probe.evidence import is_feasible
 from search.space import Candidate, Space
-from search.strategies.strategy import Choice, Situation
+from search.strategies.strategy import Choice, Situation, Strategy
 
 if TYPE_CHECKING:
     from search.surrogate.prior import Prior
@@ -40,6 +41,9 @@ class WalkStrategy(Generic[SettingT, RecordT]):
         if self.wanted is None:
             self.stopped_because = "the walk has ended"
             return None
+        if self.wanted.id in situation.others:
+            self.stopped_because = "another tuner is probing what it needs to know next"
+            return None
         return Choice(self.wanted)
 
     def _advance(self, record: RecordT | None) -> None:
@@ -47,6 +51,24 @@ class WalkStrategy(Generic[SettingT, RecordT]):
             self.wanted = next(self.walk) if record is None else self.walk.send(record)
         except StopIteration:
             self.wanted = None
+
+
+class ListStrategy(Generic[SettingT, RecordT]):
+    """Candidates in a given order, each once, but for those that other tuners are probing."""
+
+    def __init__(self, candidates: Sequence[Candidate[SettingT]]) -> None:
+        self.candidates = candidates
+        self.known: set[str] = set()
+        self.stopped_because = ""
+
+    def tell(self, candidate: Candidate[SettingT], record: RecordT) -> None:
+        if not record.inconclusive:
+            self.known.add(candidate.id)
+
+    def ask(self, situation: Situation) -> Choice[SettingT] | None:
+        taken = {*self.known, *situation.busy}
+        self.stopped_because = "every candidate is probed"
+        return next((Choice(c) for c in self.candidates if c.id not in taken), None)
 
 
 def arm_candidates(space: Space, arm: str) -> list[Candidate]:
@@ -141,27 +163,19 @@ def _walk_edge(ladder: list[Candidate], at: int, budget_bytes: int | None) -> Wa
         at += direction
 
 
-def random_order(space: Space[SettingT], seed: int) -> Walk[SettingT, RecordT]:
-    """Every candidate once, shuffled."""
-    shuffled = list(space.candidates)
-    Random(seed).shuffle(shuffled)
-    yield from _each(shuffled)
+def shuffled(candidates: Sequence[Candidate[SettingT]], seed: int) -> list[Candidate[SettingT]]:
+    """The candidates in an order drawn at random."""
+    found = list(candidates)
+    Random(seed).shuffle(found)
+    return found
 
 
-def exhaustive(space: Space[SettingT]) -> Walk[SettingT, RecordT]:
-    """Every candidate once, in order: what records a table."""
-    yield from _each(space.candidates)
-
-
-def _each(candidates: Sequence[Candidate[SettingT]]) -> Walk[SettingT, RecordT]:
-    for i in range(len(candidates)):  # not `yield from`: a tuple's iterator cannot be sent records
-        yield candidates[i]
-
-
-WALKS: dict[str, Callable[[Space, Prior, int | None, int], Walk]] = {
-    "random-walk": lambda space, prior, budget, seed: random_order(space, seed),
-    "largest-batch": lambda space, prior, budget, seed: largest_batch(space, budget),
-    "bounded-grid": lambda space, prior, budget, seed: bounded_grid(space, budget),
-    "boundary-walk": lambda space, prior, budget, seed: boundary_walk(space, prior, budget),
-    "exhaustive": lambda space, prior, budget, seed: exhaustive(space),
+WALKS: dict[str, Callable[[Space, Prior, int | None, int], Strategy]] = {
+    "random-walk": lambda space, _, budget, seed: ListStrategy(shuffled(space.candidates, seed)),
+    "largest-batch": lambda space, _, budget, seed: WalkStrategy(largest_batch(space, budget)),
+    "bounded-grid": lambda space, _, budget, seed: WalkStrategy(bounded_grid(space, budget)),
+    "boundary-walk": lambda space, prior, budget, seed: WalkStrategy(
+        boundary_walk(space, prior, budget)
+    ),
+    "exhaustive": lambda space, _, budget, seed: ListStrategy(space.candidates),
 }

@@ -24,26 +24,33 @@ class Lease(Generic[SettingT]):
 
 
 def holder_name() -> str:
-    """A study in this process, told apart from any other, before it or after: host, boot, pid and
-    its start, and a name of its own."""
-    process = socket.gethostname(), _boot_id(), os.getpid(), _started(os.getpid())
+    """A study in this process, told apart from any other, before it or after: host, where its pid
+    holds, pid and its start, and a name of its own."""
+    process = socket.gethostname(), _where_pids_hold(), os.getpid(), _started(os.getpid())
     return json.dumps([*process, uuid.uuid4().hex])
 
 
 def is_dead(holder: str) -> bool:
-    """Whether a holder is surely gone. One on another machine may live: its lease decides."""
+    """Whether a holder is surely gone. One whose pid says nothing here may live: its lease decides.
+    That is any other machine, also one of the same name (copies of one image have that), another
+    container of this one, and this one before it was started again."""
     try:
-        host, boot, pid, started, *_ = json.loads(holder)
+        host, where, pid, started, *_ = json.loads(holder)
     except (ValueError, TypeError):
         return False
-    if host != socket.gethostname():
+    if (host, where) != (socket.gethostname(), _where_pids_hold()):
         return False
-    return bool(boot != _boot_id() or _started(int(pid)) != started)
+    return bool(_started(int(pid)) != started)
 
 
-def _boot_id() -> str:
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else ""
+def _where_pids_hold() -> str:
+    """One start of one machine's kernel, and one of its namespaces of pids (a container's)."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = Path("/proc/self/ns/pid").readlink()
+    except OSError:
+        return ""
+    return f"{boot} {namespace}"
 
 
 def _started(pid: int) -> str | None:

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any, Generic
 
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from planner.schema import MeasurementRecord
 from search.kinds import RecordT, SettingT
 from search.space import Candidate, Space
+from search.study.clock import shared_clock
 from search.study.identity import StudyIdentity
 from search.study.lease import Lease, holder_name, is_dead
 from search.study.params import SpaceParams, constraint
@@ -38,6 +40,7 @@ from search.study.storage import StudyError, hidden_password, open_storage, stor
 from search.study.study import STUDY_NAME
 
 IDENTITY = "planner:identity"
+FOUNDER = "founder"  # of a trial that only asks to be the first of its study
 LEASE_MARGIN_SECONDS = 60.0
 MAX_SAMPLES = 1000  # of step times in the study's copy: a MySQL text column ends at 64 KiB
 
@@ -77,10 +80,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         """
         self.identity = None if accept_different else identity
         with self._faults():
-            known = self.study.user_attrs.get(IDENTITY)
-            if known is None:
-                self.study.set_user_attr(IDENTITY, identity.to_json())
-                return ()
+            known = self.study.user_attrs.get(IDENTITY) or self._found(identity)
         differences = identity.differences(known)
         if differences and not accept_different:
             listed = "\n".join(f"  {d}" for d in differences)
@@ -89,6 +89,18 @@ class OptunaStudy(Generic[SettingT, RecordT]):
                 "Choose another --output (or --study-name), or go on with --accept-different.",
             )
         return differences
+
+    def _found(self, identity: StudyIdentity[RecordT]) -> dict[str, Any]:
+        """The identity of a study that has none yet: ours, unless another tuner comes first at the
+        same instant. Trial numbers, given out one at a time, say who did."""
+        attributes = {FOUNDER: identity.to_json()}
+        self.study.add_trial(
+            optuna.create_trial(state=TrialState.FAIL, params={}, user_attrs=attributes)
+        )
+        asked = (t.user_attrs.get(FOUNDER) for t in self._trials())
+        first: dict[str, Any] = next(known for known in asked if known)
+        self.study.set_user_attr(IDENTITY, first)
+        return first
 
     def take_over(
         self, identity: StudyIdentity[RecordT], accept_different: bool = False
@@ -110,18 +122,23 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         return tuple(found)
 
     def busy(self) -> set[str]:
-        """Ids of settings that other tuners are probing now."""
+        """Ids of settings that other tuners are probing now. What a lost one had received counts
+        from here on, and what it had only leased is free."""
+        found = set()
         with self._faults():
-            return {
-                str(t.user_attrs.get("setting_id"))
-                for t in self._trials()
-                if t.state == TrialState.RUNNING and self._alive(t)
-            }
+            for trial in self._trials():
+                if trial.state == TrialState.RUNNING and self._alive(trial):
+                    found.add(str(trial.user_attrs.get("setting_id")))
+                elif trial.state == TrialState.RUNNING:
+                    self._settle(trial, {})
+        return found
 
     def lease(
-        self, candidate: Candidate[SettingT], seconds: float, repeat: int = 0
-    ) -> Lease[SettingT] | None:
-        """The right to probe a candidate for so long; None where another tuner was first.
+        self, candidate: Candidate[SettingT], seconds: float, repeat: int = 0,
+        most: int | None = None,
+    ) -> Lease[SettingT] | None:  # fmt: skip
+        """The right to probe a candidate for so long; None where another tuner was first, or where
+        `most` probes are made or begun in the whole study.
 
         `repeat` counts earlier probes of the same setting: only the same repeat is a conflict.
         """
@@ -143,6 +160,9 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             if any(self._contends(t, candidate.id, repeat) for t in earlier):
                 self._release(mine, "another tuner leased it first")
                 return None
+            if most is not None and sum(self._counts(t) for t in earlier) >= most:
+                self._release(mine, f"{most} probes were made or begun")
+                return None
         return Lease(candidate, probe_id, mine.number)
 
     def _contends(self, trial: FrozenTrial, wanted: str, repeat: int) -> bool:
@@ -150,6 +170,10 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             return False
         if trial.user_attrs.get("repeat", 0) != repeat:
             return False
+        return self._counts(trial)
+
+    def _counts(self, trial: FrozenTrial) -> bool:
+        """Whether a trial is a probe that ended, or that a tuner is at."""
         return trial.state == TrialState.COMPLETE or (
             trial.state == TrialState.RUNNING and self._alive(trial)
         )
@@ -174,7 +198,8 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             trial = self._find(lease.trial_number)
             if trial.state == TrialState.RUNNING:
                 self._tell(trial, record)
-            elif trial.state == TrialState.FAIL:  # another tuner freed it: its lease was over
+                trial = self._find(lease.trial_number)
+            if trial.state == TrialState.FAIL:  # another tuner freed it: its lease was over
                 self._adopt_record(record)
 
     def release(self, lease: Lease[SettingT], why: str) -> None:
@@ -261,13 +286,15 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         )
 
     def _tell(self, trial: FrozenTrial, record: RecordT) -> None:
-        """From running to finished. Each write may be the last: all can be repeated."""
-        handle = self._handle(trial)
-        handle.set_user_attr("status", record.status)
-        handle.set_user_attr("record", _study_copy(record))
-        if not handle.constraints:
-            handle.set_constraint("memory", constraint(record, self.budget_bytes))
-        self.study.tell(trial.number, self._value(record), skip_if_finished=True)
+        """From running to finished, unless another tuner finishes it at the same instant. Each
+        write may be the last: all can be repeated."""
+        with suppress(UpdateFinishedTrialError):
+            handle = self._handle(trial)
+            handle.set_user_attr("status", record.status)
+            handle.set_user_attr("record", _study_copy(record))
+            if not handle.constraints:
+                handle.set_constraint("memory", constraint(record, self.budget_bytes))
+            self.study.tell(trial.number, self._value(record), skip_if_finished=True)
 
     def _value(self, record: RecordT) -> float:
         """Images/s; the slowest measured for a probe that has none (its constraint is violated)."""
@@ -277,8 +304,9 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         return min((v for v in values if v is not None), default=1.0)
 
     def _release(self, trial: FrozenTrial, why: str) -> None:
-        self._handle(trial).set_user_attr("released", why)
-        self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+        with suppress(UpdateFinishedTrialError):
+            self._handle(trial).set_user_attr("released", why)
+            self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def _write(self, record: RecordT) -> None:
         if self.records_path is None:
@@ -361,4 +389,6 @@ def open_study(
     else:
         source = hidden_password(storage)
     opened = open_storage(storage, source)
-    return OptunaStudy(opened, name, space, kind, records_path, budget_bytes, source)
+    with storage_faults(source):
+        clock = shared_clock(opened, None if "://" in storage else Path(storage))
+    return OptunaStudy(opened, name, space, kind, records_path, budget_bytes, source, clock)

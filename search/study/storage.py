@@ -112,8 +112,11 @@ def _open_database(storage: str) -> BaseStorage:
 
 
 def _engine_options(storage: str) -> dict[str, Any]:
-    """Tuners that share an SQLite file wait for each other instead of failing at once."""
-    return {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {}
+    """Tuners that share an SQLite file wait for each other instead of failing at once. A server,
+    or a firewall on the way to it, may close a connection that no probe has used for long."""
+    if storage.startswith("sqlite"):
+        return {"connect_args": {"timeout": 60}}
+    return {"pool_pre_ping": True}
 
 
 def _first_line(error: Exception) -> str:

@@ -22,9 +22,11 @@ class Study(Protocol[SettingT, RecordT]):
         """Ids of settings that other tuners are probing now."""
 
     def lease(
-        self, candidate: Candidate[SettingT], seconds: float, repeat: int = 0
-    ) -> Lease[SettingT] | None:
-        """The right to probe a candidate for so long; None where another tuner was first."""
+        self, candidate: Candidate[SettingT], seconds: float, repeat: int = 0,
+        most: int | None = None,
+    ) -> Lease[SettingT] | None:  # fmt: skip
+        """The right to probe a candidate for so long; None where another tuner was first, or where
+        `most` probes are made or begun in the whole study."""
 
     def finish(self, lease: Lease[SettingT], record: RecordT) -> None:
         """Keeps the record of a leased probe."""
@@ -49,8 +51,9 @@ class MemoryStudy(Generic[SettingT, RecordT]):
         return set()
 
     def lease(
-        self, candidate: Candidate[SettingT], seconds: float, repeat: int = 0
-    ) -> Lease[SettingT] | None:
+        self, candidate: Candidate[SettingT], seconds: float, repeat: int = 0,
+        most: int | None = None,
+    ) -> Lease[SettingT] | None:  # fmt: skip
         return Lease(candidate, f"replay-{len(self.kept)}", len(self.kept))
 
     def finish(self, lease: Lease[SettingT], record: RecordT) -> None:

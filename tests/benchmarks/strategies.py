@@ -29,7 +29,7 @@ from search.replay import Replay
 from search.space import Candidate, Space
 from search.strategies.planner_strategy import PlannerStrategy
 from search.strategies.strategy import Strategy
-from search.strategies.walks import WALKS, WalkStrategy
+from search.strategies.walks import WALKS
 from search.study.records import read_records
 from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 from tests.benchmarks import strategy_report as report
@@ -111,7 +111,7 @@ def _fastest_fitting(space: Space, prior: Prior, budget: int) -> Candidate:
 
 
 def _walk(name: str) -> Make:
-    return lambda space, prior, budget, seed: WalkStrategy(WALKS[name](space, prior, budget, seed))
+    return WALKS[name]
 
 
 STRATEGIES: dict[str, Make] = {

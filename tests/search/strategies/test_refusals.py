@@ -13,7 +13,7 @@ from search.session import SAME_FAILURES, Session
 from search.space import space_of
 from search.strategies.planner_strategy import PlannerStrategy
 from search.strategies.strategy import Choice, Situation, Strategy
-from search.strategies.walks import WALKS, WalkStrategy
+from search.strategies.walks import WALKS
 from search.study.study import MemoryStudy
 from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 from tests.search.tables import invented_table, make_record, true_bytes, true_seconds
@@ -129,7 +129,7 @@ def test_where_everything_is_refused_alike_it_ends_after_a_plain_setting() -> No
 def test_any_strategy_tries_a_plain_setting_before_it_gives_up() -> None:
     """A walk down the fastest arms meets refusals only."""
     prober = Refusing(is_compiled)
-    walk = WalkStrategy(WALKS["boundary-walk"](SPACE, PRIOR, BUDGET, 0))
+    walk = WALKS["boundary-walk"](SPACE, PRIOR, BUDGET, 0)
     session, stopped = search(prober, walk, trials=SAME_FAILURES + 1)
     assert all(map(is_compiled, prober.asked[:SAME_FAILURES]))
     assert not is_compiled(prober.asked[SAME_FAILURES])

@@ -347,15 +347,32 @@ def test_finalists_within_noise_are_probed_in_turns() -> None:
 @pytest.mark.parametrize("name", sorted(WALKS))
 def test_walks_end_and_repeat_nothing(name: str) -> None:
     replay = Replay(TABLE)
-    walk = WalkStrategy(WALKS[name](replay.space, true_prior(replay), BUDGET, 1))
+    walk = WALKS[name](replay.space, true_prior(replay), BUDGET, 1)
     steps = run_strategy(walk, replay, BUDGET, 10 * len(TABLE))
     assert 0 < len(steps) <= len(TABLE)
     assert walk.stopped_because
 
 
+@pytest.mark.parametrize("name", sorted(WALKS))
+def test_walks_ask_for_nothing_that_others_are_probing(name: str) -> None:
+    replay = Replay(TABLE)
+    walk = WALKS[name](replay.space, true_prior(replay), BUDGET, 1)
+    first = walk.ask(Situation())
+    assert first is not None
+    others = {first.candidate.id}
+    second = walk.ask(Situation(busy=others, others=others))
+    if name in ("exhaustive", "random-walk"):
+        assert second is not None
+        assert second.candidate.id not in others
+    else:
+        assert second is None, "what it needs to know next is known soon"
+    assert walk.ask(Situation()) == first
+
+
 def test_the_largest_batch_finder_finds_it() -> None:
     replay = Replay(TABLE)
-    walk = WalkStrategy(WALKS["largest-batch"](replay.space, true_prior(replay), BUDGET, 0))
+    walk = WALKS["largest-batch"](replay.space, true_prior(replay), BUDGET, 0)
+    assert isinstance(walk, WalkStrategy)
     run_strategy(walk, replay, BUDGET)
     arm = [c for c in replay.space.candidates if c.arm == replay.space.candidates[0].arm]
     largest = max(c.setting.batch_size for c in arm if true_bytes(c.setting) <= BUDGET)

@@ -1,21 +1,27 @@
 """A study in a database server, shared by tuners: the same laws as in a file.
 
-PLANNER_TEST_POSTGRESQL and PLANNER_TEST_MYSQL name an empty database each, by URL; without them
-these tests are skipped. Last run: PostgreSQL 15 (psycopg 3.3) and MariaDB 10.11 (PyMySQL 1.2),
-2026-11-20.
+PLANNER_TEST_POSTGRESQL and PLANNER_TEST_MYSQL name an empty database each, by URL. Without the
+first a PostgreSQL is started where it is installed. Last run: PostgreSQL 15 (psycopg 3.3),
+2026-11-22, and MariaDB 10.11 (PyMySQL 1.2), 2026-11-20.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
 import pytest
+from optuna.storages import RDBStorage
+from sqlalchemy import text
 
 from search.study.optuna_study import make_study
 from search.study.records import read_records
+from tests.search.machines.park import NUM_SETTINGS, Park
+from tests.search.study import postgres
 from tests.search.study.tuners import SPACE, check_whole, finish, start, survive
 from tests.search.tables import make_record
 
@@ -26,9 +32,20 @@ SERVERS = {
 pytestmark = pytest.mark.servers
 
 
+@pytest.fixture(scope="module")
+def own_postgresql() -> Iterator[str | None]:
+    if SERVERS["postgresql"] or postgres.why_no_server():
+        yield None
+        return
+    with postgres.server() as url:
+        yield url
+
+
 @pytest.fixture(params=SERVERS)
-def server(request: pytest.FixtureRequest) -> str:
+def server(request: pytest.FixtureRequest, own_postgresql: str | None) -> str:
     url = SERVERS[request.param]
+    if url is None and request.param == "postgresql":
+        url = own_postgresql
     if url is None:
         pytest.skip(f"PLANNER_TEST_{request.param.upper()} names no server")
     for study in optuna.get_all_study_names(url):
@@ -51,9 +68,41 @@ def test_machines_with_files_of_their_own_share_the_work(tmp_path: Path, server:
     for tuner in tuners:
         finish(tuner)
     for output in outputs:
-        finish(start(output, server))  # which asks the study for what the other has found
         assert len(read_records(output / "probes.jsonl").records) == len(SPACE)
         check_whole(output, [], server)
+
+
+def test_a_connection_that_the_server_closed_is_made_again(tmp_path: Path, server: str) -> None:
+    """As a firewall does to one that a long probe leaves idle."""
+    study = make_study(server, tmp_path, SPACE, None, name=uuid.uuid4().hex)
+    lease = study.lease(SPACE.candidates[0], 60)
+    assert lease is not None
+    assert isinstance(study.storage, RDBStorage)
+    with study.storage.engine.connect() as other:
+        if not server.startswith("postgresql"):
+            pytest.skip("how MySQL closes connections is not written here")
+        ask = "select pg_terminate_backend(pid) from pg_stat_activity where pid != pg_backend_pid()"
+        other.execute(text(f"{ask} and backend_type = 'client backend'"))
+    study.finish(lease, make_record(lease.candidate.setting, probe_id=lease.probe_id))
+    assert len(study.records()) == 1
+
+
+def test_machines_whose_clocks_differ_lose_none_and_agree(tmp_path: Path, server: str) -> None:
+    """One is lost in a probe, one comes late, and their clocks are a day apart."""
+    park = Park(tmp_path, server)
+    try:
+        lost = park.start("lost", probe=3600, lease=5, clock=86400)
+        park.wait_for(1)
+        tuners = [park.start(host, probe=0.2, clock=c) for host, c in (("a", 0), ("b", 86400))]
+        park.wait_for(3)
+        os.killpg(lost.pid, signal.SIGKILL)
+        tuners.append(park.start("c", clock=-86400))
+        for tuner in tuners:
+            finish(tuner)
+        assert sorted(park.times_begun().values()) == [*[1] * (NUM_SETTINGS - 1), 2]
+        assert park.check_agreement("a", "b", "c").num_probes == NUM_SETTINGS
+    finally:
+        park.close()
 
 
 def test_killed_at_random_instants(tmp_path: Path, server: str) -> None:

@@ -155,6 +155,67 @@ def test_the_lease_of_a_dead_process_is_free_at_once(tmp_path: Path) -> None:
     assert here.lease(SPACE.candidates[0], 60) is not None
 
 
+@pytest.mark.parametrize("what", ["rebooted, or another of that name", "another container"])
+def test_a_pid_of_elsewhere_tells_nothing(tmp_path: Path, what: str) -> None:
+    """Machines from one image have one name, and their pids are each other's."""
+    there, here = open_study(tmp_path), open_study(tmp_path)
+    host, where, pid, *_ = json.loads(there.holder)
+    boot, namespace = where.split(" ")
+    other = f"another-boot {namespace}" if what.startswith("rebooted") else f"{boot} pid:[1]"
+    there.holder = json.dumps([host, other, pid, "0"])
+    assert there.lease(SPACE.candidates[0], 60) is not None
+    assert here.busy() == {SPACE.candidates[0].id}
+    assert here.lease(SPACE.candidates[0], 60) is None
+
+
+def test_what_a_lost_tuner_had_received_is_heard_of_while_others_run(tmp_path: Path) -> None:
+    lost, here = open_study(tmp_path), open_study(tmp_path)
+    lost.holder = json.dumps([*json.loads(lost.holder)[:3], "0"])
+    lease = lost.lease(SPACE.candidates[0], 60)
+    assert lease is not None
+    lost.receive(make_record(lease.candidate.setting, probe_id=lease.probe_id))
+    assert here.busy() == set()
+    assert [r.probe_id for r in here.records()] == [lease.probe_id]
+    assert here.lease(SPACE.candidates[0], 60) is None
+
+
+def test_leases_count_against_the_most_probes_of_a_study(tmp_path: Path) -> None:
+    one, two = open_study(tmp_path), open_study(tmp_path)
+    two.holder = NOBODY
+    probe_one(one, 0)
+    lease = one.lease(SPACE.candidates[1], 60, most=2)
+    assert lease is not None
+    assert two.lease(SPACE.candidates[2], 60, most=2) is None
+    one.release(lease, "test")
+    assert two.lease(SPACE.candidates[2], 60, most=2) is not None
+
+
+def test_a_trial_that_another_finished_first_is_no_fault(tmp_path: Path) -> None:
+    """Two tuners settle what a third left, at the same instant."""
+    study = open_study(tmp_path)
+    lease = study.lease(SPACE.candidates[0], 60)
+    assert lease is not None
+    running = study._find(lease.trial_number)
+    record = make_record(lease.candidate.setting, probe_id=lease.probe_id)
+    study.finish(lease, record)
+    study._tell(running, record)
+    study._release(running, "its tuner stopped")
+    assert study.records() == (record,)
+
+
+def test_of_two_that_found_a_study_at_once_one_is_first(tmp_path: Path) -> None:
+    """Both have seen that it is nobody's: the second learns whose it is, and is refused."""
+    one, two = open_study(tmp_path), open_study(tmp_path)
+    other = Identity(MODEL, GPU.model_copy(update={"name": "H200"}), IDENTITY.versions)
+    assert one._found(IDENTITY) == IDENTITY.to_json()
+    assert two._found(other) == IDENTITY.to_json()
+    with pytest.raises(StudyError, match="H200"):
+        two.adopt(other)
+    assert one.adopt(IDENTITY) == ()
+    assert one.records() == ()
+    assert one.busy() == set()
+
+
 def test_recorded_but_not_told_is_told_on_resume(tmp_path: Path) -> None:
     """Killed between the line in probes.jsonl and the study."""
     dead = open_study(tmp_path)
