@@ -174,8 +174,8 @@ class Training:
     """A module, its optimizer and a batch on one device; `step` is one whole optimizer step.
 
     `task` computes the loss of `batch`, which it made, and the optimizer where it has one of its
-    own. `compiled` is what is called in the module's place: it compiled, or spread. `spread` is the
-    module over several ranks: then this is the step of one of them.
+    own. `spread` is the module over several ranks: then this is the step of one of them. `compiled`
+    is what is called in the place of the module, or of the one that was spread.
     """
 
     def __init__(
@@ -189,8 +189,9 @@ class Training:
     ) -> None:
         self.module = module
         self.spread = spread
+        called = module if spread is None else spread.module
         # Not `or`: a compiled module has a length, and asking this one for it raises.
-        self.call = module if compiled is None else compiled
+        self.call = called if compiled is None else compiled
         self.setting = setting
         self.task = task
         self.batch = batch

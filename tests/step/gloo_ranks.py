@@ -13,9 +13,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from planner import SwinConfig, TrainSetting
 from planner.ledger import Allocated, Event, Freed, Marked
@@ -84,24 +84,11 @@ def run_ranks(folder: Path, modes: Mapping[str, Mapping[str, Any]], seconds: flo
 
 
 def measure(setting: TrainSetting, num_steps: int) -> list[Row]:
-    import torch
-
-    from planner.parallel.data_parallel import DataParallel
-    from planner.training import Training
-    from tests import cpu_memory
     from tests.building import build_real
+    from tests.cpu_memory import measure_cpu_memory_events
 
-    def training(module: Any, *rest: Any) -> Training:
-        if setting.parallelism != "ddp":
-            return Training(module, *rest)
-        parallel = DataParallel(module, setting, torch.device("cpu"))
-        return Training(module, *rest, compiled=parallel.module, spread=parallel)
-
-    with mock.patch.object(cpu_memory, "Training", training):
-        trace = cpu_memory.measure_cpu_memory_events(
-            lambda: build_real(MODEL, setting), MODEL, setting, num_steps
-        )
-    return rows_of(trace.events)
+    build = partial(build_real, MODEL, setting)
+    return rows_of(measure_cpu_memory_events(build, MODEL, setting, num_steps).events)
 
 
 def work(folder: Path, rank: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -30,10 +29,8 @@ from planner.report.tables import breakdown_table
 from planner.schema import DeviceInfo, ResolvedSetting
 from planner.step.reducer import BUCKET_LABEL, DEFAULT_LIMITS, Weight, assign_buckets
 from planner.step.training import record_training
-from planner.training import Training
 from planner.units import MIB
 from search.space import make_space
-from tests import cpu_memory
 from tests.building import build_real, on_shapes
 from tests.cpu_memory import measure_cpu_memory_events
 from tests.equality import phase_ends
@@ -206,13 +203,7 @@ def test_buckets_are_those_that_ddp_makes_of_the_real_module(
 def test_a_step_holds_what_it_does_on_a_cpu(group: None, changes: dict[str, int]) -> None:
     setting = DDP.model_copy(update={"optimizer": "sgd-forloop", **changes})
     ledger = record_training(on_shapes(SMALL, setting), SMALL, setting)
-
-    def wrapped(module: nn.Module, *rest: object) -> Training:
-        parallel = DataParallel(module, setting, torch.device("cpu"))
-        return Training(module, *rest, parallel.module, parallel)  # type: ignore[arg-type]
-
-    with mock.patch.object(cpu_memory, "Training", wrapped):
-        real = measure_cpu_memory_events(lambda: build_real(SMALL, setting), SMALL, setting)
+    real = measure_cpu_memory_events(lambda: build_real(SMALL, setting), SMALL, setting)
     for mine, theirs in zip(phase_ends(ledger.events), phase_ends(real.events), strict=True):
         assert mine[:2] == theirs[:2]
         # DDP keeps a few numbers on the host, which is here the device.
