@@ -37,16 +37,10 @@ class DataParallel:
 
 
 def refuse_unsupported(setting: TrainSetting, device_type: str) -> None:
-    """Raises UnsupportedError for what DDP does not do (seen in torch 2.13: a TypeError, and an
-    internal assertion of its reducer in the second micro-batch)."""
+    """Raises UnsupportedError for what DDP does not do on a device (seen in torch 2.13: a
+    TypeError); what it does on none, `planner.libraries.limits` says."""
     if setting.ddp_compression == "bf16" and device_type == "cpu":
         raise UnsupportedError(
             "ddp_compression bf16 needs NCCL, and ranks on the CPU have gloo.",
             "Set ddp_compression=fp16 or none.",
-        )
-    if setting.ddp_static_graph and setting.accumulate > 1 and setting.gradient_sync == "last":
-        raise UnsupportedError(
-            "ddp_static_graph needs gradients summed in every micro-batch, and gradient_sync last "
-            f"sums them in one of {setting.accumulate}.",
-            "Set gradient_sync=every, accumulate=1 or ddp_static_graph=false.",
         )

@@ -22,7 +22,7 @@ def _notes(reducer: Reducer) -> Iterator[str]:
         held = "of which the gradients are views (gradient_as_bucket_view)"
     yield (
         f"DistributedDataParallel: {buckets} of {format_bytes(reducer.num_bytes)} in all, {held}, "
-        "on one GPU as on many"
+        "whatever the number of GPUs"
     )
     if reducer.is_dynamic:
         yield (

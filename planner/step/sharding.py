@@ -12,7 +12,6 @@ by N.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal
 
 from planner.ledger import Collective, Group
@@ -120,7 +119,7 @@ class _Unit:
             return
         numel = sum(shard.padded_numel for shard in self.shards)
         dtype = self.weights[0].dtype
-        with _on(self.device, COPY_IN):
+        with self.device.on(COPY_IN):
             flat = self._cast_shards(numel, dtype)
             output = empty(self.device, (numel * self.link.num_shards,), dtype, "aten.empty")
             output.storage.assign("parameters")
@@ -309,13 +308,15 @@ class _Unit:
         dtype = link.reduce_dtype
         numel = sum(shard.padded_numel for shard in shards)
         whole = empty(device, (numel * link.num_shards,), dtype, "aten.empty")
-        table = chunk_cat_table(shards, grads[0].dtype, whole)
+        chunks = [shard.padded_numel for shard in shards]
+        size = chunk_cat_table(chunks, grads[0].dtype, dtype)
+        table = empty(device, (size,), "uint8", "fsdp.chunk_cat") if size else None
         whole_bytes = whole.num_bytes + sum(grad.num_bytes for grad in grads)
         device.compute("fsdp.chunk_cat", "copy", dtype, 0, whole_bytes)
         del table
         last = grads[-1] if link.num_shards > 1 else None
         grads.clear()
-        with _on(device, REDUCE_SCATTER):
+        with device.on(REDUCE_SCATTER):
             output = empty(device, (numel,), dtype, "aten.empty")
             output.storage.assign("gradients")
             handle = link.sends("reduce_scatter", whole)
@@ -327,7 +328,7 @@ class _Unit:
             self.all_reduce_input = output
             size, kind = output.num_bytes, output.dtype
             link.last_copied = device.send("all_reduce", size, kind, "replicate", follows=True)
-        with _on(device, last_stream):
+        with device.on(last_stream):
             output = to_dtype(output, self.orig_dtype)
             output.storage.assign("gradients")
             for shard in shards:
@@ -427,15 +428,6 @@ def _inner_first(module: Module) -> Iterator[Parameter]:
     for value in vars(module).values():
         if isinstance(value, Parameter):
             yield value
-
-
-@contextmanager
-def _on(device: Device, stream: str) -> Iterator[None]:
-    before, device.stream = device.stream, stream
-    try:
-        yield
-    finally:
-        device.stream = before
 
 
 def _is_floating(value: object) -> bool:

@@ -16,7 +16,6 @@ from planner.step.tensor import (
     Parameter,
     Storage,
     Tensor,
-    empty,
 )
 
 
@@ -66,12 +65,13 @@ class Shard(Parameter):
         self.cell = GradientCell()
 
 
-def chunk_cat_table(shards: Sequence[Shard], dtype: str, whole: Tensor) -> Tensor | None:
-    """What CUDA's fused copy of gradients of `dtype` into `whole` reads its sizes from: six int64
-    for each, two more, and one for each 2,048 bytes of a device's chunk. None from fp16 to fp32,
-    which it does not copy (aten/src/ATen/native/cuda/TensorShape.cu)."""
-    if dtype != whole.dtype and dtype != "bfloat16":
-        return None
-    size = DTYPE_BYTES[whole.dtype]
-    blocks = sum(-(-shard.padded_numel * size // 2048) for shard in shards)
-    return empty(whole.device, (6 * len(shards) + 2 + blocks,), "int64", "fsdp.chunk_cat")
+def chunk_cat_table(chunks: Sequence[int], dtype: str, whole_dtype: str) -> int:
+    """The bytes of the int64 table that CUDA's fused copy of gradients of `dtype` reads its sizes
+    from: six numbers for each gradient, two more, and one for each 2,048 bytes of its chunk, which
+    has so many elements of `whole_dtype`. 0 from fp16 to fp32, which it does not copy
+    (aten/src/ATen/native/cuda/TensorShape.cu, `_chunk_cat_out_cuda`)."""
+    if dtype not in (whole_dtype, "bfloat16"):
+        return 0
+    size = DTYPE_BYTES[whole_dtype]
+    blocks = sum(-(-numel * size // 2048) for numel in chunks)
+    return 8 * (6 * len(chunks) + 2 + blocks)

@@ -132,6 +132,15 @@ class Device:
         finally:
             self.grad_enabled = before
 
+    @contextmanager
+    def on(self, stream: str) -> Iterator[None]:
+        """`torch.cuda.stream(stream)`."""
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
 
 class Storage:
     """Bytes on a device, from the first reference to the last.

@@ -23,6 +23,7 @@ from planner.step.pointwise import like, mul, scale
 from planner.step.reducer_notes import reducer_notes
 from planner.step.repeat import num_allocated, repeated
 from planner.step.sharding import Sharding
+from planner.step.sharding_notes import sharding_notes
 from planner.step.tensor import Device, GradientCell, Parameter, Tensor, empty
 
 BuildOnShapes = Callable[[Device], Module]
@@ -215,6 +216,16 @@ class Training:
     def end_phase(self, phase: str) -> None:
         self.device.mark(phase, self.num_steps)
 
+    def notes_of_devices(self, rank: int) -> tuple[str, ...]:
+        """What is to be said of a step on several devices, as device `rank`."""
+        if self.parallel is not None:
+            return reducer_notes(self.parallel.reducer)
+        if self.sharding is None:
+            return ()
+        own, *blocks = self.sharding.units
+        outside = sum(weight.numel for weight in own.weights)
+        return sharding_notes(self.setting, len(blocks), outside, rank)
+
     def choose_sync(self, number: int) -> None:
         """Whether micro-batch `number` of a step sums gradients over devices."""
         if self.sharding is not None:
@@ -341,8 +352,7 @@ def record_training(
             training.validate()
         num_parameters = sum(p.numel for p in module.parameters())
         events = tuple(device.events)
-        of_parallel = reducer_notes(training.parallel.reducer) if training.parallel else ()
-        notes = (*of_parallel, *notes_of(setting))
+        notes = (*training.notes_of_devices(rank), *notes_of(setting))
         device.on_gradient = None  # else device and reducer would keep each other
         if sharding is not None:
             sharding.close()

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.step import shards
+
 aten = torch.ops.aten
 
 
@@ -54,11 +56,7 @@ _REPLACED: dict[Any, Any] = {
 
 
 def chunk_cat_table(tensors: Sequence[Tensor], num_chunks: int, out: Tensor) -> int:
-    """The bytes of the int64 table that `chunk_cat` takes on CUDA while it runs: six numbers for
-    each tensor, two more, and one for each block of 2,048 bytes of a chunk; 0 from fp16 to fp32,
-    where it is not fused (aten/src/ATen/native/cuda/TensorShape.cu, `_chunk_cat_out_cuda`)."""
-    if tensors[0].dtype not in (out.dtype, torch.bfloat16):
-        return 0
-    size = out.element_size()
-    chunks = (-(-t.shape[0] // num_chunks) * math.prod(t.shape[1:]) * size for t in tensors)
-    return 8 * (6 * len(tensors) + 2 + sum(-(-chunk // 2048) for chunk in chunks))
+    """The bytes of the table that `chunk_cat` takes on CUDA while it runs."""
+    chunks = [-(-t.shape[0] // num_chunks) * math.prod(t.shape[1:]) for t in tensors]
+    dtype, whole_dtype = (str(t.dtype).removeprefix("torch.") for t in (tensors[0], out))
+    return shards.chunk_cat_table(chunks, dtype, whole_dtype)

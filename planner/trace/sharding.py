@@ -34,6 +34,7 @@ from planner.errors import UnsupportedError
 from planner.ledger import Group
 from planner.parallel.fully_sharded import make_mesh, shard_in_place
 from planner.schema import TrainSetting
+from planner.step.sharding_notes import sharding_notes
 from planner.trace.recorder import SENDING, Recorder
 
 # In the order in which FSDP2 makes them (`FSDPCommContext.lazy_init`).
@@ -164,12 +165,7 @@ class Sharding:
         inside = {id(p) for block in blocks for p in block.parameters()}
         own = sum(p.numel() for p in module.parameters() if id(p) not in inside)
         shard_in_place(module, blocks, self.setting, self.mesh)
-        return (
-            f"FSDP2 shards {len(blocks)} blocks and the model over {self.setting.shard_size} "
-            f"devices; the {own:,} parameters outside the blocks stay whole until backward has "
-            "passed them",
-            f"the figures are those of rank {self.rank}: rank 0 has the largest shards",
-        )
+        return sharding_notes(self.setting, len(blocks), own, self.rank)
 
     def as_spread(self, module: nn.Module) -> InPlace:
         return InPlace(module)

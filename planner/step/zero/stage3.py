@@ -164,7 +164,7 @@ class Zero3Step(ZeroStep):
         """`__reduce_and_partition_ipg_grads`."""
         if not bucket.weights:
             return
-        with self._reducing():
+        with self.device.on(self._reduces_on):
             self._scatter(bucket)
         for weight in bucket.weights:
             del self.gradients[weight]

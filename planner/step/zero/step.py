@@ -8,8 +8,7 @@ option is called reduce_scatter. Scalars are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planner.schema import TrainSetting
@@ -75,6 +74,11 @@ class ZeroStep:
     def bucket_element_bytes(self) -> list[int]:
         """Of each buffer of a bucket, the bytes of an element."""
         return [DTYPE_BYTES[self.dtype]] * (len(self.buckets) * (1 + self.overlaps))
+
+    @property
+    def _reduces_on(self) -> str:
+        """The stream that copies and sums gradients."""
+        return REDUCTION_STREAM if self.overlaps else ""
 
     def build(self, weights: list[Tensor]) -> None:
         """`__init__`: flattens `weights`, which go, and clones its own share in fp32."""
@@ -160,7 +164,7 @@ class ZeroStep:
         """`reduce_ipg_grads`: sums over all devices, and keeps what is its own."""
         if not bucket.weights:
             return
-        with self._reducing():
+        with self.device.on(self._reduces_on):
             self._wait()  # `average_tensor` lets the stream that computes wait for the one before
             self._average(bucket)
             for weight in bucket.weights:
@@ -300,12 +304,3 @@ class ZeroStep:
         for handle in self.pending:
             self.device.wait(handle)
         self.pending.clear()
-
-    @contextmanager
-    def _reducing(self) -> Iterator[None]:
-        before = self.device.stream
-        self.device.stream = REDUCTION_STREAM if self.overlaps else before
-        try:
-            yield
-        finally:
-            self.device.stream = before

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from planner.affine import AffineLedger
 from planner.errors import UnsupportedError
-from planner.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
+from planner.ledger import RECORDED_MICRO_BATCHES, Allocated, Event, Freed, Ledger, Marked, Tagged
 from planner.schema import ResolvedSetting, TrainSetting
 from planner.schema.distribution import ALONE
 from planner.step.tensor import DTYPE_BYTES, Device, Storage, Tensor
@@ -184,7 +184,7 @@ class _Weaving:
         self.phase = "build"
         self.begins_forward = False
         self.micro_batch = 0
-        self.recorded = min(setting.accumulate, 2)  # planner.traced_step.RECORDED_MICRO_BATCHES
+        self.recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
 
     def run(self) -> Woven:
         for source, event in self._spread():
