@@ -26,11 +26,10 @@ from planner.libraries.resolve import resolve_model
 from planner.memory.profile import find_alive
 from planner.parallel.data_parallel import DataParallel
 from planner.report.tables import breakdown_table
-from planner.schema import DeviceInfo, ResolvedSetting
+from planner.schema import ResolvedSetting
 from planner.step.reducer import BUCKET_LABEL, DEFAULT_LIMITS, Weight, assign_buckets
 from planner.step.training import record_training
 from planner.units import MIB
-from search.space import make_space
 from tests.building import build_real, on_shapes
 from tests.cpu_memory import measure_cpu_memory_events
 from tests.equality import phase_ends
@@ -128,16 +127,16 @@ REDUCED: list[dict[str, Any]] = [
 
 
 @needs("timm")
-@pytest.mark.parametrize("changes", REDUCED, ids=str)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "changes"),
     [
-        "tiny",
-        *(
-            pytest.param(name, marks=pytest.mark.combinations)
-            for name in ("small", "base", "large")
-        ),
+        pytest.param(
+            name, changes, marks=[] if (name, changes) == ("tiny", {}) else pytest.mark.combinations
+        )
+        for name in ("tiny", "small", "base", "large")
+        for changes in REDUCED
     ],
+    ids=str,
 )
 def test_buckets_of_timms_swins_are_those_of_torchs_own_reducer(
     group: None, name: str, changes: dict[str, Any]
@@ -192,14 +191,8 @@ def test_buckets_are_those_that_ddp_makes_of_the_real_module(
     assert bucket_bytes(ledger) == [int(size) for size in said.split(",")]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"accumulate": 2},
-        pytest.param({}, marks=pytest.mark.combinations),
-        pytest.param({"frozen_stages": 1}, marks=pytest.mark.combinations),
-    ],
-)
+@pytest.mark.combinations
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"frozen_stages": 1}])
 def test_a_step_holds_what_it_does_on_a_cpu(group: None, changes: dict[str, int]) -> None:
     setting = DDP.model_copy(update={"optimizer": "sgd-forloop", **changes})
     ledger = record_training(on_shapes(SMALL, setting), SMALL, setting)
@@ -393,10 +386,3 @@ def test_compilation_under_ddp_is_taken_for_broken_into_several_graphs() -> None
     eager, compiled = of(), of(compile="reduce-overhead")
     assert compiled.device_total_bytes == eager.device_total_bytes
     assert any("several graphs" in line for line in compiled.left_out)
-
-
-def test_a_probe_knows_no_ddp_and_a_search_says_so_before_the_first() -> None:
-    card = DeviceInfo(kind="cuda", name="A100", total_bytes=2**36, capability=(8, 0))
-    with pytest.raises(UnsupportedError, match=r"(?s)DDP.*'ddp'.*planner estimate") as raised:
-        make_space(SMALL, card, DDP)
-    assert "parallelism none" in str(raised.value)
