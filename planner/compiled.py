@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from planner.ledger import Allocated, Category, Event, Freed, Ledger, Marked, Tagged
 from planner.memory.caching_allocator import rounded
 from planner.schema import Model, SwinConfig, TrainSetting
+from planner.schema.distribution import SHARDED
 
 # Kernels are named as Inductor names them: generated, fused ones, and those of libraries.
 FUSED_PREFIX = "triton_"
@@ -64,8 +65,8 @@ BROKEN = Basis(
     BOUNDED.high,
     (),
     (
-        "what compilation changes: what is compiled breaks into several graphs, so the step is "
-        "estimated as eager and the range widened",
+        "what compilation changes: no trace follows the several graphs of what is compiled, so the "
+        "step is estimated as eager and the range widened",
     ),
 )
 
@@ -95,8 +96,9 @@ def may_recompute_at_once(setting: TrainSetting) -> bool:
 def has_known_graphs(model: Model, setting: TrainSetting) -> bool:
     """Whether a trace can compile what `setting` does: the model as one graph, or each block. Under
     DDP torch itself breaks any graph, at the ends of its buckets
-    (torch/_dynamo/backends/distributed.py)."""
-    if setting.compile == "off" or setting.parallelism == "ddp":
+    (torch/_dynamo/backends/distributed.py); FSDP2's hooks around each unit are kept from Dynamo
+    (`_dynamo_disable`), and weights that come and go are in no graph that a trace makes."""
+    if setting.compile == "off" or setting.parallelism in ("ddp", *SHARDED):
         return False
     return not breaks_graphs(model, setting)
 

@@ -98,8 +98,9 @@ def test_the_range_is_that_of_what_the_ledger_is() -> None:
     assert basis_of(model, setting, compiled_ledger()) is TRACED
     assert (TRACED.low, TRACED.high) == (0.85, 1.2)
     assert (BOUNDED.low, BOUNDED.high) == (BROKEN.low, BROKEN.high) == (0.55, 1.25)
-    ddp = setting.model_copy(update={"parallelism": "ddp"})
-    assert basis_of(model, ddp, eager) is BROKEN
+    for parallelism in ("ddp", "fsdp", "hsdp"):
+        spread = setting.model_copy(update={"parallelism": parallelism})
+        assert basis_of(model, spread, eager) is BROKEN
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])

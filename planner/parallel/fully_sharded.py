@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -16,39 +18,45 @@ from planner.schema import TrainSetting
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class FullySharded:
-    """`module` under `fully_shard`, in place: each of `blocks` is a unit, and the rest is the
-    root's, whose weights stay gathered after forward (torch's default for a root)."""
+@dataclass(frozen=True)
+class Sharded:
+    """`module`, which `shard_in_place` sharded."""
 
-    def __init__(
-        self, module: nn.Module, blocks: Sequence[nn.Module], setting: TrainSetting,
-        device: torch.device,
-    ) -> None:  # fmt: skip
-        if setting.fsdp_version == 1:
-            raise UnsupportedError(
-                "a probe runs FSDP2 (fully_shard), and fsdp_version is 1.", "Set fsdp_version=2."
-            )
-        self.module = module
-        self.root = shard_in_place(module, blocks, setting, make_mesh(setting, device.type))
-        if device.type == "cpu":
-            for unit in module.modules():
-                if isinstance(unit, FSDPModule):
-                    unit.set_force_sum_reduction_for_comms(True)  # gloo has no averages
+    module: nn.Module
 
     def micro_batch(self, sums_gradients: bool) -> AbstractContextManager[object]:
-        self.root.set_requires_gradient_sync(sums_gradients)
-        self.root.set_is_last_backward(sums_gradients)
+        """As accelerate and Lightning do it, and the scripts that are emitted: nothing is said of
+        a last backward, so that each is one to FSDP2."""
+        root: Any = self.module
+        root.set_requires_gradient_sync(sums_gradients)
         return nullcontext()
+
+
+def fully_sharded(
+    module: nn.Module, blocks: Sequence[nn.Module], setting: TrainSetting, device: torch.device
+) -> Sharded:
+    """`module` under `fully_shard`, in place: each of `blocks` is a unit, and the rest is the
+    root's, whose weights stay gathered after forward (torch's default for a root)."""
+    if setting.fsdp_version == 1:
+        raise UnsupportedError(
+            "a probe runs FSDP2 (fully_shard), and fsdp_version is 1.", "Set fsdp_version=2."
+        )
+    shard_in_place(module, blocks, setting, make_mesh(setting, device.type))
+    if device.type == "cpu":
+        for unit in module.modules():
+            if isinstance(unit, FSDPModule):
+                unit.set_force_sum_reduction_for_comms(True)  # gloo has no averages
+    return Sharded(module)
 
 
 def shard_in_place(
     module: nn.Module, blocks: Sequence[nn.Module], setting: TrainSetting, mesh: DeviceMesh
-) -> FSDPModule:
+) -> None:
     """Shards each of `blocks`, and then what is left of `module`."""
     policy = precision_policy(setting)
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=setting.fsdp_reshard)
-    return fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
 def make_mesh(setting: TrainSetting, device_type: str) -> DeviceMesh:

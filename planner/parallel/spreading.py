@@ -46,9 +46,9 @@ def spread_as_set(
 
         return DataParallel(module, setting, device)
     if setting.parallelism in ("fsdp", "hsdp"):
-        from planner.parallel.fully_sharded import FullySharded
+        from planner.parallel.fully_sharded import fully_sharded
 
-        return FullySharded(module, blocks(), setting, device)
+        return fully_sharded(module, blocks(), setting, device)
     raise UnsupportedError(
         f"a probe does not run parallelism {setting.parallelism}: DeepSpeed's engine takes the "
         "place of the step that is measured.",

@@ -46,16 +46,29 @@ def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = No
 
 
 def _check(model: Model, setting: TrainSetting) -> None:
-    faults = []
+    """Raises UnsupportedError for what a trace does not follow."""
+    faults, ways = [], []
     if setting.parallelism not in ("none", "ddp", *SHARDED):
-        faults.append(f"a trace follows one device, not parallelism {setting.parallelism!r}.")
+        faults.append(f"a trace follows one device, not parallelism {setting.parallelism}.")
+        ways.append("Choose parallelism none, ddp, fsdp or hsdp.")
     if not isinstance(model, SwinConfig) and (setting.frozen_stages or setting.lora_rank):
         faults.append(f"frozen stages and LoRA are not known of {model.title}.")
+        ways.append("Omit these options; freeze and adapt inside a factory of your own.")
     if faults:
-        raise UnsupportedError(
-            "\n".join(faults),
-            "Omit these options; freeze and adapt inside a factory of your own.",
-        )
+        raise UnsupportedError("\n".join(faults), " ".join(ways))
+    if setting.parallelism in SHARDED:
+        _check_sharded(setting)
+
+
+def _check_sharded(setting: TrainSetting) -> None:
+    """What was never laid beside real ranks: gathered weights come and go in all of these."""
+    for field, followed in (("fsdp_version", 2), ("compile", "off"), ("offload", "none")):
+        if (value := getattr(setting, field)) != followed:
+            raise UnsupportedError(
+                f"a trace follows FSDP2 in eager steps that keep activations on the device, and "
+                f"{field} is {value}.",
+                f"Set {field}={followed}, or choose parallelism ddp.",
+            )
 
 
 def _tag_activations(events: Iterable[Event]) -> list[Event]:

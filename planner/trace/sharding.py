@@ -32,7 +32,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.errors import UnsupportedError
 from planner.ledger import Group
-from planner.parallel.fully_sharded import make_mesh, shard_in_place
+from planner.parallel.fully_sharded import Sharded, make_mesh, shard_in_place
 from planner.schema import TrainSetting
 from planner.step.sharding_notes import sharding_notes
 from planner.trace.recorder import SENDING, Recorder
@@ -167,8 +167,8 @@ class Sharding:
         shard_in_place(module, blocks, self.setting, self.mesh)
         return sharding_notes(self.setting, len(blocks), own, self.rank)
 
-    def as_spread(self, module: nn.Module) -> InPlace:
-        return InPlace(module)
+    def as_spread(self, module: nn.Module) -> Sharded:
+        return Sharded(module)
 
     @contextlib.contextmanager
     def streams(self, recorder: Recorder) -> Iterator[None]:
@@ -212,18 +212,6 @@ def _shapes_unheard(recorder: Recorder) -> Iterator[None]:
 
     with mock.patch.object(ShardingPropagator, learn.__name__, unheard):
         yield
-
-
-@dataclass(frozen=True)
-class InPlace:
-    """A sharded module as `Training` knows it."""
-
-    module: nn.Module
-
-    def micro_batch(self, sums_gradients: bool) -> contextlib.AbstractContextManager[object]:
-        root: Any = self.module
-        root.set_requires_gradient_sync(sums_gradients)
-        return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -100,13 +100,13 @@ class DeviceEstimator:
             yield _bare(setting)
 
     def __call__(self, model: Model, setting: TrainSetting) -> Estimate | None:
-        setting = self._as_it_runs(setting)
-        for stand_in in dict.fromkeys((setting, on_one_device(setting))):
+        as_it_runs = self._as_it_runs(setting)
+        for stand_in in dict.fromkeys((as_it_runs, on_one_device(as_it_runs))):
             try:
                 found = replace(self._call(model, stand_in), setting=setting)
             except UnsupportedError:
                 continue
-            if stand_in != setting:
+            if stand_in != as_it_runs:
                 self.stood_in.add(setting.parallelism)
             return found
         return None

@@ -207,6 +207,16 @@ def test_what_a_dtensor_learns_of_shapes_is_no_memory() -> None:
     assert first == second
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("fsdp_version", 1), ("compile", "default"), ("offload", "activations")]
+)
+def test_what_no_trace_follows_is_refused(field: str, value: object) -> None:
+    setting = TrainSetting.model_validate({**FSDP, field: value})
+    with pytest.raises(UnsupportedError, match=f"{field} is {value}") as found:
+        trace_estimate(IMAGES, setting, Blocks)
+    assert f"Set {field}=" in found.value.way_out
+
+
 @pytest.fixture
 def own_group(tmp_path: Path) -> Iterator[None]:
     distributed.init_process_group(
@@ -242,10 +252,11 @@ def test_a_model_without_blocks_is_one_unit() -> None:
 
 
 @pytest.mark.workers
-def test_real_ranks_allocate_the_same_in_the_same_order(tmp_path: Path) -> None:
-    """Two processes under gloo. What is smaller than 512 B is left out: kernels on the CPU make
-    scalars of their own."""
-    setting = TrainSetting.model_validate({**FSDP, "world_size": 2})
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_real_ranks_allocate_the_same_in_the_same_order(tmp_path: Path, accumulate: int) -> None:
+    """Two processes under gloo, as a probe runs them, one micro-batch and several. What is smaller
+    than 512 B is left out: kernels on the CPU make scalars of their own."""
+    setting = TrainSetting.model_validate({**FSDP, "world_size": 2, "accumulate": accumulate})
     spawn = multiprocessing.get_context("spawn")
     ranks = [spawn.Process(target=measure_rank, args=(r, setting, tmp_path)) for r in (0, 1)]
     for process in ranks:

@@ -281,5 +281,8 @@ def test_each_rank_is_compared_with_the_estimate_of_the_worst(
 
 
 def test_a_parallelism_that_is_not_estimated_is_measured_and_not_compared() -> None:
-    setting = TrainSetting(world_size=2, parallelism="zero3", attention="sdpa")
+    """FSDP1 is estimated without copies only (`planner.step.fsdp1`)."""
+    setting = TrainSetting(
+        world_size=4, parallelism="hsdp", fsdp_shard_size=2, fsdp_version=1, attention="sdpa"
+    )
     assert compare([exact_record(8).model_copy(update={"setting": setting})]) == []
