@@ -18,7 +18,7 @@ from planner.schema.observation import Observation
 
 HELD_OUT_ONE_IN = 4
 # The fields of models and settings when the held-out quarter was drawn, 2026-11-20.
-DRAWN_FIELDS = frozenset((
+DRAWN_FIELDS = (
     "library", "name", "version", "image_size", "patch_size", "in_channels", "num_classes",
     "embed_dim", "depths", "num_heads", "window_size", "mlp_ratio", "qkv_bias", "drop_rate",
     "attn_drop_rate", "drop_path_rate", "patch_norm", "absolute_position_embedding",
@@ -26,7 +26,7 @@ DRAWN_FIELDS = frozenset((
     "checkpointing", "compile", "attention", "optimizer", "memory_format", "parallelism",
     "loss", "amsgrad", "clip_grad", "ema", "zero_grad_to_none", "frozen_stages", "lora_rank",
     "validation_batch_size", "factory",
-))  # fmt: skip
+)  # fmt: skip
 
 
 class Group(BaseModel):
@@ -96,18 +96,19 @@ def is_held_out(record: MeasurementRecord) -> bool:
 
 def drawn_key(model: Model, setting: TrainSetting) -> str:
     """Model and setting as they were written when the quarter was drawn: a field that came later
-    moves no row across, as long as it has its default."""
+    moves no row across, as long as it has its default, nor does one that moved in its class."""
     return json.dumps([_as_drawn(model), _as_drawn(setting)])
 
 
 def _as_drawn(value: BaseModel) -> dict[str, Any]:
     fields = type(value).model_fields
     written = value.model_dump(mode="json")
-    return {
-        name: written[name]
+    later = [
+        name
         for name in written
-        if name in DRAWN_FIELDS or getattr(value, name) != fields[name].get_default()
-    }
+        if name not in DRAWN_FIELDS and getattr(value, name) != fields[name].get_default()
+    ]
+    return {name: written[name] for name in (*DRAWN_FIELDS, *later) if name in written}
 
 
 def expand(groups: list[Group]) -> list[Row]:
