@@ -104,7 +104,7 @@ def measuring(plan: LinkPlan) -> Iterator[list[BaseException]]:
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.combinations)])
 def test_a_world_over_gloo_times_every_collective(world_size: int, tmp_path: Path) -> None:
     curve = measure_link(replace(SHORT, world_size=world_size))
     assert {p.collective for p in curve.points} == set(COLLECTIVES)
@@ -136,6 +136,7 @@ def test_a_rank_that_dies_ends_the_others_and_is_named(number: signal.Signals) -
     assert ranks_of(os.getpid()) == []
 
 
+@pytest.mark.workers
 def test_a_rank_that_hangs_does_not_outlive_the_deadline() -> None:
     with measuring(replace(ENDLESS, deadline_seconds=8.0)) as raised:
         assert wait_for(lambda: len(ranks_of(os.getpid())) == 2)
@@ -150,6 +151,7 @@ def test_a_rank_that_fails_by_itself_says_why() -> None:
         measure_link(replace(SHORT, backend="frobnicate"))
 
 
+@pytest.mark.workers
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)

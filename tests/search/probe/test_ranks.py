@@ -146,6 +146,7 @@ def test_a_probe_ends_by_the_rank_that_failed(
     assert not record.ranks
 
 
+@pytest.mark.workers
 def test_ranks_that_lost_each_other_for_no_known_cause(fork_server: ForkServer) -> None:
     """Nobody says more: the first that said so is believed, after a while."""
     record = probe(fork_server, "rank_1_loses_the_others")
@@ -153,6 +154,7 @@ def test_ranks_that_lost_each_other_for_no_known_cause(fork_server: ForkServer) 
     assert "Connection closed by peer" in record.message
 
 
+@pytest.mark.workers
 def test_a_rank_that_hangs_ends_with_all_at_the_deadline(fork_server: ForkServer) -> None:
     started = time.monotonic()
     record = probe(fork_server, "rank_1_hangs", deadline_seconds=SHORT_SECONDS)
@@ -248,6 +250,7 @@ with ForkServer() as fork_server:
 """
 
 
+@pytest.mark.workers
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_parent_that_is_ended_leaves_no_rank(number: signal.Signals) -> None:
     """The fixture looks for what remains."""
