@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from planner.ledger import Allocated, Event, Freed, Marked
+from planner.ledger import Allocated, Awaited, Event, Freed, Marked, Sent
 from planner.memory.caching_allocator import rounded
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.nn import Module
@@ -97,3 +97,8 @@ def assert_equal_steps(
     assert not difference, difference
     assert phase_ends(ledger.events) == phase_ends(trace.events)
     assert ledger.num_parameters == trace.num_parameters
+
+
+def collectives(events: Iterable[Event]) -> list[tuple[Any, ...]]:
+    """What is sent and awaited, but for the paths: backward runs in no module of a trace."""
+    return [tuple(e)[:6] for e in events if isinstance(e, Sent | Awaited)]

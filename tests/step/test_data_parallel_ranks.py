@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from planner import TrainSetting
-from planner.ledger import Awaited, Event, Sent
+from planner.ledger import Event
 from planner.step.training import record_training
 from tests.building import build_real, on_shapes
-from tests.equality import first_difference, phase_ends
+from tests.equality import collectives, first_difference, phase_ends
 from tests.step.gloo_ranks import BASE, MODEL, Row, rows_of, run_ranks, without_ddp
 
 VIEW = {"ddp_bucket_view": True}
@@ -136,8 +136,3 @@ def test_the_trace_of_the_real_module_has_the_same_events(name: str) -> None:
     assert not difference, difference
     assert phase_ends(mine) == phase_ends(trace.events)
     assert collectives(mine) == collectives(trace.events)
-
-
-def collectives(events: tuple[Event, ...]) -> list[tuple[Any, ...]]:
-    """All but the paths: backward runs in no module of a trace."""
-    return [tuple(e)[:6] for e in events if isinstance(e, Sent | Awaited)]

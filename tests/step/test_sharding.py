@@ -1,7 +1,8 @@
 """FSDP2 on shapes laid beside torch's own under the fake process group: event by event the same.
 
 Shown with torch 2.13.0. Equal are every allocation in order, in bytes and by stream (scratch of
-attention rounded to the allocator's 512 B), and the releases between two allocations.
+attention rounded to the allocator's 512 B), the releases between two allocations, and what is sent
+and awaited.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from planner.memory.caching_allocator import rounded
 from planner.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.step.training import record_training
 from planner.units import MIB
-from tests.equality import phase_ends
+from tests.equality import collectives, phase_ends
 from tests.libraries.steps import Changes, generator_state_uncounted, name_of, needs, require
 
 pytestmark = needs("torch", "timm")
@@ -87,11 +88,13 @@ def assert_as_torch_does(config: SwinConfig, changes: Changes, rank: int = 0) ->
     require(config.library)
     setting = resolved(config, changes)
     assert is_on_shapes(config, setting)
-    ours = rows_of(recorded(config, setting, rank % setting.shard_size).events)
-    theirs = rows_of(trace_sharded(config, setting, rank))
+    on_shapes = recorded(config, setting, rank % setting.shard_size).events
+    traced = trace_sharded(config, setting, rank)
+    ours, theirs = rows_of(on_shapes), rows_of(traced)
     for place, (mine, real) in enumerate(zip(ours, theirs, strict=False)):
         assert mine == real, f"row {place}: {ours[place - 5 : place]}"
     assert len(ours) == len(theirs)
+    assert collectives(on_shapes) == collectives(traced)
 
 
 @pytest.mark.parametrize(
