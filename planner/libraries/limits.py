@@ -172,7 +172,7 @@ def static_graph_limit(setting: TrainSetting) -> SettingFault | None:
         return None
     return SettingFault(
         "a static graph of DistributedDataParallel sums gradients in its first backward, which "
-        "no_sync forbids: torch's reducer fails there",
+        "no_sync forbids (torch's reducer fails there)",
         f"ddp_static_graph is true, accumulate is {setting.accumulate} and gradient_sync last",
         "Set gradient_sync=every, ddp_static_graph=false, or accumulate=1.",
         field="ddp_static_graph",

@@ -39,10 +39,10 @@ def follows_fsdp(setting: TrainSetting) -> bool:
 
     Stages that are checkpointed run their blocks' forward in backward, weights that are not trained
     have no gradients, and what is gathered in another dtype than autocast's meets buffers in fp32.
+    FSDP1 goes by the ledger of FSDP2 (`fsdp1.py`).
     """
     return (
-        setting.fsdp_version == 2
-        and setting.precision in _COMPUTED[setting.fsdp_param_dtype]
+        setting.precision in _COMPUTED[setting.fsdp_param_dtype]
         and setting.checkpoints_any_model
         and setting.offload == "none"
         and not setting.frozen_stages

@@ -347,7 +347,6 @@ def test_any_batch_is_read_off_one_line(changes: Changes) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"fsdp_version": 1},
         {"fsdp_param_dtype": "bf16"},
         {"precision": "bf16", "fsdp_param_dtype": "fp16"},
         {"checkpointing": "stages"},
@@ -361,6 +360,7 @@ def test_any_batch_is_read_off_one_line(changes: Changes) -> None:
 def test_what_shapes_do_not_follow_is_traced(changes: Changes) -> None:
     config = small()
     assert is_on_shapes(config, resolved(config, {}))
+    assert is_on_shapes(config, resolved(config, {"fsdp_version": 1})), "by FSDP2's ledger"
     assert not is_on_shapes(config, resolved(config, changes))
 
 
