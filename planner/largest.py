@@ -38,6 +38,7 @@ def largest_batch(
     ceiling: int = MAX_SIZE,
     allocator: str | AllocatorConfig | None = None,
     traced: bool = False,
+    link: str | None = None,
     **overrides: Any,
 ) -> Estimate | None:
     """The estimate at the largest batch up to `ceiling` that fits, or None where none does; with
@@ -75,7 +76,7 @@ def largest_batch(
     @cache
     def at(batch: int) -> Estimate:
         return estimate_ledger(
-            config, setting_at(batch), ledger_at(batch), device, memory, allocator
+            config, setting_at(batch), ledger_at(batch), device, memory, allocator, link=link
         )
 
     budget = at(2).budget_bytes

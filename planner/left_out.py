@@ -34,7 +34,7 @@ def left_out(
     elif setting.parallelism == "none" and setting.world_size > 1:
         found.append(
             "communication between devices (NCCL's buffers, gradient buckets): "
-            "--set parallelism=ddp counts them"
+            "--parallelism ddp counts them"
         )
     return found
 

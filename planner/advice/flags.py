@@ -9,9 +9,13 @@ from planner.advice.wish import Choice, Wish
 from planner.schema import TrainSetting
 from planner.units import GIB
 
-OPTIONS = (
-    "batch_size", "accumulate", "precision", "checkpointing", "compile", "attention", "optimizer",
-)  # fmt: skip
+# Fields that have an option of their own; of the others --set takes the name.
+OPTIONS = {
+    "batch_size": "--batch-size", "accumulate": "--accumulate", "precision": "--precision",
+    "checkpointing": "--checkpointing", "compile": "--compile", "attention": "--attention",
+    "optimizer": "--optimizer", "world_size": "--gpus", "nodes": "--nodes",
+    "parallelism": "--parallelism",
+}  # fmt: skip
 
 
 def flags(choice: Choice, allocator: str | None, precision: str) -> tuple[str, ...]:
@@ -24,7 +28,7 @@ def flags(choice: Choice, allocator: str | None, precision: str) -> tuple[str, .
             continue
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if field in OPTIONS:
-            found += [f"--{field.replace('_', '-')}", text]
+            found += [OPTIONS[field], text]
         else:
             found += ["--set", f"{field}={text}"]
     options = [allocator] if allocator else []
@@ -48,6 +52,6 @@ def device_flags(wish: Wish) -> tuple[str, ...]:
     if wish.memory_bytes is not None:
         whole, rest = divmod(wish.memory_bytes, GIB)
         found += ["--memory", f"{wish.memory_bytes}B" if rest else f"{whole}GiB"]
-    if wish.link is not None:
+    if wish.link is not None and wish.plain.world_size > 1:
         found += ["--link", wish.link]
     return tuple(found)

@@ -17,8 +17,9 @@ from planner.cli.arguments import (
     with_time_option,
 )
 from planner.cli.output import print_json, say
-from planner.cli.several import link_of
+from planner.cli.several import check_counts, link_of
 from planner.hardware import find_gpu
+from planner.hardware.fabric import find_fabric
 from planner.schema import TrainSetting, parse
 from planner.schema.model import MAX_SIZE
 
@@ -66,10 +67,13 @@ def command(model: str, **given: Any) -> int:
 
         check_plot(given["plot"])
     of_model, of_setting = given_fields({"model": model, **given}, tuple(SEVERAL_OPTIONS))
+    check_counts(of_setting)
     link = given["link"]
     if of_setting.get("world_size", "1") != "1":
         of_setting.setdefault("parallelism", "ddp")
         link = _link(link, of_setting, given["gpu"])
+    elif link is not None:  # of the GPUs that advice adds
+        find_fabric(find_gpu(given["gpu"]) if given["gpu"] else None, 1, link)
     overrides: dict[str, Any] = {**of_model, **of_setting}
     from planner.advice.advising import advise
 

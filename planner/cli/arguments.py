@@ -129,10 +129,13 @@ def model_and_settings(
         {**of_setting, **dict(zip(axes, values, strict=True))}
         for values in itertools.product(*axes.values())
     ]
-    if given.get("gpus") or given.get("parallelism") or given.get("global_batch"):
-        from planner.cli.several import spread_rows
+    if any(given.get(option) for option in (*SEVERAL_OPTIONS, "global_batch")):
+        from planner.cli.several import check_counts, spread_rows
 
-        rows = spread_rows(rows, given.get("global_batch"))
+        for row in rows:
+            check_counts(row)
+        if given.get("gpus") or given.get("parallelism") or given.get("global_batch"):
+            rows = spread_rows(rows, given.get("global_batch"))
     settings = [parse(TrainSetting, row, "the setting") for row in rows]
     return resolve_model(text, of_model), settings
 

@@ -68,9 +68,9 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     """Estimate the memory and time of training MODEL, before you launch it.
 
     MODEL is LIBRARY:NAME (see 'planner models'), a YAML or JSON file, or package.module:factory.
-    Several values for an option make one row per combination; --gpus 1,2,4,8 a table of what many
-    GPUs reach together. A model that is not a Swin of
-    'planner models' is traced once; 'planner cache' lists the kept traces.
+    Several values for an option make one row per combination; --gpus 1,2,4,8 makes a table of what
+    many GPUs reach together. A model that is not a Swin of 'planner models' is traced once;
+    'planner cache' lists the kept traces.
     """
     gc.disable()  # a process that ends with its answer: the collector would only cost time
     refuse_empty({"model": model, **given})
@@ -118,7 +118,6 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
         refused += [("--batch-size", sized, "it is what --max-batch finds")]
         found = "--max-batch finds the images of a device"
         refused += [("--global-batch", given["global_batch"], found)]
-        refused += [("--link", given["link"], "memory does not depend on it")]
     together = "--gpu all" if rank else "--max-batch"
     faults = [f"  {option}: {way_out}" for option, value, way_out in refused if value]
     if faults:
@@ -248,8 +247,9 @@ def _print_largest(
             click.echo(f"Without {_kind_of_row(setting)}: {error.message}\n", err=given["as_json"])
             continue
         best = largest_batch(
-            model, setting, gpu, memory, allocator=allocator, traced=given["traced"]
-        )
+            model, setting, gpu, memory, allocator=allocator, traced=given["traced"],
+            link=given["link"],
+        )  # fmt: skip
         found.append((model, setting, best))
     if given["as_json"]:
         print_json(

@@ -38,6 +38,12 @@ def spread_rows(rows: Sequence[Row], global_batch: str | None) -> list[Row]:
     return found
 
 
+def check_counts(row: Row) -> None:
+    """Raises UsageError where `--gpus` or `--nodes` of a row is not one count."""
+    _count("--gpus", row.get("world_size", "1"))
+    _count("--nodes", row.get("nodes", "1"))
+
+
 def _own_options(row: Row) -> Row:
     kind = row.get("parallelism", "none")
     return {
@@ -73,7 +79,7 @@ def _share(row: Row, global_batch: str) -> Row:
 def _count(option: str, text: str) -> int:
     if not text.strip().isdecimal() or not int(text):
         raise UsageError(
-            f"{option} takes a count of 1 or more, and {shorten(text)} is none.",
+            f"{option} takes a whole number from 1 on, not {shorten(text)}.",
             f"For example {option} 8.",
         )
     return int(text)

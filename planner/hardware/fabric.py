@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from planner.errors import UsageError
 from planner.hardware.gpu import Gpu
-from planner.hardware.links import Link, all_links, find_link, names_of, start_seconds
+from planner.hardware.links import (
+    Link,
+    all_links,
+    find_link,
+    is_link_file,
+    names_of,
+    start_seconds,
+)
 from planner.schema.link import bus_factor
 
 if TYPE_CHECKING:
@@ -86,7 +93,8 @@ def find_fabric(gpu: Gpu | None, nodes: int, text: str | None = None, of_node: i
     between (`nvlink-a100,8xib-hdr`: eight cards of it in a machine). What it does not name, and
     there is, is what `gpu` usually has. `of_node` devices are in each machine.
 
-    Raises UsageError: a link that is not known or joins fewer, or a GPU that has no usual one.
+    Raises UsageError: a link that is not known or joins fewer, one between machines where there is
+    one, or a GPU that has no usual one.
     """
     within: Link | None = None
     between: Link | None = None
@@ -95,6 +103,11 @@ def find_fabric(gpu: Gpu | None, nodes: int, text: str | None = None, of_node: i
         if not part.strip():
             continue
         count, link = _counted(part.strip())
+        if link.hop == "network" and nodes == 1:
+            raise UsageError(
+                f"{part.strip()} joins machines, and there is one.",
+                "Say in how many the GPUs are with --nodes, or name the link between them.",
+            )
         if link.hop == "network":
             between, cards = link, count
         elif count > 1:
@@ -120,7 +133,7 @@ def find_fabric(gpu: Gpu | None, nodes: int, text: str | None = None, of_node: i
             f"{between.name} between machines, one card in each ({between.title}): networks differ "
             "a hundredfold; --link names another"
         )
-    return Fabric(within, between if nodes > 1 else None, cards, tuple(assumed))
+    return Fabric(within, between, cards, tuple(assumed))
 
 
 def has_usual_link(gpu: Gpu) -> bool:
@@ -144,5 +157,5 @@ def usual_link(gpu: Gpu | None) -> Link:
 
 
 def _counted(text: str) -> tuple[int, Link]:
-    found = _CARDS.fullmatch(text)
+    found = None if is_link_file(text) else _CARDS.fullmatch(text)
     return (int(found[1]), find_link(found[2])) if found else (1, find_link(text))

@@ -150,14 +150,22 @@ def find_link(text: str) -> Link:
     for link in all_links():
         if link.name == wanted:
             return link
-    path = Path(text).expanduser()
-    if path.is_file():
+    if is_link_file(text):
         from planner.hardware.link_file import read_link
+
+        path = Path(text).expanduser()
 
         return measured_link(read_link(path), str(path))
     names = names_of(all_links())
     way_out = f"Name one of {names}; or the file of a measured link."
     raise unknown_name("link", text, [link.name for link in all_links()], way_out)
+
+
+def is_link_file(text: str) -> bool:
+    """Whether `text` names a file, as no link's name does: one that is there, or one with a folder
+    or a suffix."""
+    path = Path(text).expanduser()
+    return path.is_file() or path.name != text or bool(path.suffix)
 
 
 def measured_link(curve: LinkCurve, name: str) -> Link:
@@ -180,7 +188,10 @@ def measured_link(curve: LinkCurve, name: str) -> Link:
             for collective, found in points.items()
         ),
         rates=(),
-        sources=(f"measured with {curve.backend}", curve.date or curve.source),
+        sources=(
+            f"measured between {curve.world_size} {curve.device} with {curve.backend}",
+            curve.date or curve.source,
+        ),
     )
 
 

@@ -107,13 +107,20 @@ def _notes(rows: Sequence[Scaled]) -> list[str]:
     if predicted:
         off = max(one.uncertainty for one in predicted)
         found.append(
-            f"Predicted, not measured, ±{off:.0%} at most. Efficiency: against as many GPUs that "
-            "each work by themselves. Exposed: the part of a step in which a GPU only waits for "
-            "the others."
+            f"Predicted, not measured, within ±{off:.0%}. Efficiency: against as many GPUs that "
+            f"each work by themselves{_above(rows)}. Exposed: the part of a step in which a GPU "
+            "only waits for the others."
         )
     if any(row.linear_rate is not None for row in rows):
         found.append(f"Learning rates, from 5e-4 for 512 images: {LINEAR_SOURCE}; {ROOT_SOURCE}.")
     return found + _rests_on(rows)
+
+
+def _above(rows: Sequence[Scaled]) -> str:
+    """Why some are more efficient than one by itself."""
+    if all(row.efficiency is None or round(row.efficiency, 2) <= 1 for row in rows):
+        return ""
+    return " (above 100%: each updates only its share of the weights)"
 
 
 def _rests_on(rows: Sequence[Scaled]) -> list[str]:

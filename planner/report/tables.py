@@ -53,6 +53,7 @@ def estimate_table(estimates: Sequence[Estimate]) -> str:
     models = len({e.model for e in estimates}) > 1
     judged = any(e.fits is not None for e in estimates)
     timed = any(e.throughput is not None for e in estimates)
+    each = "\nper gpu" if any(e.setting.world_size > 1 for e in estimates) else ""
     headers = [
         *(["model"] if models else []),
         *(header(field) for field in fields),
@@ -61,7 +62,7 @@ def estimate_table(estimates: Sequence[Estimate]) -> str:
         "peak\nreserved",
         "device\ntotal",
         *(["fits"] if judged else []),
-        *([f"{unit(estimates[0].model)}/s"] if timed else []),
+        *([f"{unit(estimates[0].model)}/s{each}"] if timed else []),
         "peak at",
     ]
     rows = [

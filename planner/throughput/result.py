@@ -95,8 +95,8 @@ def communication_basis(exchanges: Exchanges | None, setting: TrainSetting) -> l
     sources = "; ".join(f"{link.name}: {', '.join(link.sources)}" for link in links)
     return [
         *fabric.assumed,
-        f"collectives take what was published of their links, up to {fabric.spread:.0%} more or "
-        f"less ({sources})",
+        "collectives take what was published or measured of their links, up to "
+        f"{fabric.spread:.0%} more or less ({sources})",
         f"computing and communicating take {exchanges.contention:g} times as long while both go on "
         "(published of A100s by Galvatron)",
         *_compiled_basis(setting),

@@ -87,3 +87,20 @@ def test_the_command_takes_gpus_and_says_what_each_reaches(
     status, _, err = run(capsys, monkeypatch, *arguments, "--link", "nvlnk")
     assert status == 2
     assert "unknown link 'nvlnk'" in err
+
+
+def test_a_link_of_one_gpu_is_that_of_the_second(
+    tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command for one GPU does not repeat it, because `planner estimate` refuses it there."""
+    arguments = ("advise", tiny, "--gpu", "a100-sxm-80gb", "--batch-size", "16", "--json")
+    _, out, _ = run(capsys, monkeypatch, *arguments, "--link", "pcie4")
+    advice = json.loads(out)
+    assert advice["more_gpus"][0]["link"] == "pcie4"
+    assert "--link" not in json.dumps(advice["recommended"])
+    status, _, err = run(capsys, monkeypatch, *arguments, "--link", "nvlnk")
+    assert status == 2
+    assert "unknown link 'nvlnk'" in err
+    status, _, err = run(capsys, monkeypatch, *arguments, "--gpus", "2,4")
+    assert status == 2
+    assert "--gpus takes a whole number" in err

@@ -95,10 +95,13 @@ def test_what_devices_exchange_is_predicted_or_said_to_be_left_out(tiny: str) ->
         (("--gpus", "2", "--link", "pcie6"), "unknown link 'pcie6'. Did you mean 'pcie", "no-p2p"),
         (("--gpus", "4", "--link", "nvlink-bridge-h100"), "joins at most 2 GPUs in a machine",
          "--nodes 2"),
-        (("--gpus", "2", "--link", "no/such.json"), "unknown link 'no/such.json'", "a measured"),
+        (("--gpus", "2", "--link", "no/such.json"), "no/such.json cannot be read", ""),
+        (("--gpus", "2", "--link", "8xib-hdr"), "8xib-hdr joins machines, and there is one",
+         "--nodes"),
         (("--gpus", "4", "--nodes", "3"), "4 devices do not divide by that", ""),
-        (("--gpus", "two"), "world_size", ""),
-        (("--gpus", "2", "--global-batch", "many"), "takes a count of 1 or more", ""),
+        (("--gpus", "two"), "--gpus takes a whole number from 1 on, not 'two'", "--gpus 8"),
+        (("--gpus", "8", "--nodes", "1,2"), "--nodes takes a whole number", ""),
+        (("--gpus", "2", "--global-batch", "many"), "--global-batch takes a whole number", ""),
         (("--gpus", "2", "--parallelism", "dpp"), "parallelism", "ddp"),
         (("--gpus", ""), "--gpus has no value", ""),
         (("--gpus", "2", "--set", "world_size=4"), "world_size is given twice", ""),
@@ -126,6 +129,15 @@ def test_the_table_says_what_each_kind_rests_on(tiny: str) -> None:
     assert "- nvlink-a100 between GPUs" in text
     assert "- zero1: ZeRO-1 as DeepSpeed" in text
     assert "a CUDA context of" not in text
+
+
+def test_the_largest_batch_is_timed_over_the_link_that_was_named(tiny: str) -> None:
+    rates = [
+        rows(tiny, *A100, "--gpus", "8", "--max-batch", "--precision", "bf16",
+             "--checkpointing", "none", "--link", link)[0]["estimate"]["throughput"]
+        for link in ("pcie3", "nvlink-a100")
+    ]  # fmt: skip
+    assert [rate["communication"]["link"] for rate in rates] == ["pcie3", "nvlink-a100"]
 
 
 def test_gpus_that_nobody_knows_the_link_of_need_one_named(

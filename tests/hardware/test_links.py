@@ -143,7 +143,8 @@ def test_what_nobody_named_is_assumed_and_said() -> None:
     assert [line.split()[0] for line in fabric.assumed] == ["nvlink-a100", ASSUMED_NETWORK]
     named = find_fabric(a100, 2, "8xib-hdr, nvlink-a100")
     assert (named.name, named.assumed) == ("nvlink-a100,8xib-hdr", ())
-    assert find_fabric(a100, 1, "8xib-hdr").between is None
+    with pytest.raises(UsageError, match="8xib-hdr joins machines, and there is one"):
+        find_fabric(a100, 1, "8xib-hdr")
     with pytest.raises(UsageError, match="counts a link within a machine"):
         find_fabric(a100, 1, "2xpcie4")
 
@@ -181,6 +182,14 @@ def test_a_measured_link_is_read_from_its_file(tmp_path: Path) -> None:
     assert link.seconds("all_reduce", 8 * MIB, 4) == pytest.approx(8e-4)
     # Two ranks move 1/1 of the array in each direction where four move 3/2.
     assert link.seconds("all_reduce", 2 * MIB, 2) == pytest.approx(2e-4 / 1.5)
+
+
+def test_a_file_may_be_called_as_cards_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(measured(tmp_path)).rename(tmp_path / "8xa10.json")
+    monkeypatch.chdir(tmp_path)
+    assert find_fabric(find_gpu("a10"), 1, "8xa10.json", 4).within.name == "8xa10.json"
 
 
 def test_a_link_measured_between_machines_is_their_network(tmp_path: Path) -> None:
