@@ -18,9 +18,10 @@ from planner.memory.profile import growth_within
 from planner.schema import DeviceInfo, Model, ResolvedSetting, TrainSetting
 from planner.schema.distribution import ALONE
 from planner.schema.setting import GRAPH_MODES
+from planner.throughput.communication import Exchanges
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import DeviceRates, StepTime, predict_step, rates_for
-from planner.throughput.result import Throughput
+from planner.throughput.result import Throughput, exchanges_of
 from planner.traced_step import TracedStep, traced_step
 
 Key = tuple[Model, TrainSetting]
@@ -56,7 +57,7 @@ class DeviceEstimator:
         self.rates = rates_for(self.gpu) if rates is None and self.gpu else rates
         self.stood_in: set[str] = set()  # parallelisms for which one device's estimate stands
         self._shared: dict[Key, Estimate | UnsupportedError] = {}
-        self._operations: dict[Key, list[Operation]] = {}
+        self._operations: dict[Key, tuple[list[Operation], Exchanges | None]] = {}
         self._steps: dict[Key, StepTime] = {}
         self._optimizers: dict[Key, int] = {}
 
@@ -161,14 +162,17 @@ class DeviceEstimator:
 
     def _timed(self, model: Model, setting: TrainSetting, found: Estimate) -> Throughput | None:
         """The shared step's time made that of `setting`: its micro-batches by precision and
-        compilation, its optimizer's step by the implementation. Only the whole step is known:
-        what the shared one's seconds go into is not said of it."""
+        compilation, its optimizer's step by the implementation, and its wait for other devices by
+        what the last micro-batch waits more. Only the whole step is known: what the shared one's
+        seconds go into is not said of it."""
         if self.rates is None or found.throughput is None:
             return None
         plain = setting.model_copy(update={"optimizer": found.setting.optimizer})
         here, there = self._step(model, plain), self._step(model, found.setting)
-        micro_batches = found.throughput.step_seconds - _optimizer_seconds(there)
+        waited = _waited_seconds(found.throughput)
+        micro_batches = found.throughput.step_seconds - waited - _optimizer_seconds(there)
         seconds = micro_batches * _micro_batch_seconds(here) / _micro_batch_seconds(there)
+        seconds += waited + _waited_seconds(here) - _waited_seconds(there)
         seconds += _optimizer_seconds(here) * self._optimizer_ratio(model, setting, plain)
         images = setting.batch_size * setting.accumulate
         basis, uncertainty = found.throughput.basis, self.rates.uncertainty_of(setting)
@@ -199,9 +203,10 @@ class DeviceEstimator:
             recorded = self.shared_setting(at).model_copy(update={"optimizer": at.optimizer})
             if (model, recorded) not in self._operations:
                 ledger = self._ledger(*resolve(model, recorded))
-                self._operations[model, recorded] = list(ledger.operations())
-            operations = self._operations[model, recorded]
-            self._steps[model, at] = predict_step(operations, self.rates, at)
+                exchanges = exchanges_of(ledger, recorded, self.gpu)
+                self._operations[model, recorded] = list(ledger.operations()), exchanges
+            operations, exchanges = self._operations[model, recorded]
+            self._steps[model, at] = predict_step(operations, self.rates, at, None, exchanges)
         return self._steps[model, at]
 
 
@@ -253,4 +258,9 @@ def _optimizer_seconds(step: StepTime) -> float:
 
 
 def _micro_batch_seconds(step: StepTime) -> float:
-    return step.step_seconds - _optimizer_seconds(step)
+    return step.step_seconds - _optimizer_seconds(step) - _waited_seconds(step)
+
+
+def _waited_seconds(step: StepTime | Throughput) -> float:
+    """What a device waits for others."""
+    return 0.0 if step.communication is None else step.communication.exposed_seconds
