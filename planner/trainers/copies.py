@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-BLOCK_FINDERS = ("CONTAINERS", "TORCH_BLOCKS", "repeated_blocks", "_kind", "_may_be_block")
+_BLOCK_FINDERS = ("CONTAINERS", "TORCH_BLOCKS", "repeated_blocks", "_kind", "_may_be_block")
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -20,7 +22,7 @@ class ModelSource:
 
 def copied(file: str, *names: str) -> ModelSource:
     """What a file of the planner's that imports only torch defines as `names` (all, where none are
-    given), with all of its imports."""
+    given), with the imports that it needs."""
     text = (_PACKAGE / file).read_text(encoding="utf-8")
     nodes = ast.parse(text).body
     imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -30,23 +32,33 @@ def copied(file: str, *names: str) -> ModelSource:
         body = "\n\n".join("".join(lines[n.lineno - 1 : n.end_lineno]) for n in chosen)
     else:
         body = "".join(lines[imports[-1].end_lineno :]).strip("\n") + "\n"
-    return ModelSource(
-        imports=tuple(ast.unparse(node) for node in imports[1:]),  # the first is of annotations
-        body=body + "\n\n",
-    )
+    return ModelSource(imports=tuple(_needed(imports, body)), body=body + "\n\n")
+
+
+def _needed(imports: list[ast.Import | ast.ImportFrom], body: str) -> Iterator[str]:
+    """Those of `imports` whose names stand in `body`."""
+    words = set(re.findall(r"\w+", body))
+    for node in imports:
+        node.names = [n for n in node.names if (n.asname or n.name).partition(".")[0] in words]
+        if node.names and ast.unparse(node) != "from __future__ import annotations":
+            yield ast.unparse(node)
+
+
+def block_finding() -> ModelSource:
+    """`repeated_blocks` and what it calls."""
+    return copied("checkpointing.py", *_BLOCK_FINDERS)
 
 
 def compiled_blocks(source: ModelSource, how: str) -> ModelSource:
     """`source`, its `build_model` compiling each repeated block; `how` are arguments of
     `torch.compile`."""
     compiling = copied("compilation.py", "compile_blocks")
-    finding = copied("checkpointing.py", *BLOCK_FINDERS)
+    finding = block_finding()
     if "def repeated_blocks" in source.body:
         finding = ModelSource((), "")
-    needed = ["from collections import Counter"] if finding.body else []
     line = f"    compile_blocks(repeated_blocks(model), {how})\n"
     return ModelSource(
-        (*source.imports, *needed, *compiling.imports),
+        (*source.imports, *finding.imports, *compiling.imports),
         finding.body + compiling.body + before_return(source.body, line),
     )
 

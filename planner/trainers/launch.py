@@ -31,7 +31,7 @@ def torchrun(script: str, plan: Plan, arguments: str = "") -> str:
     a rank does not start again by itself.
     """
     setting = plan.setting
-    if setting.parallelism == "none" and setting.world_size == 1:
+    if setting.parallelism == "none":
         return f"python {script} {arguments}".rstrip()
     meeting = (
         f"--nnodes {setting.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:{PORT}"

@@ -14,7 +14,12 @@ from planner.trainers.engine import ZERO_PARALLEL, engine_source, on_gpus, zero_
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, nodes_notes, torchrun
-from planner.trainers.parallel_source import ddp_arguments, sharding_source, without_twice
+from planner.trainers.parallel_source import (
+    compression_hook,
+    ddp_arguments,
+    sharding_source,
+    without_twice,
+)
 from planner.trainers.plan import (
     COMPILING,
     DDP_OPTIONS,
@@ -106,9 +111,8 @@ def strategy_source(setting: TrainSetting) -> tuple[tuple[str, ...], str]:
         given = arguments(ddp_arguments(setting))
     imports = [f"from lightning.pytorch.strategies import {name}"]
     if setting.ddp_compression != "none":
-        hook = f"{setting.ddp_compression}_compress_hook"
-        module = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
-        imports.append(f"from {module} import {hook}")
+        line, hook = compression_hook(setting)
+        imports.append(line)
         given = f"{given}, ddp_comm_hook={hook}" if given else f"ddp_comm_hook={hook}"
     return tuple(imports), f"{name}({given})"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.schema import Library, SwinConfig, TrainSetting
 from planner.schema.distribution import SHARDED
-from planner.trainers.copies import BLOCK_FINDERS, copied
+from planner.trainers.copies import block_finding
 from planner.trainers.source import mapping
 from planner.trainers.steps import Source
 
@@ -24,6 +24,13 @@ def ddp_arguments(setting: TrainSetting) -> dict[str, Any]:
         "broadcast_buffers": None if setting.ddp_broadcast_buffers else False,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def compression_hook(setting: TrainSetting) -> tuple[str, str]:
+    """(the import, the name) of the hook that sends gradients in 16 bits."""
+    name = f"{setting.ddp_compression}_compress_hook"
+    module = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+    return f"from {module} import {name}", name
 
 
 def policy_source(setting: TrainSetting) -> str:
@@ -53,9 +60,8 @@ def _ddp(setting: TrainSetting) -> Source:
     hook = ""
     imports = ["from torch.nn.parallel import DistributedDataParallel"]
     if setting.ddp_compression != "none":
-        name = f"{setting.ddp_compression}_compress_hook"
-        module = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
-        imports.append(f"from {module} import {name}")
+        line, name = compression_hook(setting)
+        imports.append(line)
         hook = f"    wrapped.register_comm_hook(None, {name})\n"
     options = mapping("DDP", given) + "\n\n" if given else ""
     unpacked = ", **DDP" if given else ""
@@ -73,9 +79,9 @@ def sharding_source(setting: TrainSetting) -> Source:
     """`shard(model, mesh)` by fully_shard; ((), "") where weights are not sharded."""
     if setting.parallelism not in SHARDED:
         return (), ""
-    finding = copied("checkpointing.py", *BLOCK_FINDERS)
+    finding = block_finding()
     imports = (
-        "from collections import Counter",
+        *finding.imports,
         "from torch.distributed.device_mesh import DeviceMesh",
         "from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard",
     )
@@ -95,7 +101,7 @@ def sharding_source(setting: TrainSetting) -> Source:
 
 def without_twice(body: str, sharding: str) -> str:
     """`body` without the search for blocks that `sharding` defines too."""
-    finding = copied("checkpointing.py", *BLOCK_FINDERS).body
+    finding = block_finding().body
     return body.replace(finding, "") if finding in sharding else body
 
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from planner.libraries.adapters_on_shapes import named_parameters
 from planner.libraries.registry import find_library
 from planner.schema import Model, SwinConfig, TrainSetting
-from planner.schema.distribution import DEEPSPEED, SHARDED, Distribution
+from planner.schema.distribution import ALONE, DEEPSPEED, SHARDED
 from planner.step.tensor import Device
 from planner.trainers.plan import Plan, Refusal, Trainer
 
 WHERE = frozenset(("world_size", "nodes", "parallelism"))
 OPTIONS: Mapping[str, object] = {
-    name: field.default for name, field in Distribution.model_fields.items() if name not in WHERE
+    name: default for name, default in ALONE.items() if name not in WHERE
 }
 BUCKET_ELEMENTS = 25 * 2**20 // 4
 """Of a bucket of gradients: DDP's 25 MiB (torch/nn/parallel/distributed.py), in fp32."""
@@ -170,6 +170,6 @@ def fitted_buckets(model: Model, setting: TrainSetting) -> TrainSetting:
 def _sizes(model: SwinConfig, setting: TrainSetting) -> list[int]:
     """The numbers in each trained weight."""
     spec = find_library(model.library)
-    plain = setting.model_copy(update={"parallelism": "none", **OPTIONS})
-    module = spec.on_shapes(model, spec.resolve(model, plain))(Device())
+    by_itself = setting.model_copy(update=ALONE)
+    module = spec.on_shapes(model, spec.resolve(model, by_itself))(Device())
     return [math.prod(p.shape) for _, p in named_parameters(module) if p.requires_grad]
