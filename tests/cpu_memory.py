@@ -145,8 +145,10 @@ def _is_scratch(num_bytes: int, around: Operators, made_in: Operators) -> bool:
 
 def _is_of_host(around: Operators) -> bool:
     """A Python number made a tensor (`torch.tensor(0.0)` is an `empty` at most), as the optimizer's
-    `step` is: no other operator asked, within the optimizer's step where that is in backward."""
+    `step` is: no other operator asked, within the optimizer's step where that is in backward, or
+    within DDP's forward, which is around that of the model."""
     operators = [name.partition("@")[0] for name in around]
-    steps = [index for index, name in enumerate(operators) if name.startswith("Optimizer.")]
-    within = operators[steps[-1] + 1 :] if steps else operators
+    own = ("Optimizer.", "DistributedDataParallel.forward")
+    ranges = [index for index, name in enumerate(operators) if name.startswith(own)]
+    within = operators[ranges[-1] + 1 :] if ranges else operators
     return within in ([], ["aten::empty"])
