@@ -17,12 +17,12 @@ import pytest
 from planner.estimation import estimate, resolve
 from planner.libraries.adapters_on_shapes import named_parameters
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.schema.distribution import ALONE
 from planner.schema.loading import LoaderSetting
 from planner.schema.setting import CLIP_NORM, EMA_DECAY
 from planner.step.tensor import Device
 from planner.trainers.emission import Emitted, emit
 from planner.trainers.loader import EVERY_FIELD, train_loader
-from planner.trainers.parallelism import OPTIONS
 from planner.trainers.plan import Plan
 from planner.trainers.recipe import WARMUP_START, recipe_of
 from planner.trainers.registry import TRAINERS
@@ -123,7 +123,7 @@ def train(
     }  # fmt: skip
     _, output = follow(["bash", "-c", command], folder, given, seconds)
     reports = [json.loads(file.read_text()) for file in sorted(folder.glob("report.*"))]
-    assert reports, f"{command}\n{output[-6000:]}"
+    assert len(reports) == case.setting.world_size, f"{command}\n{output[-6000:]}"
     return Run(emitted, case.model, case.setting, reports, output, _loader(case))
 
 
@@ -200,8 +200,8 @@ def expected(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
     micro = setting.accumulate * 2
     _, setting = resolve(model, setting)
     # A CPU's tensors are on the host already: there an offload moves nothing.
-    alone = {"world_size": 1, "parallelism": "none", "offload": "none", **OPTIONS}
-    judged = estimate(model, setting.model_copy(update=alone))
+    by_itself = {**ALONE, "offload": "none"}
+    judged = estimate(model, setting.model_copy(update=by_itself))
     # What fused attention keeps is the kernel's matter, and the CPU's is not CUDA's.
     kernels = setting.attention == "sdpa" and setting.checkpointing == "none"
     compared = setting.precision == "fp32" and not kernels

@@ -12,6 +12,7 @@ import json
 import os
 import runpy
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,16 @@ def finish(optimizer: torch.optim.Optimizer) -> None:
     }  # fmt: skip
     rank = os.environ.get("RANK", "0")
     Path(f"{os.environ['SPY_REPORT']}.{rank}").write_text(json.dumps(report, default=str))
+    wait_for_reports(report["world"])
     os._exit(0)
+
+
+def wait_for_reports(world: int) -> None:
+    """Returns when every rank has written its report: one that lost a peer would write none. The
+    deadline is of whoever started the ranks."""
+    reports = [Path(f"{os.environ['SPY_REPORT']}.{rank}") for rank in range(world)]
+    while not all(report.exists() for report in reports):
+        time.sleep(0.05)
 
 
 def pretend_cuda() -> None:
