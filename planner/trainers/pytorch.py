@@ -393,7 +393,7 @@ $pretrained\
     flag = argparse.BooleanOptionalAction
     parser.add_argument("--pin-memory", action=flag, default=$pin)
     parser.add_argument("--persistent-workers", action=flag, default=$persistent)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of weights, order and augmentation")
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--device", default=$device)
     parser.add_argument("--output", type=Path, default=None, help="checkpoint file")
@@ -407,7 +407,8 @@ $asked\
         parser.error("--profile is of steps 3 to 5, and --steps is less")
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world != WORLD_SIZE:
-        parser.error(f"this setting is for {WORLD_SIZE} devices, and torchrun started {world}")
+        law = f"each of {WORLD_SIZE=} devices needs a process, and the number started is {world}"
+        parser.error(f"{law}; use the command at the top of this file")
     rank = int(os.environ.get("RANK", "0"))
     device = torch.device(options.device)
 $run

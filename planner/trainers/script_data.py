@@ -220,14 +220,15 @@ _DATA = Template(
     """A rank's images, epoch after epoch without end, each epoch in its own order: no worker starts
     over between two of them, and every batch is whole."""
 
-    def __init__(self, num_images: int, rank: int) -> None:
-        self.num_images, self.rank = num_images, rank
+    def __init__(self, num_images: int, rank: int, seed: int) -> None:
+        self.num_images, self.rank, self.seed = num_images, rank, seed
         self.num_batches = num_images // (BATCH_SIZE * WORLD_SIZE)  # of an epoch
 
     def __iter__(self) -> Iterator[int]:
         kept = self.num_batches * BATCH_SIZE * WORLD_SIZE
         for epoch in itertools.count():
-            order = torch.randperm(self.num_images, generator=torch.Generator().manual_seed(epoch))
+            drawn = torch.Generator().manual_seed(self.seed + epoch)
+            order = torch.randperm(self.num_images, generator=drawn)
             yield from order[self.rank : kept : WORLD_SIZE].tolist()
 
 
@@ -238,7 +239,7 @@ def data_loader(options: argparse.Namespace, rank: int, train: bool) -> DataLoad
         return None
 $unwrapped    sampler: Sampler[int] | None = None
     if train:
-        sampler = Epochs(len(data), rank)
+        sampler = Epochs(len(data), rank, options.seed)
     elif WORLD_SIZE > 1:
         sampler = DistributedSampler(data, shuffle=False)
     return DataLoader(

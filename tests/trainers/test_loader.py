@@ -323,13 +323,14 @@ def in_script(name: str, rank: int = 0, **fields: Any) -> Any:
 def test_an_epoch_has_every_image_once_and_no_end() -> None:
     """Derived: 26 images make 3 whole batches of 4 on 2 ranks; 24 are drawn, each once."""
     epochs = in_script("Epochs", world_size=2)
-    drawn = [list(itertools.islice(epochs(26, rank), 24)) for rank in (0, 1)]
-    assert epochs(26, 0).num_batches == 3
+    drawn = [list(itertools.islice(epochs(26, rank, 5), 24)) for rank in (0, 1)]
+    assert epochs(26, 0, 5).num_batches == 3
     for epoch in (slice(0, 12), slice(12, 24)):
         both = drawn[0][epoch] + drawn[1][epoch]
         assert len(set(both)) == 24
         assert set(both) <= set(range(26))
     assert drawn[0][:12] != drawn[0][12:], "each epoch has an order of its own"
+    assert drawn[0] != list(itertools.islice(epochs(26, 0, 6), 24)), "and each --seed"
 
 
 def test_no_worker_starts_over_between_two_epochs() -> None:
@@ -339,7 +340,7 @@ def test_no_worker_starts_over_between_two_epochs() -> None:
     )
     device = torch.device("cpu")
     options = argparse.Namespace(
-        workers=1, prefetch_factor=3, pin_memory=True, persistent_workers=True, device="cpu"
+        workers=1, prefetch_factor=3, pin_memory=True, persistent_workers=True, device="cpu", seed=0
     )
     items = [(torch.full((3, 2, 2), float(number)), number) for number in range(10)]
     data_loader.__globals__["dataset"] = lambda options, train: items if train else None
