@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from planner.errors import PlannerError, UnsupportedError
 from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE, multiplies_in_8_bits
 from planner.offloading import offload_activations
-from planner.parallel.spreading import Spread
+from planner.parallel.spreading import Engine, Spread
 from planner.schema import TrainSetting
 from planner.schema.setting import CLIP_NORM, EMA_DECAY
 from planner.tasks.contract import Task
@@ -207,6 +207,10 @@ class Training:
         self.scaler = (
             torch.amp.GradScaler(self.device_type) if setting.precision == "fp16" else None
         )
+        self.engine = spread if isinstance(spread, Engine) else None
+        if self.engine is not None:
+            self.call = self.engine.begin(self.optimizer)
+            self.scaler = self.engine.scaler
         self.ema = [p.detach().clone() for p in module.parameters()] if setting.ema else None
 
     def step(self, on_phase: OnPhase = lambda phase: None) -> None:
@@ -222,7 +226,7 @@ class Training:
                 self.micro_step(on_phase)
         self.optimizer_step()
         on_phase("optimizer")
-        if not self.setting.optimizer_in_backward:
+        if self.engine is None and not self.setting.optimizer_in_backward:
             self.optimizer.zero_grad(set_to_none=self.setting.zero_grad_to_none)
         on_phase("zero_grad")
 
@@ -235,7 +239,9 @@ class Training:
     def micro_step(self, on_phase: OnPhase) -> None:
         loss = self.forward()
         on_phase("forward")
-        if self.scaler is not None:
+        if self.engine is not None:
+            self.engine.backward(loss)
+        elif self.scaler is not None:
             self.scaler.scale(loss).backward()
         else:
             loss.backward()
@@ -260,6 +266,15 @@ class Training:
         return self.task.loss(self.call, self.batch)
 
     def optimizer_step(self) -> None:
+        if self.engine is not None:
+            self.engine.step()
+        else:
+            self._update()
+        if self.ema is not None:
+            with torch.no_grad():
+                torch._foreach_lerp_(self.ema, list(self.module.parameters()), 1 - EMA_DECAY)
+
+    def _update(self) -> None:
         if self.setting.clip_grad:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)
@@ -269,9 +284,6 @@ class Training:
             self.scaler.update()
         elif not self.setting.optimizer_in_backward:
             self.optimizer.step()
-        if self.ema is not None:
-            with torch.no_grad():
-                torch._foreach_lerp_(self.ema, list(self.module.parameters()), 1 - EMA_DECAY)
 
     def validate(self, on_phase: OnPhase = lambda phase: None, batch: Any = None) -> None:
         """A forward as between epochs: evaluation mode, no gradients, hard labels.

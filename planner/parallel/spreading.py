@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -9,14 +10,18 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
-from planner.errors import UnsupportedError
 from planner.schema import TrainSetting
+from planner.schema.distribution import DEEPSPEED
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor that may be sharded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    """What this rank holds of a tensor that may be sharded (by ZeRO-3 as `ds_tensor`)."""
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    part: Tensor = getattr(tensor, "ds_tensor", tensor)
+    return part
 
 
 class Spread(Protocol):
@@ -28,6 +33,33 @@ class Spread(Protocol):
     def micro_batch(self, sums_gradients: bool) -> AbstractContextManager[object]:
         """Around forward and backward of one micro-batch, after which gradients are summed over
         the ranks, or are not yet."""
+
+
+class Engine(ABC):
+    """A spread that runs backward, clips, scales and updates the weights by itself.
+
+    Not a protocol: asking an object whether it has all of one would read its `scaler`.
+    """
+
+    module: nn.Module
+
+    @abstractmethod
+    def begin(self, optimizer: Optimizer) -> nn.Module:
+        """Take `optimizer` over; what is called in the place of the module from then on."""
+
+    @property
+    @abstractmethod
+    def scaler(self) -> torch.amp.GradScaler | None: ...
+
+    @abstractmethod
+    def micro_batch(self, sums_gradients: bool) -> AbstractContextManager[object]: ...
+
+    @abstractmethod
+    def backward(self, loss: Tensor) -> None: ...
+
+    @abstractmethod
+    def step(self) -> None:
+        """Update the weights, and let go of the gradients."""
 
 
 def spread_as_set(
@@ -49,8 +81,7 @@ def spread_as_set(
         from planner.parallel.fully_sharded import fully_sharded
 
         return fully_sharded(module, blocks(), setting, device)
-    raise UnsupportedError(
-        f"a probe does not run parallelism {setting.parallelism}: DeepSpeed's engine takes the "
-        "place of the step that is measured.",
-        "Choose parallelism ddp, fsdp or hsdp.",
-    )
+    assert setting.parallelism in DEEPSPEED
+    from planner.parallel.zero import ZeroSharded
+
+    return ZeroSharded(module, setting, device)

@@ -13,14 +13,14 @@ workers as devices and no key for another number: the script makes the DataLoade
 from __future__ import annotations
 
 import json
-from typing import Any
 
+from planner.parallel.deepspeed_configuration import STAGES, configuration
 from planner.schema import TrainSetting
 from planner.trainers.accelerate import loop_notes, loss_lines
 from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.comments import WRITTEN_BY, one_line
-from planner.trainers.engine import STAGES, ZERO_PARALLEL, engine_values, zero_notes
+from planner.trainers.engine import ZERO_PARALLEL, zero_notes
 from planner.trainers.launch import launch
 from planner.trainers.loader import train_loader
 from planner.trainers.plan import COMPILING, Emitted, Parallel, Plan, Trainer
@@ -47,7 +47,7 @@ def write(plan: Plan) -> Emitted:
     machines = (_HOSTS,) if several else ()
     notes = (*_notes(setting), *machines, *fine_tuning_notes(plan.model, setting))
     about = [WRITTEN_BY + ".", *plan.heading, f"Run: {run}", *notes]
-    values = {"comment": [one_line(line, 2000) for line in about], **_values(setting)}
+    values = {"comment": [one_line(line, 2000) for line in about], **configuration(setting)}
     return Emitted(
         target="deepspeed",
         filename=FILENAME,
@@ -63,16 +63,6 @@ _HOSTS = (
     "Run the line on one machine: it starts the others by ssh. HOSTFILE has a line 'NAME slots=N' "
     "for each of them, with its number of GPUs."
 )
-
-
-def _values(setting: TrainSetting) -> dict[str, Any]:
-    return {
-        "train_batch_size": setting.global_batch,
-        "train_micro_batch_size_per_gpu": setting.batch_size,
-        "gradient_accumulation_steps": setting.accumulate,
-        "gradient_clipping": recipe_of(setting).clip_norm or 0.0,
-        **engine_values(setting),
-    }
 
 
 def _script(plan: Plan) -> tuple[str, ...]:

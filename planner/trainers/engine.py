@@ -1,27 +1,15 @@
-"""DeepSpeed's engine, which accelerate, Lightning and transformers run too: the part of its
-configuration that none of them fills in.
-
-Keys as in DeepSpeed 0.19, runtime/zero/config.py.
-"""
+"""DeepSpeed's engine, which accelerate, Lightning and transformers run too: what they say of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from planner.parallel.deepspeed_configuration import SIZES, STAGES, engine_values
 from planner.schema import TrainSetting
 from planner.schema.distribution import Parallelism
 from planner.trainers.plan import Parallel
 from planner.trainers.source import mapping
-
-STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
-_SIZES = {
-    # A field of a Distribution, and what runtime/zero/config.py calls it: of every stage, and of 3.
-    "zero_reduce_bucket": "reduce_bucket_size", "zero_allgather_bucket": "allgather_bucket_size",
-    "zero_prefetch_bucket": "stage3_prefetch_bucket_size",
-    "zero_persistence": "stage3_param_persistence_threshold",
-    "zero_max_live": "stage3_max_live_parameters", "zero_max_reuse": "stage3_max_reuse_distance",
-}  # fmt: skip
 
 
 def reduces_each(setting: TrainSetting) -> dict[str, str]:
@@ -30,38 +18,10 @@ def reduces_each(setting: TrainSetting) -> dict[str, str]:
     return {"gradient_sync": "last" if setting.parallelism == "zero1" else "every"}
 
 
-ZERO_OPTIONS = frozenset(("zero_reduce_bucket", "zero_overlap"))
 ZERO_PARALLEL: dict[Parallelism, Parallel] = {
-    "zero1": Parallel(ZERO_OPTIONS | {"zero_allgather_bucket"}, reduces_each),
-    "zero2": Parallel(ZERO_OPTIONS | {"zero_allgather_bucket"}, reduces_each),
-    "zero3": Parallel(
-        ZERO_OPTIONS
-        | {"zero_prefetch_bucket", "zero_persistence", "zero_max_live", "zero_max_reuse"},
-        reduces_each,
-    ),
-}  # fmt: skip
-
-
-def engine_values(setting: TrainSetting) -> dict[str, Any]:
-    """What of a configuration no trainer above DeepSpeed fills in: the stage and its buckets, and
-    autocast, which those trainers would turn into a model of 16 bits."""
-    stage = STAGES.get(setting.parallelism, 0)
-    zero: dict[str, Any] = {"stage": stage}
-    if stage:
-        zero |= {
-            name: getattr(setting, field)
-            for field, name in _SIZES.items()
-            if field in ZERO_PARALLEL[setting.parallelism].writes
-        }
-        zero["overlap_comm"] = setting.zero_overlap
-        if setting.zero_overlap is None:
-            zero["overlap_comm"] = stage == 3  # DeepSpeed's own
-    values: dict[str, Any] = {"zero_optimization": zero}
-    if stage:
-        values["zero_allow_untested_optimizer"] = True  # ours is torch's
-    if setting.autocast_dtype is not None:
-        values["torch_autocast"] = {"enabled": True, "dtype": setting.autocast_dtype}
-    return values
+    stage: Parallel(frozenset((*sizes, "zero_overlap")), reduces_each)
+    for stage, sizes in SIZES.items()
+}
 
 
 def engine_source(setting: TrainSetting, batch: Mapping[str, Any] | None = None) -> str:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.parallel.deepspeed_configuration import engine_values
 from planner.schema import TrainSetting
 from planner.schema.distribution import DEEPSPEED
 from planner.trainers.accelerate import sharded_in_autocast
 from planner.trainers.copies import before_return
-from planner.trainers.engine import ZERO_PARALLEL, engine_values, on_gpus, zero_notes
+from planner.trainers.engine import ZERO_PARALLEL, on_gpus, zero_notes
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, nodes_notes, torchrun

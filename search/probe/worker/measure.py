@@ -326,7 +326,7 @@ class Run:
         A loss that is no number leaves weights that are none, but under a GradScaler, which skips
         such steps: there one more loss is looked at. Raises NonFiniteError.
         """
-        norms = torch._foreach_norm([own_part(p.detach()) for p in training.parameters])
+        norms = torch._foreach_norm([own_part(p).detach() for p in training.parameters])
         if not torch.isfinite(torch.stack([n.float() for n in norms])).all().item():
             raise NonFiniteError("weights are not finite after the timed steps")
         del norms

@@ -6,6 +6,7 @@ import importlib
 import random
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from planner.errors import UnsupportedError
 from planner.libraries.limits import setting_limit, trained_limit
 from planner.parallel.spreading import spread_as_set
+from planner.schema.distribution import DEEPSPEED
 from planner.tasks import task_for
 from planner.tasks.blocks import blocks_to_shard, checkpoint_as_set
 from planner.tasks.compiling import compile_as_set
@@ -80,6 +82,10 @@ def touch_libraries(request: ProbeRequest) -> None:
     torch.ones(1 << 20).sum()
     if request.setting.compiles:
         importlib.import_module("torch._inductor.compile_fx")
+    if request.setting.parallelism in DEEPSPEED and find_spec("deepspeed") is not None:
+        from planner.parallel.zero import import_deepspeed
+
+        import_deepspeed(torch.device(request.device).type)
 
 
 def build_training(request: ProbeRequest) -> WatchedTraining:
