@@ -167,14 +167,14 @@ def test_retracing_makes_anew_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_error_that_stays_is_kept_and_another_is_not() -> None:
-    zero = setting(parallelism="zero3")
+    frozen = setting(frozen_stages=1)
     for _ in range(2):
-        with pytest.raises(UnsupportedError, match="one device"):
-            step_ledger(model_of("Small"), zero)
+        with pytest.raises(UnsupportedError, match="frozen stages"):
+            step_ledger(model_of("Small"), frozen)
         forget()
     with pytest.raises(UsageError, match="NoSuchModel"):
         step_ledger(model_of("NoSuchModel"), setting())
-    assert [entry.key["setting"]["parallelism"] for entry in ledger_cache.entries()] == ["zero3"]
+    assert [entry.key["setting"]["frozen_stages"] for entry in ledger_cache.entries()] == [1]
 
 
 ELSEWHERE = f"""
