@@ -95,8 +95,9 @@ class Distribution(BaseModel):
         """What does not go together."""
         if self.world_size % self.nodes:
             message = (
-                f"{self.nodes} nodes have equally many devices each, and {self.world_size} devices "
-                "do not divide by that"
+                "all nodes have equally many devices, and a world_size of "
+                f"{self.world_size} cannot be split over {self.nodes} nodes: choose a multiple of "
+                f"{self.nodes}"
             )
             yield Fault(("world_size", "nodes"), message)
         for prefix, owners in _OPTIONS_OF.items():

@@ -98,7 +98,7 @@ def test_what_devices_exchange_is_predicted_or_said_to_be_left_out(tiny: str) ->
         (("--gpus", "2", "--link", "no/such.json"), "no/such.json cannot be read", ""),
         (("--gpus", "2", "--link", "8xib-hdr"), "8xib-hdr joins machines, and there is one",
          "--nodes"),
-        (("--gpus", "4", "--nodes", "3"), "4 devices do not divide by that", ""),
+        (("--gpus", "4", "--nodes", "3"), "cannot be split over 3 nodes: choose a multiple", ""),
         (("--gpus", "two"), "--gpus takes a whole number from 1 on, not 'two'", "--gpus 8"),
         (("--gpus", "8", "--nodes", "1,2"), "--nodes takes a whole number", ""),
         (("--gpus", "2", "--global-batch", "many"), "--global-batch takes a whole number", ""),
