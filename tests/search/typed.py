@@ -24,7 +24,7 @@ from tests.search.tuner import pretend_gpu
 class SlowProber:
     """In place of DeviceProber."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         self.calls = 0
 
     def __enter__(self) -> SlowProber:

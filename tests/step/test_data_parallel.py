@@ -234,7 +234,7 @@ def test_the_estimate_says_what_ddp_it_means_and_what_it_leaves_out() -> None:
     assert "gradients in DDP buckets" in breakdown_table(of(ddp_bucket_view=True))
     assert not any("DistributedDataParallel" in line for line in of(parallelism="none").assumed)
     over_two = of(parallelism="none", world_size=2)
-    assert any("parallelism=ddp counts them" in line for line in over_two.left_out)
+    assert any("--parallelism ddp counts them" in line for line in over_two.left_out)
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_fallback_to_eager_is_told(fork_server: ForkServer) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"precision": "tf32"}, {"parallelism": "zero3"}, {"validation_batch_size": 8}],
+    [{"precision": "tf32"}, {"validation_batch_size": 8}],
 )
 def test_what_a_probe_cannot_stand_for_is_unsupported(
     fork_server: ForkServer, fields: dict[str, object]

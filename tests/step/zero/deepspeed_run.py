@@ -14,7 +14,7 @@ import weakref
 from functools import partial
 from typing import Any
 
-os.environ |= {
+ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "DS_BUILD_OPS": "0", "LOCAL_RANK": "0",
 }  # fmt: skip
 
@@ -28,6 +28,7 @@ _STAGE_3 = {
 
 def main(cases: list[dict[str, Any]]) -> None:
     """Each case in a child of its own, so that DeepSpeed is imported once."""
+    os.environ |= ENVIRONMENT
     import deepspeed
     import torch
 
