@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -67,9 +68,9 @@ def of_transformers(target: str) -> Rates:
     """The Trainer's own scheduler, of its own arguments."""
     from transformers import TrainingArguments, get_scheduler
 
-    arguments = TrainingArguments(
-        "output", **{**values(target, **BATCHES)["ARGUMENTS"], "tf32": None}
-    )
+    given = {**values(target, **BATCHES)["ARGUMENTS"], "tf32": None}
+    with TemporaryDirectory() as folder:  # it is made, whatever is asked of it
+        arguments = TrainingArguments(folder, **given)
     optimizer = optimizer_of(arguments.learning_rate)
     steps = EPOCHS * PER_EPOCH
     schedule = get_scheduler(
