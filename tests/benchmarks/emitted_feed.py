@@ -58,7 +58,7 @@ from pathlib import Path
 script = runpy.run_path("train.py", run_name="emitted")
 options = argparse.Namespace(
     data=Path(sys.argv[1]), workers=int(sys.argv[2]), prefetch_factor=2, pin_memory=False,
-    persistent_workers=True, device="cpu",
+    persistent_workers=True, device="cpu", seed=0,
 )
 for step, _ in enumerate(script["data_loader"](options, 0, True), 1):
     if step % LOG_EVERY == 0:
