@@ -3,7 +3,7 @@ with `--links`, how fast its devices exchange data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,14 +183,19 @@ def _measure(device: str, checkup: Checkup) -> DeviceRates:
         measuring_environment(),
     ):
         measured = measure_rates(device)
+    _keep(disturbances, lambda: save_rates(measured, memory_bytes=memory_bytes))
+    return measured
+
+
+def _keep(disturbances: Sequence[str], save: Callable[[], object]) -> None:
+    """Keeps what was measured, unless something disturbed it, and says which."""
     if disturbances:
-        click.echo(f"Not kept: {'; '.join(disturbances)}.", err=True)
-        return measured
+        click.echo(f"Not kept: {'; '.join(dict.fromkeys(disturbances))}.", err=True)
+        return
     try:
-        click.echo(f"Kept in {save_rates(measured, memory_bytes=memory_bytes)}", err=True)
+        click.echo(f"Kept in {save()}", err=True)
     except OSError as error:
         click.echo(f"Not kept: {error}", err=True)
-    return measured
 
 
 def _measure_link(
@@ -219,11 +224,5 @@ def _measure_link(
         except OSError as error:
             raise PlannerError(f"{output} cannot be written: {error.strerror}.") from None
         click.echo(f"Written to {output}", err=True)
-    if found := [text for texts in disturbances for text in texts]:
-        click.echo(f"Not kept: {'; '.join(dict.fromkeys(found))}.", err=True)
-        return curve
-    try:
-        click.echo(f"Kept in {save_link(curve)}", err=True)
-    except OSError as error:
-        click.echo(f"Not kept: {error}", err=True)
+    _keep([text for texts in disturbances for text in texts], lambda: save_link(curve))
     return curve

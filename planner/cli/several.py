@@ -89,7 +89,7 @@ def link_of(text: str | None, settings: Sequence[TrainSetting], gpu: Gpu | None)
     """The link that was named; else the file of one that was measured between such GPUs here, which
     is told; None where it is what the GPU usually has. Raises UsageError."""
     check_link(text, settings, gpu)
-    most = max((setting.world_size // setting.nodes for setting in settings), default=1)
+    most = max((setting.devices_per_node for setting in settings), default=1)
     if text is not None or gpu is None or most < 2:
         return text
     from planner.environment.links.kept import kept_link
@@ -113,4 +113,4 @@ def check_link(text: str | None, settings: Sequence[TrainSetting], gpu: Gpu | No
             f"--link {text} joins several GPUs, and there is one.", "Say how many with --gpus."
         )
     for setting in settings:
-        find_fabric(gpu, setting.nodes, text, setting.world_size // setting.nodes)
+        find_fabric(gpu, setting.nodes, text, setting.devices_per_node)

@@ -85,10 +85,19 @@ class Distribution(BaseModel):
     zero_overlap: bool | None = None
 
     @property
+    def devices_per_node(self) -> int:
+        return self.world_size // self.nodes
+
+    @property
+    def num_copies(self) -> int:
+        """How many sets of shards there are; every device is one where nothing is sharded."""
+        return self.world_size // self.shard_size
+
+    @property
     def shard_size(self) -> int:
         """Over how many devices weights are sharded: 1 where they are not."""
         if self.parallelism == "hsdp":
-            return self.fsdp_shard_size or self.world_size // self.nodes
+            return self.fsdp_shard_size or self.devices_per_node
         return self.world_size if self.parallelism in ("fsdp", "zero3") else 1
 
     def distribution_faults(self) -> Iterator[Fault]:

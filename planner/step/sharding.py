@@ -57,7 +57,7 @@ class _Link:
     def __init__(self, device: Device, setting: TrainSetting, rank: int) -> None:
         self.device, self.rank = device, rank
         self.num_shards = setting.shard_size
-        self.num_copies = setting.world_size // setting.shard_size
+        self.num_copies = setting.num_copies
         gathered, reduced = setting.fsdp_param_dtype, setting.fsdp_reduce_dtype
         self.param_dtype = None if gathered == "fp32" else _DTYPES[gathered]
         self.reduce_dtype = _DTYPES[reduced]

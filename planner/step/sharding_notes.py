@@ -16,7 +16,7 @@ def sharding_notes(
         what, stay = "the model as one unit", "all parameters stay"
     elif not setting.fsdp_reshard:
         stay = "all parameters stay (fsdp_reshard=false)"
-    copies = setting.world_size // setting.shard_size
+    copies = setting.num_copies
     held = f", and {copies} such groups hold a copy each" if copies > 1 else ""
     return (
         f"FSDP shards {what} over {setting.shard_size} devices{held}; {stay} whole until backward "

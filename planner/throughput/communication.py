@@ -59,11 +59,11 @@ def group_of(setting: TrainSetting, group: Group) -> tuple[int, int, int]:
     """The ranks of a group, the machines they are on, and how many such groups share the network of
     a machine. Ranks count through one machine after the other; a set of shards is of neighbours."""
     world, shards = setting.world_size, setting.shard_size
-    of_node = world // setting.nodes
+    of_node = setting.devices_per_node
     if group == "shard" and shards > 1:
         return shards, -(-shards // of_node), 1
     if group == "replicate":
-        copies = world // shards
+        copies = setting.num_copies
         return copies, min(setting.nodes, copies), min(shards, of_node)
     return world, setting.nodes, 1
 

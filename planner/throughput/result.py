@@ -82,7 +82,7 @@ def exchanges_of(
     if link is None and gpu is not None and not has_usual_link(gpu):
         return None
 
-    of_node = setting.world_size // setting.nodes
+    of_node = setting.devices_per_node
     return Exchanges(events, find_fabric(gpu, setting.nodes, link, of_node))
 
 

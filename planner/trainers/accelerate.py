@@ -107,7 +107,7 @@ def _values(plan: Plan) -> dict[str, Any]:
         values["fsdp_config"] = _fsdp_values(plan)
     if setting.parallelism == "hsdp":
         values["parallelism_config"] = {
-            "parallelism_config_dp_replicate_size": setting.world_size // setting.shard_size,
+            "parallelism_config_dp_replicate_size": setting.num_copies,
             "parallelism_config_dp_shard_size": setting.shard_size,
             "parallelism_config_tp_size": 1,
             "parallelism_config_cp_size": 1,

@@ -41,7 +41,7 @@ def write(plan: Plan) -> Emitted:
     hosts = f"--hostfile HOSTFILE --num_nodes {setting.nodes} " if several else ""
     run = launch(
         plan,
-        f"deepspeed {hosts}{count} {setting.world_size // setting.nodes} your_script.py",
+        f"deepspeed {hosts}{count} {setting.devices_per_node} your_script.py",
         {"DS_ACCELERATOR": "cpu"} if cpu else None,
     )
     machines = (_HOSTS,) if several else ()

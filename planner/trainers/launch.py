@@ -38,7 +38,7 @@ def torchrun(script: str, plan: Plan, arguments: str = "") -> str:
         if setting.nodes > 1
         else "--standalone"
     )
-    each = f"--nproc-per-node {setting.world_size // setting.nodes} --max-restarts=0"
+    each = f"--nproc-per-node {setting.devices_per_node} --max-restarts=0"
     return f"torchrun {meeting} {each} {script} {arguments}".rstrip()
 
 

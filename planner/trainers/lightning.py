@@ -82,7 +82,7 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
     values: dict[str, Any] = {
         "precision": "32-true" if by_deepspeed else PRECISIONS[setting.precision],
         "accumulate_grad_batches": setting.accumulate,
-        "devices": setting.world_size // setting.nodes,
+        "devices": setting.devices_per_node,
         "benchmark": True,
     }
     if setting.nodes > 1:

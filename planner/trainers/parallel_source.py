@@ -108,7 +108,7 @@ def without_twice(body: str, sharding: str) -> str:
 def _fsdp(setting: TrainSetting) -> Source:
     imports, shard = sharding_source(setting)
     if setting.parallelism == "hsdp":
-        copies = setting.world_size // setting.shard_size
+        copies = setting.num_copies
         shape = f'({copies}, {setting.shard_size}), mesh_dim_names=("copies", "shards")'
         over = f"{setting.shard_size} devices, in {copies} copies"
     else:

@@ -8,6 +8,8 @@ from planner.step.zero.stage3 import Zero3Step
 from planner.step.zero.step import ZeroStep
 from planner.units import format_bytes
 
+_DEFAULT_BUCKET = TrainSetting.model_fields["zero_reduce_bucket"].default
+
 
 def zero_notes(zero: ZeroStep) -> tuple[str, ...]:
     """One line each."""
@@ -51,7 +53,7 @@ def _buckets(zero: ZeroStep) -> tuple[str, ...]:
     if elements <= layout.num_parameters:
         return ()
     sizes = zero.bucket_element_bytes
-    default = "DeepSpeed's default of " if elements == 500_000_000 else ""
+    default = "DeepSpeed's default of " if elements == _DEFAULT_BUCKET else ""
     count = "1 bucket" if len(sizes) == 1 else f"{len(sizes)} buckets"
     why = " (one for each dtype in which gradients cross)" if len(zero.buckets) > 1 else ""
     fits = max(layout.numels)
