@@ -20,7 +20,10 @@ from planner.memory.allocator_config import VARIABLES
 from planner.step.frames import plain_calls
 
 SHARED = ("combinations", "published")
-LONG = (*SHARED, "compiler", "workers", "trainers", "repeated", "simulated", "servers", "fitted")
+LONG = (
+    *SHARED, "compiler", "workers", "trainers", "repeated", "simulated", "servers", "fitted",
+    "browser",
+)  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -29,6 +29,7 @@ COMMANDS = {
     "tune": ("planner.cli.tune:command", "Find the fastest setting by short training runs."),
     "data": ("planner.cli.data:command", "How fast this machine feeds a training."),
     "profile": ("planner.cli.profile:command", "Where a step's time goes, measured."),
+    "report": ("planner.cli.report:command", "Runs and estimates as one page to look at."),
     "emit": ("planner.cli.emit:command", "Write a result as a trainer's configuration."),
     "validate": ("planner.cli.validate:command", "Predicted against measured, on this device."),
     "explain": ("planner.cli.explain:command", "Why a training ended: its log, or a snapshot."),

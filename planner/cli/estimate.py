@@ -87,7 +87,7 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
         check_precision(gpu, setting.precision)
     given["link"] = link_of(given["link"], settings, gpu)
     rows: Rows = [resolve(chosen, setting) for setting in settings]
-    allocator = _allocator(given["allocator"])
+    allocator = read_allocator_option(given["allocator"])
     if memory is not None and not given["as_json"]:
         click.echo(f"--memory {given['memory']} is {format_bytes(memory)} ({memory:,} bytes).\n")
     if given["max_batch"]:
@@ -128,7 +128,7 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
         check_plot(given["plot"])
 
 
-def _allocator(options: str | None) -> AllocatorConfig | None:
+def read_allocator_option(options: str | None) -> AllocatorConfig | None:
     """The caching allocator's options as given, else as torch would find them here."""
     if options is None:
         return environment_allocator(os.environ)
@@ -149,7 +149,7 @@ def _print_estimates(
         )
     if given["times"] and gpu is None:
         raise UsageError("--time needs a device to predict for.", "Name one with --gpu.")
-    _record(rows, given)
+    record_traces(rows, given)
     ledgers = [step_ledger(*row, given["traced"]) for row in rows]
     found = [
         estimate_ledger(model, setting, ledger, gpu, memory, allocator, link=given["link"])
@@ -183,7 +183,7 @@ def _print_objects(shown: list[dict[str, Any]]) -> None:
     print_json(shown[0] if len(shown) == 1 else shown)
 
 
-def _record(rows: Rows, given: dict[str, Any]) -> list[PlannerError | None]:
+def record_traces(rows: Rows, given: dict[str, Any]) -> list[PlannerError | None]:
     """Traces, all at once, what takes a trace and is not kept; by row the error it ended with."""
     traced = [row for row in rows if not is_on_shapes(*row, given["traced"])]
     if given["retrace"]:
@@ -238,7 +238,7 @@ def _print_largest(
         (model, setting.model_copy(update={"batch_size": 2 * batch_unit(setting)}))
         for model, setting in rows
     ]
-    errors = _record(smallest, given)
+    errors = record_traces(smallest, given)
     if all(errors) or (any(errors) and given["checkpointing"] and given["precision"]):
         raise next(error for error in errors if error)
     found = []
@@ -318,7 +318,7 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[st
                 continue
             setting = setting.model_copy(update={"precision": "fp16"})
         ranked.append((gpu, model, setting))
-    _record(list(dict.fromkeys((model, setting) for _, model, setting in ranked)), given)
+    record_traces(list(dict.fromkeys((model, setting) for _, model, setting in ranked)), given)
     found = []
     for gpu, model, setting in ranked:
         ledger = step_ledger(model, setting, given["traced"])

@@ -1,0 +1,119 @@
+"""What a page is made of. Every text is plain text, whoever wrote it: rendering escapes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; a `kind` sets it apart: "lead", "plain", "note" (smaller), "warning"."""
+
+    text: str
+    kind: str = "plain"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Terms and what they are, in order."""
+
+    pairs: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A cell that sorts by `value` and reads as `text`; None is the least, and reads as "-"."""
+
+    value: float | None
+    text: str
+
+
+Cell = str | Number
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headers, which sort when they are clicked. `marked` are the numbers of rows to be
+    set apart (the recommended one). `caption` says what it shows."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    marked: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A plotly figure. `description` is what it shows for who cannot see it. Strings from others
+    (names of models, messages) go into a figure through `plotting.plot_text`.
+
+    `script` names a file of `assets/` that makes more of the figure once it is drawn (a timeline
+    that resamples when it is zoomed), and `data` what that file needs: plain JSON values.
+    """
+
+    key: str
+    figure: Figure
+    description: str
+    height_px: int = 420
+    script: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Copyable:
+    """A text to take away (a command, a file), with a button that copies it."""
+
+    text: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Tabs:
+    """Alternatives of which one is shown: (name, its parts)."""
+
+    key: str
+    tabs: Sequence[tuple[str, Sequence[Part]]]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Parts that are shown when their `summary` is clicked; print shows them."""
+
+    summary: str
+    parts: Sequence[Part]
+
+
+Part = Text | Facts | Table | Chart | Copyable | Tabs | Folded
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and its parts. `key` is its anchor: unique in its group, of letters and hyphens."""
+
+    key: str
+    title: str
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The sections of one subject: an estimate, a run. `title` is "" where a page has only one."""
+
+    key: str
+    title: str
+    sections: Sequence[Section]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole page. `lead` is its answer in a sentence or two; `made` says by what and when."""
+
+    title: str
+    lead: str
+    groups: Sequence[Group]
+    made: str = ""

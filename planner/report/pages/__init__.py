@@ -1,0 +1,1 @@
+"""What the page says of a predicted step, a file for each section."""
