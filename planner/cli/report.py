@@ -87,4 +87,4 @@ def _steps_on(model: str, gpu: Gpu | None, given: dict[str, Any]) -> Iterator[St
     for config, setting in rows:
         ledger = step_ledger(config, setting, given["traced"])
         found = estimate_ledger(config, setting, ledger, gpu, memory, allocator, link=link)
-        yield Step(found, ledger, gpu, allocator)
+        yield Step(found, ledger, gpu, allocator, link)

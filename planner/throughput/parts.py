@@ -16,6 +16,18 @@ class Part(NamedTuple):
     seconds: float
 
 
+class Cost(NamedTuple):
+    """Seconds of a step that one operation takes in one module and phase, all its calls together;
+    what it waits for has neither `name` nor `path`."""
+
+    phase: str
+    kind: str
+    bound: str
+    seconds: float
+    name: str = ""
+    path: str = ""
+
+
 class Accounts:
     """The same seconds, summed three ways. A mixin of what has `parts`."""
 

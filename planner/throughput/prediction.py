@@ -26,7 +26,7 @@ from planner.throughput.communication import (
     sent_bytes,
 )
 from planner.throughput.fusing import Operation, fuse_between, with_updates_last
-from planner.throughput.parts import Accounts, Part
+from planner.throughput.parts import Accounts, Cost, Part
 from planner.throughput.regions import COMPILED_PHASES, entries, regions_of
 from planner.throughput.timeline import BETWEEN, OTHERS, WAITING, Priced, Timeline
 
@@ -168,19 +168,51 @@ def predict_step(
     the rest of the step's micro-batches take as long as those on average, and exchange what all
     but the last do.
     """
-    recorded = recorded_accumulate or setting.accumulate
+    step, kernels, exchanges = _prepared(operations, rates, setting, recorded_accumulate, exchanges)
+    step.matrix_flops = _matrix_flops(kernels)
+    alone = step.time(None)
+    return alone if exchanges is None else _together(step, exchanges, alone)
+
+
+def predict_costs(
+    operations: Iterable[Operation],
+    rates: DeviceRates,
+    setting: TrainSetting,
+    recorded_accumulate: int | None = None,
+    exchanges: Exchanges | None = None,
+) -> tuple[Cost, ...]:
+    """The seconds of `predict_step`, by operation and the module it ran in: they sum to the same.
+
+    What the device waits for has no operation: its `name` and `path` are "". Of a compiled step
+    the operations are the kernels that they are fused to, in the module of their first.
+    """
+    step, kernels, exchanges = _prepared(operations, rates, setting, recorded_accumulate, exchanges)
+    step.operations = [
+        priced._replace(account=(*priced.account, operation.name, operation.path))
+        for priced, (_, operation) in zip(step.operations, kernels, strict=True)
+    ]
+    line = step.line(exchanges)
+    return tuple(Cost(*part, *what) for part, what in step.spent(line))
+
+
+def _prepared(
+    operations: Iterable[Operation],
+    rates: DeviceRates,
+    setting: TrainSetting,
+    recorded_accumulate: int | None,
+    exchanges: Exchanges | None,
+) -> tuple[_Step, list[Operation], Exchanges | None]:
+    """The step priced, the kernels that it runs, and what it exchanges beside them, if anything."""
     ordered = with_updates_last(list(operations), setting)
     regions = regions_of(ordered, setting)
     events = exchanges.events if exchanges is not None else ()
     if setting.compile != "off":
         events = after_regions(events, [phase for phase, _ in ordered], regions)
         ordered, regions, events = fuse_between(ordered, regions, events)
+    recorded = recorded_accumulate or setting.accumulate
     step = _Step(_price(ordered, regions, rates, setting), rates, setting, recorded)
-    step.matrix_flops = _matrix_flops(ordered)
-    alone = step.time(None)
-    if exchanges is None or not events:
-        return alone
-    return _together(step, replace(exchanges, events=events), alone)
+    found = replace(exchanges, events=events) if exchanges is not None and events else None
+    return step, ordered, found
 
 
 def _together(step: _Step, exchanges: Exchanges, alone: StepTime) -> StepTime:
@@ -364,29 +396,38 @@ class _Step:
         """What the recorded micro-batches sum to, for all of the step's."""
         return amount * (self.setting.accumulate / self.recorded if phase in COMPILED_PHASES else 1)
 
-    def time(self, exchanges: Exchanges | None) -> StepTime:
-        """Of a step in the middle of a training."""
-        setting, rates = self.setting, self.rates
-        traffic = Traffic(exchanges, setting) if exchanges is not None else None
+    def line(self, exchanges: Exchanges | None) -> Timeline:
+        """A step in the middle of a training, run."""
+        traffic = Traffic(exchanges, self.setting) if exchanges is not None else None
         events = exchanges.events if exchanges is not None else ()
-        line = Timeline(rates.asynchronous, setting.precision == "fp16", traffic)
-        if rates.asynchronous:
+        line = Timeline(self.rates.asynchronous, self.setting.precision == "fp16", traffic)
+        if self.rates.asynchronous:
             # The step counted starts with the host as far ahead as it got.
             line.advance(self.operations, events)
         line.run(self.operations, events)
+        return line
+
+    def spent(self, line: Timeline) -> list[tuple[Part, tuple[str, ...]]]:
+        """Where the seconds of all micro-batches went, with what else an account says of them."""
         parts = [
-            Part(phase, kind, bound, self._scaled(phase, seconds))
-            for (phase, kind, bound), seconds in line.accounts.items()
+            (Part(phase, kind, bound, self._scaled(phase, seconds)), tuple(what))
+            for (phase, kind, bound, *what), seconds in line.accounts.items()
         ]
-        waited = sum(part.seconds for part in parts if part.kind == WAITING)
-        parts += [
-            Part(phase, OTHERS, BETWEEN, self._times(phase, micro_batch) * seconds)
+        return parts + [
+            (Part(phase, OTHERS, BETWEEN, self._times(phase, micro_batch) * seconds), ())
             for (phase, micro_batch), seconds in line.exposed.items()
         ]
+
+    def time(self, exchanges: Exchanges | None) -> StepTime:
+        """Of a step in the middle of a training."""
+        setting, rates = self.setting, self.rates
+        line = self.line(exchanges)
+        parts = [part for part, _ in self.spent(line)]
+        waited = sum(part.seconds for part in parts if part.kind == WAITING)
         total = sum(part.seconds for part in parts)
         exposed = sum(part.seconds for part in parts if part.kind == OTHERS)
         left_out = ["loading the data", "clocks falling under sustained load"]
-        if setting.world_size > 1 and not events:
+        if setting.world_size > 1 and exchanges is None:
             left_out.append("communication between devices")
         return StepTime(
             step_seconds=total,

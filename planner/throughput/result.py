@@ -9,7 +9,7 @@ from planner.hardware.gpu import Gpu
 from planner.hardware.precisions import peak_flops
 from planner.ledger import RECORDED_MICRO_BATCHES, Ledger
 from planner.schema import Model, SwinConfig, TrainSetting
-from planner.throughput.parts import Accounts, Part
+from planner.throughput.parts import Accounts, Cost, Part
 
 if TYPE_CHECKING:
     from planner.throughput.communication import Communication, Exchanges
@@ -125,6 +125,21 @@ def step_time(
 
     recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
     return predict_step(ledger.operations(), rates, setting, recorded, exchanges)
+
+
+def step_costs(
+    ledger: Ledger,
+    setting: TrainSetting,
+    rates: DeviceRates | None,
+    exchanges: Exchanges | None = None,
+) -> tuple[Cost, ...]:
+    """The seconds of `step_time`, by operation and module; none without rates."""
+    if rates is None:
+        return ()
+    from planner.throughput.prediction import predict_costs
+
+    recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    return predict_costs(ledger.operations(), rates, setting, recorded, exchanges)
 
 
 def throughput_of(

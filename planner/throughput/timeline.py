@@ -21,7 +21,7 @@ class Priced(NamedTuple):
     """What one operation costs the host to issue and the device to do, in seconds."""
 
     phase: str
-    account: tuple[str, str, str]  # phase, kind, bound
+    account: tuple[str, ...]  # what its seconds are counted as: phase, kind, bound …
     issue: float
     busy: float
 
@@ -41,7 +41,7 @@ class Timeline:
         self.host = 0.0
         self.device = 0.0
         self.phase = ""
-        self.accounts: dict[tuple[str, str, str], float] = defaultdict(float)
+        self.accounts: dict[tuple[str, ...], float] = defaultdict(float)
         self.issuing: dict[str, float] = defaultdict(float)
         self.exposed: dict[tuple[str, int], float] = defaultdict(float)
         self._gathering: set[int] = set()  # handles of weights that the host asked for ahead

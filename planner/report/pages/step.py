@@ -9,6 +9,7 @@ from planner.hardware import Gpu
 from planner.ledger import Ledger
 from planner.memory.allocator_config import AllocatorConfig
 from planner.page.contents import Facts, Group, Section, Text
+from planner.report.pages.predicted_time import predicted_time
 from planner.report.settings import describe_setting
 from planner.report.tables import verdict
 from planner.units import format_bytes
@@ -16,12 +17,14 @@ from planner.units import format_bytes
 
 @dataclass(frozen=True)
 class Step:
-    """One estimate with what it was made of. `title` names it beside others on a page."""
+    """One estimate with what it was made of. `title` names it beside others on a page;
+    `link` is what joins several devices, as `planner estimate --link` takes it."""
 
     estimate: Estimate
     ledger: Ledger
     gpu: Gpu | None = None
     allocator: AllocatorConfig | None = None
+    link: str | None = None
 
     @property
     def title(self) -> str:
@@ -31,7 +34,7 @@ class Step:
 
 def step_group(step: Step, key: str, title: str = "") -> Group:
     """All sections of a step. `key` is unique on the page: charts and anchors begin with it."""
-    sections = [answer(step), totals(step, key)]
+    sections = [answer(step), totals(step, key), predicted_time(step, key)]
     return Group(key, title, sections)
 
 

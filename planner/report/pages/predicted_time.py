@@ -1,0 +1,282 @@
+"""Where the predicted seconds of a step go: by phase, kind, what bounds them, module, operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from planner.page.contents import Cell, Chart, Facts, Folded, Number, Part, Section, Table, Text
+from planner.page.plotting import CYCLE, GREY, new_figure, plot_text
+from planner.report.pages.time_tree import time_tree
+from planner.report.tables import unit
+from planner.report.time import bound_text, ranked
+from planner.throughput.parts import Cost
+from planner.throughput.result import Throughput, datasheet_rates, exchanges_of, step_costs
+from planner.throughput.timeline import OTHERS, WAITING
+from planner.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from planner.report.pages.step import Step
+
+TITLE = "Predicted time"
+NO_CARD = (
+    "Time is predicted for a card, and none is named: pass --gpu NAME, one of 'planner gpus' "
+    "(as --gpu rtx4090)."
+)
+# The same kind has the same colour in every chart of a page.
+_KINDS = ("matmul", "pointwise", "reduction", "transfer", "conv", "attention", "copy")
+_COLOURS = {**dict(zip(_KINDS, CYCLE, strict=False)), WAITING: GREY, OTHERS: "#8c564b"}
+_BOUNDS = (
+    "matrix units", "bandwidth", "kernel starts", "link to the host", "link between devices",
+)  # fmt: skip
+_BOUND_COLOURS = {**dict(zip(_BOUNDS, CYCLE, strict=False)), "host": GREY}
+_NUM_COSTLIEST = 25
+_NUM_NODES_DEEP = (
+    5  # levels of the tree that are shown at once: step, stage, block, part, operation
+)
+_MODULE = "#5b6b7b"  # white text is readable on it, on light paper and on dark
+
+
+def predicted_time(step: Step, key: str) -> Section:
+    """Seconds that sum to the step's, in several ways; without a card, how to name one."""
+    time = step.estimate.throughput
+    if time is None or not time.parts:
+        return Section("time", TITLE, [Text(NO_CARD)])
+    costs = costs_of(step)
+    parts: list[Part] = [
+        Text(_sentence(step, time)),
+        Facts(_facts(step, time)),
+        _by_phase(time, f"{key}-time-phase"),
+        _by_kind(time, f"{key}-time-bound"),
+        _clocks(time, f"{key}-time-clocks"),
+    ]
+    if costs:
+        parts.append(_tree(costs, f"{key}-time-modules"))
+        parts.append(Folded("The costliest operations", [_costliest(costs, time.step_seconds)]))
+    parts.append(Folded("Every part of the step", [_table(time)]))
+    parts.append(Text(f"It rests on: {time.basis}.", "note"))
+    return Section("time", TITLE, parts)
+
+
+def costs_of(step: Step) -> tuple[Cost, ...]:
+    """The seconds of the estimate's step, by operation and module."""
+    setting, rates = step.estimate.setting, datasheet_rates(step.gpu)
+    exchanges = exchanges_of(step.ledger, setting, step.gpu, step.link)
+    return step_costs(step.ledger, setting, rates, exchanges)
+
+
+def rate_text(time: Throughput, what: str) -> str:
+    """`1,088 images/s (±35%)`; of several devices, of all together."""
+    each = f" on {time.devices} devices" if time.devices > 1 else ""
+    return (
+        f"{_count(time.all_images_per_second)} {what}/s{each} predicted (±{time.uncertainty:.0%})"
+    )
+
+
+def _sentence(step: Step, time: Throughput) -> str:
+    return (
+        f"Predicted, not measured: a step takes {format_seconds(time.step_seconds)}, which is "
+        f"{rate_text(time, unit(step.estimate.model)).replace(' predicted', '')}. "
+        f"{bound_text('the step', time.bound_seconds)}."
+    )
+
+
+def _facts(step: Step, time: Throughput) -> list[tuple[str, str]]:
+    low, high = 1 - time.uncertainty, 1 + time.uncertainty
+    rate, what = time.images_per_second, unit(step.estimate.model)
+    facts = [
+        ("Step", f"{_seconds_between(time.step_seconds * low, time.step_seconds * high)}"),
+        ("Rate of one device", f"{_count(rate * low)} to {_count(rate * high)} {what}/s"),
+    ]
+    if time.peak_share is not None and step.gpu is not None:
+        share = f"{time.peak_share:.1%} of what {step.gpu.title} does at most in this precision"
+        facts.append(("Matrix units", f"{time.matrix_flops / 1e12:,.3g} TFLOPs a step, {share}"))
+    sent = time.communication
+    if sent is not None:
+        facts += [
+            ("Sent by each device", f"{format_bytes(sent.sent_bytes)} a step over {sent.link}"),
+            (
+                "Communication",
+                f"{format_seconds(sent.seconds)}, of which {format_seconds(sent.exposed_seconds)} "
+                "are exposed: the device waits for them",
+            ),
+            ("Without communication", f"{format_seconds(sent.alone_seconds)} a step"),
+            ("By the link", _seconds_between(sent.low_seconds, sent.high_seconds)),
+        ]
+    elif time.devices > 1:
+        facts.append(("Communication", "not counted: nobody says over which link (--link)"))
+    return facts
+
+
+def _by_phase(time: Throughput, key: str) -> Chart:
+    """A bar for each phase, stacked by kind of operation."""
+    figure = _bars(
+        list(time.phase_seconds),
+        [kind for kind, _ in ranked(time.kind_seconds)],
+        _summed((part.phase, part.kind, part.seconds) for part in time.parts),
+        time.step_seconds,
+        _COLOURS,
+    )
+    said = "Milliseconds of each phase of the step, stacked by kind of operation."
+    return Chart(key, figure, said, _bar_height(len(time.phase_seconds)))
+
+
+def _by_kind(time: Throughput, key: str) -> Chart:
+    """A bar for each kind of operation, stacked by what bounds it."""
+    figure = _bars(
+        [kind for kind, _ in ranked(time.kind_seconds)],
+        [bound for bound, _ in ranked(time.bound_seconds)],
+        _summed((part.kind, part.bound, part.seconds) for part in time.parts),
+        time.step_seconds,
+        _BOUND_COLOURS,
+    )
+    said = "Milliseconds of each kind of operation, stacked by what bounds it."
+    return Chart(key, figure, said, _bar_height(len(time.kind_seconds)))
+
+
+def _clocks(time: Throughput, key: str) -> Chart:
+    """What the host and the device do meanwhile."""
+    waits = time.kind_seconds.get(WAITING, 0.0)
+    others = time.kind_seconds.get(OTHERS, 0.0)
+    device = {"works": time.step_seconds - waits - others, WAITING: waits, OTHERS: others}
+    host = {
+        "works": min(time.host_seconds, time.step_seconds),
+        "is free": max(time.step_seconds - time.host_seconds, 0.0),
+    }
+    sums = {("device", k): s for k, s in device.items()} | {("host", k): s for k, s in host.items()}
+    shown = {kind for (_, kind), seconds in sums.items() if seconds > 0}
+    kinds = [kind for kind in ("works", WAITING, OTHERS, "is free") if kind in shown]
+    colours = {**_COLOURS, "works": CYCLE[0], "is free": "rgba(128,128,128,0.25)"}
+    figure = _bars(["device", "host"], kinds, sums, time.step_seconds, colours)
+    said = (
+        "The step's two clocks: the host issues operations ahead of the device, which waits where "
+        "the host is late."
+    )
+    return Chart(key, figure, said, _bar_height(2))
+
+
+def _bars(
+    names: Sequence[str],
+    stacks: Sequence[str],
+    seconds: Mapping[tuple[str, str], float],
+    total: float,
+    colours: Mapping[str, str],
+) -> Figure:
+    """Horizontal bars, the first on top, in milliseconds."""
+    from plotly.graph_objects import Bar
+
+    traces = []
+    for stack in stacks:
+        of_stack = [seconds.get((name, stack), 0.0) for name in names]
+        traces.append(
+            Bar(
+                name=plot_text(stack),
+                y=[plot_text(name) for name in names],
+                x=[1e3 * s for s in of_stack],
+                customdata=[f"{s / total:.1%}" for s in of_stack],
+                orientation="h",
+                marker={"color": colours.get(stack, GREY)},
+                hovertemplate="%{y}, %{fullData.name}<br>%{x:.3g} ms, %{customdata} of the step"
+                "<extra></extra>",
+            )
+        )
+    return new_figure(
+        traces,
+        barmode="stack",
+        xaxis={"title": {"text": "milliseconds"}, "rangemode": "tozero"},
+        yaxis={"autorange": "reversed", "automargin": True, "ticklabelstandoff": 6},
+        legend={"traceorder": "normal", "orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        bargap=0.3,
+    )
+
+
+def _bar_height(num_bars: int) -> int:
+    return 150 + 34 * num_bars
+
+
+def _tree(costs: Sequence[Cost], key: str) -> Chart:
+    """Modules and operations: each as high as the seconds that it takes."""
+    from plotly.graph_objects import Icicle
+
+    nodes = list(time_tree(costs).rows())
+    total = nodes[0][1].seconds
+    trace = Icicle(
+        ids=[place for place, _, _ in nodes],
+        labels=[plot_text(node.label) for _, node, _ in nodes],
+        parents=[parent for _, _, parent in nodes],
+        values=[1e3 * node.seconds for _, node, _ in nodes],
+        customdata=[(plot_text(node.where), f"{node.seconds / total:.1%}") for _, node, _ in nodes],
+        branchvalues="total",
+        maxdepth=_NUM_NODES_DEEP,
+        marker={
+            "colors": [_COLOURS.get(node.kind, _MODULE) for _, node, _ in nodes],
+            "line": {"width": 0.5, "color": "#ffffff"},
+        },
+        leaf={"opacity": 1},
+        hovertemplate="%{customdata[0]}<br>%{value:.3g} ms, %{customdata[1]} of the step"
+        "<extra></extra>",
+        sort=True,
+    )
+    said = (
+        "The step's seconds by module and operation, what takes most on top; operations have the "
+        "colours of their kinds above. Click a box to look into it, and the leftmost to go back."
+    )
+    return Chart(key, new_figure([trace], uniformtext={"minsize": 10, "mode": "hide"}), said, 620)
+
+
+def _costliest(costs: Sequence[Cost], total: float) -> Table:
+    """Operations by phase and name, all modules together."""
+    seconds: dict[tuple[str, str, str], float] = {}
+    modules: dict[tuple[str, str, str], set[str]] = {}
+    for cost in costs:
+        named = cost.phase, cost.name.removeprefix("aten.") or cost.kind, cost.bound
+        seconds[named] = seconds.get(named, 0.0) + cost.seconds
+        modules.setdefault(named, set()).add(cost.path)
+    most = sorted(seconds, key=lambda named: -seconds[named])[:_NUM_COSTLIEST]
+    return Table(
+        ["Operation", "Phase", "Bound by", "Modules", "Time", "Share"],
+        [
+            [name, phase, bound, _number(len(modules[phase, name, bound])),
+             *_seconds_and_share(seconds[phase, name, bound], total)]
+            for phase, name, bound in most
+        ],
+        f"The {len(most)} costliest of {len(seconds)} operations, all modules together.",
+    )  # fmt: skip
+
+
+def _table(time: Throughput) -> Table:
+    parts = sorted(time.parts, key=lambda part: -part.seconds)
+    rows: list[list[Cell]] = [
+        [part.phase, part.kind, part.bound, *_seconds_and_share(part.seconds, time.step_seconds)]
+        for part in parts
+        if part.seconds
+    ]
+    rows.append(["all", "", "", *_seconds_and_share(time.step_seconds, time.step_seconds)])
+    said = "Every second of the step once, by phase, kind of operation, and what bounds it."
+    return Table(["Phase", "Kind", "Bound by", "Time", "Share"], rows, said, [len(rows) - 1])
+
+
+def _seconds_and_share(seconds: float, total: float) -> list[Number]:
+    return [Number(seconds, format_seconds(seconds)), Number(seconds, f"{seconds / total:.1%}")]
+
+
+def _seconds_between(low: float, high: float) -> str:
+    return f"{format_seconds(low)} to {format_seconds(high)}"
+
+
+def _number(count: int) -> Number:
+    return Number(count, f"{count:,}")
+
+
+def _count(rate: float) -> str:
+    """A rate to three digits, and never less than whole ones."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _summed(entries: Iterable[tuple[str, str, float]]) -> Mapping[tuple[str, str], float]:
+    sums: dict[tuple[str, str], float] = {}
+    for name, stack, seconds in entries:
+        sums[name, stack] = sums.get((name, stack), 0.0) + seconds
+    return sums
