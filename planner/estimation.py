@@ -273,12 +273,19 @@ def _budget(
     """Bytes that the device may hold in all, and that the allocator may reserve; None for no limit.
     What is named comes before the GPU's own memory; `beside` the allocator lie so many bytes."""
     budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
-    allowed = None
-    if allocator is not None:
-        allowed = allocator.allowed_bytes(gpu.memory_bytes if gpu else memory_bytes)
+    allowed = may_reserve(gpu, memory_bytes, allocator)
     if allowed is not None and budget is not None:
         budget = min(budget, allowed + beside)
     return budget, allowed
+
+
+def may_reserve(
+    gpu: Gpu | None, memory_bytes: int | None, allocator: AllocatorConfig | None
+) -> int | None:
+    """Bytes that the allocator's own options let it reserve; None for no limit."""
+    if allocator is None:
+        return None
+    return allocator.allowed_bytes(gpu.memory_bytes if gpu else memory_bytes)
 
 
 def _basis(config: Model, setting: TrainSetting, ledger: Ledger, outside: Overheads) -> Basis:

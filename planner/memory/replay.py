@@ -61,6 +61,20 @@ class SteadyPeaks:
     reserved_by_stream: tuple[int, ...] = field(default=(), compare=False)
 
 
+@dataclass(frozen=True)
+class SteadyCourse:
+    """Bytes before the steady step and after each of its entries: all that is allocated, and what
+    each stream, by number, has reserved. Of its two playings it is the later one that reaches the
+    most reserved: the second, where nothing goes back to the driver."""
+
+    allocated_bytes: list[int] = field(repr=False)
+    reserved_by_stream: list[tuple[int, ...]] = field(repr=False)
+
+    @property
+    def reserved_bytes(self) -> list[int]:
+        return [sum(each) for each in self.reserved_by_stream]
+
+
 def replay(
     requests: Sequence[int],
     config: AllocatorConfig | None = None,
@@ -75,15 +89,10 @@ def replay(
         player.play(requests, 0)
     except OutOfMemoryError:
         out_of_memory_at = len(player.blocks)
-    pairs = zip(requests, player.blocks, strict=False)
-    changes = [block[1] if request > 0 else -block[1] for request, block in pairs]
-    reserved: list[int] = []
-    for entry, units in [*player.reservations, (len(changes), 0)]:
-        reserved += [reserved[-1] if reserved else 0] * (entry - len(reserved))
-        reserved.append(units)
+    reserved = player.reserved_until(len(player.blocks))[1:]
     return Replay(
-        allocated_bytes=tuple(units << UNIT_BITS for units in accumulate(changes)),
-        reserved_bytes=tuple(units << UNIT_BITS for units in reserved[:-1]),
+        allocated_bytes=tuple(_allocated(requests, player.blocks))[1:],
+        reserved_bytes=tuple(map(sum, reserved)),
         num_segments=player.allocator.num_segments,
         num_alloc_retries=player.allocator.num_alloc_retries,
         out_of_memory_at=out_of_memory_at,
@@ -106,28 +115,7 @@ def replay_steady(
     torch does only where a memory fraction was set; a step that cannot live within `allowed_bytes`
     even so is played without the limit, so that what it needs is known.
     """
-    if config is not None and config.garbage_collection_threshold and allowed_bytes is not None:
-        try:
-            return _replay_steady(requests, steady_from, config, allowed_bytes, streams)
-        except OutOfMemoryError:
-            pass
-    return _replay_steady(requests, steady_from, config, None, streams)
-
-
-def _replay_steady(
-    requests: Sequence[int],
-    steady_from: int,
-    config: AllocatorConfig | None,
-    allowed_bytes: int | None,
-    streams: Sequence[int],
-) -> SteadyPeaks:
-    player = _Player(config, allowed_bytes, streams)
-    player.play(requests[:steady_from], 0)
-    player.reset_peaks()
-    player.play(requests[steady_from:], steady_from)
-    handed_on = _handed_on(requests, steady_from, streams)
-    if handed_on is not None:
-        player.play_again(requests, steady_from, handed_on)
+    player, _ = _play_steady(requests, steady_from, config, allowed_bytes, streams)
     return SteadyPeaks(
         player.peak_allocated << UNIT_BITS,
         player.peak_reserved << UNIT_BITS,
@@ -135,7 +123,71 @@ def _replay_steady(
     )
 
 
-def _handed_on(
+def steady_course(
+    requests: Sequence[int],
+    steady_from: int,
+    config: AllocatorConfig | None = None,
+    allowed_bytes: int | None = None,
+    streams: Sequence[int] = (),
+) -> SteadyCourse:
+    """How `replay_steady` comes to its peaks, entry by entry."""
+    player, is_twice = _play_steady(requests, steady_from, config, allowed_bytes, streams)
+    count = len(requests)
+    end = count + (count - steady_from if is_twice else 0)
+    allocated = _allocated(requests, player.blocks[:count])
+    reserved = player.reserved_until(end)
+    playings = [(allocated[steady_from:], reserved[steady_from : count + 1])]
+    if is_twice:
+        again = player.blocks[count:]
+        # What the second playing left out recurs as it was.
+        blocks = [*again, *player.blocks[steady_from + len(again) : count]]
+        following = _allocated(requests[steady_from:], blocks, allocated[-1])
+        playings.append((following, reserved[count:]))
+    return SteadyCourse(*max(reversed(playings), key=lambda each: max(map(sum, each[1]))))
+
+
+def _allocated(requests: Sequence[int], blocks: Sequence[Block], before: int = 0) -> list[int]:
+    """Bytes allocated before the requests that got or gave back `blocks`, and after each."""
+    pairs = zip(requests, blocks, strict=False)
+    changes = ((block[1] if request > 0 else -block[1]) << UNIT_BITS for request, block in pairs)
+    return list(accumulate(changes, initial=before))
+
+
+def _play_steady(
+    requests: Sequence[int],
+    steady_from: int,
+    config: AllocatorConfig | None,
+    allowed_bytes: int | None,
+    streams: Sequence[int],
+) -> tuple[_Player, bool]:
+    """What has played the steady step, and whether twice."""
+    collects = config is not None and config.garbage_collection_threshold
+    if collects and allowed_bytes is not None:
+        try:
+            return _play_within(requests, steady_from, config, allowed_bytes, streams)
+        except OutOfMemoryError:
+            pass
+    return _play_within(requests, steady_from, config, None, streams)
+
+
+def _play_within(
+    requests: Sequence[int],
+    steady_from: int,
+    config: AllocatorConfig | None,
+    allowed_bytes: int | None,
+    streams: Sequence[int],
+) -> tuple[_Player, bool]:
+    player = _Player(config, allowed_bytes, streams)
+    player.play(requests[:steady_from], 0)
+    player.reset_peaks()
+    player.play(requests[steady_from:], steady_from)
+    left = handed_on(requests, steady_from, streams)
+    if left is not None:
+        player.play_again(requests, steady_from, left)
+    return player, left is not None
+
+
+def handed_on(
     requests: Sequence[int], start: int, streams: Sequence[int] = ()
 ) -> dict[int, int] | None:
     """What the steady step takes over from the step before it, and what it leaves in its place:
@@ -158,8 +210,8 @@ class _Player:
     """An allocator and what became of the entries played, in units.
 
     `blocks` is what each entry got or gave back, `reservations` each change of what is reserved as
-    (entry, units after it), and `grown_at` the last entry at which each pool, the small and the
-    large of stream 0, of stream 1 …, took memory from the driver.
+    (entry, bytes of each stream after it), and `grown_at` the last entry at which each pool, the
+    small and the large of stream 0, of stream 1 …, took memory from the driver.
     """
 
     def __init__(
@@ -171,7 +223,7 @@ class _Player:
         )
         self.streams = streams
         self.blocks: list[Block] = []
-        self.reservations: list[tuple[int, int]] = []
+        self.reservations: list[tuple[int, tuple[int, ...]]] = []
         self.grown_at = [-1, -1] * num_streams
         self.allocated = self.peak_allocated = 0
         self.reserved = self.peak_reserved = 0
@@ -179,6 +231,14 @@ class _Player:
     def reset_peaks(self) -> None:
         """As `torch.cuda.reset_peak_memory_stats()`."""
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
+
+    def reserved_until(self, num_entries: int) -> list[tuple[int, ...]]:
+        """Bytes that each stream has reserved before the first entry, and after each."""
+        course = [(0,) * len(self.allocator.small)]
+        for entry, by_stream in [*self.reservations, (num_entries, ())]:
+            course += [course[-1]] * (entry + 1 - len(course))
+            course.append(by_stream)
+        return course[:-1]
 
     def play(self, requests: Sequence[int], start: int) -> None:
         """Play further requests, of which the first is entry `start`. Raises OutOfMemoryError."""
@@ -254,5 +314,5 @@ class _Player:
         entry = len(self.blocks)
         self.reserved = self.allocator.reserved_units
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-        self.reservations.append((entry, self.reserved))
+        self.reservations.append((entry, self.allocator.reserved_by_stream))
         self.grown_at[2 * stream + (block[1] > SMALL)] = entry

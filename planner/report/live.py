@@ -24,12 +24,14 @@ class LiveBytes:
     """Live bytes after each allocation and release of one optimizer step, in order.
 
     `by_category[c][i]` are the bytes of category c at point i, `total[i]` their sum; point 0 is the
-    moment before the step. `peak` is the first point with the most; `peak_phase`, `peak_label` and
-    `peak_path` say what was asking for memory then.
+    moment before the step. `events[i]` is the index of the event behind point i, and of the one
+    before the step at point 0. `peak` is the first point with the most; `peak_phase`,
+    `peak_label` and `peak_path` say what was asking for memory then.
     """
 
     by_category: dict[Category, list[int]]
     total: list[int]
+    events: list[int]
     phases: tuple[Phase, ...]
     peak: int
     peak_phase: str
@@ -89,6 +91,7 @@ def step_live_bytes(ledger: Ledger, step: int | None = None) -> LiveBytes:
     return LiveBytes(
         by_category=by_category,
         total=total,
+        events=moves,
         phases=phases,
         peak=peak,
         peak_phase=next(p.name for p in phases if p.start <= peak < p.stop),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from planner.errors import PlannerError, UsageError
 from planner.files import write_whole
 from planner.ledger import Category, Ledger
+from planner.report.colours import COLOURS, STACK
 from planner.report.live import LiveBytes, Phase, step_live_bytes
 from planner.units import GIB, MIB, format_bytes
 
@@ -20,19 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# From the bottom of the stack to the top: what stays, then what comes and goes.
-STACK: tuple[Category, ...] = (
-    "parameters", "buffers", "optimizer_state", "gradients", "activations", "temporaries",
-)  # fmt: skip
-# Okabe and Ito's palette, told apart with every common colour blindness; its black is left out.
-COLOURS: dict[Category, str] = {
-    "parameters": "#0072B2",
-    "buffers": "#999999",
-    "optimizer_state": "#56B4E9",
-    "gradients": "#009E73",
-    "activations": "#E69F00",
-    "temporaries": "#D55E00",
-}
 BLOCK_GLYPHS: dict[Category, str] = {
     "parameters": "█", "buffers": "▪", "optimizer_state": "▓", "gradients": "▒",
     "activations": "░", "temporaries": "•",

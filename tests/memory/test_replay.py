@@ -13,7 +13,7 @@ from planner.ledgers import step_ledger
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import CachingAllocator
 from planner.memory.profile import entry_at, steady_step, walk_ledger
-from planner.memory.replay import SteadyPeaks, replay, replay_steady
+from planner.memory.replay import SteadyPeaks, replay, replay_steady, steady_course
 
 KIB, MIB = 1024, 1024**2
 CONFIGS = (
@@ -106,6 +106,35 @@ def test_so_does_one_on_several_streams(config: AllocatorConfig | None) -> None:
         assert replay_steady(requests, start, config, streams=streams) == expected, seed
         num_apart += expected != played_to_the_end(requests, start, config)
     assert num_apart > 100
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_course_of_a_step_is_that_of_its_repetition(config: AllocatorConfig | None) -> None:
+    for seed in range(100):
+        requests, start = random_steps(random.Random(seed), grows=seed % 2 == 0)
+        streams = [(n if n >= 0 else requests[~n]) % 3 for n in requests]
+        whole = replay(repeat_step(requests, start), config, streams=[*streams, *streams[start:]])
+        course = steady_course(requests, start, config, streams=streams)
+        assert course.allocated_bytes == list(whole.allocated_bytes[len(requests) - 1 :]), seed
+        assert course.reserved_bytes == list(whole.reserved_bytes[len(requests) - 1 :]), seed
+        peaks = replay_steady(requests, start, config, streams=streams)
+        assert max(course.reserved_bytes) == peaks.reserved_bytes
+        assert course.reserved_by_stream[-1] == peaks.reserved_by_stream
+
+
+def test_the_course_is_of_the_playing_that_reserves_the_most() -> None:
+    # Garbage is collected in the first playing, so that the second begins with less.
+    config = AllocatorConfig(garbage_collection_threshold=0.5)
+    requests = [60 * MIB, ~0, 10 * MIB, 70 * MIB, ~3, 30 * MIB, ~5, ~2]
+    for allowed in (None, 150 * MIB, 200 * MIB, 10 * MIB):
+        course = steady_course(requests, 2, config, allowed)
+        assert len(course.reserved_bytes) == len(course.allocated_bytes) == 7
+        peaks = replay_steady(requests, 2, config, allowed)
+        assert max(course.reserved_bytes) == peaks.reserved_bytes, allowed
+    # One that cannot be played again has one course, from what came before it.
+    course = steady_course([4 * MIB, 6 * MIB, ~0], 1)
+    assert course.reserved_bytes == [20 * MIB] * 3
+    assert course.allocated_bytes == [4 * MIB, 10 * MIB, 6 * MIB]
 
 
 @pytest.mark.parametrize("batch_size", [3, 16, 64])
