@@ -14,6 +14,7 @@ from search.session import Session
 from search.strategies.named import make_strategy
 from search.strategies.plain_default import PlainDefaultHunt, plain_arm
 from search.study.identity import Identity
+from search.surrogate.expectation import PriorExpectation
 from search.surrogate.prior import Prior
 
 PLAIN_DEFAULT_SHARE = 0.15  # of the budget, kept to measure what the gain is over
@@ -44,6 +45,7 @@ def _probe(session: Session, prior: Prior, options: SearchOptions, arm: str | No
         options.strategy, space, prior, budget_bytes,
         tolerance=options.tolerance, images=options.images, seed=options.seed,
     )  # fmt: skip
+    session.expect = PriorExpectation(space, prior, budget_bytes)
     stopped = session.run(strategy)
     limits.reserved_seconds = 0.0
     if arm is not None and hunts and session.best_rate():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Generic
 
 from planner.errors import PlannerError
+from planner.schema.expected import Expected
 from planner.schema.record import BUDGET_ENDED
 from search.interrupts import ending, hold
 from search.kinds import RecordT, SettingT
@@ -14,7 +15,7 @@ from search.limits import Limits
 from search.probe.evidence import is_feasible
 from search.prober import Prober
 from search.progress import OnProgress, Progress
-from search.space import Space
+from search.space import Candidate, Space
 from search.strategies.strategy import Choice, Situation, Strategy
 from search.study.lease import Lease
 from search.study.records import RecordsNotWrittenError
@@ -35,8 +36,11 @@ MAX_LOST_LEASES = 20  # in a row, to other tuners: then their study is left to t
 class Session(Generic[SettingT, RecordT]):
     """One tuner's loop over a study: asks a strategy, leases, probes, keeps, until it is done.
 
-    `records` is all that is known, by any tuner, in the order it was learned.
+    `records` is all that is known, by any tuner, in the order it was learned. `expect` says what is
+    expected of a probe, for its record, where the strategy says nothing of it.
     """
+
+    expect: Callable[[Candidate[SettingT], str], Expected | None]
 
     def __init__(
         self, space: Space[SettingT], study: Study[SettingT, RecordT],
@@ -49,6 +53,7 @@ class Session(Generic[SettingT, RecordT]):
         self.space, self.study, self.prober, self.limits = space, study, prober, limits
         self.deadline, self.budget_bytes, self.on_progress = deadline, budget_bytes, on_progress
         self.plain, self.sleep = plain, sleep
+        self.expect = lambda candidate, phase: None
         self.records: list[RecordT] = []
         self.seen: set[str] = set()
         self.crowded: list[str] = []  # settings that others crowded out in this run, one per probe
@@ -193,8 +198,11 @@ class Session(Generic[SettingT, RecordT]):
             raise
         if cut and record.status == "timed_out" and not record.cut_short:
             record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
+        expected = choice.expected or self.expect(choice.candidate, choice.phase)
         record = record.judged_in(self.budget_bytes).model_copy(
-            update={"probe_id": lease.probe_id}  # the one place: a prober need not know of studies
+            # The one place: a prober need not know of studies, and a table's record may hold what
+            # another search expected.
+            update={"probe_id": lease.probe_id, "expected": expected}
         )
         crowded = record.inconclusive and not record.cut_short
         self.num_crowded = self.num_crowded + 1 if crowded else 0

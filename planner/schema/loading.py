@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from planner.schema.any_model import Model
+from planner.schema.expected import Expected
 from planner.schema.faults import CrossFieldError, Fault
 from planner.schema.record import BUDGET_ENDED, Seconds
 from planner.schema.setting import TrainSetting
@@ -180,6 +181,9 @@ class LoaderRecord(BaseModel):
     faults: tuple[ItemFault, ...] = ()
     probe_seconds: float = 0.0
     flags: tuple[str, ...] = ()
+    expected: Expected | None = Field(
+        default=None, description="what the search that asked for it believed it would find"
+    )
 
     @property
     def format(self) -> int:

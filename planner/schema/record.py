@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.schema.any_model import Model
+from planner.schema.expected import Expected
 from planner.schema.setting import TrainSetting
 from planner.schema.world import RankRecord, WorldInfo
 from planner.units import MIB
@@ -161,6 +162,9 @@ class MeasurementRecord(BaseModel):
     )
     allowed_bytes: int | None = Field(
         default=None, description="what a setting may take in the search that asked for it"
+    )
+    expected: Expected | None = Field(
+        default=None, description="what the search that asked for it believed it would find"
     )
     world: WorldInfo | None = Field(default=None, description="None: one process on one device")
     ranks: tuple[RankRecord, ...] = ()

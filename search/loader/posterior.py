@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.schema.expected import Range
 from planner.schema.loading import LoaderRecord, LoaderSetting
 from search.loader.law import (
     ASSUMED_IMAGE_SECONDS,
@@ -99,6 +100,17 @@ class Posterior:
         """Images/s of every candidate, as expected."""
         found: Floats = np.exp(self.logs @ self.weights)
         return found
+
+    def range_of(self, index: int) -> Range:
+        """(low, middle, high) images/s that a probe of a candidate should find, its noise included;
+        95% lies between the first and the last."""
+        order = np.argsort(self.rates[index])
+        below = np.cumsum(self.weights[order])
+        at = np.minimum(np.searchsorted(below, (0.025, 0.5, 0.975)), len(order) - 1)
+        noise = np.exp(np.array([-2.0, 0.0, 2.0]) * NOISE)
+        rates = self.rates[index][order][at] * noise
+        low, middle, high = (float(f"{rate:.6g}") for rate in rates)
+        return low, middle, high
 
     def gains(self, best: float) -> Floats:
         """How much every candidate is expected to gain over `best` images/s, as a share of it."""

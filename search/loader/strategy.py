@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from planner.schema.expected import Expected
 from planner.schema.loading import LoaderRecord, LoaderSetting, Pipeline
 from search.loader.law import ASSUMED_IMAGE_SECONDS, ImageCost, expected_rate
 from search.loader.posterior import Posterior, draw_unknowns
@@ -45,7 +46,7 @@ class LoaderStrategy:
             return None
         start = self._unknown_pipeline(able)
         if start is not None:
-            return self._choice(start, "calibrate", None)
+            return self._unknown(start)
         if len(self.records) >= max(LEAST_PROBES, int(MOST_SHARE * len(self.space))):
             self.stopped_because = f"{len(self.records)} of {len(self.space)} settings are probed"
             return None
@@ -58,18 +59,24 @@ class LoaderStrategy:
         if gains[at[choice.id]] < self.tolerance and len(measured) >= LEAST_PROBES:
             more = self._next_of_best(able)
             if more is not None:
-                return self._choice(more, "finalists", float(posterior.expected()[at[more.id]]))
+                return self._expecting(posterior, at[more.id], "finalists")
             self.stopped_because = (
                 f"no other setting is expected to gain {self.tolerance:.1%} or more"
             )
             return None
-        return self._choice(choice, "search", float(posterior.expected()[at[choice.id]]))
+        return self._expecting(posterior, at[choice.id], "search")
 
-    def _choice(self, candidate: LoaderCandidate, phase: Phase, rate: float | None) -> LoaderChoice:
-        if rate is None:
-            guess = ImageCost(ASSUMED_IMAGE_SECONDS, ASSUMED_IMAGE_SECONDS)
-            rate = expected_rate(candidate.setting, guess, self.cpus)
-        return Choice(candidate, phase, expected_rate=rate)
+    def _unknown(self, candidate: LoaderCandidate) -> LoaderChoice:
+        """The first of its pipeline, of which only a guess is known."""
+        guess = ImageCost(ASSUMED_IMAGE_SECONDS, ASSUMED_IMAGE_SECONDS)
+        rate = expected_rate(candidate.setting, guess, self.cpus)
+        return Choice(candidate, "calibrate", expected_rate=rate)
+
+    def _expecting(self, posterior: Posterior, index: int, phase: Phase) -> LoaderChoice:
+        rates = posterior.range_of(index)
+        expected = Expected(phase=phase, basis="probes", images_per_second=rates)
+        rate = float(posterior.expected()[index])
+        return Choice(self.candidates[index], phase, expected_rate=rate, expected=expected)
 
     def _next_of_best(self, able: list[LoaderCandidate]) -> LoaderCandidate | None:
         """The best with the next larger number of workers, where it was not probed: a curve that

@@ -9,6 +9,7 @@ from search.space import Candidate, Space
 from search.strategies.planner_strategy import PlannerStrategy
 from search.strategies.strategy import Choice, Situation
 from search.strategies.walks import arm_candidates
+from search.surrogate.expectation import expectation
 from search.surrogate.prior import Prior
 
 MAX_PROBES = 4
@@ -71,7 +72,9 @@ class PlainDefaultHunt:
             self.stopped_because = "the budget has ended"
             return None
         self.asked += 1
-        return Choice(wanted, "baseline")
+        posterior = self.planner.posterior
+        expected = expectation(posterior, posterior.predict(), wanted, "baseline")
+        return Choice(wanted, "baseline", expected=expected)
 
     def _wanted(self, seconds_left: float | None) -> Candidate | None:
         """The unprobed rung to try: above what fits where that is likely and there is time for it,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from search.space import Candidate, Space, simplicity
 from search.strategies.strategy import TOLERANCE, Choice, Phase, Situation
 from search.surrogate.arrays import Array, Mask
 from search.surrogate.broken_parts import is_plain
+from search.surrogate.expectation import expectation
 from search.surrogate.posterior import Posterior, Prediction, expected_improvement
 from search.surrogate.prior import GUESSED_SECONDS, Prior
 
@@ -77,6 +79,13 @@ class PlannerStrategy:
 
     def ask(self, situation: Situation) -> Choice | None:
         predicted = self.posterior.predict()
+        choice = self._ask(predicted, situation)
+        if choice is None:
+            return None
+        expected = expectation(self.posterior, predicted, choice.candidate, choice.phase)
+        return replace(choice, expected=expected)
+
+    def _ask(self, predicted: Prediction, situation: Situation) -> Choice | None:
         open_now = self._open(predicted, situation)
         if situation.seconds_left is not None:
             # The first that is heard of the budget is the most of it that is ever left.

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol
 
+from planner.schema.expected import Expected
 from search.kinds import RecordT_contra, SettingT
 from search.space import Candidate
 
@@ -17,12 +18,14 @@ TOLERANCE = 0.005
 
 @dataclass(frozen=True)
 class Choice(Generic[SettingT]):
-    """A candidate to probe, in which phase, and the rate below which it cannot win."""
+    """A candidate to probe, in which phase, and the rate below which it cannot win. `expected` is
+    for its record: what the strategy believes of it, None where it believes nothing."""
 
     candidate: Candidate[SettingT]
     phase: Phase = "search"
     expected_rate: float | None = None
     give_up_images_per_second: float | None = None
+    expected: Expected | None = None
 
 
 @dataclass(frozen=True)
