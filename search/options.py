@@ -222,7 +222,7 @@ class SearchOptions:
         None, "Hold micro-batch × accumulation × world at N exactly.",
         metavar="N", bounds=(1, MAX_SIZE),
     )  # fmt: skip
-    device: str = option("auto", "auto, cpu, cuda:0 …", shown="auto")
+    device: str = option("auto", "auto, cpu, cuda:0 …", shown="auto", metavar="DEVICE")
     gpus: int | None = option(
         None, "Probe over N GPUs, a rank on each (with --device cpu: N processes).",
         metavar="N", bounds=(1, MAX_SIZE),
@@ -238,7 +238,7 @@ class SearchOptions:
     allocator: str | None = option(
         None, "As PYTORCH_ALLOC_CONF, in its place.", metavar="OPTIONS", read=read_allocator_text
     )
-    headroom: float = option("5%", "Memory to keep free.", typed=parse_percent)
+    headroom: float = option("5%", "Memory to keep free.", typed=parse_percent, metavar="SHARE")
     trials: int | None = option(
         None, "At most N probes in the study.", metavar="N", bounds=(0, _MANY)
     )
@@ -248,9 +248,11 @@ class SearchOptions:
     )  # fmt: skip
     tolerance: float = option(
         f"{TOLERANCE:.1%}", "Stop when all further probes are expected to gain less.",
-        typed=parse_percent,
+        typed=parse_percent, metavar="SHARE",
     )  # fmt: skip
-    strategy: str = option("planner", f"One of {', '.join(STRATEGIES)}.", shown="planner")
+    strategy: str = option(
+        "planner", f"One of {', '.join(STRATEGIES)}.", shown="planner", metavar="NAME"
+    )
     steps: int | None = option(
         None, "Rank by the total time of N optimizer steps, compilation included.",
         metavar="N", bounds=(1, _MANY),
@@ -263,7 +265,9 @@ class SearchOptions:
         None, "Search recorded probes, not a device.", metavar="FILE", read=path_reader("replay")
     )
     storage: str | None = option(None, "Any Optuna storage, or a .journal file.", metavar="URL")
-    study_name: str = option(STUDY_NAME, "The study's name in the storage.", shown=STUDY_NAME)
+    study_name: str = option(
+        STUDY_NAME, "The study's name in the storage.", shown=STUDY_NAME, metavar="NAME"
+    )
     output: Path | None = option(
         None,
         "Folder for the results (tune-LIBRARY-NAME).",
@@ -285,7 +289,7 @@ class SearchOptions:
         True, "Do not measure the plain default.", flag="--no-baseline", is_switch=True
     )
     seed: int = option(
-        0, "For strategies that draw at random.", shown="0", bounds=(0, (1 << 32) - 1)
+        0, "For strategies that draw at random.", shown="0", bounds=(0, (1 << 32) - 1), metavar="N"
     )
 
     @classmethod

@@ -16,29 +16,52 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from planner import __version__
 from planner.errors import PlannerError, printable, unknown_name
 
 INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 
-# name -> (where its click command is, what `planner --help` says of it)
-COMMANDS = {
-    "estimate": ("planner.cli.estimate:command", "Predict a training step's memory and time."),
-    "advise": ("planner.cli.advise:command", "The fastest ways to fit, lever by lever."),
-    "tune": ("planner.cli.tune:command", "Find the fastest setting by short training runs."),
-    "data": ("planner.cli.data:command", "How fast this machine feeds a training."),
-    "profile": ("planner.cli.profile:command", "Where a step's time goes, measured."),
-    "report": ("planner.cli.report:command", "Runs and estimates as one page to look at."),
-    "emit": ("planner.cli.emit:command", "Write a result as a trainer's configuration."),
-    "validate": ("planner.cli.validate:command", "Predicted against measured, on this device."),
-    "explain": ("planner.cli.explain:command", "Why a training ended: its log, or a snapshot."),
-    "doctor": ("planner.cli.doctor:command", "Is this environment set up to be fast?"),
-    "bench": ("planner.cli.bench:command", "Time window attention on this device."),
-    "cache": ("planner.cli.cache:command", "List or remove kept traces."),
-    "gpus": ("planner.cli.gpus:command", "List the GPUs that --gpu knows."),
-    "models": ("planner.cli.models:command", "List the published models of each library."),
+# heading -> name -> (where its click command is, what `planner --help` says of it)
+GROUPS = {
+    "Before you launch": {
+        "estimate": ("planner.cli.estimate:command", "Predict a training step's memory and time."),
+        "advise": ("planner.cli.advise:command", "The fastest ways to fit, lever by lever."),
+    },
+    "On your device": {
+        "tune": ("planner.cli.tune:command", "Find the fastest setting by short training runs."),
+        "data": ("planner.cli.data:command", "How fast this machine feeds a training."),
+        "profile": ("planner.cli.profile:command", "Where a step's time goes, measured."),
+        "validate": ("planner.cli.validate:command", "Predicted against measured."),
+        "bench": ("planner.cli.bench:command", "Time window attention by itself."),
+    },
+    "Into your trainer": {
+        "emit": ("planner.cli.emit:command", "Write a result as a trainer's configuration."),
+    },
+    "To look at": {
+        "report": ("planner.cli.report:command", "Runs and estimates as one page to look at."),
+    },
+    "When something is wrong": {
+        "doctor": ("planner.cli.doctor:command", "Is this environment set up to be fast?"),
+        "explain": ("planner.cli.explain:command", "Why a training ended: its log, or a snapshot."),
+    },
+    "Lists and files": {
+        "gpus": ("planner.cli.gpus:command", "List the GPUs that --gpu knows."),
+        "models": ("planner.cli.models:command", "List the published models of each library."),
+        "cache": ("planner.cli.cache:command", "List or remove kept traces."),
+    },
+    "About these commands": {
+        "help": ("planner.cli.help:command", "Explain a command."),
+    },
 }  # fmt: skip
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
+EXAMPLES = (
+    "planner estimate native:swin_tiny --batch-size 64 --gpu 'RTX 3090'",
+    "planner advise native:swin_tiny --batch-size 256 --gpu 'RTX 3060'",
+    "planner tune native:swin_tiny --budget 10m --output run",
+    "planner emit run --for timm --output args.yaml",
+)
 
 
 class LazyGroup(click.Group):
@@ -67,13 +90,29 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             raise unknown_name("command", name, COMMANDS, "List commands with 'planner --help'.")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for heading, group in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), text) for name, (_, text) in group.items()])
+        with formatter.section("For example"):
+            for example in EXAMPLES:
+                formatter.write(f"  {example}\n")
+        formatter.write_paragraph()
+        formatter.write_text("'planner help COMMAND' explains a command.")
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names of commands, and what is said of them, without their files."""
+        found = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -16,6 +16,7 @@ from planner.cli.arguments import (
     with_options,
     with_time_option,
 )
+from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.cli.several import check_counts, link_of
 from planner.hardware import find_gpu
@@ -26,7 +27,13 @@ from planner.schema.model import MAX_SIZE
 _COUNT = click.IntRange(1, MAX_SIZE)
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        'planner advise native:swin_tiny --batch-size 256 --gpu "RTX 3060"',
+        "planner advise native:swin_tiny --memory 6GiB --keep compile,offload",
+    ),
+)
 @click.argument("model")
 @click.option("--gpu", metavar="NAME", help="A GPU of 'planner gpus'.")
 @click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")

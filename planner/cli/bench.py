@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.cli.arguments import read_duration, refuse_empty
+from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.errors import PlannerError, UsageError, alternatives, unknown_name
 from planner.schema import SwinConfig
@@ -28,7 +29,21 @@ def command() -> None:
     """Time parts of a model on this device."""
 
 
-@command.command()
+@command.command(
+    cls=Command,
+    short_help="Window attention, forward and backward.",
+    headings={
+        "What is timed": (
+            "library", "path", "precision", "swin", "windows", "shapes", "batch_size", "only_list",
+        ),
+        "Limits": ("budget", "deadline", "measure"),
+        "Output": ("output", "compare", "as_json"),
+    },
+    examples=(
+        "planner bench attention native:swin_tiny --list",
+        "planner bench attention --library native --budget 5m",
+    ),
+)  # fmt: skip
 @click.argument("model", required=False)
 @click.option("--library", metavar="L[,L…]", help="Only these (all that are installed).")
 @click.option("--path", metavar="P[,P…]", help=f"Only these: {', '.join(PATHS)}.")
@@ -38,7 +53,9 @@ def command() -> None:
 @click.option("--shapes", metavar="S[,S…]", help="Only these: guide, stages (of MODEL).")
 @click.option("--batch-size", type=click.IntRange(1, MAX_SIZE), metavar="N",
               help="Images at MODEL's stages (64 on a GPU, 2 on the CPU).")  # fmt: skip
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 …")
+@click.option(
+    "--device", metavar="DEVICE", default="auto", show_default=True, help="auto, cpu, cuda:0 …"
+)
 @click.option("--budget", metavar="TIME", help="Stop within this time: 90s, 10m.")
 @click.option(
     "--deadline", metavar="TIME", help="Give a case up after this time (90s; compiled 7m)."

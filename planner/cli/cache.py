@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from planner import ledger_cache
+from planner.cli.command import Command
 from planner.cli.output import print_json, print_table
 from planner.errors import PlannerError
 from planner.ledger_cache import Entry
@@ -18,7 +19,13 @@ from planner.units import format_bytes, format_seconds
 HEADERS = ("model", "kept", "setting", "size", "last used")
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "planner cache",
+        "planner cache --clear",
+    ),
+)
 @click.option("--clear", is_flag=True, help="Remove everything that is listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array (bytes, seconds).")
 def command(clear: bool, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from planner.cli.arguments import refuse_empty, with_options
+from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.cli.search_flags import said_options, search_flags
 from planner.errors import UsageError
@@ -31,7 +32,13 @@ _OPTIONS: list[Callable[[Any], Any]] = [
 ]  # fmt: skip
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "planner data pictures --for native:swin_tiny --output fed",
+        "planner data --synthetic 2000 --batch-size 64",
+    ),
+)
 @with_options(_OPTIONS)
 def command(**given: Any) -> int:
     """Find how fast this machine feeds a training, by short probes of real data loaders.

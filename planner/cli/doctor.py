@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.cli.arguments import refuse_empty
+from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.environment.doctor import Checkup, check_environment, check_machine
 from planner.environment.links.plan import plan_link, read_world_size
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
     from planner.throughput.prediction import DeviceRates
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "planner doctor",
+        "planner doctor --rates",
+        "planner doctor --compare here.json there.json",
+    ),
+)
 @click.argument("files", nargs=-1, metavar="[FILE]…")
 @click.option("--compare", "comparing", is_flag=True, help="Show what differs between the FILEs.")
 @click.option(

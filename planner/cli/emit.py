@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from planner.cli.arguments import refuse_empty, split_fields
+from planner.cli.command import Command
 from planner.errors import PlannerError, UsageError
 from planner.trainers.registry import TARGETS, find_trainer
 
@@ -16,7 +17,13 @@ if TYPE_CHECKING:
     from planner.trainers.emission import Emitted
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "planner emit run --for timm --output args.yaml",
+        "planner emit run --for pytorch --output train.py",
+    ),
+)
 @click.argument("result", type=click.Path())
 @click.option(
     "--for", "target", required=True, metavar="TRAINER", help=f"One of {', '.join(TARGETS)}."

@@ -20,6 +20,7 @@ from planner.cli.arguments import (
     with_several_options,
     with_time_option,
 )
+from planner.cli.command import Command
 from planner.cli.output import print_json
 from planner.cli.several import link_of
 from planner.errors import PlannerError, UsageError
@@ -41,7 +42,14 @@ from planner.units import format_bytes, parse_bytes
 Rows = list[tuple[Model, ResolvedSetting]]
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        'planner estimate native:swin_tiny --batch-size 64 --gpu "RTX 3090"',
+        "planner estimate timm:swin_base_patch4_window7_224 --max-batch --memory 24GiB",
+        'planner estimate native:swin_tiny --gpu "A100 SXM 80GB" --gpus 1,2,4,8',
+    ),
+)
 @click.argument("model")
 @with_model_options
 @with_several_options

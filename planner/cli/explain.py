@@ -7,11 +7,19 @@ from typing import Any
 import click
 
 from planner.cli.arguments import given_fields, model_and_settings, with_model_options
+from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.errors import UsageError
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    headings={"The training": ("plan", "gpu", "allocator")},
+    examples=(
+        "planner explain train.log",
+        "planner explain train.log --plan run",
+    ),
+)
 @click.argument("source", metavar="SNAPSHOT|LOG")
 @click.argument("model", required=False)
 @click.option("--plan", metavar="RUN", help="What 'planner tune' wrote: the setting that trained.")

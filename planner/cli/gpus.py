@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from planner.cli.command import Command
 from planner.cli.output import print_json, print_table
 from planner.hardware.catalogue import all_gpus, find_gpu, matching_gpus
 from planner.hardware.gpu import Gpu
@@ -14,12 +15,18 @@ from planner.units import GIB
 HEADERS = ("name", "memory GiB", "GB/s", "fp32", "tf32", "bf16", "fp16", "architecture")
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "planner gpus rtx ti",
+        "planner gpus a100 --sources",
+    ),
+)
 @click.argument("name", nargs=-1)
 @click.option("--sources", is_flag=True, help="Say where each figure comes from.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array (bytes, FLOP/s).")
 def command(name: tuple[str, ...], sources: bool, as_json: bool) -> None:
-    """List the GPUs that --gpu knows: all, or those that NAME means (`planner gpus rtx 30`)."""
+    """List the GPUs that --gpu knows: all, or those that NAME means (`planner gpus rtx ti`)."""
     gpus = _chosen(" ".join(name))
     if as_json:
         print_json([gpu_as_json(gpu) for gpu in gpus])

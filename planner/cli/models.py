@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from planner.cli.command import Command
 from planner.cli.output import print_json, print_table
 from planner.errors import unknown_name
 from planner.schema.model import LIBRARIES, SwinConfig
@@ -11,9 +12,15 @@ from planner.schema.model import LIBRARIES, SwinConfig
 HEADERS = ("model", "version", "image", "window", "channels", "depths", "classes")
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "planner models swin_tiny",
+        "planner models --library timm --json",
+    ),
+)
 @click.argument("text", required=False, default="")
-@click.option("--library", help=f"Only this one: {', '.join(LIBRARIES)}.")
+@click.option("--library", metavar="LIBRARY", help=f"Only this one: {', '.join(LIBRARIES)}.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of model configs.")
 def command(text: str, library: str | None, as_json: bool) -> None:
     """List the published models of each library, or those whose name contains TEXT."""

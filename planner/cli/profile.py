@@ -16,6 +16,7 @@ from planner.cli.arguments import (
     refuse_empty,
     with_model_options,
 )
+from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.errors import UsageError
 from planner.estimation import resolve
@@ -33,7 +34,14 @@ _TOLD = {
 }  # fmt: skip
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    headings={"Profiling": ("steps", "deadline")},
+    examples=(
+        "planner profile run",
+        "planner profile native:swin_tiny --device cpu --batch-size 2 --steps 1",
+    ),
+)
 @click.argument("target", metavar="RUN|MODEL")
 @with_model_options
 @click.option("--device", default="auto", show_default=True, metavar="D", help="cpu, cuda, cuda:1.")

@@ -12,6 +12,7 @@ from planner.cli.arguments import (
     with_model_options,
     with_several_options,
 )
+from planner.cli.command import Command
 from planner.cli.output import say
 from planner.cli.several import link_of
 
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
     from search.report.writing import Subject
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "planner report run",
+        'planner report native:swin_tiny --batch-size 64 --gpu "RTX 3090,RTX 4090"',
+    ),
+)
 @click.argument("targets", metavar="RUN|MODEL…", nargs=-1, required=True)
 @click.option(
     "--output",

@@ -15,6 +15,7 @@ from planner.cli.arguments import (
     split_values,
     with_options,
 )
+from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.cli.search_flags import said_options, search_flags
 from planner.errors import UsageError
@@ -42,7 +43,13 @@ _OPTIONS: list[Callable[[Any], Any]] = [
 ]  # fmt: skip
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "planner tune native:swin_tiny --budget 10m --output run",
+        "planner tune native:swin_tiny --precision bf16 --checkpointing none,blocks --trials 20",
+    ),
+)
 @with_options(_OPTIONS)
 def command(**given: Any) -> int:
     """Find the fastest way to train MODEL on a device, by short real training runs.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.cli.arguments import model_and_settings, with_model_options
+from planner.cli.command import Command
 from planner.cli.observations import describe_row, print_list, print_observations, print_seen
 from planner.cli.output import print_json, print_table
 from planner.errors import PlannerError, UsageError
@@ -28,7 +29,19 @@ DEFAULT_GRID = {
 }  # fmt: skip
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    headings={
+        "Rows": (
+            "matrix", "record", "replay", "published", "held_out", "rehearse", "only_list",
+            "budget", "fit",
+        ),
+    },
+    examples=(
+        "planner validate native:swin_tiny --device cpu --list",
+        "planner validate --replay validation.jsonl",
+    ),
+)  # fmt: skip
 @click.argument("models", nargs=-1, metavar="[MODEL]…")
 @with_model_options
 @click.option("--matrix", metavar="FILE", help="Rows to measure, as tests/truth/memory.yaml.")
@@ -50,7 +63,9 @@ DEFAULT_GRID = {
     metavar="FILE",
     help="Measure nothing: compare what others published, as tests/truth/public.jsonl quotes it.",
 )
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 …")
+@click.option(
+    "--device", metavar="DEVICE", default="auto", show_default=True, help="auto, cpu, cuda:0 …"
+)
 @click.option(
     "--budget", metavar="TIME", help="Stop within this time: 90s, 10m (a matrix may set it)."
 )

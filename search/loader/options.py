@@ -119,7 +119,9 @@ class LoaderOptions:
         None, "Try only these prefetch factors (2, 4, 8).",
         metavar="N[,N…]", read=read_numbers("prefetch factors", 1, _MOST_PREFETCH),
     )  # fmt: skip
-    device: str = option("auto", "auto, cpu, cuda:0 …: where batches go.", shown="auto")
+    device: str = option(
+        "auto", "auto, cpu, cuda:0 …: where batches go.", shown="auto", metavar="DEVICE"
+    )
     trials: int | None = option(
         None, "At most N probes in the study.", metavar="N", bounds=(0, _MANY)
     )
@@ -129,11 +131,15 @@ class LoaderOptions:
     )  # fmt: skip
     tolerance: float = option(
         f"{TOLERANCE:.1%}", "Stop when no other setting is expected to gain as much.",
-        typed=parse_percent,
+        typed=parse_percent, metavar="SHARE",
     )  # fmt: skip
-    strategy: str = option("planner", f"One of {', '.join(STRATEGIES)}.", shown="planner")
+    strategy: str = option(
+        "planner", f"One of {', '.join(STRATEGIES)}.", shown="planner", metavar="NAME"
+    )
     storage: str | None = option(None, "Any Optuna storage, or a .journal file.", metavar="URL")
-    study_name: str = option(STUDY_NAME, "The study's name in the storage.", shown=STUDY_NAME)
+    study_name: str = option(
+        STUDY_NAME, "The study's name in the storage.", shown=STUDY_NAME, metavar="NAME"
+    )
     output: Path | None = option(
         None, "Folder for the results (data-NAME).", metavar="DIR", read=path_reader("output")
     )
@@ -141,7 +147,7 @@ class LoaderOptions:
         False, "Go on with a study of other data, another machine or software.", is_switch=True
     )
     seed: int = option(
-        0, "For strategies that draw at random.", shown="0", bounds=(0, (1 << 32) - 1)
+        0, "For strategies that draw at random.", shown="0", metavar="N", bounds=(0, (1 << 32) - 1)
     )
 
     @classmethod

@@ -1,0 +1,124 @@
+"""What --help shows: groups of commands, options under headings, examples that run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from planner.cli import COMMANDS, EXAMPLES, GROUPS, cli, main
+from planner.cli.command import OTHERS, Command
+from planner.cli.help import find_command
+
+
+def _planner() -> click.Context:
+    return click.Context(cli, info_name="planner", **cli.context_settings)  # as click makes it
+
+
+def _commands() -> Iterator[click.Context]:
+    """Every command that runs, also those of a group."""
+    for name in COMMANDS:
+        found = find_command(_planner(), (name,))
+        if not isinstance(found.command, click.Group):
+            yield found
+            continue
+        for own in found.command.list_commands(found):
+            yield find_command(found, (own,))
+
+
+ALL = {found.command_path: found for found in _commands()}
+
+
+def _shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_commands_are_grouped_by_what_one_wants_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = _shown(["--help"], capsys)
+    for heading, group in GROUPS.items():
+        part = shown.partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
+        assert [line.split()[0] for line in part.splitlines()] == list(group)
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_each_option_stands_once_under_a_heading(path: str) -> None:
+    found = ALL[path]
+    command = found.command
+    assert isinstance(command, Command), "give it cls=Command"
+    sections = command.sections(found)
+    written = [record for _, records in sections for record in records]
+    options = [p for p in command.get_params(found) if isinstance(p, click.Option)]
+    assert len(written) == len(set(written)) == len(options)
+    assert OTHERS not in dict(sections), "give it a place in planner.cli.command.HEADINGS"
+    shown = command.get_help(found)
+    assert all(f"\n{heading}:\n" in shown for heading, _ in sections)
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_examples_are_ones_that_the_command_reads(path: str) -> None:
+    command = ALL[path].command
+    assert isinstance(command, Command)
+    assert command.examples
+    for example in command.examples:
+        assert shlex.split(example)[: len(path.split())] == path.split()
+        _read(example)
+        assert f"  {example}" in command.get_help(ALL[path]).splitlines()
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_of_all_are_read_too(example: str) -> None:
+    _read(example)
+
+
+def _read(example: str) -> None:
+    """Reads an example as its command would, and stops before it runs."""
+    program, *arguments = shlex.split(example)
+    assert program == "planner"
+    context = _planner()
+    command: click.Command = cli
+    while isinstance(command, click.Group):
+        name, found, arguments = command.resolve_command(context, arguments)
+        assert found is not None
+        command = found
+    command.make_context(name, arguments, parent=context)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        example
+        for path in ("estimate", "gpus", "models", "help")
+        for example in ALL[f"planner {path}"].command.examples  # type: ignore[attr-defined]
+    ],
+)
+def test_examples_that_need_nothing_run(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _shown(shlex.split(example)[1:], capsys)
+
+
+@pytest.mark.parametrize(
+    "typed", [["help", "tune"], ["tune", "-h"], ["help", "bench", "attention"]], ids=" ".join
+)
+def test_help_is_asked_for_in_several_ways(
+    typed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [word for word in typed if word not in ("help", "-h")]
+    assert _shown(typed, capsys) == _shown([*names, "--help"], capsys)
+    assert _shown(["help"], capsys) == _shown(["-h"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["help", "tun"], "unknown command 'tun'. Did you mean 'tune'?"),
+        (["help", "bench", "atention"], "Did you mean 'attention'?"),
+        (["help", "gpus", "x"], "unknown command 'x'."),
+    ],
+)
+def test_help_on_what_is_no_command_says_what_is_near(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(typed) == 2
+    assert said in capsys.readouterr().err
