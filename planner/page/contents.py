@@ -20,9 +20,11 @@ class Text:
 
 @dataclass(frozen=True)
 class Facts:
-    """Terms and what they are, in order."""
+    """Terms and what they are, in order. A `kind` sets them apart: "plain", or "tiles" (the three
+    to six figures that are to be seen first)."""
 
     pairs: Sequence[tuple[str, str]]
+    kind: str = "plain"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ Cell = str | Number
 @dataclass(frozen=True)
 class Table:
     """Rows under headers, which sort when they are clicked. `marked` are the numbers of rows to be
-    set apart (the recommended one). `caption` says what it shows."""
+    set apart (the recommended one). `caption` says what it shows. It may have any number of rows:
+    a long one is shown a page of rows at a time."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Cell]]

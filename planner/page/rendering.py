@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlannerError, printable
-from planner.page.contents import Cell, Chart, Folded, Number, Page, Part, Section, Tabs
+from planner.page.contents import Chart, Folded, Page, Part, Section, Tabs
+from planner.page.laying import Tables, is_number, read, sorted_by
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
 
 _HERE = Path(__file__).parent
 
@@ -29,17 +30,19 @@ def page_html(page: Page) -> str:
     charts = [part for part in all_parts(page) if isinstance(part, Chart)]
     keys = [chart.key for chart in charts]
     assert len(keys) == len(set(keys)), "two charts of one key"
+    tables = Tables()
+    content = _template("content.html.j2").render(page=page, laid_out=tables.lay_out)
     scripts = sorted({chart.script for chart in charts if chart.script})
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            page=page,
-            style=_asset("page.css"),
-            scripts=[_asset("page.js"), *(_asset(f"{name}.js") for name in scripts)],
-            plotly=_plotly() if charts else "",
-            data=packed(json.dumps({chart.key: _drawing(chart) for chart in charts})),
-        )
+    packed_parts = {"rows": packed(json.dumps(tables.rows, allow_nan=False))} if tables.rows else {}
+    if charts:
+        packed_parts |= {"charts": packed(_drawings(charts)), "plotly": _plotly()}
+    return _template("page.html.j2").render(
+        page=page,
+        content=_safe(content),
+        style=_asset("page.css"),
+        first=_asset("first.js"),
+        scripts=[_asset(f"{name}.js") for name in ("page", "frame", "tables", *scripts)],
+        packed=packed_parts,
     )
 
 
@@ -65,12 +68,17 @@ def packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _drawing(chart: Chart) -> dict[str, Any]:
-    return {
-        "figure": json.loads(chart.figure.to_json()),
-        "script": chart.script,
-        "data": dict(chart.data),
-    }
+def _drawings(charts: Sequence[Chart]) -> str:
+    """Charts by key, as JSON. The look of a figure is the page's, and no figure brings its own."""
+    from plotly.io.json import to_json_plotly
+
+    drawings: dict[str, Any] = {}
+    for chart in charts:
+        figure = chart.figure.to_dict()
+        figure["layout"].pop("template", None)
+        drawings[chart.key] = {"figure": figure, "script": chart.script, "data": dict(chart.data)}
+    text: str = to_json_plotly(drawings, engine="json")
+    return text
 
 
 @cache
@@ -100,22 +108,23 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_shown,
     )  # fmt: skip
-    made.tests["number"] = lambda cell: isinstance(cell, Number)
+    made.tests["number"] = is_number
     made.filters["kind"] = lambda part: type(part).__name__.lower()
     made.filters["sorted_by"] = sorted_by
+    made.filters["read"] = read
     return made
+
+
+def _template(name: str) -> Template:
+    return _environment().get_template(name)
+
+
+def _safe(html: str) -> str:
+    from markupsafe import Markup
+
+    return Markup(html)
 
 
 def _shown(value: Any) -> Any:
     """Control characters as escapes; what is marked as safe (style, scripts) stays as it is."""
     return printable(value) if type(value) is str else value
-
-
-def sorted_by(cell: Cell) -> str:
-    """What a cell sorts by, as an attribute; "" for text and for a number that is not known."""
-    return repr(cell.value) if isinstance(cell, Number) and cell.value is not None else ""
-
-
-def numeric_columns(rows: Sequence[Sequence[Cell]]) -> list[bool]:
-    """Which columns hold numbers."""
-    return [any(isinstance(cell, Number) for cell in column) for column in zip(*rows, strict=True)]

@@ -1,59 +1,131 @@
 "use strict";
-// What the page does beside showing itself: unpack and draw charts, tabs, copying, sorting, theme.
-// Scripts of single charts add themselves to `page.scripts`: (element, drawing, page) => void.
-const page = { scripts: {}, drawings: {} };
+// Charts: unpacked with plotly, drawn as they come into view, in the colours of the theme.
+// Scripts of single charts add themselves to `page.scripts`: (target, drawing, page) => void,
+// where `target` is what plotly drew into. When the theme changes it is told by a "theme" event.
+const page = { scripts: {}, drawings: {}, printing: false };
 
-page.unpack = async (id) => {
-  const packed = document.getElementById(id).textContent;
-  const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
+page.unpack = async (name) => {
+  const packed = document.getElementById(`packed-${name}`).textContent;
+  const letters = atob(packed);
+  const bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).text();
 };
 
+page.canUnpack = () => typeof DecompressionStream === "function";
+
+page.say = (text) => { document.getElementById("said").textContent = text; };
+
 page.isDark = () => {
+  if (page.printing) return false;
   const chosen = document.documentElement.dataset.theme;
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 };
 
-// Colours of a figure that are the page's own; what a figure sets itself comes first.
+page.colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// How a figure looks where it does not say so itself.
 page.template = () => {
-  const style = getComputedStyle(document.documentElement);
-  const [ink, line] = ["--ink", "--line"].map((name) => style.getPropertyValue(name).trim());
-  const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true };
-  return { layout: {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: ink, family: "system-ui, DejaVu Sans, sans-serif", size: 13 },
-    xaxis: axis, yaxis: axis,
-  } };
+  const [ink, soft, line, rule, panel] = ["--ink", "--soft", "--line", "--rule", "--panel"].map(page.colour);
+  const axis = {
+    gridcolor: line, linecolor: rule, zerolinecolor: line, tickcolor: rule, automargin: true,
+    tickfont: { color: soft }, title: { font: { color: soft }, standoff: 12 }, ticks: "", zeroline: false,
+  };
+  const bar = { outlinewidth: 0, thickness: 14, tickfont: { color: soft } };
+  return {
+    data: { pie: [{ marker: { line: { color: panel } } }], heatmap: [{ colorbar: bar }] },
+    layout: {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { color: ink, family: page.colour("--sans"), size: 13 },
+      xaxis: axis, yaxis: axis, coloraxis: { colorbar: bar },
+      legend: {
+        orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)",
+        font: { color: ink },
+      },
+      hoverlabel: {
+        bgcolor: panel, bordercolor: rule, align: "left", namelength: -1,
+        font: { color: ink, family: page.colour("--sans"), size: 13 },
+      },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: rule, activecolor: ink },
+      annotationdefaults: { font: { color: soft }, arrowcolor: soft },
+      shapedefaults: { line: { color: soft } },
+    },
+  };
 };
 
-page.draw = async (element) => {
-  const drawing = page.drawings[element.dataset.chart];
-  const target = element.querySelector(".drawing");
+page.byFinger = matchMedia("(pointer: coarse)").matches;
+
+page.config = {
+  responsive: true, displaylogo: false, displayModeBar: page.byFinger ? false : "hover",
+  modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+};
+
+page.layout = (drawing) => {
   const layout = { ...drawing.figure.layout, template: page.template(), autosize: true };
-  await Plotly.react(target, drawing.figure.data, layout, { responsive: true, displaylogo: false });
-  if (drawing.script && !target.dataset.scripted) {
-    target.dataset.scripted = "yes";
-    page.scripts[drawing.script](target, drawing, page);
+  // A finger scrolls the page; it would draw a box otherwise.
+  if (page.byFinger) layout.dragmode = false;
+  return layout;
+};
+
+page.draw = (figure) => {
+  if (figure.dataset.drawn) return;
+  figure.dataset.drawn = "yes";
+  const drawing = page.drawings[figure.dataset.chart];
+  const target = figure.querySelector(".drawing");
+  Plotly.newPlot(target, drawing.figure.data, page.layout(drawing), page.config).then(() => {
+    if (drawing.script) page.scripts[drawing.script](target, drawing, page);
+    performance.mark(`drawn ${figure.dataset.chart}`);
+  });
+};
+
+page.drawn = () => [...document.querySelectorAll("[data-drawn] > .drawing")];
+
+// Drawn charts take the theme's colours; what was zoomed stays so.
+page.recolour = () => {
+  for (const target of page.drawn()) {
+    Plotly.relayout(target, { template: page.template() });
+    target.dispatchEvent(new Event("theme"));
   }
-  element.dataset.drawn = "yes";
+};
+
+// Charts that were hidden (a tab, a fold) have their width only now.
+page.resize = (within) => {
+  for (const target of page.drawn()) {
+    if (within.contains(target) && target.offsetWidth) Plotly.Plots.resize(target);
+  }
+};
+
+page.fail = (charts, why) => {
+  for (const chart of charts) {
+    const said = document.createElement("p");
+    said.className = "failed";
+    said.textContent = why;
+    chart.querySelector(".drawing").replaceWith(said);
+  }
 };
 
 page.start = async () => {
   const charts = [...document.querySelectorAll("[data-chart]")];
   if (charts.length === 0) return;
-  const [plotly, data] = await Promise.all([page.unpack("plotly"), page.unpack("data")]);
+  if (!page.canUnpack()) {
+    page.fail(charts, "This browser is too old to draw the chart: it has no DecompressionStream "
+      + "(Chrome 80, Safari 16.4 and Firefox 113 have it). Text and tables are complete.");
+    return;
+  }
+  const [plotly, drawings] = await Promise.all([page.unpack("plotly"), page.unpack("charts")]);
   const script = document.createElement("script");
   script.textContent = plotly;
   document.head.append(script);
-  page.drawings = JSON.parse(data);
+  page.drawings = JSON.parse(drawings);
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries.filter((e) => e.isIntersecting)) {
       seen.unobserve(entry.target);
       page.draw(entry.target);
     }
-  }, { rootMargin: "400px" });
+  }, { rootMargin: "500px" });
   charts.forEach((chart) => seen.observe(chart));
+  page.ready = true;
 };
 
 document.addEventListener("DOMContentLoaded", page.start);
