@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from planner.arguments import ModelLike, read_model
-from planner.errors import UnsupportedError, UsageError
+from planner.errors import PlannerError, UnsupportedError, UsageError
+from planner.files import write_whole
 from planner.memory.allocator_config import (
     AllocatorConfig,
     allocator_in_environment,
@@ -42,20 +43,18 @@ from search.prober import DeviceProber, Prober
 from search.progress import OnProgress, Progress, note_taker
 from search.replay import Replay, ReplayProber
 from search.result.contenders import contenders
-from search.result_file import make_folder, write_result
+from search.result_file import TUNE_PROBES, TUNE_RESULT, make_folder, write_result
 from search.session import Session
 from search.space import make_space
 from search.study.identity import Identity
 from search.study.lock import hold_gpu
 from search.study.mixture import describe_mixture
 from search.study.optuna_study import make_study
-from search.study.records import read_records
-from search.study.study import MemoryStudy
+from search.study.records import format_record, read_records
+from search.study.study import MemoryStudy, is_replayed
 from search.surrogate.device_prior import device_prior
 from search.surrogate.device_rates import device_rates, kept_rates
 from search.surrogate.prior import Estimator
-
-RESULT_FILE = "recommendation.json"
 
 
 def tune(
@@ -160,7 +159,7 @@ def _probed(
         )
         recommendation = search_and_recommend(session, identity, prior, options, [*notes, *said])
         where_kept = study.spilled or study.records_path
-        write_result(output / RESULT_FILE, recommendation, where_kept)
+        write_result(output / TUNE_RESULT, recommendation, where_kept)
         if asked is not None:
             whole.spent_seconds = limits.spent_seconds
             feeding = FeedingPhase(
@@ -170,7 +169,7 @@ def _probed(
             )  # fmt: skip
             found_all = contenders(session.in_space(), memory.budget_bytes)
             recommendation = feeding.feed(recommendation, found_all)
-            write_result(output / RESULT_FILE, recommendation, where_kept)
+            write_result(output / TUNE_RESULT, recommendation, where_kept)
     return recommendation
 
 
@@ -272,8 +271,27 @@ def _replayed(
     if asked is not None:
         found = judge_by_law(found, asked, contenders(session.in_space(), budget))
     if options.output:
-        write_result(make_folder(options.output) / RESULT_FILE, found)
+        folder = make_folder(options.output)
+        said = _keep_replayed(session, options.replay, folder / TUNE_PROBES)
+        found = found.model_copy(update={"notes": (*found.notes, *said)})
+        write_result(folder / TUNE_RESULT, found)
     return found
+
+
+def _keep_replayed(session: Session, source: Path, path: Path) -> list[str]:
+    """Leaves what a replay went through, in place of an earlier replay's; what is to be said of it.
+    Probes that were really made are left alone: a search goes on from them."""
+    try:
+        file = read_records(path)
+        if path.exists() and path.samefile(source):
+            return []
+        if file.fault or not all(map(is_replayed, file.records)):
+            return [f"{path} holds measured probes: those of this replay were not written there."]
+        write_whole(path, b"".join(format_record(record) for record in session.records))
+    except (OSError, PlannerError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return [f"The probes of this replay were not written to {path}: {reason}"]
+    return []
 
 
 def _of_another(source: str, recorded: Model, asked: Model) -> UsageError:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     help="The page, one .html file.",
 )
 @click.option("--title", metavar="TEXT", help="The page's title.")
+@click.option("--study-name", metavar="NAME", help="Which study, where a storage holds several.")
 @click.option("--gpu", metavar="NAME[,NAME…]", help="GPUs of 'planner gpus', for a MODEL.")
 @click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")
 @click.option(
@@ -51,17 +52,20 @@ if TYPE_CHECKING:
 def command(targets: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     """Draw RUNs and MODELs as one HTML page that opens offline.
 
-    A RUN is the --output of a 'planner tune', ended or still running. A MODEL is estimated, with
-    the options of 'planner estimate'; several values make several estimates. More than one of
-    either are shown side by side.
+    A RUN is the --output of a 'planner tune' or a 'planner data', ended or still running, a file of
+    records, or the --storage of a study. A MODEL is estimated, with the options of 'planner
+    estimate'; several values make several estimates. More than one of either are shown side by
+    side.
     """
     refuse_empty({"target": targets, **given})
-    from search.report.run import is_run, read_run
+    from search.report.reading import is_run, read_run
     from search.report.writing import make_page, write_page
 
     subjects: list[Subject] = []
     for target in targets:
-        subjects += [read_run(target)] if is_run(target) else _steps(target, given)
+        subjects += (
+            [read_run(target, given["study_name"])] if is_run(target) else _steps(target, given)
+        )
     path = write_page(make_page(subjects, given["title"] or ""), given["output"])
     say(f"Wrote {path}.")
 

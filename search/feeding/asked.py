@@ -17,8 +17,8 @@ from planner.schema.loading import (
     recorded_processors,
 )
 from search.feeding.matching import check_match, check_size
-from search.loader.finding import RESULT_FILE
 from search.options import SearchOptions
+from search.result_file import DATA_RESULT
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def find_asked(options: SearchOptions, model: Model) -> AskedData | None:
 def read_data_result(path: Path) -> DataRecommendation:
     """data.json of a folder, or that file. Raises UsageError where it is none, and where it
     recommends no loader."""
-    file = path / RESULT_FILE if path.is_dir() else path
+    file = path / DATA_RESULT if path.is_dir() else path
     data = parse_json(read_text(file, MAX_RESULT_BYTES), str(file))
     if isinstance(data, dict) and isinstance(data.get("loader_format"), int):
         written = data["loader_format"]

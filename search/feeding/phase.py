@@ -24,19 +24,19 @@ from planner.schema.result import Recommendation
 from search.feeding.asked import AskedData
 from search.feeding.judging import Machine, loader_for, make_feeding, predicted_rate
 from search.feeding.matching import class_notes
-from search.feeding.proving import FED_FILE, find_kept, prove
+from search.feeding.proving import find_kept, prove
 from search.interrupts import ending, hold, let_go
 from search.limits import START_SECONDS, TIMING_SECONDS
-from search.loader.finding import RECORDS_FILE, find_loader
+from search.loader.finding import find_loader
 from search.options import SearchOptions
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent
 from search.probe.protocol import FedRequest
 from search.progress import Progress
 from search.result.contenders import Contender
+from search.result_file import DATA_FOLDER, DATA_PROBES, FED_RUNS
 from search.study.records import RecordsNotWrittenError, append_records, read_records
 
-DATA_FOLDER = "data"
 # Of --budget: what the loader's search and the run that proves both may take; the step's search has
 # the rest. What one part leaves goes to the next.
 LOADER_SHARE = 0.25
@@ -113,7 +113,7 @@ class FeedingPhase:
             return known
         folder = self.output / DATA_FOLDER
         spent = sum(
-            r.probe_seconds for r in read_records(folder / RECORDS_FILE, LoaderRecord).records
+            r.probe_seconds for r in read_records(folder / DATA_PROBES, LoaderRecord).records
         )
         left = self.seconds_left()
         share = LOADER_SHARE / (LOADER_SHARE + PROOF_SHARE)
@@ -148,7 +148,7 @@ class FeedingPhase:
         """The fed run, an earlier one of the same, or None where there is no time for it."""
         assert loader.evidence is not None, "it was measured"
         request = self._request(step.setting, loader.data, for_batch(loader, step.setting))
-        path = self.output / FED_FILE
+        path = self.output / FED_RUNS
         kept = find_kept(path, request)
         if kept is not None:
             return kept

@@ -13,8 +13,6 @@ from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import FedMessage, FedRequest
 from search.study.records import read_records
 
-FED_FILE = "fed.jsonl"
-
 
 def prove(
     request: FedRequest,

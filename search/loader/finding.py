@@ -39,7 +39,7 @@ from search.loader.study import LoaderIdentity
 from search.probe.device import choose_device, describe_device, versions
 from search.prober import Prober
 from search.progress import OnProgress, note_taker
-from search.result_file import make_folder, write_result
+from search.result_file import DATA_PROBES, DATA_RESULT, make_folder, write_result
 from search.session import Session
 from search.space import Space
 from search.strategies.optuna_samplers import SamplerStrategy, make_sampler
@@ -48,7 +48,6 @@ from search.strategies.walks import ListStrategy
 from search.study.lock import hold_gpu
 from search.study.optuna_study import open_study
 
-RESULT_FILE, RECORDS_FILE = "data.json", "loader.jsonl"
 IMAGE_SIZE = (224, 224)
 # A probe that takes longer is hung: the start of its processes took under ten seconds on two busy
 # cores, and it takes so many batches of each worker to warm up and to be timed.
@@ -117,7 +116,7 @@ def _probed(
     identity = LoaderIdentity(source, host, processor, versions(PACKAGES))
     output = make_folder(asked.output or Path(_slug(source)))
     study = open_study(
-        asked.storage, space, LoaderRecord, output / RECORDS_FILE, name=asked.study_name
+        asked.storage, space, LoaderRecord, output / DATA_PROBES, name=asked.study_name
     )
     notes = study.take_over(identity, asked.accept_different)
     limits = Limits(asked.trials, asked.budget_seconds)
@@ -139,7 +138,7 @@ def _probed(
         strategy = make_strategy(asked, space, host)
         stopped, said = session.run_to_end(lambda: session.run(strategy))
     found = recommend(session, identity, step, [*notes, *said], stopped)
-    write_result(output / RESULT_FILE, found, study.spilled or study.records_path)
+    write_result(output / DATA_RESULT, found, study.spilled or study.records_path)
     return found
 
 

@@ -1,52 +1,83 @@
-"""A search that ended or still runs, read from its folder."""
+"""What is known of a search: what it found, and every probe of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from planner.errors import UsageError
-from planner.schema import MeasurementRecord
+from planner.report.tables import unit
+from planner.schema import DeviceInfo, MeasurementRecord, Model
+from planner.schema.loading import DataRecommendation, FedRecord, LoaderRecord
+from planner.schema.observation import ObservationRecord
 from planner.schema.result import Recommendation
-from planner.trainers.emission import read_result
-from search.study.records import read_records
 
-RESULT, PROBES = "recommendation.json", "probes.jsonl"
+
+@dataclass(frozen=True)
+class LoaderRun:
+    """A search for a loader: what was recommended (None while it runs), and every probe."""
+
+    found: DataRecommendation | None = None
+    records: tuple[LoaderRecord, ...] = ()
 
 
 @dataclass(frozen=True)
 class Run:
-    """A folder of `planner tune`: what was recommended (None while it runs), and every probe in the
-    order they ended. `faults` say what of it could not be read."""
+    """A search of settings: what was recommended (None while it runs), and every probe in the order
+    they ended. `faults` say what of it could not be read.
+
+    `loaders` is the search for a loader, where there was one, by itself or beside the step's;
+    `fed` are runs of both together. `tuners` say who made a probe, by its id, where the study was
+    read; `observations` is what `planner validate` saw of the device.
+    """
 
     folder: Path
     found: Recommendation | None
     records: tuple[MeasurementRecord, ...]
     faults: tuple[str, ...] = ()
+    loaders: LoaderRun | None = None
+    fed: tuple[FedRecord, ...] = ()
+    tuners: Mapping[str, str] = field(default_factory=dict)
+    observations: tuple[ObservationRecord, ...] = ()
+    name: str = ""
 
     @property
     def title(self) -> str:
-        return str(self.folder)
+        return self.name or str(self.folder)
 
+    @property
+    def budget_bytes(self) -> int | None:
+        """What a setting may take by the search, as the newest probe was judged. None where no
+        search asked (`planner validate`)."""
+        asked = [r.allowed_bytes for r in (*self.cited, *reversed(self.records))]
+        return next((n for n in asked if n is not None), None)
 
-def is_run(target: str) -> bool:
-    """Whether a target of `planner report` is the folder of a run, or a file of one."""
-    path = Path(target)
-    if path.name in (RESULT, PROBES):
-        return path.is_file()
-    return any((path / name).is_file() for name in (RESULT, PROBES))
+    @property
+    def cited(self) -> tuple[MeasurementRecord, ...]:
+        """The records that the recommendation itself holds, each once."""
+        if self.found is None:
+            return ()
+        held = (self.found.evidence, *self.found.runners_up, self.found.baseline)
+        by_id = {record.model_dump_json(): record for record in held if record is not None}
+        return tuple(by_id.values())
 
+    @property
+    def unit(self) -> str:
+        """What a batch counts: images, unless all records are of another task."""
+        said = {record.unit or unit(record.model) for record in self.records}
+        return said.pop() if len(said) == 1 else "images"
 
-def read_run(target: str | Path) -> Run:
-    """The run in a folder, or beside one of its files. Raises UsageError where it holds nothing."""
-    path = Path(target)
-    folder = path if path.is_dir() else path.parent
-    result, probes = folder / RESULT, folder / PROBES
-    found = read_result(result) if result.is_file() else None
-    file = read_records(probes)
-    if found is None and not file.records:
-        raise UsageError(
-            f"{folder} holds neither {RESULT} nor probes in {PROBES}.",
-            "Name the --output of a 'planner tune', or a MODEL.",
-        )
-    return Run(folder, found, file.records, (file.fault,) if file.fault else ())
+    @property
+    def parts(self) -> list[Run]:
+        """The run, once for each model and device that its records are of (`planner validate`
+        measures several), named after them."""
+        groups: dict[tuple[Model, DeviceInfo], list[MeasurementRecord]] = {}
+        for record in self.records:
+            like = (k for k in groups if k[0] == record.model and k[1].is_like(record.device))
+            groups.setdefault(next(like, (record.model, record.device)), []).append(record)
+        if len(groups) < 2:
+            return [self]
+        return [
+            replace(self, records=tuple(held), name=f"{model.title} on {device.name}")
+            for (model, device), held in groups.items()
+        ]

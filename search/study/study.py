@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, Protocol
 
-from search.kinds import RecordT, SettingT
+from search.kinds import ProbeRecord, RecordT, SettingT
 from search.space import Candidate
 from search.study.lease import Lease
 
 STUDY_NAME = "planner"  # unless another is asked for
+_REPLAYED = "replay-"  # what the ids of its probes begin with
 
 
 class Study(Protocol[SettingT, RecordT]):
@@ -54,7 +55,7 @@ class MemoryStudy(Generic[SettingT, RecordT]):
         self, candidate: Candidate[SettingT], seconds: float, repeat: int = 0,
         most: int | None = None,
     ) -> Lease[SettingT] | None:  # fmt: skip
-        return Lease(candidate, f"replay-{len(self.kept)}", len(self.kept))
+        return Lease(candidate, f"{_REPLAYED}{len(self.kept)}", len(self.kept))
 
     def finish(self, lease: Lease[SettingT], record: RecordT) -> None:
         self.kept.append(record)
@@ -64,3 +65,8 @@ class MemoryStudy(Generic[SettingT, RecordT]):
 
     def save(self, records: Sequence[RecordT]) -> None:
         return None
+
+
+def is_replayed(record: ProbeRecord) -> bool:
+    """Whether a record is one that a replay went through, of a probe made before."""
+    return record.probe_id.startswith(_REPLAYED)

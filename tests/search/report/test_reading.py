@@ -1,0 +1,219 @@
+"""A search is read from whatever it left, and what cannot be read is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.errors import UsageError
+from planner.schema import TrainSetting
+from planner.schema.loading import FedRecord
+from search.loader.finding import find_loader
+from search.report.reading import is_run, read_run
+from search.study.identity import Identity
+from search.study.records import append_records, format_record
+from search.tuning import tune
+from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber
+from tests.search.study.test_study import open_study, probe_one
+from tests.search.tables import GPU, MODEL, invented_table, make_record
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.jsonl"
+    path.write_bytes(b"".join(format_record(r) for r in invented_table()))
+    return path
+
+
+@pytest.fixture
+def replayed(tmp_path: Path, table: Path) -> Path:
+    tune(None, replay=table, output=tmp_path / "run", estimator=None)
+    return tmp_path / "run"
+
+
+def measured(batch: int, **more: object):  # type: ignore[no-untyped-def]
+    setting = TrainSetting(batch_size=batch)
+    return make_record(setting, probe_id=f"probe-{batch}").model_copy(update=more)
+
+
+def test_a_replay_leaves_the_probes_it_went_through(replayed: Path) -> None:
+    run = read_run(replayed)
+    assert run.found is not None
+    assert run.found.num_probes == len(run.records)
+    assert run.found.evidence in run.records
+    assert run.faults == ()
+
+
+def test_a_replay_replaces_those_of_an_earlier_one(replayed: Path, table: Path) -> None:
+    before = read_run(replayed).records
+    tune(None, replay=table, output=replayed, estimator=None, strategy="random", trials=3)
+    after = read_run(replayed).records
+    assert len(after) == 3 != len(before)
+
+
+def test_a_replay_leaves_measured_probes_alone(tmp_path: Path, table: Path) -> None:
+    append_records(tmp_path / "probes.jsonl", [measured(4)])
+    before = (tmp_path / "probes.jsonl").read_bytes()
+    found = tune(None, replay=table, output=tmp_path, estimator=None)
+    assert (tmp_path / "probes.jsonl").read_bytes() == before
+    assert "holds measured probes" in found.notes[-1]
+    own = tmp_path / "probes.jsonl"
+    found = tune(None, replay=own, output=tmp_path, estimator=None)
+    assert own.read_bytes() == before
+    assert "holds measured probes" not in found.notes[-1]
+
+
+@pytest.mark.parametrize("name", ["", "recommendation.json", "probes.jsonl"])
+def test_a_folder_or_one_of_its_files_is_the_same_run(replayed: Path, name: str) -> None:
+    assert is_run(str(replayed / name))
+    assert read_run(replayed / name) == read_run(replayed)
+
+
+def test_a_run_that_goes_on_has_only_probes(replayed: Path) -> None:
+    (replayed / "recommendation.json").unlink()
+    run = read_run(replayed)
+    assert run.found is None
+    assert run.records
+    assert run.budget_bytes is not None
+    assert run.budget_bytes == run.records[-1].allowed_bytes
+
+
+def test_only_a_recommendation_shows_what_it_cites(replayed: Path) -> None:
+    (replayed / "probes.jsonl").unlink()
+    run = read_run(replayed)
+    assert run.found is not None
+    assert run.found.evidence in run.records
+    assert len(run.records) == len({r.probe_id for r in run.records})
+    assert "probes.jsonl is not there" in run.faults[0]
+
+
+def test_a_recommendation_may_have_another_name(replayed: Path, tmp_path: Path) -> None:
+    other = tmp_path / "saved.json"
+    other.write_bytes((replayed / "recommendation.json").read_bytes())
+    assert is_run(str(other))
+    assert read_run(other).found == read_run(replayed).found
+
+
+def test_a_torn_line_and_a_faulty_recommendation_are_said(replayed: Path) -> None:
+    whole = len(read_run(replayed).records)
+    probes = replayed / "probes.jsonl"
+    probes.write_bytes(probes.read_bytes()[:-40])
+    (replayed / "recommendation.json").write_text('{"format": 99}')
+    run = read_run(replayed)
+    assert len(run.records) == whole - 1
+    assert run.found is None
+    assert "result format 99" in run.faults[0]
+    assert "is torn" in run.faults[1]
+
+
+def test_a_newer_record_is_said(tmp_path: Path) -> None:
+    append_records(tmp_path / "probes.jsonl", [measured(4), measured(8, format=99)])
+    run = read_run(tmp_path)
+    assert len(run.records) == 1
+    assert "format 99 is newer" in run.faults[0]
+
+
+def test_the_study_knows_who_made_a_probe_and_what_the_file_lost(tmp_path: Path) -> None:
+    for position in (0, 1):
+        study = open_study(tmp_path)
+        study.adopt(Identity(MODEL, GPU, {"torch": "test"}))
+        probe_one(study, position)
+    run = read_run(tmp_path)
+    assert len(run.records) == 2
+    assert [run.tuners[r.probe_id][:7] for r in run.records] == ["tuner 1", "tuner 2"]
+    (tmp_path / "probes.jsonl").unlink()
+    assert read_run(tmp_path).records == run.records
+
+
+@pytest.mark.parametrize("prefix", ["sqlite:///", ""])
+def test_a_storage_is_a_run(tmp_path: Path, prefix: str) -> None:
+    study = open_study(tmp_path / "deep")
+    probe_one(study, 0)
+    target = f"{prefix}{tmp_path / 'deep' / 'study.db'}"
+    assert is_run(target)
+    assert len(read_run(target).records) == 1
+    with pytest.raises(UsageError, match="no study 'other'"):
+        read_run(target, "other")
+
+
+def test_a_damaged_study_does_not_hide_the_records(replayed: Path) -> None:
+    (replayed / "study.db").write_bytes(b"garbage" * 1000)
+    run = read_run(replayed)
+    assert run.records
+    assert "The study was not read" in run.faults[0]
+
+
+def test_a_storage_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    for prefix, name in (("", "none.db"), ("", "none.journal"), ("sqlite:///", "none.db")):
+        with pytest.raises(UsageError, match="does not exist"):
+            read_run(f"{prefix}{tmp_path / name}")
+        assert not (tmp_path / name).exists()
+
+
+def test_the_folder_of_a_loader_search(tmp_path: Path) -> None:
+    prober = SimulatedProber(Machine(2, {"torchvision": 0.01}))
+    found = find_loader(
+        SOURCE, prober=prober, output=tmp_path, device="cpu", pipelines="torchvision", workers="1,2"
+    )
+    run = read_run(tmp_path)
+    assert run.records == ()
+    assert run.loaders is not None
+    assert run.loaders.found == found
+    assert len(run.loaders.records) == found.num_probes
+    (tmp_path / "data.json").rename(tmp_path / "kept.json")
+    again = read_run(tmp_path / "kept.json").loaders
+    assert again is not None
+    assert again.found == found
+
+
+def test_records_of_each_kind_are_told_apart() -> None:
+    loaders = read_run("tests/truth/cpu_loaders_2026-11-22.jsonl").loaders
+    assert loaders is not None
+    assert len(loaders.records) == 52
+    assert len(read_run("tests/truth/cpu_grid_2026-11-20.jsonl").records) == 104
+
+
+def test_fed_runs_are_read(tmp_path: Path) -> None:
+    loaders = read_run("tests/truth/cpu_loaders_2026-11-22.jsonl").loaders
+    assert loaders is not None
+    record = loaders.records[0]
+    fed = FedRecord(
+        model=MODEL, setting=TrainSetting(), loader=record.setting, data=record.data,
+        status="measured", step_seconds=(0.1, 0.2), images_per_second=100.0,
+    )  # fmt: skip
+    append_records(tmp_path / "fed.jsonl", [fed])
+    append_records(tmp_path / "probes.jsonl", [measured(4)])
+    assert read_run(tmp_path).fed == (fed,)
+    (tmp_path / "fed.jsonl").rename(tmp_path / "other.jsonl")
+    assert read_run(tmp_path / "other.jsonl").fed == (fed,)
+
+
+@pytest.mark.parametrize("content", ["", "garbage\n", '{"a": 1}\n', "[" * 3000])
+def test_what_holds_nothing_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"some\.jsonl"):
+        read_run(path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UsageError, match="holds no search"):
+        read_run(empty)
+
+
+def test_records_of_several_models_are_parts() -> None:
+    other = MODEL.model_copy(update={"name": "other"})
+    records = (*invented_table()[:3], make_record(TrainSetting(batch_size=4), model=other))
+    run = read_run("tests/truth/cpu_grid_2026-11-20.jsonl")
+    assert run.parts == [run]
+    parts = replace(run, records=records).parts
+    assert [len(part.records) for part in parts] == [3, 1]
+    assert parts[1].title == "native:other on Test GPU"
+
+
+def test_a_model_is_no_run(tmp_path: Path) -> None:
+    model = tmp_path / "swin.json"
+    model.write_text('{"library": "native", "name": "mine"}')
+    for target in ("native:swin_tiny", str(model), "package.module:factory", "x" * 5000):
+        assert not is_run(target)
