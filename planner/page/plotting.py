@@ -16,10 +16,18 @@ VERMILION, PURPLE, YELLOW, GREY = "#D55E00", "#CC79A7", "#F0E442", "#999999"
 CYCLE = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, YELLOW, GREY)
 
 
+# A longer label would leave no room for what it is of.
+MAX_LABEL = 300
+
+
 def plot_text(text: str) -> str:
     """`text` as plotly shows it letter by letter: it reads a part of HTML (`<b>`, `<a>`) in every
-    label, and control characters are shown as escapes."""
-    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    label, and control characters are shown as escapes. A text of more than MAX_LABEL letters is
+    cut."""
+    shown = printable(text)
+    if len(shown) > MAX_LABEL:
+        shown = shown[: MAX_LABEL - 1] + "…"
+    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def new_figure(traces: list[Any], **layout: Any) -> Figure:

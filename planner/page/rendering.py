@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 _HERE = Path(__file__).parent
+# Plotly draws these by WebGL only: not in Chromium without a GPU, and eight on a page at most.
+NEED_WEBGL = {"scattergl", "scatterpolargl", "splom", "parcoords", "scatter3d", "surface", "mesh3d"}
 
 
 def page_html(page: Page) -> str:
@@ -76,6 +78,8 @@ def _drawings(charts: Sequence[Chart]) -> str:
     for chart in charts:
         figure = chart.figure.to_dict()
         figure["layout"].pop("template", None)
+        kinds = {trace["type"] for trace in figure["data"]}
+        assert not kinds & NEED_WEBGL, f"{chart.key} needs WebGL, which many machines lack"
         drawings[chart.key] = {"figure": figure, "script": chart.script, "data": dict(chart.data)}
     text: str = to_json_plotly(drawings, engine="json")
     return text

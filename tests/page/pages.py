@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 from plotly import graph_objects
 
@@ -56,22 +57,22 @@ def side_by_side() -> Page:
     return Page("2 side by side", "", groups, "planner 0.1")
 
 
-def hostile() -> Page:
+def hostile(texts: Sequence[str] = HOSTILE) -> Page:
     """A page of which others wrote every text."""
-    everything = "\n".join(HOSTILE)
-    parts = [part for text in HOSTILE for part in hostile_parts(text)]
-    long = Table(HOSTILE, [[*HOSTILE[:-1], Number(float(n), everything)] for n in range(500)])
-    sections = [
-        Section(f"s{n}", text, hostile_parts(text, f"g1-k{n}")) for n, text in enumerate(HOSTILE)
-    ]
-    sections.append(Section("all", everything, [*parts, long]))
+    everything = "\n".join(texts)
+    long = Table(texts, [[*texts[:-1], Number(float(n), everything)] for n in range(500)])
+    sections = [Section(f"s{n}", text, parts_of(text, f"g1-k{n}")) for n, text in enumerate(texts)]
+    sections.append(Section("all", everything, [long]))
     return Page(everything, everything, [Group("g1", everything, sections)], everything)
 
 
-def hostile_parts(text: str, key: str = "") -> list[Part]:
-    """Each kind of part with `text` wherever it has a text; those that need a `key` if given."""
+def parts_of(text: str, key: str) -> list[Part]:
+    """Each kind of part with `text` wherever it has a text."""
     rows = [[text, Number(1.0, text)], [text, Number(None, text)]]
-    parts: list[Part] = [
+    label = plot_text(text)
+    trace = graph_objects.Bar(x=[label], y=[1], name=label, hovertext=[label])
+    figure = new_figure([trace], title={"text": label}, xaxis={"title": {"text": label}})
+    return [
         Text(text),
         Text(text, "lead"),
         Text(text, "note"),
@@ -81,16 +82,9 @@ def hostile_parts(text: str, key: str = "") -> list[Part]:
         Table([text, text], rows, text, [0]),
         Copyable(text, text),
         Folded(text, [Text(text)]),
+        Chart(f"{key}-chart", figure, text, data={"name": text}),
+        Tabs(f"{key}-tabs", [(text, [Text(text)]), (text, [Text(text)])]),
     ]
-    if key:
-        label = plot_text(text)
-        trace = graph_objects.Bar(x=[label], y=[1], name=label, hovertext=[label])
-        figure = new_figure([trace], title={"text": label}, xaxis={"title": {"text": label}})
-        parts += [
-            Chart(f"{key}-chart", figure, text, data={"name": text}),
-            Tabs(f"{key}-tabs", [(text, [Text(text)]), (text, [Text(text)])]),
-        ]
-    return parts
 
 
 def answer() -> Section:
@@ -235,7 +229,7 @@ def many_probes(num_rows: int = 5000, num_charts: int = 6) -> Page:
     for number in range(num_charts):
         xs, ys = ([draw.gauss(50, 12) for _ in range(num_rows)] for _ in "xy")
         names = [f"probe {index}" for index in range(num_rows)]
-        trace = graph_objects.Scattergl(x=xs, y=ys, text=names, mode="markers")
+        trace = graph_objects.Scatter(x=xs, y=ys, text=names, mode="markers")
         figure = new_figure([trace], xaxis={"title": {"text": "GiB"}})
         parts.append(Chart(f"g1-chart-{number}", figure, "Rate against memory, a point a probe."))
     sections = [answer(), Section("probes", "Probes", [Table(HEADERS, rows, "Every probe.")])]

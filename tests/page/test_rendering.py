@@ -1,0 +1,213 @@
+"""What is in a page is what it was given, as text, whoever wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import subprocess
+import sys
+
+import pytest
+from plotly import graph_objects
+
+from planner.errors import printable
+from planner.page import laying
+from planner.page.contents import Chart, Facts, Group, Number, Page, Section, Table, Text
+from planner.page.plotting import MAX_LABEL, new_figure, plot_text
+from planner.page.rendering import all_parts, page_html
+from tests.page import pages
+from tests.page.reading import Element, read_page, unpacked
+
+
+def page_of(*parts: object) -> Page:
+    return Page("A title", "", [Group("g1", "", [Section("one", "One", parts)])])  # type: ignore[arg-type]
+
+
+def shape(root: Element) -> list[str]:
+    return [element.tag for element in root.all()]
+
+
+@pytest.mark.parametrize("text", pages.HOSTILE, ids=lambda text: ascii(text)[:24])
+def test_a_hostile_text_changes_no_element_and_adds_no_attribute(text: str) -> None:
+    """The page of any text has the elements that the page of a harmless one has."""
+    hostile = read_page(page_html(pages.hostile([text, text])))
+    harmless = read_page(page_html(pages.hostile(["harmless", "harmless"])))
+    assert shape(hostile) == shape(harmless)
+    known = {name for element in harmless.all() for name in element.attributes} | {"class"}
+    assert {name for element in hostile.all() for name in element.attributes} <= known
+    scripts, harmless_scripts = hostile.all("script"), harmless.all("script")
+    for one, other in zip(scripts, harmless_scripts, strict=True):
+        assert one.text == other.text or one.attributes["id"] in ("packed-rows", "packed-charts")
+
+
+@pytest.mark.parametrize("text", pages.HOSTILE, ids=lambda text: ascii(text)[:24])
+def test_a_hostile_text_is_read_letter_by_letter_in_every_part(text: str) -> None:
+    root, shown = read_page(page_html(pages.hostile([text]))), printable(text)
+    section = root.one("section", id="g1-s0")
+    for kind in ("plain", "lead", "note", "warning"):
+        assert section.all("p", **{"class": kind})[0].text == shown
+    for tag in ("h3", "dt", "dd", "pre", "summary", "figcaption", "td", "span"):
+        assert section.all(tag)[0].text == shown, tag
+    for tag in ("th", "button"):
+        assert shown in [element.text for element in section.all(tag)], tag
+    assert [tab.text for tab in section.all(role="tab")] == [shown, shown]
+    assert root.one("title").text == root.one("h1").text == root.one("footer").text == shown
+    assert [link.text for link in root.one("nav").all("a")] == [shown] * 3
+    assert {element.attributes["aria-label"] for element in section.all(role="region")} == {shown}
+
+
+@pytest.mark.parametrize("text", pages.HOSTILE, ids=lambda text: ascii(text)[:24])
+def test_a_hostile_text_is_text_in_what_is_packed(text: str) -> None:
+    root = read_page(page_html(pages.hostile([text, text])))
+    cells, marked = unpacked(root, "rows")["table-3"][499]
+    assert cells == [printable(text), [499.0, printable(f"{text}\n{text}")]]
+    assert not marked
+    figure = unpacked(root, "charts")["g1-k0-chart"]["figure"]
+    assert figure["data"][0]["name"] == figure["layout"]["title"]["text"] == plot_text(text)
+    assert "<" not in plot_text(text)
+
+
+def test_no_letter_of_a_page_is_a_control_or_turns_the_direction() -> None:
+    html = page_html(pages.hostile())
+    written = html.partition("<body>")[2].partition("<script")[0]
+    assert printable(written) == written
+    html.encode()  # no lone surrogate
+
+
+def test_a_long_label_is_cut_before_its_signs_are_escaped() -> None:
+    cut = plot_text("<" * 1000)
+    assert cut == "&lt;" * (MAX_LABEL - 1) + "…"
+
+
+def test_the_same_page_gives_the_same_bytes() -> None:
+    assert page_html(pages.showcase()) == page_html(pages.showcase())
+
+
+def test_parts_come_in_the_order_they_were_given() -> None:
+    root = read_page(page_html(pages.showcase()))
+    names = {"dl": "facts", "details": "folded"}
+    parts = [type(part).__name__.lower() for part in all_parts(pages.showcase())]
+    found = []
+    for element in root.one("main").all():
+        of = element.attributes.get("class", "")
+        if element.tag in names:
+            found.append(names[element.tag])
+        elif of in ("chart", "table", "copyable", "tabs"):
+            found.append(of)
+        elif element.tag == "p" and of in ("plain", "lead", "note", "warning"):
+            found.append("text")
+    assert found == parts
+
+
+def test_every_anchor_of_the_contents_leads_somewhere_and_every_id_is_unique() -> None:
+    for page in (pages.showcase(), pages.side_by_side(), pages.hostile()):
+        root = read_page(page_html(page))
+        ids = [element.attributes["id"] for element in root.all() if "id" in element.attributes]
+        assert len(ids) == len(set(ids))
+        for element in root.all():
+            for name in ("aria-labelledby", "aria-controls"):
+                assert element.attributes.get(name, ids[0]) in ids
+        assert {link.attributes["href"][1:] for link in root.all("a")} <= set(ids)
+
+
+def test_headings_go_down_one_level_at_a_time() -> None:
+    for page in (pages.showcase(), pages.side_by_side()):
+        root = read_page(page_html(page))
+        levels = [int(e.tag[1]) for e in root.all() if e.tag in ("h1", "h2", "h3", "h4")]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+
+def test_a_short_table_is_whole_in_the_page() -> None:
+    table = Table(
+        ("Name", "Rate"), [("a", Number(2.5, "2.5 /s")), ("b", Number(None, ""))], "", [1]
+    )
+    root = read_page(page_html(page_of(table)))
+    rows = root.one("tbody").all("tr")
+    assert [[cell.text for cell in row.all("td")] for row in rows] == [["a", "2.5 /s"], ["b", "-"]]
+    assert [row.all("td")[1].attributes["data-value"] for row in rows] == ["2.5", ""]
+    assert [row.attributes.get("class") for row in rows] == [None, "marked"]
+    assert not root.all(id="packed-rows")
+
+
+def test_a_long_table_has_its_first_rows_in_the_page_and_all_of_them_packed() -> None:
+    rows = pages.probe_rows(1234)
+    root = read_page(page_html(page_of(Table(pages.HEADERS, rows, "", [1000]))))
+    shown = root.one("tbody").all("tr")
+    assert len(shown) == laying.PAGE_ROWS
+    assert root.one("p", **{"class": "counted"}).text == "Rows 1–100 · 1,234 rows"
+    packed = unpacked(root, "rows")["table-1"]
+    assert [marked for _, marked in packed] == [int(n == 1000) for n in range(1234)]
+    for (cells, _), row in zip(packed, rows, strict=True):
+        for cell, given in zip(cells, row, strict=True):
+            assert cell == ([given.value, given.text] if isinstance(given, Number) else given)
+    for element, row in zip(shown, rows, strict=False):
+        assert [td.text for td in element.all("td")] == [laying.read(cell) for cell in row]
+
+
+def test_scripts_and_python_agree_on_how_many_rows_are_shown() -> None:
+    html = page_html(page_of(Text("")))
+    assert f"page.PAGE_ROWS = {laying.PAGE_ROWS};" in html
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_sorts_as_unknown(value: float) -> None:
+    table = Table(("Rate",), [(Number(value, "?"),)] * 400)
+    root = read_page(page_html(page_of(table)))
+    assert root.all("td")[0].attributes["data-value"] == ""
+    assert unpacked(root, "rows")["table-1"][0] == [[[None, "?"]], 0]
+
+
+def test_a_number_of_a_chart_that_is_not_finite_is_null() -> None:
+    figure = new_figure([graph_objects.Bar(y=[1.0, math.nan])])
+    chart = Chart("g1-bars", figure, "Bars", data={"at": [math.inf]})
+    drawing = unpacked(read_page(page_html(page_of(chart))), "charts")["g1-bars"]
+    assert drawing["figure"]["data"][0]["y"] == [1.0, None]
+    assert drawing["data"] == {"at": [None]}
+    assert "template" not in drawing["figure"]["layout"]
+
+
+def test_a_chart_that_only_webgl_draws_is_refused() -> None:
+    chart = Chart("g1-points", new_figure([graph_objects.Scattergl(y=[1])]), "Points")
+    with pytest.raises(AssertionError, match="WebGL"):
+        page_html(page_of(chart))
+
+
+def test_two_charts_of_one_key_are_refused() -> None:
+    chart = Chart("g1-bars", new_figure([]), "Bars")
+    with pytest.raises(AssertionError, match="one key"):
+        page_html(page_of(chart, dataclasses.replace(chart)))
+
+
+def test_tiles_are_set_apart_from_plain_facts() -> None:
+    root = read_page(page_html(page_of(Facts([("a", "b")]), Facts([("c", "d")], "tiles"))))
+    assert [dl.attributes["class"] for dl in root.all("dl")] == ["plain", "tiles"]
+
+
+def test_a_page_without_charts_carries_no_plotly_and_is_small() -> None:
+    html = page_html(page_of(Text("Only text.")))
+    assert "packed-plotly" not in html
+    assert len(html) < 60_000
+
+
+def test_a_page_of_5000_probes_is_under_5_mb() -> None:
+    assert len(page_html(pages.many_probes()).encode()) < 5_000_000
+
+
+def test_a_page_forbids_every_request_and_names_no_other_place() -> None:
+    html = page_html(pages.showcase())
+    assert "default-src 'none'" in html
+    root = read_page(html)
+    for element in root.all():
+        assert not element.attributes.get("src")
+        assert element.attributes.get("href", "#").startswith(("#", "data:"))
+
+
+def test_contents_are_made_without_plotly_and_jinja2() -> None:
+    code = (
+        "import sys; import planner.page.contents, planner.page.plotting, planner.page.rendering; "
+        "sys.exit(bool({'plotly', 'jinja2'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
