@@ -21,6 +21,7 @@ from click.shell_completion import CompletionItem
 from planner import __version__
 from planner.errors import PlannerError, printable, unknown_name
 
+COMPLETION = "_PLANNER_COMPLETE"  # click's variable: what a shell's script asks in it
 INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 
 # heading -> name -> (where its click command is, what `planner --help` says of it)
@@ -53,6 +54,7 @@ GROUPS = {
     },
     "About these commands": {
         "help": ("planner.cli.help:command", "Explain a command."),
+        "completion": ("planner.cli.completion:command", "What completes commands in a shell."),
     },
 }  # fmt: skip
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
@@ -128,6 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     error in their own words, without a traceback.
     """
     _open_streams()
+    if COMPLETION in os.environ:  # a shell asks
+        importlib.import_module("planner.cli.completion")
     try:
         status = cli.main(args=arguments, prog_name="planner", standalone_mode=False)
         with _output_faults():

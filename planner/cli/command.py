@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 Headings = Mapping[str, Sequence[str]]
 # What an option is of, by its parameter's name, in the order in which --help shows the headings.
@@ -48,6 +49,8 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
         self.headings = headings or {}
+        for parameter in self.params:
+            _complete_its_values(parameter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, records in self.sections(ctx):
@@ -81,3 +84,16 @@ class Command(click.Command):
         *others, showing_help = options  # click's own comes last
         yield from ((OTHERS, option) for option in others)
         yield (OTHERS if others else "Output"), showing_help
+
+
+def _complete_its_values(parameter: click.Parameter) -> None:
+    """A shell that asks for values of `parameter` gets ours, and click's where we know none."""
+    usual = parameter.shell_complete
+
+    def complete(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from planner.cli.values import complete_value
+
+        found = complete_value(parameter, ctx, incomplete)
+        return usual(ctx, incomplete) if found is None else found
+
+    parameter.shell_complete = complete  # type: ignore[method-assign]

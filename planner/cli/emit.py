@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @click.argument("result", type=click.Path())
 @click.option(
-    "--for", "target", required=True, metavar="TRAINER", help=f"One of {', '.join(TARGETS)}."
+    "--for", "trainer", required=True, metavar="TRAINER", help=f"One of {', '.join(TARGETS)}."
 )
 @click.option("--output", type=click.Path(), help="Write here (a file or a directory).")
 @click.option("--force", is_flag=True, help="Also replace files that 'planner emit' did not write.")
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     help="Change a field of the setting; the result is then not measured.",
 )
 def command(
-    result: str, target: str, output: str | None, force: bool, changes: tuple[str, ...]
+    result: str, trainer: str, output: str | None, force: bool, changes: tuple[str, ...]
 ) -> None:
     """Write RESULT, a recommendation.json or the directory of a `planner tune`, for a trainer.
 
@@ -48,15 +48,15 @@ def command(
     """
     from planner.trainers.emission import emit
 
-    refuse_empty({"result": result, "for": target, "output": output})
+    refuse_empty({"result": result, "for": trainer, "output": output})
     changed = _changes(changes)
     if output is None:
-        emitted = emit(result, target, changes=changed)
+        emitted = emit(result, trainer, changes=changed)
         click.echo(emitted.text, nl=False)
         _say(emitted, None)
     else:
-        file = _file(Path(output), target)
-        emitted = emit(result, target, changes=changed, output=file)
+        file = _file(Path(output), trainer)
+        emitted = emit(result, trainer, changes=changed, output=file)
         _say(emitted, write_files(contents_of(emitted, file), force))
 
 

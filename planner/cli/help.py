@@ -10,8 +10,10 @@ from planner.errors import unknown_name
 
 
 def _complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    group = find_command(ctx.find_root(), ctx.params.get("command") or ()).command
-    return group.shell_complete(ctx, incomplete) if isinstance(group, click.Group) else []
+    found = find_command(ctx.find_root(), ctx.params.get("command") or ())
+    if not isinstance(found.command, click.Group):
+        return []
+    return found.command.shell_complete(found, incomplete)
 
 
 @click.command(cls=Command, examples=("planner help tune", "planner help bench attention"))
