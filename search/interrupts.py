@@ -76,6 +76,11 @@ def ending() -> str:
     return _active[-1].ending if _active else ENDINGS[signal.SIGINT]
 
 
+def is_ending() -> bool:
+    """Whether a signal has come that ends the search."""
+    return any(interrupts.number is not None for interrupts in _active)
+
+
 def hold() -> None:
     """From here on no signal raises: what was found is being kept."""
     for interrupts in _active:

@@ -190,7 +190,7 @@ class Session(Generic[SettingT, RecordT]):
         lease = self.study.lease(choice.candidate, deadline, repeat, self.limits.trials)
         if lease is None:
             return False
-        self._report("start", choice)
+        self._report("start", choice, deadline_seconds=deadline)
         try:
             record = self.prober(choice, lease.probe_id, deadline)
         except BaseException as error:
@@ -209,7 +209,7 @@ class Session(Generic[SettingT, RecordT]):
         if crowded:
             self.crowded.append(choice.candidate.id)
         self._keep(lease, record)
-        self._report("end", choice, record)
+        self._report("end", choice, record=record)
         return True
 
     def _deadline(self, choice: Choice[SettingT]) -> tuple[float, bool]:
@@ -251,14 +251,21 @@ class Session(Generic[SettingT, RecordT]):
         which count against its limits and nothing else."""
         return [r for r in self.records if self.space.find(r.setting) is not None]
 
+    def best(self) -> RecordT | None:
+        found = [r for r in self.in_space() if is_feasible(r, self.budget_bytes)]
+        return max(found, key=lambda r: r.images_per_second or 0.0, default=None)
+
     def best_rate(self) -> float | None:
-        rates = [r.images_per_second for r in self.in_space() if is_feasible(r, self.budget_bytes)]
-        return max((r for r in rates if r is not None), default=None)
+        best = self.best()
+        return None if best is None else best.images_per_second
 
     def note(self, text: str) -> None:
         self.on_progress(Progress("note", text))
 
-    def _report(self, kind: str, choice: Choice[SettingT], record: RecordT | None = None) -> None:
+    def _report(
+        self, kind: str, choice: Choice[SettingT], record: RecordT | None = None,
+        deadline_seconds: float | None = None,
+    ) -> None:  # fmt: skip
         self.on_progress(
             Progress(
                 kind=kind,
@@ -266,8 +273,9 @@ class Session(Generic[SettingT, RecordT]):
                 candidate=choice.candidate,
                 probe=len(self.records) + (kind == "start"),
                 num_probes=self.limits.trials,
-                best_rate=self.best_rate(),
+                best=self.best(),
                 seconds_left=self.limits.seconds_left(),
+                deadline_seconds=deadline_seconds,
                 record=record,
             )
         )

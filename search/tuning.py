@@ -40,7 +40,7 @@ from search.probe.parent.fork_server import STEP_MODULES, WORLD_MODULES
 from search.probe.parent.runner import ProbeEvent
 from search.probe.parent.world import rank_devices
 from search.prober import DeviceProber, Prober
-from search.progress import OnProgress, Progress, note_taker
+from search.progress import OnProgress, note_taker, step_progress
 from search.replay import Replay, ReplayProber
 from search.result.contenders import contenders
 from search.result_file import TUNE_PROBES, TUNE_RESULT, make_folder, write_result
@@ -224,7 +224,7 @@ def _hear(on_progress: OnProgress) -> Callable[[ProbeEvent], None]:
     """Passes on where a running probe is."""
 
     def heard(event: ProbeEvent) -> None:
-        on_progress(Progress("step", event.phase, step_seconds=event.step_seconds))
+        on_progress(step_progress(event.phase, event.num_steps, event.step_seconds))
 
     return heard
 

@@ -14,6 +14,7 @@ import click
 from planner.cli.arguments import refuse_empty, with_options
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
+from planner.cli.progress import quiet_flag, show_on
 from planner.cli.search_flags import said_options, search_flags
 from planner.errors import UsageError
 from search import check_platform
@@ -28,6 +29,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--synthetic", type=click.IntRange(1), metavar="N",
                  help="Make N pictures first: in DIR, or in a temporary folder."),
     *search_flags(LoaderOptions),
+    quiet_flag,
     click.option("--json", "as_json", is_flag=True, help="Print data.json."),
 ]  # fmt: skip
 
@@ -48,8 +50,7 @@ def command(**given: Any) -> int:
     command again to continue where it stopped; Ctrl-C ends it with the best loader so far.
     """
     check_platform()
-    from planner.cli.progress import make_progress
-    from planner.report.data import data_text, describe_data_progress
+    from planner.report.data import data_text
     from search.interrupts import heard
     from search.loader.finding import find_loader, read_question
     from search.result_file import ResultNotWrittenError
@@ -57,25 +58,23 @@ def command(**given: Any) -> int:
     refuse_empty(given)
     options: Any = dict(said_options(LoaderOptions, given))
     read_question(given["model"], given["gpu"], options)  # before any picture is made
-    show = make_progress(describe_data_progress)
+    heading = f"planner data {given['data'] or 'of its own pictures'}"
     with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
         unwritten: ResultNotWrittenError | None = None
         try:
-            found = find_loader(
-                _data(given["data"], given["synthetic"]),
-                model=given["model"],
-                gpu=given["gpu"],
-                on_progress=show,
-                **options,
-            )
+            with show_on(heading, given["quiet"]) as show:
+                found = find_loader(
+                    _data(given["data"], given["synthetic"]),
+                    model=given["model"],
+                    gpu=given["gpu"],
+                    on_progress=show.hear,
+                    **options,
+                )
         except KeyboardInterrupt:
-            show.close()
             click.echo("Error: interrupted before anything was found.", err=True)
             return interrupts.exit_status
         except ResultNotWrittenError as error:
             found, unwritten = error.recommendation, error
-        finally:
-            show.close()
         if given["as_json"]:
             print_json(found.model_dump(mode="json"))
         else:

@@ -13,9 +13,8 @@ from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from search.validation.matrix import Matrix, Row
-    from search.validation.survey import Seen
 
-_WORDS = {
+STATUS_WORDS = {
     "seen": "seen", "not_here": "not on this device", "failed": "failed",
     "timed_out": "timed out", "crashed": "crashed",
 }  # fmt: skip
@@ -44,22 +43,12 @@ def print_list(matrix: Matrix, to_see: Sequence[str], left: Sequence[Row], file:
     click.echo(f"{len(matrix.rows)} rows, {len(matrix.rows) - len(left)} of them in {file}.")
 
 
-def print_seen(seen: Seen) -> None:
-    """One line as soon as something was seen."""
-    record = seen.record
-    click.echo(
-        f"{seen.number}/{seen.total} {record.what}: {_WORDS[record.status]} "
-        f"({format_seconds(record.seconds)})",
-        err=True,
-    )
-
-
 def print_observations(records: Sequence[ObservationRecord]) -> None:
     """What was seen, each with its first figures and its message."""
     for record in records:
         rehearsed = ", a rehearsal" if record.rehearsal else ""
         click.echo(
-            f"{record.what} ({record.observation}): {_WORDS[record.status]}, "
+            f"{record.what} ({record.observation}): {STATUS_WORDS[record.status]}, "
             f"{record.device.name}, {record.date[:10]}{rehearsed}"
         )
         for name, value in _flat(record.figures)[:_SHOWN_FIGURES]:

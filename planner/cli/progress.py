@@ -1,87 +1,88 @@
-"""How a search shows on standard error that it goes on."""
+"""How a search shows on standard error that it goes on: a live table where a person watches, plain
+lines elsewhere, nothing where nothing was asked for."""
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from planner.errors import printable
-from planner.report.recommendation import describe_progress
-from planner.units import format_seconds
+from planner.report.progress import progress_line
+from planner.report.standing import Standing, after
 
 if TYPE_CHECKING:
     from search.progress import Progress
 
+WAY_OUT = "Ctrl-C ends with the best so far"
 
-Describe = Callable[[Any], str]
-
-
-def make_progress(describe: Describe = describe_progress) -> LiveLine | PlainLines:
-    """A line that lives on a terminal, plain lines elsewhere; `describe` says what one shows."""
-    return LiveLine(describe) if sys.stderr.isatty() else PlainLines(describe)
+quiet_flag = click.option(
+    "--quiet", "-q", is_flag=True, help="Show no progress: only the result, warnings and errors."
+)
 
 
-class PlainLines:
-    """Progress where nobody watches: a line when a probe begins or ends."""
+def show_on(heading: str, quiet: bool = False, way_out: str = WAY_OUT) -> Show:
+    """What shows a command's progress until it is left as a context."""
+    if quiet:
+        return Show(heading, way_out)
+    if not has_live_terminal(os.environ):
+        return PlainLines(heading, way_out)
+    from planner.cli.live import LiveTable
 
-    def __init__(self, describe: Describe = describe_progress) -> None:
-        self.describe = describe
+    return LiveTable(heading, way_out)
 
-    def __call__(self, progress: Progress[Any, Any]) -> None:
-        line = self.describe(progress)
-        if line:
-            _say(line)
 
-    def close(self) -> None:
+def has_live_terminal(environment: Mapping[str, str]) -> bool:
+    """Whether lines on standard error can be written over, and a person watches them."""
+    if environment.get("TERM", "dumb") in ("", "dumb", "unknown") or environment.get("CI"):
+        return False
+    try:
+        return sys.stderr.isatty()
+    except ValueError:  # it is closed
+        return False
+
+
+class Show:
+    """Shows nothing, and keeps where the search stands. The others say and draw it."""
+
+    says_starts = False  # whether a probe's start is a line too
+
+    def __init__(self, heading: str = "", way_out: str = WAY_OUT) -> None:
+        self.standing = Standing(heading=heading, way_out=way_out)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         return None
 
+    def hear(self, progress: Progress[Any, Any]) -> None:
+        """A search has come further."""
+        line = progress_line(progress)
+        if line and (progress.kind != "start" or self.says_starts):
+            self.say(line)
+        self.stand(after(self.standing, progress, time.monotonic()))
 
-class LiveLine:
-    """Progress on a terminal: ended probes as lines, and one line that lives."""
+    def say(self, line: str) -> None:
+        """A line that stays."""
 
-    def __init__(self, describe: Describe = describe_progress) -> None:
-        self.describe = describe
-        self.current: Progress[Any, Any] | None = None
-        self.width = 0
-
-    def __call__(self, progress: Progress[Any, Any]) -> None:
-        if progress.kind == "start":
-            self.current = progress
-        elif progress.kind == "end":
-            self._erase()
-            _say(self.describe(progress))
-            self.current = None
-        elif progress.kind == "note":
-            self._erase()
-            _say(progress.text)
-        if self.current is not None:
-            self._draw(self.current, progress)
-
-    def _draw(self, current: Progress[Any, Any], progress: Progress[Any, Any]) -> None:
-        doing = progress.text if progress.kind == "step" else "start"
-        if progress.step_seconds:
-            doing += f" {format_seconds(progress.step_seconds)} a step"
-        columns = shutil.get_terminal_size().columns
-        line = f"{self.describe(current)} · {doing}"[: columns - 1]
-        _say(line.ljust(self.width), before="\r", after="")
-        self.width = len(line)
-
-    def _erase(self) -> None:
-        if self.width:
-            _say(" " * self.width, before="\r", after="\r")
-        self.width = 0
-
-    def close(self) -> None:
-        self._erase()
+    def stand(self, standing: Standing) -> None:
+        """It now stands so."""
+        self.standing = standing
 
 
-def _say(text: str, before: str = "", after: str = "\n") -> None:
-    """Progress that nobody can read (a closed terminal, a full disk) does not end the search: its
-    results are in files."""
-    with suppress(OSError):
-        click.echo(f"{before}{printable(text)}{after}", nl=False, err=True)
+class PlainLines(Show):
+    """Where nobody watches: a line when a probe begins or ends."""
+
+    says_starts = True
+
+    def say(self, line: str) -> None:
+        """What nobody can read (a closed terminal, a full disk) does not end the search: its
+        results are in files."""
+        with suppress(OSError):
+            click.echo(printable(line), err=True)

@@ -17,6 +17,7 @@ from planner.cli.arguments import (
 )
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
+from planner.cli.progress import quiet_flag, show_on
 from planner.cli.search_flags import said_options, search_flags
 from planner.errors import UsageError
 from planner.schema import Model, TrainSetting, parse
@@ -39,6 +40,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     *MODEL_FLAGS,
     *search_flags(SearchOptions),
+    quiet_flag,
     click.option("--json", "as_json", is_flag=True, help="Print recommendation.json."),
 ]  # fmt: skip
 
@@ -59,25 +61,22 @@ def command(**given: Any) -> int:
     setting so far.
     """
     check_platform()
-    from planner.cli.progress import make_progress
     from planner.report.recommendation import recommendation_text
     from search.interrupts import heard
     from search.result_file import ResultNotWrittenError
     from search.tuning import tune
 
-    show = make_progress()
+    heading = f"planner tune {given['model'] or given['replay'] or ''}"
     with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
         unwritten: ResultNotWrittenError | None = None
         try:
-            found = tune(**_arguments(given), on_progress=show)
+            with show_on(heading, given["quiet"]) as show:
+                found = tune(**_arguments(given), on_progress=show.hear)
         except KeyboardInterrupt:
-            show.close()
             click.echo("Error: interrupted before anything was found.", err=True)
             return interrupts.exit_status
         except ResultNotWrittenError as error:
             found, unwritten = error.recommendation, error
-        finally:
-            show.close()
         if given["as_json"]:
             print_json(found.model_dump(mode="json"))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,9 @@ import click
 
 from planner.cli.arguments import model_and_settings, with_model_options
 from planner.cli.command import Command
-from planner.cli.observations import describe_row, print_list, print_observations, print_seen
+from planner.cli.observations import print_list, print_observations
 from planner.cli.output import print_json, print_table
+from planner.cli.progress import quiet_flag, show_on
 from planner.errors import PlannerError, UsageError
 from planner.schema import MeasurementRecord
 from planner.schema.observation import ObservationRecord
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     from search.study.records import RecordFile
     from search.validation.compare import Comparison
     from search.validation.matrix import Matrix, Row
-    from search.validation.run import Progress
 
+WAY_OUT = "Ctrl-C ends; the same command goes on from there"
 DEFAULT_GRID = {
     "batch_size": "8,32", "precision": "fp32,bf16", "checkpointing": "none,blocks",
 }  # fmt: skip
@@ -77,8 +79,9 @@ DEFAULT_GRID = {
     is_flag=True,
     help="Run the whole list with tiny models and short times, to see that all of it works here.",
 )
+@quiet_flag
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
-def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
+def command(models: tuple[str, ...], **given: Any) -> int:  # fmt: skip
     """Run a matrix of settings for real and print predicted against measured.
 
     With MODELs, every combination of the options' values (batch 8 and 32, fp32 and bf16, with and
@@ -96,15 +99,15 @@ def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
 
         _refuse_beside_published(models, given)
         print_published(given["published"], given["as_json"])
-        return
+        return 0
     budget_seconds = _check(models, given)
     check_platform()
     if given["replay"]:
-        found = _replayed(given["replay"])
+        found, status = _replayed(given["replay"]), 0
     else:
-        found = _measured(models, given, budget_seconds)
-    if given["only_list"]:
-        return
+        found, status = _measured(models, given, budget_seconds)
+    if given["only_list"] or status:
+        return status
     records = found.records
     mixture = describe_mixture(records)
     if mixture:
@@ -123,6 +126,7 @@ def command(models: tuple[str, ...], **given: Any) -> None:  # fmt: skip
             print_observations(found.observations)
         if records or not found.observations:
             _print_comparison(comparisons, records)
+    return 0
 
 
 def _refuse_beside_published(models: tuple[str, ...], given: dict[str, Any]) -> None:
@@ -173,7 +177,10 @@ def _replayed(files: Sequence[str]) -> RecordFile:
 
 def _measured(
     models: tuple[str, ...], given: dict[str, Any], budget_seconds: float | None
-) -> RecordFile:
+) -> tuple[RecordFile, int]:
+    """The records of the list, once it was carried out, and the exit status of a signal or 0."""
+    from planner.cli.watching import ListShown
+    from search.interrupts import heard
     from search.probe.device import check_world, choose_device, describe_device, why_no_gpu
     from search.study.records import RecordFile, check_writable, read_records
     from search.validation.observe import remaining_observations
@@ -189,29 +196,39 @@ def _measured(
     left = remaining_rows(matrix.rows, known.records, name)
     if given["only_list"]:
         print_list(matrix, [o.name for o in to_see], left, file)
-        return RecordFile(())
+        return RecordFile(()), 0
     check_writable(file, "--record")
     for row in matrix.rows:
         check_world(device, row.setting)
-    if device == "cpu":
-        reason = why_no_gpu() or "the CPU was asked for"
-        click.echo(f"Measuring on the CPU ({reason}): the estimate is of a CUDA device, so its "
-                   "figures are not held against these.", err=True)  # fmt: skip
-    what = f"{len(to_see)} of {len(matrix.observations)} things to see and " if to_see else ""
-    click.echo(f"{what}{len(left)} of {len(matrix.rows)} rows to measure on {device}; records in "
-               f"{file}.", err=True)  # fmt: skip
-    try:
-        carry_out(matrix, device, file, print_seen, _print_progress,
-                  budget_seconds or matrix.budget_seconds, given["rehearse"])  # fmt: skip
-    except KeyboardInterrupt:
-        click.echo("Stopped. The same command goes on from here.", err=True)
+    status = 0
+    with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
+        try:
+            with show_on("planner validate", given["quiet"], WAY_OUT) as show:
+                show.say(f"{_what(matrix, len(to_see), len(left))} on {device}; records in {file}.")
+                if device == "cpu":
+                    show.say(f"Measuring on the CPU ({why_no_gpu() or 'the CPU was asked for'}): "
+                             "the estimate is of a CUDA device, so its figures are not held "
+                             "against these.")  # fmt: skip
+                budget_seconds = budget_seconds or matrix.budget_seconds
+                shown = ListShown(show, budget_seconds)
+                carry_out(matrix, device, file, shown.seen, shown.measured, budget_seconds,
+                          given["rehearse"], shown.run)  # fmt: skip
+        except KeyboardInterrupt:
+            click.echo("Stopped. The same command goes on from here.", err=True)
+            if interrupts.number != signal.SIGINT:  # whoever ended it reads no comparison
+                status = interrupts.exit_status
     found = read_records(file)
     num_left = len(remaining_rows(matrix.rows, found.records, name))
     if not given["rehearse"]:
         num_left += len(remaining_observations(matrix.observations, found.observations, name))
     if num_left:
         click.echo(f"{num_left} of the list are left for the same command.", err=True)
-    return found
+    return found, status
+
+
+def _what(matrix: Matrix, num_to_see: int, num_left: int) -> str:
+    seen = f"{num_to_see} of {len(matrix.observations)} things to see and " if num_to_see else ""
+    return f"{seen}{num_left} of {len(matrix.rows)} rows to measure"
 
 
 def _matrix(models: tuple[str, ...], given: dict[str, Any]) -> Matrix:
@@ -246,20 +263,6 @@ def _rows(models: tuple[str, ...], given: dict[str, Any]) -> list[Row]:
             chosen = resolve(model, setting)
             rows.append(Row("command line", *chosen, repeat=0, measure_seconds=2.0))
     return rows
-
-
-def _print_progress(progress: Progress) -> None:
-    record = progress.record
-    found: str = record.status
-    if record.status == "measured":
-        found = f"{record.images_per_second:.1f} images/s"
-        if record.peak_allocated_bytes is not None:
-            found += f", {format_bytes(record.peak_allocated_bytes)} allocated"
-    click.echo(
-        f"{progress.number}/{progress.total} {describe_row(progress.row)}: {found} "
-        f"({format_seconds(progress.seconds)})",
-        err=True,
-    )
 
 
 def _print_comparison(

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from planner.report.progress import progress_line
 from planner.report.settings import describe_setting
-from planner.schema.loading import DataRecommendation, LoaderRecord, LoaderSetting, StepRate
+from planner.schema.loading import DataRecommendation, LoaderRecord, StepRate
 from planner.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from search.progress import Progress
 
 HEADERS = ("", "loader", "images/s", "CPU an image", "a worker", "/dev/shm", "start", "bound by")
 MAX_ROWS, MAX_FAULTS = 12, 8  # lines; data.json has them all
@@ -28,13 +23,6 @@ def data_text(found: DataRecommendation) -> str:
     notes = (*found.left_out, *found.notes, f"{ended} {found.stopped_because}.")
     parts += [[f"- {note}" for note in dict.fromkeys(notes)]]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
-
-
-def describe_data_progress(progress: Progress[LoaderSetting, LoaderRecord]) -> str:
-    """One line: phase, probe n of N, the loader, what it found, the best so far, time left."""
-    return progress_line(
-        progress, lambda s: s.title, lambda record: f"{record.images_per_second:.4g} images/s"
-    )
 
 
 def _nothing(found: DataRecommendation) -> list[str]:

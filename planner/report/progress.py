@@ -2,40 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from planner.units import format_seconds
+from planner.report.settings import describe_setting
+from planner.schema import TrainSetting
+from planner.schema.record import MeasurementRecord
+from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from search.kinds import ProbeRecord
     from search.progress import Progress
 
 
-def progress_line(
-    progress: Progress[Any, Any], title: Callable[[Any], str], found: Callable[[Any], str]
-) -> str:
-    """Phase, probe n of N, the setting, what it found, the best so far, time left. `title` names a
-    setting, `found` says what a probe that was measured found."""
+def progress_line(progress: Progress[Any, Any]) -> str:
+    """Phase, probe n of N, the setting, what it found, the best so far, time left; "" for what is
+    no line of its own."""
     if progress.kind == "note":
         return progress.text
     if progress.kind not in ("start", "end") or progress.candidate is None:
         return ""
     of = f" of {progress.num_probes}" if progress.num_probes else ""
-    setting = title(progress.candidate.setting)
+    setting = setting_title(progress.candidate.setting)
     parts = [f"[{progress.phase}] probe {progress.probe}{of}: {setting}"]
     if progress.record is not None:
-        parts.append(_outcome(progress.record, found))
-    if progress.best_rate:
-        parts.append(f"best {progress.best_rate:.4g} images/s")
+        parts.append(_outcome(progress.record))
+    if progress.best is not None:
+        parts.append(f"best {rate_text(progress.best)}")
     if progress.seconds_left is not None:
         parts.append(f"{format_seconds(progress.seconds_left)} left")
     return " · ".join(parts)
 
 
-def _outcome(record: ProbeRecord, found: Callable[[Any], str]) -> str:
+def setting_title(setting: Any) -> str:
+    """A step's setting or a loader's, in words."""
+    if isinstance(setting, TrainSetting):
+        return describe_setting(setting)
+    return str(setting.title)
+
+
+def rate_text(record: ProbeRecord) -> str:
+    """What a probe that was measured reached."""
+    return f"{record.images_per_second or 0:.4g} images/s"
+
+
+def memory_text(record: ProbeRecord) -> str:
+    """What a step took of its device; "" for a loader, which takes nothing of that."""
+    if not isinstance(record, MeasurementRecord):
+        return ""
+    return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
+
+
+def was_measured(record: ProbeRecord) -> bool:
+    return record.status == "measured" and record.images_per_second is not None
+
+
+def status_text(record: ProbeRecord) -> str:
+    """How a probe ended, in a word or two: `measured`, `out of memory`."""
+    return record.status.replace("_", " ")
+
+
+def _outcome(record: ProbeRecord) -> str:
     """What a probe found, or how it ended instead."""
-    if record.status != "measured" or record.images_per_second is None:
+    if not was_measured(record):
         reason = record.message.splitlines()[0][:100] if record.message else ""
-        return record.status.replace("_", " ") + (f" ({reason})" if reason else "")
-    return found(record)
+        return status_text(record) + (f" ({reason})" if reason else "")
+    return ", ".join(filter(None, (rate_text(record), memory_text(record))))

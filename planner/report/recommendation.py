@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from planner.report.feeding import feeding_text
-from planner.report.progress import progress_line
+from planner.report.progress import memory_text
 from planner.report.settings import describe_setting
 from planner.schema import TrainSetting
 from planner.schema.record import MeasurementRecord
 from planner.schema.result import Recommendation
-from planner.units import format_bytes, format_seconds
+from planner.units import format_seconds
 from search.probe.evidence import rate_interval
-
-if TYPE_CHECKING:
-    from search.progress import Progress
 
 MAX_RULED_OUT = 12  # lines; recommendation.json has them all
 HEADERS = ("", "setting", "images/s", "step", "memory", "compile")
@@ -31,15 +27,6 @@ def recommendation_text(found: Recommendation) -> str:
     notes = [f"- {note}" for note in (*found.notes, ended)]
     fed = ["", *feeding_text(found.feeding)] if found.feeding else []
     return "\n".join([*answer, *fed, "", *notes, *_ruled_out(found)])
-
-
-def describe_progress(progress: Progress) -> str:
-    """One line: phase, probe n of N, the setting, what it found, the best so far, time left."""
-    return progress_line(
-        progress,
-        describe_setting,
-        lambda record: f"{record.images_per_second:.4g} images/s, {_memory(record)}",
-    )
 
 
 def _nothing(found: Recommendation) -> list[str]:
@@ -69,7 +56,7 @@ def _evidence(record: MeasurementRecord) -> str:
     low, high = rate_interval(_images(record), record.step_seconds)
     return (
         f"{_world(record)}{record.images_per_second or 0:.4g} images/s ({low:.4g} to {high:.4g}, "
-        f"{len(record.step_seconds)} steps), {_memory(record)}, probe {record.probe_id[:8]} of "
+        f"{len(record.step_seconds)} steps), {memory_text(record)}, probe {record.probe_id[:8]} of "
         f"{record.date[:16].replace('T', ' ')}"
     )
 
@@ -109,7 +96,7 @@ def _cells(record: MeasurementRecord) -> list[str]:
         describe_setting(record.setting),
         f"{rate:.4g}",
         format_seconds(_images(record) / rate) if rate else "-",
-        _memory(record),
+        memory_text(record),
         format_seconds(compiling) if compiling else "-",
     ]
 
@@ -117,10 +104,6 @@ def _cells(record: MeasurementRecord) -> list[str]:
 def _images(record: MeasurementRecord) -> int:
     """Of one optimizer step on one device."""
     return record.setting.batch_size * record.setting.accumulate
-
-
-def _memory(record: MeasurementRecord) -> str:
-    return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
 
 
 def _ruled_out(found: Recommendation) -> list[str]:

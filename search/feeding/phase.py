@@ -10,7 +10,7 @@ from pathlib import Path
 from planner.environment.host import read_host
 from planner.errors import PlannerError
 from planner.loading.sources import find_source
-from planner.report.data import describe_data_progress
+from planner.report.progress import progress_line
 from planner.schema import DeviceInfo, MeasurementRecord, Model, TrainSetting
 from planner.schema.loading import (
     DataRecommendation,
@@ -141,7 +141,7 @@ class FeedingPhase:
 
     def _hear(self, progress: Progress[LoaderSetting, LoaderRecord]) -> None:
         """Tells of the loader's probes as a line each, beside those of the step's."""
-        if progress.kind in ("note", "end") and (line := describe_data_progress(progress)):
+        if progress.kind in ("note", "end") and (line := progress_line(progress)):
             self.say(line)
 
     def _proof(self, step: MeasurementRecord, loader: DataRecommendation) -> FedRecord | None:

@@ -7,7 +7,7 @@ from typing import Any
 from planner.schema.loading import DataSource, LoaderRecord, LoaderSetting
 from search.loader.probing import LoaderEvent, loader_server, probe_loader
 from search.probe.parent.fork_server import ForkServer
-from search.progress import OnProgress, Progress
+from search.progress import OnProgress, step_progress
 from search.space import Space
 from search.strategies.strategy import Choice
 
@@ -48,4 +48,4 @@ class LoaderProber:
         )
 
     def _hear(self, event: LoaderEvent) -> None:
-        self.on_progress(Progress("step", event.phase, step_seconds=event.batch_seconds))
+        self.on_progress(step_progress(event.phase, event.num_rounds, event.batch_seconds))

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from planner.errors import PlannerError
 from planner.schema import MeasurementRecord, SwinConfig
+from planner.schema.observation import Observation
 from planner.schema.record import BUDGET_ENDED
 from search.probe.device import describe_device
 from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.runner import run_probe
+from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import ProbeRequest
 from search.study.records import append_records, read_records
 from search.validation.disturbance import is_disturbed
@@ -34,6 +35,21 @@ LEAST_SECONDS = 30.0
 LEAST_COMPILED_SECONDS = 120.0
 # What times out or crashes is tried once more by the next run, and no more.
 TRIES = 2
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The `number`-th of `total` has begun: a row, or what is to be seen. It is given up on after
+    `deadline_seconds`."""
+
+    number: int
+    total: int
+    what: Row | Observation
+    deadline_seconds: float
+
+
+# Told when something begins, and where its worker is.
+OnRun = Callable[[Begun | ProbeEvent], None]
 
 
 @dataclass(frozen=True)
@@ -135,6 +151,7 @@ def measure(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     budget_seconds: float | None = None,
     phases: bool = True,
+    on_run: OnRun = lambda news: None,
 ) -> list[MeasurementRecord]:
     """Probes `rows` on `device` in order, appending to `file`; stops before the budget is over.
 
@@ -149,7 +166,9 @@ def measure(
         )
     left = remaining_rows(rows, known.records, describe_device(device).name)
     with _Nurseries() as fork_servers:
-        return _measure_all(left, device, file, on_progress, budget_seconds, phases, fork_servers)
+        return _measure_all(
+            left, device, file, on_progress, budget_seconds, phases, fork_servers, on_run
+        )
 
 
 def _measure_all(
@@ -160,6 +179,7 @@ def _measure_all(
     budget_seconds: float | None,
     phases: bool,
     fork_servers: _Nurseries,
+    on_run: OnRun,
 ) -> list[MeasurementRecord]:
     started = time.monotonic()
     measured = []
@@ -171,6 +191,7 @@ def _measure_all(
             if rest < least_seconds(row):
                 continue
         began = time.monotonic()
+        on_run(Begun(number, len(left), row, min(deadline, rest)))
         request = ProbeRequest(
             model=row.model,
             setting=row.setting,
@@ -179,8 +200,9 @@ def _measure_all(
             record_phases=phases,
         )
         record = run_probe(
-            request, deadline_seconds=min(deadline, rest), fork_server=fork_servers.of(row)
-        )
+            request, deadline_seconds=min(deadline, rest), fork_server=fork_servers.of(row),
+            on_event=on_run,
+        )  # fmt: skip
         if record.status == "timed_out" and rest < deadline:
             record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
         append_records(file, [record], "--record")

@@ -19,7 +19,7 @@ from search.study.records import append_records, read_records
 from search.validation.compare import compare
 from search.validation.matrix import Matrix, row_key
 from search.validation.observe import observe, remaining_observations
-from search.validation.run import Progress, measure
+from search.validation.run import Begun, OnRun, Progress, measure
 
 # No observation is begun with less than this left, if it asks for more.
 LEAST_SECONDS = 30.0
@@ -46,6 +46,7 @@ def carry_out(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     budget_seconds: float | None = None,
     rehearsal: bool = False,
+    on_run: OnRun = lambda news: None,
 ) -> None:
     """Make the records that `file` lacks, in order, until the budget is over.
 
@@ -60,14 +61,14 @@ def carry_out(
     end = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
     name = describe_device(device).name
     left = remaining_observations(matrix.observations, known.observations, name)
-    _look_at(left, device, file, on_seen, end, rehearsal)
+    _look_at(left, device, file, on_seen, end, rehearsal, on_run)
     rest = None if budget_seconds is None else max(0.0, end - time.monotonic())
-    measure(matrix.rows, device, file, on_progress, rest)
+    measure(matrix.rows, device, file, on_progress, rest, on_run=on_run)
     if matrix.observations and not rehearsal:
         found = read_records(file)
         wanted = list(unexplained(found.records, snapshot_folder(file)))
         left = remaining_observations(wanted, found.observations, name)
-        _look_at(left, device, file, on_seen, end, rehearsal)
+        _look_at(left, device, file, on_seen, end, rehearsal, on_run)
 
 
 def _look_at(
@@ -77,6 +78,7 @@ def _look_at(
     on_seen: Callable[[Seen], None],
     end: float,
     rehearsal: bool,
+    on_run: OnRun,
 ) -> None:
     for number, observation in enumerate(left, start=1):
         rest = end - time.monotonic()
@@ -85,6 +87,7 @@ def _look_at(
             chosen = observation.shortened()
         if rest < min(chosen.deadline, LEAST_SECONDS):
             continue
+        on_run(Begun(number, len(left), chosen, min(chosen.deadline, rest)))
         record = observe(
             chosen, device, min(chosen.deadline, rest), snapshot_folder(file), rehearsal
         )
