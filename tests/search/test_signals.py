@@ -148,11 +148,12 @@ def test_a_full_disk_is_said_with_where_the_record_is(tmp_path: Path) -> None:
 def test_progress_that_nobody_can_read_ends_no_search(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         code = "import sys; sys.argv[1:] = [];" + textwrap.dedent("""
-            from planner.cli.progress import LiveLine, PlainLines
+            from planner.cli.live import LiveTable
+            from planner.cli.progress import PlainLines
             from search.progress import Progress
-            for show in (LiveLine(), PlainLines()):
-                show(Progress("note", "a" * 100_000))
-                show.close()
+            for show in (LiveTable(), PlainLines()):
+                with show:
+                    show.hear(Progress("note", "a" * 100_000))
             print("went on")
             import os; sys.stdout.flush(); os._exit(0)
         """)
