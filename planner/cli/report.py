@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from planner.hardware import Gpu
     from planner.report.pages.step import Step
-    from search.report.writing import Subject
+    from search.report.lead import Subject
 
 
 @click.command(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from planner.page.contents import Cell, Chart, Facts, Folded, Number, Part, Section, Table, Text
 from planner.page.plotting import CYCLE, GREY, new_figure, plot_text
+from planner.report.pages.bars import bars_figure, bars_height
 from planner.report.pages.time_tree import time_tree
 from planner.report.tables import unit
 from planner.report.time import bound_text, ranked
@@ -36,6 +37,7 @@ _NUM_COSTLIEST = 25
 _NUM_NODES_DEEP = (
     5  # levels of the tree that are shown at once: step, stage, block, part, operation
 )
+_ROOT = "rgba(128,128,128,0.15)"
 _MODULE = "#5b6b7b"  # white text is readable on it, on light paper and on dark
 
 
@@ -120,7 +122,7 @@ def _by_phase(time: Throughput, key: str) -> Chart:
         _COLOURS,
     )
     said = "Milliseconds of each phase of the step, stacked by kind of operation."
-    return Chart(key, figure, said, _bar_height(len(time.phase_seconds)))
+    return Chart(key, figure, said, bars_height(len(time.phase_seconds)))
 
 
 def _by_kind(time: Throughput, key: str) -> Chart:
@@ -133,7 +135,7 @@ def _by_kind(time: Throughput, key: str) -> Chart:
         _BOUND_COLOURS,
     )
     said = "Milliseconds of each kind of operation, stacked by what bounds it."
-    return Chart(key, figure, said, _bar_height(len(time.kind_seconds)))
+    return Chart(key, figure, said, bars_height(len(time.kind_seconds)))
 
 
 def _clocks(time: Throughput, key: str) -> Chart:
@@ -154,7 +156,7 @@ def _clocks(time: Throughput, key: str) -> Chart:
         "The step's two clocks: the host issues operations ahead of the device, which waits where "
         "the host is late."
     )
-    return Chart(key, figure, said, _bar_height(2))
+    return Chart(key, figure, said, bars_height(2))
 
 
 def _bars(
@@ -182,18 +184,7 @@ def _bars(
                 "<extra></extra>",
             )
         )
-    return new_figure(
-        traces,
-        barmode="stack",
-        xaxis={"title": {"text": "milliseconds"}, "rangemode": "tozero"},
-        yaxis={"autorange": "reversed", "automargin": True, "ticklabelstandoff": 6},
-        legend={"traceorder": "normal", "orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        bargap=0.3,
-    )
-
-
-def _bar_height(num_bars: int) -> int:
-    return 150 + 34 * num_bars
+    return bars_figure(traces, "milliseconds")
 
 
 def _tree(costs: Sequence[Cost], key: str) -> Chart:
@@ -211,7 +202,7 @@ def _tree(costs: Sequence[Cost], key: str) -> Chart:
         branchvalues="total",
         maxdepth=_NUM_NODES_DEEP,
         marker={
-            "colors": [_COLOURS.get(node.kind, _MODULE) for _, node, _ in nodes],
+            "colors": [_ROOT, *(_COLOURS.get(node.kind, _MODULE) for _, node, _ in nodes[1:])],
             "line": {"width": 0.5, "color": "#ffffff"},
         },
         leaf={"opacity": 1},

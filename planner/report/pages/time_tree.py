@@ -47,8 +47,8 @@ def time_tree(costs: Iterable[Cost]) -> Node:
             way.append(way[-1].child(label, where))
         label = cost.name.removeprefix("aten.") or cost.kind
         of = f" of {cost.path}" if cost.path else ""
-        phase = f"{cost.phase}: {label}"
-        way.append(way[-1].child(phase, f"{cost.phase}{of} ({label})", cost.kind))
+        shown = f"{cost.phase}: {label}" if cost.name else cost.phase
+        way.append(way[-1].child(shown, f"{cost.phase}{of} ({label})", cost.kind))
         for node in way:
             node.seconds += cost.seconds
     _gather_small(root, root.seconds * _LEAST_SHOWN)

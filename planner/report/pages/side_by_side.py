@@ -1,0 +1,275 @@
+"""Several predicted steps beside each other: memory, rate, and what each difference costs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from planner.ledger import CATEGORIES
+from planner.page.contents import Cell, Chart, Number, Part, Section, Table, Text
+from planner.page.plotting import BLUE, CYCLE, GREY, ORANGE, PURPLE, SKY, YELLOW, plot_text
+from planner.report.pages.bars import bars_figure, bars_height, limit_marks
+from planner.report.pages.differences import (
+    Fields,
+    field_text,
+    field_title,
+    short_names,
+    step_fields,
+    telling,
+)
+from planner.report.pages.step import Step
+from planner.report.tables import BREAKDOWN_ROWS, fits_word, unit
+from planner.units import GIB, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Bar
+
+_MOST_PRICES = 200
+_SLATE = "#5b6b7b"
+_COLOURS: dict[str, str] = {
+    **dict(zip(CATEGORIES, CYCLE, strict=False)),
+    "workspace": PURPLE,
+    "allocator_overhead": GREY,
+    "cuda_context": _SLATE,
+    "communication": YELLOW,
+}
+_VERDICTS = {
+    "yes": "fits",
+    "likely": "likely fits",
+    "unlikely": "unlikely to fit",
+    "no": "does not fit",
+    "": "no limit named",
+}
+_VERDICT_COLOURS = {
+    "fits": BLUE,
+    "likely fits": SKY,
+    "unlikely to fit": ORANGE,
+    "does not fit": GREY,
+    "no limit named": BLUE,
+}
+
+
+def steps_beside(steps: Sequence[Step], key: str) -> list[Section]:
+    """The sections of a group that compares `steps`, of which there are two or more."""
+    names = short_names([step_fields(step) for step in steps])
+    sections = [
+        Section("estimates", "Estimates compared", [_table(steps)]),
+        Section("memory", "Memory of each", [_memory(steps, names, f"{key}-memory")]),
+    ]
+    if any(step.estimate.throughput for step in steps):
+        parts: list[Part] = [
+            _rates(steps, names, f"{key}-rates"),
+            Text(
+                "Predicted, not measured. Where two ranges overlap, either may be faster.", "note"
+            ),
+        ]
+        sections.append(Section("rates", "Predicted rate of each", parts))
+    prices = _prices(steps)
+    if prices.rows:
+        sections.append(Section("prices", "What each difference costs", [prices]))
+    return sections
+
+
+def best_text(steps: Sequence[Step]) -> str:
+    """How many fit, and the fastest of them, in a sentence."""
+    names = short_names([step_fields(step) for step in steps])
+    judged = [step for step in steps if step.estimate.fits is not None]
+    fitting = [step for step in judged if step.estimate.fits]
+    count = f"{len(fitting) or 'None'} of {len(steps)} {'fits' if len(fitting) < 2 else 'fit'}. "
+    best = fastest(steps)
+    if best is None:
+        least = min(range(len(steps)), key=lambda n: steps[n].estimate.device_total_bytes)
+        needs = format_bytes(steps[least].estimate.device_total_bytes)
+        return f"{count if judged else ''}The least is needed by {names[least]}: {needs}."
+    found = steps[best].estimate.throughput
+    assert found is not None, "the fastest has a rate"
+    rate = (
+        f"{found.all_images_per_second:,.0f} {unit(steps[best].estimate.model)}/s predicted "
+        f"(±{found.uncertainty:.0%})"
+    )
+    return f"{count if judged else ''}The fastest{' that fits' if judged else ''} is {names[best]}: {rate}."
+
+
+def fastest(steps: Sequence[Step]) -> int | None:
+    """The number of the step with the highest rate of those that fit (of all, where no limit was
+    named); None where no time is known or nothing fits."""
+    able = [
+        number
+        for number, step in enumerate(steps)
+        if step.estimate.throughput is not None and step.estimate.fits is not False
+    ]
+    return max(able, key=lambda number: _rate(steps[number]), default=None)
+
+
+def _rate(step: Step) -> float:
+    found = step.estimate.throughput
+    return found.all_images_per_second if found is not None else 0.0
+
+
+def _table(steps: Sequence[Step]) -> Table:
+    columns = telling([step_fields(step) for step in steps])
+    timed = any(step.estimate.throughput for step in steps)
+    what = f"{unit(steps[0].estimate.model)}/s"
+    headers = [
+        *(field_title(name).capitalize() for name in columns[0]),
+        "Fits", "Needs", "Limit", "To spare",
+        *([what.capitalize(), "Range", "Step"] if timed else []),
+        "Memory against the first", *(["Rate against the first"] if timed else []),
+    ]  # fmt: skip
+    rows = [
+        [*(_cell(value) for value in fields.values()), *_figures(step, steps[0], timed)]
+        for step, fields in zip(steps, columns, strict=True)
+    ]
+    best = fastest(steps)
+    said = "What differs, and what comes of it; the fastest that fits is marked."
+    return Table(headers, rows, said, [] if best is None else [best])
+
+
+def _figures(step: Step, first: Step, timed: bool) -> list[Cell]:
+    found = step.estimate
+    time, needs = found.throughput, found.device_total_bytes
+    cells: list[Cell] = [
+        _VERDICTS[fits_word(found)], _bytes(needs), _bytes(found.budget_bytes),
+        _bytes(found.headroom_bytes),
+    ]  # fmt: skip
+    if timed and time is not None:
+        low, high = ((1 + sign * time.uncertainty) * _rate(step) for sign in (-1, 1))
+        cells += [
+            Number(_rate(step), f"{_rate(step):,.0f}"),
+            Number(low, f"{low:,.0f} to {high:,.0f}"),
+            Number(time.step_seconds, format_seconds(time.step_seconds)),
+        ]
+    elif timed:
+        cells += [Number(None, "-")] * 3
+    cells.append(_more_bytes(needs - first.estimate.device_total_bytes))
+    if timed:
+        cells.append(_times(_rate(step), _rate(first)))
+    return cells
+
+
+def _cell(value: object) -> Cell:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return Number(float(value), f"{value:,}") if number else field_text(value)  # type: ignore[arg-type]
+
+
+def _bytes(num_bytes: int | None) -> Number:
+    if num_bytes is None:
+        return Number(None, "-")
+    sign = "-" if num_bytes < 0 else ""
+    return Number(num_bytes, f"{sign}{format_bytes(abs(num_bytes))}")
+
+
+def _more_bytes(num_bytes: int) -> Number:
+    sign = "+" if num_bytes > 0 else "-" if num_bytes < 0 else ""
+    return Number(num_bytes, f"{sign}{format_bytes(abs(num_bytes))}" if num_bytes else "the same")
+
+
+def _times(rate: float, first: float) -> Number:
+    if not rate or not first:
+        return Number(None, "-")
+    return Number(rate / first, f"{rate / first:.2f} ×")
+
+
+def _memory(steps: Sequence[Step], names: Sequence[str], key: str) -> Chart:
+    """A bar for each step, stacked by category, with its range and the limit of its card."""
+    from plotly.graph_objects import Bar
+
+    shown = [plot_text(name) for name in names]
+    traces: list[Any] = [
+        Bar(
+            name=title,
+            y=shown,
+            x=[step.estimate.breakdown.get(category, 0) / GIB for step in steps],
+            orientation="h",
+            marker={"color": _COLOURS.get(category, GREY)},
+            customdata=[format_bytes(step.estimate.breakdown.get(category, 0)) for step in steps],
+            hovertemplate="%{y}<br>%{fullData.name}: %{customdata}<extra></extra>",
+        )
+        for category, title in BREAKDOWN_ROWS.items()
+        if any(step.estimate.breakdown.get(category) for step in steps)
+    ]
+    limits = [step.estimate.budget_bytes for step in steps]
+    if any(limits):
+        traces.append(limit_marks(names, limits, "limit"))
+    figure = bars_figure(traces, "GiB on the device")
+    said = "What each needs at its peak, by category"
+    said += "; the upright marks are what its card has." if any(limits) else "."
+    return Chart(key, figure, said, bars_height(len(steps)))
+
+
+def _rates(steps: Sequence[Step], names: Sequence[str], key: str) -> Chart:
+    """A bar for each step that has a rate, with its range, in the colour of its verdict."""
+    from plotly.graph_objects import Bar
+
+    traces: list[Bar] = []
+    for verdict in dict.fromkeys(_VERDICTS.values()):
+        of_verdict = [
+            (name, step.estimate.throughput)
+            for name, step in zip(names, steps, strict=True)
+            if _VERDICTS[fits_word(step.estimate)] == verdict and step.estimate.throughput
+        ]
+        if not of_verdict:
+            continue
+        rates = [time.all_images_per_second for _, time in of_verdict]
+        traces.append(
+            Bar(
+                name=verdict,
+                y=[plot_text(name) for name, _ in of_verdict],
+                x=rates,
+                orientation="h",
+                marker={"color": _VERDICT_COLOURS[verdict]},
+                error_x={
+                    "type": "data",
+                    "array": [
+                        time.uncertainty * rate
+                        for (_, time), rate in zip(of_verdict, rates, strict=True)
+                    ],
+                    "thickness": 1.5,
+                    "color": GREY,
+                },
+                customdata=[f"±{time.uncertainty:.0%}" for _, time in of_verdict],
+                hovertemplate="%{y}<br>%{x:,.0f} a second (%{customdata}), %{fullData.name}"
+                "<extra></extra>",
+            )
+        )
+    what = unit(steps[0].estimate.model)
+    figure = bars_figure(traces, f"{what}/s of all devices")
+    figure.update_yaxes(categoryorder="array", categoryarray=[plot_text(name) for name in names])
+    said = f"Predicted {what} a second of each, with the range in which they are expected."
+    return Chart(key, figure, said, bars_height(len(steps)))
+
+
+def _prices(steps: Sequence[Step]) -> Table:
+    """Steps that differ in one field only, one row for each pair of its neighbouring values."""
+    columns = telling([step_fields(step) for step in steps])
+    rows: list[list[Cell]] = []
+    for field in columns[0]:
+        for one, other in _pairs(columns, field):
+            before, after = steps[one], steps[other]
+            more = after.estimate.device_total_bytes - before.estimate.device_total_bytes
+            where = {n: v for n, v in columns[one].items() if n != field}
+            rows.append(
+                [
+                    field_title(field),
+                    field_text(columns[one][field]),
+                    field_text(columns[other][field]),
+                    ", ".join(f"{field_title(n)} {field_text(v)}" for n, v in where.items()) or "-",
+                    _more_bytes(more),
+                    _times(_rate(after), _rate(before)),
+                ]
+            )
+    said = "Estimates that differ in one thing only: what it costs in memory, and gains in rate."
+    headers = ["What", "From", "To", "With", "Memory", "Rate"]
+    if len(rows) > _MOST_PRICES:
+        said += f" The first {_MOST_PRICES} of {len(rows)}."
+    return Table(headers, rows[:_MOST_PRICES], said)
+
+
+def _pairs(columns: Sequence[Fields], field: str) -> list[tuple[int, int]]:
+    """Numbers of subjects that agree in all but `field`, each with the next such."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for number, fields in enumerate(columns):
+        rest = tuple(repr(value) for name, value in fields.items() if name != field)
+        alike.setdefault(rest, []).append(number)
+    return [pair for numbers in alike.values() for pair in itertools.pairwise(numbers)]

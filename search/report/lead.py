@@ -1,0 +1,138 @@
+"""The page's title, and its answer in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.report.pages.differences import short_names, step_fields
+from planner.report.pages.predicted_time import rate_text
+from planner.report.pages.side_by_side import best_text
+from planner.report.pages.step import Step
+from planner.report.settings import describe_setting
+from planner.report.tables import unit
+from planner.units import format_bytes
+from search.probe.evidence import rate_interval
+from search.report.run import Run
+from search.report.side_by_side import best_of
+
+Subject = Step | Run
+
+
+def title_of(subjects: Sequence[Subject]) -> str:
+    """Of the page: what it is of, and for one estimate whether it fits."""
+    if len(subjects) > 1:
+        return _several_title(subjects)
+    (subject,) = subjects
+    if isinstance(subject, Run):
+        return f"Search: {subject.title}"
+    return f"{subject.title}: batch {subject.estimate.setting.batch_size} {_verdict(subject)}"
+
+
+def lead_of(subjects: Sequence[Subject]) -> str:
+    """The answer."""
+    if len(subjects) == 1:
+        (subject,) = subjects
+        return run_lead(subject) if isinstance(subject, Run) else step_lead(subject)
+    steps = [subject for subject in subjects if isinstance(subject, Step)]
+    runs = [subject for subject in subjects if isinstance(subject, Run)]
+    said = []
+    if steps:
+        said.append(best_text(steps) if len(steps) > 1 else step_lead(steps[0]))
+    if runs:
+        said.append(_runs_lead(runs) if len(runs) > 1 else run_lead(runs[0]))
+    return " ".join(said)
+
+
+def group_titles(subjects: Sequence[Subject]) -> list[str]:
+    """What heads each subject's group: all that tells it apart from the others."""
+    steps = [subject for subject in subjects if isinstance(subject, Step)]
+    names = iter(short_names([step_fields(step) for step in steps]))
+    return [
+        subject.title if isinstance(subject, Run) else _step_title(subject, next(names))
+        for subject in subjects
+    ]
+
+
+def step_lead(step: Step) -> str:
+    """`Batch 64 fits in 23.52 GiB with 3.2 GiB to spare; 412 images/s predicted (±35%).`"""
+    estimate = step.estimate
+    batch = f"Batch {estimate.setting.batch_size} of {estimate.model.title}"
+    time = estimate.throughput
+    rate = f"; {rate_text(time, unit(estimate.model))}" if time is not None else ""
+    needs = format_bytes(estimate.device_total_bytes)
+    if estimate.budget_bytes is None:
+        return f"{batch} needs {needs} of a device{rate}."
+    budget, spare = format_bytes(estimate.budget_bytes), estimate.headroom_bytes or 0
+    if spare < 0:
+        return f"{batch} {_verdict(step)} in {budget}: it needs {format_bytes(-spare)} more{rate}."
+    return f"{batch} {_verdict(step)} in {budget} with {format_bytes(spare)} to spare{rate}."
+
+
+def run_lead(run: Run) -> str:
+    """`Recommended: batch 128, bf16 …: 412 images/s (410 to 415), 1.50 × the plain default.`"""
+    best, found = best_of(run), run.found
+    probes = "1 probe" if len(run.records) == 1 else f"{len(run.records)} probes"
+    if best is None:
+        if found is not None:
+            return f"Nothing to recommend: {found.advice or found.stopped_because}"
+        return f"Nothing fits yet, after {probes}."
+    rate = best.world_images_per_second or 0.0
+    setting = best.setting
+    images = setting.batch_size * setting.accumulate * setting.world_size
+    between = ""
+    if best.step_seconds:
+        low, high = rate_interval(images, best.step_seconds)
+        between = f" ({low:.4g} to {high:.4g})"
+    said = f"{describe_setting(setting)}: {rate:.4g} {best.unit or unit(best.model)}/s{between}"
+    if found is None or found.setting is None:
+        return f"Still running, or ended early: after {probes} the fastest is {said}."
+    gain = f", {found.gain:.2f} × the plain default" if found.gain is not None else ""
+    return f"Recommended: {said}{gain}."
+
+
+def _runs_lead(runs: Sequence[Run]) -> str:
+    """The fastest of several runs; of different models none is."""
+    known = [(run, best) for run in runs if (best := best_of(run)) is not None]
+    if not known:
+        return f"None of {len(runs)} runs has found a setting that fits."
+    if len({best.model for _, best in known}) > 1:
+        return (
+            f"{len(runs)} runs of different models: their rates cannot be held against each other."
+        )
+    run, best = max(known, key=lambda pair: pair[1].world_images_per_second or 0.0)
+    rate = best.world_images_per_second or 0.0
+    return (
+        f"Of {len(runs)} runs {run.title} found the fastest setting: "
+        f"{describe_setting(best.setting)}, {rate:.4g} {best.unit or unit(best.model)}/s."
+    )
+
+
+def _several_title(subjects: Sequence[Subject]) -> str:
+    steps = [subject for subject in subjects if isinstance(subject, Step)]
+    counts = [(len(steps), "estimate"), (len(subjects) - len(steps), "run")]
+    counted = " and ".join(f"{n} {what}{'s' if n > 1 else ''}" for n, what in counts if n)
+    models = {_model_title(subject) for subject in subjects}
+    return f"{counted} of {models.pop()}" if len(models) == 1 else f"{counted} side by side"
+
+
+def _model_title(subject: Subject) -> str:
+    if isinstance(subject, Step):
+        return subject.estimate.model.title
+    if subject.found is not None:
+        return subject.found.model.title
+    return subject.records[0].model.title if subject.records else subject.title
+
+
+def _step_title(step: Step, name: str) -> str:
+    title = step.estimate.model.title
+    return name if not name or name.startswith(title) else f"{title}: {name}"
+
+
+def _verdict(step: Step) -> str:
+    estimate = step.estimate
+    if estimate.fits is None:
+        return f"needs {format_bytes(estimate.device_total_bytes)}"
+    if estimate.fits:
+        return "fits" if estimate.fits_surely else "likely fits"
+    near = estimate.low_bytes <= (estimate.budget_bytes or 0)
+    return "is unlikely to fit" if near else "does not fit"

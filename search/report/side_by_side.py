@@ -1,0 +1,300 @@
+"""Several searches beside each other, and estimates beside searches of the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.hardware import recognise_gpu
+from planner.page.contents import Cell, Chart, Group, Number, Part, Section, Table, Text
+from planner.page.plotting import BLUE, GREY, ORANGE, plot_text
+from planner.report.pages.bars import bars_figure, bars_height, limit_marks
+from planner.report.pages.differences import Fields, differing, field_text, field_title
+from planner.report.pages.side_by_side import steps_beside
+from planner.report.pages.step import Step
+from planner.report.settings import describe_setting
+from planner.schema import MeasurementRecord, TrainSetting
+from planner.units import GIB, format_bytes
+from search.probe.evidence import rate_interval
+from search.report.run import Run
+
+KEY = "beside"
+
+
+def beside_group(subjects: Sequence[Step | Run]) -> Group:
+    """The first group of a page of several subjects."""
+    steps = [subject for subject in subjects if isinstance(subject, Step)]
+    runs = [subject for subject in subjects if isinstance(subject, Run)]
+    sections = steps_beside(steps, KEY) if len(steps) > 1 else []
+    if len(runs) > 1:
+        sections += runs_beside(runs, KEY)
+    if steps and runs:
+        sections.append(predicted_and_measured(steps, runs))
+    return Group(KEY, "Side by side", sections)
+
+
+def runs_beside(runs: Sequence[Run], key: str) -> list[Section]:
+    """What each search recommends, with its rate, its memory and what it was measured with."""
+    parts: list[Part] = [_runs_table(runs)]
+    settings = _settings(runs)
+    if settings.rows:
+        parts.append(settings)
+    sections = [Section("runs", "Runs compared", parts)]
+    if any(best_of(run) for run in runs):
+        figures: list[Part] = [
+            _rates(runs, f"{key}-run-rates"), _memory(runs, f"{key}-run-memory"),
+        ]  # fmt: skip
+        sections.append(Section("run-rates", "Measured rate and memory of each run", figures))
+    sections.append(_versions(runs))
+    return sections
+
+
+def best_of(run: Run) -> MeasurementRecord | None:
+    """The recommendation's own measurement; while there is none, the fastest that was measured."""
+    if run.found is not None and run.found.evidence is not None:
+        return run.found.evidence
+    measured = [r for r in run.records if r.status == "measured" and r.images_per_second]
+    return max(measured, key=lambda record: record.world_images_per_second or 0.0, default=None)
+
+
+def _runs_table(runs: Sequence[Run]) -> Table:
+    headers = [
+        "Run", "Model", "Device", "Setting", "Images/s", "95% interval", "× plain default",
+        "Memory", "Probes", "Date",
+    ]  # fmt: skip
+    rows = [_run_row(run) for run in runs]
+    rates = [(_world_rate(best) if (best := best_of(run)) else 0.0) for run in runs]
+    marked = [rates.index(max(rates))] if any(rates) and _same_work(runs) else []
+    said = "What each run recommends; of one that still runs, the fastest so far."
+    return Table(headers, rows, said, marked)
+
+
+def _run_row(run: Run) -> list[Cell]:
+    best = best_of(run)
+    gain = run.found.gain if run.found is not None else None
+    if best is None:
+        some = run.records[0] if run.records else None
+        model = run.found.model if run.found is not None else some.model if some else None
+        device = run.found.device if run.found is not None else some.device if some else None
+        return [
+            run.title, model.title if model else "-", device.name if device else "-",
+            "nothing fits yet", Number(None, "-"), Number(None, "-"), Number(None, "-"),
+            Number(None, "-"), _count(_num_probes(run)), "-",
+        ]  # fmt: skip
+    low, high = _interval(best)
+    return [
+        run.title,
+        best.model.title,
+        best.device.name,
+        describe_setting(best.setting),
+        Number(_world_rate(best), f"{_world_rate(best):.4g}"),
+        Number(low, f"{low:.4g} to {high:.4g}"),
+        Number(gain, f"{gain:.2f} ×" if gain is not None else "-"),
+        _bytes(best.used_bytes),
+        _count(_num_probes(run)),
+        best.date[:16].replace("T", " "),
+    ]
+
+
+def _settings(runs: Sequence[Run]) -> Table:
+    """The fields in which the recommended settings differ."""
+    known = [(run, best) for run in runs if (best := best_of(run)) is not None]
+    columns = differing([best.setting.model_dump() for _, best in known])
+    names = list(columns[0]) if columns else []
+    rows: list[list[Cell]] = [
+        [run.title, *(field_text(value) for value in fields.values())]
+        for (run, _), fields in zip(known, columns, strict=True)
+    ]
+    said = "In what the recommended settings differ."
+    return Table(["Run", *map(field_title, names)], rows if names else [], said)
+
+
+def _same_work(runs: Sequence[Run]) -> bool:
+    """Whether rates can be held against each other: all of one model."""
+    return len({best.model for run in runs if (best := best_of(run)) is not None}) == 1
+
+
+def _rates(runs: Sequence[Run], key: str) -> Chart:
+    from plotly.graph_objects import Bar
+
+    known = [(run, best) for run in runs if (best := best_of(run)) is not None]
+    between = [_interval(best) for _, best in known]
+    rates = [_world_rate(best) for _, best in known]
+    trace = Bar(
+        y=[plot_text(run.title) for run, _ in known],
+        x=rates,
+        orientation="h",
+        marker={"color": BLUE},
+        error_x={
+            "type": "data", "symmetric": False, "thickness": 1.5, "color": GREY,
+            "array": [high - rate for (_, high), rate in zip(between, rates, strict=True)],
+            "arrayminus": [rate - low for (low, _), rate in zip(between, rates, strict=True)],
+        },
+        customdata=[plot_text(describe_setting(best.setting)) for _, best in known],
+        hovertemplate="%{y}<br>%{x:.4g} a second<br>%{customdata}<extra></extra>",
+    )  # fmt: skip
+    figure = bars_figure([trace], "measured a second, with its 95% interval")
+    said = "Measured rate of what each run recommends, with its 95% interval."
+    return Chart(key, figure, said, bars_height(len(known)))
+
+
+def _memory(runs: Sequence[Run], key: str) -> Chart:
+    from plotly.graph_objects import Bar
+
+    known = [(run, best) for run in runs if (best := best_of(run)) is not None]
+    names = [plot_text(run.title) for run, _ in known]
+    limits = [best.allowed_bytes or best.device.total_bytes for _, best in known]
+    traces = [
+        Bar(
+            name="taken",
+            y=names,
+            x=[(best.used_bytes or 0) / GIB for _, best in known],
+            orientation="h",
+            marker={"color": ORANGE},
+            customdata=[_bytes(best.used_bytes).text for _, best in known],
+            hovertemplate="%{y}<br>%{customdata}<extra></extra>",
+        ),
+        limit_marks([run.title for run, _ in known], limits, "allowed, or what the device has"),
+    ]
+    figure = bars_figure(traces, "GiB")
+    said = "What the recommended setting of each run took, and what it may take."
+    if any(best.device.kind == "cpu" for _, best in known):
+        said += " On a CPU it is what the process grew by."
+    return Chart(key, figure, said, bars_height(len(known)))
+
+
+def _versions(runs: Sequence[Run]) -> Section:
+    """What was installed otherwise, and where it ran."""
+    fields = [_environment(run) for run in runs]
+    apart = differing(fields)
+    names = list(apart[0]) if apart else []
+    if not names:
+        text = "All runs were measured on one kind of device with the same versions."
+        return Section("versions", "Versions", [Text(text)])
+    rows: list[list[Cell]] = [
+        [name, *(field_text(fields.get(name)) for fields in apart)] for name in names
+    ]
+    said = "Devices and versions in which the runs differ: a rate may differ by them."
+    return Section("versions", "Versions", [Table(["What", *(r.title for r in runs)], rows, said)])
+
+
+def _environment(run: Run) -> Fields:
+    record = best_of(run) or (run.records[-1] if run.records else None)
+    if record is None:
+        return dict(run.found.versions) if run.found is not None else {}
+    device = record.device
+    return {
+        "device": device.name,
+        "device memory": format_bytes(device.total_bytes),
+        "driver": device.driver,
+        **record.versions,
+    }
+
+
+def predicted_and_measured(steps: Sequence[Step], runs: Sequence[Run]) -> Section:
+    """Estimates beside what runs measured of the same model and setting."""
+    rows: list[list[Cell]] = []
+    for step in steps:
+        for run in runs:
+            for record in matching(step, run):
+                rows.append(_pair_row(step, run, record))
+    title = "Predicted against measured"
+    if not rows:
+        return Section("measured", title, [Text(_why_none(steps, runs))])
+    headers = [
+        "Model", "Setting", "Run", "Device", "Memory predicted", "Memory measured", "Error",
+        "Rate predicted", "Rate measured", "Error",
+    ]  # fmt: skip
+    said = "Probes of the very settings that are estimated on this page."
+    parts: list[Part] = [Table(headers, rows, said)]
+    if any(record.device.kind == "cpu" for run in runs for record in run.records):
+        parts.append(
+            Text(
+                "On a CPU memory is what the process grew by, which is not what a GPU would hold.",
+                "note",
+            )
+        )
+    return Section("measured", title, parts)
+
+
+def matching(step: Step, run: Run) -> list[MeasurementRecord]:
+    """Measured records of a step's model and setting, on its card where one is named."""
+    setting = step.estimate.setting
+    return [
+        record
+        for record in run.records
+        if record.status == "measured"
+        and record.model == step.estimate.model
+        and _resolved(record.setting, setting) == setting
+        and (step.gpu is None or _is_card(step, record))
+    ]
+
+
+def _resolved(setting: TrainSetting, like: TrainSetting) -> TrainSetting:
+    """A record may leave the attention to the library, where an estimate names it."""
+    if setting.attention == "library":
+        return setting.model_copy(update={"attention": like.attention})
+    return setting
+
+
+def _is_card(step: Step, record: MeasurementRecord) -> bool:
+    return recognise_gpu(record.device.name, record.device.total_bytes) == step.gpu
+
+
+def _pair_row(step: Step, run: Run, record: MeasurementRecord) -> list[Cell]:
+    predicted = step.estimate
+    time = predicted.throughput
+    rate, used = _world_rate(record), record.used_bytes
+    foreseen = time.all_images_per_second if time is not None else None
+    return [
+        predicted.model.title,
+        describe_setting(predicted.setting),
+        run.title,
+        record.device.name,
+        _bytes(predicted.device_total_bytes),
+        _bytes(used),
+        _error(predicted.device_total_bytes, used),
+        Number(foreseen, f"{foreseen:,.0f}" if foreseen else "-"),
+        Number(rate, f"{rate:.4g}"),
+        _error(foreseen, rate),
+    ]
+
+
+def _why_none(steps: Sequence[Step], runs: Sequence[Run]) -> str:
+    models = {record.model for run in runs for record in run.records}
+    if not any(step.estimate.model in models for step in steps):
+        return "No run here is of a model that is estimated here, so nothing is held against it."
+    return (
+        "No probe here has the setting of an estimate on its card: estimate the setting that a run "
+        "recommends, with --gpu of its card, to hold one against the other."
+    )
+
+
+def _error(predicted: float | None, measured: float | None) -> Number:
+    if not predicted or not measured:
+        return Number(None, "-")
+    return Number(predicted / measured - 1, f"{predicted / measured - 1:+.1%}")
+
+
+def _interval(record: MeasurementRecord) -> tuple[float, float]:
+    """Of all devices together."""
+    images = record.setting.batch_size * record.setting.accumulate * record.setting.world_size
+    if not record.step_seconds:
+        return (_world_rate(record),) * 2
+    low, high = rate_interval(images, record.step_seconds)
+    return min(low, _world_rate(record)), max(high, _world_rate(record))
+
+
+def _world_rate(record: MeasurementRecord) -> float:
+    return record.world_images_per_second or 0.0
+
+
+def _num_probes(run: Run) -> int:
+    return run.found.num_probes if run.found is not None else len(run.records)
+
+
+def _count(number: int) -> Number:
+    return Number(number, f"{number:,}")
+
+
+def _bytes(num_bytes: int | None) -> Number:
+    return Number(num_bytes, "-" if num_bytes is None else format_bytes(num_bytes))
