@@ -13,7 +13,7 @@ from planner.report.tables import unit
 from planner.units import format_bytes
 from search.probe.evidence import rate_interval
 from search.report.run import Run
-from search.report.side_by_side import best_of
+from search.report.side_by_side import best_loader, best_of, loader_text
 
 Subject = Step | Run
 
@@ -71,6 +71,12 @@ def step_lead(step: Step) -> str:
 def run_lead(run: Run) -> str:
     """`Recommended: batch 128, bf16 …: 412 images/s (410 to 415), 1.50 × the plain default.`"""
     best, found = best_of(run), run.found
+    loader = best_loader(run)
+    if loader is not None and best is None and found is None:
+        return (
+            f"Recommended loader: {loader_text(loader.setting)}, "
+            f"{loader.images_per_second or 0.0:.4g} images/s."
+        )
     probes = "1 probe" if len(run.records) == 1 else f"{len(run.records)} probes"
     if best is None:
         if found is not None:
@@ -83,7 +89,7 @@ def run_lead(run: Run) -> str:
     if best.step_seconds:
         low, high = rate_interval(images, best.step_seconds)
         between = f" ({low:.4g} to {high:.4g})"
-    said = f"{describe_setting(setting)}: {rate:.4g} {best.unit or unit(best.model)}/s{between}"
+    said = f"{describe_setting(setting)}: {rate:.4g} {run.unit}/s{between}"
     if found is None or found.setting is None:
         return f"Still running, or ended early: after {probes} the fastest is {said}."
     gain = f", {found.gain:.2f} × the plain default" if found.gain is not None else ""

@@ -13,6 +13,7 @@ from planner.report.pages.side_by_side import steps_beside
 from planner.report.pages.step import Step
 from planner.report.settings import describe_setting
 from planner.schema import MeasurementRecord, TrainSetting
+from planner.schema.loading import LoaderRecord, LoaderSetting
 from planner.units import GIB, format_bytes
 from search.probe.evidence import rate_interval
 from search.report.run import Run
@@ -25,10 +26,14 @@ def beside_group(subjects: Sequence[Step | Run]) -> Group:
     steps = [subject for subject in subjects if isinstance(subject, Step)]
     runs = [subject for subject in subjects if isinstance(subject, Run)]
     sections = steps_beside(steps, KEY) if len(steps) > 1 else []
-    if len(runs) > 1:
-        sections += runs_beside(runs, KEY)
-    if steps and runs:
-        sections.append(predicted_and_measured(steps, runs))
+    steps_of = [run for run in runs if run.loaders is None or run.records or run.found is not None]
+    if len(steps_of) > 1:
+        sections += runs_beside(steps_of, KEY)
+    loaders = [run for run in runs if run.loaders is not None]
+    if len(loaders) > 1:
+        sections.append(loaders_beside(loaders))
+    if steps and steps_of:
+        sections.append(predicted_and_measured(steps, steps_of))
     return Group(KEY, "Side by side", sections)
 
 
@@ -46,6 +51,40 @@ def runs_beside(runs: Sequence[Run], key: str) -> list[Section]:
         sections.append(Section("run-rates", "Measured rate and memory of each run", figures))
     sections.append(_versions(runs))
     return sections
+
+
+def loaders_beside(runs: Sequence[Run]) -> Section:
+    """The loader that each search found."""
+    rows: list[list[Cell]] = []
+    for run in runs:
+        best = best_loader(run)
+        rate = best.images_per_second if best is not None else None
+        rows.append(
+            [
+                run.title,
+                loader_text(best.setting) if best is not None else "nothing loads yet",
+                Number(rate, f"{rate:.4g}" if rate else "-"),
+                (best.bound or "-") if best is not None else "-",
+            ]
+        )
+    said = "The loader that each run recommends, or its fastest so far."
+    table = Table(["Run", "Loader", "Images/s", "Bound by"], rows, said)
+    return Section("loaders", "Loaders compared", [table])
+
+
+def best_loader(run: Run) -> LoaderRecord | None:
+    """The recommended loader's own measurement; while there is none, the fastest."""
+    if run.loaders is None:
+        return None
+    if run.loaders.found is not None and run.loaders.found.evidence is not None:
+        return run.loaders.found.evidence
+    measured = [r for r in run.loaders.records if r.status == "measured" and r.images_per_second]
+    return max(measured, key=lambda record: record.images_per_second or 0.0, default=None)
+
+
+def loader_text(setting: LoaderSetting) -> str:
+    """`torchvision, batch 64, 8 workers`."""
+    return f"{setting.pipeline}, batch {setting.batch_size}, {setting.workers} workers"
 
 
 def best_of(run: Run) -> MeasurementRecord | None:
@@ -142,7 +181,7 @@ def _memory(runs: Sequence[Run], key: str) -> Chart:
 
     known = [(run, best) for run in runs if (best := best_of(run)) is not None]
     names = [plot_text(run.title) for run, _ in known]
-    limits = [best.allowed_bytes or best.device.total_bytes for _, best in known]
+    limits = [run.budget_bytes or best.device.total_bytes for run, best in known]
     traces = [
         Bar(
             name="taken",

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from planner.ledger import CATEGORIES
 from planner.page.contents import Cell, Chart, Number, Part, Section, Table, Text
-from planner.page.plotting import BLUE, CYCLE, GREY, ORANGE, PURPLE, SKY, YELLOW, plot_text
+from planner.page.plotting import BLUE, GREY, ORANGE, PURPLE, SKY, YELLOW, plot_text
+from planner.report.colours import COLOURS, STACK
 from planner.report.pages.bars import bars_figure, bars_height, limit_marks
 from planner.report.pages.differences import (
     Fields,
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Bar
 
 _MOST_PRICES = 200
-_SLATE = "#5b6b7b"
+_SLATE, _BROWN = "#5b6b7b", "#8c564b"
 _COLOURS: dict[str, str] = {
-    **dict(zip(CATEGORIES, CYCLE, strict=False)),
+    **{str(name): colour for name, colour in COLOURS.items()},
     "workspace": PURPLE,
-    "allocator_overhead": GREY,
-    "cuda_context": _SLATE,
+    "allocator_overhead": _SLATE,
+    "cuda_context": _BROWN,
     "communication": YELLOW,
 }
+# From the left: what stays, what comes and goes, and what lies around both.
+_STACKED = {name: BREAKDOWN_ROWS[name] for name in (*STACK, *BREAKDOWN_ROWS)}
 _VERDICTS = {
     "yes": "fits",
     "likely": "likely fits",
@@ -88,7 +90,8 @@ def best_text(steps: Sequence[Step]) -> str:
         f"{found.all_images_per_second:,.0f} {unit(steps[best].estimate.model)}/s predicted "
         f"(±{found.uncertainty:.0%})"
     )
-    return f"{count if judged else ''}The fastest{' that fits' if judged else ''} is {names[best]}: {rate}."
+    fastest_one = f"The fastest{' that fits' if judged else ''} is {names[best]}: {rate}."
+    return f"{count}{fastest_one}" if judged else fastest_one
 
 
 def fastest(steps: Sequence[Step]) -> int | None:
@@ -186,7 +189,7 @@ def _memory(steps: Sequence[Step], names: Sequence[str], key: str) -> Chart:
             customdata=[format_bytes(step.estimate.breakdown.get(category, 0)) for step in steps],
             hovertemplate="%{y}<br>%{fullData.name}: %{customdata}<extra></extra>",
         )
-        for category, title in BREAKDOWN_ROWS.items()
+        for category, title in _STACKED.items()
         if any(step.estimate.breakdown.get(category) for step in steps)
     ]
     limits = [step.estimate.budget_bytes for step in steps]

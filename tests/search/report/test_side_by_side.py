@@ -1,0 +1,190 @@
+"""Several runs on one page, runs beside estimates, and the page's title and lead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.estimation import estimate_ledger, resolve
+from planner.hardware import Gpu, find_gpu, recognise_gpu
+from planner.ledgers import step_ledger
+from planner.page.contents import Chart, Number, Section, Table, Text
+from planner.page.rendering import page_html
+from planner.report.pages.step import Step
+from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.units import MIB
+from search.report.lead import lead_of, title_of
+from search.report.run import Run
+from search.report.side_by_side import beside_group, matching
+from search.report.writing import MOST_GROUPS, make_page
+from tests.search.tables import make_record
+
+MODEL = SwinConfig(name="small", image_size=(64, 64), window_size=2, depths=(1, 1, 1, 1))
+CARD = find_gpu("rtx-4090")
+DEVICE = DeviceInfo(
+    kind="cuda", name=CARD.device_names[0], total_bytes=CARD.memory_bytes, driver="580.1"
+)
+
+
+def step_with(batch: int = 8, gpu: Gpu | None = CARD, **fields: Any) -> Step:
+    model, setting = resolve(MODEL, TrainSetting(batch_size=batch, **fields))
+    ledger = step_ledger(model, setting)
+    return Step(estimate_ledger(model, setting, ledger, gpu), ledger, gpu)
+
+
+def record(batch: int, model: SwinConfig = MODEL, **more: Any) -> MeasurementRecord:
+    made = make_record(
+        TrainSetting(batch_size=batch, precision="bf16"), model=model, device=DEVICE,
+        probe_id=f"probe-{batch}",
+    )  # fmt: skip
+    return made.model_copy(update=more)
+
+
+def run_of(name: str, *records: MeasurementRecord) -> Run:
+    return Run(Path(name), None, records)
+
+
+def section_of(subjects: list[Step | Run], key: str) -> Section:
+    (section,) = [s for s in beside_group(subjects).sections if s.key == key]
+    return section
+
+
+def table_of(section: Section, number: int = 0) -> Table:
+    return [part for part in section.parts if isinstance(part, Table)][number]
+
+
+def test_the_card_of_these_tests_is_recognised() -> None:
+    assert recognise_gpu(DEVICE.name, DEVICE.total_bytes) == CARD
+
+
+def test_runs_are_told_by_their_rates_memory_settings_and_probes() -> None:
+    runs: list[Step | Run] = [run_of("one", record(8), record(16)), run_of("two", record(64))]
+    table = table_of(section_of(runs, "runs"))
+    assert [row[0] for row in table.rows] == ["one", "two"]
+    rates = [row[4] for row in table.rows]
+    assert [rate.value for rate in rates if isinstance(rate, Number)] == [
+        record(16).images_per_second, record(64).images_per_second,
+    ]  # fmt: skip
+    assert table.marked == [1]
+    settings = table_of(section_of(runs, "runs"), 1)
+    assert settings.headers == ["Run", "batch size"]
+    assert settings.rows == [["one", "16"], ["two", "64"]]
+
+
+def test_runs_of_different_models_have_no_fastest() -> None:
+    other = MODEL.model_copy(update={"name": "other"})
+    runs: list[Step | Run] = [run_of("one", record(8)), run_of("two", record(8, other))]
+    assert table_of(section_of(runs, "runs")).marked == []
+    assert "cannot be held against each other" in lead_of(runs)
+
+
+def test_versions_that_differ_are_listed_and_no_others() -> None:
+    newer = record(8, versions={"torch": "newer"})
+    runs: list[Step | Run] = [run_of("one", record(8)), run_of("two", newer)]
+    (row,) = table_of(section_of(runs, "versions")).rows
+    assert row == ["torch", "test", "newer"]
+    same: list[Step | Run] = [run_of("one", record(8)), run_of("two", record(16))]
+    (said,) = section_of(same, "versions").parts
+    assert isinstance(said, Text)
+
+
+def test_the_memory_of_a_run_stands_beside_what_it_may_take() -> None:
+    runs: list[Step | Run] = [
+        run_of("one", record(8, allowed_bytes=512 * MIB)), run_of("two", record(16)),
+    ]  # fmt: skip
+    figure = [p for p in section_of(runs, "run-rates").parts if isinstance(p, Chart)][1].figure
+    assert figure.data[1].x[0] == 0.5
+    assert figure.data[1].x[1] == pytest.approx(DEVICE.total_bytes / (1024 * MIB))
+
+
+def test_an_estimate_stands_beside_the_probe_of_the_same_setting_on_its_card() -> None:
+    step, run = step_with(8), run_of("one", record(8), record(16))
+    assert [found.probe_id for found in matching(step, run)] == ["probe-8"]
+    (row,) = table_of(section_of([step, run], "measured")).rows
+    error = row[6]
+    assert isinstance(error, Number)
+    used = record(8).used_bytes
+    assert used is not None
+    assert error.value == pytest.approx(step.estimate.device_total_bytes / used - 1)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda: step_with(32),
+        lambda: step_with(8, find_gpu("a100-sxm-80gb")),
+        lambda: step_with(8, checkpointing="blocks"),
+    ],
+    ids=["batch", "card", "checkpointing"],
+)
+def test_an_estimate_is_held_against_no_other_setting_or_card(step: Any) -> None:
+    run = run_of("one", record(8))
+    (said,) = section_of([step(), run], "measured").parts
+    assert isinstance(said, Text)
+    assert "No probe here has the setting" in said.text
+
+
+def test_a_run_of_another_model_is_not_held_against_an_estimate() -> None:
+    other = MODEL.model_copy(update={"name": "other"})
+    (said,) = section_of([step_with(8), run_of("one", record(8, other))], "measured").parts
+    assert isinstance(said, Text)
+    assert "No run here is of a model" in said.text
+
+
+def test_title_and_lead_of_an_estimate_answer() -> None:
+    step = step_with(8)
+    assert title_of([step]).endswith("on rtx-4090: batch 8 fits")
+    lead = lead_of([step])
+    assert lead.startswith("Batch 8 of ")
+    assert " fits in 23.52 GiB with " in lead
+    assert lead.endswith("images/s predicted (±35%).")
+    assert "needs" in lead_of([step_with(8, None)])
+    large = lead_of([step_with(100_000, attention="eager")])
+    assert " does not fit in 23.52 GiB: it needs " in large
+
+
+def test_title_and_lead_of_a_run_that_still_runs() -> None:
+    lead = lead_of([run_of("one", record(8), record(16))])
+    assert lead.startswith("Still running, or ended early: after 2 probes the fastest is batch 16")
+    assert lead_of([run_of("one", record(8, status="out_of_memory", images_per_second=None))]) == (
+        "Nothing fits yet, after 1 probe."
+    )
+
+
+def test_a_mixture_says_both() -> None:
+    subjects: list[Step | Run] = [step_with(8), run_of("one", record(8))]
+    assert title_of(subjects).startswith("1 estimate and 1 run of ")
+    assert "Batch 8 of" in lead_of(subjects)
+    assert "the fastest is batch 8" in lead_of(subjects)
+
+
+def test_forty_subjects_are_all_compared_and_few_shown_one_by_one() -> None:
+    step = step_with(8)
+    steps: list[Step | Run] = [
+        Step(step.estimate, step.ledger, replace(CARD, name=f"card-{n}")) for n in range(40)
+    ]
+    page = make_page(steps)
+    assert len(page.groups) == 1 + MOST_GROUPS + 1
+    assert "32 more" in page.groups[-1].sections[0].parts[0].text  # type: ignore[union-attr]
+    assert len(table_of(page.groups[0].sections[0]).rows) == 40
+    assert len(page_html(page).encode()) < 5_000_000
+
+
+def test_hostile_names_stay_text() -> None:
+    name = "<script>alert(1)</script>\x1b[31m"
+    runs: list[Step | Run] = [
+        run_of(f"{name}-{n}", record(8 * n, MODEL.model_copy(update={"name": name})))
+        for n in (1, 2)
+    ]
+    page = make_page([*runs, step_with(8)])
+    html = page_html(page)
+    assert "<script>alert" not in html
+    assert "\x1b" not in html
+    for section in page.groups[0].sections:
+        for part in section.parts:
+            if isinstance(part, Chart):
+                for trace in part.figure.data:
+                    assert not any("<script" in label for label in trace.y)
