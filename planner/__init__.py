@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from planner.hardware import Gpu, all_gpus, find_gpu
     from planner.largest import largest_batch
     from planner.libraries.resolve import resolve_model
+    from planner.report.snapshot import memory_snapshot
     from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
     from planner.schema.result import Recommendation
     from planner.trainers.emission import emit, emit_setting
@@ -38,6 +39,7 @@ _HOMES = {
     "Explanation": "planner.explaining.explanation",
     "explain": "planner.explaining.explanation",
     "largest_batch": "planner.largest",
+    "memory_snapshot": "planner.report.snapshot",
     "Gpu": "planner.hardware", "all_gpus": "planner.hardware", "find_gpu": "planner.hardware",
     "resolve_model": "planner.libraries.resolve",
     "MeasurementRecord": "planner.schema", "SwinConfig": "planner.schema",
@@ -50,7 +52,7 @@ __all__ = [
     "Advice", "Estimate", "Explanation", "Gpu", "MeasurementRecord", "PlannerError",
     "Recommendation", "SwinConfig", "TrainSetting", "UnsupportedError", "UsageError", "Watch",
     "__version__", "advise", "all_gpus", "emit", "emit_setting", "estimate", "explain",
-    "find_gpu", "largest_batch", "resolve_model", "watch",
+    "find_gpu", "largest_batch", "memory_snapshot", "resolve_model", "watch",
 ]  # fmt: skip
 
 

@@ -28,6 +28,7 @@ HEADINGS: Headings = {
     "Trace": ("traced", "retrace"),
     "Output": (
         "output", "title", "force", "as_json", "quiet", "times", "plot", "timeline",
+        "snapshot", "chrome_trace",
     ),
 }  # fmt: skip
 OTHERS = "Other options"

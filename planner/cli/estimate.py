@@ -21,6 +21,7 @@ from planner.cli.arguments import (
     with_time_option,
 )
 from planner.cli.command import Command
+from planner.cli.exports import check_exports, write_exports
 from planner.cli.output import print_json
 from planner.cli.several import link_of
 from planner.errors import PlannerError, UsageError
@@ -72,6 +73,7 @@ Rows = list[tuple[Model, ResolvedSetting]]
 @with_time_option
 @click.option("--plot", metavar="FILE", help="Draw live bytes over the step (png, svg, pdf).")
 @click.option("--timeline", is_flag=True, help="The same in the terminal, coarser.")
+@click.option("--snapshot", metavar="FILE", help="As PyTorch's memory_viz opens it (.pickle).")
 def command(model: str, **given: Any) -> None:  # fmt: skip
     """Estimate the memory and time of training MODEL, before you launch it.
 
@@ -112,6 +114,7 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
         ("--plot", given["plot"]),
         ("--timeline", given["timeline"]),
         ("--time", given["times"]),
+        ("--snapshot", given["snapshot"]),
     )
     sized = given["batch_size"] or "batch_size" in split_fields(given["fields"])[1]
     refused: list[tuple[str, object, str]] = []
@@ -134,6 +137,7 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
         from planner.report.timeline import check_plot
 
         check_plot(given["plot"])
+    check_exports(given)
 
 
 def read_allocator_option(options: str | None) -> AllocatorConfig | None:
@@ -150,11 +154,8 @@ def _print_estimates(
     allocator: AllocatorConfig | None,
     given: dict[str, Any],
 ) -> None:
-    if len(rows) > 1 and (given["plot"] or given["timeline"] or given["times"]):
-        raise UsageError(
-            f"--plot, --timeline and --time show one setting, and {len(rows)} were given.",
-            "Give one value to each option.",
-        )
+    if len(rows) > 1:
+        _refuse_several(len(rows), given)
     if given["times"] and gpu is None:
         raise UsageError("--time needs a device to predict for.", "Name one with --gpu.")
     record_traces(rows, given)
@@ -170,6 +171,18 @@ def _print_estimates(
     else:
         click.echo(_table(found))
     _draw(ledgers, found, given)
+    write_exports(given, ledgers[0], found[0], gpu, memory, allocator)
+
+
+def _refuse_several(num_rows: int, given: dict[str, Any]) -> None:
+    options = ("--plot", "--timeline", "--time", "--snapshot")
+    asked = [o for o in options if given[{"--time": "times"}.get(o, o.strip("-"))]]
+    if asked:
+        raise UsageError(
+            f"{' and '.join(asked)} {'show' if len(asked) > 1 else 'shows'} one setting, and "
+            f"{num_rows} were given.",
+            "Give one value to each option.",
+        )
 
 
 def _print_scaled(found: Sequence[Estimate], gpu: Gpu | None, given: dict[str, Any]) -> None:

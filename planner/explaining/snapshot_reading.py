@@ -121,7 +121,7 @@ def _read(all_segments: Sequence[Entry], device: int, failed: Entry | None) -> S
 def _grouped(alive: Iterable[Entry]) -> list[Group]:
     found: dict[tuple[str, str], list[int]] = {}
     for block in alive:
-        found.setdefault(place_of(_frames(block)), []).append(block["size"])
+        found.setdefault(_place(block), []).append(block["size"])
     groups = [Group(*place, sum(sizes), len(sizes)) for place, sizes in found.items()]
     return sorted(groups, key=lambda group: -group.num_bytes)
 
@@ -133,6 +133,15 @@ def _frames(block: Entry) -> Sequence[Entry]:
         history = block.get("history") or ()
         frames = history[0].get("frames") if history else None
     return frames or ()
+
+
+def _place(block: Entry) -> tuple[str, str]:
+    """As `place_of`; a predicted snapshot says what a block is, and its module and operation."""
+    frames = _frames(block)
+    if "category" in block and frames:
+        category = str(block["category"]).replace("_", " ")
+        return category, f"{frames[0].get('filename', '')} ({frames[0].get('name', '')})"
+    return place_of(frames)
 
 
 def place_of(frames: Sequence[Entry]) -> tuple[str, str]:

@@ -233,7 +233,7 @@ def test_times_need_a_device_and_one_setting(
 ) -> None:
     for arguments, words in (
         (("--time",), "--time needs a device"),
-        (("--time", "--gpu", "RTX 3090", "--batch-size", "1,2"), "show one setting"),
+        (("--time", "--gpu", "RTX 3090", "--batch-size", "1,2"), "--time shows one setting"),
         (("--time", "--gpu", "all"), "--time: name one GPU"),
     ):
         status, _, err = run(capsys, monkeypatch, "estimate", tiny, *arguments)

@@ -1,0 +1,41 @@
+"""What `planner estimate` writes for other tools: --snapshot and --chrome-trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from planner.estimation import Estimate
+    from planner.hardware import Gpu
+    from planner.ledger import Ledger
+    from planner.memory.allocator_config import AllocatorConfig
+
+
+def check_exports(given: Mapping[str, Any]) -> None:
+    """Raises UsageError and PlannerError for files that cannot be, before anything is estimated."""
+    if given["snapshot"]:
+        from planner.report.snapshot import ENDINGS, check_output
+
+        check_output(given["snapshot"], "a snapshot", ENDINGS)
+
+
+def write_exports(
+    given: Mapping[str, Any],
+    ledger: Ledger,
+    found: Estimate,
+    gpu: Gpu | None,
+    memory: int | None,
+    allocator: AllocatorConfig | None,
+) -> None:
+    """Writes what was asked for of one estimate, and says so."""
+    if given["snapshot"]:
+        from planner.report.snapshot import snapshot_on, write_snapshot
+
+        path = write_snapshot(snapshot_on(ledger, gpu, memory, allocator), given["snapshot"])
+        click.echo(
+            f"\nWrote {path}: three predicted steps, as torch's allocator would record them.",
+            err=given["as_json"],
+        )

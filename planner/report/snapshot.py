@@ -1,0 +1,87 @@
+"""A predicted training as a snapshot of torch's allocator, in a file that memory_viz opens."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.arguments import ModelLike, SettingLike, read_allocator, read_gpu, read_memory
+from planner.errors import PlannerError, UsageError
+from planner.estimation import choose
+from planner.files import write_whole
+from planner.hardware import Gpu
+from planner.hardware.overheads import overheads_for
+from planner.ledger import Ledger
+from planner.ledgers import step_ledger
+from planner.memory.allocator_config import AllocatorConfig, environment_allocator
+from planner.memory.predicted_snapshot import predicted_snapshot
+
+ENDINGS = (".pickle", ".pkl")
+PROTOCOL = 4  # what torch's own dumps have; memory_viz reads pickles with code of its own
+
+
+def memory_snapshot(
+    model: ModelLike,
+    setting: SettingLike | None = None,
+    *,
+    gpu: str | Gpu | None = None,
+    memory_bytes: int | str | None = None,
+    allocator: str | AllocatorConfig | None = None,
+    traced: bool = False,
+    **overrides: Any,
+) -> dict[str, Any]:
+    """The predicted training as `torch.cuda.memory._snapshot()` would have it after the third
+    step: the model is built, the first step run, and the steady one twice.
+
+    The arguments are those of `planner.estimate`, and so are its errors. The dictionary is what
+    torch.cuda._memory_viz takes.
+    """
+    device, memory, chosen = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
+    config, resolved = choose(model, setting, device, overrides)
+    if chosen is None:
+        chosen = environment_allocator(os.environ)
+    return snapshot_on(step_ledger(config, resolved, traced), device, memory, chosen)
+
+
+def snapshot_on(
+    ledger: Ledger,
+    gpu: Gpu | None,
+    memory_bytes: int | None,
+    allocator: AllocatorConfig | None,
+) -> dict[str, Any]:
+    """The snapshot of a ledger on a device, as its estimate plays it."""
+    allowed = None
+    if allocator is not None:
+        allowed = allocator.allowed_bytes(gpu.memory_bytes if gpu else memory_bytes)
+    return predicted_snapshot(ledger, overheads_for(gpu).workspace_bytes, allocator, allowed)
+
+
+def write_snapshot(snapshot: Mapping[str, Any], path: str | Path) -> Path:
+    """Writes a snapshot as `torch.cuda.memory._dump_snapshot` does. Raises as `check_output`, and
+    PlannerError where the disk is full."""
+    path = check_output(path, "a snapshot", ENDINGS)
+    return write_output(path, "snapshot", pickle.dumps(dict(snapshot), protocol=PROTOCOL))
+
+
+def check_output(path: str | Path, what: str, endings: tuple[str, ...]) -> Path:
+    """The path of a file of ours. Raises UsageError for another ending, PlannerError where there is
+    no such folder."""
+    path = Path(path)
+    if not path.name.lower().endswith(endings):
+        listed = " or ".join(endings)
+        raise UsageError(f"{what}'s file name ends in {listed}, and {path.name!r} does not.")
+    if not path.parent.is_dir():
+        raise PlannerError(f"{what} cannot be written to {path}: the folder does not exist.")
+    return path
+
+
+def write_output(path: Path, what: str, data: bytes) -> Path:
+    """Writes a file, whole or not at all. Raises PlannerError."""
+    try:
+        write_whole(path.resolve(), data)
+    except OSError as error:
+        raise PlannerError(f"the {what} cannot be written to {path}: {error.strerror}.") from None
+    return path
