@@ -55,6 +55,7 @@ GROUPS = {
     "About these commands": {
         "help": ("planner.cli.help:command", "Explain a command."),
         "completion": ("planner.cli.completion:command", "What completes commands in a shell."),
+        "manual": ("planner.cli.manual:command", "All of this as a document, or for man(1)."),
     },
 }  # fmt: skip
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import click
 from click.shell_completion import (
@@ -179,10 +178,6 @@ class Fish(_Whole, FishComplete):
 SHELLS = ("bash", "zsh", "fish")
 
 
-def _complete_shell(_: click.Context, __: Any, incomplete: str) -> list[str]:
-    return [shell for shell in SHELLS if shell.startswith(incomplete)]
-
-
 @click.command(
     cls=Command,
     examples=(
@@ -191,7 +186,7 @@ def _complete_shell(_: click.Context, __: Any, incomplete: str) -> list[str]:
         "planner completion fish > ~/.config/fish/completions/planner.fish",
     ),
 )
-@click.argument("shell", required=False, metavar="[bash|zsh|fish]", shell_complete=_complete_shell)
+@click.argument("shell", required=False, metavar="[bash|zsh|fish]")
 @click.pass_context
 def command(ctx: click.Context, shell: str | None) -> None:
     """Print the script that completes commands, options and values in a shell.

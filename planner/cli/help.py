@@ -9,7 +9,8 @@ from planner.cli.command import Command
 from planner.errors import unknown_name
 
 
-def _complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_command(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """The names that may follow those that were typed as the argument `command`."""
     found = find_command(ctx.find_root(), ctx.params.get("command") or ())
     if not isinstance(found.command, click.Group):
         return []
@@ -17,7 +18,7 @@ def _complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[C
 
 
 @click.command(cls=Command, examples=("planner help tune", "planner help bench attention"))
-@click.argument("command", nargs=-1, shell_complete=_complete)
+@click.argument("command", nargs=-1)
 @click.pass_context
 def command(ctx: click.Context, command: tuple[str, ...]) -> None:
     """Explain COMMAND and its options, or list all commands."""

@@ -257,6 +257,18 @@ def _kept() -> Iterator[str]:
     yield from _setting_fields()
 
 
+def _commands(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem | str]:
+    from planner.cli.help import complete_command
+
+    return complete_command(ctx, incomplete)
+
+
+def _shells() -> Iterable[str]:
+    from planner.cli.completion import SHELLS
+
+    return SHELLS
+
+
 def _libraries(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem | str]:
     from planner.schema.model import LIBRARIES
 
@@ -309,6 +321,9 @@ VALUES: Mapping[str, Completer] = {
     "windows": _several_words("plain", "shifted"),
     "shapes": _several_words("guide", "stages"),
     "data": _folder,
+    "folder": _folder,
+    "command": _commands,
+    "shell": _one_of(_shells),
     **dict.fromkeys(
         ("source", "files", "plot", "output", "matrix", "record", "replay", "published", "compare"),
         _file,

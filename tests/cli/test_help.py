@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -13,14 +14,14 @@ from planner.cli.command import OTHERS, Command
 from planner.cli.help import find_command
 
 
-def _planner() -> click.Context:
+def planner_context() -> click.Context:
     return click.Context(cli, info_name="planner", **cli.context_settings)  # as click makes it
 
 
 def _commands() -> Iterator[click.Context]:
     """Every command that runs, also those of a group."""
     for name in COMMANDS:
-        found = find_command(_planner(), (name,))
+        found = find_command(planner_context(), (name,))
         if not isinstance(found.command, click.Group):
             yield found
             continue
@@ -73,11 +74,16 @@ def test_the_examples_of_all_are_read_too(example: str) -> None:
     _read(example)
 
 
+def _words(example: str) -> list[str]:
+    """Those of the command, before a shell's own."""
+    return shlex.split(re.split(" [|>] ", example)[0])
+
+
 def _read(example: str) -> None:
     """Reads an example as its command would, and stops before it runs."""
-    program, *arguments = shlex.split(example.partition(" > ")[0])
+    program, *arguments = _words(example)
     assert program == "planner"
-    context = _planner()
+    context = planner_context()
     command: click.Command = cli
     while isinstance(command, click.Group):
         name, found, arguments = command.resolve_command(context, arguments)
@@ -93,7 +99,7 @@ QUICK = ("estimate", "gpus", "models", "help", "completion")
 def test_the_first_example_runs(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ALL[path].command
     assert isinstance(command, Command)
-    assert _shown(shlex.split(command.examples[0].partition(" > ")[0])[1:], capsys)
+    assert _shown(_words(command.examples[0])[1:], capsys)
 
 
 @pytest.mark.parametrize(
