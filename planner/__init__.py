@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from planner.hardware import Gpu, all_gpus, find_gpu
     from planner.largest import largest_batch
     from planner.libraries.resolve import resolve_model
+    from planner.report.chrome_trace import chrome_trace
     from planner.report.snapshot import memory_snapshot
     from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
     from planner.schema.result import Recommendation
@@ -39,6 +40,7 @@ _HOMES = {
     "Explanation": "planner.explaining.explanation",
     "explain": "planner.explaining.explanation",
     "largest_batch": "planner.largest",
+    "chrome_trace": "planner.report.chrome_trace",
     "memory_snapshot": "planner.report.snapshot",
     "Gpu": "planner.hardware", "all_gpus": "planner.hardware", "find_gpu": "planner.hardware",
     "resolve_model": "planner.libraries.resolve",
@@ -51,8 +53,8 @@ _HOMES = {
 __all__ = [
     "Advice", "Estimate", "Explanation", "Gpu", "MeasurementRecord", "PlannerError",
     "Recommendation", "SwinConfig", "TrainSetting", "UnsupportedError", "UsageError", "Watch",
-    "__version__", "advise", "all_gpus", "emit", "emit_setting", "estimate", "explain",
-    "find_gpu", "largest_batch", "memory_snapshot", "resolve_model", "watch",
+    "__version__", "advise", "all_gpus", "chrome_trace", "emit", "emit_setting", "estimate",
+    "explain", "find_gpu", "largest_batch", "memory_snapshot", "resolve_model", "watch",
 ]  # fmt: skip
 
 

@@ -74,6 +74,7 @@ Rows = list[tuple[Model, ResolvedSetting]]
 @click.option("--plot", metavar="FILE", help="Draw live bytes over the step (png, svg, pdf).")
 @click.option("--timeline", is_flag=True, help="The same in the terminal, coarser.")
 @click.option("--snapshot", metavar="FILE", help="As PyTorch's memory_viz opens it (.pickle).")
+@click.option("--chrome-trace", metavar="FILE", help="As Perfetto opens it (.json, .json.gz).")
 def command(model: str, **given: Any) -> None:  # fmt: skip
     """Estimate the memory and time of training MODEL, before you launch it.
 
@@ -115,6 +116,7 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
         ("--timeline", given["timeline"]),
         ("--time", given["times"]),
         ("--snapshot", given["snapshot"]),
+        ("--chrome-trace", given["chrome_trace"]),
     )
     sized = given["batch_size"] or "batch_size" in split_fields(given["fields"])[1]
     refused: list[tuple[str, object, str]] = []
@@ -156,8 +158,9 @@ def _print_estimates(
 ) -> None:
     if len(rows) > 1:
         _refuse_several(len(rows), given)
-    if given["times"] and gpu is None:
-        raise UsageError("--time needs a device to predict for.", "Name one with --gpu.")
+    for option, name in (("--time", "times"), ("--chrome-trace", "chrome_trace")):
+        if given[name] and gpu is None:
+            raise UsageError(f"{option} needs a device to predict for.", "Name one with --gpu.")
     record_traces(rows, given)
     ledgers = [step_ledger(*row, given["traced"]) for row in rows]
     found = [
@@ -175,8 +178,9 @@ def _print_estimates(
 
 
 def _refuse_several(num_rows: int, given: dict[str, Any]) -> None:
-    options = ("--plot", "--timeline", "--time", "--snapshot")
-    asked = [o for o in options if given[{"--time": "times"}.get(o, o.strip("-"))]]
+    options = ("--plot", "--timeline", "--time", "--snapshot", "--chrome-trace")
+    names = ("plot", "timeline", "times", "snapshot", "chrome_trace")
+    asked = [option for option, name in zip(options, names, strict=True) if given[name]]
     if asked:
         raise UsageError(
             f"{' and '.join(asked)} {'show' if len(asked) > 1 else 'shows'} one setting, and "

@@ -20,6 +20,11 @@ def check_exports(given: Mapping[str, Any]) -> None:
         from planner.report.snapshot import ENDINGS, check_output
 
         check_output(given["snapshot"], "a snapshot", ENDINGS)
+    if given["chrome_trace"]:
+        from planner.report.chrome_trace import ENDINGS as OF_TRACES
+        from planner.report.snapshot import check_output
+
+        check_output(given["chrome_trace"], "a trace", OF_TRACES)
 
 
 def write_exports(
@@ -39,3 +44,10 @@ def write_exports(
             f"\nWrote {path}: three predicted steps, as torch's allocator would record them.",
             err=given["as_json"],
         )
+    if given["chrome_trace"]:
+        from planner.report.chrome_trace import trace_of, write_trace
+
+        assert gpu is not None, "it was asked for"
+        trace = trace_of(found, ledger, gpu, allocator, given["link"])
+        path = write_trace(trace, given["chrome_trace"])
+        click.echo(f"\nWrote {path}: the predicted step in time.", err=given["as_json"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.arguments import ModelLike, SettingLike, read_allocator, read_gpu, read_memory
 from planner.errors import PlannerError, UsageError
-from planner.estimation import choose
+from planner.estimation import choose, may_reserve
 from planner.files import write_whole
 from planner.hardware import Gpu
 from planner.hardware.overheads import overheads_for
@@ -53,9 +53,7 @@ def snapshot_on(
     allocator: AllocatorConfig | None,
 ) -> dict[str, Any]:
     """The snapshot of a ledger on a device, as its estimate plays it."""
-    allowed = None
-    if allocator is not None:
-        allowed = allocator.allowed_bytes(gpu.memory_bytes if gpu else memory_bytes)
+    allowed = may_reserve(gpu, memory_bytes, allocator)
     return predicted_snapshot(ledger, overheads_for(gpu).workspace_bytes, allocator, allowed)
 
 

@@ -133,10 +133,14 @@ class Traffic:
 
     def begin(self) -> None:
         """A step: its handles are those of the step before."""
+        self.finish()
+        self.done.clear()
+
+    def finish(self) -> None:
+        """All that is in flight, with nothing computed beside it."""
         for communicator in self.groups.values():
             while communicator.queue:
                 self._finish(communicator)
-        self.done.clear()
         self.is_flying = False
 
     def send(self, sent: Sent, ready: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from planner.compiled import FUSED_PREFIX
 from planner.ledger import Computed, Exchanged
@@ -17,7 +18,9 @@ _FUSIBLE_KINDS = frozenset(("pointwise", "reduction", "copy"))
 _FUSED_BYTES_KEPT = 0.25
 
 
-def with_updates_last(operations: list[Operation], setting: TrainSetting) -> list[Operation]:
+def with_updates_last(
+    operations: list[tuple[str, Any]], setting: TrainSetting
+) -> list[tuple[str, Any]]:
     """Updates in backward follow that of a compiled model: it hands over all gradients as it
     returns."""
     is_whole = setting.compile != "off" and setting.compile_scope == "model"

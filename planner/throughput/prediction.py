@@ -168,7 +168,7 @@ def predict_step(
     the rest of the step's micro-batches take as long as those on average, and exchange what all
     but the last do.
     """
-    step, kernels, exchanges = _prepared(operations, rates, setting, recorded_accumulate, exchanges)
+    step, kernels, exchanges = prepared(operations, rates, setting, recorded_accumulate, exchanges)
     step.matrix_flops = _matrix_flops(kernels)
     alone = step.time(None)
     return alone if exchanges is None else _together(step, exchanges, alone)
@@ -186,7 +186,7 @@ def predict_costs(
     What the device waits for has no operation: its `name` and `path` are "". Of a compiled step
     the operations are the kernels that they are fused to, in the module of their first.
     """
-    step, kernels, exchanges = _prepared(operations, rates, setting, recorded_accumulate, exchanges)
+    step, kernels, exchanges = prepared(operations, rates, setting, recorded_accumulate, exchanges)
     step.operations = [
         priced._replace(account=(*priced.account, operation.name, operation.path))
         for priced, (_, operation) in zip(step.operations, kernels, strict=True)
@@ -195,7 +195,7 @@ def predict_costs(
     return tuple(Cost(*part, *what) for part, what in step.spent(line))
 
 
-def _prepared(
+def prepared(
     operations: Iterable[Operation],
     rates: DeviceRates,
     setting: TrainSetting,
@@ -396,11 +396,11 @@ class _Step:
         """What the recorded micro-batches sum to, for all of the step's."""
         return amount * (self.setting.accumulate / self.recorded if phase in COMPILED_PHASES else 1)
 
-    def line(self, exchanges: Exchanges | None) -> Timeline:
+    def line(self, exchanges: Exchanges | None, kind: type[Timeline] = Timeline) -> Timeline:
         """A step in the middle of a training, run."""
         traffic = Traffic(exchanges, self.setting) if exchanges is not None else None
         events = exchanges.events if exchanges is not None else ()
-        line = Timeline(self.rates.asynchronous, self.setting.precision == "fp16", traffic)
+        line = kind(self.rates.asynchronous, self.setting.precision == "fp16", traffic)
         if self.rates.asynchronous:
             # The step counted starts with the host as far ahead as it got.
             line.advance(self.operations, events)

@@ -1,0 +1,160 @@
+"""A predicted step as a Chrome trace, read back: its sums are the estimate's, its form is valid."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from planner.errors import PlannerError, UsageError
+from planner.report.chrome_trace import write_trace
+from planner.units import MIB
+
+TINY: dict[str, Any] = {
+    "image_size": 56, "depths": (2, 2), "num_heads": (1, 2), "embed_dim": 32, "num_classes": 10,
+    "batch_size": 16,
+}  # fmt: skip
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"accumulate": 2, "precision": "fp16"},
+    {"compile": "default"},
+    {"optimizer_in_backward": True},
+    {"parallelism": "fsdp", "world_size": 4},
+    {"parallelism": "ddp", "world_size": 4, "batch_size": 64},
+]
+NANOSECOND = 1e-9
+
+
+def made(**overrides: Any) -> tuple[list[dict[str, Any]], planner.Estimate]:
+    given = {"gpu": "rtx 3090", **TINY, **overrides}
+    trace = json.loads(json.dumps(planner.chrome_trace("native:swin_tiny", **given)))
+    return trace["traceEvents"], planner.estimate("native:swin_tiny", **given)
+
+
+def spans(events: list[dict[str, Any]], track: str, category: str = "") -> list[dict[str, Any]]:
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    return [
+        e for e in events
+        if e["ph"] == "X" and names[e["tid"]] == track and category in ("", e["cat"])
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", SETTINGS)
+def test_phases_last_what_the_estimate_says(overrides: dict[str, Any]) -> None:
+    events, found = made(**overrides)
+    assert found.throughput is not None
+    seconds: dict[str, float] = {}
+    for phase in spans(events, "device", "phase"):
+        seconds[phase["name"]] = seconds.get(phase["name"], 0.0) + phase["dur"] * 1e-6
+    within = 2 * NANOSECOND * len(events)
+    assert seconds == pytest.approx(found.throughput.phase_seconds, abs=within)
+    inside: dict[str, float] = {}
+    for span in spans(events, "device"):
+        if span["cat"] != "phase":
+            kind = span["args"]["kind"]
+            inside[kind] = inside.get(kind, 0.0) + span["dur"] * 1e-6
+    expected = {k: s for k, s in found.throughput.kind_seconds.items() if s}
+    assert {k: s for k, s in inside.items() if s} == pytest.approx(expected, abs=within)
+
+
+@pytest.mark.parametrize("overrides", SETTINGS)
+def test_counters_reach_the_peaks(overrides: dict[str, Any]) -> None:
+    events, found = made(**overrides)
+    live = [e["args"] for e in events if e["name"] == "live bytes"]
+    assert max(sum(series.values()) for series in live) == found.peak_live_bytes
+    held = [e["args"] for e in events if e["name"] == "allocator bytes"]
+    assert max(series["allocated"] for series in held) == found.peak_allocated_bytes
+    assert max(series["reserved"] for series in held) == found.peak_reserved_bytes
+
+
+@pytest.mark.parametrize("overrides", SETTINGS)
+def test_spans_of_a_track_nest_and_never_overlap(overrides: dict[str, Any]) -> None:
+    events, _ = made(**overrides)
+    for event in events:
+        assert event["ph"] in {"X", "C", "M"}
+        assert isinstance(event["name"], str)
+        assert event["ts"] >= 0
+        assert event["pid"] == 1
+    for track in ("device", "host"):
+        for category in ("phase", ""):
+            found = [e for e in spans(events, track, category) if category or e["cat"] != "phase"]
+            ends = [(round(e["ts"] * 1000), round((e["ts"] + e["dur"]) * 1000)) for e in found]
+            assert all(end <= start for (_, end), (start, _) in pairwise(ends))
+    counters = [e["ts"] for e in events if e["name"] == "live bytes"]
+    assert counters == sorted(counters)
+
+
+def test_of_many_micro_batches_it_shows_two_and_says_so() -> None:
+    trace = planner.chrome_trace("native:swin_tiny", gpu="rtx 3090", accumulate=4, **TINY)
+    assert trace["otherData"]["micro_batches_shown"] == 2
+    assert trace["otherData"]["micro_batches"] == 4
+    found = planner.estimate("native:swin_tiny", gpu="rtx 3090", accumulate=4, **TINY)
+    assert found.throughput is not None
+    events = json.loads(json.dumps(trace))["traceEvents"]
+    forward = sum(e["dur"] for e in spans(events, "device", "phase") if e["name"] == "forward")
+    assert 2 * forward * 1e-6 == pytest.approx(found.throughput.phase_seconds["forward"], rel=1e-3)
+
+
+def test_an_operation_says_what_is_known_of_it() -> None:
+    events, _ = made()
+    fc1 = next(
+        e for e in spans(events, "device", "kernel")
+        if e["args"]["module"] == "layers.0.blocks.0.mlp.fc1" and e["name"] == "addmm"
+    )  # fmt: skip
+    assert fc1["args"]["FLOPs"] == 2 * 16 * 14**2 * 32 * 128  # B·H·W·C·4C multiply-adds
+    assert fc1["args"]["phase"] == "forward"
+    assert fc1["args"]["bound by"] in ("bandwidth", "matrix units", "kernel starts")
+
+
+def test_collectives_have_a_track_of_their_own() -> None:
+    events, _ = made(parallelism="ddp", world_size=4, batch_size=64)
+    sent = spans(events, "link between devices", "collective")
+    assert {e["name"] for e in sent} == {"all_reduce", "broadcast"}  # gradients, buffers
+    # DDP's buckets hold the gradients of all parameters, in fp32.
+    found = planner.estimate("native:swin_tiny", gpu="rtx 3090", **TINY)
+    assert sum(e["args"]["bytes"] for e in sent) == pytest.approx(
+        4 * found.num_parameters, rel=0.05
+    )
+    assert spans(made()[0], "device")
+
+
+def test_what_reads_torchs_own_traces_reads_the_kernels(tmp_path: Path) -> None:
+    from search.profiling.trace import read_trace
+
+    trace = planner.chrome_trace("native:swin_tiny", gpu="rtx 3090", **TINY)
+    for name in ("step.json", "step.json.gz"):
+        read = read_trace(write_trace(trace, tmp_path / name))
+        kernels = [e for e in trace["traceEvents"] if e.get("cat") == "kernel"]
+        assert len(read.kernels) == len(kernels)
+        assert len(read.operations) == len(kernels)
+        took = sum(kernel.end - kernel.start for kernel in read.kernels)
+        assert took == pytest.approx(sum(e["dur"] for e in kernels) * 1e-6)
+
+
+def test_it_is_written_without_torch_by_the_command(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom planner.cli import main\n"
+        f"sys.argv = ['planner', 'estimate', 'native:swin_tiny', '--batch-size', '2', '--gpu', "
+        f"'rtx 3090', '--chrome-trace', {str(tmp_path / 'a.json')!r}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
+    assert (tmp_path / "a.json").stat().st_size < 8 * MIB
+
+
+def test_a_trace_needs_a_device_and_a_name(tmp_path: Path) -> None:
+    none: Any = None
+    with pytest.raises(UsageError, match="needs a device"):
+        planner.chrome_trace("native:swin_tiny", gpu=none)
+    with pytest.raises(UsageError, match=r"ends in .json or .json.gz"):
+        write_trace({}, tmp_path / "a.txt")
+    with pytest.raises(PlannerError, match="does not exist"):
+        write_trace({}, tmp_path / "nowhere" / "a.json")
