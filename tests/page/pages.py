@@ -36,7 +36,7 @@ HOSTILE = (
     "\u202edrowssap\u202c\u2066",
     "lone \ud83d surrogate",
     "&lt;b&gt;&amp;",
-    "W" * 3000,
+    "W" * 800,
 )
 
 

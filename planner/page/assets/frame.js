@@ -20,15 +20,23 @@ page.contents = () => {
   const open = (yes) => button.setAttribute("aria-expanded", String(yes));
   const links = new Map([...document.querySelectorAll("#list a")].map((a) => [a.hash.slice(1), a]));
   button.addEventListener("click", () => open(button.getAttribute("aria-expanded") !== "true"));
-  document.getElementById("list").addEventListener("click", (event) => {
-    if (event.target.closest("a")) open(false);
-  });
   const shown = new Set();
+  let chosen = null; // a short last section cannot come to the top of the window
+  document.getElementById("list").addEventListener("click", (event) => {
+    const link = event.target.closest("a");
+    if (!link) return;
+    open(false);
+    chosen = link.hash.slice(1);
+    mark();
+  });
+  for (const moved of ["wheel", "touchmove", "keydown", "pointerdown"]) {
+    addEventListener(moved, () => { chosen = null; }, { passive: true });
+  }
   const sections = [...document.querySelectorAll("main section")];
   const mark = () => {
-    const current = sections.find((section) => shown.has(section.id));
+    const current = chosen ?? sections.find((section) => shown.has(section.id))?.id;
     for (const [id, link] of links) {
-      if (current && id === current.id) link.setAttribute("aria-current", "location");
+      if (id === current) link.setAttribute("aria-current", "location");
       else link.removeAttribute("aria-current");
     }
   };
@@ -72,18 +80,24 @@ page.tabs = () => {
   }
 };
 
-// Browsers give no clipboard to some files: then the text is selected and copied as by a person.
+// Some browsers give files no clipboard: then a field that holds the text is copied, and where that
+// is refused too, the text is selected for the person.
 page.copyText = async (pre) => {
   try {
     await navigator.clipboard.writeText(pre.textContent);
     return true;
   } catch {
-    const range = document.createRange();
-    range.selectNodeContents(pre);
-    const selection = getSelection();
-    selection.removeAllRanges();
-    selection.addRange(range);
-    return document.execCommand("copy");
+    const focused = document.activeElement;
+    const field = document.createElement("textarea");
+    field.className = "unseen";
+    field.value = pre.textContent;
+    document.body.append(field);
+    field.select();
+    const copied = document.execCommand("copy");
+    field.remove();
+    focused.focus();
+    if (!copied) getSelection().selectAllChildren(pre);
+    return copied;
   }
 };
 
