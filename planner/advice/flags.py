@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from planner.advice.wish import Choice, Wish
+from planner.hardware.gpu import Gpu
 from planner.schema import TrainSetting
 from planner.units import GIB
 
@@ -21,37 +22,56 @@ OPTIONS = {
 def flags(choice: Choice, allocator: str | None, precision: str) -> tuple[str, ...]:
     """The options that make `planner estimate` estimate `choice`; `precision` is what it would take
     by itself, `allocator` the text of the wish's options."""
-    default = TrainSetting.model_validate({"precision": precision})
-    found = ["--batch-size", str(choice.setting.batch_size)]
-    for field, value in choice.setting.differences(default).items():
-        if field == "batch_size":
-            continue
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        if field in OPTIONS:
-            found += [OPTIONS[field], text]
-        else:
-            found += ["--set", f"{field}={text}"]
     options = [allocator] if allocator else []
     if choice.expandable:
         options.append("expandable_segments:True")
-    if options:
-        found += ["--allocator", ",".join(options)]
+    return (*setting_flags(choice.setting, precision), *allocator_flags(",".join(options)))
+
+
+def setting_flags(
+    setting: TrainSetting, precision: str, own: Mapping[str, str] = OPTIONS
+) -> tuple[str, ...]:
+    """The options that mean `setting`, of a command whose fields have `own` options."""
+    default = TrainSetting.model_validate({"precision": precision})
+    found = ["--batch-size", str(setting.batch_size)]
+    for field, value in setting.differences(default).items():
+        if field == "batch_size":
+            continue
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if field in own:
+            found += [own[field], text]
+        else:
+            found += ["--set", f"{field}={text}"]
     return tuple(found)
 
 
+def allocator_flags(options: str) -> tuple[str, ...]:
+    return ("--allocator", options) if options else ()
+
+
 def command(
-    model: str, fields: Mapping[str, object], device: Iterable[str], chosen: Iterable[str]
+    model: str,
+    fields: Mapping[str, object],
+    device: Iterable[str],
+    chosen: Iterable[str],
+    name: str = "estimate",
 ) -> str:
     """A line for a shell: `planner estimate MODEL …`."""
     said = [part for field, value in fields.items() for part in ("--set", f"{field}={value}")]
-    return shlex.join(["planner", "estimate", model, *said, *chosen, *device])
+    return shlex.join(["planner", name, model, *said, *chosen, *device])
 
 
 def device_flags(wish: Wish) -> tuple[str, ...]:
-    found = ["--gpu", wish.gpu.name] if wish.gpu else []
-    if wish.memory_bytes is not None:
-        whole, rest = divmod(wish.memory_bytes, GIB)
-        found += ["--memory", f"{wish.memory_bytes}B" if rest else f"{whole}GiB"]
-    if wish.link is not None and wish.plain.world_size > 1:
-        found += ["--link", wish.link]
+    link = wish.link if wish.plain.world_size > 1 else None
+    return memory_flags(wish.gpu, wish.memory_bytes, link)
+
+
+def memory_flags(gpu: Gpu | None, memory_bytes: int | None, link: str | None) -> tuple[str, ...]:
+    """The device, the memory to fit into, and what joins several."""
+    found = ["--gpu", gpu.name] if gpu else []
+    if memory_bytes is not None:
+        whole, rest = divmod(memory_bytes, GIB)
+        found += ["--memory", f"{memory_bytes}B" if rest else f"{whole}GiB"]
+    if link is not None:
+        found += ["--link", link]
     return tuple(found)

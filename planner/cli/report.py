@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.cli.arguments import (
+    GRID_FIELDS,
+    SEVERAL_OPTIONS,
+    given_fields,
     model_and_settings,
     refuse_empty,
     with_model_options,
@@ -90,6 +93,7 @@ def _steps_on(model: str, gpu: Gpu | None, given: dict[str, Any]) -> Iterator[St
     memory = parse_bytes(given["memory"]) if given["memory"] else None
     allocator = read_allocator_option(given["allocator"])
     chosen, settings = model_and_settings(model, given, {"precision": default_precision(gpu)})
+    of_model, _ = given_fields(given, (*GRID_FIELDS, *SEVERAL_OPTIONS))
     for setting in settings:
         check_precision(gpu, setting.precision)
     link = link_of(given["link"], settings, gpu)
@@ -98,4 +102,4 @@ def _steps_on(model: str, gpu: Gpu | None, given: dict[str, Any]) -> Iterator[St
     for config, setting in rows:
         ledger = step_ledger(config, setting, given["traced"])
         found = estimate_ledger(config, setting, ledger, gpu, memory, allocator, link=link)
-        yield Step(found, ledger, gpu, allocator, link)
+        yield Step(found, ledger, gpu, allocator, link, memory, model, of_model)

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from planner.estimation import Estimate
+from planner.estimation import Estimate, may_reserve
 from planner.hardware import Gpu
 from planner.ledger import Ledger
 from planner.memory.allocator_config import AllocatorConfig
-from planner.page.contents import Facts, Group, Section, Text
+from planner.page.contents import Group
+from planner.report.pages.answer import answer
+from planner.report.pages.course import step_course
+from planner.report.pages.over_time import over_time
+from planner.report.pages.peak import peak
 from planner.report.pages.predicted_time import predicted_time
-from planner.report.settings import describe_setting
-from planner.report.tables import verdict
-from planner.units import format_bytes
+from planner.report.pages.totals import totals
 
 
 @dataclass(frozen=True)
 class Step:
     """One estimate with what it was made of. `title` names it beside others on a page;
-    `link` is what joins several devices, as `planner estimate --link` takes it."""
+    `link` is what joins several devices, as `planner estimate --link` takes it. `memory_bytes` is
+    what was to be fitted into, `said` how the model was typed, `fields` what of it was."""
 
     estimate: Estimate
     ledger: Ledger
     gpu: Gpu | None = None
     allocator: AllocatorConfig | None = None
     link: str | None = None
+    memory_bytes: int | None = None
+    said: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def may_reserve(self) -> int | None:
+        """Bytes that the allocator's own options let it reserve; None for no limit."""
+        return may_reserve(self.gpu, self.memory_bytes, self.allocator)
 
     @property
     def title(self) -> str:
@@ -34,36 +46,12 @@ class Step:
 
 def step_group(step: Step, key: str, title: str = "") -> Group:
     """All sections of a step. `key` is unique on the page: charts and anchors begin with it."""
-    sections = [answer(step), totals(step, key), predicted_time(step, key)]
+    course = step_course(step)
+    sections = [
+        answer(step),
+        over_time(step, course, key),
+        peak(step, course, key),
+        totals(step, key),
+        predicted_time(step, key),
+    ]
     return Group(key, title, sections)
-
-
-def answer(step: Step) -> Section:
-    """The setting, the verdict and the rate."""
-    estimate = step.estimate
-    return Section(
-        "answer",
-        "Answer",
-        [
-            Text(verdict(estimate), "lead"),
-            Facts([("Setting", describe_setting(estimate.setting)), ("Peak", estimate.peak_at)]),
-        ],
-    )
-
-
-def totals(step: Step, key: str) -> Section:
-    """Allocated, reserved and device."""
-    estimate = step.estimate
-    return Section(
-        "totals",
-        "Allocated, reserved, device",
-        [
-            Facts(
-                [
-                    ("Allocated", format_bytes(estimate.peak_allocated_bytes)),
-                    ("Reserved", format_bytes(estimate.peak_reserved_bytes)),
-                    ("Device", format_bytes(estimate.device_total_bytes)),
-                ]
-            )
-        ],
-    )

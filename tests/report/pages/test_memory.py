@@ -1,0 +1,322 @@
+"""What the page draws of a step's memory is what its ledger and its estimate say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.estimation import choose, estimate_ledger
+from planner.hardware import find_gpu
+from planner.ledger import CATEGORIES, Allocated, Ledger, Marked
+from planner.ledgers import step_ledger
+from planner.memory.allocator_config import parse_allocator_config
+from planner.memory.profile import category_bytes, steady_step
+from planner.page.contents import Chart, Folded, Group, Page, Part, Section, Table
+from planner.page.rendering import page_html
+from planner.report.pages.alive import STAYS, Alive, alive_at, alive_tree, equal_ones
+from planner.report.pages.course import Course, step_course
+from planner.report.pages.over_time import limit_of, shown_categories, thinned, timeline_data
+from planner.report.pages.recomputation import RECOMPUTATION, UPDATE, find_stretches
+from planner.report.pages.step import Step, step_group
+from planner.report.pages.totals import waterfall
+from planner.schema import FactoryModel, TrainSetting
+from planner.units import MIB
+from tests.report.ledgers import layered_ledger
+
+SWIN = "timm:swin_tiny_patch4_window7_224"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "checkpointed": {"checkpointing": "blocks", "accumulate": 2},
+    "ddp": {"parallelism": "ddp", "world_size": 8, "accumulate": 2},
+    "fsdp": {"parallelism": "fsdp", "world_size": 8, "checkpointing": "blocks"},
+    "validated": {"validation_batch_size": 64, "zero_grad_to_none": False},
+    "updated in backward": {"optimizer_in_backward": True},
+    "compiled": {"compile": "default"},
+}
+
+
+@cache
+def swin_step(name: str, gpu: str | None = "rtx-4090", options: str = "") -> Step:
+    card = find_gpu(gpu) if gpu else None
+    allocator = parse_allocator_config(options) if options else None
+    config, setting = choose(SWIN, None, card, {"batch_size": 8, **SETTINGS[name]})
+    return step_of(config, setting, step_ledger(config, setting), card, allocator)
+
+
+def step_of(
+    config: Any, setting: Any, ledger: Ledger, card: Any = None, options: Any = None
+) -> Step:
+    found = estimate_ledger(config, setting, ledger, card, None, options)
+    return Step(found, ledger, card, options)
+
+
+@cache
+def course_of(name: str) -> Course:
+    return step_course(swin_step(name))
+
+
+def decoded(data: dict[str, Any]) -> dict[str, list[int]]:
+    """The series of a chart's data, in bytes."""
+    return {
+        name: [value * data["unit_bytes"] for value in accumulate(each)]
+        for name, each in data["series"].items()
+    }
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_point_of_the_ledger_is_on_the_page(name: str) -> None:
+    step, course = swin_step(name), course_of(name)
+    data = json.loads(json.dumps(timeline_data(course)))
+    series, live = decoded(data), course.live
+    assert live.peak_bytes == step.estimate.peak_live_bytes
+    start = steady_step(step.ledger).steady_from
+    marks = [i for i, event in enumerate(step.ledger.events) if type(event) is Marked]
+    expected = category_bytes(step.ledger.events, start + 1, marks[-1])
+    for category in CATEGORIES:
+        if category in data["stack"]:
+            assert series[category] == expected[category], category
+        else:
+            assert not any(expected[category]), category
+    assert live.events[live.peak] == steady_step(step.ledger).peak_index
+    sums = [sum(each) for each in zip(*(series[c] for c in data["stack"]), strict=True)]
+    assert max(sums) == sums[live.peak] == step.estimate.peak_live_bytes
+    # Each move is by what it says.
+    changes = [b - a for a, b in pairwise(sums)]
+    assert changes == [each * data["unit_bytes"] for each in data["bytes"]]
+    assert [(p["start"], p["stop"]) for p in data["phases"]] == [
+        (p.start, p.stop) for p in live.phases
+    ]
+    assert data["phases"][-1]["stop"] == len(sums) == len(series["reserved"])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_is_reserved_is_what_the_estimate_says(name: str) -> None:
+    step, course = swin_step(name), course_of(name)
+    series = decoded(timeline_data(course))
+    assert max(series["reserved"]) == step.estimate.peak_reserved_bytes
+    # The step is played twice, and the estimate's is the most of both; what is drawn is one.
+    assert 0.99 < max(series["allocated"]) / step.estimate.peak_allocated_bytes <= 1
+    for live, allocated, reserved in zip(
+        course.live.total, series["allocated"], series["reserved"], strict=True
+    ):
+        assert live <= allocated <= reserved
+    for stream, alive in course.live_of.items():
+        assert all(a <= r for a, r in zip(alive, course.reserved_of[stream], strict=True))
+    assert [sum(each) for each in zip(*course.live_of.values(), strict=True)] == course.live.total
+    assert len(course.live_of) == (3 if name == "fsdp" else 1)
+
+
+def test_a_limit_and_options_reach_the_line_of_what_is_reserved() -> None:
+    for options in ("expandable_segments:True", "max_split_size_mb:64"):
+        step = swin_step("plain", "rtx-4090", options)
+        assert max(step_course(step).reserved) == step.estimate.peak_reserved_bytes
+    options = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.045"
+    step = swin_step("plain", "rtx-4090", options)
+    assert step.may_reserve is not None
+    course = step_course(step)
+    assert max(course.reserved) == step.estimate.peak_reserved_bytes
+    assert step.estimate.peak_reserved_bytes < swin_step("plain").estimate.peak_reserved_bytes
+    assert limit_of(step) == step.may_reserve
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 90))
+def test_thinned_points_keep_the_maxima_of_every_column(
+    num_layers: int, num_micro_batches: int, num_columns: int
+) -> None:
+    setting = TrainSetting(accumulate=num_micro_batches)
+    config, _ = choose(SWIN, None, None, {})
+    course = step_course(step_of(config, setting, layered_ledger(num_layers, num_micro_batches)))
+    points, count = thinned(course, num_columns), len(course.live.total)
+    assert {course.live.peak, count - 1} <= set(points)
+    bounds = sorted({count * column // num_columns for column in range(num_columns)})
+    for start, stop in zip(bounds, [*bounds[1:], count], strict=True):
+        for series in (course.live.total, course.reserved):
+            kept = [series[point] for point in points if start <= point < stop]
+            assert max(kept) == max(series[start:stop])
+
+
+def test_a_move_says_what_was_asked_for_by_whom_and_when() -> None:
+    config, setting = choose(SWIN, None, None, {})
+    course = step_course(step_of(config, setting, layered_ledger(num_layers=2)))
+    first, second, third = course.moves[:3]
+    assert first == (100 * MIB, "activations", "addmm", "layers.0.mlp", "addmm", "layers.0.mlp", "")
+    assert (second.num_bytes, second.category, second.label) == (30 * MIB, "temporaries", "gelu")
+    assert (third.num_bytes, third.category, third.label) == (-30 * MIB, "temporaries", "gelu")
+    freed = next(move for move in course.moves if move.num_bytes == -100 * MIB)
+    # What forward's addmm asked for is released after backward's mm.
+    assert (freed.label, freed.during, freed.at) == ("addmm", "mm", "layers.1.mlp")
+    assert freed.category == "activations"
+    assert course.micro_batches == [0, 0, 0, 0]
+    twice = step_course(step_of(config, setting, layered_ledger(2, num_micro_batches=2)))
+    assert twice.micro_batches == [1, 1, 2, 2, 0, 0]
+
+
+def recomputed(model: str, **fields: Any) -> dict[str, list[int]]:
+    """How many operations the stretches of each kind have."""
+    ledger = step_ledger(*choose(model, None, None, {"batch_size": 8, **fields}))
+    lengths: dict[str, list[int]] = {}
+    for kind, start, stop in find_stretches(list(ledger.operations())):
+        lengths.setdefault(kind, []).append(stop - start)
+    return lengths
+
+
+MODELS = (
+    SWIN, "timm:swinv2_tiny_window8_256", "torchvision:swin_t", "native:swin_tiny",
+    "transformers:microsoft/swin-tiny-patch4-window7-224", "microsoft:swin_tiny_patch4_window7_224",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_nothing_is_recomputed_without_checkpointing(model: str) -> None:
+    for precision in ("bf16", "fp32"):
+        assert recomputed(model, precision=precision) == {}
+
+
+def test_each_checkpointed_block_is_recomputed_once() -> None:
+    # Swin-T has 12 blocks, 4 stages.
+    assert len(recomputed("native:swin_tiny", checkpointing="blocks")[RECOMPUTATION]) == 12
+    assert len(recomputed("native:swin_tiny", checkpointing="blocks:6")[RECOMPUTATION]) == 6
+    assert len(recomputed(SWIN, checkpointing="stages")[RECOMPUTATION]) == 4
+    # Matrix products and attention are kept, so that what is run again comes in pieces.
+    assert len(recomputed("native:swin_tiny", checkpointing="selective")[RECOMPUTATION]) > 12
+    assert set(recomputed("native:swin_tiny", optimizer_in_backward=True)) == {UPDATE}
+
+
+def test_stretches_lie_within_their_phases() -> None:
+    course = course_of("checkpointed")
+    backward = [p for p in course.live.phases if p.name == "backward"]
+    assert len(course.stretches) == 2 * 12
+    for _, start, stop in course.stretches:
+        assert any(p.start <= start < stop <= p.stop for p in backward)
+    updates = course_of("updated in backward").stretches
+    assert {kind for kind, _, _ in updates} == {UPDATE}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_tree_sums_to_the_peak(name: str) -> None:
+    step, course = swin_step(name), course_of(name)
+    alive = alive_at(step.ledger, course.live.events[course.live.peak])
+    root = alive_tree(alive)
+    assert root.num_bytes == step.estimate.peak_live_bytes
+    assert root.count == len(alive)
+    breakdown = step.estimate.breakdown
+    assert root.by_category == {c: breakdown[c] for c in CATEGORIES if breakdown[c]}
+    for _, node, _ in root.rows():
+        if node.children:
+            assert node.num_bytes == sum(inner.num_bytes for inner in node.children.values())
+    groups = equal_ones(alive)
+    assert sum(group.num_bytes for group in groups) == root.num_bytes
+    assert sum(group.num_storages for group in groups) == root.count
+
+
+def test_an_activation_is_held_until_its_backward() -> None:
+    step = swin_step("plain")
+    alive = alive_at(step.ledger, course_of("plain").live.events[course_of("plain").live.peak])
+    kept = {one.until for one in alive if one.category in ("parameters", "optimizer_state")}
+    assert kept == {STAYS}
+    softmax = [one for one in alive if one.label == "_softmax"]
+    assert softmax
+    for one in softmax:
+        assert one.until == f"backward of {one.path} (_softmax_backward_data)"
+    likes = equal_ones(
+        [Alive(512, "activations", "mm", f"layers.{n}.mlp2.0", "x.1") for n in range(3)]
+    )
+    assert [(like.path, like.num_storages, like.until) for like in likes] == [
+        ("layers.*.mlp2.*", 3, "x.*")
+    ]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_waterfall_ends_at_the_device_total(name: str) -> None:
+    estimate = swin_step(name).estimate
+    bars = waterfall(estimate)
+    height = 0
+    for bar in bars:
+        if bar.is_sum:
+            assert (bar.base_bytes, bar.num_bytes) == (0, height)
+        else:
+            assert bar.base_bytes == height
+            height += bar.num_bytes
+    assert height == estimate.device_total_bytes
+    sums = {bar.name: bar.num_bytes for bar in bars if bar.is_sum}
+    assert sums == {
+        "alive at the peak": estimate.peak_live_bytes,
+        "allocated": estimate.peak_allocated_bytes,
+        "reserved": estimate.peak_reserved_bytes,
+        "device": estimate.device_total_bytes,
+    }
+
+
+def parts_of(group: Group) -> Iterator[Part]:
+    def within(whole: Section | Folded) -> Iterator[Part]:
+        for part in whole.parts:
+            yield part
+            if isinstance(part, Folded):
+                yield from within(part)
+
+    for section in group.sections:
+        yield from within(section)
+
+
+def test_what_is_drawn_at_first_is_the_thinned_ledger() -> None:
+    course = course_of("fsdp")
+    charts = {
+        p.key: p for p in parts_of(step_group(swin_step("fsdp"), "g1")) if isinstance(p, Chart)
+    }
+    figure = json.loads(charts["g1-memory"].figure.to_json())
+    points = thinned(course)
+    traces = {
+        trace["meta"]["series"]: trace for trace in figure["data"] if "series" in trace["meta"]
+    }
+    assert list(traces) == [*shown_categories(course), "live", "allocated", "reserved"]
+    scale = timeline_data(course)["scale_bytes"]
+    for category in shown_categories(course):
+        expected = [course.live.by_category[category][i] / scale for i in points]
+        assert (traces[category]["x"], traces[category]["y"]) == (points, expected)
+    streams = charts["g1-streams"]
+    assert streams.data["of"] == "g1-memory"
+    assert {
+        trace["meta"]["series"] for trace in json.loads(streams.figure.to_json())["data"]
+    } == set(streams.data["series"])
+
+
+def hostile_step() -> Step:
+    """A traced model's ledger as a stranger may have named its modules."""
+    path = "<img src=x onerror=alert(1)>.0\x1b[31m"
+    events = [
+        event._replace(path=path, label="<b>mm") if type(event) is Allocated else event
+        for event in layered_ledger().events
+    ]
+    model = FactoryModel(factory="models:build")
+    ledger = Ledger(tuple(events), batch_size=2, num_parameters=4)
+    return step_of(model, TrainSetting(batch_size=2), ledger)
+
+
+def test_hostile_paths_are_shown_as_text() -> None:
+    group = step_group(hostile_step(), "g1")
+    charts = [part for part in parts_of(group) if isinstance(part, Chart)]
+    said = json.dumps([chart.data for chart in charts])
+    said += "".join(chart.figure.to_json() for chart in charts)
+    assert "&lt;img src=x" in said.replace("\\u003c", "<")
+    plain = said.replace("\\u003c", "<").replace("\\u003e", ">")
+    for raw in ("<img", "<b>mm", "\\u001b"):
+        assert raw not in plain, raw
+    html = page_html(Page("t", "", [group]))
+    assert "<img src=x" not in html
+
+
+def test_a_small_page_of_a_large_model() -> None:
+    config, setting = choose("timm:swin_base_patch4_window7_224", None, find_gpu("rtx-4090"), {})
+    step = step_of(config, setting, step_ledger(config, setting), find_gpu("rtx-4090"))
+    group = step_group(step, "g1")
+    assert len(page_html(Page("t", "", [group]))) < 3 * 1024**2
+    tables = [part for part in parts_of(group) if isinstance(part, Table)]
+    assert any(table.headers[0] == "Asked for by" for table in tables)
