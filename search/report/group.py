@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from planner.page.contents import Facts, Group, Section, Text
-from planner.report.settings import describe_setting
+from planner.page.contents import Group
+from search.report.answer import answer
+from search.report.environment import environment
+from search.report.front import front
+from search.report.probes import probes
+from search.report.reasons import reasons
 from search.report.run import Run
+from search.report.trainers import trainers
 
 
 def run_group(run: Run, key: str, title: str = "") -> Group:
     """All sections of a run. `key` is unique on the page: charts and anchors begin with it."""
-    return Group(key, title, [answer(run)])
-
-
-def answer(run: Run) -> Section:
-    """The recommendation in one sentence."""
-    found = run.found
-    if found is None or found.setting is None:
-        said = f"Nothing is recommended yet, after {len(run.records)} probes."
-        return Section("answer", "Answer", [Text(said, "lead")])
-    facts = [("Setting", describe_setting(found.setting)), ("Device", found.device.name)]
-    return Section("answer", "Answer", [Facts(facts)])
+    sections = [
+        answer(run),
+        *front(run, key),
+        *reasons(run),
+        *probes(run, key),
+        *trainers(run, key),
+        *environment(run, key),
+    ]
+    return Group(key, title, sections)

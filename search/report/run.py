@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from planner.report.tables import unit
@@ -45,14 +46,14 @@ class Run:
     def title(self) -> str:
         return self.name or str(self.folder)
 
-    @property
+    @cached_property
     def budget_bytes(self) -> int | None:
         """What a setting may take by the search, as the newest probe was judged. None where no
         search asked (`planner validate`)."""
         asked = [r.allowed_bytes for r in (*self.cited, *reversed(self.records))]
         return next((n for n in asked if n is not None), None)
 
-    @property
+    @cached_property
     def cited(self) -> tuple[MeasurementRecord, ...]:
         """The records that the recommendation itself holds, each once."""
         if self.found is None:
@@ -61,13 +62,13 @@ class Run:
         by_id = {record.model_dump_json(): record for record in held if record is not None}
         return tuple(by_id.values())
 
-    @property
+    @cached_property
     def unit(self) -> str:
         """What a batch counts: images, unless all records are of another task."""
         said = {record.unit or unit(record.model) for record in self.records}
         return said.pop() if len(said) == 1 else "images"
 
-    @property
+    @cached_property
     def parts(self) -> list[Run]:
         """The run, once for each model and device that its records are of (`planner validate`
         measures several), named after them."""

@@ -1,0 +1,244 @@
+"""The page's section of probes in the order they ended: a chart, where the time went, a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import accumulate
+from typing import Any
+
+from planner.page.contents import Cell, Chart, Copyable, Folded, Number, Part, Section, Table, Text
+from planner.page.plotting import GREY, VERMILION, new_figure, plot_text
+from planner.report.settings import describe_setting
+from planner.units import format_seconds
+from search.probe.evidence import is_feasible
+from search.report.marks import (
+    Probe,
+    by_end,
+    by_kind,
+    end_mark,
+    hovers,
+    legend_below,
+    precision_mark,
+    probes_of,
+)
+from search.report.run import Run
+from search.report.spent import spent_chart
+from search.report.wording import (
+    MAX_MESSAGE,
+    bytes_text,
+    count,
+    date_text,
+    end_text,
+    expected_text,
+    interval_of,
+    interval_text,
+    rate_text,
+    seconds_text,
+    short,
+)
+from search.space import setting_id
+
+# Messages that are shown whole below the table; the file of records has all.
+MOST_MESSAGES, MOST_CHARACTERS = 40, 1 << 20
+
+
+def probes(run: Run, key: str) -> list[Section]:
+    """All probes; none where there is no search of a step."""
+    held = probes_of(run.records, run.budget_bytes)
+    if not held:
+        return []
+    parts: list[Part] = [Text(_said(run, held))]
+    if len(run.parts) == 1:  # rates of several models have no best
+        parts.append(order_chart(run, held, f"{key}-order"))
+    parts += [spent_chart(run.records, f"{key}-spent"), _table(run, held), *_messages(held)]
+    return [Section("probes", "Probes in order", parts)]
+
+
+def _said(run: Run, held: Sequence[Probe]) -> str:
+    """How many, how they ended, in what time, and by whom."""
+    ends = [f"{len(group)} {end_text(end)}" for end, group in by_end(held).items()]
+    ran = sum(probe.ran for probe in held)
+    failed = f", {', '.join(ends)}" if ends else ""
+    tuners = {run.tuners[p.record.probe_id] for p in held if p.record.probe_id in run.tuners}
+    by = f" {len(tuners)} tuners shared the search." if len(tuners) > 1 else ""
+    return f"{count(len(held), 'probe')}: {ran} ran{failed}. {_span(run)}{by}"
+
+
+def _span(run: Run) -> str:
+    """What the probes took together, and how long the search was about."""
+    spent = format_seconds(sum(record.probe_seconds for record in run.records))
+    try:
+        dates = sorted(datetime.fromisoformat(record.date) for record in run.records)
+        about = (dates[-1] - dates[0]).total_seconds()
+    except (ValueError, TypeError):  # a date of another form, or with and without a time zone
+        about = 0.0
+    within = f", within {format_seconds(about)} from the first to the last" if about > 0 else ""
+    return f"Together they took {spent}{within}."
+
+
+def order_chart(run: Run, held: Sequence[Probe], key: str) -> Chart:
+    """Images/s by the number of the probe, with the best so far as steps."""
+    traces = [_best_line(run, held), *_expected_marks(held)]
+    for precision, group in _by_precision(held).items():
+        rates = [probe.record.images_per_second for probe in group]
+        traces.append(_marks(group, rates, run.unit, **precision_mark(precision)))
+    for end, group in by_end(held).items():
+        rates = [probe.record.images_per_second or 0.0 for probe in group]
+        traces.append(_marks(group, rates, run.unit, cliponaxis=False, **end_mark(end)))
+    layout = {
+        "xaxis": {"title": {"text": "probe"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": plot_text(f"{run.unit}/s")}, "range": _range(held)},
+        "legend": legend_below(),
+        "hovermode": "closest",
+    }
+    described = f"{run.unit}/s of each probe in order. {_best_words(run, held)}"
+    return Chart(key, new_figure(traces, **layout), described, height_px=420)
+
+
+def _range(held: Sequence[Probe]) -> tuple[float, float]:
+    """From a little below 0, where those without a rate stand, to above the fastest. What was
+    expected may lie outside."""
+    top = max((p.record.images_per_second or 0.0 for p in held), default=0.0) or 1.0
+    return -0.06 * top, 1.1 * top
+
+
+def _by_precision(held: Sequence[Probe]) -> dict[str, list[Probe]]:
+    """Those that ran."""
+    groups: dict[str, list[Probe]] = {}
+    for (precision, _, _), group in by_kind([probe for probe in held if probe.ran]).items():
+        groups.setdefault(precision, []).extend(group)
+    return groups
+
+
+def best_so_far(run: Run, held: Sequence[Probe]) -> list[float | None]:
+    """The best rate within the budget after each probe; None before there is one."""
+    rates = [
+        (p.record.images_per_second or 0.0) if is_feasible(p.record, run.budget_bytes) else 0.0
+        for p in held
+    ]
+    return [best or None for best in accumulate(rates, max)]
+
+
+def _best_line(run: Run, held: Sequence[Probe]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "best so far",
+        "x": [probe.number for probe in held],
+        "y": best_so_far(run, held),
+        "line": {"shape": "hv", "color": VERMILION, "width": 2},
+        "hoverinfo": "skip",
+    }
+
+
+def _best_words(run: Run, held: Sequence[Probe]) -> str:
+    best = best_so_far(run, held)
+    if best[-1] is None:
+        return "None ran within the budget."
+    first = best.index(best[-1]) + 1
+    return f"The best, {rate_text(best[-1])}, was found by probe {first}."
+
+
+def _expected_marks(held: Sequence[Probe]) -> list[dict[str, Any]]:
+    """What the search expected of each, where its record says."""
+    said = {
+        probe.number: probe.record.expected.images_per_second[1]
+        for probe in held
+        if probe.record.expected and probe.record.expected.images_per_second
+    }
+    if not said:
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "expected",
+            "x": list(said),
+            "y": list(said.values()),
+            "marker": {"symbol": "line-ew-open", "size": 9, "color": GREY, "line": {"width": 2}},
+            "hoverinfo": "skip",
+        }
+    ]
+
+
+def _marks(
+    group: Sequence[Probe], rates: Sequence[float | None], unit: str, **more: Any
+) -> dict[str, Any]:
+    numbers = [probe.number for probe in group]
+    drawn = {"type": "scatter", "mode": "markers", "x": numbers, "y": list(rates)}
+    return {**drawn, **hovers(group, unit), **more}
+
+
+def _table(run: Run, held: Sequence[Probe]) -> Table:
+    several = len(run.parts) > 1
+    tuners = len({run.tuners.get(p.record.probe_id) for p in held}) > 1
+    expected = any(probe.record.expected for probe in held)
+    headers = [
+        "probe", *(["model", "device"] * several), "setting", f"{run.unit}/s", "memory",
+        "ended", f"{run.unit}/s within", *(["expected"] * expected), "compile", "took", "date",
+        "flags",
+        *(["tuner"] * tuners),
+    ]  # fmt: skip
+    rows = []
+    for probe in held:
+        record = probe.record
+        row: list[Cell] = [Number(probe.number, str(probe.number))]
+        row += [record.model.title, record.device.name] if several else []
+        row += _found(run, probe, expected)
+        row += [run.tuners.get(record.probe_id, "-")] if tuners else []
+        rows.append(row)
+    wanted = setting_id(run.found.setting) if run.found and run.found.setting else ""
+    marked = [i for i, p in enumerate(held) if wanted and setting_id(p.record.setting) == wanted]
+    said = "Every probe. Those of the recommended setting are set apart." if marked else ""
+    return Table(headers, rows, said or "Every probe.", marked)
+
+
+def _found(run: Run, probe: Probe, expected: bool) -> list[Cell]:
+    record = probe.record
+    rate, compiling = record.images_per_second, record.compile_seconds
+    return [
+        describe_setting(record.setting),
+        Number(rate, rate_text(rate)),
+        Number(record.used_bytes, bytes_text(record.used_bytes)),
+        ended_text(probe),
+        interval_text(interval_of(record)) or "-",
+        *([expected_text(record, run.unit).removeprefix("expected ") or "-"] * expected),
+        Number(compiling, seconds_text(compiling)),
+        Number(record.probe_seconds, seconds_text(record.probe_seconds)),
+        date_text(record.date),
+        "; ".join(short(flag) for flag in record.flags) or "-",
+    ]
+
+
+def ended_text(probe: Probe) -> str:
+    """How a probe ended, where, and why: `out of memory in backward: …`."""
+    said = end_text(probe.end)
+    if probe.end != "measured" and probe.record.phase:
+        said += f" in {short(probe.record.phase, 40)}"
+    return f"{said}: {short(probe.record.message)}" if probe.record.message else said
+
+
+def _messages(held: Sequence[Probe]) -> list[Part]:
+    """Messages that the table shortens, whole: each once."""
+    numbers: dict[str, list[int]] = {}
+    for probe in held:
+        message = probe.record.message
+        if len(message) > MAX_MESSAGE or "\n" in message.strip():
+            numbers.setdefault(message, []).append(probe.number)
+    parts: list[Part] = []
+    left = MOST_CHARACTERS
+    for message, of in numbers.items():
+        if len(parts) == MOST_MESSAGES or len(message) > left:
+            break
+        left -= len(message)
+        parts.append(Copyable(message, _of_probes(of)))
+    more = len(numbers) - len(parts)
+    if more:
+        parts.append(Text(f"{count(more, 'more message')}: see the records.", "note"))
+    return [Folded(f"Whole messages: {len(numbers)}", parts)] if parts else []
+
+
+def _of_probes(numbers: Sequence[int]) -> str:
+    listed = ", ".join(map(str, numbers[:8]))
+    return f"probe {listed}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")

@@ -1,0 +1,114 @@
+"""Figures and failures of probes in words, the same in every section."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from planner.errors import printable
+from planner.page.plotting import plot_text
+from planner.schema import MeasurementRecord
+from planner.schema.loading import LoaderRecord
+from planner.units import format_bytes, format_seconds
+from search.kinds import ProbeRecord
+from search.probe.evidence import rate_interval
+
+MAX_MESSAGE = 160  # characters in a table's cell; the whole stands below the table
+_HOVER_WIDTH = 46  # characters: a telephone shows no more beside a pointer
+
+# What a probe that did not end well is called, in the order of legends.
+ENDS = {
+    "out_of_memory": "out of memory",
+    "over_budget": "over the budget",
+    "timed_out": "out of time",
+    "crashed": "crashed",
+    "faulty": "faulty data",
+    "non_finite": "not finite",
+    "unsupported": "not supported",
+    "others": "held up by others",
+    "cut_short": "cut short by the budget",
+}
+
+
+def rate_text(rate: float | None) -> str:
+    """Images/s to what a reader takes in: `1,268`, `843.8`, `0.512`."""
+    if rate is None:
+        return "-"
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
+
+
+def interval_text(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f"{rate_text(interval[0])} to {rate_text(interval[1])}"
+
+
+def images_of(record: MeasurementRecord) -> int:
+    """Of one optimizer step on one device."""
+    return record.setting.batch_size * record.setting.accumulate
+
+
+def interval_of(record: MeasurementRecord) -> tuple[float, float] | None:
+    """Its rate's interval; None where no step was timed."""
+    if not record.step_seconds:
+        return None
+    return rate_interval(images_of(record), record.step_seconds)
+
+
+def bytes_text(num_bytes: int | None) -> str:
+    return "not known" if num_bytes is None else format_bytes(num_bytes)
+
+
+def seconds_text(seconds: float | None) -> str:
+    return format_seconds(seconds) if seconds else "-"
+
+
+def date_text(date: str) -> str:
+    """`2026-11-20 19:36`, of a date in ISO 8601."""
+    return date[:16].replace("T", " ")
+
+
+def end_of(record: ProbeRecord, budget_bytes: int | None) -> str:
+    """How a probe ended: "measured", or a key of ENDS."""
+    if record.cut_short:
+        return "cut_short"
+    if record.inconclusive:
+        return "others"
+    if record.status != "measured":
+        return record.status
+    used = record.used_bytes
+    over = budget_bytes is not None and used is not None and used > budget_bytes
+    return "over_budget" if over else "measured"
+
+
+def end_text(end: str) -> str:
+    return ENDS.get(end, end.replace("_", " "))
+
+
+def short(message: str, length: int = MAX_MESSAGE) -> str:
+    """A message as one line, no longer than a table bears."""
+    line = " ".join(printable(message[: 4 * length]).split())
+    return line if len(line) <= length else f"{line[:length]}…"
+
+
+def hover(lines: Sequence[str]) -> str:
+    """Lines beside a chart's pointer: each wrapped, and shown letter by letter by plotly."""
+    wrapped = [part for line in lines if line for part in textwrap.wrap(line, _HOVER_WIDTH)]
+    return "<br>".join(plot_text(part) for part in wrapped)
+
+
+def count(number: int, one: str) -> str:
+    """`1 probe`, `12 probes`."""
+    return f"{number:,} {one}" if number == 1 else f"{number:,} {one}s"
+
+
+def expected_text(record: MeasurementRecord | LoaderRecord, unit: str) -> str:
+    """What the search expected of it, "" where that was not kept."""
+    expected = record.expected
+    if expected is None:
+        return ""
+    said = []
+    if expected.images_per_second is not None:
+        low, middle, high = map(rate_text, expected.images_per_second)
+        said.append(f"{middle} {unit}/s ({low} to {high})")
+    if expected.used_bytes is not None:
+        said.append(bytes_text(int(expected.used_bytes[1])))
+    return f"expected {' in '.join(said)}" if said else ""
