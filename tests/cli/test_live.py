@@ -168,10 +168,12 @@ with show_on("planner [red]tune") as show:
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_it_is_stopped_and_goes_on_in_a_shell(tmp_path: Path) -> None:
+    script = tmp_path / "still.py"
+    script.write_text(STILL)
     shell = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
     with Terminal(shell, environment={"PS1": "> "}) as terminal:
-        terminal.press(f"{' '.join(search(tmp_path, '--wait'))}\n".encode())
-        await_second_probe(terminal)
+        terminal.press(f"{sys.executable} {script}\n".encode())
+        terminal.await_seen(lambda: bool(terminal.table()), "the table")
         terminal.press(b"\x1a")
         terminal.await_text("Stopped")
         terminal.await_seen(lambda: terminal.lines()[terminal_row(terminal)] == ">", "the prompt")
@@ -180,16 +182,17 @@ def test_it_is_stopped_and_goes_on_in_a_shell(tmp_path: Path) -> None:
         terminal.await_seen(lambda: bool(terminal.table()), "the table again")
         assert "\n echo\n" in terminal.text()
         terminal.press(b"\x03")
-        terminal.await_text("Recommended for native:swin_tiny")
+        terminal.await_seen(lambda: not terminal.table(), "the end")
         terminal.press(b"echo status $?\n")
         terminal.await_text("status 130")
-        assert not terminal.table()
-        terminal.press(f"{' '.join(search(tmp_path / 'other'))} &\n".encode())
-        terminal.await_seen(lambda: terminal.text().count("Recommended for") == 2, "the result")
-        assert not terminal.table()
-        drawn = terminal.raw.rindex(b"status 130")
-        assert "╭".encode() not in terminal.raw[drawn:]  # it was never in front
-        terminal.press(b"exit\n")
+        drawn = len(terminal.raw)
+        terminal.press(f"{sys.executable} {script} &\n".encode())
+        terminal.await_seen(lambda: terminal.text().count("probe 1 of 7") == 2, "its line")
+        until = time.monotonic() + 1.0  # in which it would have been drawn
+        while time.monotonic() < until:
+            terminal.see()
+        assert "╭".encode() not in terminal.raw[drawn:]  # it is not in front
+        terminal.press(b"kill %1; exit\n")
         terminal.wait()
 
 
