@@ -2,6 +2,7 @@
 
     best = search.tune("native:swin_tiny", output="tuned")
     loader = search.find_loader("pictures", output="fed")
+    search.write_report("tuned", "report.html")
 
 Imported when it is first used, like everything in `planner`.
 """
@@ -13,11 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from search.loader.finding import find_loader
+    from search.report.report import report_estimate, write_report
     from search.tuning import tune
 
-_HOMES = {"find_loader": "search.loader.finding", "tune": "search.tuning"}
+_HOMES = {
+    "find_loader": "search.loader.finding",
+    "report_estimate": "search.report.report",
+    "tune": "search.tuning",
+    "write_report": "search.report.report",
+}
+_PROBING = ("find_loader", "tune")
 
-__all__ = ["find_loader", "tune"]
+__all__ = ["find_loader", "report_estimate", "tune", "write_report"]
 
 
 def check_platform() -> None:
@@ -36,5 +44,6 @@ def check_platform() -> None:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'search' has no attribute {name!r}")
-    check_platform()
+    if name in _PROBING:
+        check_platform()
     return getattr(importlib.import_module(_HOMES[name]), name)

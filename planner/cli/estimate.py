@@ -331,9 +331,9 @@ def _nothing_fits(model: Model, setting: ResolvedSetting, traced: bool) -> str:
     return f"Not even {least} with {_kind_of_row(setting)}. Try {', '.join(ways)}."
 
 
-def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[str, Any]) -> None:
-    """Every GPU of the catalogue that has the precision, the fastest that fits first."""
-    as_json = given["as_json"]
+def on_every_gpu(rows: Rows) -> tuple[list[tuple[Gpu, Model, ResolvedSetting]], list[str]]:
+    """`rows` on every GPU of the catalogue that has their precision, fp16 where it has no bf16; and
+    which have not, a line for each precision."""
     ranked: list[tuple[Gpu, Model, ResolvedSetting]] = []
     without: dict[str, list[str]] = {}
     for (model, setting), gpu in itertools.product(rows, all_gpus()):
@@ -343,16 +343,26 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[st
                 continue
             setting = setting.model_copy(update={"precision": "fp16"})
         ranked.append((gpu, model, setting))
+    said = []
+    for precision, names in without.items():
+        instead = "fp16 instead" if precision == "bf16" else "left out"
+        cards = ", ".join(dict.fromkeys(names))
+        said.append(f"Without {precision}, and so {instead}: {cards}.")
+    return ranked, said
+
+
+def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[str, Any]) -> None:
+    """Every GPU of the catalogue that has the precision, the fastest that fits first."""
+    as_json = given["as_json"]
+    ranked, without = on_every_gpu(rows)
     record_traces(list(dict.fromkeys((model, setting) for _, model, setting in ranked)), given)
     found = []
     for gpu, model, setting in ranked:
         ledger = step_ledger(model, setting, given["traced"])
         found.append((gpu, estimate_ledger(model, setting, ledger, gpu, allocator=allocator)))
     found.sort(key=lambda pair: (not pair[1].fits, -_images(pair[1])))
-    for precision, names in without.items():
-        instead = "fp16 instead" if precision == "bf16" else "left out"
-        cards = ", ".join(dict.fromkeys(names))
-        click.echo(f"Without {precision}, and so {instead}: {cards}.\n", err=as_json)
+    for said in without:
+        click.echo(f"{said}\n", err=as_json)
     if as_json:
         print_json([{"gpu": gpu.name, **estimate.to_json()} for gpu, estimate in found])
         return

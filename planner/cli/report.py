@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,12 +13,14 @@ from planner.cli.arguments import (
     given_fields,
     model_and_settings,
     refuse_empty,
+    split_values,
     with_model_options,
     with_several_options,
 )
 from planner.cli.command import Command
 from planner.cli.output import say
 from planner.cli.several import link_of
+from planner.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,9 +45,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="The page, one .html file.",
 )
+@click.option("--force", is_flag=True, help="Also replace a file that is no page of ours.")
 @click.option("--title", metavar="TEXT", help="The page's title.")
 @click.option("--study-name", metavar="NAME", help="Which study, where a storage holds several.")
-@click.option("--gpu", metavar="NAME[,NAME…]", help="GPUs of 'planner gpus', for a MODEL.")
+@click.option(
+    "--gpu", metavar="NAME[,NAME…]", help="GPUs of 'planner gpus', or all: rank the catalogue."
+)
 @click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")
 @click.option(
     "--allocator", metavar="OPTIONS", help="In place of this environment's PYTORCH_ALLOC_CONF."
@@ -57,49 +63,110 @@ def command(targets: tuple[str, ...], **given: Any) -> None:  # fmt: skip
 
     A RUN is the --output of a 'planner tune' or a 'planner data', ended or still running, a file of
     records, or the --storage of a study. A MODEL is estimated, with the options of 'planner
-    estimate'; several values make several estimates. More than one of either are shown side by
-    side.
+    estimate'; several values make several estimates, and --gpu all ranks the catalogue. More than
+    one of either are shown side by side.
     """
     refuse_empty({"target": targets, **given})
+    from search.report.output import check_output, write_page
     from search.report.reading import is_run, read_run
-    from search.report.writing import make_page, write_page
+    from search.report.targets import check_options, check_subjects, check_target
+    from search.report.writing import make_page
 
+    output = check_output(given["output"], given["force"])
+    for target in targets:
+        check_target(target)
+    check_options(_typed(given), targets)
     subjects: list[Subject] = []
     for target in targets:
-        subjects += (
-            [read_run(target, given["study_name"])] if is_run(target) else _steps(target, given)
-        )
-    path = write_page(make_page(subjects, given["title"] or ""), given["output"])
+        found = [read_run(target, given["study_name"])] if is_run(target) else _steps(target, given)
+        subjects = check_subjects([*subjects, *found])
+    path = write_page(make_page(subjects, given["title"] or ""), output, given["force"])
     say(f"Wrote {path}.")
+
+
+def _typed(given: dict[str, Any]) -> dict[str, object]:
+    """The options that a MODEL or a study takes, as they are typed, with what was given."""
+    names = {"fields": "--set", "traced": "--trace"}
+    of_page = ("output", "title", "force")
+    return {
+        names.get(option, f"--{option.replace('_', '-')}"): value
+        for option, value in given.items()
+        if option not in of_page
+    }
 
 
 def _steps(model: str, given: dict[str, Any]) -> Iterator[Step]:
     """The estimates that the options mean: one for each GPU and each combination of values."""
     from planner.hardware import find_gpu
 
-    names = (given["gpu"] or "").split(",") if given["gpu"] else [None]
+    names = split_values(given["gpu"]) if given["gpu"] else [None]
+    if "all" in [name.casefold() for name in names if name]:
+        if len(names) > 1:
+            raise UsageError("--gpu all names every GPU by itself.", "Omit the others, or all.")
+        yield from _ranked(model, given)
+        return
     for name in names:
-        yield from _steps_on(model, find_gpu(name.strip()) if name else None, given)
+        yield from _steps_on(model, find_gpu(name) if name else None, given)
+
+
+def _ranked(model: str, given: dict[str, Any]) -> list[Step]:
+    """Every GPU of the catalogue that has the precision, the fastest that fits first."""
+    from planner.cli.estimate import on_every_gpu, read_allocator_option, record_traces
+    from planner.estimation import resolve
+    from search.report.report import step_of
+
+    refused = [
+        o for o in ("--memory", "--gpus", "--nodes", "--parallelism", "--link") if given[o[2:]]
+    ]
+    if refused:
+        raise UsageError(
+            f"--gpu all does not go with {', '.join(refused)}: each GPU is judged by "
+            "itself, with its own memory.",
+            "Name the GPUs, or omit the option.",
+        )
+    allocator = read_allocator_option(given["allocator"])
+    chosen, settings = model_and_settings(model, given)
+    rows, without = on_every_gpu([resolve(chosen, setting) for setting in settings])
+    for said in without:
+        click.echo(said, err=True)
+    traced = given["traced"]
+    record_traces(list(dict.fromkeys(row[1:] for row in rows)), {**given, "retrace": False})
+    steps = [
+        replace(
+            step_of(config, setting, gpu, None, allocator, None, traced),
+            said=model,
+            fields=_of_model(given),
+        )
+        for gpu, config, setting in rows
+    ]
+    return sorted(steps, key=lambda step: (not step.estimate.fits, -_rate(step)))
+
+
+def _rate(step: Step) -> float:
+    time = step.estimate.throughput
+    return time.images_per_second if time is not None else 0.0
 
 
 def _steps_on(model: str, gpu: Gpu | None, given: dict[str, Any]) -> Iterator[Step]:
     from planner.cli.estimate import read_allocator_option, record_traces
-    from planner.estimation import default_precision, estimate_ledger, resolve
+    from planner.estimation import default_precision, resolve
     from planner.hardware.precisions import check_precision
-    from planner.ledgers import step_ledger
-    from planner.report.pages.step import Step
     from planner.units import parse_bytes
+    from search.report.report import step_of
 
     memory = parse_bytes(given["memory"]) if given["memory"] else None
     allocator = read_allocator_option(given["allocator"])
     chosen, settings = model_and_settings(model, given, {"precision": default_precision(gpu)})
-    of_model, _ = given_fields(given, (*GRID_FIELDS, *SEVERAL_OPTIONS))
     for setting in settings:
         check_precision(gpu, setting.precision)
     link = link_of(given["link"], settings, gpu)
     rows = [resolve(chosen, setting) for setting in settings]
     record_traces(rows, {**given, "retrace": False})
     for config, setting in rows:
-        ledger = step_ledger(config, setting, given["traced"])
-        found = estimate_ledger(config, setting, ledger, gpu, memory, allocator, link=link)
-        yield Step(found, ledger, gpu, allocator, link, memory, model, of_model)
+        step = step_of(config, setting, gpu, memory, allocator, link, given["traced"])
+        yield replace(step, said=model, fields=_of_model(given))
+
+
+def _of_model(given: dict[str, Any]) -> dict[str, str]:
+    """What was typed of the model's own fields."""
+    return given_fields(given, (*GRID_FIELDS, *SEVERAL_OPTIONS))[0]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 _HERE = Path(__file__).parent
+_GENERATOR = "planner report"
 # Plotly draws these by WebGL only: not in Chromium without a GPU, and eight on a page at most.
 NEED_WEBGL = {"scattergl", "scatterpolargl", "splom", "parcoords", "scatter3d", "surface", "mesh3d"}
 
@@ -40,12 +41,18 @@ def page_html(page: Page) -> str:
         packed_parts |= {"charts": packed(_drawings(charts)), "plotly": _plotly()}
     return _template("page.html.j2").render(
         page=page,
+        generator=_GENERATOR,
         content=_safe(content),
         style=_asset("page.css"),
         first=_asset("first.js"),
         scripts=[_asset(f"{name}.js") for name in ("page", "frame", "tables", *scripts)],
         packed=packed_parts,
     )
+
+
+def is_page(start: str) -> bool:
+    """Whether a file that begins with `start` is a page of ours: some 1,000 characters tell."""
+    return f'<meta name="generator" content="{_GENERATOR}">' in start
 
 
 def all_parts(page: Page) -> Iterator[Part]:
