@@ -84,6 +84,13 @@ class Tabs:
 
 
 @dataclass(frozen=True)
+class Links:
+    """Ways to groups or sections of this page: (text, anchor without its #)."""
+
+    pairs: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
 class Folded:
     """Parts that are shown when their `summary` is clicked; print shows them."""
 
@@ -91,7 +98,7 @@ class Folded:
     parts: Sequence[Part]
 
 
-Part = Text | Facts | Table | Chart | Copyable | Tabs | Folded
+Part = Text | Facts | Table | Chart | Copyable | Tabs | Links | Folded
 
 
 @dataclass(frozen=True)

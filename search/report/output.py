@@ -54,7 +54,7 @@ def write_page(page: Page, output: str | os.PathLike[str], force: bool = False) 
     path = check_output(output, force)
     try:
         write_whole(path.resolve(), page_html(page).encode())
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _unwritable(path, error) from None
     return path
 

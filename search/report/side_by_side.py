@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.hardware import recognise_gpu
-from planner.page.contents import Cell, Chart, Group, Number, Part, Section, Table, Text
+from planner.page.contents import Cell, Chart, Group, Links, Number, Part, Section, Table, Text
 from planner.page.plotting import BLUE, GREY, ORANGE, plot_text
 from planner.report.pages.bars import bars_figure, bars_height, limit_marks
 from planner.report.pages.differences import Fields, differing, field_text, field_title
@@ -21,8 +21,9 @@ from search.report.run import Run
 KEY = "beside"
 
 
-def beside_group(subjects: Sequence[Step | Run]) -> Group:
-    """The first group of a page of several subjects."""
+def beside_group(subjects: Sequence[Step | Run], shown: Sequence[tuple[str, str]] = ()) -> Group:
+    """The first group of a page of several subjects. `shown` are the groups of those that the page
+    also shows one by one: (title, key)."""
     steps = [subject for subject in subjects if isinstance(subject, Step)]
     runs = [subject for subject in subjects if isinstance(subject, Run)]
     sections = steps_beside(steps, KEY) if len(steps) > 1 else []
@@ -34,6 +35,8 @@ def beside_group(subjects: Sequence[Step | Run]) -> Group:
         sections.append(loaders_beside(loaders))
     if steps and steps_of:
         sections.append(predicted_and_measured(steps, steps_of))
+    if shown:
+        sections.append(Section("each", "One by one", [Links(shown)]))
     return Group(KEY, "Side by side", sections)
 
 
@@ -171,7 +174,9 @@ def _rates(runs: Sequence[Run], key: str) -> Chart:
         customdata=[plot_text(describe_setting(best.setting)) for _, best in known],
         hovertemplate="%{y}<br>%{x:.4g} a second<br>%{customdata}<extra></extra>",
     )  # fmt: skip
-    figure = bars_figure([trace], "measured a second, with its 95% interval")
+    figure = bars_figure(
+        [trace], "measured a second, with its 95% interval", [r.title for r, _ in known]
+    )
     said = "Measured rate of what each run recommends, with its 95% interval."
     return Chart(key, figure, said, bars_height(len(known)))
 
@@ -194,7 +199,7 @@ def _memory(runs: Sequence[Run], key: str) -> Chart:
         ),
         limit_marks([run.title for run, _ in known], limits, "allowed, or what the device has"),
     ]
-    figure = bars_figure(traces, "GiB")
+    figure = bars_figure(traces, "GiB", [run.title for run, _ in known])
     said = "What the recommended setting of each run took, and what it may take."
     if any(best.device.kind == "cpu" for _, best in known):
         said += " On a CPU it is what the process grew by."

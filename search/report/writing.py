@@ -22,11 +22,13 @@ def make_page(subjects: Sequence[Subject], title: str = "") -> Page:
     """The page of one subject, or of several side by side."""
     several = len(subjects) > 1
     titles = group_titles(subjects) if several else [""]
-    groups = [beside_group(subjects)] if several else []
-    groups += [
+    groups = [
         _group(subject, f"g{number}", titles[number - 1])
         for number, subject in enumerate(subjects[:MOST_GROUPS], start=1)
     ]
+    if several:
+        ways = [(group.title, group.key) for group in groups]
+        groups.insert(0, beside_group(subjects, ways))
     if len(subjects) > MOST_GROUPS:
         groups.append(_others(titles[MOST_GROUPS:]))
     day = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -5,31 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from planner.page.plotting import VERMILION, new_figure, plot_text
+from planner.page.plotting import PURPLE, new_figure, plot_text
 from planner.units import GIB, format_bytes
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure, Scatter
 
+FEW = 12  # bars, which have room for more height
 
-def bars_figure(traces: Sequence[Any], title: str) -> Figure:
-    """Stacked where they have one name; `title` is that of what they measure."""
+
+def bars_figure(traces: Sequence[Any], title: str, names: Sequence[str]) -> Figure:
+    """Stacked where they have one name; `title` is that of what they measure, `names` are those of
+    the bars, from the top."""
     return new_figure(
         list(traces),
         barmode="stack",
         xaxis={"title": {"text": title}, "rangemode": "tozero"},
         yaxis={
-            "autorange": "reversed", "automargin": True, "type": "category", "dtick": 1,
-            "ticklabelstandoff": 6,
+            "type": "category", "categoryorder": "array", "dtick": 1, "ticklabelstandoff": 6,
+            "categoryarray": [plot_text(name) for name in names],
+            "range": [len(names) - 0.5, -0.5], "automargin": True,
         },
         legend={"traceorder": "normal", "orientation": "h", "y": 1, "yanchor": "bottom", "x": 0},
         bargap=0.3,
     )  # fmt: skip
 
 
-def bars_height(num_bars: int) -> int:
-    """In pixels, with room for the legend in two lines."""
-    return 150 + 32 * num_bars
+def bars_height(num_bars: int, num_entries: int = 4) -> int:
+    """In pixels, with room for a legend of so many entries, two in a line on a phone; many bars lie
+    closer together."""
+    return 105 + 12 * num_entries + (32 if num_bars <= FEW else 22) * num_bars
 
 
 def limit_marks(names: Sequence[str], limits: Sequence[int | None], title: str) -> Scatter:
@@ -42,7 +47,10 @@ def limit_marks(names: Sequence[str], limits: Sequence[int | None], title: str) 
         y=[plot_text(name) for name, _ in known],
         x=[limit / GIB for _, limit in known],
         mode="markers",
-        marker={"symbol": "line-ns-open", "size": 20, "color": VERMILION, "line": {"width": 3}},
+        marker={
+            "symbol": "line-ns-open", "size": 20 if len(names) <= FEW else 12, "color": PURPLE,
+            "line": {"width": 3},
+        },
         customdata=[format_bytes(limit) for _, limit in known],
         hovertemplate="%{y}<br>%{fullData.name}: %{customdata}<extra></extra>",
-    )
+    )  # fmt: skip

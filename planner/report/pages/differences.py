@@ -73,7 +73,11 @@ def _is_of_model(name: str) -> bool:
 
 def short_names(subjects: Sequence[Fields]) -> list[str]:
     """Each by what tells it apart: `rtx-4090, batch 32`; by its number where nothing does."""
-    names = [_in_words(fields) for fields in telling(subjects)]
+    found = telling(subjects)
+    cards = {fields.get(CARD) for fields in found}
+    if len(cards) == len(found) > 1 and MODEL not in found[0]:
+        found = [{CARD: fields[CARD]} for fields in found]  # the rest follows from the card
+    names = [_in_words(fields) for fields in found]
     return [
         name if name and names.count(name) == 1 else f"{name} #{number}".strip()
         for number, name in enumerate(names, start=1)

@@ -184,7 +184,7 @@ def _bars(
                 "<extra></extra>",
             )
         )
-    return bars_figure(traces, "milliseconds")
+    return bars_figure(traces, "milliseconds", names)
 
 
 def _tree(costs: Sequence[Cost], key: str) -> Chart:

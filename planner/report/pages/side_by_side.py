@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from planner.page.contents import Cell, Chart, Number, Part, Section, Table, Text
-from planner.page.plotting import BLUE, GREY, ORANGE, PURPLE, SKY, YELLOW, plot_text
+from planner.page.plotting import BLUE, GREY, ORANGE, SKY, YELLOW, plot_text
 from planner.report.colours import COLOURS, STACK
 from planner.report.pages.bars import bars_figure, bars_height, limit_marks
 from planner.report.pages.differences import (
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Bar
 
 _MOST_PRICES = 200
-_SLATE, _BROWN = "#5b6b7b", "#8c564b"
+_SLATE, _BROWN, _STEEL = "#5b6b7b", "#8c564b", "#4a6fa5"
 _COLOURS: dict[str, str] = {
     **{str(name): colour for name, colour in COLOURS.items()},
-    "workspace": PURPLE,
+    "workspace": _BROWN,
     "allocator_overhead": _SLATE,
-    "cuda_context": _BROWN,
+    "cuda_context": _STEEL,
     "communication": YELLOW,
 }
 # From the left: what stays, what comes and goes, and what lies around both.
@@ -68,7 +68,8 @@ def steps_beside(steps: Sequence[Step], key: str) -> list[Section]:
         ]
         sections.append(Section("rates", "Predicted rate of each", parts))
     prices = _prices(steps)
-    if prices.rows:
+    one_of_each_card = len({step.gpu for step in steps}) == len(steps)
+    if prices.rows and not one_of_each_card:
         sections.append(Section("prices", "What each difference costs", [prices]))
     return sections
 
@@ -78,7 +79,8 @@ def best_text(steps: Sequence[Step]) -> str:
     names = short_names([step_fields(step) for step in steps])
     judged = [step for step in steps if step.estimate.fits is not None]
     fitting = [step for step in judged if step.estimate.fits]
-    count = f"{len(fitting) or 'None'} of {len(steps)} {'fits' if len(fitting) < 2 else 'fit'}. "
+    some = "All" if len(fitting) == len(steps) else f"{len(fitting) or 'None'} of"
+    count = f"{some} {len(steps)} {'fits' if len(fitting) < 2 else 'fit'}. "
     best = fastest(steps)
     if best is None:
         least = min(range(len(steps)), key=lambda n: steps[n].estimate.device_total_bytes)
@@ -116,9 +118,9 @@ def _table(steps: Sequence[Step]) -> Table:
     what = f"{unit(steps[0].estimate.model)}/s"
     headers = [
         *(field_title(name).capitalize() for name in columns[0]),
-        "Fits", "Needs", "Limit", "To spare",
-        *([what.capitalize(), "Range", "Step"] if timed else []),
-        "Memory against the first", *(["Rate against the first"] if timed else []),
+        "Fits", *([what.capitalize()] if timed else []), "Needs", "Limit", "To spare",
+        *(["Step"] if timed else []), "Memory against the first",
+        *(["Rate against the first"] if timed else []),
     ]  # fmt: skip
     rows = [
         [*(_cell(value) for value in fields.values()), *_figures(step, steps[0], timed)]
@@ -132,19 +134,14 @@ def _table(steps: Sequence[Step]) -> Table:
 def _figures(step: Step, first: Step, timed: bool) -> list[Cell]:
     found = step.estimate
     time, needs = found.throughput, found.device_total_bytes
-    cells: list[Cell] = [
-        _VERDICTS[fits_word(found)], _bytes(needs), _bytes(found.budget_bytes),
-        _bytes(found.headroom_bytes),
-    ]  # fmt: skip
-    if timed and time is not None:
-        low, high = ((1 + sign * time.uncertainty) * _rate(step) for sign in (-1, 1))
-        cells += [
-            Number(_rate(step), f"{_rate(step):,.0f}"),
-            Number(low, f"{low:,.0f} to {high:,.0f}"),
-            Number(time.step_seconds, format_seconds(time.step_seconds)),
-        ]
-    elif timed:
-        cells += [Number(None, "-")] * 3
+    cells: list[Cell] = [_VERDICTS[fits_word(found)]]
+    if timed:
+        rate = f"{_rate(step):,.0f} ±{time.uncertainty:.0%}" if time is not None else "-"
+        cells.append(Number(_rate(step) or None, rate))
+    cells += [_bytes(needs), _bytes(found.budget_bytes), _bytes(found.headroom_bytes)]
+    if timed:
+        took = time.step_seconds if time is not None else None
+        cells.append(Number(took, format_seconds(took) if took is not None else "-"))
     cells.append(_more_bytes(needs - first.estimate.device_total_bytes))
     if timed:
         cells.append(_times(_rate(step), _rate(first)))
@@ -195,10 +192,11 @@ def _memory(steps: Sequence[Step], names: Sequence[str], key: str) -> Chart:
     limits = [step.estimate.budget_bytes for step in steps]
     if any(limits):
         traces.append(limit_marks(names, limits, "limit"))
-    figure = bars_figure(traces, "GiB on the device")
+    figure = bars_figure(traces, "GiB on the device", names)
+    height = bars_height(len(steps), len(traces))
     said = "What each needs at its peak, by category"
     said += "; the upright marks are what its card has." if any(limits) else "."
-    return Chart(key, figure, said, bars_height(len(steps)))
+    return Chart(key, figure, said, height)
 
 
 def _rates(steps: Sequence[Step], names: Sequence[str], key: str) -> Chart:
@@ -237,8 +235,7 @@ def _rates(steps: Sequence[Step], names: Sequence[str], key: str) -> Chart:
             )
         )
     what = unit(steps[0].estimate.model)
-    figure = bars_figure(traces, f"{what}/s of all devices")
-    figure.update_yaxes(categoryorder="array", categoryarray=[plot_text(name) for name in names])
+    figure = bars_figure(traces, f"{what}/s of all devices", names)
     said = f"Predicted {what} a second of each, with the range in which they are expected."
     return Chart(key, figure, said, bars_height(len(steps)))
 

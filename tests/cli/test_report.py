@@ -1,0 +1,242 @@
+"""`planner report`: what it draws, and what it refuses before anything is estimated."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import search
+from planner.cli import cli
+from planner.cli.report import command
+from planner.errors import PlannerError, UsageError
+from planner.page.rendering import is_page
+from planner.schema import TrainSetting
+from search.report.run import Run
+from search.study.records import append_records
+from tests.search.tables import make_record
+
+SMALL = "native:swin_tiny"
+OPTIONS = ("--image-size", "64", "--set", "window_size=2")
+
+
+def report(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["report", *arguments], catch_exceptions=False)
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(PlannerError) as raised:
+        CliRunner().invoke(command, list(arguments), catch_exceptions=False)
+    assert raised.value.way_out, "it says what to do instead"
+    return str(raised.value)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> str:
+    return str(tmp_path / "page.html")
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> str:
+    folder = tmp_path / "tuned"
+    folder.mkdir()
+    append_records(folder / "probes.jsonl", [make_record(TrainSetting(batch_size=8))])
+    return str(folder)
+
+
+def test_it_draws_several_models_cards_and_values(page: str) -> None:
+    result = report(SMALL, *OPTIONS, "--gpu", "rtx4090,a100-sxm-80gb", "--batch-size", "2,4",
+                    "--output", page)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    text = Path(page).read_text()
+    assert is_page(text[:2000])
+    assert "<title>4 estimates of native:swin_tiny</title>" in text
+
+
+def test_it_draws_runs_beside_models(page: str, run_folder: str) -> None:
+    result = report(SMALL, run_folder, *OPTIONS, "--gpu", "rtx4090", "--output", page)
+    assert result.exit_code == 0, result.output
+    assert "<title>1 estimate and 1 run side by side</title>" in Path(page).read_text()
+
+
+def test_the_whole_catalogue_is_ranked_on_one_page(page: str) -> None:
+    result = report(SMALL, *OPTIONS, "--gpu", "all", "--output", page)
+    assert result.exit_code == 0, result.output
+    assert "fp16 instead: " in result.stderr
+    assert Path(page).stat().st_size < 5_000_000
+    assert "are compared above, and not shown one by one" in Path(page).read_text()
+
+
+@pytest.mark.parametrize("option", ["--memory=3GiB", "--gpus=2", "--link=nvlink-a100"])
+def test_all_cards_are_judged_each_by_itself(page: str, option: str) -> None:
+    assert f"does not go with {option.split('=')[0]}" in refused(
+        SMALL, "--gpu", "all", option, "--output", page
+    )
+
+
+def test_a_model_is_drawn_without_torch_and_without_optuna(page: str) -> None:
+    code = (
+        "import sys\nfrom planner.cli import main\n"
+        f"main(['report', {SMALL!r}, '--gpu', 'rtx4090', '--output', {page!r}])\n"
+        "print([name for name in ('torch', 'optuna', 'sqlalchemy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_folder_that_is_not_there_is_told_with_the_run_that_is(
+    page: str, run_folder: str
+) -> None:
+    said = refused(f"{run_folder}s", "--output", page)
+    assert f"does not exist. Did you mean the run '{run_folder}'?" in said
+    assert "A RUN is the --output of a 'planner tune'" in said
+
+
+def test_a_bare_word_may_be_a_run_nearby(
+    page: str, run_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(run_folder).parent)
+    assert "unknown model 'tund'. Did you mean the run 'tuned'?" in refused(
+        "tund", "--output", page
+    )
+
+
+def test_a_mistyped_model_is_told_with_its_neighbours(page: str) -> None:
+    assert "Did you mean 'swin_tiny'" in refused("native:swin_tyny", "--output", page)
+
+
+def test_a_folder_without_a_run_is_refused(page: str, tmp_path: Path) -> None:
+    assert "holds no search" in refused(str(tmp_path), "--output", page)
+
+
+def test_options_of_a_model_have_no_effect_on_a_run(page: str, run_folder: str) -> None:
+    said = refused(run_folder, "--gpu", "rtx4090", "--set", "ema=true", "--trace", "--output", page)
+    assert said.startswith("--gpu, --set, --trace: nothing is estimated")
+    said = refused(SMALL, "--study-name", "mine", "--output", page)
+    assert "--study-name is for the study of a RUN" in said
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        (SMALL, SMALL),
+        (SMALL, "--batch-size", "2,2"),
+        (SMALL, "--gpu", "rtx4090,RTX 4090"),
+    ],
+    ids=str,
+)
+def test_nothing_is_drawn_twice(page: str, twice: tuple[str, ...]) -> None:
+    assert "is named twice" in refused(*twice, *OPTIONS, "--output", page)
+
+
+def test_a_run_is_not_drawn_twice_by_two_of_its_names(page: str, run_folder: str) -> None:
+    assert "is named twice" in refused(run_folder, f"{run_folder}/../tuned", "--output", page)
+
+
+def test_more_than_a_page_can_compare_is_refused(page: str) -> None:
+    many = ",".join(map(str, range(2, 104)))
+    said = refused(SMALL, *OPTIONS, "--batch-size", many, "--output", page)
+    assert "compares 100 estimates and runs at most" in said
+
+
+def test_somebody_s_file_is_replaced_only_by_force(page: str) -> None:
+    Path(page).write_text("my notes")
+    assert "'planner report' did not write it" in refused(SMALL, *OPTIONS, "--output", page)
+    assert Path(page).read_text() == "my notes"
+    assert report(SMALL, *OPTIONS, "--output", page, "--force").exit_code == 0
+    assert report(SMALL, *OPTIONS, "--output", page).exit_code == 0  # it is ours now
+
+
+def test_an_empty_file_is_nobody_s_loss(page: str) -> None:
+    Path(page).touch()
+    assert report(SMALL, *OPTIONS, "--output", page).exit_code == 0
+
+
+def test_a_link_is_replaced_only_by_force_and_stays_a_link(page: str, tmp_path: Path) -> None:
+    there = tmp_path / "there.html"
+    assert report(SMALL, *OPTIONS, "--output", str(there)).exit_code == 0
+    Path(page).symlink_to(there)
+    assert "exists" in refused(SMALL, *OPTIONS, "--output", page)
+    assert report(SMALL, *OPTIONS, "--output", page, "--force").exit_code == 0
+    assert Path(page).is_symlink()
+    assert not there.is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (".", "is a folder, and a page is one file"),
+        ("-", "ends in .html, and '-' does not"),
+        ("page.pdf", "ends in .html"),
+        ("nowhere/page.html", "the folder 'nowhere' does not exist"),
+        ("x" * 300 + ".html", "cannot be written: File name too long"),
+        ("pipe.html", "is no file that can be replaced"),
+        ("folder.html", "is a folder"),
+    ],
+)
+def test_an_output_that_can_be_no_page_is_refused_first(
+    output: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.html")
+    Path("folder.html").mkdir()
+    assert said in refused("native:no_such_model", "--output", output, "--force")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_leaves_what_was_there(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert report(SMALL, *OPTIONS, "--output", page).exit_code == 0
+    before = Path(page).read_bytes()
+    from planner import files
+
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr(files.os, "open", lambda *arguments: full)
+    assert "No space left on device" in refused(SMALL, *OPTIONS, "--output", page)
+    assert Path(page).read_bytes() == before
+
+
+def test_a_folder_that_may_not_be_written_to_is_told_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    assert "may not be written to" in refused(
+        "native:no_such_model", "--output", str(tmp_path / "page.html")
+    )
+
+
+def test_python_writes_the_same_page(page: str, run_folder: str) -> None:
+    fields = {"image_size": 64, "window_size": 2}
+    path = search.write_report(
+        [SMALL, run_folder, search.report_estimate(SMALL, batch_size=2, **fields)],
+        page, gpu=["rtx4090", "a100-sxm-80gb"], batch_size=4, title="Mine", **fields,
+    )  # fmt: skip
+    assert path == Path(page)
+    assert "<title>Mine</title>" in path.read_text()
+
+
+def test_python_takes_one_target_of_any_kind(page: str, run_folder: str) -> None:
+    assert search.write_report(Path(run_folder), page)
+    assert search.write_report(search.report_estimate(SMALL, batch_size=2), page)
+    kept = Run(Path(run_folder), None, (make_record(TrainSetting(batch_size=8)),))
+    assert search.write_report(kept, page)
+
+
+def test_python_refuses_what_the_command_refuses(page: str, run_folder: str) -> None:
+    with pytest.raises(UsageError, match="gpu: nothing is estimated"):
+        search.write_report(run_folder, page, gpu="rtx4090")
+    with pytest.raises(UsageError, match="is named twice"):
+        search.write_report([run_folder, run_folder], page)
+    with pytest.raises(UsageError, match="a report needs a run or a model"):
+        search.write_report([], page)
+    with pytest.raises(UsageError, match="no such field"):
+        search.write_report(SMALL, page, batchsize=4)
+    Path(page).write_text("my notes")
+    with pytest.raises(PlannerError, match="did not write it"):
+        search.write_report(SMALL, page)
+    with pytest.raises(PlannerError, match="cannot be written"):
+        search.write_report(SMALL, "a\0b.html")
