@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner.arguments import ModelLike, SettingLike, read_allocator, read_gpu, read_memory
+from planner.arguments import (
+    MODEL_FIELDS,
+    ModelLike,
+    SettingLike,
+    read_allocator,
+    read_gpu,
+    read_memory,
+)
 from planner.errors import UsageError
 from planner.estimation import choose, estimate_ledger
 from planner.hardware import Gpu
@@ -94,7 +102,9 @@ def report_estimate(
     device, memory, options = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
     config, chosen = choose(model, setting, device, overrides)
     options = environment_allocator(os.environ) if options is None else options
-    return step_of(config, chosen, device, memory, options, link, traced)
+    step = step_of(config, chosen, device, memory, options, link, traced)
+    typed = {name: str(value) for name, value in overrides.items() if name in MODEL_FIELDS}
+    return replace(step, said=model if isinstance(model, str) else "", fields=typed)
 
 
 def step_of(
