@@ -170,6 +170,7 @@ def _probed(
             found_all = contenders(session.in_space(), memory.budget_bytes)
             recommendation = feeding.feed(recommendation, found_all)
             write_result(output / TUNE_RESULT, recommendation, where_kept)
+        study.attach(output / TUNE_RESULT)
     return recommendation
 
 

@@ -139,6 +139,7 @@ def _probed(
         stopped, said = session.run_to_end(lambda: session.run(strategy))
     found = recommend(session, identity, step, [*notes, *said], stopped)
     write_result(output / DATA_RESULT, found, study.spilled or study.records_path)
+    study.attach(output / DATA_RESULT)
     return found
 
 

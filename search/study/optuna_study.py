@@ -12,13 +12,14 @@ from __future__ import annotations
 import tempfile
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic
 
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
+from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -26,6 +27,14 @@ from planner.schema import MeasurementRecord
 from search.kinds import RecordT, SettingT
 from search.space import Candidate, Space
 from search.study.clock import shared_clock
+from search.study.dashboard import (
+    CONSTRAINTS,
+    FOLDER,
+    METRIC,
+    artifact_attribute,
+    shown,
+    write_artifact,
+)
 from search.study.identity import StudyIdentity
 from search.study.lease import Lease, holder_name, is_dead
 from search.study.params import SpaceParams, constraint
@@ -57,6 +66,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         self.space, self.kind = space, kind
         self.records_path, self.budget_bytes = records_path, budget_bytes
         self.records_name = records_path.name if records_path else "probes.jsonl"
+        self.artifacts = records_path.with_name(FOLDER) if records_path else None
         self.source, self.clock = source, clock
         self.holder = holder_name()
         self.identity: StudyIdentity[RecordT] | None = None
@@ -100,6 +110,9 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         asked = (t.user_attrs.get(FOUNDER) for t in self._trials())
         first: dict[str, Any] = next(known for known in asked if known)
         self.study.set_user_attr(IDENTITY, first)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            self.study.set_metric_names([METRIC])
         return first
 
     def take_over(
@@ -268,7 +281,9 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         attributes = {
             "probe_id": record.probe_id,
             "setting_id": candidate.id,
+            "status": record.status,
             "record": _study_copy(record),
+            **shown(record),
         }
         self.study.add_trial(self._trial(candidate, attributes, TrialState.COMPLETE, record))
 
@@ -282,8 +297,27 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             params=self.params.of(candidate),
             distributions=self.params.distributions,
             user_attrs=attributes,
+            system_attrs=self._for_dashboard(record) if record else None,
             constraints={"memory": constraint(record, self.budget_bytes)} if record else None,
         )
+
+    def _for_dashboard(self, record: RecordT) -> dict[str, Any]:
+        """System attributes that optuna-dashboard reads; the record's file is there before them."""
+        found: dict[str, Any] = {CONSTRAINTS: [constraint(record, self.budget_bytes)]}
+        if self.artifacts and write_artifact(
+            self.artifacts, record.probe_id, format_record(record)
+        ):
+            found |= [artifact_attribute(record.probe_id, "record.json")]
+        return found
+
+    def attach(self, file: Path) -> None:
+        """Lets optuna-dashboard show a file with the study, and lets it be where that fails."""
+        if self.artifacts is None:
+            return
+        with suppress(OSError, StudyError), self._faults():
+            if write_artifact(self.artifacts, file.name, file.read_bytes()):
+                attribute = artifact_attribute(file.name, file.name)
+                self.storage.set_study_system_attr(self.study_id, *attribute)
 
     def _tell(self, trial: FrozenTrial, record: RecordT) -> None:
         """From running to finished, unless another tuner finishes it at the same instant. Each
@@ -292,7 +326,11 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             handle = self._handle(trial)
             handle.set_user_attr("status", record.status)
             handle.set_user_attr("record", _study_copy(record))
-            if not handle.constraints:
+            for name, value in shown(record).items():
+                handle.set_user_attr(name, value)
+            for name, value in self._for_dashboard(record).items():
+                self.storage.set_trial_system_attr(self._id(trial), name, value)
+            if "memory" not in handle.constraints:
                 handle.set_constraint("memory", constraint(record, self.budget_bytes))
             self.study.tell(trial.number, self._value(record), skip_if_finished=True)
 
@@ -345,8 +383,11 @@ class OptunaStudy(Generic[SettingT, RecordT]):
 
     def _handle(self, trial: FrozenTrial) -> Trial:
         """What a trial is written by."""
-        found = self.storage.get_trial_id_from_study_id_trial_number(self.study_id, trial.number)
-        return Trial(self.study, found)
+        return Trial(self.study, self._id(trial))
+
+    def _id(self, trial: FrozenTrial) -> int:
+        number = trial.number
+        return int(self.storage.get_trial_id_from_study_id_trial_number(self.study_id, number))
 
     def _find(self, number: int) -> FrozenTrial:
         return next(t for t in self._trials() if t.number == number)

@@ -1,0 +1,191 @@
+"""A study as optuna-dashboard shows it: its own application is asked, in this process."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from wsgiref.util import setup_testing_defaults
+
+import optuna
+import pytest
+from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta
+
+from planner.schema.expected import Expected
+from search.study.dashboard import FOLDER, artifact_id, shown
+from search.study.optuna_study import OptunaStudy, make_study
+from search.study.records import append_records, format_record, parse_record
+from tests.search.study.test_study import IDENTITY, SPACE, open_study
+from tests.search.tables import GPU, make_record
+
+Get = Callable[[str], Any]
+EXPECTED = Expected(
+    phase="calibrate", basis="prior", images_per_second=(50.0, 100.0, 200.0),
+    used_bytes=(1.0 * 2**30, 2.0 * 2**30, 3.0 * 2**30), fits=0.9,
+)  # fmt: skip
+
+
+def probe(study: OptunaStudy, position: int, **fields: Any) -> str:
+    lease = study.lease(SPACE.candidates[position], 60)
+    assert lease is not None
+    record = make_record(lease.candidate.setting, probe_id=lease.probe_id)
+    study.finish(lease, record.model_copy(update=fields))
+    return lease.probe_id
+
+
+def dashboard(study: OptunaStudy, folder: Path) -> Get:
+    """GET of the dashboard's own application, as JSON or bytes."""
+    optuna_dashboard = pytest.importorskip("optuna_dashboard")
+    store = FileSystemArtifactStore(folder / FOLDER)
+    app = optuna_dashboard.wsgi(study.storage, artifact_store=store)
+
+    def get(path: str) -> Any:
+        environment: dict[str, Any] = {}
+        setup_testing_defaults(environment)
+        environment |= {"PATH_INFO": path, "QUERY_STRING": "after=0", "REQUEST_METHOD": "GET"}
+        seen: list[str] = []
+        body = b"".join(app(environment, lambda status, *_: seen.append(status)))
+        assert seen[0].startswith("200"), (seen, body[:300])
+        return json.loads(body) if path.startswith("/api") else body
+
+    return get
+
+
+def asked(get: Get) -> tuple[int, dict[str, Any]]:
+    """The id of the study that the dashboard lists, and what it says of it."""
+    (listed,) = get("/api/studies")["study_summaries"]
+    number = listed["study_id"]
+    return number, get(f"/api/studies/{number}")
+
+
+@pytest.mark.parametrize("storage", [None, "{}/study.journal"])
+def test_the_dashboard_shows_what_probes_found(tmp_path: Path, storage: str | None) -> None:
+    study = make_study(storage and storage.format(tmp_path), tmp_path, SPACE, GPU.total_bytes)
+    study.adopt(IDENTITY)
+    fits = probe(study, 0, compile_seconds=3.25, expected=EXPECTED, flags=("clocks fell",))
+    fails = probe(study, 3)  # batch 512 does not fit
+    (tmp_path / "recommendation.json").write_text('{"recommended": 1}\n')
+    study.attach(tmp_path / "recommendation.json")
+
+    get = dashboard(study, tmp_path)
+    number, page = asked(get)
+    assert page["objective_names"] == ["images/s"]
+    trials = {t["user_attrs"]["probe_id"]: t for t in map(_with_attributes, page["trials"])
+              if "probe_id" in t["user_attrs"]}  # fmt: skip
+    good, bad = trials[fits], trials[fails]
+    assert good["constraints"][0] <= 0 < bad["constraints"][0]
+    attributes = good["user_attrs"]
+    assert float(attributes["images/s"]) == pytest.approx(good["values"][0], rel=1e-3)
+    assert attributes["compile (s)"] == "3.25"
+    assert attributes["expected images/s"] == "100.0"
+    assert attributes["expected memory (GiB)"] == "2.0"
+    assert "clocks fell" in attributes["flags"]
+    assert float(attributes["memory (GiB)"]) > 0
+    assert bad["user_attrs"]["status"].strip('"') == "out_of_memory"
+    assert "images/s" not in bad["user_attrs"]
+
+    (kept,) = good["artifacts"]
+    assert kept["filename"] == "record.json"
+    text = get(f"/artifacts/{number}/{good['trial_id']}/{kept['artifact_id']}")
+    assert parse_record(text).probe_id == fits
+    (result,) = page["artifacts"]
+    assert result["filename"] == "recommendation.json"
+    assert get(f"/artifacts/{number}/{result['artifact_id']}") == b'{"recommended": 1}\n'
+
+
+def _with_attributes(trial: dict[str, Any]) -> dict[str, Any]:
+    return {**trial, "user_attrs": {a["key"]: a["value"].strip('"') for a in trial["user_attrs"]}}
+
+
+def test_optuna_itself_lists_the_artifacts_once(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    study.adopt(IDENTITY)
+    probe(study, 0)
+    file = tmp_path / "recommendation.json"
+    for text in ("{}", '{"again": true}'):
+        file.write_text(text)
+        study.attach(file)
+    (of_study,) = get_all_artifact_meta(study.study)
+    assert of_study.filename == "recommendation.json"
+    assert (tmp_path / FOLDER / of_study.artifact_id).read_text() == '{"again": true}'
+    trial = next(t for t in study.study.trials if t.user_attrs.get("probe_id"))
+    (of_trial,) = get_all_artifact_meta(trial, storage=study.storage)
+    assert of_trial.artifact_id == artifact_id(trial.user_attrs["probe_id"])
+
+
+def test_a_lost_database_shows_the_same_again(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    lease_id = probe(study, 0, expected=EXPECTED)
+    before = next(t for t in study.study.trials if t.user_attrs.get("probe_id") == lease_id)
+    (tmp_path / "study.db").unlink()
+    again = open_study(tmp_path)
+    again.adopt(IDENTITY)
+    again.reconcile()
+    after = next(t for t in again.study.trials if t.user_attrs.get("probe_id") == lease_id)
+    leased = {"setting", "holder", "lease_until", "repeat"}
+    assert {k: v for k, v in before.user_attrs.items() if k not in leased} == after.user_attrs
+    assert before.constraints == after.constraints
+    assert get_all_artifact_meta(after, storage=again.storage)
+
+
+def test_a_folder_that_takes_no_artifacts_costs_only_them(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    (tmp_path / FOLDER).write_text("a file where the folder should be")
+    probed = probe(study, 0)
+    study.attach(tmp_path / "nowhere.json")
+    (tmp_path / "result.json").write_text("{}")
+    study.attach(tmp_path / "result.json")
+    assert [r.probe_id for r in study.records()] == [probed]
+    assert not get_all_artifact_meta(study.study)
+    assert not get_all_artifact_meta(study.study.trials[-1], storage=study.storage)
+
+
+def test_a_study_of_before_goes_on(tmp_path: Path) -> None:
+    """Trials without attributes, constraints of Optuna's newer form only."""
+    study = open_study(tmp_path)
+    candidate = SPACE.candidates[0]
+    record = make_record(candidate.setting, probe_id="old")
+    append_records(tmp_path / "probes.jsonl", [record])
+    study.study.add_trial(
+        optuna.create_trial(
+            value=record.images_per_second,
+            params=study.params.of(candidate),
+            distributions=study.params.distributions,
+            user_attrs={
+                "probe_id": "old",
+                "setting_id": candidate.id,
+                "record": format_record(record).decode(),
+            },
+            constraints={"memory": -0.5},
+        )
+    )
+    again = open_study(tmp_path)
+    again.adopt(IDENTITY)
+    probe(again, 1)
+    assert len(again.records()) == 2
+    _, page = asked(dashboard(again, tmp_path))
+    assert len([t for t in page["trials"] if t["state"] == "Complete"]) == 2
+
+
+def test_what_is_unknown_has_no_attribute() -> None:
+    record = make_record(SPACE.candidates[0].setting, probe_id="p").model_copy(
+        update={"images_per_second": None, "step_seconds": (), "message": "x" * 5000}
+    )
+    found = shown(record)
+    assert "images/s" not in found
+    assert "expected images/s" not in found
+    assert len(found["why"]) <= 500
+
+
+def test_telling_a_study_stays_cheap(tmp_path: Path) -> None:
+    """Printed, not judged: seconds of a busy machine say nothing. What is judged is the number of
+    attributes, each of which is a write."""
+    study = open_study(tmp_path)
+    study.adopt(IDENTITY)
+    begun = time.perf_counter()
+    probe(study, 0, expected=EXPECTED, compile_seconds=1.0)
+    print(f"a probe kept in {time.perf_counter() - begun:.3f} s")
+    trial = study.study.trials[-1]
+    assert len(trial.user_attrs) + len(trial.system_attrs) <= 18
