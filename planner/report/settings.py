@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from planner.schema import TrainSetting
 
@@ -13,9 +14,14 @@ _NAMED_BY_VALUE = ("precision", "optimizer")
 def describe_setting(setting: TrainSetting) -> str:
     """`batch 64, bf16, adamw, checkpointing none, accumulate 4`: what is always worth saying, then
     what differs from the default."""
-    other = setting.differences(TrainSetting())
+    other = setting.differences(_default())
     always = {field: getattr(setting, field) for field in ALWAYS_SAID}
     return in_words({**always, **other})
+
+
+@cache
+def _default() -> TrainSetting:
+    return TrainSetting()
 
 
 def describe_changes(setting: TrainSetting, against: TrainSetting) -> str:

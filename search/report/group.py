@@ -5,7 +5,9 @@ from __future__ import annotations
 from planner.page.contents import Group
 from search.report.answer import answer
 from search.report.environment import environment
+from search.report.feeding import feeding
 from search.report.front import front
+from search.report.loader import loader
 from search.report.probes import probes
 from search.report.reasons import reasons
 from search.report.run import Run
@@ -15,10 +17,12 @@ from search.report.trainers import trainers
 def run_group(run: Run, key: str, title: str = "") -> Group:
     """All sections of a run. `key` is unique on the page: charts and anchors begin with it."""
     sections = [
-        answer(run),
+        *answer(run),
         *front(run, key),
         *reasons(run),
         *probes(run, key),
+        *feeding(run, key),
+        *loader(run, key),
         *trainers(run, key),
         *environment(run, key),
     ]

@@ -13,7 +13,7 @@ from planner.report.tables import unit
 from planner.units import format_bytes
 from search.probe.evidence import rate_interval
 from search.report.run import Run
-from search.report.side_by_side import best_loader, best_of, loader_text
+from search.report.side_by_side import loader_text
 
 Subject = Step | Run
 
@@ -70,14 +70,18 @@ def step_lead(step: Step) -> str:
 
 def run_lead(run: Run) -> str:
     """`Recommended: batch 128, bf16 …: 412 images/s (410 to 415), 1.50 × the plain default.`"""
-    best, found = best_of(run), run.found
-    loader = best_loader(run)
+    best, found = run.best, run.found
+    loader = run.best_loader
     if loader is not None and best is None and found is None:
+        recommended = run.loaders is not None and run.loaders.found is not None
         return (
-            f"Recommended loader: {loader_text(loader.setting)}, "
+            f"{'Recommended loader' if recommended else 'Best loader so far'}: "
+            f"{loader_text(loader.setting)}, "
             f"{loader.images_per_second or 0.0:.4g} images/s."
         )
     probes = "1 probe" if len(run.records) == 1 else f"{len(run.records)} probes"
+    if found is None and len(run.parts) > 1:
+        return f"{probes} of {len(run.parts)} models or devices."
     if best is None:
         if found is not None:
             return f"Nothing to recommend: {found.advice or found.stopped_because}"
@@ -98,7 +102,7 @@ def run_lead(run: Run) -> str:
 
 def _runs_lead(runs: Sequence[Run]) -> str:
     """The fastest of several runs; of different models none is."""
-    known = [(run, best) for run in runs if (best := best_of(run)) is not None]
+    known = [(run, best) for run in runs if (best := run.best) is not None]
     if not known:
         return f"None of {len(runs)} runs has found a setting that fits."
     if len({best.model for _, best in known}) > 1:

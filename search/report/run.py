@@ -12,6 +12,8 @@ from planner.schema import DeviceInfo, MeasurementRecord, Model
 from planner.schema.loading import DataRecommendation, FedRecord, LoaderRecord
 from planner.schema.observation import ObservationRecord
 from planner.schema.result import Recommendation
+from search.loader.result import choose_loader, measured_loaders
+from search.result.contenders import choose, contenders
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,14 @@ class LoaderRun:
 
     found: DataRecommendation | None = None
     records: tuple[LoaderRecord, ...] = ()
+
+    @cached_property
+    def best(self) -> LoaderRecord | None:
+        """What is recommended, as measured; while nothing is, the best so far."""
+        if self.found is not None:
+            return self.found.evidence
+        found = measured_loaders(self.records)
+        return choose_loader(found).evidence if found else None
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,19 @@ class Run:
         held = (self.found.evidence, *self.found.runners_up, self.found.baseline)
         by_id = {record.model_dump_json(): record for record in held if record is not None}
         return tuple(by_id.values())
+
+    @cached_property
+    def best(self) -> MeasurementRecord | None:
+        """The recommendation's own measurement; while there is none, the best so far. None where
+        nothing ran within the budget."""
+        if self.found is not None and self.found.evidence is not None:
+            return self.found.evidence
+        found = contenders(self.records, self.budget_bytes)
+        return choose(found).evidence if found and len(self.parts) == 1 else None
+
+    @property
+    def best_loader(self) -> LoaderRecord | None:
+        return self.loaders.best if self.loaders is not None else None
 
     @cached_property
     def unit(self) -> str:

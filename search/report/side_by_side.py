@@ -13,7 +13,7 @@ from planner.report.pages.side_by_side import steps_beside
 from planner.report.pages.step import Step
 from planner.report.settings import describe_setting
 from planner.schema import MeasurementRecord, TrainSetting
-from planner.schema.loading import LoaderRecord, LoaderSetting
+from planner.schema.loading import LoaderSetting
 from planner.units import GIB, format_bytes
 from search.probe.evidence import rate_interval
 from search.report.run import Run
@@ -47,7 +47,7 @@ def runs_beside(runs: Sequence[Run], key: str) -> list[Section]:
     if settings.rows:
         parts.append(settings)
     sections = [Section("runs", "Runs compared", parts)]
-    if any(best_of(run) for run in runs):
+    if any(run.best for run in runs):
         figures: list[Part] = [
             _rates(runs, f"{key}-run-rates"), _memory(runs, f"{key}-run-memory"),
         ]  # fmt: skip
@@ -60,7 +60,7 @@ def loaders_beside(runs: Sequence[Run]) -> Section:
     """The loader that each search found."""
     rows: list[list[Cell]] = []
     for run in runs:
-        best = best_loader(run)
+        best = run.best_loader
         rate = best.images_per_second if best is not None else None
         rows.append(
             [
@@ -75,27 +75,9 @@ def loaders_beside(runs: Sequence[Run]) -> Section:
     return Section("loaders", "Loaders compared", [table])
 
 
-def best_loader(run: Run) -> LoaderRecord | None:
-    """The recommended loader's own measurement; while there is none, the fastest."""
-    if run.loaders is None:
-        return None
-    if run.loaders.found is not None and run.loaders.found.evidence is not None:
-        return run.loaders.found.evidence
-    measured = [r for r in run.loaders.records if r.status == "measured" and r.images_per_second]
-    return max(measured, key=lambda record: record.images_per_second or 0.0, default=None)
-
-
 def loader_text(setting: LoaderSetting) -> str:
     """`torchvision, batch 64, 8 workers`."""
     return f"{setting.pipeline}, batch {setting.batch_size}, {setting.workers} workers"
-
-
-def best_of(run: Run) -> MeasurementRecord | None:
-    """The recommendation's own measurement; while there is none, the fastest that was measured."""
-    if run.found is not None and run.found.evidence is not None:
-        return run.found.evidence
-    measured = [r for r in run.records if r.status == "measured" and r.images_per_second]
-    return max(measured, key=lambda record: record.world_images_per_second or 0.0, default=None)
 
 
 def _runs_table(runs: Sequence[Run]) -> Table:
@@ -104,14 +86,14 @@ def _runs_table(runs: Sequence[Run]) -> Table:
         "Memory", "Probes", "Date",
     ]  # fmt: skip
     rows = [_run_row(run) for run in runs]
-    rates = [(_world_rate(best) if (best := best_of(run)) else 0.0) for run in runs]
+    rates = [(_world_rate(best) if (best := run.best) else 0.0) for run in runs]
     marked = [rates.index(max(rates))] if any(rates) and _same_work(runs) else []
     said = "What each run recommends; of one that still runs, the fastest so far."
     return Table(headers, rows, said, marked)
 
 
 def _run_row(run: Run) -> list[Cell]:
-    best = best_of(run)
+    best = run.best
     gain = run.found.gain if run.found is not None else None
     if best is None:
         some = run.records[0] if run.records else None
@@ -139,7 +121,7 @@ def _run_row(run: Run) -> list[Cell]:
 
 def _settings(runs: Sequence[Run]) -> Table:
     """The fields in which the recommended settings differ."""
-    known = [(run, best) for run in runs if (best := best_of(run)) is not None]
+    known = [(run, best) for run in runs if (best := run.best) is not None]
     columns = differing([best.setting.model_dump() for _, best in known])
     names = list(columns[0]) if columns else []
     rows: list[list[Cell]] = [
@@ -152,13 +134,13 @@ def _settings(runs: Sequence[Run]) -> Table:
 
 def _same_work(runs: Sequence[Run]) -> bool:
     """Whether rates can be held against each other: all of one model."""
-    return len({best.model for run in runs if (best := best_of(run)) is not None}) == 1
+    return len({best.model for run in runs if (best := run.best) is not None}) == 1
 
 
 def _rates(runs: Sequence[Run], key: str) -> Chart:
     from plotly.graph_objects import Bar
 
-    known = [(run, best) for run in runs if (best := best_of(run)) is not None]
+    known = [(run, best) for run in runs if (best := run.best) is not None]
     between = [_interval(best) for _, best in known]
     rates = [_world_rate(best) for _, best in known]
     trace = Bar(
@@ -184,7 +166,7 @@ def _rates(runs: Sequence[Run], key: str) -> Chart:
 def _memory(runs: Sequence[Run], key: str) -> Chart:
     from plotly.graph_objects import Bar
 
-    known = [(run, best) for run in runs if (best := best_of(run)) is not None]
+    known = [(run, best) for run in runs if (best := run.best) is not None]
     names = [plot_text(run.title) for run, _ in known]
     limits = [run.budget_bytes or best.device.total_bytes for run, best in known]
     traces = [
@@ -222,7 +204,7 @@ def _versions(runs: Sequence[Run]) -> Section:
 
 
 def _environment(run: Run) -> Fields:
-    record = best_of(run) or (run.records[-1] if run.records else None)
+    record = run.best or (run.records[-1] if run.records else None)
     if record is None:
         return dict(run.found.versions) if run.found is not None else {}
     device = record.device

@@ -91,8 +91,12 @@ def short(message: str, length: int = MAX_MESSAGE) -> str:
 
 def hover(lines: Sequence[str]) -> str:
     """Lines beside a chart's pointer: each wrapped, and shown letter by letter by plotly."""
-    wrapped = [part for line in lines if line for part in textwrap.wrap(line, _HOVER_WIDTH)]
+    wrapped = [part for line in lines if line for part in _wrapped(line)]
     return "<br>".join(plot_text(part) for part in wrapped)
+
+
+def _wrapped(line: str) -> list[str]:
+    return [line] if len(line) <= _HOVER_WIDTH else textwrap.wrap(line, _HOVER_WIDTH)
 
 
 def count(number: int, one: str) -> str:

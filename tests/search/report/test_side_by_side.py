@@ -93,11 +93,18 @@ def test_versions_that_differ_are_listed_and_no_others() -> None:
 
 def test_the_memory_of_a_run_stands_beside_what_it_may_take() -> None:
     runs: list[Step | Run] = [
-        run_of("one", record(8, allowed_bytes=512 * MIB)), run_of("two", record(16)),
+        run_of("one", record(8, allowed_bytes=4096 * MIB)), run_of("two", record(16)),
     ]  # fmt: skip
     figure = [p for p in section_of(runs, "run-rates").parts if isinstance(p, Chart)][1].figure
-    assert figure.data[1].x[0] == 0.5
+    assert figure.data[1].x[0] == 4
     assert figure.data[1].x[1] == pytest.approx(DEVICE.total_bytes / (1024 * MIB))
+
+
+def test_what_took_more_than_it_may_is_not_the_best() -> None:
+    over = record(64, allowed_bytes=4096 * MIB)
+    assert (over.used_bytes or 0) > 4096 * MIB
+    assert run_of("one", record(8), over).best == record(8)
+    assert run_of("one", over).best is None
 
 
 def test_an_estimate_stands_beside_the_probe_of_the_same_setting_on_its_card() -> None:
