@@ -14,18 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from search.loader.finding import find_loader
+    from search.report.frame import records_frame
     from search.report.report import report_estimate, write_report
+    from search.report.tensorboard import write_tensorboard
     from search.tuning import tune
 
 _HOMES = {
     "find_loader": "search.loader.finding",
+    "records_frame": "search.report.frame",
     "report_estimate": "search.report.report",
     "tune": "search.tuning",
     "write_report": "search.report.report",
+    "write_tensorboard": "search.report.tensorboard",
 }
 _PROBING = ("find_loader", "tune")
 
-__all__ = ["find_loader", "report_estimate", "tune", "write_report"]
+__all__ = [
+    "find_loader", "records_frame", "report_estimate", "tune", "write_report", "write_tensorboard",
+]  # fmt: skip
 
 
 def check_platform() -> None:

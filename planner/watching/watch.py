@@ -27,6 +27,7 @@ from planner.watching.judging import judge
 from planner.watching.loaders import Timed, time_in_place
 from planner.watching.log import LOG_FORMAT, LogFile, log_path
 from planner.watching.process import folder_of, rank_and_size, versions
+from planner.watching.scalars import summary_writer, write_scalars
 
 if TYPE_CHECKING:
     from planner.watching.device import Device, Scalar
@@ -75,6 +76,7 @@ class Watch:
         interval_seconds: float = INTERVAL_SECONDS,
         history: int = 0,
         writer: Any = None,
+        tensorboard: str | PathLike[str] | None = None,
         device: str | None = None,
     ) -> None:
         self._is_off = False
@@ -88,6 +90,7 @@ class Watch:
         self._interval_seconds = interval_seconds
         self._history = history
         self._writer = writer
+        self._tensorboard = tensorboard
         self._wanted = device
         self._is_open = self._is_timed = self._is_observed = False
         self._log: LogFile | None = None
@@ -266,6 +269,9 @@ class Watch:
 
         with self._survive("the plan cannot be read"):
             self._expected = read_expectation(self._plan)
+        if self._tensorboard is not None and self._writer is None and rank == 0:
+            with self._survive("TensorBoard's files cannot be written"):
+                self._writer = summary_writer(self._tensorboard)
         with self._survive("the device cannot be asked"):
             self._device = find_device(self._wanted)
         described = self._device.describe() if self._device else {}
@@ -327,7 +333,7 @@ class Watch:
                 self._event(name, event.message, **event.figures)
         self._true_now = set(seen)
         self._before = {**self._before, **{k: v for k, v in line.items() if v is not None}}
-        self._write_scalars(line)
+        write_scalars(self._writer, line, self._expected, self._num_steps)
 
     def _read_scalars(self, loss: Any, scaler: Any) -> dict[str, Any]:
         if loss is None and scaler is None:
@@ -347,15 +353,6 @@ class Watch:
         for key in ("alloc_retries", "ooms"):
             if line.get(key):
                 self._peaks[key] = line[key]
-
-    def _write_scalars(self, line: dict[str, Any]) -> None:
-        add = getattr(self._writer, "add_scalar", None)
-        if add is None:
-            return
-        shown = ("images_per_second", "wait_share", "peak_allocated_bytes", "peak_reserved_bytes")
-        for key in shown:
-            if line.get(key) is not None:
-                add(f"planner/{key}", line[key], self._num_steps)
 
     def _event(self, name: str, message: str, **figures: Any) -> None:
         self._counts[name] += 1
@@ -406,6 +403,9 @@ class Watch:
         })  # fmt: skip
         if self._log is not None:
             self._log.close()
+        if self._tensorboard is not None and self._writer is not None:
+            self._writer.close()  # ours; one that the loop has is the loop's to close
+            self._writer = None
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._log is None or self._process != os.getpid():
@@ -459,6 +459,7 @@ def watch(
     interval_seconds: float = INTERVAL_SECONDS,
     history: int = 0,
     writer: Any = None,
+    tensorboard: str | PathLike[str] | None = None,
     device: str | None = None,
 ) -> Watch:
     """Watch a training: `with planner.watch("run") as watch:`, and `watch.step(images)` after each
@@ -468,12 +469,13 @@ def watch(
     Estimate, the file of `planner estimate --json`, or None. `folder` is where `watch.jsonl` goes:
     the plan's own, or else the current one. `history` is how many events of the allocator are kept
     with their stacks for a snapshot at an out-of-memory error; 0 keeps none, and the snapshot then
-    says sizes only. `writer` is a TensorBoard writer that the loop already has. `device` is
-    "cuda:N" or "cpu": the current one, where None. Raises nothing.
+    says sizes only. `writer` is a TensorBoard writer that the loop already has; `tensorboard` is
+    a folder for one of its own (of rank 0). `device` is "cuda:N" or "cpu": the current one, where
+    None. Raises nothing.
     """
     return Watch(
         plan, folder, interval_seconds=interval_seconds, history=history, writer=writer,
-        device=device,
+        tensorboard=tensorboard, device=device,
     )  # fmt: skip
 
 

@@ -317,7 +317,37 @@ def test_a_writer_that_the_loop_has_is_written_to(tmp_path: Path) -> None:
 
     writer = Writer()
     run_loop(planner.watch(folder=tmp_path, writer=writer, interval_seconds=0))
-    assert set(writer.seen) == {"planner/images_per_second", "planner/wait_share"}
+    assert set(writer.seen) >= {"planner/images_per_second", "planner/wait_share"}
+
+
+def test_a_folder_for_tensorboard_holds_the_loop_and_its_plan(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    plan = planner.estimate("native:swin_tiny", gpu="rtx 3090", batch_size=4)
+    run_loop(planner.watch(plan, tmp_path, tensorboard=tmp_path / "board", interval_seconds=0))
+    found = EventAccumulator(str(tmp_path / "board"))
+    found.Reload()
+    intervals = of_kind(tmp_path, "interval")
+    for key in ("images_per_second", "step_seconds", "wait_share"):
+        shown = [(e.step, e.value) for e in found.Scalars(f"planner/{key}")]
+        said = [(line["step"], line[key]) for line in intervals if key in line]
+        assert [step for step, _ in shown] == [step for step, _ in said]
+        assert [value for _, value in shown] == pytest.approx(
+            [value for _, value in said], rel=1e-4
+        )
+    assert plan.throughput is not None
+    planned = found.Scalars("planner/planned_images_per_second")
+    assert planned[0].value == pytest.approx(plan.throughput.images_per_second, rel=1e-5)
+    reserved = found.Scalars("planner/planned_peak_reserved_bytes")
+    assert reserved[0].value == pytest.approx(plan.peak_reserved_bytes, rel=1e-5)
+
+
+def test_a_folder_that_tensorboard_cannot_have_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "board").write_text("a file where the folder should be")
+    run_loop(planner.watch(folder=tmp_path, tensorboard=tmp_path / "board", interval_seconds=0))
+    assert end(tmp_path)["status"] == "finished"
+    assert any("TensorBoard" in fault for fault in end(tmp_path)["faults"])
 
 
 def test_nothing_is_imported_before_a_watch_is_made() -> None:
