@@ -85,7 +85,7 @@ def run_lead(run: Run) -> str:
     if best is None:
         if found is not None:
             return f"Nothing to recommend: {found.advice or found.stopped_because}"
-        return f"Nothing fits yet, after {probes}."
+        return f"Nothing fits, after {probes}." if run.records else "No probe of a setting is kept."
     rate = best.world_images_per_second or 0.0
     setting = best.setting
     images = setting.batch_size * setting.accumulate * setting.world_size
@@ -95,7 +95,7 @@ def run_lead(run: Run) -> str:
         between = f" ({low:.4g} to {high:.4g})"
     said = f"{describe_setting(setting)}: {rate:.4g} {run.unit}/s{between}"
     if found is None or found.setting is None:
-        return f"Still running, or ended early: after {probes} the fastest is {said}."
+        return f"No recommendation yet: of {probes} the fastest is {said}."
     gain = f", {found.gain:.2f} × the plain default" if found.gain is not None else ""
     return f"Recommended: {said}{gain}."
 

@@ -15,7 +15,7 @@ from search.report.side_by_side import beside_group
 
 # Beyond so many subjects a page compares them all, and shows these only one by one: it stays under
 # 5 MB, and readable.
-MOST_GROUPS = 8
+MOST_GROUPS = 6
 
 
 def make_page(subjects: Sequence[Subject], title: str = "") -> Page:

@@ -10,7 +10,7 @@ from planner.page.plotting import CYCLE, GREY, new_figure, plot_text
 from planner.report.pages.bars import bars_figure, bars_height
 from planner.report.pages.time_tree import time_tree
 from planner.report.tables import unit
-from planner.report.time import bound_text, ranked
+from planner.report.time import ranked, shares
 from planner.throughput.parts import Cost
 from planner.throughput.result import Throughput, datasheet_rates, exchanges_of, step_costs
 from planner.throughput.timeline import OTHERS, WAITING
@@ -81,7 +81,7 @@ def _sentence(step: Step, time: Throughput) -> str:
     return (
         f"Predicted, not measured: a step takes {format_seconds(time.step_seconds)}, which is "
         f"{rate_text(time, unit(step.estimate.model)).replace(' predicted', '')}. "
-        f"{bound_text('the step', time.bound_seconds)}."
+        f"What bounds it: {shares(time.bound_seconds)}."
     )
 
 
@@ -93,8 +93,8 @@ def _facts(step: Step, time: Throughput) -> list[tuple[str, str]]:
         ("Rate of one device", f"{_count(rate * low)} to {_count(rate * high)} {what}/s"),
     ]
     if time.peak_share is not None and step.gpu is not None:
-        share = f"{time.peak_share:.1%} of what {step.gpu.title} does at most in this precision"
-        facts.append(("Matrix units", f"{time.matrix_flops / 1e12:,.3g} TFLOPs a step, {share}"))
+        share = f"{time.peak_share:.1%} of the FLOP/s that {step.gpu.title} has in this precision"
+        facts.append(("Matrix units", f"{time.matrix_flops / 1e12:,.3g} TFLOPs a step: {share}"))
     sent = time.communication
     if sent is not None:
         facts += [

@@ -192,7 +192,7 @@ def _memory(steps: Sequence[Step], names: Sequence[str], key: str) -> Chart:
     limits = [step.estimate.budget_bytes for step in steps]
     if any(limits):
         traces.append(limit_marks(names, limits, "limit"))
-    figure = bars_figure(traces, "GiB on the device", names)
+    figure = bars_figure(traces, "GiB", names)
     height = bars_height(len(steps), len(traces))
     said = "What each needs at its peak, by category"
     said += "; the upright marks are what its card has." if any(limits) else "."
@@ -235,8 +235,9 @@ def _rates(steps: Sequence[Step], names: Sequence[str], key: str) -> Chart:
             )
         )
     what = unit(steps[0].estimate.model)
-    figure = bars_figure(traces, f"{what}/s of all devices", names)
-    said = f"Predicted {what} a second of each, with the range in which they are expected."
+    figure = bars_figure(traces, f"{what}/s", names)
+    all_of = " on all its devices" if any(s.estimate.setting.world_size > 1 for s in steps) else ""
+    said = f"Predicted {what} a second of each{all_of}, with the range in which they are expected."
     return Chart(key, figure, said, bars_height(len(steps)))
 
 
