@@ -185,7 +185,7 @@ def _memory(
         0,
         *(bisect_left(walked.events, event) - steady_from + 1 for event in live.events[1:]),
     ]
-    times = _times(ledger, live.events, step)
+    times = times_of_moves(ledger, live.events, step)
     categories = [c for c in CATEGORIES if max(live.by_category[c])]
     for point, at in _shown(times, live.total):
         entry = entries[point]
@@ -199,7 +199,7 @@ def _counter(name: str, at: int, series: dict[str, int]) -> Event:
     return {"ph": "C", "name": name, "pid": PROCESS, "ts": at / 1000, "args": series}
 
 
-def _times(ledger: Ledger, events: Sequence[int], step: StepSpans) -> list[int]:
+def times_of_moves(ledger: Ledger, events: Sequence[int], step: StepSpans) -> list[int]:
     """Of each of the step's allocations and releases, the nanosecond at which the device begins the
     operation that follows it."""
     starts = step.starts()

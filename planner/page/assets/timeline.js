@@ -23,7 +23,7 @@ page.timeline.source = (key) => {
     for (const name of data.stack) source.values[name].forEach((value, i) => { live[i] += value; });
     source.values.live = live;
     source.whole = source;
-    if (data.seconds) source.clock = sum(data.seconds).map((nanoseconds) => nanoseconds / 1e6);
+    if (data.nanoseconds.length) source.clock = sum(data.nanoseconds).map((each) => each / 1e6);
   }
   page.timeline.sources.set(key, source);
   return source;
@@ -120,7 +120,6 @@ page.scripts.timeline = (target, drawing) => {
       update.y.push(fixed ? trace.y : Array.from(points, (i) => (source.values[series] ?? whole.values[series])[i] / per));
       update.text.push(trace.hoverinfo === "text" ? Array.from(points, (i) => page.timeline.text(whole, i)) : null);
     });
-    target.points = points;
     return Plotly.restyle(target, update, traces);
   };
 
@@ -148,10 +147,10 @@ page.scripts.timeline = (target, drawing) => {
     await resample();
     await Plotly.relayout(target, bands());
     busy = false;
-    target.dispatchEvent(new Event("resampled"));
+    target.dataset.resampled = Number(target.dataset.resampled ?? 0) + 1;
   };
   target.on("plotly_relayout", (change) => {
-    if (busy || !Object.keys(change).some((name) => name.startsWith("xaxis"))) return;
+    if (busy || !Object.keys(change).some((name) => /^xaxis\.(range|autorange)/.test(name))) return;
     redraw(change["xaxis.autorange"] ? [0, end()] : null);
   });
   target.on("plotly_doubleclick", () => { redraw([0, end()]); return false; });
@@ -177,14 +176,15 @@ page.scripts.timeline = (target, drawing) => {
   });
   if (whole.clock) {
     const [byEvent, byTime] = ["by event", "by predicted time"].map((name, number) =>
-      add(name, () => {
+      add(name, async () => {
         const [low, high] = target.layout.xaxis.range;
         const [from, to] = [low, high].map((x) => page.timeline.pointAt(clock, count, x));
         clock = number ? whole.clock : null;
         byEvent.setAttribute("aria-pressed", String(!number));
         byTime.setAttribute("aria-pressed", String(!!number));
-        Plotly.relayout(target, {
+        await Plotly.relayout(target, {
           "xaxis.title.text": number ? "predicted milliseconds of the device" : "allocations and releases, in order",
+          "xaxis.tickformat": number ? "" : ",d", "xaxis.hoverformat": number ? ".2f" : ",.0f",
           "xaxis.maxallowed": end(),
         });
         redraw([xOf(from), xOf(to)]);

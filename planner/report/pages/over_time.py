@@ -22,9 +22,12 @@ from planner.page.plotting import (
     new_figure,
     plot_text,
 )
+from planner.report.chrome_trace import times_of_moves
 from planner.report.colours import COLOURS, STACK
 from planner.report.pages.course import Course
 from planner.report.pages.recomputation import RECOMPUTATION, UPDATE
+from planner.throughput.result import datasheet_rates, exchanges_of
+from planner.throughput.spans import step_spans
 from planner.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -44,8 +47,8 @@ def over_time(step: Step, course: Course, key: str) -> Section:
     """Live bytes by category and what the allocator reserves; by stream where there are several."""
     parts: list[Part] = [
         Chart(
-            f"{key}-memory", _figure(step, course), _said(step, course), 520, SCRIPT,
-            timeline_data(course),
+            f"{key}-memory-chart", _figure(step, course), _said(step, course), 520, SCRIPT,
+            timeline_data(course, clock(step, course)),
         )
     ]  # fmt: skip
     parts += [Text(line, "note") for line in _notes(step, course)]
@@ -54,9 +57,25 @@ def over_time(step: Step, course: Course, key: str) -> Section:
     return Section("memory", "Memory over the step", parts)
 
 
-def timeline_data(course: Course) -> dict[str, Any]:
+def clock(step: Step, course: Course) -> list[int]:
+    """The nanosecond of each point, from the device's first operation of the step on: when it
+    begins the operation that follows the point. Empty where no time is predicted, or where the
+    device runs the operations in another order."""
+    rates = datasheet_rates(step.gpu)
+    if rates is None:
+        return []
+    ledger, setting = step.ledger, step.estimate.setting
+    exchanges = exchanges_of(ledger, setting, step.gpu, step.link)
+    spans = step_spans(ledger, setting, rates, exchanges)
+    times = times_of_moves(ledger, course.live.events, spans)
+    in_order = all(a <= b for a, b in pairwise(times))
+    return [time - times[0] for time in times] if in_order else []
+
+
+def timeline_data(course: Course, times: Sequence[int] = ()) -> dict[str, Any]:
     """What the chart's script needs: every point, in units of 512 B and as differences (the first
-    entry is the value at point 0); words are numbers of `words`, and shown as they are."""
+    entry is the value at point 0); words are numbers of `words`, and shown as they are. `times` are
+    the points' nanoseconds."""
     live, words = course.live, Words()
     series: dict[str, Sequence[int]] = {c: live.by_category[c] for c in shown_categories(course)}
     series |= {"allocated": course.allocated, "reserved": course.reserved}
@@ -83,6 +102,7 @@ def timeline_data(course: Course) -> dict[str, Any]:
             }
             for phase, micro in zip(live.phases, course.micro_batches, strict=True)
         ],
+        "nanoseconds": [b - a for a, b in pairwise([0, *times])],
         "stretches": [[s.kind, s.start, s.stop] for s in course.stretches],
         "words": words.known,
     }
@@ -336,7 +356,7 @@ def _by_stream(course: Course, key: str) -> list[Part]:
         "What each CUDA stream has alive and reserved: no memory of one stream's pool serves "
         "another, so that their peaks add up."
     )
-    data = {"of": f"{key}-memory", "series": series}
+    data = {"of": f"{key}-memory-chart", "series": series}
     peak = course.live.peak
     rows: list[list[Cell]] = [
         [
@@ -352,6 +372,6 @@ def _by_stream(course: Course, key: str) -> list[Part]:
     ]  # fmt: skip
     headers = ["stream", "alive at the peak", "alive at most", "reserved at most"]
     return [
-        Chart(f"{key}-streams", figure, said, 360, SCRIPT, data),
+        Chart(f"{key}-streams-chart", figure, said, 360, SCRIPT, data),
         Table(headers, rows, "Memory by stream"),
     ]

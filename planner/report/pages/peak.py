@@ -26,7 +26,11 @@ def peak(step: Step, course: Course, key: str) -> Section:
     """What is alive at the instant of the most."""
     live = course.live
     alive = alive_at(step.ledger, live.events[live.peak])
-    parts: list[Part] = [Text(_sentence(step, alive)), _tree(alive, f"{key}-peak"), _table(alive)]
+    parts: list[Part] = [
+        Text(_sentence(step, alive)),
+        _tree(alive, f"{key}-peak-chart"),
+        _table(alive),
+    ]
     return Section("peak", "What is alive at the peak", parts)
 
 

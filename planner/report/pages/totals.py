@@ -48,7 +48,7 @@ def totals(step: Step, key: str) -> Section:
     estimate = step.estimate
     bars = waterfall(estimate)
     parts: list[Part] = [
-        Chart(f"{key}-totals", _figure(estimate, bars), _said(estimate), 90 + 30 * len(bars)),
+        Chart(f"{key}-totals-chart", _figure(estimate, bars), _said(estimate), 90 + 30 * len(bars)),
         Facts(_meanings(estimate)),
         *(_list("Assumed", estimate.assumed)),
         *(_list("Left out", estimate.left_out)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import accumulate, pairwise
@@ -22,7 +23,7 @@ from planner.page.contents import Chart, Folded, Group, Page, Part, Section, Tab
 from planner.page.rendering import page_html
 from planner.report.pages.alive import STAYS, Alive, alive_at, alive_tree, equal_ones
 from planner.report.pages.course import Course, step_course
-from planner.report.pages.over_time import limit_of, shown_categories, thinned, timeline_data
+from planner.report.pages.over_time import clock, limit_of, shown_categories, thinned, timeline_data
 from planner.report.pages.recomputation import RECOMPUTATION, UPDATE, find_stretches
 from planner.report.pages.step import Step, step_group
 from planner.report.pages.totals import waterfall
@@ -94,6 +95,28 @@ def test_every_point_of_the_ledger_is_on_the_page(name: str) -> None:
         (p.start, p.stop) for p in live.phases
     ]
     assert data["phases"][-1]["stop"] == len(sums) == len(series["reserved"])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_time_runs_from_the_first_operation_to_the_end_of_the_step(name: str) -> None:
+    step, course = swin_step(name), course_of(name)
+    times = clock(step, course)
+    assert len(times) == len(course.live.total)
+    assert times[0] == 0
+    assert times == sorted(times)
+    predicted = step.estimate.throughput
+    assert predicted is not None
+    # Of two micro-batches both are recorded; a validation follows the step.
+    assert times[-1] / 1e9 <= predicted.step_seconds * 1.001
+    assert times[-1] / 1e9 > predicted.step_seconds * 0.7
+    decoded_times = list(accumulate(timeline_data(course, times)["nanoseconds"]))
+    assert decoded_times == times
+
+
+def test_there_is_no_time_without_a_device() -> None:
+    step = swin_step("plain", gpu=None)
+    assert clock(step, step_course(step)) == []
+    assert timeline_data(step_course(step))["nanoseconds"] == []
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -271,7 +294,7 @@ def test_what_is_drawn_at_first_is_the_thinned_ledger() -> None:
     charts = {
         p.key: p for p in parts_of(step_group(swin_step("fsdp"), "g1")) if isinstance(p, Chart)
     }
-    figure = json.loads(charts["g1-memory"].figure.to_json())
+    figure = json.loads(charts["g1-memory-chart"].figure.to_json())
     points = thinned(course)
     traces = {
         trace["meta"]["series"]: trace for trace in figure["data"] if "series" in trace["meta"]
@@ -281,8 +304,8 @@ def test_what_is_drawn_at_first_is_the_thinned_ledger() -> None:
     for category in shown_categories(course):
         expected = [course.live.by_category[category][i] / scale for i in points]
         assert (traces[category]["x"], traces[category]["y"]) == (points, expected)
-    streams = charts["g1-streams"]
-    assert streams.data["of"] == "g1-memory"
+    streams = charts["g1-streams-chart"]
+    assert streams.data["of"] == "g1-memory-chart"
     assert {
         trace["meta"]["series"] for trace in json.loads(streams.figure.to_json())["data"]
     } == set(streams.data["series"])
@@ -311,6 +334,13 @@ def test_hostile_paths_are_shown_as_text() -> None:
         assert raw not in plain, raw
     html = page_html(Page("t", "", [group]))
     assert "<img src=x" not in html
+
+
+def test_every_place_of_a_page_has_an_anchor_of_its_own() -> None:
+    anchors = re.findall(
+        r' id="([^"]*)"', page_html(Page("t", "", [step_group(swin_step("fsdp"), "g1")]))
+    )
+    assert sorted(anchors) == sorted(set(anchors))
 
 
 def test_a_small_page_of_a_large_model() -> None:

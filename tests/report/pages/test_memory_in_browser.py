@@ -1,0 +1,199 @@
+"""The step's chart in Chromium: what is drawn after zooming is what the ledger says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.page.contents import Page
+from planner.page.rendering import page_html
+from planner.report.pages.course import Course, step_course
+from planner.report.pages.over_time import clock
+from planner.report.pages.step import Step, step_group
+from planner.units import GIB, MIB
+from tests.page.browser import looking_at, take_picture, unreadable, until
+from tests.report.pages.test_memory import hostile_step, swin_step
+
+pytestmark = pytest.mark.browser
+
+FIGURE, STREAMS = "[data-chart=g1-memory-chart]", "[data-chart=g1-streams-chart]"
+CHART = f'document.querySelector("{FIGURE} .drawing")'
+
+
+def written(step: Step, folder: Path) -> Path:
+    path = folder / "report.html"
+    page = Page("Swin-T", "", [step_group(step, "g1")])
+    path.write_text(page_html(page), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def course() -> Course:
+    return step_course(swin_step("fsdp"))
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Any]:
+    with looking_at(written(swin_step("fsdp"), tmp_path)) as page:
+        page.locator(FIGURE).scroll_into_view_if_needed()
+        until(page, f"{CHART}.dataset.resampled >= 1")
+        yield page
+
+
+def drawn(page: Any, series: str) -> tuple[list[float], list[float]]:
+    """x and y of a trace of the chart, as they are drawn now."""
+    x, y = page.evaluate(
+        f"""() => {{
+          const trace = {CHART}.data.find((each) => each.meta.series === "{series}");
+          return [Array.from(trace.x), Array.from(trace.y)];
+        }}"""
+    )
+    return x, y
+
+
+def after(page: Any, act: Any) -> None:
+    """What an action draws is drawn."""
+    before = page.evaluate(f"() => Number({CHART}.dataset.resampled)")
+    act()
+    until(page, f"Number({CHART}.dataset.resampled) > {before}")
+
+
+def hovered(page: Any) -> str:
+    """What the pointer says, its lines with spaces between."""
+    lines = page.locator(f"{FIGURE} .hoverlayer tspan").all_text_contents()
+    return " ".join(" ".join(lines).split())
+
+
+def check_drawn(page: Any, course: Course, start: int, stop: int) -> None:
+    """Each course's maximum from `start` to `stop` is the drawn one, and what is drawn is true."""
+    live = course.live
+    scale = GIB if max(course.reserved) >= GIB else MIB
+    for series, values in (("live", live.total), ("reserved", course.reserved)):
+        x, y = drawn(page, series)
+        assert y == [values[int(point)] / scale for point in x]
+        within = [value for point, value in zip(x, y, strict=True) if start <= point <= stop]
+        assert max(within) == max(values[start : stop + 1]) / scale
+        assert x[0] <= start
+        assert x[-1] >= stop
+
+
+def test_the_whole_step_is_drawn_to_the_width_of_the_chart(page: Any, course: Course) -> None:
+    check_drawn(page, course, 0, len(course.live.total) - 1)
+    x, _ = drawn(page, "live")
+    width = page.evaluate(f"() => {CHART}._fullLayout._size.w")
+    assert 0.5 * width < len(x) <= 2 * width + 2 < len(course.live.total)
+    assert course.live.peak in x
+
+
+def test_what_is_zoomed_into_is_resampled(page: Any, course: Course) -> None:
+    start, stop = 700, 1100
+    zoom = f"() => Plotly.relayout({CHART}, {{'xaxis.range': [{start}, {stop}]}})"
+    after(page, lambda: page.evaluate(zoom))
+    check_drawn(page, course, start, stop)
+    x, _ = drawn(page, "live")
+    # So near, every point is drawn.
+    assert x == list(range(start - 1, stop + 1))
+    # Dragging over the chart zooms too, and a double click leads back.
+    box = page.locator(f"{FIGURE} .nsewdrag").first.bounding_box()
+    middle = box["y"] + box["height"] / 2
+
+    def drag() -> None:
+        page.mouse.move(box["x"] + 0.25 * box["width"], middle)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.75 * box["width"], middle, steps=4)
+        page.mouse.up()
+
+    after(page, drag)
+    low, high = page.evaluate(f"() => {CHART}.layout.xaxis.range")
+    assert start < low < high < stop
+    check_drawn(page, course, round(low) + 1, round(high) - 1)
+    after(page, lambda: page.mouse.dblclick(box["x"] + 0.5 * box["width"], middle))
+    check_drawn(page, course, 0, len(course.live.total) - 1)
+
+
+def test_buttons_lead_to_the_phases(page: Any, course: Course) -> None:
+    for phase in course.live.phases[:3]:
+        button = page.locator(f"{FIGURE} .zooms").get_by_text(phase.name, exact=True)
+        button.focus()
+        after(page, lambda: page.keyboard.press("Enter"))
+        check_drawn(page, course, phase.start, phase.stop)
+        low, high = page.evaluate(f"() => {CHART}.layout.xaxis.range")
+        assert (low, high) == (phase.start, phase.stop)
+    after(page, lambda: page.get_by_role("button", name="whole step").first.click())
+    check_drawn(page, course, 0, len(course.live.total) - 1)
+
+
+def test_the_axis_may_be_the_predicted_time(page: Any, course: Course) -> None:
+    times = [each / 1e6 for each in clock(swin_step("fsdp"), course)]
+    assert times[-1] > 0
+    button = page.locator(f"{FIGURE} .zooms").get_by_text("by predicted time")
+    after(page, button.click)
+    assert button.get_attribute("aria-pressed") == "true"
+    x, y = drawn(page, "live")
+    assert x[-1] == pytest.approx(times[-1])
+    assert max(y) * MIB == course.live.peak_bytes
+    assert page.evaluate(f"() => {CHART}.layout.xaxis.range") == [0, pytest.approx(times[-1])]
+    after(page, page.locator(f"{FIGURE} .zooms").get_by_text("backward", exact=True).click)
+    backward = course.live.phases[1]
+    _, y = drawn(page, "live")
+    assert max(y) * MIB == max(course.live.total[backward.start : backward.stop])
+    after(page, page.locator(f"{FIGURE} .zooms").get_by_text("by event").click)
+    low, high = page.evaluate(f"() => {CHART}.layout.xaxis.range")
+    # Points of one time are shown together.
+    assert times[low] == times[backward.start]
+    assert times[high] == times[backward.stop]
+
+
+def test_the_pointer_says_what_happens(page: Any, course: Course) -> None:
+    peak = course.live.peak
+    place = f"""() => {{
+      const chart = {CHART}, box = chart.getBoundingClientRect(), axis = chart._fullLayout.xaxis;
+      return [box.x + axis._offset + axis.d2p({peak}), box.y + 200];
+    }}"""
+    after(page, lambda: page.evaluate(
+        f"() => Plotly.relayout({CHART}, {{'xaxis.range': [{peak - 30}, {peak + 30}]}})"
+    ))  # fmt: skip
+    page.mouse.move(*page.evaluate(place))
+    page.wait_for_selector(f"{FIGURE} .hoverlayer .hovertext")
+    said = hovered(page)
+    move = course.moves[peak - 1]
+    assert f"event {peak:,} of {len(course.moves):,}" in said
+    assert f"of {move.category.replace('_', ' ')}" in said
+    assert move.path in said
+    assert move.label.removeprefix("aten.") in said
+    assert "reserved" in said
+
+
+def test_a_theme_leaves_what_is_zoomed_and_streams_have_buttons_too(
+    page: Any, course: Course
+) -> None:
+    phase = course.live.phases[1]
+    after(page, page.locator(f"{FIGURE} .zooms").get_by_text("backward", exact=True).click)
+    page.locator("#theme").click()
+    check_drawn(page, course, phase.start, phase.stop)
+    page.locator(STREAMS).scroll_into_view_if_needed()
+    streams = f'document.querySelector("{STREAMS} .drawing")'
+    until(page, f"{streams}.dataset.resampled >= 1")
+    page.locator(f"{STREAMS} .zooms").get_by_text("forward", exact=True).click()
+    until(page, f"{streams}.dataset.resampled >= 2")
+
+
+@pytest.mark.parametrize("form", ["light", "dark", "narrow"])
+def test_a_step_can_be_read(form: str, tmp_path: Path) -> None:
+    with looking_at(written(swin_step("fsdp"), tmp_path), form) as page:
+        take_picture(page, tmp_path, f"step-{form}")
+        assert unreadable(page) == []
+
+
+def test_hostile_names_are_text_under_the_pointer(tmp_path: Path) -> None:
+    with looking_at(written(hostile_step(), tmp_path)) as page:
+        page.locator(FIGURE).scroll_into_view_if_needed()
+        until(page, f"{CHART}.dataset.resampled === '1'")
+        box = page.locator(f"{FIGURE} .nsewdrag").first.bounding_box()
+        page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 0.5 * box["height"])
+        page.wait_for_selector(f"{FIGURE} .hoverlayer .hovertext")
+        assert "<img src=x" in hovered(page)
+        assert page.locator("img").count() == 0
