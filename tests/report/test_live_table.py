@@ -16,6 +16,7 @@ from planner.report.standing import NUM_ENDED, Ended, Standing, after, doing_tex
 from search.progress import Progress, step_progress
 from search.study.records import format_record
 from search.tuning import tune
+from tests.live_picture import PICTURE, Recorded, draw
 from tests.search.tables import invented_table
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -150,3 +151,15 @@ def test_events_of_a_worker_and_notes() -> None:
     assert after(standing, step_progress("of a later worker", 0, None), 1.0).doing == (
         "of a later worker"
     )
+
+
+def test_the_picture_names_no_host_and_no_font_of_anybody() -> None:
+    show = Recorded("planner tune [red]a")
+    show.lines, show.taken = ["[search] probe 1 of 9: batch 4"], (at_work(), 100.0)
+    for picture in (draw(show), PICTURE.read_text(encoding="utf-8")):
+        assert "http" not in picture.replace('xmlns="http://www.w3.org/2000/svg"', "")
+        assert "@font-face" not in picture
+        assert "url(" not in picture.replace("url(#live-", "")
+        words = re.sub(r"<[^>]*>", " ", picture).replace("&#160;", " ")
+        assert "timing steps: " in words
+        assert "Ctrl-C ends with the best so far" in words

@@ -1,0 +1,103 @@
+"""Draws docs/pictures/live.svg anew: the live table of a real search, while its probe runs.
+
+    python -m tests.live_picture
+
+It probes a small Swin on this machine's CPU, for a minute or some, and stops in the middle of a
+probe: what is drawn is what a terminal showed then. The file names no font and no host of anybody.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import tempfile
+import time
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
+
+from planner.cli import main
+from planner.cli import tune as tune_file
+from planner.cli.progress import Show
+from planner.report.live_table import live_table
+from planner.report.standing import Standing
+
+PICTURE = Path(__file__).parents[1] / "docs/pictures/live.svg"
+COMMAND = (
+    "planner tune native:swin_tiny --image-size 32 --set embed_dim=16 --set depths=1,1 "
+    "--set num_heads=1,2 --set window_size=4 --batch-size 4,8,16,32 --precision fp32,bf16 "
+    "--checkpointing none,blocks --compile off --optimizer adamw --device cpu --budget 10m"
+)
+COLUMNS, NUM_LINES = 108, 7
+PROBES_BEFORE, STEPS_BEFORE = 5, 4  # the moment: in the sixth probe, once four steps were timed
+FONTS = 'ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace'
+
+
+class Recorded(Show):
+    """Keeps what a terminal would show, and ends the search at the moment of the picture."""
+
+    def __init__(self, heading: str) -> None:
+        super().__init__(heading)
+        self.lines: list[str] = []
+        self.taken: tuple[Standing, float] | None = None
+
+    def say(self, line: str) -> None:
+        if self.taken is None:
+            self.lines.append(line)
+
+    def stand(self, standing: Standing) -> None:
+        super().stand(standing)
+        steps = re.search(r"timing steps: (\d+) so far", standing.doing)
+        is_late = steps is not None and int(steps[1]) >= STEPS_BEFORE
+        if standing.num_done >= PROBES_BEFORE and is_late and self.taken is None:
+            self.taken = standing, time.monotonic()
+            raise KeyboardInterrupt
+
+
+def search() -> Recorded:
+    """The search of COMMAND up to the moment."""
+    shown: list[Recorded] = []
+
+    def show_on(heading: str, quiet: bool) -> Recorded:
+        shown.append(Recorded(heading))
+        return shown[0]
+
+    tune_file.show_on = show_on  # type: ignore[assignment]
+    with tempfile.TemporaryDirectory() as folder:
+        main([*shlex.split(COMMAND)[1:], "--output", folder])
+    return shown[0]
+
+
+def draw(show: Recorded) -> str:
+    """The command, the last lines and the table, as rich's picture of a terminal."""
+    assert show.taken is not None, "the search ended before its moment: probe more settings"
+    console = Console(
+        file=io.StringIO(), record=True, width=COLUMNS, force_terminal=True,
+        color_system="truecolor", markup=False, emoji=False, highlight=False,
+    )  # fmt: skip
+    console.print(Text(f"$ {COMMAND}", style="bold"))
+    for line in show.lines[-NUM_LINES:]:
+        console.print(Text(line))
+    console.print(live_table(*show.taken, COLUMNS, 24))
+    found = console.export_svg(
+        title="planner tune", theme=MONOKAI, code_format=without_fonts(), unique_id="live"
+    )
+    return "\n".join(line.rstrip() for line in found.splitlines()) + "\n"
+
+
+def without_fonts() -> str:
+    """rich's frame, with the monospaced font of whoever looks in place of one from elsewhere."""
+    bare = re.sub(r"@font-face \{\{.*?\}\}\n?", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    bare = re.sub(r"font-family: (Fira Code|arial)[^;]*;", f"font-family: {FONTS};", bare)
+    return re.sub(r"<!-- Generated with Rich [^>]*-->", "", bare)
+
+
+if __name__ == "__main__":
+    picture = draw(search())
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_text(picture, encoding="utf-8")
+    print(f"{PICTURE}: {len(picture)} bytes")
