@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from planner.page.contents import Group
 from search.report.answer import answer
+from search.report.axes import axes_sections
 from search.report.environment import environment
+from search.report.expected import expected_sections
 from search.report.feeding import feeding
 from search.report.front import front
 from search.report.loader import loader
@@ -21,6 +23,8 @@ def run_group(run: Run, key: str, title: str = "") -> Group:
         *front(run, key),
         *reasons(run),
         *probes(run, key),
+        *expected_sections(run, key),
+        *axes_sections(run, key),
         *feeding(run, key),
         *loader(run, key),
         *trainers(run, key),
