@@ -30,7 +30,7 @@ page.template = () => {
   const [ink, soft, line, rule, panel] = ["--ink", "--soft", "--line", "--rule", "--panel"].map(page.colour);
   const axis = {
     gridcolor: line, linecolor: rule, zerolinecolor: line, tickcolor: rule, automargin: true,
-    tickfont: { color: soft }, title: { font: { color: soft }, standoff: 12 }, ticks: "", zeroline: false,
+    tickfont: { color: soft }, title: { font: { color: soft, size: 13 }, standoff: 12 }, ticks: "", zeroline: false,
   };
   const bar = { outlinewidth: 0, thickness: 14, tickfont: { color: soft } };
   return {
