@@ -62,7 +62,7 @@ def test_every_text_is_readable_and_every_control_has_a_name(showcase: Path, for
         assert unreadable(page) == []
         assert nameless(page) == []
         page.locator("#theme").click()
-        settle(page)
+        scroll_through(page)
         assert unreadable(page) == []
 
 
@@ -207,6 +207,19 @@ def test_the_theme_is_kept_for_the_visit_and_colours_the_charts(showcase: Path) 
         page.reload()
         settle(page)
         assert button.inner_text() == "Light theme"
+
+
+def test_a_chart_out_of_sight_takes_the_colours_when_it_is_seen(tmp_path: Path) -> None:
+    ink = "getComputedStyle(document.querySelector('[data-chart=g1-memory] .legendtext')).fill"
+    with looking_at(written(pages.side_by_side(), tmp_path)) as page:
+        scroll_through(page)
+        light = page.evaluate(ink)
+        page.evaluate("scrollTo({ top: document.body.scrollHeight, behavior: 'instant' })")
+        until(page, "!page.near.has(document.querySelector('[data-chart=g1-memory]'))")
+        page.evaluate("document.getElementById('theme').click()")
+        assert page.evaluate(ink) == light
+        page.locator("[data-chart=g1-memory]").scroll_into_view_if_needed()
+        until(page, f"{ink} !== '{light}'")
 
 
 def test_a_browser_that_keeps_nothing_for_files_changes_the_theme_all_the_same(

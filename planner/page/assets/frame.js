@@ -126,8 +126,7 @@ page.print = (yes) => {
   if (page.ready && yes) document.querySelectorAll("[data-chart]").forEach(page.draw);
   for (const target of page.drawn()) {
     const size = yes ? { width: page.PAPER_PX, autosize: false } : { width: null, autosize: true };
-    Plotly.relayout(target, { template: page.template(), ...size });
-    target.dispatchEvent(new Event("theme"));
+    page.colourAnew(target, size);
   }
 };
 

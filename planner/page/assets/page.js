@@ -81,12 +81,26 @@ page.draw = (figure) => {
 
 page.drawn = () => [...document.querySelectorAll("[data-drawn] > .drawing")];
 
-// Drawn charts take the theme's colours; what was zoomed stays so.
+page.near = new Set(); // charts in view, or nearly
+
+// A drawn chart takes the theme's colours; what was zoomed stays so.
+page.colourAnew = (target, size = {}) => {
+  delete target.parentElement.dataset.stale;
+  Plotly.relayout(target, { template: page.template(), ...size });
+  target.dispatchEvent(new Event("theme"));
+};
+
+// A chart takes tenths of a second, and so those that are not seen wait until they are.
 page.recolour = () => {
   for (const target of page.drawn()) {
-    Plotly.relayout(target, { template: page.template() });
-    target.dispatchEvent(new Event("theme"));
+    if (page.near.has(target.parentElement)) page.colourAnew(target);
+    else target.parentElement.dataset.stale = "yes";
   }
+};
+
+page.seen = (figure) => {
+  if (!figure.dataset.drawn) page.draw(figure);
+  else if (figure.dataset.stale) page.colourAnew(figure.querySelector(".drawing"));
 };
 
 // Charts that were hidden (a tab, a fold) have their width only now.
@@ -119,13 +133,14 @@ page.start = async () => {
   document.head.append(script);
   page.drawings = JSON.parse(drawings);
   const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries.filter((e) => e.isIntersecting)) {
-      seen.unobserve(entry.target);
-      page.draw(entry.target);
+    for (const { target, isIntersecting } of entries) {
+      if (isIntersecting) page.near.add(target); else page.near.delete(target);
+      if (isIntersecting) page.seen(target);
     }
   }, { rootMargin: "500px" });
   charts.forEach((chart) => seen.observe(chart));
   page.ready = true;
+  performance.mark("ready");
 };
 
 document.addEventListener("DOMContentLoaded", page.start);
