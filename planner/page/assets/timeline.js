@@ -183,7 +183,7 @@ page.scripts.timeline = (target, drawing) => {
         byEvent.setAttribute("aria-pressed", String(!number));
         byTime.setAttribute("aria-pressed", String(!!number));
         await Plotly.relayout(target, {
-          "xaxis.title.text": number ? "predicted milliseconds of the device" : "allocations and releases, in order",
+          "xaxis.title.text": number ? "predicted milliseconds of the device" : "allocations and releases",
           "xaxis.tickformat": number ? "" : ",d", "xaxis.hoverformat": number ? ".2f" : ",.0f",
           "xaxis.maxallowed": end(),
         });

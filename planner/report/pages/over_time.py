@@ -199,7 +199,7 @@ def _line(
 ) -> dict[str, Any]:  # fmt: skip
     """A course of bytes. The most of it stands in the legend, but for what is allocated: there the
     estimate's is that of two playings."""
-    most = "" if name == "allocated" else f", max {format_bytes(max(values))}"
+    most = "" if name == "allocated" else f", {format_bytes(max(values))}"
     return {
         "type": "scatter", "mode": "lines", "x": points, "y": [values[i] / scale for i in points],
         "line": {"shape": "hv", **line}, "hoverinfo": "text" if name == "live" else "skip",
@@ -249,7 +249,7 @@ def _layout(course: Course, top: float, title: str) -> dict[str, Any]:
     return {
         "hovermode": "x", "hoverdistance": -1, "dragmode": "zoom",
         "xaxis": {
-            "title": {"text": "allocations and releases, in order"}, "range": [0, last],
+            "title": {"text": "allocations and releases"}, "range": [0, last],
             "showspikes": True, "spikemode": "across", "spikethickness": 1, "spikedash": "solid",
             "spikesnap": "hovered data", "spikecolor": _LINE, "showgrid": False,
             "hoverformat": ",.0f", "tickformat": ",d", "minallowed": 0, "maxallowed": last,
@@ -295,9 +295,9 @@ def _said(step: Step, course: Course) -> str:
     peak = format_bytes(course.live.peak_bytes)
     return (
         f"Bytes alive during the steady step, by category: at most {peak}, in "
-        f"{step.estimate.peak_at}. The legend gives each category's share of that instant. Point "
-        "at the chart for what was asked for or given back; drag to zoom, double-click for the "
-        "whole step."
+        f"{step.estimate.peak_at}. The legend gives each category's share of that instant, and "
+        "the most that is reserved. Point at the chart for what was asked for or given back; drag "
+        "to zoom, double-click for the whole step."
     )
 
 

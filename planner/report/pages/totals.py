@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from planner.page.contents import Chart, Facts, Folded, Part, Section, Text
 from planner.page.plotting import GREY, PURPLE, YELLOW, new_figure
@@ -31,16 +31,6 @@ class Bar(NamedTuple):
     num_bytes: int
     colour: str
     is_sum: bool = False
-
-
-class Label(NamedTuple):
-    """A figure beside a bar, or in it: `colour` is "" for that of the page's text."""
-
-    bar: str
-    text: str
-    place_bytes: int
-    side: str
-    colour: str
 
 
 def totals(step: Step, key: str) -> Section:
@@ -107,11 +97,11 @@ def _figure(estimate: Estimate, bars: list[Bar]) -> Figure:
         "base": [low / scale], "marker": {"color": _SUM, "opacity": 0.55},
         "hoverinfo": "skip", "showlegend": False,
     }  # fmt: skip
-    whole = max(high, device)
-    labels = [Label(bar.name, _text(bar), *_label_place(bar, whole)) for bar in bars]
-    place, side, _ = _label_place(Bar(_RANGE, low, high - low, _SUM), whole)
-    labels.append(Label(_RANGE, _between(low, high), place, side, ""))
-    traces = [trace, reach, *_label_traces(labels, scale)]
+    # The figures stand at the right, on an axis that needs a trace to be drawn.
+    rows = {"type": "scatter", "mode": "markers", "opacity": 0, "x": [0] * (len(bars) + 1),
+            "y": [*(bar.name for bar in bars), _RANGE], "yaxis": "y2", "hoverinfo": "skip",
+            "showlegend": False}  # fmt: skip
+    traces = [trace, reach, rows]
     top = estimate.high_bytes
     budget = estimate.budget_bytes
     if budget is not None and budget <= 2.5 * device:
@@ -121,29 +111,20 @@ def _figure(estimate: Estimate, bars: list[Bar]) -> Figure:
             "y": [bars[0].name, _RANGE], "line": {"color": _BUDGET, "dash": "dash"},
             "name": f"budget, {format_bytes(budget)}", "hoverinfo": "name", "showlegend": True,
         })  # fmt: skip
+    axis = {"type": "category", "range": [len(bars) + 0.5, -0.5], "fixedrange": True}
+    figures = {
+        "overlaying": "y", "side": "right", "tickmode": "array", "showgrid": False,
+        "tickvals": list(range(len(bars) + 1)), "automargin": True,
+        "ticktext": [*map(_text, bars), _between(low, high)],
+    }  # fmt: skip
     return new_figure(
         traces,
-        yaxis={"autorange": "reversed", "fixedrange": True},
-        xaxis={"title": {"text": unit}, "range": [0, 1.06 * top / scale], "fixedrange": True},
+        yaxis={**axis, "showgrid": False},
+        yaxis2={**axis, **figures},
+        xaxis={"title": {"text": unit}, "range": [0, 1.04 * top / scale], "fixedrange": True},
         barmode="overlay",
         bargap=0.25,
     )
-
-
-def _label_traces(labels: list[Label], scale: int) -> list[dict[str, Any]]:
-    """One for each colour: plotly takes no list of colours in which one is the theme's."""
-    found = []
-    for colour in sorted({label.colour for label in labels}):
-        those = [label for label in labels if label.colour == colour]
-        found.append({
-            "type": "scatter", "mode": "text", "hoverinfo": "skip", "showlegend": False,
-            "x": [label.place_bytes / scale for label in those],
-            "y": [label.bar for label in those],
-            "text": [f"\u2002{label.text}\u2002" for label in those],
-            "textposition": [label.side for label in those], "cliponaxis": False,
-            **({"textfont": {"color": colour}} if colour else {}),
-        })  # fmt: skip
-    return found
 
 
 def _between(low: int, high: int) -> str:
@@ -154,18 +135,6 @@ def _between(low: int, high: int) -> str:
 
 def _text(bar: Bar) -> str:
     return ("" if bar.is_sum else "+ ") + format_bytes(bar.num_bytes)
-
-
-def _label_place(bar: Bar, whole: int) -> tuple[int, str, str]:
-    """Where a bar's figure stands, on which side of that, and its colour ("" the page's own):
-    within a long bar, else before one that begins late, so that it needs no room at the right."""
-    end = bar.base_bytes + bar.num_bytes
-    if bar.num_bytes > whole * 0.5:
-        is_dark = bar.is_sum or bar.colour == COLOURS["parameters"]
-        return end, "middle left", "#ffffff" if is_dark else "#000000"
-    if bar.base_bytes > whole * 0.45:
-        return bar.base_bytes, "middle left", ""
-    return end, "middle right", ""
 
 
 def _said(estimate: Estimate) -> str:
