@@ -27,8 +27,9 @@ from search.result.contenders import Contender, choose, contenders
 def answer(run: Run) -> list[Section]:
     """The recommendation in one sentence, and how to start with it; what there is of one while a
     search goes on, and why there is none. None of a search that is only for a loader."""
-    if run.found is None and not run.records and run.loaders is not None:
-        return []
+    if run.found is None and not run.records and (run.loaders or run.fed or run.observations):
+        parts = faults_of(run) if run.loaders is None else []
+        return [Section("answer", "Answer", parts)] if parts else []
     if run.found is None:
         parts = [part for one in run.parts for part in _best_so_far(one, len(run.parts) > 1)]
     elif run.found.setting is None:

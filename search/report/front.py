@@ -12,16 +12,15 @@ from planner.page.plotting import GREY, VERMILION, new_figure, plot_text
 from planner.report.settings import describe_setting
 from planner.units import GIB, MIB, format_bytes
 from search.report.marks import (
-    Probe,
     by_end,
     by_kind,
     end_mark,
     hovers,
     kind_mark,
     legend_below,
-    probes_of,
     shapes,
 )
+from search.report.probe import Probe
 from search.report.run import Run
 from search.report.wording import bytes_text, count, end_text, hover, interval_text, rate_text
 from search.result.contenders import Contender, choose, contenders, pareto_front
@@ -49,7 +48,7 @@ def front(run: Run, key: str) -> list[Section]:
 
 
 def _one(run: Run, key: str) -> list[Part]:
-    drawn = Drawing(run, probes_of(run.records, run.budget_bytes))
+    drawn = Drawing(run, run.probes)
     if not drawn.found and not by_kind(drawn.probes):
         ends = ", ".join(
             f"{len(held)} {end_text(end)}" for end, held in by_end(drawn.probes).items()
@@ -144,10 +143,10 @@ class Drawing:
                 "x": [self._x(place_of(p)) for p in held],
                 "y": [p.record.images_per_second for p in held],
             }
-            traces.append(_scatter(points, held, self.run.unit, **kind_mark(kind, shape)))
+            traces.append(_scatter(points, held, **kind_mark(kind, shape)))
         for end, held in self._failed.items():
             points = {"x": [self._x(place_of(p)) for p in held], "y": [end_text(end)] * len(held)}
-            traces.append(_scatter(points, held, self.run.unit, yaxis="y2", **end_mark(end)))
+            traces.append(_scatter(points, held, yaxis="y2", **end_mark(end)))
         return [*traces, *self._named()]
 
     def _front_line(self) -> dict[str, Any]:
@@ -309,10 +308,8 @@ def _rate_title(run: Run) -> str:
     return f"{run.unit}/s of each device" if several else f"{run.unit}/s"
 
 
-def _scatter(
-    points: dict[str, Any], held: Sequence[Probe], unit: str, **more: Any
-) -> dict[str, Any]:
-    return {"type": "scatter", "mode": "markers", **points, **hovers(held, unit), **more}
+def _scatter(points: dict[str, Any], held: Sequence[Probe], **more: Any) -> dict[str, Any]:
+    return {"type": "scatter", "mode": "markers", **points, **hovers(held), **more}
 
 
 def _words(text: str, **place: Any) -> dict[str, Any]:

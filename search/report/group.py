@@ -13,6 +13,7 @@ from search.report.loader import loader
 from search.report.probes import probes
 from search.report.reasons import reasons
 from search.report.run import Run
+from search.report.seen import seen
 from search.report.trainers import trainers
 
 
@@ -28,6 +29,7 @@ def run_group(run: Run, key: str, title: str = "") -> Group:
         *feeding(run, key),
         *loader(run, key),
         *trainers(run, key),
+        *seen(run),
         *environment(run, key),
     ]
     return Group(key, title, sections)

@@ -4,7 +4,6 @@ compiled ones hollow, and each way to fail by a shape and a colour of its own.""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from planner.page.plotting import (
@@ -18,21 +17,11 @@ from planner.page.plotting import (
     YELLOW,
     plot_text,
 )
-from planner.report.settings import describe_setting
-from planner.schema import MeasurementRecord
 from planner.schema.setting import PRECISIONS
+from search.report.probe import Probe
 from search.report.wording import (
     ENDS,
-    bytes_text,
-    end_of,
     end_text,
-    expected_text,
-    hover,
-    interval_of,
-    interval_text,
-    rate_text,
-    seconds_text,
-    short,
 )
 
 _COLOURS = (BLUE, SKY, GREEN, ORANGE, PURPLE, YELLOW)
@@ -58,33 +47,6 @@ _END_MARKS = dict(
     )
 )  # fmt: skip
 FAILED = ("x", VERMILION)  # an end that is not known here
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A record with its number in the run, from 1 on, and how it ended."""
-
-    number: int
-    record: MeasurementRecord
-    end: str
-
-    @property
-    def ran(self) -> bool:
-        """Whether it has a rate and stayed within the budget."""
-        return self.end == "measured" and self.record.images_per_second is not None
-
-    @property
-    def kind(self) -> tuple[str, str, bool]:
-        """What its mark shows: precision, checkpointing, whether blocks are compiled."""
-        setting = self.record.setting
-        return setting.precision, setting.checkpointing, setting.compile != "off"
-
-
-def probes_of(records: Sequence[MeasurementRecord], budget_bytes: int | None) -> list[Probe]:
-    return [
-        Probe(number, record, end_of(record, budget_bytes))
-        for number, record in enumerate(records, start=1)
-    ]
 
 
 def by_kind(probes: Sequence[Probe]) -> dict[tuple[str, str, bool], list[Probe]]:
@@ -152,32 +114,9 @@ def end_mark(end: str) -> dict[str, Any]:
     }
 
 
-def hovers(probes: Sequence[Probe], unit: str) -> dict[str, Any]:
+def hovers(probes: Sequence[Probe]) -> dict[str, Any]:
     """What stands beside the pointer at each of them."""
-    return {"hovertext": [probe_hover(probe, unit) for probe in probes], "hoverinfo": "text"}
-
-
-def probe_hover(probe: Probe, unit: str) -> str:
-    """A probe as the pointer shows it: setting, rate and its interval, memory, compiling."""
-    record = probe.record
-    rate = interval = ""
-    if record.images_per_second is not None:
-        rate = f"{rate_text(record.images_per_second)} {unit}/s"
-        interval = f" ({interval_text(interval_of(record))})" if record.step_seconds else ""
-    compiling = record.compile_seconds
-    return hover(
-        [
-            f"probe {probe.number}: {describe_setting(record.setting)}",
-            rate + interval,
-            f"memory {bytes_text(record.used_bytes)}",
-            expected_text(record, unit),
-            f"compiled in {seconds_text(compiling)}" if compiling else "",
-            ""
-            if probe.end == "measured"
-            else f"{end_text(probe.end)} {short(record.message, 120)}",
-            *(short(flag, 120) for flag in record.flags[:3]),
-        ]
-    )
+    return {"hovertext": [probe.hover for probe in probes], "hoverinfo": "text"}
 
 
 def legend_below() -> dict[str, Any]:

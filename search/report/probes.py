@@ -13,15 +13,14 @@ from planner.report.settings import describe_setting
 from planner.units import format_seconds
 from search.probe.evidence import is_feasible
 from search.report.marks import (
-    Probe,
     by_end,
     by_kind,
     end_mark,
     hovers,
     legend_below,
     precision_mark,
-    probes_of,
 )
+from search.report.probe import Probe
 from search.report.run import Run
 from search.report.spent import spent_chart
 from search.report.wording import (
@@ -45,7 +44,7 @@ MOST_MESSAGES, MOST_CHARACTERS = 40, 1 << 20
 
 def probes(run: Run, key: str) -> list[Section]:
     """All probes; none where there is no search of a step."""
-    held = probes_of(run.records, run.budget_bytes)
+    held = run.probes
     if not held:
         return []
     parts: list[Part] = [Text(_said(run, held))]
@@ -82,10 +81,10 @@ def order_chart(run: Run, held: Sequence[Probe], key: str) -> Chart:
     traces = [_best_line(run, held), *_expected_marks(held)]
     for precision, group in _by_precision(held).items():
         rates = [probe.record.images_per_second for probe in group]
-        traces.append(_marks(group, rates, run.unit, **precision_mark(precision)))
+        traces.append(_marks(group, rates, **precision_mark(precision)))
     for end, group in by_end(held).items():
         rates = [probe.record.images_per_second or 0.0 for probe in group]
-        traces.append(_marks(group, rates, run.unit, cliponaxis=False, **end_mark(end)))
+        traces.append(_marks(group, rates, cliponaxis=False, **end_mark(end)))
     layout = {
         "xaxis": {"title": {"text": "probe"}, "rangemode": "tozero"},
         "yaxis": {"title": {"text": plot_text(f"{run.unit}/s")}, "range": _range(held)},
@@ -162,12 +161,10 @@ def _expected_marks(held: Sequence[Probe]) -> list[dict[str, Any]]:
     ]
 
 
-def _marks(
-    group: Sequence[Probe], rates: Sequence[float | None], unit: str, **more: Any
-) -> dict[str, Any]:
+def _marks(group: Sequence[Probe], rates: Sequence[float | None], **more: Any) -> dict[str, Any]:
     numbers = [probe.number for probe in group]
     drawn = {"type": "scatter", "mode": "markers", "x": numbers, "y": list(rates)}
-    return {**drawn, **hovers(group, unit), **more}
+    return {**drawn, **hovers(group), **more}
 
 
 def _table(run: Run, held: Sequence[Probe]) -> Table:

@@ -13,6 +13,8 @@ from planner.schema.loading import DataRecommendation, FedRecord, LoaderRecord
 from planner.schema.observation import ObservationRecord
 from planner.schema.result import Recommendation
 from search.loader.result import choose_loader, measured_loaders
+from search.report.probe import Probe
+from search.report.wording import end_of
 from search.result.contenders import choose, contenders
 
 
@@ -90,6 +92,14 @@ class Run:
         """What a batch counts: images, unless all records are of another task."""
         said = {record.unit or unit(record.model) for record in self.records}
         return said.pop() if len(said) == 1 else "images"
+
+    @cached_property
+    def probes(self) -> list[Probe]:
+        """The records with their numbers and how they ended."""
+        return [
+            Probe(number, record, end_of(record, self.budget_bytes), self.unit)
+            for number, record in enumerate(self.records, start=1)
+        ]
 
     @cached_property
     def parts(self) -> list[Run]:

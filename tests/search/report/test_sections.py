@@ -12,6 +12,7 @@ import pytest
 from planner.page.contents import Copyable, Folded, Number, Page, Tabs
 from planner.page.rendering import page_html
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.schema.observation import ObservationRecord
 from planner.schema.record import BUDGET_ENDED, Clocks
 from planner.trainers.emission import TARGETS, emit
 from planner.units import GIB, MIB, format_bytes
@@ -342,6 +343,19 @@ def test_five_thousand_probes(grid: Run) -> None:
     measured = sum(r.status == "measured" for r in many)
     assert len(points(traces_of(run, FRONT))) == measured
     assert len(html_of(run)) < 5e6
+
+
+def test_what_was_seen_of_a_device_is_listed() -> None:
+    found = ObservationRecord(
+        observation="first", see="near-limit", what="how it fails", device=GPU, versions={},
+        date="2026-01-01T00:00:00+00:00", status="seen", message=HOSTILE, figures={"bytes": 5},
+    )  # fmt: skip
+    run = Run(Path("first.jsonl"), None, (), observations=(found,))
+    assert [section.key for section in run_group(run, "g").sections] == ["seen"]
+    (row,) = table_of(run, "seen").rows
+    assert row[0] == "how it fails"
+    assert "bytes 5" in str(row[3])
+    assert "<script>alert" not in html_of(run)
 
 
 # Texts of others
