@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.report.pages.differences import short_names, step_fields
-from planner.report.pages.predicted_time import rate_text
+from planner.report.pages.predicted_time import rate_text as predicted_rate
 from planner.report.pages.side_by_side import best_text
 from planner.report.pages.step import Step
 from planner.report.settings import describe_setting
 from planner.report.tables import unit
 from planner.units import format_bytes
-from search.probe.evidence import rate_interval
 from search.report.run import Run
-from search.report.side_by_side import loader_text
+from search.report.side_by_side import loader_text, world_interval
+from search.report.wording import count, interval_text, rate_text
 
 Subject = Step | Run
 
@@ -24,7 +24,7 @@ def title_of(subjects: Sequence[Subject]) -> str:
         return _several_title(subjects)
     (subject,) = subjects
     if isinstance(subject, Run):
-        return f"Search: {subject.title}"
+        return _run_title(subject)
     return f"{subject.title}: batch {subject.estimate.setting.batch_size} {_verdict(subject)}"
 
 
@@ -58,7 +58,7 @@ def step_lead(step: Step) -> str:
     estimate = step.estimate
     batch = f"Batch {estimate.setting.batch_size} of {estimate.model.title}"
     time = estimate.throughput
-    rate = f"; {rate_text(time, unit(estimate.model))}" if time is not None else ""
+    rate = f"; {predicted_rate(time, unit(estimate.model))}" if time is not None else ""
     needs = format_bytes(estimate.device_total_bytes)
     if estimate.budget_bytes is None:
         return f"{batch} needs {needs} of a device{rate}."
@@ -76,28 +76,30 @@ def run_lead(run: Run) -> str:
         recommended = run.loaders is not None and run.loaders.found is not None
         return (
             f"{'Recommended loader' if recommended else 'Best loader so far'}: "
-            f"{loader_text(loader.setting)}, "
-            f"{loader.images_per_second or 0.0:.4g} images/s."
+            f"{loader_text(loader.setting)}, {rate_text(loader.images_per_second)} images/s."
         )
-    probes = "1 probe" if len(run.records) == 1 else f"{len(run.records)} probes"
+    probes = count(len(run.records), "probe")
     if found is None and len(run.parts) > 1:
         return f"{probes} of {len(run.parts)} models or devices."
     if best is None:
         if found is not None:
             return f"Nothing to recommend: {found.advice or found.stopped_because}"
         return f"Nothing fits, after {probes}." if run.records else "No probe of a setting is kept."
-    rate = best.world_images_per_second or 0.0
-    setting = best.setting
-    images = setting.batch_size * setting.accumulate * setting.world_size
-    between = ""
-    if best.step_seconds:
-        low, high = rate_interval(images, best.step_seconds)
-        between = f" ({low:.4g} to {high:.4g})"
-    said = f"{describe_setting(setting)}: {rate:.4g} {run.unit}/s{between}"
+    within = f" ({interval_text(world_interval(best))})" if best.step_seconds else ""
+    rate = rate_text(best.world_images_per_second)
+    said = f"{describe_setting(best.setting)}: {rate} {run.unit}/s{within}"
     if found is None or found.setting is None:
         return f"No recommendation yet: of {probes} the fastest is {said}."
     gain = f", {found.gain:.2f} × the plain default" if found.gain is not None else ""
     return f"Recommended: {said}{gain}."
+
+
+def _run_title(run: Run) -> str:
+    found, best = run.found, run.best
+    if found is None or found.setting is None or best is None:
+        return f"Search: {run.title}"
+    rate = rate_text(best.world_images_per_second)
+    return f"{found.model.title} on {found.device.name}: {rate} {run.unit}/s"
 
 
 def _runs_lead(runs: Sequence[Run]) -> str:
@@ -110,10 +112,10 @@ def _runs_lead(runs: Sequence[Run]) -> str:
             f"{len(runs)} runs of different models: their rates cannot be held against each other."
         )
     run, best = max(known, key=lambda pair: pair[1].world_images_per_second or 0.0)
-    rate = best.world_images_per_second or 0.0
+    rate = rate_text(best.world_images_per_second)
     return (
-        f"Of {len(runs)} runs {run.title} found the fastest setting: "
-        f"{describe_setting(best.setting)}, {rate:.4g} {best.unit or unit(best.model)}/s."
+        f"Of {len(runs)} runs, {run.title} found the fastest setting: "
+        f"{describe_setting(best.setting)}, {rate} {run.unit}/s."
     )
 
 

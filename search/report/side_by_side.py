@@ -17,6 +17,7 @@ from planner.schema.loading import LoaderSetting
 from planner.units import GIB, format_bytes
 from search.probe.evidence import rate_interval
 from search.report.run import Run
+from search.report.wording import date_text, interval_text, rate_text
 
 KEY = "beside"
 
@@ -66,7 +67,7 @@ def loaders_beside(runs: Sequence[Run]) -> Section:
             [
                 run.title,
                 loader_text(best.setting) if best is not None else "nothing loads yet",
-                Number(rate, f"{rate:.4g}" if rate else "-"),
+                Number(rate, rate_text(rate)),
                 (best.bound or "-") if best is not None else "-",
             ]
         )
@@ -82,8 +83,8 @@ def loader_text(setting: LoaderSetting) -> str:
 
 def _runs_table(runs: Sequence[Run]) -> Table:
     headers = [
-        "Run", "Model", "Device", "Setting", "Images/s", "95% interval", "× plain default",
-        "Memory", "Probes", "Date",
+        "Run", "Images/s", "95% interval", "× plain default", "Memory", "Probes", "Setting",
+        "Model", "Device", "Date",
     ]  # fmt: skip
     rows = [_run_row(run) for run in runs]
     rates = [(_world_rate(best) if (best := run.best) else 0.0) for run in runs]
@@ -93,29 +94,24 @@ def _runs_table(runs: Sequence[Run]) -> Table:
 
 
 def _run_row(run: Run) -> list[Cell]:
-    best = run.best
-    gain = run.found.gain if run.found is not None else None
-    if best is None:
-        some = run.records[0] if run.records else None
-        model = run.found.model if run.found is not None else some.model if some else None
-        device = run.found.device if run.found is not None else some.device if some else None
-        return [
-            run.title, model.title if model else "-", device.name if device else "-",
-            "nothing fits yet", Number(None, "-"), Number(None, "-"), Number(None, "-"),
-            Number(None, "-"), _count(_num_probes(run)), "-",
-        ]  # fmt: skip
-    low, high = _interval(best)
+    best, found = run.best, run.found
+    some = best or (run.records[0] if run.records else None)
+    model = some.model if some is not None else found.model if found is not None else None
+    device = some.device if some is not None else found.device if found is not None else None
+    gain = found.gain if found is not None else None
+    rate = _world_rate(best) if best is not None else None
+    within = world_interval(best) if best is not None else None
     return [
         run.title,
-        best.model.title,
-        best.device.name,
-        describe_setting(best.setting),
-        Number(_world_rate(best), f"{_world_rate(best):.4g}"),
-        Number(low, f"{low:.4g} to {high:.4g}"),
+        Number(rate, rate_text(rate)),
+        Number(within[0] if within else None, interval_text(within) or "-"),
         Number(gain, f"{gain:.2f} ×" if gain is not None else "-"),
-        _bytes(best.used_bytes),
+        _bytes(best.used_bytes if best is not None else None),
         _count(_num_probes(run)),
-        best.date[:16].replace("T", " "),
+        describe_setting(best.setting) if best is not None else "nothing fits yet",
+        model.title if model is not None else "-",
+        device.name if device is not None else "-",
+        date_text(best.date) if best is not None else "-",
     ]
 
 
@@ -141,7 +137,7 @@ def _rates(runs: Sequence[Run], key: str) -> Chart:
     from plotly.graph_objects import Bar
 
     known = [(run, best) for run in runs if (best := run.best) is not None]
-    between = [_interval(best) for _, best in known]
+    between = [world_interval(best) for _, best in known]
     rates = [_world_rate(best) for _, best in known]
     trace = Bar(
         y=[plot_text(run.title) for run, _ in known],
@@ -156,9 +152,7 @@ def _rates(runs: Sequence[Run], key: str) -> Chart:
         customdata=[plot_text(describe_setting(best.setting)) for _, best in known],
         hovertemplate="%{y}<br>%{x:.4g} a second<br>%{customdata}<extra></extra>",
     )  # fmt: skip
-    figure = bars_figure(
-        [trace], "measured a second, with its 95% interval", [r.title for r, _ in known]
-    )
+    figure = bars_figure([trace], f"{known[0][0].unit}/s", [run.title for run, _ in known])
     said = "Measured rate of what each run recommends, with its 95% interval."
     return Chart(key, figure, said, bars_height(len(known)))
 
@@ -279,8 +273,8 @@ def _pair_row(step: Step, run: Run, record: MeasurementRecord) -> list[Cell]:
         _bytes(predicted.device_total_bytes),
         _bytes(used),
         _error(predicted.device_total_bytes, used),
-        Number(foreseen, f"{foreseen:,.0f}" if foreseen else "-"),
-        Number(rate, f"{rate:.4g}"),
+        Number(foreseen, rate_text(foreseen)),
+        Number(rate, rate_text(rate)),
         _error(foreseen, rate),
     ]
 
@@ -301,7 +295,7 @@ def _error(predicted: float | None, measured: float | None) -> Number:
     return Number(predicted / measured - 1, f"{predicted / measured - 1:+.1%}")
 
 
-def _interval(record: MeasurementRecord) -> tuple[float, float]:
+def world_interval(record: MeasurementRecord) -> tuple[float, float]:
     """Of all devices together."""
     images = record.setting.batch_size * record.setting.accumulate * record.setting.world_size
     if not record.step_seconds:

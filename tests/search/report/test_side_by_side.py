@@ -14,13 +14,17 @@ from planner.ledgers import step_ledger
 from planner.page.contents import Chart, Number, Section, Table, Text
 from planner.page.rendering import page_html
 from planner.report.pages.step import Step
+from planner.report.settings import describe_setting
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.units import MIB
 from search.report.lead import lead_of, title_of
+from search.report.reading import read_run
 from search.report.run import Run
-from search.report.side_by_side import beside_group, matching
+from search.report.side_by_side import beside_group, matching, world_interval
 from search.report.writing import MOST_GROUPS, make_page
-from tests.search.tables import make_record
+from search.study.records import format_record
+from search.tuning import tune
+from tests.search.tables import invented_table, make_record
 
 MODEL = SwinConfig(name="small", image_size=(64, 64), window_size=2, depths=(1, 1, 1, 1))
 CARD = find_gpu("rtx-4090")
@@ -64,7 +68,7 @@ def test_runs_are_told_by_their_rates_memory_settings_and_probes() -> None:
     runs: list[Step | Run] = [run_of("one", record(8), record(16)), run_of("two", record(64))]
     table = table_of(section_of(runs, "runs"))
     assert [row[0] for row in table.rows] == ["one", "two"]
-    rates = [row[4] for row in table.rows]
+    rates = [row[1] for row in table.rows]
     assert [rate.value for rate in rates if isinstance(rate, Number)] == [
         record(16).images_per_second, record(64).images_per_second,
     ]  # fmt: skip
@@ -195,3 +199,22 @@ def test_hostile_names_stay_text() -> None:
             if isinstance(part, Chart):
                 for trace in part.figure.data:
                     assert not any("<script" in label for label in trace.y)
+
+
+def test_title_and_lead_of_a_run_that_ended_are_its_recommendation(tmp_path: Path) -> None:
+    table = tmp_path / "table.jsonl"
+    table.write_bytes(b"".join(format_record(record) for record in invented_table()))
+    tune(None, replay=table, output=tmp_path / "run", estimator=None)
+    run = read_run(tmp_path / "run")
+    assert run.found is not None
+    assert run.found.setting is not None
+    lead = lead_of([run])
+    assert lead.startswith(f"Recommended: {describe_setting(run.found.setting)}: ")
+    assert lead.endswith(f", {run.found.gain:.2f} × the plain default.")
+    assert title_of([run]).startswith("native:invented on Test GPU: ")
+
+
+def test_a_rate_over_several_devices_is_that_of_all_with_its_interval() -> None:
+    several = make_record(TrainSetting(batch_size=8, world_size=4, parallelism="ddp"))
+    low, high = world_interval(several)
+    assert low < (several.images_per_second or 0.0) * 4 < high
