@@ -107,7 +107,11 @@ def _facts(run: Run, found: Recommendation) -> list[tuple[str, str]]:
     facts = [
         ("Proof", f"probe {probe}{count(len(evidence.step_seconds), 'step')} timed"),
         ("Step", seconds_text(images_of(evidence) / rate if rate else None)),
-        ("Compiling", seconds_text(evidence.compile_seconds)),
+        *(
+            [("Compiling", seconds_text(evidence.compile_seconds))]
+            if evidence.compile_seconds
+            else []
+        ),
         ("Plain default", plain),
     ]
     facts += _all_devices(run, evidence)

@@ -15,7 +15,7 @@ from planner.schema.record import noteworthy_bytes
 from planner.units import format_bytes
 from search.probe.evidence import is_disturbed
 from search.report.again import search_again
-from search.report.marks import legend_below
+from search.report.marks import legend_below, probe_axis
 from search.report.run import Run
 from search.report.wording import count, hover, short
 from search.study.mixture import describe_mixture
@@ -125,7 +125,7 @@ def _clocks(records: Sequence[MeasurementRecord], key: str) -> list[Part]:
         traces.append(_readings(records, name, colour, f"y{axis}", of))
     traces += _throttled(records, numbers)
     last = f"y{len(read)}" if len(read) > 1 else "y"
-    layout["xaxis"] = {"title": {"text": "probe"}, "anchor": last}
+    layout["xaxis"] = {**probe_axis(len(records)), "anchor": last}
     held_back = sum(bool(r.clocks and r.clocks.throttle_reasons) for r in records)
     said = f"Clocks while the steps were timed, of {count(len(records), 'probe')}."
     said += f" {held_back} were throttled." if held_back else " None was throttled."

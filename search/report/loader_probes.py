@@ -10,7 +10,7 @@ from planner.page.contents import Cell, Chart, Number, Table
 from planner.page.plotting import CYCLE, VERMILION, new_figure, plot_text
 from planner.schema.loading import LoaderRecord
 from search.probe.evidence import rate_interval
-from search.report.marks import end_mark, legend_below
+from search.report.marks import end_mark, legend_below, probe_axis
 from search.report.wording import (
     bytes_text,
     date_text,
@@ -50,7 +50,7 @@ def order_chart(records: Sequence[LoaderRecord], key: str) -> Chart:
         mark = end_mark(name[1:]) if name[0] == "!" else {"name": plot_text(name), "marker": marker}
         traces.append(_marks(held, mark))
     layout = {
-        "xaxis": {"title": {"text": "probe"}, "rangemode": "tozero"},
+        "xaxis": probe_axis(len(records)),
         "yaxis": {"title": {"text": "images/s"}, "rangemode": "tozero"},
         "legend": legend_below(),
         "hovermode": "closest",

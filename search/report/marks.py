@@ -46,6 +46,7 @@ _END_MARKS = dict(
         strict=True,
     )
 )  # fmt: skip
+_FEW_TICKS = 12
 FAILED = ("x", VERMILION)  # an end that is not known here
 
 
@@ -129,3 +130,9 @@ def legend_below() -> dict[str, Any]:
         "y": 0,
         "yanchor": "bottom",
     }
+
+
+def probe_axis(number: int) -> dict[str, Any]:
+    """The axis of probes by their number: whole ones."""
+    step = {"dtick": 1} if number <= _FEW_TICKS else {}
+    return {"title": {"text": "probe"}, "rangemode": "tozero", **step}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from itertools import accumulate
 from typing import Any
 
@@ -19,6 +18,7 @@ from search.report.marks import (
     hovers,
     legend_below,
     precision_mark,
+    probe_axis,
 )
 from search.report.probe import Probe
 from search.report.run import Run
@@ -65,15 +65,11 @@ def _said(run: Run, held: Sequence[Probe]) -> str:
 
 
 def _span(run: Run) -> str:
-    """What the probes took together, and how long the search was about."""
+    """What the probes took together, and when that was."""
     spent = format_seconds(sum(record.probe_seconds for record in run.records))
-    try:
-        dates = sorted(datetime.fromisoformat(record.date) for record in run.records)
-        about = (dates[-1] - dates[0]).total_seconds()
-    except (ValueError, TypeError):  # a date of another form, or with and without a time zone
-        about = 0.0
-    within = f", within {format_seconds(about)} from the first to the last" if about > 0 else ""
-    return f"Together they took {spent}{within}."
+    dates = sorted(date_text(record.date) for record in run.records)  # ISO 8601 sorts as text
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    return f"Together they took {spent} ({when} UTC)."
 
 
 def order_chart(run: Run, held: Sequence[Probe], key: str) -> Chart:
@@ -86,12 +82,12 @@ def order_chart(run: Run, held: Sequence[Probe], key: str) -> Chart:
         rates = [probe.record.images_per_second or 0.0 for probe in group]
         traces.append(_marks(group, rates, cliponaxis=False, **end_mark(end)))
     layout = {
-        "xaxis": {"title": {"text": "probe"}, "rangemode": "tozero"},
+        "xaxis": probe_axis(len(held)),
         "yaxis": {"title": {"text": plot_text(f"{run.unit}/s")}, "range": _range(held)},
         "legend": legend_below(),
         "hovermode": "closest",
     }
-    described = f"{run.unit}/s of each probe in order. {_best_words(run, held)}"
+    described = f"{run.unit.capitalize()}/s of each probe in order. {_best_words(run, held)}"
     return Chart(key, new_figure(traces, **layout), described, height_px=420)
 
 
