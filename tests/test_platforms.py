@@ -44,6 +44,19 @@ def test_what_trains_says_that_it_needs_linux(arguments: tuple[str, ...]) -> Non
     assert done.stderr.startswith("Error: a search and its probes need Linux")
 
 
+def test_a_page_of_runs_and_models_is_drawn_anywhere(tmp_path: Path) -> None:
+    from planner.schema import TrainSetting
+    from search.study.records import append_records
+    from tests.search.tables import make_record
+
+    probes = tmp_path / "probes.jsonl"
+    append_records(probes, [make_record(TrainSetting(batch_size=8))])
+    page = tmp_path / "page.html"
+    done = planner("report", "native:swin_tiny", str(probes), "--output", str(page))
+    assert done.returncode == 0, done.stderr
+    assert page.stat().st_size > 1_000_000
+
+
 def test_a_recommendation_is_emitted_anywhere(tmp_path: Path) -> None:
     from tests.trainers.cases import recommendation
 

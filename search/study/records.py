@@ -3,7 +3,6 @@ observations of a device, which readers of measurements pass over."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -173,6 +172,8 @@ def _probe_id(record: Line) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
+    import fcntl  # Linux: records are read anywhere
+
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
