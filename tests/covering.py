@@ -30,6 +30,14 @@ def covering(
     ]
 
 
+def each_value_and_long_pairs(cases: Iterable[Case], pairs: Pairs) -> list[Any]:
+    """As `chosen_of`, where the default run meets each value and the long run each of `pairs`."""
+    cases = list(cases)
+    short = chosen_of(cases)
+    longer = [case for case in chosen_of(cases, pairs) if case not in short]
+    return [*short, *(pytest.param(*case, marks=pytest.mark.combinations) for case in longer)]
+
+
 def chosen_of(cases: Iterable[Case], pairs: Pairs = ()) -> list[Case]:
     """Cases that show each value of each axis, and for the two axes of each of `pairs` (by
     position) each value of one with each of the other, as far as `cases` do.

@@ -47,7 +47,7 @@ def has(library: str, version: int, checkpointing: str, precision: str, attentio
     ("library", "version", "checkpointing", "precision", "attention"),
     covering(
         LIBRARIES, (1, 2), IN_PARTS, ("bf16", "fp32", "fp16", "pure-bf16"), ("eager", "sdpa"),
-        pairs=[(0, 1), (0, 2), (0, 4)], possible=has,
+        possible=has,
     ),
 )  # fmt: skip
 def test_a_step(
@@ -78,7 +78,7 @@ def test_a_selective_step(library: str, step: tuple[dict[str, Any], dict[str, An
 
 @pytest.mark.parametrize(
     ("library", "version", "checkpointing"),
-    covering(LIBRARIES, (1, 2), ("selective", "blocks:3"), pairs=[(0, 1), (0, 2)]),
+    covering(LIBRARIES, (1, 2), ("selective", "blocks:3")),
 )
 def test_real_tensors(library: str, version: int, checkpointing: str) -> None:
     require(library)

@@ -11,7 +11,7 @@ import pytest
 
 from planner.libraries.transformers.names import PUBLISHED
 from planner.schema import SwinConfig
-from tests.covering import chosen_of, covering
+from tests.covering import covering, each_value_and_long_pairs
 from tests.libraries.steps import (
     Changes,
     assert_equal_to_cpu,
@@ -63,8 +63,8 @@ SETTINGS: tuple[Changes, ...] = (
 )
 
 
-# Each kind with each precision and each checkpointing; each model and setting once.
-STEPS = chosen_of(
+# Each value once; in the long run each kind with each precision and each checkpointing.
+STEPS = each_value_and_long_pairs(
     (
         (kind, precision, checkpointing, *rest)
         for kind, precision, checkpointing, *rest in itertools.product(

@@ -94,7 +94,9 @@ TABLES = sorted((Path(__file__).parents[1] / "truth").glob("*grid*.jsonl"))
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
-@pytest.mark.parametrize("error", [0.0, 0.05, 0.1])
+@pytest.mark.parametrize(
+    "error", [0.1, *(pytest.param(error, marks=pytest.mark.combinations) for error in (0.0, 0.05))]
+)
 def test_few_probes_over_every_recorded_table(table: Path, error: float) -> None:
     """Median ≤ 5 and 90th percentile ≤ 8 probes to within 1% of the table's best."""
     replay = Replay(pooled(read_records(table).records), str(table))

@@ -123,7 +123,10 @@ def crowded_out(choice: Choice, probe_id: str, deadline_seconds: float) -> Measu
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("strategy", ["planner", "largest-batch", "tpe"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["planner", "largest-batch", pytest.param("tpe", marks=pytest.mark.combinations)],
+)
 def test_a_search_ends_where_others_hold_the_device(tmp_path: Path, strategy: str) -> None:
     given = {"restrict": SMALL, "estimator": None, "batch_size": (64, 96, 128), "output": tmp_path,
              "strategy": strategy, "baseline": False, "budget_seconds": None}  # fmt: skip

@@ -54,7 +54,9 @@ def await_line(tuner: subprocess.Popen[str], said: str) -> str:
     ("first", "then", "status", "because"),
     [
         pytest.param(INT, (), 130, "it was interrupted", marks=pytest.mark.combinations),
-        (INT, (INT, INT, TERM), 130, "it was interrupted"),
+        pytest.param(
+            INT, (INT, INT, TERM), 130, "it was interrupted", marks=pytest.mark.combinations
+        ),
         (TERM, (TERM,), 143, "it was ended by SIGTERM"),
         (HUP, (TERM, INT), 129, "its terminal was closed"),
     ],

@@ -38,7 +38,13 @@ def test_a_step(changes: Changes) -> None:
 
 
 @with_torchao
-@pytest.mark.parametrize("library", ["timm", "torchvision", "transformers"])
+@pytest.mark.parametrize(
+    "library",
+    [
+        "torchvision",
+        *(pytest.param(name, marks=pytest.mark.combinations) for name in ("timm", "transformers")),
+    ],
+)
 def test_other_libraries(library: str) -> None:
     needs_library(library)
     assert_equal_to_trace(small(library), setting_of(EIGHT))

@@ -46,16 +46,21 @@ OPTIMIZERS: tuple[Changes, ...] = (
     {"optimizer": "adafactor-foreach", "precision": "fp32"},
 )
 # Each library, version and kind of checkpointing; adapters, frozen stages and validation.
-STEPS: tuple[tuple[str, int, Changes], ...] = (
+STEPS = [
     ("native", 1, {"checkpointing": "blocks", "lora_rank": 4}),
     ("native", 2, {"frozen_stages": 1, "validation_batch_size": 3}),
     ("timm", 1, {"checkpointing": "stages", "precision": "fp32"}),
-    ("timm", 2, {"checkpointing": "blocks"}),
-    ("torchvision", 1, {"batch_size": 1}),
     ("torchvision", 2, {"checkpointing": "blocks"}),
     ("transformers", 1, {"checkpointing": "nested"}),
-    ("transformers", 2, {"memory_format": "channels_last"}),
-)
+    *(
+        pytest.param(*case, marks=pytest.mark.combinations)
+        for case in (
+            ("timm", 2, {"checkpointing": "blocks"}),
+            ("torchvision", 1, {"batch_size": 1}),
+            ("transformers", 2, {"memory_format": "channels_last"}),
+        )
+    ),
+]
 
 
 def in_backward(changes: Changes) -> TrainSetting:

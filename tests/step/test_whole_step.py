@@ -19,6 +19,7 @@ from planner.step.autocast import AutocastScope
 from planner.step.nn import Linear
 from planner.step.tensor import Device, empty
 from tests.building import build_real, on_shapes
+from tests.covering import covering
 from tests.libraries.steps import (
     Changes,
     assert_equal_to_cpu,
@@ -39,11 +40,8 @@ FAMILIES_WITHOUT_FUSED = ("adafactor", "lion", "rmsprop", "nadam", "radam")
 PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16")
 LIBRARIES = ("native", "timm")
 # Names of the weights in every library's own words, and adapters where attention calls its layers.
-KINDS = tuple(
-    (library, version)
-    for library in ("native", "timm", "torchvision", "transformers")
-    for version in (1, 2)
-)
+FOUR = ("native", "timm", "torchvision", "transformers")
+KINDS = tuple(itertools.product(FOUR, (1, 2)))
 WITH_ADAPTERS = [("native", 1), ("timm", 1), ("transformers", 1), ("transformers", 2)]
 
 
@@ -193,15 +191,20 @@ def test_every_way_to_step(
 
 
 DROPPING: Changes = {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.2}
-VALIDATIONS: tuple[tuple[str, int, Changes], ...] = (
-    ("native", 1, {"precision": "bf16"}),
+VALIDATIONS = [
     ("native", 2, {"precision": "fp16", "checkpointing": "stages"}),
-    ("timm", 1, {"precision": "fp32", "checkpointing": "blocks"}),
     ("timm", 2, {"precision": "pure-bf16", "validation_batch_size": 1}),
     ("torchvision", 1, {"precision": "bf16", "checkpointing": "blocks"}),
     ("transformers", 1, {"precision": "bf16", "checkpointing": "nested"}),
-    ("transformers", 2, {"precision": "bf16"}),
-)
+    *(
+        pytest.param(*case, marks=pytest.mark.combinations)
+        for case in (
+            ("native", 1, {"precision": "bf16"}),
+            ("timm", 1, {"precision": "fp32", "checkpointing": "blocks"}),
+            ("transformers", 2, {"precision": "bf16"}),
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize(("library", "version", "changes"), VALIDATIONS, ids=name_of)
@@ -217,8 +220,7 @@ def test_validation_of_real_tensors() -> None:
     assert_equal_to_cpu(small(drop_path_rate=0.0), setting)
 
 
-@pytest.mark.parametrize(("library", "version"), KINDS)
-@pytest.mark.parametrize("frozen_stages", [1, pytest.param(2, marks=pytest.mark.combinations)])
+@pytest.mark.parametrize(("library", "version", "frozen_stages"), covering(FOUR, (1, 2), (1, 2)))
 def test_frozen_stages(library: str, version: int, frozen_stages: int) -> None:
     needs_library(library)
     setting = setting_of({"frozen_stages": frozen_stages, "precision": "bf16"})

@@ -13,6 +13,7 @@ from search.probe.protocol import TRACE_FILE, ProbeRequest, ProfileOrder
 from search.profiling.attribution import Attribution, attribute
 from search.profiling.kinds import FUSED, ON_HOST, OTHER, kernel_kind, operation_kind
 from search.profiling.trace import read_trace
+from tests.covering import covering
 
 TINY = {
     "image_size": 32, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (1, 2),
@@ -39,8 +40,7 @@ def profiled(folder: Path, library: str, version: int = 1, **fields: object) -> 
     return attribute(read_trace(folder / TRACE_FILE))
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("library", SPECS)
+@pytest.mark.parametrize(("version", "library"), covering((1, 2), SPECS))
 def test_every_operation_of_a_library_has_a_kind(
     library: str, version: int, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -78,11 +79,16 @@ def is_fused(setting: TrainSetting) -> bool:
     return setting.optimizer == "adamw-fused"
 
 
-def is_one_arm(setting: TrainSetting) -> bool:
-    """That of the setting that is probed first."""
+@cache
+def first_asked() -> TrainSetting:
     first = Refusing(lambda s: False)
     search(first, trials=1)
-    return setting.differences(first.asked[0]).keys() <= {"batch_size"}
+    return first.asked[0]
+
+
+def is_one_arm(setting: TrainSetting) -> bool:
+    """That of the setting that is probed first."""
+    return setting.differences(first_asked()).keys() <= {"batch_size"}
 
 
 @pytest.mark.parametrize(
