@@ -195,7 +195,7 @@ TYPED = [
 ]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=pytest.mark.combinations)])
 def test_a_shell_completes_what_is_typed(shell: str, tmp_path: Path) -> None:
     """In a terminal: each line is typed, then <Tab>, and then made into one that prints it."""
     script = _script(shell, tmp_path)
@@ -247,6 +247,7 @@ def _make_files(folder: Path) -> None:
     (folder / "train.log").touch()
 
 
+@pytest.mark.combinations
 def test_fish_completes_what_is_typed(tmp_path: Path) -> None:
     script = _script("fish", tmp_path)
     _make_files(tmp_path)

@@ -46,16 +46,16 @@ def environment() -> dict[str, str]:
 
 
 def test_it_tunes_with_real_probes_and_goes_on_from_there(tmp_path: Path) -> None:
-    arguments = ["tune", *TINY, "--trials", "3", "--output", str(tmp_path)]
+    arguments = ["tune", *TINY, "--trials", "2", "--output", str(tmp_path)]
     done = planner(*arguments)
     assert done.returncode == 0, done.stderr
     records = read_records(tmp_path / "probes.jsonl").records
-    assert 2 <= len(records) <= 3
+    assert len(records) == 2
     result = json.loads((tmp_path / "recommendation.json").read_text())
     assert TrainSetting.model_validate(result["setting"]) in [r.setting for r in records]
     assert result["evidence"]["status"] == "measured"
     assert "Recommended for native:swin_tiny" in done.stdout
-    assert "probe 1 of 3" in done.stderr
+    assert "probe 1 of 2" in done.stderr
     again = planner(*arguments, "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["setting"] == result["setting"]

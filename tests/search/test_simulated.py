@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -35,9 +36,12 @@ PAIR = "a100-swin-t"
 NUM_DEVICES = 8  # of which the default run draws two
 
 
+pair_of = cache(make_pair)
+
+
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return make_pair(PAIR)
+    return pair_of(PAIR)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,7 @@ def more_devices(pair: Pair, devices: list[Device]) -> list[Device]:
     "name", ["a100-swin-t", pytest.param("t4-swin-t", marks=pytest.mark.simulated)]
 )
 def test_with_the_planners_rates_it_gives_the_planners_seconds(name: str) -> None:
-    found = make_pair(name)
+    found = pair_of(name)
     gpu = recognise_gpu(found.device.name, found.device.total_bytes)
     assert gpu is not None
     rates = rates_for(gpu)

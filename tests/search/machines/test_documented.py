@@ -73,15 +73,18 @@ def check(park: Park, *tuners: str) -> None:
     assert park.check_agreement(*(f"tuned/{name}" for name in tuners)).num_probes == NUM_SETTINGS
 
 
-def test_the_script_of_slurm(park: Park) -> None:
+@pytest.mark.parametrize(
+    ("tasks", "on_each"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.combinations)]
+)
+def test_the_script_of_slurm(park: Park, tasks: int, on_each: int) -> None:
     text = SCRIPT.read_text()
     assert shown()[0] == text, "docs/distributed.md shows the script as it is"
     asked = dict(re.findall(r"^#SBATCH --(\S+)=(\S+)$", text, re.MULTILINE))
     assert (asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-task"]) == ("2", "8", "1")
-    # Two tasks on each of two machines: sixteen tuners are more than a busy machine bears.
-    slurm = {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2"}
+    # Two machines; sixteen tuners are more than a busy machine bears.
+    slurm = {"SLURM_NTASKS": str(tasks), "SLURM_NTASKS_PER_NODE": str(on_each)}
     run(park, ["bash", str(SCRIPT), "native:swin_tiny"], **slurm)
-    check(park, "0", "1", "2", "3")
+    check(park, *map(str, range(tasks)))
     assert {host for host, _ in park.begun()} <= {"node0", "node1"}
 
 
