@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.covering import chosen_of, covering
+from tests.covering import chosen_of, covering, each_value_and_long_pairs
 
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=4))
@@ -23,6 +23,17 @@ def test_pairs_of_two_axes_are_all_shown() -> None:
     assert {case[:2] for case in chosen} == set(itertools.product("ab", range(4)))
     assert {case[::2] for case in chosen} == set(itertools.product("ab", range(3)))
     assert len(chosen) == 8
+
+
+def test_pairs_that_are_long_are_beside_each_value_once() -> None:
+    cases = list(itertools.product("ab", range(4), range(3)))
+    found = each_value_and_long_pairs(iter(cases), [(0, 1)])
+    short = [case for case in found if isinstance(case, tuple) and not hasattr(case, "marks")]
+    longer = [case for case in found if hasattr(case, "marks")]
+    assert short == chosen_of(cases)
+    assert all(case.marks[0].name == "combinations" for case in longer)
+    shown = {case[:2] for case in (*short, *(case.values for case in longer))}
+    assert shown == set(itertools.product("ab", range(4)))
 
 
 def test_what_is_not_chosen_says_why_it_is_long_and_what_is_impossible_is_left_out() -> None:
