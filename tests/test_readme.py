@@ -28,6 +28,10 @@ SMALLER = {
         "--set image_size=32 --set embed_dim=16 --set depths=2,2 --set num_heads=1,2 "
         "--set window_size=4 --precision fp32 --compile off"
     ),
+    # All rows are compared in tests/test_published.py.
+    "planner validate --published tests/truth/public.jsonl": (
+        "planner validate --published some.jsonl"
+    ),
 }  # fmt: skip
 # What is timed several times takes its time once, or less of it.
 SHORTER = {"--measure 1s": "--measure 0.1s", "--workers 0,1 --prefetch 2": "--workers 0"}
@@ -54,6 +58,8 @@ def commands() -> Iterator[tuple[str, str | None]]:
 
 def test_commands_run_in_order(tmp_path: Path) -> None:
     (tmp_path / "tests").symlink_to(ROOT / "tests")  # as where the repository is the directory
+    rows = (ROOT / "tests/truth/public.jsonl").read_text(encoding="utf-8").splitlines(True)
+    (tmp_path / "some.jsonl").write_text("".join(rows[::8]), encoding="utf-8")
     for command, shown in commands():
         arguments = shlex.split(shortened(SMALLER.get(command, command)))
         assert arguments[0] == "planner", command
