@@ -274,6 +274,15 @@ def test_json_is_all_of_standard_output() -> None:
     assert "\x1b" not in ended.stderr
 
 
+def test_rich_is_imported_only_for_a_table() -> None:
+    code = (
+        "import sys; from planner.cli import main; status = main(sys.argv[1:]);"
+        "assert not {m for m in sys.modules if m.split('.')[0] == 'rich'}; sys.exit(status)"
+    )
+    command = [sys.executable, "-c", code, *replay("--json")[3:]]
+    subprocess.run(command, capture_output=True, check=True)
+
+
 def test_quiet_keeps_errors_and_warnings(tmp_path: Path) -> None:
     ended = subprocess.run(
         python("planner", "tune", "--replay", str(tmp_path / "none"), "--quiet"),
