@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import ceil, exp, floor, log
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,8 @@ RATIO_TICKS = (  # up to which ratio, and where its ticks are
     (float("inf"), (1e-6, 1e-4, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 1e4, 1e6)),
 )
 # Of one decade, that an axis of figures may have ticks at: the fewest that are enough are taken.
-STEPS = (
-    (1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
-    tuple(1 + n / 5 for n in range(45)), tuple(1 + n / 50 for n in range(450)),
-)  # fmt: skip
+STEPS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
+MOST_INTERVALS = 300  # of more points they would be one grey field
 NARROWEST = 1.12  # of an axis of ratios: errors of a percent should look small
 # Of a chart that has no legend above it: room for the buttons that appear there.
 BELOW_BUTTONS = {"l": 8, "r": 8, "t": 36, "b": 8}
@@ -101,7 +99,7 @@ def diagonal(key: str, points: Sequence[Point], words: Words) -> Chart:
     bars = [
         ((p.low, p.found), (p.high, p.found))
         for p in points
-        if p.low and p.high and p.high / p.low < high / low
+        if p.low and p.high and p.high / p.low < high / low and len(points) <= MOST_INTERVALS
     ]
     axis, unit = log_axis(low, high), plot_text(words.unit)
     figure = new_figure(
@@ -125,7 +123,7 @@ def in_order(key: str, points: Sequence[Point], words: Words) -> Chart:
     bars = [
         ((p.number, p.low / p.foretold), (p.number, p.high / p.foretold))
         for p in points
-        if p.low and p.high and p.high / p.low < reach**2
+        if p.low and p.high and len(points) <= MOST_INTERVALS
     ]
     last = max(p.number for p in points)
     figure = new_figure(
@@ -218,16 +216,24 @@ def log_axis(low: float, high: float) -> dict[str, Any]:
     """A logarithmic axis from `low` to `high` with its numbers written out, three or more."""
     decades = range(int(_log10(low)) - 1, int(_log10(high)) + 2)
     ticks: list[float] = []
-    for steps in STEPS:
+    for steps in STEPS if high / low > 4 else ():
         ticks = [10.0**d * step for d in decades for step in steps]
         ticks = [tick for tick in ticks if low <= tick <= high]
         if len(ticks) >= 3:
             break
-    ticks = ticks[:: len(ticks) // 10 + 1]
+    ticks = ticks if len(ticks) >= 3 else _even_ticks(low, high)
     texts = [f"{tick:,.4g}" if tick < 1000 else f"{tick:,.0f}" for tick in ticks]
     return {
         "type": "log", "range": [_log10(low), _log10(high)], "tickvals": ticks, "ticktext": texts,
     }  # fmt: skip
+
+
+def _even_ticks(low: float, high: float) -> list[float]:
+    """Round numbers as far apart as they are on paper, for what lies close together."""
+    rough = (high - low) / 5
+    decade = 10.0 ** floor(_log10(rough))
+    step = next(decade * s for s in (1, 2, 5, 10) if decade * s >= rough)
+    return [n * step for n in range(ceil(low / step), floor(high / step) + 1)]
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:

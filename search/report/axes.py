@@ -67,7 +67,8 @@ def _distance(effect: Effect) -> float:
 
 
 def _lead(compared: Sequence[Effect], per_second: str) -> str:
-    most = max(compared, key=_distance)
+    several = [e for e in compared if e.rate and e.rate.num_pairs > 1]
+    most = max(several or compared, key=_distance)
     assert most.rate is not None
     slower = most.rate.median < 1
     better, worse = (most.against, most.value) if slower else (most.value, most.against)

@@ -162,8 +162,8 @@ def _coverage(points: Sequence[Point], words: Words) -> str:
             "interval that should hold 95%."
         ).replace("as much than", "as much as")
     return (
-        f"{within} of {len(points)} probes ({within / len(points):.0%}) found a {words.of} within "
-        f"the interval that should hold 95% of them. {off}"
+        f"{within:,} of {len(points):,} probes ({within / len(points):.0%}) found a {words.of} "
+        f"within the interval that should hold 95% of them. {off}"
     )
 
 
