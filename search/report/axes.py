@@ -73,10 +73,12 @@ def _lead(compared: Sequence[Effect], per_second: str) -> str:
     slower = most.rate.median < 1
     better, worse = (most.against, most.value) if slower else (most.value, most.against)
     pairs = most.rate.num_pairs
+    shown = " that several pairs show" if several else ""
     of = "one pair" if pairs == 1 else f"the median of {pairs} pairs"
     return (
-        f"The largest difference is that of {axis_name(most.axis)}: {value_text(better)} gave × "
-        f"{_distance(most):.2f} the {per_second} of {value_text(worse)}{_in_memory(most, slower)}, "
+        f"The largest difference{shown} is that of {axis_name(most.axis)}: {value_text(better)} "
+        f"gave × {_distance(most):.2f} the {per_second} of {value_text(worse)}"
+        f"{_in_memory(most, slower)}, "
         f"{of} of settings that differ in nothing else. Of a value that was probed with few "
         "others, as a search does where they promise little, this knows only those."
     )

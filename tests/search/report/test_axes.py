@@ -91,7 +91,7 @@ def test_the_page_has_a_row_for_every_value_and_a_map_of_the_batch() -> None:
     assert max(z for row in heat["z"] for z in row if z is not None) == pytest.approx(fastest)
     pairs = traces_of(run, "-axes-pairs")
     assert {t.get("name") for t in pairs} >= {"images/s", "memory"}
-    assert any("largest difference is that of precision: bf16" in t for t in texts_of(run, "axes"))
+    assert any("show is that of precision: bf16" in t for t in texts_of(run, "axes"))
 
 
 def test_what_did_not_run_is_named_on_the_map() -> None:
