@@ -1,0 +1,62 @@
+"""The pages of `planner report` themselves, in Chromium: an estimate, several, and a search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from planner.cli import cli
+from tests.page.browser import (
+    FORMS,
+    looking_at,
+    nameless,
+    print_page,
+    sideways,
+    take_picture,
+    unreadable,
+)
+
+pytestmark = pytest.mark.browser
+TRUTH = Path(__file__).parents[1] / "truth" / "cpu_grid_2026-11-20.jsonl"
+MODEL = "native:swin_tiny"
+SUBJECTS = {
+    "estimate": [MODEL, "--gpu", "h100-sxm-80gb"],
+    "several": [MODEL, "--gpu", "h100-sxm-80gb,rtx-3090"],
+    "run": ["run"],
+}
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a page of each of SUBJECTS."""
+    folder = tmp_path_factory.mktemp("reports")
+    run = folder / "run"
+    done = CliRunner().invoke(cli, ["tune", "--replay", str(TRUTH), "--output", str(run)])
+    assert done.exit_code == 0, done.output
+    for name, subjects in SUBJECTS.items():
+        targets = [str(run) if subject == "run" else subject for subject in subjects]
+        command = ["report", *targets, "--output", str(folder / f"{name}.html")]
+        done = CliRunner().invoke(cli, command)
+        assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_report_is_readable_and_as_wide_as_its_window(
+    reports: Path, tmp_path: Path, name: str, form: str
+) -> None:
+    with looking_at(reports / f"{name}.html", form) as page:
+        take_picture(page, tmp_path, f"{name}-{form}")
+        assert sideways(page) <= 0
+        assert nameless(page) == []
+        assert unreadable(page) == []
+        assert page.locator("[data-chart]").count() > 0
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_report_prints(reports: Path, tmp_path: Path, name: str) -> None:
+    with looking_at(reports / f"{name}.html", "dark") as page:
+        assert print_page(page, tmp_path, name).read_bytes().startswith(b"%PDF")
