@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.cli import cli
 from planner.estimation import choose, estimate_ledger
 from planner.hardware import find_gpu
 from planner.ledger import CATEGORIES, Allocated, Ledger, Marked
@@ -22,14 +27,16 @@ from planner.memory.profile import category_bytes, steady_step
 from planner.page.contents import Chart, Folded, Group, Page, Part, Section, Table
 from planner.page.rendering import page_html
 from planner.report.pages.alive import STAYS, Alive, alive_at, alive_tree, equal_ones
+from planner.report.pages.answer import said_again
 from planner.report.pages.course import Course, step_course
 from planner.report.pages.over_time import clock, limit_of, shown_categories, thinned, timeline_data
 from planner.report.pages.recomputation import RECOMPUTATION, UPDATE, find_stretches
 from planner.report.pages.step import Step, step_group
 from planner.report.pages.totals import waterfall
 from planner.schema import FactoryModel, TrainSetting
-from planner.units import MIB
+from planner.units import GIB, MIB
 from tests.report.ledgers import layered_ledger
+from tests.traced_models import CLASSES, IMAGE
 
 SWIN = "timm:swin_tiny_patch4_window7_224"
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -150,14 +157,17 @@ def test_a_limit_and_options_reach_the_line_of_what_is_reserved() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 90))
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 90), st.randoms())
 def test_thinned_points_keep_the_maxima_of_every_column(
-    num_layers: int, num_micro_batches: int, num_columns: int
+    num_layers: int, num_micro_batches: int, num_columns: int, source: random.Random
 ) -> None:
     setting = TrainSetting(accumulate=num_micro_batches)
     config, _ = choose(SWIN, None, None, {})
     course = step_course(step_of(config, setting, layered_ledger(num_layers, num_micro_batches)))
-    points, count = thinned(course, num_columns), len(course.live.total)
+    count = len(course.live.total)
+    # As where garbage is collected: what is reserved rises and falls by itself.
+    course = replace(course, reserved_of={"": [source.randrange(GIB) for _ in range(count)]})
+    points = thinned(course, num_columns)
     assert {course.live.peak, count - 1} <= set(points)
     bounds = sorted({count * column // num_columns for column in range(num_columns)})
     for start, stop in zip(bounds, [*bounds[1:], count], strict=True):
@@ -334,6 +344,41 @@ def test_hostile_paths_are_shown_as_text() -> None:
         assert raw not in plain, raw
     html = page_html(Page("t", "", [group]))
     assert "<img src=x" not in html
+
+
+def test_a_traced_module_is_drawn_like_any_other() -> None:
+    pytest.importorskip("torch")
+    model = FactoryModel(
+        factory="tests.traced_models:Small", image_size=(IMAGE, IMAGE), num_classes=CLASSES
+    )
+    setting = TrainSetting(batch_size=4)
+    step = step_of(model, setting, step_ledger(model, setting), find_gpu("rtx-4090"))
+    course = step_course(step)
+    assert max(course.reserved) == step.estimate.peak_reserved_bytes
+    assert course.live.peak_bytes == step.estimate.peak_live_bytes
+    alive = alive_at(step.ledger, course.live.events[course.live.peak])
+    assert alive_tree(alive).num_bytes == step.estimate.peak_live_bytes
+    assert page_html(Page("t", "", [step_group(step, "g1")]))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_command_on_the_page_estimates_the_same(name: str) -> None:
+    step = replace(swin_step(name), said=SWIN, fields={"num_classes": "1000"})
+    words = shlex.split(said_again(step, "estimate"))
+    done = CliRunner().invoke(cli, [*words[1:], "--json"], catch_exceptions=False)
+    expected = json.loads(json.dumps(step.estimate.to_json()))
+    found = json.loads(done.stdout)
+    assert {key: found[key] for key in expected} == expected
+
+
+def test_the_command_that_advises_is_taken() -> None:
+    step = replace(swin_step("checkpointed"), said=SWIN)
+    words = shlex.split(said_again(step, "advise"))
+    assert words[:3] == ["planner", "advise", SWIN]
+    done = CliRunner().invoke(cli, words[1:], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "batch 8, bf16, adamw, checkpointing\nblocks" in done.stdout
+    assert "accumulate 2" in done.stdout
 
 
 def test_every_place_of_a_page_has_an_anchor_of_its_own() -> None:
