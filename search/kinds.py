@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 from typing_extensions import TypeVar
 
 from planner.schema import MeasurementRecord, TrainSetting
+from planner.schema.expected import Expected
 from planner.schema.loading import LoaderSetting
 
 AnySetting = TrainSetting | LoaderSetting
@@ -54,6 +55,8 @@ class ProbeRecord(Line, Protocol):
     def cut_short(self) -> bool: ...
     @property
     def inconclusive(self) -> bool: ...
+    @property
+    def expected(self) -> Expected | None: ...
 
     def judged_in(self, allowed_bytes: int | None) -> Self: ...
     def with_samples(self, samples: tuple[float, ...]) -> Self: ...

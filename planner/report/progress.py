@@ -66,4 +66,14 @@ def _outcome(record: ProbeRecord) -> str:
     if not was_measured(record):
         reason = record.message.splitlines()[0][:100] if record.message else ""
         return status_text(record) + (f" ({reason})" if reason else "")
-    return ", ".join(filter(None, (rate_text(record), memory_text(record))))
+    rate = rate_text(record) + expected_text(record)
+    return ", ".join(filter(None, (rate, memory_text(record))))
+
+
+def expected_text(record: ProbeRecord) -> str:
+    """The rate that the search expected, once probes had taught it something; else "": a guess
+    before any of them says nothing of the search."""
+    expected = record.expected
+    if expected is None or expected.basis != "probes" or expected.images_per_second is None:
+        return ""
+    return f" (expected {expected.images_per_second[1]:.4g})"

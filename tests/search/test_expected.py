@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from planner.report.progress import progress_line
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.schema.expected import Expected
 from search.limits import Limits
 from search.loader.strategy import LoaderStrategy
+from search.progress import Progress
 from search.replay import Replay, ReplayProber
 from search.session import Session
 from search.space import make_space
@@ -152,3 +154,14 @@ def test_a_strategy_for_loaders_says_what_it_expects_after_the_first_probe() -> 
         assert figures is not None
         assert found
         assert 0 < figures[0] < figures[1] < figures[2]
+
+
+def test_a_line_of_progress_says_what_probes_made_the_search_expect() -> None:
+    def line(basis: str) -> str:
+        candidate = REPLAY.space.candidates[0]
+        expected = Expected.model_validate({**STALE.model_dump(), "basis": basis})
+        record = make_record(candidate.setting).model_copy(update={"expected": expected})
+        return progress_line(Progress("end", phase="search", candidate=candidate, record=record))
+
+    assert " images/s (expected 2), " in line("probes")
+    assert "expected" not in line("prior")
