@@ -46,6 +46,8 @@ def lead_of(subjects: Sequence[Subject]) -> str:
 def group_titles(subjects: Sequence[Subject]) -> list[str]:
     """What heads each subject's group: all that tells it apart from the others."""
     steps = [subject for subject in subjects if isinstance(subject, Step)]
+    if len(steps) == 1:
+        return [subject.title for subject in subjects]
     names = iter(short_names([step_fields(step) for step in steps]))
     return [
         subject.title if isinstance(subject, Run) else _step_title(subject, next(names))

@@ -17,7 +17,7 @@ from planner.report.pages.step import Step
 from planner.report.settings import describe_setting
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.units import MIB
-from search.report.lead import lead_of, title_of
+from search.report.lead import group_titles, lead_of, title_of
 from search.report.reading import read_run
 from search.report.run import Run
 from search.report.side_by_side import beside_group, matching, world_interval
@@ -170,6 +170,11 @@ def test_a_mixture_says_both() -> None:
     assert title_of(subjects).startswith("1 estimate and 1 run of ")
     assert "Batch 8 of" in lead_of(subjects)
     assert "the fastest is batch 8" in lead_of(subjects)
+
+
+def test_one_estimate_beside_runs_is_headed_by_its_model_and_card() -> None:
+    subjects: list[Step | Run] = [run_of("one", record(8)), step_with(8)]
+    assert group_titles(subjects) == ["one", "native:small on rtx-4090"]
 
 
 def test_forty_subjects_are_all_compared_and_few_shown_one_by_one() -> None:
