@@ -90,7 +90,8 @@ def settle(page: Any) -> None:
     until(
         page,
         """typeof page === "undefined" || !document.querySelector("[data-chart]")
-          || document.querySelector(".failed") || (page.ready && page.drawn().every(
+          || document.querySelector(".failed") || (page.ready
+            && page.waiting === undefined && page.drawn().every(
             (target) => target.querySelector(".main-svg")))""",
     )
 
@@ -101,7 +102,8 @@ def scroll_through(page: Any) -> None:
         """async () => {
           for (let y = 0; y < document.documentElement.scrollHeight; y += innerHeight / 2) {
             scrollTo({ top: y, behavior: "instant" });
-            await new Promise((done) => setTimeout(done, 60));
+            do await new Promise((done) => setTimeout(done, 60));
+            while (page.waiting !== undefined);
           }
           scrollTo({ top: 0, behavior: "instant" });
         }"""

@@ -103,6 +103,25 @@ page.seen = (figure) => {
   else if (figure.dataset.stale) page.colourAnew(figure.querySelector(".drawing"));
 };
 
+// While the page scrolls nothing is drawn: what is passed by costs nothing, and the rest follows
+// one by one where scrolling rests.
+page.REST_MS = 100;
+page.scrolled = -page.REST_MS;
+addEventListener("scroll", () => { page.scrolled = performance.now(); }, { passive: true });
+
+page.waits = (figure) => !figure.dataset.drawn || figure.dataset.stale;
+
+page.drawNear = () => {
+  page.waiting = undefined;
+  const rest = page.scrolled + page.REST_MS - performance.now();
+  if (rest <= 0) {
+    const waiting = [...page.near].find(page.waits);
+    if (!waiting) return;
+    page.seen(waiting);
+  }
+  page.waiting = setTimeout(page.drawNear, Math.max(rest, 0));
+};
+
 // Charts that were hidden (a tab, a fold) have their width only now.
 page.resize = (within) => {
   for (const target of page.drawn()) {
@@ -135,8 +154,8 @@ page.start = async () => {
   const seen = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
       if (isIntersecting) page.near.add(target); else page.near.delete(target);
-      if (isIntersecting) page.seen(target);
     }
+    page.waiting ??= setTimeout(page.drawNear);
   }, { rootMargin: "500px" });
   charts.forEach((chart) => seen.observe(chart));
   page.ready = true;
