@@ -1,0 +1,95 @@
+"""The page of a search in Chromium: looks, hovers, the legend, copying, texts of others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.page.rendering import page_html
+from planner.trainers.emission import emit
+from search.report.run import Run
+from search.report.writing import make_page
+from tests.page.browser import FORMS, looking_at, scroll_through, settle, sideways, take_picture
+from tests.search.report.runs import ended, recorded, troubled
+
+FRONT = '[data-chart="g1-front-1"]'
+pytestmark = pytest.mark.browser
+HOSTILE = '<script>alert("1")</script><b>bold</b>\x1b[31m'
+
+
+def written(run: Run, folder: Path) -> Path:
+    path = folder / "report.html"
+    path.write_text(page_html(make_page([run])), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trouble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trouble")
+    run = troubled(folder)
+    worst = ended(run.records[0], "crashed", HOSTILE * 2000)
+    return written(replace(run, records=(*run.records, worst)), folder)
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    folder = tmp_path_factory.mktemp("grid")
+    run = recorded(folder)
+    return run, written(run, folder)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_search_in_which_probes_fail_is_whole(trouble: Path, tmp_path: Path, form: str) -> None:
+    """The hostile message would open a dialog, or ask something, and fail this."""
+    with looking_at(trouble, form) as page:
+        take_picture(page, tmp_path, f"run-{form}")
+        assert sideways(page) <= 0
+        assert page.locator("#g1-front .main-svg").count() > 0
+        assert page.locator("b", has_text="bold").count() == 0
+        assert page.locator("#g1-front").get_by_text("budget").count() > 0
+
+
+def test_a_point_says_which_probe_it_is(grid: tuple[Run, Path]) -> None:
+    run, path = grid
+    assert run.found is not None
+    with looking_at(path) as page:
+        scroll_through(page)
+        page.locator(FRONT).scroll_into_view_if_needed()
+        page.evaluate(
+            """() => {
+              const target = document.querySelector('[data-chart="g1-front-1"] .js-plotly-plot');
+              const trace = target.data.findIndex((t) => t.name === "recommended");
+              Plotly.Fx.hover(target, [{ curveNumber: trace, pointNumber: 0 }]);
+            }"""
+        )
+        said = page.locator(f"{FRONT} .hoverlayer").text_content()
+        assert "recommended" in said
+        assert "batch 128" in said
+
+
+def test_the_legend_switches_probes_off(grid: tuple[Run, Path]) -> None:
+    with looking_at(grid[1]) as page:
+        scroll_through(page)
+        chart = page.locator(FRONT)
+        chart.scroll_into_view_if_needed()
+        before = chart.locator(".scatterlayer .point").count()
+        chart.locator(".legendtoggle").last.click()
+        page.wait_for_timeout(600)  # plotly waits for a second click
+        settle(page)
+        assert 0 < chart.locator(".scatterlayer .point").count() < before
+
+
+def test_each_trainers_file_is_copied_whole(grid: tuple[Run, Path]) -> None:
+    run, path = grid
+    assert run.found is not None
+    with looking_at(path) as page:
+        page.get_by_role("tab", name="accelerate").click()
+        emitted = emit(run.found, "accelerate")
+        shown = page.locator("#g1-trainers [role=tabpanel].chosen .copyable")
+        wanted = [emitted.launch, emitted.text, emitted.code]
+        for number, text in enumerate(wanted):
+            shown.nth(number).get_by_role("button").click()
+            copied = page.evaluate("() => navigator.clipboard.readText()")
+            assert copied.strip() == text.strip()
