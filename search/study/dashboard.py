@@ -1,6 +1,6 @@
 """What optuna-dashboard shows of a study beside its parameters and values.
 
-User attributes in plain names with their units, constraints in the form that it reads, and
+A few user attributes in plain names with their units, constraints in the form that it reads, and
 artifacts: a probe's record and a search's recommendation as files. All of it is said a second time
 for people who look; nothing here is read back by a search.
 """
@@ -26,40 +26,15 @@ _MESSAGE_LENGTH = 500
 
 
 def shown(record: ProbeRecord) -> dict[str, Any]:
-    """A record as user attributes: what is known of it, by names that a person reads. Each is one
-    more write to the study, some milliseconds: those that the record's file has besides are not
-    among them."""
+    """What a person looks for in a list of trials and neither their value nor their parameters say.
+    Each attribute is a transaction of its own (Optuna 5.0 has none for several), so that the rest
+    is left to the artifact, which is the whole record."""
+    used = record.used_bytes
     found = {
-        METRIC: _rounded(record.images_per_second),
-        "memory (GiB)": _gib(record.used_bytes),
-        "compile (s)": _rounded(getattr(record, "compile_seconds", None)),
-        "probe (s)": _rounded(record.probe_seconds),
+        "memory (GiB)": None if used is None else float(f"{used / GIB:.4g}"),
         "why": printable(record.message)[:_MESSAGE_LENGTH] or None,
-        "ended in": getattr(record, "phase", None) or None,
-        "flags": list(record.flags) or None,
-        **_expected(record),
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _expected(record: ProbeRecord) -> dict[str, Any]:
-    """The middle of what the search expected when it chose the probe."""
-    expected = getattr(record, "expected", None)
-    if expected is None:
-        return {}
-    rate, num_bytes = expected.images_per_second, expected.used_bytes
-    return {
-        "expected images/s": _rounded(rate[1]) if rate else None,
-        "expected memory (GiB)": _gib(num_bytes[1]) if num_bytes else None,
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
-
-
-def _gib(num_bytes: float | None) -> float | None:
-    return None if num_bytes is None else _rounded(num_bytes / GIB)
 
 
 def artifact_id(of: str) -> str:

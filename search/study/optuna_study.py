@@ -323,13 +323,14 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         """From running to finished, unless another tuner finishes it at the same instant. Each
         write may be the last: all can be repeated."""
         with suppress(UpdateFinishedTrialError):
-            handle = self._handle(trial)
-            handle.set_user_attr("status", record.status)
-            handle.set_user_attr("record", _study_copy(record))
-            for name, value in shown(record).items():
-                handle.set_user_attr(name, value)
+            handle, number = self._handle(trial), self._id(trial)
+            said = {"status": record.status, "record": _study_copy(record), **shown(record)}
+            for name, value in said.items():
+                if trial.user_attrs.get(name) != value:  # the record was received before
+                    handle.set_user_attr(name, value)
             for name, value in self._for_dashboard(record).items():
-                self.storage.set_trial_system_attr(self._id(trial), name, value)
+                if trial.system_attrs.get(name) != value:
+                    self.storage.set_trial_system_attr(number, name, value)
             if "memory" not in handle.constraints:
                 handle.set_constraint("memory", constraint(record, self.budget_bytes))
             self.study.tell(trial.number, self._value(record), skip_if_finished=True)
