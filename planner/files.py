@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.errors import UsageError
+from planner.errors import PlannerError, UsageError, alternatives, as_text, shorten
 from planner.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -83,6 +83,59 @@ def parse_yaml(text: str, source: str) -> Any:
         raise _too_deep(source) from None
     except ValueError as error:  # a date that is none, or a number of thousands of digits
         raise UsageError(f"{source} cannot be read: {_reason(error)}.") from None
+
+
+def check_output(path: str | os.PathLike[str], what: str, endings: Sequence[str]) -> Path:
+    """The path of a file that `what`, as "a page", may be written to.
+
+    Raises UsageError where its name is a folder's or has none of the `endings`, PlannerError where
+    no file can be there.
+    """
+    path = Path(path)
+    shown = shorten(as_text(str(path)))
+    example = f"{what.split()[-1]}{endings[0]}"
+    try:
+        if path.is_dir():
+            raise UsageError(
+                f"{shown} is a folder, and {what} is one file.",
+                f"Name a file in it, as {as_text(str(path / example))}.",
+            )
+        if not path.name[1:].lower().endswith(tuple(endings)):
+            raise UsageError(
+                f"{what}'s file name ends in {alternatives(endings)}, and {shown} does not.",
+                f"For example {example}.",
+            )
+        if not path.parent.is_dir():
+            folder = shorten(as_text(str(path.parent)))
+            raise PlannerError(
+                f"{shown} cannot be written: the folder {folder} does not exist.",
+                "Make the folder, or name a file in another.",
+            )
+        if not os.access(path.parent, os.W_OK):
+            raise PlannerError(
+                f"{shown} cannot be written: its folder may not be written to.",
+                "Name a file in another folder.",
+            )
+    except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
+        raise unwritable(path, error) from None
+    return path
+
+
+def write_output(path: Path, data: bytes) -> Path:
+    """Writes a file that somebody asked for, whole or not at all; a link stays one. Raises
+    PlannerError."""
+    try:
+        write_whole(path.resolve(), data)
+    except (OSError, ValueError) as error:
+        raise unwritable(path, error) from None
+    return path
+
+
+def unwritable(path: Path, error: Exception) -> PlannerError:
+    return PlannerError(
+        f"{shorten(as_text(str(path)))} cannot be written: {_reason(error)}.",
+        "Free space, or name another file.",
+    )
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError, UsageError
-from planner.files import MAX_DEPTH, parse_json, parse_yaml, read_text, write_whole
+from planner.files import (
+    MAX_DEPTH,
+    check_output,
+    parse_json,
+    parse_yaml,
+    read_text,
+    write_output,
+    write_whole,
+)
 from planner.libraries.resolve import resolve_model
 from planner.trainers.emission import read_result
 
@@ -135,3 +143,29 @@ def test_what_is_written_is_whole_or_what_was_there(tmp_path: Path) -> None:
     before = os.umask(0)
     os.umask(before)
     assert file.stat().st_mode & 0o777 == 0o666 & ~before
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        (
+            "folder.json",
+            UsageError,
+            r"folder.json' is a folder, and a trace is one file\.\nName a ",
+        ),
+        ("a.jsn", UsageError, r"a trace's file name ends in \.json or \.json\.gz, and .*a\.jsn'"),
+        (".json", UsageError, r"ends in \.json or"),
+        ("nowhere/a.json", PlannerError, r"the folder .*nowhere' does not exist"),
+        ("x" * 300 + ".json", PlannerError, "cannot be written: File name too long"),
+        ("nul\0.json", PlannerError, "cannot be written: embedded null"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_known_first(
+    name: str, kind: type[PlannerError], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(kind, match=message):
+        write_output(check_output(tmp_path / name, "a trace", (".json", ".json.gz")), b"{}")
+    assert [found.name for found in tmp_path.iterdir()] == ["folder.json"]
+    whole = check_output(tmp_path / "A.JSON.GZ", "a trace", (".json", ".json.gz"))
+    assert write_output(whole, b"{}").read_bytes() == b"{}"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from planner.files import check_output
+
 if TYPE_CHECKING:
     from planner.estimation import Estimate
     from planner.hardware import Gpu
@@ -17,12 +19,11 @@ if TYPE_CHECKING:
 def check_exports(given: Mapping[str, Any]) -> None:
     """Raises UsageError and PlannerError for files that cannot be, before anything is estimated."""
     if given["snapshot"]:
-        from planner.report.snapshot import ENDINGS, check_output
+        from planner.report.snapshot import ENDINGS as OF_SNAPSHOTS
 
-        check_output(given["snapshot"], "a snapshot", ENDINGS)
+        check_output(given["snapshot"], "a snapshot", OF_SNAPSHOTS)
     if given["chrome_trace"]:
         from planner.report.chrome_trace import ENDINGS as OF_TRACES
-        from planner.report.snapshot import check_output
 
         check_output(given["chrome_trace"], "a trace", OF_TRACES)
 

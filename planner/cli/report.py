@@ -67,12 +67,12 @@ def command(targets: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     one of either are shown side by side.
     """
     refuse_empty({"target": targets, **given})
-    from search.report.output import check_output, write_page
+    from search.report.output import check_page, write_page
     from search.report.reading import is_run, read_run
     from search.report.targets import check_options, check_subjects, check_target
     from search.report.writing import make_page
 
-    output = check_output(given["output"], given["force"])
+    output = check_page(given["output"], given["force"])
     for target in targets:
         check_target(target)
     check_options(_typed(given), targets)

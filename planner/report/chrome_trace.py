@@ -19,6 +19,7 @@ from planner import __version__
 from planner.arguments import ModelLike, SettingLike, read_allocator, read_gpu
 from planner.errors import UsageError
 from planner.estimation import Estimate, choose, estimate_ledger, may_reserve
+from planner.files import check_output, write_output
 from planner.hardware import Gpu
 from planner.hardware.overheads import overheads_for
 from planner.ledger import CATEGORIES, Computed, Ledger
@@ -28,7 +29,6 @@ from planner.memory.profile import entry_at, steady_step, walk_ledger
 from planner.memory.replay import steady_course
 from planner.report.live import step_live_bytes
 from planner.report.settings import describe_setting
-from planner.report.snapshot import check_output, write_output
 from planner.throughput.result import datasheet_rates, exchanges_of
 from planner.throughput.spans import Span, StepSpans, Track, step_spans
 
@@ -109,7 +109,7 @@ def write_trace(trace: Mapping[str, Any], path: str | Path) -> Path:
     data = json.dumps(trace, separators=(",", ":")).encode()
     if path.suffix.lower() == ".gz":
         data = gzip.compress(data, 6, mtime=0)
-    return write_output(path, "trace", data)
+    return write_output(path, data)
 
 
 def _nanoseconds(seconds: float) -> int:

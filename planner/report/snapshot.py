@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.arguments import ModelLike, SettingLike, read_allocator, read_gpu, read_memory
-from planner.errors import PlannerError, UsageError
 from planner.estimation import choose, may_reserve
-from planner.files import write_whole
+from planner.files import check_output, write_output
 from planner.hardware import Gpu
 from planner.hardware.overheads import overheads_for
 from planner.ledger import Ledger
@@ -61,25 +60,4 @@ def write_snapshot(snapshot: Mapping[str, Any], path: str | Path) -> Path:
     """Writes a snapshot as `torch.cuda.memory._dump_snapshot` does. Raises as `check_output`, and
     PlannerError where the disk is full."""
     path = check_output(path, "a snapshot", ENDINGS)
-    return write_output(path, "snapshot", pickle.dumps(dict(snapshot), protocol=PROTOCOL))
-
-
-def check_output(path: str | Path, what: str, endings: tuple[str, ...]) -> Path:
-    """The path of a file of ours. Raises UsageError for another ending, PlannerError where there is
-    no such folder."""
-    path = Path(path)
-    if not path.name.lower().endswith(endings):
-        listed = " or ".join(endings)
-        raise UsageError(f"{what}'s file name ends in {listed}, and {path.name!r} does not.")
-    if not path.parent.is_dir():
-        raise PlannerError(f"{what} cannot be written to {path}: the folder does not exist.")
-    return path
-
-
-def write_output(path: Path, what: str, data: bytes) -> Path:
-    """Writes a file, whole or not at all. Raises PlannerError."""
-    try:
-        write_whole(path.resolve(), data)
-    except OSError as error:
-        raise PlannerError(f"the {what} cannot be written to {path}: {error.strerror}.") from None
-    return path
+    return write_output(path, pickle.dumps(dict(snapshot), protocol=PROTOCOL))

@@ -10,8 +10,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.errors import PlannerError, UsageError
-from planner.files import write_whole
+from planner.errors import PlannerError
+from planner.files import check_output, write_output
 from planner.ledger import Category, Ledger
 from planner.report.colours import COLOURS, STACK
 from planner.report.live import LiveBytes, Phase, step_live_bytes
@@ -37,16 +37,8 @@ CHARACTER_SHARE = 0.0088
 
 
 def check_plot(path: str | Path) -> Path:
-    """The path of a plot. Raises UsageError for another ending than a picture's, PlannerError
-    where there is no such folder."""
-    path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise UsageError(
-            f"a plot's file name ends in .png, .svg or .pdf, and {path.name!r} does not."
-        )
-    if not path.parent.is_dir():
-        raise PlannerError(f"the plot cannot be written to {path}: the folder does not exist.")
-    return path
+    """The path of a plot. Raises as `check_output`."""
+    return check_output(path, "a plot", FORMATS)
 
 
 def draw_timeline(
@@ -87,10 +79,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     path = check_plot(path)
     drawn = BytesIO()
     figure.savefig(drawn, format=path.suffix[1:].lower())
-    try:
-        write_whole(path.resolve(), drawn.getvalue())  # a full disk leaves what was there
-    except OSError as error:
-        raise PlannerError(f"the plot cannot be written to {path}: {error.strerror}.") from None
+    write_output(path, drawn.getvalue())  # a full disk leaves what was there
 
 
 def _draw_stack(axes: Axes, live: LiveBytes) -> None:

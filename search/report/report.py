@@ -24,7 +24,7 @@ from planner.memory.allocator_config import AllocatorConfig, environment_allocat
 from planner.report.pages.step import Step
 from planner.schema import Model, ResolvedSetting
 from search.report.lead import Subject
-from search.report.output import check_output, write_page
+from search.report.output import check_page, write_page
 from search.report.reading import is_run, read_run
 from search.report.run import Run
 from search.report.targets import check_options, check_subjects, check_target
@@ -58,7 +58,7 @@ def write_report(
     listed = _listed(targets)
     if not listed:
         raise UsageError("a report needs a run or a model.", "Name one at least.")
-    path = check_output(output, force)
+    path = check_page(output, force)
     names = [os.fspath(t) for t in listed if isinstance(t, str | os.PathLike)]
     for name in names:
         check_target(name)

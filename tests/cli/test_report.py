@@ -171,7 +171,7 @@ def test_a_link_is_replaced_only_by_force_and_stays_a_link(page: str, tmp_path: 
     ("output", "said"),
     [
         (".", "is a folder, and a page is one file"),
-        ("-", "ends in .html, and '-' does not"),
+        ("-", "ends in .html or .htm, and '-' does not"),
         ("page.pdf", "ends in .html"),
         ("nowhere/page.html", "the folder 'nowhere' does not exist"),
         ("x" * 300 + ".html", "cannot be written: File name too long"),

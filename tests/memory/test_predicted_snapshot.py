@@ -176,7 +176,7 @@ def test_a_file_that_cannot_be_is_refused(tmp_path: Path) -> None:
     snapshot = {"segments": [], "device_traces": []}
     with pytest.raises(UsageError, match=r"ends in .pickle or .pkl"):
         write_snapshot(snapshot, tmp_path / "a.json")
-    with pytest.raises(PlannerError, match="the folder does not exist"):
+    with pytest.raises(PlannerError, match="does not exist"):
         write_snapshot(snapshot, tmp_path / "nowhere" / "a.pickle")
 
 
