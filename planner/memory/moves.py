@@ -22,7 +22,7 @@ from planner.memory.caching_allocator import (
     OutOfMemoryError,
     Pool,
 )
-from planner.memory.profile import Walk, entry_at, steady_step, walk_ledger
+from planner.memory.profile import Walk, steady_requests
 from planner.memory.replay import handed_on
 
 Action = Literal[
@@ -86,9 +86,7 @@ def allocator_moves(
 ) -> Moves:
     """Every move of the allocator in a predicted training. A limit counts as in `replay_steady`:
     only where garbage is collected, and not where the steps cannot live within it."""
-    walked = walk_ledger(ledger)
-    requests = walked.requests_with(workspace_bytes)
-    steady_from = entry_at(walked, steady_step(ledger).steady_from)
+    walked, requests, steady_from = steady_requests(ledger, workspace_bytes)
     collects = config is not None and bool(config.garbage_collection_threshold)
     for limit in (allowed_bytes if collects else None, None):
         player = _Player(requests, walked.streams, config, limit)

@@ -133,11 +133,9 @@ def profile_memory(
 
     `allowed_bytes` is what the allocator may reserve, where a memory fraction limits it.
     """
-    walked = walk_ledger(ledger)
-    live = steady_step(ledger)
-    requests = walked.requests_with(workspace_bytes)
-    steady_from = entry_at(walked, live.steady_from)
+    walked, requests, steady_from = steady_requests(ledger, workspace_bytes)
     peaks = replay_steady(requests, steady_from, config, allowed_bytes, walked.streams)
+    live = steady_step(ledger)
     return MemoryProfile(
         live,
         instant(ledger, live.peak_index),
@@ -266,9 +264,12 @@ def _begins(mark: Marked, step: int) -> bool:
     return mark.phase == "zero_grad" and mark.step == step - 1
 
 
-def entry_at(walked: Walk, event_index: int) -> int:
-    """The first request at or after an event."""
-    return bisect_left(walked.events, event_index)
+def steady_requests(ledger: Ledger, workspace_bytes: int) -> tuple[Walk, list[int], int]:
+    """What a ledger asks of the allocator: its walk, the requests in bytes with a device's
+    workspaces, and the entry from which they are of the steady step."""
+    walked = walk_ledger(ledger)
+    steady_from = bisect_left(walked.events, steady_step(ledger).steady_from)
+    return walked, walked.requests_with(workspace_bytes), steady_from
 
 
 def instant(ledger: Ledger, event_index: int) -> Instant:

@@ -25,9 +25,8 @@ from planner.hardware.overheads import overheads_for
 from planner.ledger import CATEGORIES, Computed, Ledger
 from planner.ledgers import step_ledger
 from planner.memory.allocator_config import AllocatorConfig, environment_allocator
-from planner.memory.profile import entry_at, steady_step, walk_ledger
-from planner.memory.replay import steady_course
-from planner.report.live import step_live_bytes
+from planner.memory.profile import steady_step
+from planner.report.live import step_allocator_bytes, step_live_bytes
 from planner.report.settings import describe_setting
 from planner.throughput.result import datasheet_rates, exchanges_of
 from planner.throughput.spans import Span, StepSpans, Track, step_spans
@@ -174,24 +173,17 @@ def _memory(
 ) -> Iterator[Event]:
     """Live bytes by category, and what the allocator has given out and reserved."""
     live = step_live_bytes(ledger)
-    walked = walk_ledger(ledger)
-    steady_from = entry_at(walked, steady_step(ledger).steady_from)
-    course = steady_course(
-        walked.requests_with(overheads_for(gpu).workspace_bytes), steady_from, allocator,
-        may_reserve(gpu, None, allocator), walked.streams,
+    played = step_allocator_bytes(
+        ledger, live, overheads_for(gpu).workspace_bytes, allocator,
+        may_reserve(gpu, None, allocator),
     )  # fmt: skip
-    reserved = course.reserved_bytes
-    entries = [
-        0,
-        *(bisect_left(walked.events, event) - steady_from + 1 for event in live.events[1:]),
-    ]
+    allocated, reserved = played.allocated_bytes, played.reserved_bytes
     times = times_of_moves(ledger, live.events, step)
     categories = [c for c in CATEGORIES if max(live.by_category[c])]
     for point, at in _shown(times, live.total):
-        entry = entries[point]
         of_category = {c.replace("_", " "): live.by_category[c][point] for c in categories}
         yield _counter("live bytes", at, of_category)
-        of_allocator = {"allocated": course.allocated_bytes[entry], "reserved": reserved[entry]}
+        of_allocator = {"allocated": allocated[point], "reserved": reserved[point]}
         yield _counter("allocator bytes", at, of_allocator)
 
 

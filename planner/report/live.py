@@ -1,13 +1,16 @@
-"""A ledger's live bytes over one optimizer step, by category: what the timelines draw."""
+"""A ledger's memory over one optimizer step: what is alive, by category, and what the allocator
+makes of it. All timelines draw this."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from planner.errors import PlannerError
 from planner.ledger import Allocated, Category, Ledger
-from planner.memory.profile import category_bytes, walk_ledger
+from planner.memory.allocator_config import AllocatorConfig
+from planner.memory.profile import category_bytes, steady_requests, walk_ledger
+from planner.memory.replay import SteadyCourse, steady_course
 
 
 @dataclass(frozen=True)
@@ -97,4 +100,22 @@ def step_live_bytes(ledger: Ledger, step: int | None = None) -> LiveBytes:
         peak_phase=next(p.name for p in phases if p.start <= peak < p.stop),
         peak_label=label,
         peak_path=path,
+    )
+
+
+def step_allocator_bytes(
+    ledger: Ledger,
+    live: LiveBytes,
+    workspace_bytes: int,
+    config: AllocatorConfig | None = None,
+    allowed_bytes: int | None = None,
+) -> SteadyCourse:
+    """What the caching allocator has given out and reserved at each point of `live`, the last step
+    of `ledger`. The arguments are those of `planner.memory.profile.profile_memory`."""
+    walked, requests, start = steady_requests(ledger, workspace_bytes)
+    played = steady_course(requests, start, config, allowed_bytes, walked.streams)
+    entries = [bisect_right(walked.events, event) - start for event in live.events]
+    return SteadyCourse(
+        [played.allocated_bytes[entry] for entry in entries],
+        [played.reserved_by_stream[entry] for entry in entries],
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
 from planner.memory.profile import (
-    entry_at,
     find_alive,
     growth_within,
     instant,
     phase_at,
     profile_memory,
+    steady_requests,
     steady_step,
     walk_ledger,
 )
@@ -60,11 +60,11 @@ def test_a_steady_step_is_the_last_one() -> None:
 
 
 def test_the_first_products_of_forward_and_backward_ask_for_a_workspace() -> None:
-    walked = walk_ledger(LEDGER)
-    assert walked.requests_with(8 * MIB)[:6] == [100, 1000, 8 * MIB, 8 * MIB, 2000, ~1]
+    walked, requests, steady_from = steady_requests(LEDGER, 8 * MIB)
+    assert requests[:6] == [100, 1000, 8 * MIB, 8 * MIB, 2000, ~1]
     assert walked.requests_with(0) == walked.requests
     assert [LEDGER.events[i] for i in walked.events[2:4]] == [PRODUCT, PRODUCT]
-    assert entry_at(walked, SECOND) == 9
+    assert steady_from == 9
     with_workspace = profile_memory(LEDGER, 8 * MIB, None)
     without = profile_memory(LEDGER, 0, None)
     assert with_workspace.peak_allocated_bytes - without.peak_allocated_bytes == 16 * MIB

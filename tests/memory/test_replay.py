@@ -12,7 +12,7 @@ from planner.estimation import choose
 from planner.ledgers import step_ledger
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import CachingAllocator
-from planner.memory.profile import entry_at, steady_step, walk_ledger
+from planner.memory.profile import steady_requests
 from planner.memory.replay import SteadyPeaks, replay, replay_steady, steady_course
 
 KIB, MIB = 1024, 1024**2
@@ -150,9 +150,7 @@ def test_the_course_is_of_the_playing_that_reserves_the_most() -> None:
 def test_so_does_a_swin(model: str, of_setting: dict[str, object], batch_size: int) -> None:
     setting = TrainSetting.model_validate({"batch_size": batch_size, **of_setting})
     ledger = step_ledger(*choose(model, setting, None, {}))
-    walked = walk_ledger(ledger)
-    start = entry_at(walked, steady_step(ledger).steady_from)
-    requests = walked.requests_with(8 * MIB)
+    _, requests, start = steady_requests(ledger, 8 * MIB)
     assert replay_steady(requests, start) == played_to_the_end(requests, start)
 
 

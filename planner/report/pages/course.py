@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from planner.hardware.overheads import overheads_for
 from planner.ledger import Allocated, Category, Computed, Freed, Ledger, Marked, Tagged
 from planner.memory.caching_allocator import rounded
-from planner.memory.profile import entry_at, find_alive, steady_step, walk_ledger
-from planner.memory.replay import steady_course
-from planner.report.live import LiveBytes, step_live_bytes
+from planner.memory.profile import find_alive, walk_ledger
+from planner.report.live import LiveBytes, step_allocator_bytes, step_live_bytes
 from planner.report.pages.recomputation import Stretch, find_stretches
 
 if TYPE_CHECKING:
@@ -39,44 +38,39 @@ class Course:
     """The steady step. Point 0 is the moment before it, each allocation and release makes one more:
     `moves[i]` leads to point i + 1.
 
-    Bytes at each point: `allocated` in blocks, `reserved_of` each stream from the driver, `live_of`
-    each stream in its pool. `stretches` are points of backward that are no backward.
-    `micro_batches` are those of the phases, from 1, or 0 where there is only one.
+    Bytes at each point: `allocated` in blocks, `reserved` from the driver, `reserved_of` the same
+    by stream, `live_of` each stream in its pool. `stretches` are points of backward that are no
+    backward. `micro_batches` are those of the phases, from 1, or 0 where there is only one.
     """
 
     live: LiveBytes
     moves: list[Move]
     allocated: list[int]
+    reserved: list[int]
     reserved_of: dict[str, list[int]]
     live_of: dict[str, list[int]]
     stretches: list[Stretch]
     micro_batches: list[int]
-
-    @property
-    def reserved(self) -> list[int]:
-        """Bytes taken from the driver, of all streams."""
-        return [sum(each) for each in zip(*self.reserved_of.values(), strict=True)]
 
 
 def step_course(step: Step) -> Course:
     """The steady step of a subject, with what its device's allocator makes of it."""
     ledger = step.ledger
     live = step_live_bytes(ledger)
-    walked = walk_ledger(ledger)
-    start = entry_at(walked, steady_step(ledger).steady_from)
-    requests = walked.requests_with(overheads_for(step.gpu).workspace_bytes)
-    played = steady_course(requests, start, step.allocator, step.may_reserve, walked.streams)
-    entries = [bisect_right(walked.events, event) - start for event in live.events]
+    workspace_bytes = overheads_for(step.gpu).workspace_bytes
+    played = step_allocator_bytes(ledger, live, workspace_bytes, step.allocator, step.may_reserve)
+    streams = walk_ledger(ledger).stream_names
     moves = list(_moves(ledger, live))
     return Course(
         live=live,
         moves=moves,
-        allocated=[played.allocated_bytes[entry] for entry in entries],
+        allocated=played.allocated_bytes,
+        reserved=played.reserved_bytes,
         reserved_of={
-            name: [played.reserved_by_stream[entry][number] for entry in entries]
-            for number, name in enumerate(walked.stream_names)
+            name: [by_stream[number] for by_stream in played.reserved_by_stream]
+            for number, name in enumerate(streams)
         },
-        live_of=_live_of(ledger, live, moves, walked.stream_names),
+        live_of=_live_of(ledger, live, moves, streams),
         stretches=_stretches(ledger, live),
         micro_batches=_micro_batches(live),
     )
