@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +12,11 @@ import click
 
 from planner.cli.arguments import refuse_empty, with_options
 from planner.cli.command import Command
-from planner.cli.output import print_json, say
-from planner.cli.progress import quiet_flag, show_on
+from planner.cli.progress import quiet_flag
 from planner.cli.search_flags import said_options, search_flags
 from planner.errors import UsageError
 from search import check_platform
 from search.loader.options import LoaderOptions
-
-NOTHING_LOADS = 1
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("data", metavar="DIR|MODULE:FACTORY", required=False),
@@ -50,40 +46,25 @@ def command(**given: Any) -> int:
     command again to continue where it stopped; Ctrl-C ends it with the best loader so far.
     """
     check_platform()
+    from planner.cli.searching import search_and_print
     from planner.report.data import data_text
-    from search.interrupts import heard
     from search.loader.finding import find_loader, read_question
-    from search.result_file import ResultNotWrittenError
 
     refuse_empty(given)
     options: Any = dict(said_options(LoaderOptions, given))
-    read_question(given["model"], given["gpu"], options)  # before any picture is made
-    heading = f"planner data {given['data'] or 'of its own pictures'}"
-    with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
-        unwritten: ResultNotWrittenError | None = None
-        try:
-            with show_on(heading, given["quiet"]) as show:
-                found = find_loader(
-                    _data(given["data"], given["synthetic"]),
-                    model=given["model"],
-                    gpu=given["gpu"],
-                    on_progress=show.hear,
-                    **options,
-                )
-        except KeyboardInterrupt:
-            click.echo("Error: interrupted before anything was found.", err=True)
-            return interrupts.exit_status
-        except ResultNotWrittenError as error:
-            found, unwritten = error.recommendation, error
-        if given["as_json"]:
-            print_json(found.model_dump(mode="json"))
-        else:
-            say("\n" + data_text(found))
-        if interrupts.number is not None:
-            return interrupts.exit_status
-    if unwritten is not None:
-        raise unwritten
-    return 0 if found.setting is not None else NOTHING_LOADS
+    model, gpu = given["model"], given["gpu"]
+    read_question(model, gpu, options)  # before any picture is made
+    return search_and_print(
+        lambda on_progress: find_loader(
+            _data(given["data"], given["synthetic"]),
+            model=model, gpu=gpu, on_progress=on_progress, **options,
+        ),
+        f"planner data {given['data'] or 'of its own pictures'}",
+        data_text,
+        lambda found: found.setting is not None,
+        given["quiet"],
+        given["as_json"],
+    )  # fmt: skip
 
 
 def _data(named: str | None, synthetic: int | None) -> Any:

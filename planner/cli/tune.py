@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,7 @@ from planner.cli.arguments import (
     with_options,
 )
 from planner.cli.command import Command
-from planner.cli.output import print_json, say
-from planner.cli.progress import quiet_flag, show_on
+from planner.cli.progress import quiet_flag
 from planner.cli.search_flags import said_options, search_flags
 from planner.errors import UsageError
 from planner.schema import Model, TrainSetting, parse
@@ -25,9 +23,6 @@ from planner.schema.distribution import PARALLELISMS
 from search import check_platform
 from search.axes import AXES, HELD, held_error
 from search.options import SearchOptions
-
-NOTHING_FITS = 1
-
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("model", required=False),
@@ -61,31 +56,18 @@ def command(**given: Any) -> int:
     setting so far.
     """
     check_platform()
+    from planner.cli.searching import search_and_print
     from planner.report.recommendation import recommendation_text
-    from search.interrupts import heard
-    from search.result_file import ResultNotWrittenError
     from search.tuning import tune
 
-    heading = f"planner tune {given['model'] or given['replay'] or ''}"
-    with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
-        unwritten: ResultNotWrittenError | None = None
-        try:
-            with show_on(heading, given["quiet"]) as show:
-                found = tune(**_arguments(given), on_progress=show.hear)
-        except KeyboardInterrupt:
-            click.echo("Error: interrupted before anything was found.", err=True)
-            return interrupts.exit_status
-        except ResultNotWrittenError as error:
-            found, unwritten = error.recommendation, error
-        if given["as_json"]:
-            print_json(found.model_dump(mode="json"))
-        else:
-            say("\n" + recommendation_text(found))
-        if interrupts.number is not None:
-            return interrupts.exit_status
-    if unwritten is not None:
-        raise unwritten
-    return 0 if found.status == "recommended" else NOTHING_FITS
+    return search_and_print(
+        lambda on_progress: tune(**_arguments(given), on_progress=on_progress),
+        f"planner tune {given['model'] or given['replay'] or ''}",
+        recommendation_text,
+        lambda found: found.status == "recommended",
+        given["quiet"],
+        given["as_json"],
+    )
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:

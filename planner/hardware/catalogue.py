@@ -66,6 +66,7 @@ def matching_gpus(text: str) -> tuple[Gpu, ...]:
     )
 
 
+@cache
 def recognise_gpu(device_name: str, total_bytes: int | None = None) -> Gpu | None:
     """The catalogue's entry for a device as its driver names it, or None where it has none.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -92,10 +93,10 @@ def effects_of(
     values = sorted({getattr(s, axis) for s in probed}, key=_by_size)
     if axis != BATCH:
         values = list(in_order(getattr(s, axis) for s in probed))
-    counts = [getattr(s, axis) for s in probed]
-    reference = _reference(axis, values, by_value)
+    num_probed = Counter(getattr(s, axis) for s in probed)
+    reference = None if axis == BATCH else _reference(axis, values, by_value)
     return [
-        _effect(axis, value, counts.count(value), by_value, against)
+        _effect(axis, value, num_probed[value], by_value, against)
         for at, value in enumerate(values)
         for against in [(values[at - 1] if at else None) if axis == BATCH else reference]
     ]
@@ -111,11 +112,10 @@ def _reference(
     """The value that shares most settings with the others, and the default where it shares half as
     many."""
 
+    num_values = Counter(rest for ran in by_value.values() for rest in ran)
+
     def shared(value: Value) -> int:
-        own = by_value.get(value, {})
-        return sum(
-            len(own.keys() & theirs.keys()) for other, theirs in by_value.items() if other != value
-        )
+        return sum(num_values[rest] - 1 for rest in by_value.get(value, {}))
 
     most = max(values, key=shared)
     default = TrainSetting.model_fields[axis].default

@@ -14,6 +14,7 @@ from search.report.axis_pairs import Ran
 from search.report.importance import axis_name
 
 MOST_CELLS_WITH_TEXT = 160
+MOST_ROWS = 40  # that are each as high as their text; of more, all are made lower
 FAILED = {"out_of_memory": "no memory", "timed_out": "timed out", "measured": ""}
 
 
@@ -60,7 +61,7 @@ def heat_parts(
         f"The fastest setting of each batch and {axis_name(axis)}, whatever its other axes, in "
         f"{per_second}. An empty place was not probed, or did not run with anything that was tried."
     )
-    return [Chart(f"{key}-axes-heat", figure, said, 130 + 30 * len(batches))]
+    return [Chart(f"{key}-axes-heat", figure, said, 130 + 30 * min(len(batches), MOST_ROWS))]
 
 
 def _hover(best: Ran | None, end: str | None, per_second: str) -> str:

@@ -200,7 +200,13 @@ def terminal_row(terminal: Terminal) -> int:
     return len(terminal.screen.history.top) + terminal.screen.cursor.y
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(40, 8), (60, 10), (200, 50)])
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [
+        (40, 8),
+        *(pytest.param(*size, marks=pytest.mark.combinations) for size in ((60, 10), (200, 50))),
+    ],
+)
 def test_it_fits_any_terminal(columns: int, rows: int) -> None:
     with still(columns=columns, rows=rows) as terminal:
         terminal.await_seen(lambda: len(terminal.table()) > 5, "the table")
@@ -240,7 +246,16 @@ def test_colours_are_left_out_where_nobody_wants_them(name: str) -> None:
         end(terminal)
 
 
-@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("TERM", ""), ("CI", "true")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TERM", "dumb"),
+        *(
+            pytest.param(*said, marks=pytest.mark.combinations)
+            for said in (("TERM", ""), ("CI", "true"))
+        ),
+    ],
+)
 def test_plain_lines_where_lines_cannot_be_written_over(name: str, value: str) -> None:
     with still(environment={name: value}) as terminal:
         terminal.await_text("[search] probe 1 of 7: batch 8")
@@ -267,20 +282,16 @@ def test_quiet_shows_the_result_only() -> None:
     assert json.loads(ended.stdout)["status"] == "recommended"
 
 
-def test_json_is_all_of_standard_output() -> None:
-    ended = subprocess.run(replay("--json"), capture_output=True, text=True, check=True)
-    assert json.loads(ended.stdout)["status"] == "recommended"
-    assert "[calibrate] probe 1: batch 8" in ended.stderr
-    assert "\x1b" not in ended.stderr
-
-
-def test_rich_is_imported_only_for_a_table() -> None:
+def test_json_is_all_of_standard_output_and_rich_is_imported_only_for_a_table() -> None:
     code = (
         "import sys; from planner.cli import main; status = main(sys.argv[1:]);"
         "assert not {m for m in sys.modules if m.split('.')[0] == 'rich'}; sys.exit(status)"
     )
     command = [sys.executable, "-c", code, *replay("--json")[3:]]
-    subprocess.run(command, capture_output=True, check=True)
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(ended.stdout)["status"] == "recommended"
+    assert "[calibrate] probe 1: batch 8" in ended.stderr
+    assert "\x1b" not in ended.stderr
 
 
 def test_quiet_keeps_errors_and_warnings(tmp_path: Path) -> None:
@@ -302,7 +313,9 @@ VALIDATED = [*TINY[:11], "--device", "cpu", "--batch-size", "2", "--precision", 
              "--checkpointing", "none", "--compile", "off", "--attention", "eager"]  # fmt: skip
 
 
-@pytest.mark.parametrize(("number", "status"), [(INT, 0), (TERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(INT, 0), pytest.param(TERM, 143, marks=pytest.mark.combinations)]
+)
 def test_validate_shows_its_rows_and_ends_whole(
     tmp_path: Path, number: signal.Signals, status: int
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -49,6 +49,7 @@ def at_work() -> Standing:
     )  # fmt: skip
 
 
+@settings(max_examples=40, deadline=None)
 @given(STANDINGS, st.integers(1, 220), st.integers(1, 60), st.sampled_from(["utf-8", "ascii"]))
 def test_it_is_never_wider_nor_taller_than_the_terminal(
     standing: Standing, width: int, height: int, encoding: str

@@ -332,14 +332,15 @@ def test_several_devices_are_told_apart() -> None:
     assert any("several environments" in text for text in texts_of(run, "environment"))
 
 
-def test_five_thousand_probes(grid: Run) -> None:
+@pytest.mark.parametrize("number", [200, pytest.param(5000, marks=pytest.mark.repeated)])
+def test_however_many_probes_are_all_shown_and_the_page_is_small(grid: Run, number: int) -> None:
     many = tuple(
         r.model_copy(update={"probe_id": f"{n}"})
-        for n, r in zip(range(5000), [*invented_table()] * 200, strict=False)
+        for n, r in zip(range(number), [*invented_table()] * 200, strict=False)
     )
     run = replace(grid, found=None, records=many)
     table = table_of(run, "probes")
-    assert len(table.rows) == 5000
+    assert len(table.rows) == number
     measured = sum(r.status == "measured" for r in many)
     assert len(points(traces_of(run, FRONT))) == measured
     assert len(html_of(run)) < 5e6
