@@ -1,4 +1,4 @@
-"""The folder of a search's results: what lies in it, and the file of its recommendation."""
+"""The folder of a search's results, and the file of its recommendation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ from pydantic import BaseModel
 
 from planner.errors import PlannerError, UsageError, shorten
 from planner.files import write_whole
-
-# What lies in the --output of `planner tune`, and of `planner data`.
-TUNE_RESULT, TUNE_PROBES, STUDY = "recommendation.json", "probes.jsonl", "study.db"
-DATA_RESULT, DATA_PROBES = "data.json", "loader.jsonl"
-# Of `planner tune --data`: the folder of its search for a loader, and the runs of both together.
-DATA_FOLDER, FED_RUNS = "data", "fed.jsonl"
 
 
 def make_folder(path: Path) -> Path:

@@ -11,7 +11,7 @@ from typing import Literal, Unpack
 
 from planner.arguments import ModelLike, read_model
 from planner.errors import PlannerError, UnsupportedError, UsageError
-from planner.files import write_whole
+from planner.files import TUNE_PROBES, TUNE_RESULT, write_whole
 from planner.memory.allocator_config import (
     AllocatorConfig,
     allocator_in_environment,
@@ -43,7 +43,7 @@ from search.prober import DeviceProber, Prober
 from search.progress import OnProgress, note_taker, step_progress
 from search.replay import Replay, ReplayProber
 from search.result.contenders import contenders
-from search.result_file import TUNE_PROBES, TUNE_RESULT, make_folder, write_result
+from search.result_file import make_folder, write_result
 from search.session import Session
 from search.space import make_space
 from search.study.identity import Identity

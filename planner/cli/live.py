@@ -171,7 +171,8 @@ class Screen:
         if not lines and table == self.table:
             return
         said = "".join(f"{printable(line)}\n" for line in lines)
-        erase = _TO_START + _ERASE_BELOW if self.table and (lines or not table) else ""
+        # Ctrl-C drops what the terminal has not taken yet, and so perhaps the end of a frame.
+        erase = _WRAP_ON + _TO_START + _ERASE_BELOW if self.table and (lines or not table) else ""
         self.table = table
         self._write(erase + said + _frame(table))
 

@@ -20,8 +20,9 @@ from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.errors import UsageError
 from planner.estimation import resolve
+from planner.files import TUNE_RESULT
 from planner.schema import Model, TrainSetting, parse
-from planner.trainers.emission import RESULT_FILE, read_result
+from planner.trainers.emission import read_result
 from planner.units import format_seconds
 from search import check_platform
 
@@ -117,7 +118,7 @@ def _is_run(target: str) -> bool:
     path = Path(target)
     if path.is_dir():
         return not (path / "config.json").is_file()
-    return path.name == RESULT_FILE
+    return path.name == TUNE_RESULT
 
 
 def _recommended(target: str, given: dict[str, Any]) -> tuple[Model, TrainSetting]:

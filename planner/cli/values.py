@@ -15,11 +15,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from planner.errors import PlannerError
+from planner.files import DATA_RESULT, STUDY, TUNE_PROBES, TUNE_RESULT
 
 CONTINUED = (":", "=", "/")
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 # What the folder of a search, or of a loader's, holds.
-RUN_FILES = ("recommendation.json", "probes.jsonl", "study.db", "data.json")
+RUN_FILES = (TUNE_RESULT, TUNE_PROBES, STUDY, DATA_RESULT)
 
 Completer = Callable[[click.Context, str], Iterable[CompletionItem | str]]
 

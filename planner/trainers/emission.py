@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from planner.errors import UnsupportedError, UsageError
-from planner.files import MAX_RESULT_BYTES, NoFileError, parse_json, read_text
+from planner.files import MAX_RESULT_BYTES, TUNE_RESULT, NoFileError, parse_json, read_text
 from planner.hardware.precisions import check_device_precision
 from planner.memory.allocator_config import RECORDED_AS
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
@@ -31,7 +31,6 @@ from planner.units import format_bytes
 __all__ = ["TARGETS", "Emitted", "emit", "emit_setting", "read_result"]
 
 TASK_TRAINER = "pytorch"  # the one that trains any task
-RESULT_FILE = "recommendation.json"
 
 
 _FITTED = "DeepSpeed's own buckets hold 500,000,000 elements, and these are fit for the model"
@@ -124,13 +123,13 @@ def read_result(path: str | Path) -> Recommendation:
     """
     file = Path(path)
     if file.is_dir():
-        file = file / RESULT_FILE
+        file = file / TUNE_RESULT
     try:
         text = read_text(file, MAX_RESULT_BYTES)
     except NoFileError:
         raise UsageError(
             f"{file} does not exist.",
-            f"`planner tune MODEL --output DIR` writes {RESULT_FILE} into DIR.",
+            f"`planner tune MODEL --output DIR` writes {TUNE_RESULT} into DIR.",
         ) from None
     try:
         data = parse_json(text, str(file))

@@ -57,9 +57,9 @@ def read_expectation(plan: Any) -> Expectation | None:
 
 
 def _read_file(path: Path) -> Expectation:
-    from planner.files import MAX_RESULT_BYTES, parse_json, read_text
+    from planner.files import MAX_RESULT_BYTES, TUNE_RESULT, parse_json, read_text
 
-    file = path / "recommendation.json" if path.is_dir() else path
+    file = path / TUNE_RESULT if path.is_dir() else path
     data = parse_json(read_text(file, MAX_RESULT_BYTES), str(file))
     if isinstance(data, list) and len(data) == 1:  # `planner estimate --json` of one setting
         data = data[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planner.environment.host import read_host
 from planner.errors import UsageError
-from planner.files import MAX_RESULT_BYTES, parse_json, read_text
+from planner.files import DATA_RESULT, MAX_RESULT_BYTES, parse_json, read_text
 from planner.loading.sources import find_source
 from planner.schema import Model, parse
 from planner.schema.loading import (
@@ -18,7 +18,6 @@ from planner.schema.loading import (
 )
 from search.feeding.matching import check_match, check_size
 from search.options import SearchOptions
-from search.result_file import DATA_RESULT
 
 
 @dataclass(frozen=True)

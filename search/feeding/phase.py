@@ -9,6 +9,7 @@ from pathlib import Path
 
 from planner.environment.host import read_host
 from planner.errors import PlannerError
+from planner.files import DATA_FOLDER, DATA_PROBES, FED_RUNS
 from planner.loading.sources import find_source
 from planner.report.progress import progress_line
 from planner.schema import DeviceInfo, MeasurementRecord, Model, TrainSetting
@@ -34,7 +35,6 @@ from search.probe.parent.runner import ProbeEvent
 from search.probe.protocol import FedRequest
 from search.progress import Progress
 from search.result.contenders import Contender
-from search.result_file import DATA_FOLDER, DATA_PROBES, FED_RUNS
 from search.study.records import RecordsNotWrittenError, append_records, read_records
 
 # Of --budget: what the loader's search and the run that proves both may take; the step's search has

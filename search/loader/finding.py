@@ -15,6 +15,7 @@ from planner.arguments import ModelLike, read_gpu, read_model
 from planner.environment.host import Host, read_host
 from planner.errors import UsageError
 from planner.estimation import estimate
+from planner.files import DATA_PROBES, DATA_RESULT
 from planner.loading.sources import find_source
 from planner.schema import Model
 from planner.schema.loading import (
@@ -39,7 +40,7 @@ from search.loader.study import LoaderIdentity
 from search.probe.device import choose_device, describe_device, versions
 from search.prober import Prober
 from search.progress import OnProgress, note_taker
-from search.result_file import DATA_PROBES, DATA_RESULT, make_folder, write_result
+from search.result_file import make_folder, write_result
 from search.session import Session
 from search.space import Space
 from search.strategies.optuna_samplers import SamplerStrategy, make_sampler

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 
+from planner.files import TUNE_PROBES
 from planner.libraries.registry import find_library
 from planner.page.contents import Copyable, Part, Text
 from planner.schema import FactoryModel, Model, SwinConfig
 from search.report.run import Run
-from search.result_file import TUNE_PROBES
 
 MODEL_FILE = "model.json"
 

@@ -11,8 +11,8 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from planner.errors import PlannerError, UsageError
+from planner.files import TUNE_PROBES
 from planner.schema import MeasurementRecord, TrainSetting
-from search.result_file import TUNE_PROBES
 from search.study.records import read_records
 
 if TYPE_CHECKING:

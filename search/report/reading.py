@@ -12,22 +12,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from planner.errors import PlannerError, UsageError
-from planner.files import MAX_RESULT_BYTES, parse_json, read_text
+from planner.files import (
+    DATA_FOLDER,
+    DATA_PROBES,
+    DATA_RESULT,
+    FED_RUNS,
+    MAX_RESULT_BYTES,
+    STUDY,
+    TUNE_PROBES,
+    TUNE_RESULT,
+    parse_json,
+    read_text,
+)
 from planner.schema import MeasurementRecord, parse
 from planner.schema.loading import LOADER_FORMAT, DataRecommendation, FedRecord, LoaderRecord
 from planner.schema.observation import ObservationRecord
 from planner.schema.result import Recommendation
 from planner.trainers.emission import read_result
 from search.report.run import LoaderRun, Run
-from search.result_file import (
-    DATA_FOLDER,
-    DATA_PROBES,
-    DATA_RESULT,
-    FED_RUNS,
-    STUDY,
-    TUNE_PROBES,
-    TUNE_RESULT,
-)
 from search.study.records import read_records
 
 FILES = (TUNE_RESULT, TUNE_PROBES, STUDY, DATA_RESULT, DATA_PROBES, FED_RUNS)

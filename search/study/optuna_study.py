@@ -23,6 +23,8 @@ from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from planner.errors import UsageError
+from planner.files import STUDY, TUNE_PROBES
 from planner.schema import MeasurementRecord
 from search.kinds import RecordT, SettingT
 from search.space import Candidate, Space
@@ -46,7 +48,7 @@ from search.study.records import (
     read_records,
 )
 from search.study.storage import StudyError, hidden_password, open_storage, storage_faults
-from search.study.study import STUDY_NAME
+from search.study.study import STUDY_NAME, is_replayed
 
 IDENTITY = "planner:identity"
 FOUNDER = "founder"  # of a trial that only asks to be the first of its study
@@ -65,7 +67,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.space, self.kind = space, kind
         self.records_path, self.budget_bytes = records_path, budget_bytes
-        self.records_name = records_path.name if records_path else "probes.jsonl"
+        self.records_name = records_path.name if records_path else TUNE_PROBES
         self.artifacts = records_path.with_name(FOLDER) if records_path else None
         self.source, self.clock = source, clock
         self.holder = holder_name()
@@ -413,9 +415,24 @@ def make_study(
     storage: str | None, output: Path | None, space: Space, budget_bytes: int | None,
     name: str = STUDY_NAME,
 ) -> OptunaStudy:  # fmt: skip
-    """The study of a model's settings, beside probes.jsonl in `output`. Raises StudyError."""
-    records_path = output / "probes.jsonl" if output else None
+    """The study of a model's settings, beside probes.jsonl in `output`. Raises StudyError, and
+    UsageError where that holds what a replay went through: they are not its own."""
+    records_path = output / TUNE_PROBES if output else None
+    if records_path is not None:
+        _refuse_replayed(records_path)
     return open_study(storage, space, MeasurementRecord, records_path, budget_bytes, name)
+
+
+def _refuse_replayed(path: Path) -> None:
+    """A replay restamps what others measured, at other times or elsewhere: no search that measures
+    goes on from that as from its own."""
+    number = sum(map(is_replayed, read_records(path).records))
+    if number:
+        raise UsageError(
+            f"{path} holds {number} probes that a replay went through, and a search that measures "
+            "goes on only from probes of its own.",
+            "Choose another --output, or remove that file.",
+        )
 
 
 def open_study(
@@ -426,7 +443,7 @@ def open_study(
     StudyError."""
     if storage is None:
         assert records_path, "a study needs a place"
-        source = str(records_path.with_name("study.db"))
+        source = str(records_path.with_name(STUDY))
         storage = f"sqlite:///{source}"
     else:
         source = hidden_password(storage)

@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("pyte", reason="pyte is the terminal, and not installed")
 
+from planner.cli.live import Screen
 from tests.cli.terminals import Terminal, python
 from tests.cli.test_tune import TINY
 from tests.search.test_signals import ARGUMENTS
@@ -262,6 +263,17 @@ def test_plain_lines_where_lines_cannot_be_written_over(name: str, value: str) -
         terminal.press(b"\x03")
         assert terminal.wait() == 130
         assert b"\x1b" not in terminal.raw
+
+
+def test_lines_wrap_again_though_an_interrupt_dropped_the_end_of_a_frame() -> None:
+    """The kernel drops what a terminal has not read yet where Ctrl-C is pressed."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as seen, os.fdopen(writing, "w") as stream:
+        screen = Screen(stream)
+        screen.show([], ["a table"])
+        assert b"a table" in seen.read(1 << 16)  # dropped
+        screen.show([], [])
+        assert b"\x1b[?7h" in seen.read(1 << 16)
 
 
 def test_a_replay_leaves_its_lines_and_no_flicker() -> None:

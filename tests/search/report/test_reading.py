@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import UsageError
-from planner.schema import TrainSetting
+from planner.schema import MeasurementRecord, TrainSetting
 from planner.schema.loading import FedRecord
 from search.loader.finding import find_loader
 from search.report.reading import is_run, read_run
@@ -63,6 +63,19 @@ def test_a_replay_leaves_measured_probes_alone(tmp_path: Path, table: Path) -> N
     found = tune(None, replay=own, output=tmp_path, estimator=None)
     assert own.read_bytes() == before
     assert "holds measured probes" not in found.notes[-1]
+
+
+def test_a_search_that_measures_does_not_go_on_from_a_replay(replayed: Path) -> None:
+    before = sorted(path.name for path in replayed.iterdir())
+    number = len(read_run(replayed).records)
+    with pytest.raises(UsageError, match=f"holds {number} probes that a replay") as refused:
+        tune(MODEL, device="cpu", output=replayed, accept_different=True, prober=never)
+    assert "another --output" in str(refused.value)
+    assert sorted(path.name for path in replayed.iterdir()) == before
+
+
+def never(*asked: object) -> MeasurementRecord:
+    raise AssertionError("probed")
 
 
 @pytest.mark.parametrize("name", ["", "recommendation.json", "probes.jsonl"])
