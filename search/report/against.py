@@ -72,12 +72,13 @@ def typical_ratio(points: Sequence[Point]) -> float:
     return exp(median(abs(log(p.ratio)) for p in points))
 
 
-def off_text(ratio: float) -> str:
-    """`12% more`, `3% less`, `4.1 times as much`: found, against what was foretold."""
+def off_text(ratio: float, foretold: str = "") -> str:
+    """`12% more`, `3% less`, `4.1 times as much`: found, against what was foretold; `than expected`
+    or `as expected` after it where `foretold` says so."""
     if ratio >= 2:
-        return f"{ratio:.3g} times as much"
+        return f"{ratio:.3g} times as much{foretold and f' as {foretold}'}"
     share = f"{abs(ratio - 1):.0%}" if abs(ratio - 1) >= 0.095 else f"{abs(ratio - 1):.1%}"
-    return f"{share} {'more' if ratio >= 1 else 'less'}"
+    return f"{share} {'more' if ratio >= 1 else 'less'}{foretold and f' than {foretold}'}"
 
 
 def factor_text(factor: float) -> str:

@@ -190,8 +190,5 @@ def _disturbed(records: Sequence[MeasurementRecord]) -> list[Part]:
         for n, r in held[:MOST_DISTURBED]
     ]
     table = Table(("probe", "setting", "what"), rows)
-    text = f"{count(len(held), 'probe')} were disturbed: {said}."
-    return [
-        Text(text if len(held) > 1 else text.replace(" were ", " was ")),
-        Folded("Which", [table]),
-    ]
+    text = f"{count(len(held), 'probe was', 'probes were')} disturbed: {said}."
+    return [Text(text), Folded("Which", [table])]

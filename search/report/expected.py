@@ -24,6 +24,7 @@ from search.report.estimated import ESTIMATE, estimated_expectations
 from search.report.parted import section_of
 from search.report.run import Run
 from search.report.validation import is_validation, validation_sections
+from search.report.wording import count
 
 TITLE = "Expected against found"
 NUM_SURPRISES = 8  # that the table lists
@@ -154,21 +155,17 @@ def _coverage(points: Sequence[Point], words: Words) -> str:
     within = sum(bool(p.is_within) for p in points)
     off = f"Half of them were off by no more than {factor_text(typical_ratio(points))}."
     if all(p.is_within is None for p in points):
-        return f"{_count(len(points))} measured. {off}"
+        return f"{count(len(points), 'probe was', 'probes were')} measured. {off}"
     if len(points) == 1:
         where = "within" if within else "outside"
         return (
-            f"One probe was measured: {off_text(points[0].ratio)} than expected, {where} the "
+            f"One probe was measured: {off_text(points[0].ratio, 'expected')}, {where} the "
             "interval that should hold 95%."
-        ).replace("as much than", "as much as")
+        )
     return (
         f"{within:,} of {len(points):,} probes ({within / len(points):.0%}) found a {words.of} "
         f"within the interval that should hold 95% of them. {off}"
     )
-
-
-def _count(number: int) -> str:
-    return "1 probe was" if number == 1 else f"{number:,} probes were"
 
 
 def _learning(points: Sequence[Point]) -> str:
@@ -202,7 +199,7 @@ def _surprises(points: Sequence[Point], words: Words) -> list[Part]:
         ]
         for p in off
     ]  # fmt: skip
-    headers = ["Probe", "Setting", "Expected", "Found", "Against it"]
+    headers = ["Probe", "Setting", "Expected", "Found", "Difference"]
     if all(p.is_within is not None for p in off):
         headers.append("In interval")
         rows = [[*row, "yes" if p.is_within else "no"] for row, p in zip(rows, off, strict=True)]

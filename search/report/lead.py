@@ -32,7 +32,7 @@ def lead_of(subjects: Sequence[Subject]) -> str:
     """The answer."""
     if len(subjects) == 1:
         (subject,) = subjects
-        return run_lead(subject) if isinstance(subject, Run) else step_lead(subject)
+        return only_run_lead(subject) if isinstance(subject, Run) else step_lead(subject)
     steps = [subject for subject in subjects if isinstance(subject, Step)]
     runs = [subject for subject in subjects if isinstance(subject, Run)]
     said = []
@@ -94,6 +94,21 @@ def run_lead(run: Run) -> str:
         return f"No recommendation yet: of {probes} the fastest is {said}."
     gain = f", {found.gain:.2f} × the plain default" if found.gain is not None else ""
     return f"Recommended: {said}{gain}."
+
+
+def only_run_lead(run: Run) -> str:
+    """`Recommended after 11 probes, 1.50 × the plain default.`: the first section below it has the
+    setting and its rate."""
+    found = run.found
+    probes = count(len(run.records), "probe")
+    if found is not None and found.setting is None:
+        return f"Nothing to recommend, after {probes}."
+    if found is None and run.best is not None:
+        return f"No recommendation yet, after {probes}."
+    if found is None:
+        return run_lead(run)
+    gain = f", {found.gain:.2f} × the plain default" if found.gain is not None else ""
+    return f"Recommended after {count(found.num_probes, 'probe')}{gain}."
 
 
 def _run_title(run: Run) -> str:

@@ -107,7 +107,7 @@ def _facts(best: LoaderRecord) -> list[tuple[str, str]]:
     facts = [
         (
             "Proof",
-            f"{proof}, {count(len(best.batch_seconds), 'batch').replace('batchs', 'batches')}",
+            f"{proof}, {count(len(best.batch_seconds), 'batch', 'batches')}",
         ),
         ("Processor time of an image", seconds(best.cpu_seconds_per_image)),
         ("First batch after", seconds(best.first_batch_seconds)),
@@ -263,7 +263,7 @@ def _stages(records: Sequence[LoaderRecord], key: str) -> list[Part]:
     ]
     layout = {
         "barmode": "stack",
-        "xaxis": {"title": {"text": "milliseconds an image, of one process"}},
+        "xaxis": {"title": {"text": "ms an image, one process"}},
         "legend": {**legend_below(), "traceorder": "normal"},
     }
     said = "What the stages of one image take, timed in one process without others."

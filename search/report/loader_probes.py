@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 from planner.page.contents import Cell, Chart, Number, Table
-from planner.page.plotting import CYCLE, VERMILION, new_figure, plot_text
+from planner.page.plotting import CYCLE, new_figure, plot_text
 from planner.schema.loading import LoaderRecord
 from search.probe.evidence import rate_interval
-from search.report.marks import end_mark, legend_below, probe_axis
+from search.report.marks import best_line, end_mark, legend_below, probe_axis
 from search.report.wording import (
     bytes_text,
     date_text,
@@ -29,22 +28,13 @@ def order_chart(records: Sequence[LoaderRecord], key: str) -> Chart:
     """Images/s by the number of the probe, with the best so far as steps."""
     numbered = list(enumerate(records, start=1))
     rates = [r.images_per_second or 0.0 if r.status == "measured" else 0.0 for r in records]
-    best: dict[str, Any] = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "best so far",
-        "x": [number for number, _ in numbered],
-        "y": [rate or None for rate in accumulate(rates, max)],
-        "line": {"shape": "hv", "color": VERMILION, "width": 2},
-        "hoverinfo": "skip",
-    }
     groups: dict[str, list[tuple[int, LoaderRecord]]] = {}
     for number, record in numbered:
         end = end_of(record, None)
         groups.setdefault(record.setting.pipeline if end == "measured" else f"!{end}", []).append(
             (number, record)
         )
-    traces = [best]
+    traces = [best_line(rates)]
     for colour, (name, held) in enumerate(groups.items()):
         marker = {"color": CYCLE[colour % len(CYCLE)], "size": 8}
         mark = end_mark(name[1:]) if name[0] == "!" else {"name": plot_text(name), "marker": marker}
@@ -86,7 +76,7 @@ def _marks(held: Sequence[tuple[int, LoaderRecord]], mark: dict[str, Any]) -> di
 def loader_table(records: Sequence[LoaderRecord], best: LoaderRecord | None) -> Table:
     """Every probe."""
     headers = (
-        "probe", "loader", "images/s", "ended", "images/s within", "bound by", "CPU an image",
+        "probe", "loader", "images/s", "ended", "interval", "bound by", "CPU an image",
         "a worker", "shared memory", "first batch", "took", "date", "flags",
     )  # fmt: skip
     rows = [_row(number, record) for number, record in enumerate(records, start=1)]

@@ -4,6 +4,7 @@ compiled ones hollow, and each way to fail by a shape and a colour of its own.""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from planner.page.plotting import (
@@ -118,6 +119,19 @@ def end_mark(end: str) -> dict[str, Any]:
 def hovers(probes: Sequence[Probe]) -> dict[str, Any]:
     """What stands beside the pointer at each of them."""
     return {"hovertext": [probe.hover for probe in probes], "hoverinfo": "text"}
+
+
+def best_line(rates: Sequence[float]) -> dict[str, Any]:
+    """The best so far as steps over the probes; `rates` are 0 where a probe does not count."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "best so far",
+        "x": list(range(1, len(rates) + 1)),
+        "y": [best or None for best in accumulate(rates, max)],
+        "line": {"shape": "hv", "color": VERMILION, "width": 2},
+        "hoverinfo": "skip",
+    }
 
 
 def legend_below() -> dict[str, Any]:

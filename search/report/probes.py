@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 from planner.page.contents import Cell, Chart, Copyable, Folded, Number, Part, Section, Table, Text
-from planner.page.plotting import GREY, VERMILION, new_figure, plot_text
+from planner.page.plotting import GREY, new_figure, plot_text
 from planner.report.settings import describe_setting
 from planner.units import format_seconds
 from search.probe.evidence import is_feasible
 from search.report.marks import (
+    best_line,
     by_end,
     by_kind,
     end_mark,
@@ -74,7 +74,8 @@ def _span(run: Run) -> str:
 
 def order_chart(run: Run, held: Sequence[Probe], key: str) -> Chart:
     """Images/s by the number of the probe, with the best so far as steps."""
-    traces = [_best_line(run, held), *_expected_marks(held)]
+    within = _feasible_rates(run, held)
+    traces = [best_line(within), *_expected_marks(held)]
     for precision, group in _by_precision(held).items():
         rates = [probe.record.images_per_second for probe in group]
         traces.append(_marks(group, rates, **precision_mark(precision)))
@@ -87,7 +88,7 @@ def order_chart(run: Run, held: Sequence[Probe], key: str) -> Chart:
         "legend": legend_below(),
         "hovermode": "closest",
     }
-    described = f"{run.unit.capitalize()}/s of each probe in order. {_best_words(run, held)}"
+    described = f"{run.unit.capitalize()}/s of each probe in order. {_best_words(within)}"
     return Chart(key, new_figure(traces, **layout), described, height_px=420)
 
 
@@ -106,33 +107,19 @@ def _by_precision(held: Sequence[Probe]) -> dict[str, list[Probe]]:
     return groups
 
 
-def best_so_far(run: Run, held: Sequence[Probe]) -> list[float | None]:
-    """The best rate within the budget after each probe; None before there is one."""
-    rates = [
+def _feasible_rates(run: Run, held: Sequence[Probe]) -> list[float]:
+    """The rate of each probe; 0 of those that did not run within the budget."""
+    return [
         (p.record.images_per_second or 0.0) if is_feasible(p.record, run.budget_bytes) else 0.0
         for p in held
     ]
-    return [best or None for best in accumulate(rates, max)]
 
 
-def _best_line(run: Run, held: Sequence[Probe]) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "best so far",
-        "x": [probe.number for probe in held],
-        "y": best_so_far(run, held),
-        "line": {"shape": "hv", "color": VERMILION, "width": 2},
-        "hoverinfo": "skip",
-    }
-
-
-def _best_words(run: Run, held: Sequence[Probe]) -> str:
-    best = best_so_far(run, held)
-    if best[-1] is None:
+def _best_words(rates: Sequence[float]) -> str:
+    best = max(rates)
+    if not best:
         return "None ran within the budget."
-    first = best.index(best[-1]) + 1
-    return f"The best, {rate_text(best[-1])}, was found by probe {first}."
+    return f"The best, {rate_text(best)}, was found by probe {rates.index(best) + 1}."
 
 
 def _expected_marks(held: Sequence[Probe]) -> list[dict[str, Any]]:
@@ -169,7 +156,7 @@ def _table(run: Run, held: Sequence[Probe]) -> Table:
     expected = any(probe.record.expected for probe in held)
     headers = [
         "probe", *(["model", "device"] * several), "setting", f"{run.unit}/s", "memory",
-        "ended", f"{run.unit}/s within", *(["expected"] * expected), "compile", "took", "date",
+        "ended", "interval", *(["expected"] * expected), "compile", "took", "date",
         "flags",
         *(["tuner"] * tuners),
     ]  # fmt: skip

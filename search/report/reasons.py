@@ -36,7 +36,7 @@ def _runners_up(run: Run, found: Recommendation) -> list[Part]:
     ranked = [(str(n), r) for n, r in enumerate((found.evidence, *found.runners_up), start=1)]
     if found.baseline is not None and all(found.baseline != r for _, r in ranked):
         ranked.append(("plain default", found.baseline))
-    headers = ("", "setting", f"{run.unit}/s", "memory", "compile", "step", f"{run.unit}/s within")
+    headers = ("", "setting", f"{run.unit}/s", "memory", "compile", "step", "interval")
     rows = [(rank, *_cells(record)) for rank, record in ranked]
     caption = "The recommended setting, the runners-up and the plain default, as measured."
     return [Table(headers, rows, caption, marked=(0,))]

@@ -99,9 +99,9 @@ def _wrapped(line: str) -> list[str]:
     return [line] if len(line) <= _HOVER_WIDTH else textwrap.wrap(line, _HOVER_WIDTH)
 
 
-def count(number: int, one: str) -> str:
-    """`1 probe`, `12 probes`."""
-    return f"{number:,} {one}" if number == 1 else f"{number:,} {one}s"
+def count(number: int, one: str, many: str = "") -> str:
+    """`1 probe`, `12 probes`; `many` where the plural has no s by itself."""
+    return f"{number:,} {one}" if number == 1 else f"{number:,} {many or f'{one}s'}"
 
 
 def expected_text(record: MeasurementRecord | LoaderRecord, unit: str) -> str:

@@ -158,8 +158,10 @@ def test_title_and_lead_of_an_estimate_answer() -> None:
 
 
 def test_title_and_lead_of_a_run_that_still_runs() -> None:
-    lead = lead_of([run_of("one", record(8), record(16))])
-    assert lead.startswith("No recommendation yet: of 2 probes the fastest is batch 16")
+    run = run_of("one", record(8), record(16))
+    assert lead_of([run]) == "No recommendation yet, after 2 probes."
+    beside = lead_of([run, step_with(8)])
+    assert "No recommendation yet: of 2 probes the fastest is batch 16" in beside
     assert lead_of([run_of("one", record(8, status="out_of_memory", images_per_second=None))]) == (
         "Nothing fits, after 1 probe."
     )
@@ -213,9 +215,11 @@ def test_title_and_lead_of_a_run_that_ended_are_its_recommendation(tmp_path: Pat
     run = read_run(tmp_path / "run")
     assert run.found is not None
     assert run.found.setting is not None
-    lead = lead_of([run])
-    assert lead.startswith(f"Recommended: {describe_setting(run.found.setting)}: ")
-    assert lead.endswith(f", {run.found.gain:.2f} × the plain default.")
+    gain, setting = f"{run.found.gain:.2f} × the plain default.", run.found.setting
+    assert lead_of([run]) == f"Recommended after {len(run.records)} probes, {gain}"
+    beside = lead_of([run, step_with(8)])  # no section of its own follows at once
+    assert f"Recommended: {describe_setting(setting)}: " in beside
+    assert beside.endswith(gain)
     assert title_of([run]).startswith("native:invented on Test GPU: ")
 
 
