@@ -108,7 +108,7 @@ def _draw_stack(axes: Axes, live: LiveBytes) -> None:
 
 
 def _draw_phases(axes: Axes, live: LiveBytes) -> None:
-    """A shaded band behind every other phase, and its name above where there is spec."""
+    """A shaded band behind every other phase, and its name above where there is room."""
     count = len(live.total)
     for number, phase in enumerate(live.phases):
         if number % 2:
@@ -214,7 +214,7 @@ def _column(live: LiveBytes, point: int, height: int, glyphs: dict[Category, str
 
 
 def _peak_line(live: LiveBytes, points: list[int], tip: str, width: int) -> str:
-    """The peak's marker over its column, and its name on the side with more spec."""
+    """The peak's marker over its column, and its name on the side with more room."""
     column = 9 + points.index(live.peak)
     text = f"peak {format_bytes(live.peak_bytes)}: {live.peak_at}"
     room_right, room_left = width - column - 2, column - 1
@@ -228,7 +228,7 @@ def _shorten(text: str, length: int) -> str:
 
 
 def _phase_line(phases: tuple[Phase, ...], bounds: list[int], bar: str) -> str:
-    """Each phase's name from the column it begins in, as far as there is spec."""
+    """Each phase's name from the column it begins in, as far as there is room."""
     cells = [" "] * len(bounds)
     for phase in phases:
         columns = [c for c, first in enumerate(bounds) if phase.start <= first < phase.stop]

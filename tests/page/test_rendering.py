@@ -14,7 +14,7 @@ from plotly import graph_objects
 from planner.errors import printable
 from planner.page import laying
 from planner.page.contents import Chart, Facts, Group, Number, Page, Section, Table, Text
-from planner.page.plotting import MAX_LABEL, new_figure, plot_text
+from planner.page.plotting import BLUE, CYCLE, MAX_LABEL, new_figure, plot_text, text_colour
 from planner.page.rendering import all_parts, page_html
 from tests.page import pages
 from tests.page.reading import Element, read_page, unpacked
@@ -211,3 +211,10 @@ def test_contents_are_made_without_plotly_and_jinja2() -> None:
         "sys.exit(bool({'plotly', 'jinja2'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_text_on_a_colour_is_the_one_of_black_and_white_that_can_be_read() -> None:
+    # WCAG's contrast of #767676: 4.54 with white, 4.62 with black; of #757575 4.61 and 4.56.
+    assert text_colour("#767676") == "#000000"
+    assert text_colour("#757575") == "#ffffff"
+    assert [colour for colour in CYCLE if text_colour(colour) == "#ffffff"] == [BLUE]

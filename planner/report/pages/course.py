@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Move(NamedTuple):
     """An allocation or a release: `num_bytes` is below 0 where it is one. `category` is what the
     bytes become, or were. `label` and `path` name the request that they serve, `during` and `at`
-    the operation that ran and its module; `stream` is that whose pool they are of."""
+    the operation that ran last in the phase and its module, "" before the first; `stream` is that
+    whose pool they are of, `storage` the number of what they belong to."""
 
     num_bytes: int
     category: Category
@@ -31,6 +32,7 @@ class Move(NamedTuple):
     during: str
     at: str
     stream: str
+    storage: int
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def _moves(ledger: Ledger, live: LiveBytes) -> Iterator[Move]:
     for index, event in enumerate(ledger.events):
         if type(event) is Computed:
             during, at = event.name, event.path
+        elif type(event) is Marked:
+            during = at = ""
         elif type(event) is Allocated or type(event) is Freed:
             if move is not None:
                 yield move
@@ -100,7 +104,7 @@ def _moves(ledger: Ledger, live: LiveBytes) -> Iterator[Move]:
                 of, category, sign = asked.pop(fresh), categories.pop(fresh), -1
             if index in wanted:
                 size = sign * rounded(of.num_bytes)
-                move = Move(size, category, of.label, of.path, during, at, of.stream)
+                move = Move(size, category, of.label, of.path, during, at, of.stream, fresh)
         elif type(event) is Tagged and event.storage in categories:
             categories[event.storage] = event.category
             if event.storage == fresh and move is not None:

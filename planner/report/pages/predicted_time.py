@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from planner.page.contents import Cell, Chart, Facts, Folded, Number, Part, Section, Table, Text
-from planner.page.plotting import CYCLE, GREY, new_figure, plot_text
+from planner.page.plotting import CYCLE, GREY, plot_text
 from planner.report.pages.bars import bars_figure, bars_height
-from planner.report.pages.time_tree import time_tree
+from planner.report.pages.module_tree import LEAST_SHOWN, Node, Way, module_way, tree_chart
 from planner.report.tables import unit
 from planner.report.time import ranked, shares
 from planner.throughput.parts import Cost
@@ -34,11 +34,6 @@ _BOUNDS = (
 )  # fmt: skip
 _BOUND_COLOURS = {**dict(zip(_BOUNDS, CYCLE, strict=False)), "host": GREY}
 _NUM_COSTLIEST = 25
-_NUM_NODES_DEEP = (
-    5  # levels of the tree that are shown at once: step, stage, block, part, operation
-)
-_ROOT = "rgba(128,128,128,0.15)"
-_MODULE = "#5b6b7b"  # white text is readable on it, on light paper and on dark
 
 
 def predicted_time(step: Step, key: str) -> Section:
@@ -58,7 +53,7 @@ def predicted_time(step: Step, key: str) -> Section:
         parts.append(_tree(costs, f"{key}-time-modules"))
         parts.append(Folded("The costliest operations", [_costliest(costs, time.step_seconds)]))
     parts.append(Folded("Every part of the step", [_table(time)]))
-    parts.append(Text(f"It rests on: {time.basis}.", "note"))
+    parts.append(Text(f"Basis: {time.basis}.", "note"))
     return Section("time", TITLE, parts)
 
 
@@ -79,7 +74,7 @@ def rate_text(time: Throughput, what: str) -> str:
 
 def _sentence(step: Step, time: Throughput) -> str:
     return (
-        f"Predicted, not measured: a step takes {format_seconds(time.step_seconds)}, which is "
+        f"Predicted, not measured: a step takes {format_seconds(time.step_seconds)}, or "
         f"{rate_text(time, unit(step.estimate.model)).replace(' predicted', '')}. "
         f"What bounds it: {shares(time.bound_seconds)}."
     )
@@ -108,7 +103,7 @@ def _facts(step: Step, time: Throughput) -> list[tuple[str, str]]:
             ("By the link", _seconds_between(sent.low_seconds, sent.high_seconds)),
         ]
     elif time.devices > 1:
-        facts.append(("Communication", "not counted: nobody says over which link (--link)"))
+        facts.append(("Communication", "not counted: no link is named (--link)"))
     return facts
 
 
@@ -187,34 +182,44 @@ def _bars(
     return bars_figure(traces, "milliseconds", names)
 
 
+def time_tree(costs: Iterable[Cost]) -> Node:
+    """The root; the seconds of every node are the sum of its children's. Forward and backward of a
+    module are in one node; what runs in no module lies under its phase, and waits by themselves."""
+    root = Node("step", "step")
+    for cost in costs:
+        if cost.seconds <= 0:
+            continue
+        label = cost.name.removeprefix("aten.") or cost.kind
+        of = f" of {cost.path}" if cost.path else ""
+        shown = f"{cost.phase}: {label}" if cost.name else cost.phase
+        leaf = shown, f"{cost.phase}{of} ({label})"
+        root.add(_way(cost), leaf, cost.kind, cost.seconds)
+    root.gather(root.amount * LEAST_SHOWN)
+    return root
+
+
+def _way(cost: Cost) -> Way:
+    if not cost.name and cost.kind in (WAITING, OTHERS):
+        return [(cost.kind, cost.kind)]
+    if not cost.path or cost.phase not in ("forward", "backward"):
+        return [(cost.phase, cost.phase)]
+    return module_way(cost.path)
+
+
 def _tree(costs: Sequence[Cost], key: str) -> Chart:
     """Modules and operations: each as high as the seconds that it takes."""
-    from plotly.graph_objects import Icicle
-
-    nodes = list(time_tree(costs).rows())
-    total = nodes[0][1].seconds
-    trace = Icicle(
-        ids=[place for place, _, _ in nodes],
-        labels=[plot_text(node.label) for _, node, _ in nodes],
-        parents=[parent for _, _, parent in nodes],
-        values=[1e3 * node.seconds for _, node, _ in nodes],
-        customdata=[(plot_text(node.where), f"{node.seconds / total:.1%}") for _, node, _ in nodes],
-        branchvalues="total",
-        maxdepth=_NUM_NODES_DEEP,
-        marker={
-            "colors": [_ROOT, *(_COLOURS.get(node.kind, _MODULE) for _, node, _ in nodes[1:])],
-            "line": {"width": 0.5, "color": "#ffffff"},
-        },
-        leaf={"opacity": 1},
-        hovertemplate="%{customdata[0]}<br>%{value:.3g} ms, %{customdata[1]} of the step"
-        "<extra></extra>",
-        sort=True,
-    )
     said = (
-        "The step's seconds by module and operation, what takes most on top; operations have the "
-        "colours of their kinds above. Click a box to look into it, and the leftmost to go back."
+        "The step's seconds by module and operation; what takes most is on top. A box has the "
+        "colour of its kind above, and is grey where it holds several. Click a box to look into "
+        "it, and the leftmost one to go back."
     )
-    return Chart(key, new_figure([trace], uniformtext={"minsize": 10, "mode": "hide"}), said, 620)
+    return tree_chart(time_tree(costs), key, said, _COLOURS, format_seconds, _kinds)
+
+
+def _kinds(node: Node) -> str:
+    """Its seconds by kind of operation."""
+    most = ranked(node.amounts)
+    return "<br>".join(f"{plot_text(kind)} {format_seconds(seconds)}" for kind, seconds in most)
 
 
 def _costliest(costs: Sequence[Cost], total: float) -> Table:

@@ -11,9 +11,9 @@ from planner.estimation import choose, estimate_ledger
 from planner.hardware import find_gpu
 from planner.ledgers import step_ledger
 from planner.page.contents import Chart, Facts, Folded, Number, Section, Table, Text
-from planner.report.pages.predicted_time import costs_of, predicted_time
+from planner.report.pages.module_tree import SMALLER, Node
+from planner.report.pages.predicted_time import costs_of, predicted_time, time_tree
 from planner.report.pages.step import Step
-from planner.report.pages.time_tree import SMALLER, Node, time_tree
 from planner.throughput.parts import Cost
 from planner.throughput.timeline import OTHERS, WAITING
 
@@ -83,7 +83,7 @@ def test_every_chart_and_table_holds_all_seconds_once(fields: Mapping[str, Any])
     for number in range(2):  # both clocks are as long as the step
         drawn = sum(trace.x[number] for trace in clocks.figure.data)
         assert drawn == pytest.approx(1e3 * time.step_seconds)
-    assert modules.figure.data[0]["values"][0] == pytest.approx(1e3 * time.step_seconds)
+    assert modules.figure.data[0]["values"][0] == pytest.approx(time.step_seconds)
     table = table_of(section, "Every part of the step")
     *parts, whole = numbers(row[3] for row in table.rows)
     assert sum(parts) == pytest.approx(whole) == pytest.approx(time.step_seconds)
@@ -99,8 +99,8 @@ def test_a_module_s_seconds_are_those_of_what_it_holds() -> None:
     nodes = list(nodes_of(root))
     for node in nodes:
         if node.children:
-            inner = sum(child.seconds for child in node.children.values())
-            assert inner == pytest.approx(node.seconds)
+            inner = sum(child.amount for child in node.children.values())
+            assert inner == pytest.approx(node.amount)
     labels = {node.label for node in nodes}
     assert {"layers.0", "blocks.0", "attn", "mlp", "optimizer"} <= labels
     ids = [place for place, _, _ in root.rows()]
@@ -114,7 +114,7 @@ def test_thousands_of_small_operations_are_one_box() -> None:
     nodes = list(nodes_of(root))
     assert len(nodes) < 10
     assert any(SMALLER in node.label for node in nodes)
-    assert root.seconds == pytest.approx(1.02)
+    assert root.amount == pytest.approx(1.02)
 
 
 def test_a_step_that_waits_for_its_host_shows_it() -> None:
