@@ -58,7 +58,7 @@ page.byFinger = matchMedia("(pointer: coarse)").matches;
 
 page.config = {
   responsive: true, displaylogo: false, displayModeBar: page.byFinger ? false : "hover",
-  modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+  modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
 };
 
 page.layout = (drawing) => {
@@ -68,12 +68,25 @@ page.layout = (drawing) => {
   return layout;
 };
 
+// A legend above a narrow chart stands in many rows: the chart grows by what they take beyond the
+// room that its height leaves for them.
+page.LEGEND_PX = 60;
+page.makeRoom = (target) => {
+  const legend = target._fullLayout.legend;
+  const more = Math.ceil(legend?._height ?? 0) - page.LEGEND_PX;
+  if (target.offsetWidth >= 520 || more <= 0 || legend.y < 1) return;
+  target.style.height = `${target.offsetHeight + more}px`;
+  Plotly.Plots.resize(target);
+};
+
 page.draw = (figure) => {
   if (figure.dataset.drawn) return;
   figure.dataset.drawn = "yes";
   const drawing = page.drawings[figure.dataset.chart];
   const target = figure.querySelector(".drawing");
-  Plotly.newPlot(target, drawing.figure.data, page.layout(drawing), page.config).then(() => {
+  const config = { ...page.config, toImageButtonOptions: { filename: figure.dataset.chart } };
+  Plotly.newPlot(target, drawing.figure.data, page.layout(drawing), config).then(() => {
+    page.makeRoom(target);
     if (drawing.script) page.scripts[drawing.script](target, drawing, page);
     performance.mark(`drawn ${figure.dataset.chart}`);
   });

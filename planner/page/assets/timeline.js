@@ -123,7 +123,9 @@ page.scripts.timeline = (target, drawing) => {
     return Plotly.restyle(target, update, traces);
   };
 
-  // Bands lie where their phases do; a name stands in the middle of what is seen of its phase.
+  // Bands lie where their phases do; a name stands in the middle of what is seen of its phase,
+  // upright where that is narrow.
+  const letter = 7, line = 12; // px that a name takes at most: for each letter, and in height
   const bands = () => {
     const [low, high] = target.layout.xaxis.range;
     const update = {};
@@ -134,7 +136,8 @@ page.scripts.timeline = (target, drawing) => {
       Object.assign(update, {
         [`shapes[${i}].x0`]: start, [`shapes[${i}].x1`]: stop,
         [`annotations[${i}].x`]: (left + right) / 2,
-        [`annotations[${i}].visible`]: width > phase.name.length * 8,
+        [`annotations[${i}].textangle`]: width > phase.name.length * letter ? 0 : 90,
+        [`annotations[${i}].visible`]: width > line,
       });
     });
     return update;
@@ -193,10 +196,5 @@ page.scripts.timeline = (target, drawing) => {
     byTime.setAttribute("aria-pressed", "false");
   }
   target.before(tools);
-  // The legend of a narrow chart stands in many rows.
-  if (target.offsetWidth < 520) {
-    target.style.height = `${target.offsetHeight + 180}px`;
-    Plotly.Plots.resize(target);
-  }
   redraw();
 };

@@ -37,11 +37,11 @@ def answer(step: Step) -> Section:
     ]
     if estimate.budget_bytes is not None:
         parts.append(
-            Copyable(said_again(step, "advise"), "What would lower the peak, and at which cost")
+            Copyable(said_again(step, "advise"), "What would lower the peak, and at what cost")
         )
     else:
         parts.append(
-            Text("What would lower the peak: planner advise MODEL --gpu NAME tells.", "note")
+            Text("planner advise MODEL --gpu NAME says what would lower the peak.", "note")
         )
     return Section("answer", "Answer", parts)
 

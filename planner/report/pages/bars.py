@@ -26,15 +26,17 @@ def bars_figure(traces: Sequence[Any], title: str, names: Sequence[str]) -> Figu
             "categoryarray": [plot_text(name) for name in names],
             "range": [len(names) - 0.5, -0.5], "automargin": True,
         },
-        legend={"traceorder": "normal", "orientation": "h", "y": 1, "yanchor": "bottom", "x": 0},
+        legend={
+            "traceorder": "normal", "orientation": "h", "y": 1, "yanchor": "bottom", "x": 0,
+            "maxheight": 0.8,
+        },
         bargap=0.3,
     )  # fmt: skip
 
 
-def bars_height(num_bars: int, num_entries: int = 4) -> int:
-    """In pixels, with room for a legend of so many entries, two in a line on a phone; many bars lie
-    closer together."""
-    return 105 + 12 * num_entries + (32 if num_bars <= FEW else 22) * num_bars
+def bars_height(num_bars: int) -> int:
+    """In pixels, with room for three rows of a legend; many bars lie closer together."""
+    return 155 + (32 if num_bars <= FEW else 22) * num_bars
 
 
 def limit_marks(names: Sequence[str], limits: Sequence[int | None], title: str) -> Scatter:

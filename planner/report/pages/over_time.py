@@ -39,6 +39,7 @@ NUM_COLUMNS = 600  # drawn at first; the page's script knows how wide it is and 
 SCRIPT = "timeline"
 _STRETCHES = {RECOMPUTATION: YELLOW, UPDATE: VERMILION}
 _STREAMS = (BLUE, ORANGE, GREEN, PURPLE)
+_ROOM = 1.2  # of what is drawn: the names of phases stand above it, upright where they are narrow
 _BAND = "rgba(128, 128, 128, 0.11)"
 _LINE = "rgba(128, 128, 128, 0.75)"
 
@@ -177,7 +178,7 @@ def _figure(step: Step, course: Course) -> Figure:
     if limit is not None and is_near(course, limit):
         top = max(top, limit)
         traces.append(_limit_line(limit, len(live.total) - 1, scale))
-    layout = _layout(course, 1.13 * top / scale, f"{unit} of memory")
+    layout = _layout(course, top / scale, f"{unit} of memory")
     return new_figure(traces, **layout)
 
 
@@ -254,7 +255,7 @@ def _layout(course: Course, top: float, title: str) -> dict[str, Any]:
             "spikesnap": "hovered data", "spikecolor": _LINE, "showgrid": False,
             "hoverformat": ",.0f", "tickformat": ",d", "minallowed": 0, "maxallowed": last,
         },
-        "yaxis": {"title": {"text": title}, "range": [0, top], "fixedrange": True},
+        "yaxis": {"title": {"text": title}, "range": [0, _ROOM * top], "fixedrange": True},
         "yaxis2": {
             "overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True,
         },
@@ -271,6 +272,7 @@ def _layout(course: Course, top: float, title: str) -> dict[str, Any]:
             {
                 "xref": "x", "yref": "paper", "x": (phase.start + phase.stop) / 2, "y": 1,
                 "yanchor": "top", "text": phase.name.replace("_", " "), "showarrow": False,
+                "font": {"size": 11},
                 "visible": phase.stop - phase.start > last / 8,
             }
             for phase in course.live.phases
@@ -305,7 +307,7 @@ def _notes(step: Step, course: Course) -> list[str]:
     """What the picture does not show by itself."""
     notes = [
         "Reserved is what PyTorch's allocator holds, in use or cached, once training is warm: it "
-        "gives nothing back between steps, so that its line is often level."
+        "gives nothing back between steps, so its line is often level."
     ]
     setting, limit = step.estimate.setting, limit_of(step)
     shown = max(course.micro_batches)
@@ -315,7 +317,7 @@ def _notes(step: Step, course: Course) -> list[str]:
             "repeat one of them."
         )
     if limit is not None and not is_near(course, limit):
-        may = f"{format_bytes(limit)}, {limit / max(course.reserved):.1f} times as much as it does"
+        may = f"{format_bytes(limit)}, {limit / max(course.reserved):.1f} times what it needs"
         if limit <= 0:
             may = "nothing, since what lies beside it fills the budget"
         notes.append(f"The limit is not drawn: the allocator may reserve {may}.")
@@ -350,11 +352,11 @@ def _by_stream(course: Course, key: str) -> list[Part]:
         for name, values in each.items()
     }
     figure = new_figure(
-        traces, **_layout(course, 1.13 * max(map(max, course.reserved_of.values())) / scale, unit)
+        traces, **_layout(course, max(map(max, course.reserved_of.values())) / scale, unit)
     )
     said = (
         "What each CUDA stream has alive and reserved: no memory of one stream's pool serves "
-        "another, so that their peaks add up."
+        "another, so their peaks add up."
     )
     data = {"of": f"{key}-memory-chart", "series": series}
     peak = course.live.peak

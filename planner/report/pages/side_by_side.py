@@ -85,14 +85,15 @@ def best_text(steps: Sequence[Step]) -> str:
     if best is None:
         least = min(range(len(steps)), key=lambda n: steps[n].estimate.device_total_bytes)
         needs = format_bytes(steps[least].estimate.device_total_bytes)
-        return f"{count if judged else ''}The least is needed by {names[least]}: {needs}."
+        return f"{count if judged else ''}The one with the least, {names[least]}, needs {needs}."
     found = steps[best].estimate.throughput
     assert found is not None, "the fastest has a rate"
     rate = (
         f"{found.all_images_per_second:,.0f} {unit(steps[best].estimate.model)}/s predicted "
         f"(±{found.uncertainty:.0%})"
     )
-    fastest_one = f"The fastest{' that fits' if judged else ''} is {names[best]}: {rate}."
+    of_those = " that fits" if len(fitting) < len(judged) else ""
+    fastest_one = f"The fastest{of_those} is {names[best]}: {rate}."
     return f"{count}{fastest_one}" if judged else fastest_one
 
 
@@ -193,10 +194,9 @@ def _memory(steps: Sequence[Step], names: Sequence[str], key: str) -> Chart:
     if any(limits):
         traces.append(limit_marks(names, limits, "limit"))
     figure = bars_figure(traces, "GiB", names)
-    height = bars_height(len(steps), len(traces))
     said = "What each needs at its peak, by category"
-    said += "; the upright marks are what its card has." if any(limits) else "."
-    return Chart(key, figure, said, height)
+    said += "; the upright mark is what its card has." if any(limits) else "."
+    return Chart(key, figure, said, bars_height(len(steps)))
 
 
 def _rates(steps: Sequence[Step], names: Sequence[str], key: str) -> Chart:
@@ -237,7 +237,7 @@ def _rates(steps: Sequence[Step], names: Sequence[str], key: str) -> Chart:
     what = unit(steps[0].estimate.model)
     figure = bars_figure(traces, f"{what}/s", names)
     all_of = " on all its devices" if any(s.estimate.setting.world_size > 1 for s in steps) else ""
-    said = f"Predicted {what} a second of each{all_of}, with the range in which they are expected."
+    said = f"Predicted {what} per second of each{all_of}, with their expected range."
     return Chart(key, figure, said, bars_height(len(steps)))
 
 
@@ -260,7 +260,7 @@ def _prices(steps: Sequence[Step]) -> Table:
                     _times(_rate(after), _rate(before)),
                 ]
             )
-    said = "Estimates that differ in one thing only: what it costs in memory, and gains in rate."
+    said = "Estimates that differ in one thing only: what it costs in memory and gains in rate."
     headers = ["What", "From", "To", "With", "Memory", "Rate"]
     if len(rows) > _MOST_PRICES:
         said += f" The first {_MOST_PRICES} of {len(rows)}."

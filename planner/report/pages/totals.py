@@ -38,7 +38,7 @@ def totals(step: Step, key: str) -> Section:
     estimate = step.estimate
     bars = waterfall(estimate)
     parts: list[Part] = [
-        Chart(f"{key}-totals-chart", _figure(estimate, bars), _said(estimate), 90 + 30 * len(bars)),
+        Chart(f"{key}-totals-chart", _figure(estimate, bars), _said(estimate), 90 + 40 * len(bars)),
         Facts(_meanings(estimate)),
         *(_list("Assumed", estimate.assumed)),
         *(_list("Left out", estimate.left_out)),
@@ -97,11 +97,7 @@ def _figure(estimate: Estimate, bars: list[Bar]) -> Figure:
         "base": [low / scale], "marker": {"color": _SUM, "opacity": 0.55},
         "hoverinfo": "skip", "showlegend": False,
     }  # fmt: skip
-    # The figures stand at the right, on an axis that needs a trace to be drawn.
-    rows = {"type": "scatter", "mode": "markers", "opacity": 0, "x": [0] * (len(bars) + 1),
-            "y": [*(bar.name for bar in bars), _RANGE], "yaxis": "y2", "hoverinfo": "skip",
-            "showlegend": False}  # fmt: skip
-    traces = [trace, reach, rows]
+    traces = [trace, reach]
     top = estimate.high_bytes
     budget = estimate.budget_bytes
     if budget is not None and budget <= 2.5 * device:
@@ -111,20 +107,21 @@ def _figure(estimate: Estimate, bars: list[Bar]) -> Figure:
             "y": [bars[0].name, _RANGE], "line": {"color": _BUDGET, "dash": "dash"},
             "name": f"budget, {format_bytes(budget)}", "hoverinfo": "name", "showlegend": True,
         })  # fmt: skip
-    axis = {"type": "category", "range": [len(bars) + 0.5, -0.5], "fixedrange": True}
-    figures = {
-        "overlaying": "y", "side": "right", "tickmode": "array", "showgrid": False,
-        "tickvals": list(range(len(bars) + 1)), "automargin": True,
-        "ticktext": [*map(_text, bars), _between(low, high)],
-    }  # fmt: skip
+    names = [*(f"{bar.name}<br>{_text(bar)}" for bar in bars), f"{_RANGE}<br>{_between(low, high)}"]
     return new_figure(
         traces,
-        yaxis={**axis, "showgrid": False},
-        yaxis2={**axis, **figures},
-        xaxis={"title": {"text": unit}, "range": [0, 1.04 * top / scale], "fixedrange": True},
+        yaxis={
+            "type": "category", "range": [len(bars) + 0.5, -0.5], "fixedrange": True,
+            "showgrid": False, "tickmode": "array", "tickvals": list(range(len(names))),
+            "ticktext": names, "ticklabelstandoff": 6,
+        },
+        xaxis={
+            "title": {"text": unit}, "range": [0, 1.04 * top / scale], "fixedrange": True,
+            "tickangle": 0, "nticks": 8,
+        },
         barmode="overlay",
         bargap=0.25,
-    )
+    )  # fmt: skip
 
 
 def _between(low: int, high: int) -> str:
@@ -167,19 +164,20 @@ def _meanings(estimate: Estimate) -> list[tuple[str, str]]:
         ),
         (
             "Allocated",
-            f"{format_bytes(allocated)}: torch.cuda.max_memory_allocated() will say so. "
-            f"{format_bytes(workspace)} are cuBLAS's workspaces, {format_bytes(rounding)} what "
-            "blocks are larger than what they serve.",
+            f"{format_bytes(allocated)}, as torch.cuda.max_memory_allocated() will report. "
+            f"cuBLAS's workspaces take {format_bytes(workspace)} of it; blocks that are larger "
+            f"than their requests, {format_bytes(rounding)}.",
         ),
         (
             "Reserved",
-            f"{format_bytes(estimate.peak_reserved_bytes)}: torch.cuda.max_memory_reserved() will "
-            f"say so, {format_bytes(free)} more: PyTorch keeps what it took from the driver, in "
-            "segments that not every request fits into.",
+            f"{format_bytes(estimate.peak_reserved_bytes)}, as torch.cuda.max_memory_reserved() "
+            f"will report: {format_bytes(free)} more, since PyTorch keeps what it took from the "
+            "driver, in segments that not every request fits into.",
         ),
         (
             "Device",
-            f"{format_bytes(estimate.device_total_bytes)}: nvidia-smi will say so of the process. "
+            f"{format_bytes(estimate.device_total_bytes)}, as nvidia-smi will report of the "
+            "process. "
             f"{outside} outside PyTorch's allocator.",
         ),
         *_headroom(estimate),
@@ -189,13 +187,17 @@ def _meanings(estimate: Estimate) -> list[tuple[str, str]]:
 def _headroom(estimate: Estimate) -> list[tuple[str, str]]:
     if estimate.headroom_bytes is None or estimate.budget_bytes is None:
         return []
-    spare, worst = estimate.headroom_bytes, estimate.budget_bytes - estimate.high_bytes
+    budget = estimate.budget_bytes
     text = (
-        f"{format_bytes(spare)} of {format_bytes(estimate.budget_bytes)}, and "
-        f"{format_bytes(worst)} where the device total is the {format_bytes(estimate.high_bytes)} "
-        "that it may be."
+        f"{_spare(estimate.headroom_bytes)} against the budget of {format_bytes(budget)}; "
+        f"{_spare(budget - estimate.high_bytes)} if the device total is the "
+        f"{format_bytes(estimate.high_bytes)} at the top of its range."
     )
     return [("Headroom", text)]
+
+
+def _spare(num_bytes: int) -> str:
+    return f"{format_bytes(abs(num_bytes))} {'to spare' if num_bytes >= 0 else 'too much'}"
 
 
 def _list(title: str, lines: Iterable[str]) -> list[Part]:

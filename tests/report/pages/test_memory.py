@@ -24,7 +24,7 @@ from planner.ledger import CATEGORIES, Allocated, Ledger, Marked
 from planner.ledgers import step_ledger
 from planner.memory.allocator_config import parse_allocator_config
 from planner.memory.profile import category_bytes, steady_step
-from planner.page.contents import Chart, Folded, Group, Page, Part, Section, Table
+from planner.page.contents import Chart, Facts, Folded, Group, Page, Part, Section, Table
 from planner.page.rendering import page_html
 from planner.report.pages.alive import STAYS, Alive, alive_at_peak, alive_tree, equal_ones
 from planner.report.pages.answer import said_again
@@ -32,7 +32,7 @@ from planner.report.pages.course import Course, step_course
 from planner.report.pages.over_time import clock, limit_of, shown_categories, thinned, timeline_data
 from planner.report.pages.recomputation import RECOMPUTATION, UPDATE, find_stretches
 from planner.report.pages.step import Step, step_group
-from planner.report.pages.totals import waterfall
+from planner.report.pages.totals import totals, waterfall
 from planner.schema import FactoryModel, TrainSetting
 from planner.units import GIB, MIB
 from tests.report.ledgers import layered_ledger
@@ -294,6 +294,19 @@ def test_the_waterfall_ends_at_the_device_total(name: str) -> None:
         "reserved": estimate.peak_reserved_bytes,
         "device": estimate.device_total_bytes,
     }
+
+
+def test_headroom_is_said_of_what_fits_and_of_what_does_not() -> None:
+    said = []
+    for batch in (8, 2000):
+        config, setting = choose(SWIN, None, find_gpu("rtx-4090"), {"batch_size": batch})
+        step = step_of(config, setting, step_ledger(config, setting), find_gpu("rtx-4090"))
+        (facts,) = [part for part in totals(step, "g1").parts if isinstance(part, Facts)]
+        said.append(dict(facts.pairs)["Headroom"])
+    fits, not_fits = said
+    assert fits.count("to spare") == 2
+    assert not_fits.count("too much") == 2
+    assert "-" not in not_fits
 
 
 def parts_of(group: Group) -> Iterator[Part]:

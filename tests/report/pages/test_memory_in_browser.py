@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from planner.page.contents import Page
+from planner.page.contents import Group, Page
 from planner.page.rendering import page_html
 from planner.report.pages.course import Course, step_course
 from planner.report.pages.over_time import clock
+from planner.report.pages.side_by_side import steps_beside
 from planner.report.pages.step import Step, step_group
 from planner.units import GIB, MIB
 from tests.page.browser import looking_at, take_picture, unreadable, until
@@ -197,3 +198,33 @@ def test_hostile_names_are_text_under_the_pointer(tmp_path: Path) -> None:
         page.wait_for_selector(f"{FIGURE} .hoverlayer .hovertext")
         assert "<img src=x" in hovered(page)
         assert page.locator("img").count() == 0
+
+
+def test_a_narrow_phase_has_its_name_upright(tmp_path: Path) -> None:
+    with looking_at(written(swin_step("plain"), tmp_path), "narrow") as page:
+        page.locator(FIGURE).scroll_into_view_if_needed()
+        until(page, f"{CHART}.dataset.resampled >= 1")
+        drawn = page.evaluate(
+            f"() => {CHART}.layout.annotations.map((each) => "
+            "[each.text, each.visible, each.textangle])"
+        )
+    angles = {text: angle for text, visible, angle in drawn if visible}
+    assert (angles["forward"], angles["backward"], angles["optimizer"]) == (0, 0, 90)
+
+
+def test_a_legend_on_a_phone_is_shown_whole(tmp_path: Path) -> None:
+    steps = [swin_step("plain"), swin_step("checkpointed")]
+    path = tmp_path / "beside.html"
+    group = Group("beside", "", steps_beside(steps, "beside"))
+    path.write_text(page_html(Page("Two", "", [group])), encoding="utf-8")
+    with looking_at(path, "narrow") as page:
+        chart = "[data-chart=beside-memory]"
+        page.locator(chart).scroll_into_view_if_needed()
+        until(page, f"document.querySelector('{chart} .legend .traces')")
+        hidden = page.evaluate(
+            f"""() => {{
+              const legend = document.querySelector("{chart} .drawing")._fullLayout.legend;
+              return legend._height - legend._effHeight;
+            }}"""
+        )
+        assert hidden == pytest.approx(0, abs=1)  # pixels

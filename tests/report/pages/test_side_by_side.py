@@ -67,12 +67,15 @@ def test_the_fastest_that_fits_is_marked_and_said() -> None:
     assert fastest(steps) == 1
     assert part_of(steps_beside(steps, "beside"), "estimates", Table).marked == [1]
     assert best_text(steps).startswith("2 of 3 fit. The fastest that fits is batch 64: ")
+    assert best_text(steps[:2]).startswith("All 2 fit. The fastest is batch 64: ")
 
 
 def test_where_nothing_fits_the_least_is_said() -> None:
     steps = grid(("rtx-4090",), (20_000, 30_000), attention="eager")
     assert fastest(steps) is None
-    assert best_text(steps).startswith("None of 2 fits. The least is needed by batch 20000: ")
+    assert best_text(steps).startswith(
+        "None of 2 fits. The one with the least, batch 20000, needs "
+    )
 
 
 def test_prices_are_of_steps_that_differ_in_one_thing_only() -> None:
