@@ -228,7 +228,7 @@ class SearchOptions:
         metavar="N", bounds=(1, MAX_SIZE),
     )  # fmt: skip
     nodes: int | None = option(
-        None, "Machines that they are of; only a rehearsal, on the CPU, has several.",
+        None, "Machines that hold them: one, but for a rehearsal on the CPU.",
         metavar="M", bounds=(1, MAX_SIZE),
     )  # fmt: skip
     memory_bytes: int | None = option(
@@ -236,7 +236,7 @@ class SearchOptions:
         flag="--memory", metavar="SIZE", read=read_memory,
     )  # fmt: skip
     allocator: str | None = option(
-        None, "As PYTORCH_ALLOC_CONF, in its place.", metavar="OPTIONS", read=read_allocator_text
+        None, "Options in place of PYTORCH_ALLOC_CONF.", metavar="OPTIONS", read=read_allocator_text
     )
     headroom: float = option("5%", "Memory to keep free.", typed=parse_percent, metavar="SHARE")
     trials: int | None = option(
@@ -259,18 +259,24 @@ class SearchOptions:
     )  # fmt: skip
     epochs: float | None = option(None, "As --steps, for N epochs.", metavar="N")
     images_per_epoch: int = option(
-        IMAGENET_IMAGES, "Images of one epoch (ImageNet-1k's).", metavar="N", bounds=(1, _MANY)
+        IMAGENET_IMAGES,
+        "Images in an epoch (default: ImageNet-1k's).",
+        metavar="N",
+        bounds=(1, _MANY),
     )
     replay: Path | None = option(
-        None, "Search recorded probes, not a device.", metavar="FILE", read=path_reader("replay")
+        None,
+        "Search recorded probes in place of a device.",
+        metavar="FILE",
+        read=path_reader("replay"),
     )
-    storage: str | None = option(None, "Any Optuna storage, or a .journal file.", metavar="URL")
+    storage: str | None = option(None, "An Optuna storage, or a .journal file.", metavar="URL")
     study_name: str = option(
         STUDY_NAME, "The study's name in the storage.", shown=STUDY_NAME, metavar="NAME"
     )
     output: Path | None = option(
         None,
-        "Folder for the results (tune-LIBRARY-NAME).",
+        "Folder for the results (default: tune-LIBRARY-NAME).",
         metavar="DIR",
         read=path_reader("output"),
     )
@@ -289,7 +295,11 @@ class SearchOptions:
         True, "Do not measure the plain default.", flag="--no-baseline", is_switch=True
     )
     seed: int = option(
-        0, "For strategies that draw at random.", shown="0", bounds=(0, (1 << 32) - 1), metavar="N"
+        0,
+        "Seed of the strategies that draw at random.",
+        shown="0",
+        bounds=(0, (1 << 32) - 1),
+        metavar="N",
     )
 
     @classmethod

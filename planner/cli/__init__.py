@@ -28,24 +28,24 @@ INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 GROUPS = {
     "Before you launch": {
         "estimate": ("planner.cli.estimate:command", "Predict a training step's memory and time."),
-        "advise": ("planner.cli.advise:command", "The fastest ways to fit, lever by lever."),
+        "advise": ("planner.cli.advise:command", "Find the fastest ways to fit, lever by lever."),
     },
     "On your device": {
         "tune": ("planner.cli.tune:command", "Find the fastest setting by short training runs."),
-        "data": ("planner.cli.data:command", "How fast this machine feeds a training."),
-        "profile": ("planner.cli.profile:command", "Where a step's time goes, measured."),
-        "validate": ("planner.cli.validate:command", "Predicted against measured."),
+        "data": ("planner.cli.data:command", "Measure how fast this machine feeds a training."),
+        "profile": ("planner.cli.profile:command", "Measure where a step's time goes."),
+        "validate": ("planner.cli.validate:command", "Compare predicted with measured."),
         "bench": ("planner.cli.bench:command", "Time window attention by itself."),
     },
     "Into your trainer": {
         "emit": ("planner.cli.emit:command", "Write a result as a trainer's configuration."),
     },
     "To look at": {
-        "report": ("planner.cli.report:command", "Runs and estimates as one page to look at."),
+        "report": ("planner.cli.report:command", "Draw runs and estimates as one page."),
     },
     "When something is wrong": {
-        "doctor": ("planner.cli.doctor:command", "Is this environment set up to be fast?"),
-        "explain": ("planner.cli.explain:command", "Why a training ended: its log, or a snapshot."),
+        "doctor": ("planner.cli.doctor:command", "Find what slows this environment down."),
+        "explain": ("planner.cli.explain:command", "Say why a training ended, from its log."),
     },
     "Lists and files": {
         "gpus": ("planner.cli.gpus:command", "List the GPUs that --gpu knows."),
@@ -54,8 +54,8 @@ GROUPS = {
     },
     "About these commands": {
         "help": ("planner.cli.help:command", "Explain a command."),
-        "completion": ("planner.cli.completion:command", "What completes commands in a shell."),
-        "manual": ("planner.cli.manual:command", "All of this as a document, or for man(1)."),
+        "completion": ("planner.cli.completion:command", "Print what makes a shell complete."),
+        "manual": ("planner.cli.manual:command", "Print all of this as a document, or for man(1)."),
     },
 }  # fmt: skip
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}

@@ -55,7 +55,7 @@ _COUNT = click.IntRange(1, MAX_SIZE)
     multiple=True,
     help="Also try recipe (other optimizers, 8 bits) or adapters (train only a part).",
 )
-@click.option("--allocator", metavar="OPTIONS", help="As PYTORCH_ALLOC_CONF, in its place.")
+@click.option("--allocator", metavar="OPTIONS", help="Options in place of PYTORCH_ALLOC_CONF.")
 @with_options(SEVERAL_FLAGS)
 @with_options(MODEL_FLAGS)
 @click.option("--json", "as_json", is_flag=True, help="One object.")

@@ -25,9 +25,9 @@ GRID_FIELDS = (
 SEVERAL_OPTIONS = {"gpus": "world_size", "nodes": "nodes", "parallelism": "parallelism"}
 
 MODEL_FLAGS: list[Callable[[Any], Any]] = [
-    click.option("--image-size", metavar="PX", help="As 384 or 256,192 (height, width)."),
-    click.option("--num-classes", metavar="N", help="Classes (the model's own)."),
-    click.option("--drop-path", metavar="RATE", help="Stochastic depth (the model's own rate)."),
+    click.option("--image-size", metavar="PX", help="In pixels: 384, or 256,192 (height, width)."),
+    click.option("--num-classes", metavar="N", help="Number of classes (default: the model's)."),
+    click.option("--drop-path", metavar="RATE", help="Stochastic depth (default: the model's)."),
     click.option("--set", "fields", multiple=True, metavar="FIELD=VALUE",
                  help="Any field of the model or of the setting; may be repeated."),
 ]  # fmt: skip
@@ -63,15 +63,17 @@ def axis_flags(searched: bool = False) -> list[Callable[[Any], Any]]:
             f"--{axis}",
             metavar=f"{letter}[,{letter}…]",
             multiple=searched and axis == "checkpointing",
-            help=f"Search only these: {values}." if searched else f"{values} ({default}).",
+            help=f"Search only these: {values}." if searched else f"{values} (default: {default}).",
         )
         for axis, (letter, values, default) in _AXES.items()
     ]
 
 
 _OPTIONS: list[Callable[[Any], Any]] = [
-    click.option("--batch-size", metavar="N[,N…]", help="Images of one device at a time (64)."),
-    click.option("--accumulate", metavar="N[,N…]", help="Micro-batches per optimizer step (1)."),
+    click.option(
+        "--batch-size", metavar="N[,N…]", help="Images on a device at a time (default: 64)."
+    ),
+    click.option("--accumulate", metavar="N[,N…]", help="Micro-batches per step (default: 1)."),
     *axis_flags(),
     *MODEL_FLAGS,
 ]
@@ -94,19 +96,17 @@ def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command],
 with_model_options = with_options(_OPTIONS)  # what describes a model and its settings
 # What describes how a training is spread over devices: of the wish of `advise`, and of rows.
 SEVERAL_FLAGS: list[Callable[[Any], Any]] = [
-    click.option("--gpus", metavar="N[,N…]", help="GPUs in all; of estimate a row for each (1)."),
-    click.option("--nodes", metavar="M", help="Machines that they are in (1)."),
+    click.option("--gpus", metavar="N[,N…]", help="GPUs in all (default: 1)."),
+    click.option("--nodes", metavar="M", help="Machines that hold them (default: 1)."),
     click.option("--parallelism", metavar="P[,P…]",
-                 help="ddp, fsdp, hsdp, zero1, zero2 or zero3 (ddp on several GPUs)."),
+                 help="ddp, fsdp, hsdp, zero1, zero2 or zero3 (default on several GPUs: ddp)."),
     click.option("--link", metavar="L[,L]",
-                 help="What joins GPUs, and machines: nvlink-a100,8xib-hdr; or a measured FILE."),
+                 help="What joins GPUs, then machines: nvlink-a100,8xib-hdr; or a measured FILE."),
 ]  # fmt: skip
 with_several_options = with_options(
     [
         *SEVERAL_FLAGS,
-        click.option(
-            "--global-batch", metavar="N", help="Images of all GPUs in a step, split evenly."
-        ),
+        click.option("--global-batch", metavar="N", help="Images in a step, divided equally among GPUs."),
     ]
 )
 

@@ -191,8 +191,8 @@ SHELLS = ("bash", "zsh", "fish")
 def command(ctx: click.Context, shell: str | None) -> None:
     """Print the script that completes commands, options and values in a shell.
 
-    Without a name it is that of the shell you use ($SHELL). The script says at its head where to
-    put it. Models, GPUs, fields, settings and the folders of runs are completed too.
+    Without an argument, the script is for the shell of $SHELL. Its first lines say where to put
+    it. It also completes values: models, GPUs, fields, settings and the folders of runs.
     """
     name = Path(os.environ.get("SHELL", "")).name if shell is None else shell
     if shell is None and name not in SHELLS:

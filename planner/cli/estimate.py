@@ -66,15 +66,17 @@ Rows = list[tuple[Model, ResolvedSetting]]
     "--trace",
     "traced",
     is_flag=True,
-    help="Trace the real module on fake tensors (needs torch once), even of a Swin.",
+    help="Trace the real module on fake tensors (needs torch once), of a Swin too.",
 )
 @click.option("--retrace", is_flag=True, help="Trace again instead of reading the kept trace.")
 @click.option("--json", "as_json", is_flag=True, help="One object, or an array for several.")
 @with_time_option
 @click.option("--plot", metavar="FILE", help="Draw live bytes over the step (png, svg, pdf).")
 @click.option("--timeline", is_flag=True, help="The same in the terminal, coarser.")
-@click.option("--snapshot", metavar="FILE", help="As PyTorch's memory_viz opens it (.pickle).")
-@click.option("--chrome-trace", metavar="FILE", help="As Perfetto opens it (.json, .json.gz).")
+@click.option("--snapshot", metavar="FILE", help="Write a snapshot for memory_viz (.pickle).")
+@click.option(
+    "--chrome-trace", metavar="FILE", help="Write the step for Perfetto (.json, .json.gz)."
+)
 def command(model: str, **given: Any) -> None:  # fmt: skip
     """Estimate the memory and time of training MODEL, before you launch it.
 

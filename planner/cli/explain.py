@@ -24,7 +24,7 @@ from planner.errors import UsageError
 @click.argument("model", required=False)
 @click.option("--plan", metavar="RUN", help="What 'planner tune' wrote: the setting that trained.")
 @click.option("--gpu", metavar="NAME", help="The card, of 'planner gpus'.")
-@click.option("--allocator", metavar="OPTIONS", help="As PYTORCH_ALLOC_CONF, in its place.")
+@click.option("--allocator", metavar="OPTIONS", help="Options in place of PYTORCH_ALLOC_CONF.")
 @with_model_options
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 def command(source: str, model: str | None, **given: Any) -> int:

@@ -14,6 +14,7 @@ import click
 
 from planner import __version__
 from planner.cli import EXAMPLES, GROUPS
+from planner.cli.arguments import refuse_empty
 from planner.cli.command import Command, Record
 from planner.cli.help import find_command
 from planner.errors import PlannerError
@@ -207,16 +208,18 @@ def _roff(text: str) -> str:
 )  # fmt: skip
 @click.option(
     "--output", "folder", type=click.Path(file_okay=False), metavar="DIR",
-    help=f"Write {REFERENCE}, or a page for each command, into DIR.",
+    help=f"Write {REFERENCE} (of one command its own), or pages for man(1), into DIR.",
 )  # fmt: skip
 @click.pass_context
 def command(ctx: click.Context, command: tuple[str, ...], kind: str, folder: str | None) -> None:
-    """Print the reference of all commands, or of COMMAND, as --help has it."""
+    """Print the reference of all commands, or of COMMAND: what --help says."""
+    refuse_empty({"output": folder})
     pages = list(manual_pages(find_command(ctx.find_root(), command)))
     if kind == "man":
         files = {f"{page.path.replace(' ', '-')}.1": roff(page) for page in pages}
     else:
-        files = {REFERENCE: markdown(pages)}
+        name = f"{'-'.join(('planner', *command))}.md" if command else REFERENCE
+        files = {name: markdown(pages)}
     if folder is None:
         click.echo("".join(files.values()), nl=False)
         return

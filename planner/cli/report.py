@@ -45,26 +45,24 @@ if TYPE_CHECKING:
     show_default=True,
     help="The page, one .html file.",
 )
-@click.option("--force", is_flag=True, help="Also replace a file that is no page of ours.")
+@click.option("--force", is_flag=True, help="Also replace what 'planner report' did not write.")
 @click.option("--title", metavar="TEXT", help="The page's title.")
 @click.option("--study-name", metavar="NAME", help="Which study, where a storage holds several.")
 @click.option(
-    "--gpu", metavar="NAME[,NAME…]", help="GPUs of 'planner gpus', or all: rank the catalogue."
+    "--gpu", metavar="NAME[,NAME…]", help="GPUs of 'planner gpus', or all of them, ranked: all."
 )
 @click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")
-@click.option(
-    "--allocator", metavar="OPTIONS", help="In place of this environment's PYTORCH_ALLOC_CONF."
-)
+@click.option("--allocator", metavar="OPTIONS", help="Options in place of PYTORCH_ALLOC_CONF.")
 @with_model_options
 @with_several_options
-@click.option("--trace", "traced", is_flag=True, help="Trace the real module, even of a Swin.")
+@click.option("--trace", "traced", is_flag=True, help="Trace the real module, of a Swin too.")
 def command(targets: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     """Draw RUNs and MODELs as one HTML page that opens offline.
 
-    A RUN is the --output of a 'planner tune' or a 'planner data', ended or still running, a file of
-    records, or the --storage of a study. A MODEL is estimated, with the options of 'planner
-    estimate'; several values make several estimates, and --gpu all ranks the catalogue. More than
-    one of either are shown side by side.
+    A RUN is the --output of 'planner tune' or 'planner data' (also while it runs), a file of
+    records, or the --storage of a study. A MODEL is estimated with the options of 'planner
+    estimate': several values make several estimates, and --gpu all ranks every GPU. Two runs or
+    estimates, or more, are shown side by side.
     """
     refuse_empty({"target": targets, **given})
     from search.report.output import check_page, write_page

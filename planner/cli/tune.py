@@ -27,11 +27,11 @@ from search.options import SearchOptions
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("model", required=False),
     click.option("--batch-size", metavar="N[,N…]", help="Try only these micro-batches."),
-    click.option("--accumulate", metavar="N", help="Micro-batches per step (1)."),
+    click.option("--accumulate", metavar="N", help="Micro-batches per step (default: 1)."),
     *axis_flags(searched=True),
     click.option(
         "--parallelism", metavar="P[,P…]",
-        help=f"How to spread over GPUs: {', '.join(PARALLELISMS[1:])} (ddp, with several).",
+        help=f"How to spread over GPUs: {', '.join(PARALLELISMS[1:])} (default on several: ddp).",
     ),
     *MODEL_FLAGS,
     *search_flags(SearchOptions),

@@ -97,9 +97,11 @@ def _models(_: click.Context, incomplete: str) -> Iterator[CompletionItem | str]
         yield f"{typed}/" if path.is_dir() else typed
 
 
-def _runs(_: click.Context, incomplete: str) -> Iterator[CompletionItem | str]:
+def _runs(
+    _: click.Context, incomplete: str, suffixes: Sequence[str] = (".json",)
+) -> Iterator[CompletionItem | str]:
     """Folders of searches, the folders on the way to them, and results by themselves."""
-    for typed, path in _entries(incomplete, (".json",)):
+    for typed, path in _entries(incomplete, suffixes):
         if not path.is_dir():
             yield typed
         elif any((path / name).is_file() for name in RUN_FILES):
@@ -109,8 +111,10 @@ def _runs(_: click.Context, incomplete: str) -> Iterator[CompletionItem | str]:
 
 
 def _runs_or_models(ctx: click.Context, incomplete: str) -> Iterator[CompletionItem | str]:
+    """Of `report` also files of records and studies, which it draws by themselves."""
+    suffixes = (".json", ".jsonl", ".journal") if ctx.info_name == "report" else (".json",)
     seen = set()
-    for item in (*_runs(ctx, incomplete), *_models(ctx, incomplete)):
+    for item in (*_runs(ctx, incomplete, suffixes), *_models(ctx, incomplete)):
         value = item if isinstance(item, str) else item.value
         if value.rstrip("/") not in seen:
             seen.add(value.rstrip("/"))
@@ -129,10 +133,10 @@ def _gpus_to_rank() -> Iterator[str]:
 
 
 def _gpu(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem | str]:
-    """`report` takes several, and `estimate` takes all."""
-    if ctx.info_name == "report":
+    """`report` takes several, and it and `estimate` take all."""
+    if "," in incomplete and ctx.info_name == "report":
         return _several_of(_gpus)(ctx, incomplete)
-    known = _gpus_to_rank if ctx.info_name == "estimate" else _gpus
+    known = _gpus_to_rank if ctx.info_name in ("estimate", "report") else _gpus
     return _one_of(known)(ctx, incomplete)
 
 

@@ -87,6 +87,10 @@ def test_what_is_completed_is_what_the_setting_takes() -> None:
 def test_names_of_lists_are_completed() -> None:
     names = [gpu.name for gpu in all_gpus()]
     assert complete("estimate", "m", "--gpu", "") == ["all", *names]
+    assert complete("report", "m", "--gpu", "") == ["all", *names]
+    assert complete("report", "m", "--gpu", "h100-pcie,a") == [
+        f"h100-pcie,{name}" for name in names if name.startswith("a")
+    ]
     assert complete("advise", "m", "--gpu", "") == complete("gpus", "") == names
     assert complete("emit", "run", "--for", "") == list(TARGETS)
     assert complete("tune", "--strategy", "") == list(STRATEGIES)
@@ -120,7 +124,10 @@ def test_folders_of_runs_are_completed(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "tuned" / "recommendation.json").touch()
     assert complete("emit", "") == complete("explain", "log", "--plan", "") == ["other/", "tuned"]
     assert complete("emit", "tuned/") == ["tuned/recommendation.json"]
+    (tmp_path / "tuned" / "probes.jsonl").touch()
     assert complete("report", "tu") == ["tuned"]
+    assert complete("report", "tuned/p") == ["tuned/probes.jsonl"]
+    assert complete("profile", "tuned/p") == []
     assert complete("report", "tuned", "native:swin_tin") == complete("profile", "native:swin_tin")
     assert complete("emit", f"{tmp_path}/t") == [f"{tmp_path}/tuned"]
 

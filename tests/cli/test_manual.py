@@ -86,6 +86,11 @@ def test_files_are_written_where_they_are_asked_for(
     names = {path.name for path in (tmp_path / "man1").iterdir()}
     assert names == {f"{path.replace(' ', '-')}.1" for path in pages}
     assert main(["manual", "--output", str(tmp_path)]) == 0
+    whole = (tmp_path / "reference.md").read_bytes()
+    assert main(["manual", "bench", "attention", "--output", str(tmp_path)]) == 0
+    assert (tmp_path / "planner-bench-attention.md").is_file()
+    assert (tmp_path / "reference.md").read_bytes() == whole
+    assert main(["manual", "--output", ""]) == 2
     capsys.readouterr()
     assert main(["manual", "tune", "--format", "man"]) == 0
     assert capsys.readouterr().out == (tmp_path / "man1" / "planner-tune.1").read_text("utf-8")
