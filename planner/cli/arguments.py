@@ -106,7 +106,9 @@ SEVERAL_FLAGS: list[Callable[[Any], Any]] = [
 with_several_options = with_options(
     [
         *SEVERAL_FLAGS,
-        click.option("--global-batch", metavar="N", help="Images in a step, divided equally among GPUs."),
+        click.option(
+            "--global-batch", metavar="N", help="Images in a step, shared equally by the GPUs."
+        ),
     ]
 )
 
