@@ -128,8 +128,7 @@ class Distribution(BaseModel):
 
     def _foreign(self, prefix: str, owners: frozenset[Parallelism]) -> Iterator[Fault]:
         for field, info in Distribution.model_fields.items():
-            value = getattr(self, field)
-            if field.startswith(prefix) and value != info.default:
+            if field.startswith(prefix) and (value := getattr(self, field)) != info.default:
                 message = (
                     f"{field} is {str(value).lower()}, which belongs to parallelism "
                     f"{' or '.join(sorted(owners))}, and parallelism is {self.parallelism}"

@@ -10,6 +10,7 @@ from planner.libraries.registry import find_library
 from planner.page.contents import Copyable, Part, Text
 from planner.schema import FactoryModel, Model, SwinConfig
 from search.report.run import Run
+from search.study.study import is_replayed
 
 MODEL_FILE = "model.json"
 
@@ -20,7 +21,7 @@ def search_again(run: Run) -> list[Part]:
         return []
     parts: list[Part] = []
     if run.found is not None:
-        parts += _on_a_device(run, run.found.model)
+        parts += _on_a_device(run, run.found.model, any(map(is_replayed, run.records)))
     probes = run.folder / (run.name or TUNE_PROBES)
     if probes.suffix == ".jsonl" and probes.is_file():
         command = shlex.join(["planner", "tune", "--replay", str(probes)])
@@ -28,14 +29,19 @@ def search_again(run: Run) -> list[Part]:
     return parts
 
 
-def _on_a_device(run: Run, model: Model) -> list[Part]:
-    """The command, and the model as a file where a name does not say it."""
+def _on_a_device(run: Run, model: Model, replayed: bool) -> list[Part]:
+    """The command, and the model as a file where a name does not say it. What was `replayed` is no
+    search's to go on from: it begins anew, in a folder of its own."""
     named = _name(model)
-    command = shlex.join(["planner", "tune", named or MODEL_FILE, "--output", str(run.folder)])
-    parts: list[Part] = [Copyable(command, "Search again")]
+    kept = [] if replayed else ["--output", str(run.folder)]
+    command = shlex.join(["planner", "tune", named or MODEL_FILE, *kept])
+    label = "Search on a device" if replayed else "Search again"
+    parts: list[Part] = [Copyable(command, label)]
     if not named:
         fields = model.model_dump(mode="json", exclude_defaults=True)
         parts.append(Copyable(json.dumps(fields, indent=2), MODEL_FILE))
+    if replayed:
+        return parts
     said = (
         "Give it the same options as before (--budget, --memory, the values of an axis …): it goes "
         "on from the study in that folder."

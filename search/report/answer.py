@@ -21,7 +21,7 @@ from search.report.wording import (
     rate_text,
     seconds_text,
 )
-from search.result.contenders import Contender, choose, contenders
+from search.result.contenders import Contender, choose
 
 
 def answer(run: Run) -> list[Section]:
@@ -151,10 +151,9 @@ def _best_so_far(run: Run, several: bool) -> list[Part]:
         return [Text("No probe of a step has ended yet.", "lead")]
     about = f"{run.title}: " if several else ""
     probes = count(len(run.records), "probe")
-    found = contenders(run.records, run.budget_bytes)
-    if not found:
+    if not run.contenders:
         return [Text(f"{about}{probes}, and none ran well.", "lead")]
-    best = choose(found)
+    best = choose(run.contenders)
     said = (
         f"{about}best of {probes}: {describe_setting(best.setting)}, {_contender(run, best)}, in "
         f"{_memory(run, best.num_bytes)}."

@@ -23,7 +23,7 @@ from search.report.marks import (
 from search.report.probe import Probe
 from search.report.run import Run
 from search.report.wording import bytes_text, count, end_text, hover, interval_text, rate_text
-from search.result.contenders import Contender, choose, contenders, pareto_front
+from search.result.contenders import Contender, choose, pareto_front
 from search.space import setting_id
 
 MOST_PARTS = 6  # charts of a file that holds several models; the table of probes has them all
@@ -49,7 +49,7 @@ def front(run: Run, key: str) -> list[Section]:
 
 def _one(run: Run, key: str) -> list[Part]:
     drawn = Drawing(run, run.probes)
-    if not drawn.found and not by_kind(drawn.probes):
+    if not drawn.run.contenders and not by_kind(drawn.probes):
         ends = ", ".join(
             f"{len(held)} {end_text(end)}" for end, held in by_end(drawn.probes).items()
         )
@@ -87,12 +87,8 @@ class Drawing:
         return self.run.budget_bytes
 
     @cached_property
-    def found(self) -> list[Contender]:
-        return contenders(self.run.records, self.budget)
-
-    @cached_property
     def front(self) -> list[Contender]:
-        return [c for c in pareto_front(self.found) if c.num_bytes is not None]
+        return [c for c in pareto_front(self.run.contenders) if c.num_bytes is not None]
 
     @cached_property
     def most_bytes(self) -> int:
@@ -167,10 +163,10 @@ class Drawing:
         """The recommended setting and the plain default, by shape and by word."""
         found = self.run.found
         base = found.baseline if found is not None else None
-        named = [("recommended", "star", chosen(self.run, self.found))]
+        named = [("recommended", "star", chosen(self.run))]
         if base is not None:
             same = setting_id(base.setting)
-            plain = next((c for c in self.found if setting_id(c.setting) == same), None)
+            plain = next((c for c in self.run.contenders if setting_id(c.setting) == same), None)
             named.append(("plain default", "square-x-open", plain))
         return [
             self._named_point(name if found is not None else "best so far", symbol, held)
@@ -260,7 +256,7 @@ class Drawing:
 
     def _description(self) -> str:
         """What it shows, for who cannot see it."""
-        best = chosen(self.run, self.found)
+        best = chosen(self.run)
         said = [f"Memory against {self.run.unit} per second of {count(len(self.probes), 'probe')}."]
         if best is not None:
             word = "recommended" if self.run.found is not None else "best so far"
@@ -273,8 +269,9 @@ class Drawing:
         return " ".join(said)
 
 
-def chosen(run: Run, found: Sequence[Contender]) -> Contender | None:
+def chosen(run: Run) -> Contender | None:
     """The recommended setting among the contenders; where nothing is recommended yet, the best."""
+    found = run.contenders
     if run.found is None:
         return choose(found) if found else None
     if run.found.setting is None:

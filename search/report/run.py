@@ -15,7 +15,7 @@ from planner.schema.result import Recommendation
 from search.loader.result import choose_loader, measured_loaders
 from search.report.probe import Probe
 from search.report.wording import end_of
-from search.result.contenders import choose, contenders
+from search.result.contenders import Contender, choose, contenders
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,13 @@ class Run:
         nothing ran within the budget."""
         if self.found is not None and self.found.evidence is not None:
             return self.found.evidence
-        found = contenders(self.records, self.budget_bytes)
+        found = self.contenders
         return choose(found).evidence if found and len(self.parts) == 1 else None
+
+    @cached_property
+    def contenders(self) -> list[Contender]:
+        """The settings that ran within the budget."""
+        return contenders(self.records, self.budget_bytes)
 
     @property
     def best_loader(self) -> LoaderRecord | None:

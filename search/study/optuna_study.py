@@ -23,7 +23,6 @@ from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from planner.errors import UsageError
 from planner.files import STUDY, TUNE_PROBES
 from planner.schema import MeasurementRecord
 from search.kinds import RecordT, SettingT
@@ -48,7 +47,7 @@ from search.study.records import (
     read_records,
 )
 from search.study.storage import StudyError, hidden_password, open_storage, storage_faults
-from search.study.study import STUDY_NAME, is_replayed
+from search.study.study import STUDY_NAME, refuse_replayed
 
 IDENTITY = "planner:identity"
 FOUNDER = "founder"  # of a trial that only asks to be the first of its study
@@ -419,20 +418,8 @@ def make_study(
     UsageError where that holds what a replay went through: they are not its own."""
     records_path = output / TUNE_PROBES if output else None
     if records_path is not None:
-        _refuse_replayed(records_path)
+        refuse_replayed(read_records(records_path).records, records_path)
     return open_study(storage, space, MeasurementRecord, records_path, budget_bytes, name)
-
-
-def _refuse_replayed(path: Path) -> None:
-    """A replay restamps what others measured, at other times or elsewhere: no search that measures
-    goes on from that as from its own."""
-    number = sum(map(is_replayed, read_records(path).records))
-    if number:
-        raise UsageError(
-            f"{path} holds {number} probes that a replay went through, and a search that measures "
-            "goes on only from probes of its own.",
-            "Choose another --output, or remove that file.",
-        )
 
 
 def open_study(

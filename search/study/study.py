@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Generic, Protocol
 
+from planner.errors import UsageError
 from search.kinds import ProbeRecord, RecordT, SettingT
 from search.space import Candidate
 from search.study.lease import Lease
@@ -70,3 +72,15 @@ class MemoryStudy(Generic[SettingT, RecordT]):
 def is_replayed(record: ProbeRecord) -> bool:
     """Whether a record is one that a replay went through, of a probe made before."""
     return record.probe_id.startswith(_REPLAYED)
+
+
+def refuse_replayed(records: Sequence[ProbeRecord], path: Path) -> None:
+    """A replay restamps what others measured, at other times or elsewhere: no search that measures
+    goes on from that as from its own. Raises UsageError."""
+    number = sum(map(is_replayed, records))
+    if number:
+        raise UsageError(
+            f"{path} holds {number} probes that a replay went through, and a search that measures "
+            "goes on only from probes of its own.",
+            "Choose another --output, or remove that file.",
+        )

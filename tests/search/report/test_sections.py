@@ -245,8 +245,14 @@ def test_the_search_is_repeated_by_its_model(grid: Run, tmp_path: Path) -> None:
     again = SwinConfig.model_validate_json(copied["model.json"])
     assert grid.found is not None
     assert again == grid.found.model, "a grid's model has no name that says it"
-    assert copied["Search again"].startswith("planner tune model.json")
+    assert copied["Search on a device"] == "planner tune model.json", (
+        "its probes are no search's own"
+    )
     assert any("--replay" in text for text in copied.values())
+    own = tuple(r.model_copy(update={"probe_id": f"{n}"}) for n, r in enumerate(grid.records))
+    measured = replace(grid, records=own)
+    copied = {p.label: p.text for p in search_again(measured) if isinstance(p, Copyable)}
+    assert copied["Search again"] == f"planner tune model.json --output {grid.folder}"
 
 
 def test_who_probed_is_said_where_several_did(trouble: Run) -> None:
