@@ -15,6 +15,12 @@ BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 VERMILION, PURPLE, YELLOW, GREY = "#D55E00", "#CC79A7", "#F0E442", "#999999"
 CYCLE = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, YELLOW, GREY)
 
+# A legend above the drawing. Its empty title is a line for the buttons that appear at the right.
+LEGEND_ABOVE = {
+    "orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal",
+    "maxheight": 0.8, "title": {"text": " ", "side": "top", "font": {"size": 18}},
+}  # fmt: skip
+
 
 def text_colour(ground: str) -> str:
     """Black or white, whichever has more contrast on `#rrggbb` (WCAG 2.2, relative luminance)."""

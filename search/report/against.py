@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from planner.page.contents import Chart
-from planner.page.plotting import CYCLE, GREY, new_figure, plot_text
+from planner.page.plotting import CYCLE, GREY, LEGEND_ABOVE, new_figure, plot_text
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Scatter
@@ -29,7 +29,6 @@ MOST_INTERVALS = 300  # of more points they would be one grey field
 NARROWEST = 1.12  # of an axis of ratios: errors of a percent should look small
 # Of a chart that has no legend above it: room for the buttons that appear there.
 BELOW_BUTTONS = {"l": 8, "r": 8, "t": 36, "b": 8}
-LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def diagonal(key: str, points: Sequence[Point], words: Words) -> Chart:
         [*_intervals(bars), line, *_marks(points, lambda p: (p.foretold, p.found), words)],
         xaxis={**axis, "title": {"text": f"{words.of} {words.foretold}, {unit}"}},
         yaxis={**axis, "title": {"text": f"{words.of} found, {unit}"}},
-        legend=LEGEND,
+        legend=LEGEND_ABOVE,
     )
     grey = " A grey line is the interval that should hold 95%." if bars else ""
     said = (
@@ -135,7 +134,7 @@ def in_order(key: str, points: Sequence[Point], words: Words) -> Chart:
             "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1,
             "line": {"color": GREY, "width": 1, "dash": "dash"},
         }],
-        legend=LEGEND,
+        legend=LEGEND_ABOVE,
     )  # fmt: skip
     grey = f" The grey lines are the intervals that were {words.foretold}." if bars else ""
     said = (

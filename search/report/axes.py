@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from planner.page.contents import Cell, Chart, Folded, Number, Part, Section, Table, Text
-from planner.page.plotting import BLUE, GREY, ORANGE, new_figure, plot_text
+from planner.page.plotting import BLUE, GREY, LEGEND_ABOVE, ORANGE, new_figure, plot_text
 from planner.report.settings import value_text
 from planner.units import format_bytes
-from search.report.against import LEGEND, ratio_axis
+from search.report.against import ratio_axis
 from search.report.axis_pairs import BATCH, Effect, Factor, effects_of, ran_settings, varied_axes
 from search.report.heat import heat_parts
 from search.report.importance import axis_name, importance_parts, importances
@@ -116,7 +116,7 @@ def _forest(compared: Sequence[Effect], key: str, per_second: str) -> Chart:
             "type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 1, "x1": 1,
             "line": {"color": GREY, "width": 1, "dash": "dash"},
         }],
-        legend=LEGEND,
+        legend=LEGEND_ABOVE,
     )  # fmt: skip
     said = (
         "What each value gave, of pairs of settings that differ in that axis only: the marks are "

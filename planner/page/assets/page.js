@@ -58,6 +58,7 @@ page.byFinger = matchMedia("(pointer: coarse)").matches;
 
 page.config = {
   responsive: true, displaylogo: false, displayModeBar: page.byFinger ? false : "hover",
+  showSendToCloud: false, plotlyServerURL: "", // a page sends nothing anywhere
   modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
 };
 
@@ -70,7 +71,7 @@ page.layout = (drawing) => {
 
 // A legend above a narrow chart stands in many rows: the chart grows by what they take beyond the
 // room that its height leaves for them.
-page.LEGEND_PX = 60;
+page.LEGEND_PX = 85;
 page.makeRoom = (target) => {
   const legend = target._fullLayout.legend;
   const more = Math.ceil(legend?._height ?? 0) - page.LEGEND_PX;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from planner.page.plotting import PURPLE, new_figure, plot_text
+from planner.page.plotting import LEGEND_ABOVE, PURPLE, new_figure, plot_text
 from planner.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -26,17 +26,14 @@ def bars_figure(traces: Sequence[Any], title: str, names: Sequence[str]) -> Figu
             "categoryarray": [plot_text(name) for name in names],
             "range": [len(names) - 0.5, -0.5], "automargin": True,
         },
-        legend={
-            "traceorder": "normal", "orientation": "h", "y": 1, "yanchor": "bottom", "x": 0,
-            "maxheight": 0.8,
-        },
+        legend=LEGEND_ABOVE,
         bargap=0.3,
     )  # fmt: skip
 
 
 def bars_height(num_bars: int) -> int:
     """In pixels, with room for three rows of a legend; many bars lie closer together."""
-    return 155 + (32 if num_bars <= FEW else 22) * num_bars
+    return 180 + (32 if num_bars <= FEW else 22) * num_bars
 
 
 def limit_marks(names: Sequence[str], limits: Sequence[int | None], title: str) -> Scatter:

@@ -15,6 +15,7 @@ from planner.page.contents import Cell, Chart, Number, Part, Section, Table, Tex
 from planner.page.plotting import (
     BLUE,
     GREEN,
+    LEGEND_ABOVE,
     ORANGE,
     PURPLE,
     VERMILION,
@@ -48,7 +49,7 @@ def over_time(step: Step, course: Course, key: str) -> Section:
     """Live bytes by category and what the allocator reserves; by stream where there are several."""
     parts: list[Part] = [
         Chart(
-            f"{key}-memory-chart", _figure(step, course), _said(step, course), 520, SCRIPT,
+            f"{key}-memory-chart", _figure(step, course), _said(step, course), 545, SCRIPT,
             timeline_data(course, clock(step, course)),
         )
     ]  # fmt: skip
@@ -259,7 +260,7 @@ def _layout(course: Course, top: float, title: str) -> dict[str, Any]:
         "yaxis2": {
             "overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True,
         },
-        "legend": {"traceorder": "normal"},
+        "legend": LEGEND_ABOVE,
         "shapes": [
             {
                 "type": "rect", "xref": "x", "yref": "paper", "x0": phase.start, "x1": phase.stop,

@@ -228,3 +228,12 @@ def test_a_legend_on_a_phone_is_shown_whole(tmp_path: Path) -> None:
             }}"""
         )
         assert hidden == pytest.approx(0, abs=1)  # pixels
+
+
+def test_no_button_of_a_chart_sends_it_anywhere(page: Any) -> None:
+    page.hover(f"{FIGURE} .nsewdrag")
+    titles = page.locator(f"{FIGURE} .modebar-btn").evaluate_all(
+        "(buttons) => buttons.map((each) => each.dataset.title)"
+    )
+    assert titles == ["Download plot as a PNG", "Zoom", "Pan", "Reset axes"]
+    assert page.evaluate(f"() => {CHART}._context.plotlyServerURL") == ""
