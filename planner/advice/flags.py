@@ -1,4 +1,4 @@
-"""A choice as `planner estimate` would be asked for it."""
+"""The options with which `planner estimate` estimates a choice."""
 
 from __future__ import annotations
 

@@ -125,9 +125,7 @@ def _runs_lead(runs: Sequence[Run]) -> str:
     if not known:
         return f"None of {len(runs)} runs has found a setting that fits."
     if len({best.model for _, best in known}) > 1:
-        return (
-            f"{len(runs)} runs of different models: their rates cannot be held against each other."
-        )
+        return f"{len(runs)} runs of different models: their rates cannot be compared."
     run, best = max(known, key=lambda pair: pair[1].world_images_per_second or 0.0)
     rate = rate_text(best.world_images_per_second)
     return (

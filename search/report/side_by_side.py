@@ -124,12 +124,12 @@ def _settings(runs: Sequence[Run]) -> Table:
         [run.title, *(field_text(value) for value in fields.values())]
         for (run, _), fields in zip(known, columns, strict=True)
     ]
-    said = "In what the recommended settings differ."
+    said = "The fields in which the recommended settings differ."
     return Table(["Run", *map(field_title, names)], rows if names else [], said)
 
 
 def _same_work(runs: Sequence[Run]) -> bool:
-    """Whether rates can be held against each other: all of one model."""
+    """Whether rates can be compared: all of one model."""
     return len({best.model for run in runs if (best := run.best) is not None}) == 1
 
 
@@ -183,7 +183,7 @@ def _memory(runs: Sequence[Run], key: str) -> Chart:
 
 
 def _versions(runs: Sequence[Run]) -> Section:
-    """What was installed otherwise, and where it ran."""
+    """The devices and versions in which the runs differ."""
     fields = [_environment(run) for run in runs]
     apart = differing(fields)
     names = list(apart[0]) if apart else []
@@ -224,7 +224,7 @@ def predicted_and_measured(steps: Sequence[Step], runs: Sequence[Run]) -> Sectio
         "Model", "Setting", "Run", "Device", "Memory predicted", "Memory measured", "Error",
         "Rate predicted", "Rate measured", "Error",
     ]  # fmt: skip
-    said = "Probes of the very settings that are estimated on this page."
+    said = "Probes of exactly the settings that are estimated on this page."
     parts: list[Part] = [Table(headers, rows, said)]
     if any(record.device.kind == "cpu" for run in runs for record in run.records):
         parts.append(
@@ -282,10 +282,10 @@ def _pair_row(step: Step, run: Run, record: MeasurementRecord) -> list[Cell]:
 def _why_none(steps: Sequence[Step], runs: Sequence[Run]) -> str:
     models = {record.model for run in runs for record in run.records}
     if not any(step.estimate.model in models for step in steps):
-        return "No run here is of a model that is estimated here, so nothing is held against it."
+        return "No run here measured a model that is estimated here: there is nothing to compare."
     return (
         "No probe here has the setting of an estimate on its card: estimate the setting that a run "
-        "recommends, with --gpu of its card, to hold one against the other."
+        "recommends, with --gpu of its card, to compare the two."
     )
 
 

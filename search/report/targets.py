@@ -29,7 +29,7 @@ def check_target(target: str) -> None:
         if not Path(target).exists():
             raise UsageError(f"{_shown(target)} does not exist.{_near(target)}", WHAT_A_RUN_IS)
         if not target.lower().endswith(CONFIG_SUFFIXES):
-            raise UsageError(f"{_shown(target)} is no run and no model.", WHAT_A_RUN_IS)
+            raise UsageError(f"{_shown(target)} is neither a run nor a model.", WHAT_A_RUN_IS)
         return
     try:
         resolve_model(target)
@@ -47,8 +47,7 @@ def check_options(given: Mapping[str, object], targets: Sequence[str]) -> None:
     of_model = [option for option, value in given.items() if value and option != "--study-name"]
     if kinds == {True} and of_model:
         raise UsageError(
-            f"{', '.join(of_model)}: nothing is estimated, as only runs are named, and what they "
-            "measured stays as it is.",
+            f"{', '.join(of_model)}: nothing is estimated, since only runs are named.",
             "Omit it, or name a MODEL beside the RUN.",
         )
     if kinds == {False} and given.get("--study-name"):
