@@ -99,7 +99,10 @@ def gathered(records: Records) -> Iterator[MeasurementRecord]:
         path = Path(records)
         path = path / TUNE_PROBES if path.is_dir() else path
         if not path.exists():
-            raise UsageError(f"{path} does not exist.", "Name a file of records (JSON lines).")
+            raise UsageError(
+                f"{path} does not exist.",
+                "Name a file of records, or the --output of 'planner tune'.",
+            )
         file = read_records(path)
         if file.fault:
             warnings.warn(f"{file.fault}: read up to there.", stacklevel=3)
