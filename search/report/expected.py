@@ -31,6 +31,7 @@ NUM_SURPRISES = 8  # that the table lists
 SURPRISING = 1.05  # less than that is not worth a line
 # Probes that say whether a search learns: fewer make no first and no last half.
 FEWEST_TO_LEARN = 6
+CLEARLY = 0.8  # of the other half's error, by our judgement: nearer than that is about the same
 # Chances to fit, from the least to the most, as a table of them counts.
 CHANCES = ((0.0, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, 1.01))
 
@@ -178,9 +179,9 @@ def _learning(points: Sequence[Point]) -> str:
         f"Of the first {middle} probes half were off by no more than {factor_text(early)}, of the "
         f"last {middle} by no more than {factor_text(late)}"
     )
-    if late - 1 < 0.8 * (early - 1):
+    if late - 1 < CLEARLY * (early - 1):
         return f"{said}: the search learned."
-    if early - 1 < 0.8 * (late - 1):
+    if early - 1 < CLEARLY * (late - 1):
         return f"{said}: it did not get better, as where a search leaves what it knows."
     return f"{said}: about the same."
 

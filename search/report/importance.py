@@ -14,8 +14,9 @@ from search.report.axis_pairs import BATCH, Ran
 if TYPE_CHECKING:
     import optuna
 
-FEWEST = 12  # settings that ran: of fewer an importance says nothing
-# PED-ANOVA asks what the best share of trials have in common; its authors want five at least.
+FEWEST = 12  # settings that ran, by our judgement: of fewer an importance says nothing
+# PED-ANOVA asks what the best share of trials have in common; Optuna's reference of
+# PedAnovaImportanceEvaluator advises five at least. The share is its default.
 TOP_SHARE, FEWEST_IN_TOP = 0.1, 5
 
 
