@@ -32,6 +32,7 @@ def test_estimate_before_launch(tmp_path: Path) -> None:
     assert lines[-1].startswith("batch  512  checkpointing blocks")
 
 
+@pytest.mark.workers
 def test_tune_and_emit(tmp_path: Path) -> None:
     out = run_example("tune_and_emit.py", tmp_path, str(tmp_path / "tuned"))
     assert "fastest of" in out

@@ -56,6 +56,7 @@ def commands() -> Iterator[tuple[str, str | None]]:
             yield command, output.rstrip()
 
 
+@pytest.mark.workers
 def test_commands_run_in_order(tmp_path: Path) -> None:
     (tmp_path / "tests").symlink_to(ROOT / "tests")  # as where the repository is the directory
     rows = (ROOT / "tests/truth/public.jsonl").read_text(encoding="utf-8").splitlines(True)

@@ -85,6 +85,7 @@ def test_real_models_of_other_libraries(tmp_path: Path, model: str) -> None:
     assert "Recommended for" in done.stdout
 
 
+@pytest.mark.workers
 def test_an_interrupt_leaves_the_best_so_far_and_no_process(tmp_path: Path) -> None:
     tuner = subprocess.Popen(
         command("tune", *TINY, "--strategy", "exhaustive", "--output", str(tmp_path)),
@@ -141,6 +142,7 @@ def test_bad_input_is_one_clear_error(
     assert "Traceback" not in error
 
 
+@pytest.mark.workers
 def test_it_tunes_over_two_real_ranks(tmp_path: Path) -> None:
     """gloo on the CPU: both ways to spread are measured, and the world is told."""
     arguments = [

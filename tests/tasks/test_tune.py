@@ -114,6 +114,7 @@ def test_a_video_model_is_tuned_and_its_script_trains(own: Path) -> None:
         ),
     ],
 )
+@pytest.mark.trainers
 def test_the_script_says_the_whole_setting(own: Path, fields: dict[str, object]) -> None:
     need("timm")
     model = resolve_model("timm:resnet10t", {"image_size": "32", "num_classes": "4"})

@@ -159,6 +159,7 @@ def test_keeps_what_more_real_steps_keep(library: str, model: Changes, changes: 
     assert kept_in(ledger_of(config, setting)) == saved
 
 
+@pytest.mark.compiler
 def test_stochastic_depth_makes_a_graph_of_each_block() -> None:
     """Blocks that differ only in the rate are one partition, and as many graphs as rates."""
     three: Changes = {"depths": (3,), "num_heads": (3,)}
@@ -170,6 +171,7 @@ def test_stochastic_depth_makes_a_graph_of_each_block() -> None:
     assert (kept_in(ledger), said_of_graphs(ledger)) == (saved, graphs) == (saved, 3)
 
 
+@pytest.mark.compiler
 def test_graphs_of_any_batch_keep_what_those_of_one_do() -> None:
     """Why `planner.traced_step.alike` lets a dynamic graph share the trace of a static one. It
     keeps one number more (8 B)."""
@@ -187,6 +189,7 @@ def test_a_budget_below_one_keeps_less_of_a_whole_model_too() -> None:
     assert whole[1] < whole[0]
 
 
+@pytest.mark.compiler
 def test_blocks_at_any_batch_lie_on_the_line() -> None:
     config, setting = of_blocks("native", ONE_STAGE, {"checkpointing": "blocks"})
 
@@ -196,6 +199,7 @@ def test_blocks_at_any_batch_lie_on_the_line() -> None:
     AffineLedger.through(at(2), at(3)).check(at(40))
 
 
+@pytest.mark.compiler
 def test_blocks_are_recomputed_one_at_a_time_where_a_whole_model_recomputes_all() -> None:
     """timm's `checkpoint_seq`: of the whole model torch's partition saves no block's input."""
     config = tiny("timm", depths=(4,), num_heads=(3,))

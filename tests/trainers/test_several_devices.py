@@ -96,6 +96,7 @@ PARALLEL: list[Any] = [
 
 
 @pytest.mark.parametrize("fields", PARALLEL, ids=str)
+@pytest.mark.trainers
 def test_two_ranks_train_as_one(fields: dict[str, Any], tmp_path: Path) -> None:
     """The same 16 images, in the same global batches: the same weights, up to the order of sums."""
     plain = {k: v for k, v in fields.items() if k in ("clip_grad", "ema", "optimizer")}

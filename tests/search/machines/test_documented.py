@@ -88,6 +88,7 @@ def test_the_script_of_slurm(park: Park, tasks: int, on_each: int) -> None:
     assert {host for host, _ in park.begun()} <= {"node0", "node1"}
 
 
+@pytest.mark.workers
 def test_the_line_of_ssh(park: Park) -> None:
     run(park, ["bash", "-c", shown()[1]])
     check(park, "node1-0", "node1-1", "node2-0", "node2-1")

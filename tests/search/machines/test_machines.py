@@ -31,6 +31,7 @@ def test_three_machines_share_a_journal_and_agree(park: Park) -> None:
     assert park.check_agreement("a", "b", "c").num_probes == NUM_SETTINGS
 
 
+@pytest.mark.workers
 def test_what_a_lost_machine_was_at_is_probed_by_another(park: Park) -> None:
     """Its whole group of processes is killed in a probe; only its lease tells the others."""
     lost = park.start("lost", probe=3600, lease=5)
@@ -53,6 +54,7 @@ def test_trials_are_those_of_all_machines(park: Park) -> None:
     assert park.check_agreement("a", "b", "c").num_probes == 5
 
 
+@pytest.mark.workers
 def test_other_hardware_is_refused_or_kept_apart(park: Park) -> None:
     finish(park.start("a", "--trials", "1"))
     other = {"gpu": "Another GPU"}

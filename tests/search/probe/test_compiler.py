@@ -23,6 +23,7 @@ from search.probe.worker.compiler import CompileWatch, end_workers
 from tests.search.probes import AMPLE_SECONDS, request_of
 
 
+@pytest.mark.compiler
 def test_real_workers_are_gone_when_steps_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As compiling for CUDA starts them; they know no GPU, so they can be started here."""
     monkeypatch.setattr(config, "compile_threads", 2)

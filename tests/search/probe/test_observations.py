@@ -286,6 +286,7 @@ def test_rows_that_were_predicted_badly_want_their_history(tmp_path: Path) -> No
     assert len({o.name for o in found}) == 2
 
 
+@pytest.mark.workers
 def test_a_survey_passes_over_what_there_is_no_time_for_and_goes_on_after_failures(
     tmp_path: Path,
 ) -> None:

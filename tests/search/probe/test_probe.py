@@ -130,6 +130,7 @@ def test_a_process_of_its_own_measures_alike(fork_server: ForkServer) -> None:
     assert fresh.peak_allocated_bytes == pytest.approx(forked.peak_allocated_bytes, rel=0.3)
 
 
+@pytest.mark.compiler
 def test_compiled_training_says_what_compiling_cost(fork_server: ForkServer) -> None:
     record = measured(fork_server, request_of("tiny", compile="default"))
     assert record.compile_seconds is not None

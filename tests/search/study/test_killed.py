@@ -28,6 +28,7 @@ def test_fifty_instants(tmp_path: Path) -> None:
         survive(directory, 5)
 
 
+@pytest.mark.workers
 def test_two_tuners_share_the_work_and_a_third_finds_it_done(tmp_path: Path) -> None:
     tuners = [start(tmp_path), start(tmp_path)]
     found = [finish(t) for t in tuners]

@@ -56,6 +56,7 @@ def prior_of(name: str, cache: Path, limit: float | None = None) -> dict:
     return found
 
 
+@pytest.mark.workers
 def test_a_factory_is_traced_by_another_process_and_read_from_the_cache_then(
     tmp_path: Path,
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_factory_is_traced_by_another_process_and_read_from_the_cache_then(
     assert again["bytes"] == first["bytes"]
 
 
+@pytest.mark.workers
 def test_a_step_that_is_not_affine_is_probed_with_the_generic_guess_and_that_is_said(
     tmp_path: Path,
 ) -> None:
