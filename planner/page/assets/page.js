@@ -13,6 +13,15 @@ page.unpack = async (name) => {
   return new Response(stream).text();
 };
 
+// A script that has an address is compiled beside the page, one written into it before all else.
+page.run = (text) => new Promise((done, failed) => {
+  const script = document.createElement("script");
+  script.src = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+  script.onload = done;
+  script.onerror = failed;
+  document.head.append(script);
+});
+
 page.canUnpack = () => typeof DecompressionStream === "function";
 
 page.say = (text) => { document.getElementById("said").textContent = text; };
@@ -161,9 +170,7 @@ page.start = async () => {
     return;
   }
   const [plotly, drawings] = await Promise.all([page.unpack("plotly"), page.unpack("charts")]);
-  const script = document.createElement("script");
-  script.textContent = plotly;
-  document.head.append(script);
+  await page.run(plotly);
   page.drawings = JSON.parse(drawings);
   const seen = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
