@@ -353,7 +353,9 @@ sys.exit(main())
 
 @pytest.mark.workers
 def test_real_probes_are_shown_and_nothing_is_forked_beside_the_thread(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", UNFORKED, "tune", *TINY, "--trials", "3", "--output"]
+    # Batches whose steps take long enough to be told of: twice a second.
+    command = [sys.executable, "-c", UNFORKED, "tune", *TINY[:-1], "64,128", "--trials", "3",
+               "--output"]  # fmt: skip
     with Terminal([*command, str(tmp_path)], environment={"OMP_NUM_THREADS": "1"}) as terminal:
         terminal.await_seen(lambda: "timing steps: " in "\n".join(terminal.table()), "steps")
         assert re.search(r"timing steps: \d+ so far, [0-9.]+ m?s each", terminal.text())
