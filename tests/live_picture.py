@@ -20,20 +20,20 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from planner.cli import main
-from planner.cli import tune as tune_file
+from planner.cli import main, searching
 from planner.cli.progress import Show
 from planner.report.live_table import live_table
 from planner.report.standing import Standing
 
 PICTURE = Path(__file__).parents[1] / "docs/pictures/live.svg"
 COMMAND = (
-    "planner tune native:swin_tiny --image-size 32 --set embed_dim=16 --set depths=1,1 "
-    "--set num_heads=1,2 --set window_size=4 --batch-size 4,8,16,32 --precision fp32,bf16 "
+    "planner tune native:swin_tiny --image-size 64 --set embed_dim=32 --set depths=2,2 "
+    "--set num_heads=1,2 --set window_size=4 --batch-size 16,32,64 --precision fp32,bf16 "
     "--checkpointing none,blocks --compile off --optimizer adamw --device cpu --budget 10m"
 )
 COLUMNS, NUM_LINES = 108, 7
-PROBES_BEFORE, STEPS_BEFORE = 5, 4  # the moment: in the sixth probe, once four steps were timed
+# The moment: from the fourth probe on, once two steps were timed.
+PROBES_BEFORE, STEPS_BEFORE = 3, 2
 FONTS = 'ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace'
 
 
@@ -66,7 +66,7 @@ def search() -> Recorded:
         shown.append(Recorded(heading))
         return shown[0]
 
-    tune_file.show_on = show_on  # type: ignore[assignment]
+    searching.show_on = show_on  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as folder:
         main([*shlex.split(COMMAND)[1:], "--output", folder])
     return shown[0]
