@@ -19,6 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from planner import __version__
+from planner.cli.command import HELP_SETTINGS
 from planner.errors import PlannerError, printable, unknown_name
 
 COMPLETION = "_PLANNER_COMPLETE"  # click's variable: what a shell's script asks in it
@@ -118,7 +119,7 @@ class LazyGroup(click.Group):
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings=HELP_SETTINGS)
 @click.version_option(__version__, prog_name="planner", message="%(prog)s %(version)s")
 def cli() -> None:
     """Train a Swin Transformer as fast as the card allows without running out of memory."""

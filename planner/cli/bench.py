@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.cli.arguments import read_duration, refuse_empty
-from planner.cli.command import Command
+from planner.cli.command import HELP_SETTINGS, Command
 from planner.cli.output import print_json, say
 from planner.errors import PlannerError, UsageError, alternatives, unknown_name
 from planner.schema import SwinConfig
@@ -24,7 +24,7 @@ _SHAPES, _SHIFTS, _SWINS = ("guide", "stages"), ("plain", "shifted"), ("1", "2")
 _IMAGES = {"cuda": 64, "cpu": 2}
 
 
-@click.group()
+@click.group(context_settings=HELP_SETTINGS)
 def command() -> None:
     """Time parts of a model on this device."""
 

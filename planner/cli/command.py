@@ -32,6 +32,7 @@ HEADINGS: Headings = {
     ),
 }  # fmt: skip
 OTHERS = "Other options"
+HELP_SETTINGS = {"help_option_names": ["-h", "--help"]}
 FEW = 12  # options need no headings
 
 Record = tuple[str, str]
@@ -47,6 +48,8 @@ class Command(click.Command):
         self, *args: Any, examples: Sequence[str] = (), headings: Headings | None = None,
         **kwargs: Any,
     ) -> None:  # fmt: skip
+        # Also where one is called by itself: click keeps the first help option that it made.
+        kwargs["context_settings"] = {**HELP_SETTINGS, **(kwargs.get("context_settings") or {})}
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
         self.headings = headings or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -126,3 +127,10 @@ def test_help_on_what_is_no_command_says_what_is_near(
 ) -> None:
     assert main(typed) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_command_called_by_itself_takes_both_names_of_help() -> None:
+    """click keeps the first help option that a command makes, for all that ask later."""
+    command = importlib.import_module("planner.cli.gpus").command
+    with command.make_context("gpus", []) as context:
+        assert command.get_help_option(context).opts == ["-h", "--help"]
