@@ -5,6 +5,7 @@ All raise UsageError where a value has no such form.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
@@ -14,7 +15,11 @@ from planner.hardware import find_gpu
 from planner.hardware.gpu import Gpu
 from planner.libraries.named import override_named
 from planner.libraries.resolve import override, resolve_model
-from planner.memory.allocator_config import AllocatorConfig, parse_allocator_config
+from planner.memory.allocator_config import (
+    AllocatorConfig,
+    environment_allocator,
+    parse_allocator_config,
+)
 from planner.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting, parse
 from planner.units import check_memory, parse_bytes
 
@@ -80,6 +85,11 @@ def read_allocator(allocator: str | AllocatorConfig | None) -> AllocatorConfig |
     if isinstance(allocator, str):
         return parse_allocator_config(allocator)
     raise UsageError(f"an allocator's options are text, and {shorten(allocator)} is not.")
+
+
+def allocator_here(allocator: str | AllocatorConfig | None) -> AllocatorConfig | None:
+    """Those that were given, else those that torch would find in this environment."""
+    return environment_allocator(os.environ) if allocator is None else read_allocator(allocator)
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:

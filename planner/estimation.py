@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from planner.arguments import (
     ModelLike,
     SettingLike,
+    allocator_here,
     check_fields,
-    read_allocator,
     read_gpu,
     read_memory,
     read_model,
@@ -27,7 +26,7 @@ from planner.ledgers import step_ledger
 from planner.left_out import left_out
 from planner.libraries.limits import setting_limit
 from planner.libraries.registry import find_library
-from planner.memory.allocator_config import AllocatorConfig, environment_allocator
+from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, convolution_workspace
 from planner.memory.pinned import Pinned, pinned_memory
 from planner.memory.profile import (
@@ -138,11 +137,9 @@ def estimate(
     in this environment. `link` is what joins several GPUs, as `planner estimate --link` takes it.
     Raises UsageError for what is unknown, UnsupportedError for what the library cannot do.
     """
-    device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
+    device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
     config, chosen = choose(model, setting, device, overrides)
     ledger = step_ledger(config, chosen, traced)
-    if allocator is None:
-        allocator = environment_allocator(os.environ)
     return estimate_ledger(config, chosen, ledger, device, memory, allocator, link=link)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +10,7 @@ from planner.advice.levers import ALLOCATOR, EFFECTS, FAITHFUL, LEVERS, Effect, 
 from planner.arguments import (
     ModelLike,
     SettingLike,
-    read_allocator,
+    allocator_here,
     read_gpu,
     read_memory,
 )
@@ -21,7 +20,7 @@ from planner.hardware.catalogue import find_gpu
 from planner.hardware.gpu import Gpu
 from planner.hardware.precisions import check_precision
 from planner.ledgers import is_on_shapes
-from planner.memory.allocator_config import AllocatorConfig, environment_allocator
+from planner.memory.allocator_config import AllocatorConfig
 from planner.schema import Model, ResolvedSetting, TrainSetting
 
 # Whose rates order the ways where only a memory is named.
@@ -159,7 +158,7 @@ def read_wish(
     config, plain = choose(model, setting, device, _split_batch(given, global_batch))
     is_fixed = global_batch is not None or "batch_size" in given or "learning rate" in kept
     is_fixed = is_fixed or isinstance(setting, TrainSetting) or "batch_size" in (setting or {})
-    chosen = read_allocator(allocator) or environment_allocator(os.environ)
+    chosen = allocator_here(allocator)
     return Wish(
         model=config,
         plain=_as_said(plain, setting, given),

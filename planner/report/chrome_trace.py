@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
-from planner.arguments import ModelLike, SettingLike, read_allocator, read_gpu
+from planner.arguments import ModelLike, SettingLike, allocator_here, read_gpu
 from planner.errors import UsageError
 from planner.estimation import Estimate, choose, estimate_ledger, may_reserve
 from planner.files import check_output, write_output
@@ -24,7 +23,7 @@ from planner.hardware import Gpu
 from planner.hardware.overheads import overheads_for
 from planner.ledger import CATEGORIES, Computed, Ledger
 from planner.ledgers import step_ledger
-from planner.memory.allocator_config import AllocatorConfig, environment_allocator
+from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import steady_step
 from planner.report.live import step_allocator_bytes, step_live_bytes
 from planner.report.settings import describe_setting
@@ -54,12 +53,10 @@ def chrome_trace(
 
     The arguments are those of `planner.estimate`, and so are its errors.
     """
-    device, chosen = read_gpu(gpu), read_allocator(allocator)
+    device, chosen = read_gpu(gpu), allocator_here(allocator)
     if device is None:
         raise UsageError("a trace needs a device to predict for.", "Name a GPU of 'planner gpus'.")
     config, resolved = choose(model, setting, device, overrides)
-    if chosen is None:
-        chosen = environment_allocator(os.environ)
     ledger = step_ledger(config, resolved, traced)
     found = estimate_ledger(config, resolved, ledger, device, None, chosen, link=link)
     return trace_of(found, ledger, device, chosen, link)

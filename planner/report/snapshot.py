@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.arguments import ModelLike, SettingLike, read_allocator, read_gpu, read_memory
+from planner.arguments import ModelLike, SettingLike, allocator_here, read_gpu, read_memory
 from planner.estimation import choose, may_reserve
 from planner.files import check_output, write_output
 from planner.hardware import Gpu
 from planner.hardware.overheads import overheads_for
 from planner.ledger import Ledger
 from planner.ledgers import step_ledger
-from planner.memory.allocator_config import AllocatorConfig, environment_allocator
+from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.predicted_snapshot import predicted_snapshot
 
 ENDINGS = (".pickle", ".pkl")
@@ -38,10 +37,8 @@ def memory_snapshot(
     The arguments are those of `planner.estimate`, and so are its errors. The dictionary is what
     torch.cuda._memory_viz takes.
     """
-    device, memory, chosen = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
+    device, memory, chosen = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
     config, resolved = choose(model, setting, device, overrides)
-    if chosen is None:
-        chosen = environment_allocator(os.environ)
     return snapshot_on(step_ledger(config, resolved, traced), device, memory, chosen)
 
 

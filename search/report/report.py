@@ -12,7 +12,7 @@ from planner.arguments import (
     MODEL_FIELDS,
     ModelLike,
     SettingLike,
-    read_allocator,
+    allocator_here,
     read_gpu,
     read_memory,
 )
@@ -20,7 +20,7 @@ from planner.errors import UsageError
 from planner.estimation import choose, estimate_ledger
 from planner.hardware import Gpu
 from planner.ledgers import step_ledger
-from planner.memory.allocator_config import AllocatorConfig, environment_allocator
+from planner.memory.allocator_config import AllocatorConfig
 from planner.report.pages.step import Step
 from planner.schema import Model, ResolvedSetting
 from search.report.lead import Subject
@@ -99,9 +99,8 @@ def report_estimate(
 ) -> Step:
     """An estimate with what it was made of, for `write_report`; takes what `planner.estimate`
     takes."""
-    device, memory, options = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
+    device, memory, options = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
     config, chosen = choose(model, setting, device, overrides)
-    options = environment_allocator(os.environ) if options is None else options
     step = step_of(config, chosen, device, memory, options, link, traced)
     typed = {name: str(value) for name, value in overrides.items() if name in MODEL_FIELDS}
     return replace(step, said=model if isinstance(model, str) else "", fields=typed)
