@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -60,11 +61,12 @@ class Terminal:
             os.close(file)
 
     def see(self, seconds: float = 0.1) -> None:
-        """Takes what is written within so long, or the first of it."""
-        if self.is_open and select.select([self.file], [], [], seconds)[0]:
+        """Takes what is written within so long, or the first of it: to where the writer rests."""
+        while self.is_open and select.select([self.file], [], [], seconds)[0]:
             data = os.read(self.file, 1 << 16)
             self.raw += data
             self.stream.feed(data)
+            seconds = 0.02
 
     def await_seen(self, is_there: Callable[[], bool], what: str = "") -> None:
         patience = time.monotonic() + PATIENCE_SECONDS
@@ -113,11 +115,21 @@ class Terminal:
         return "\n".join(self.lines())
 
     def table(self) -> list[str]:
-        """The rows of the table that is on the screen."""
+        """The rows of the table that is on the screen; none of one that is half drawn."""
         rows = [row.rstrip() for row in self.screen.display]
-        starts = [i for i, row in enumerate(rows) if row.startswith(("╭", "+-"))]
-        assert len(starts) <= 1 or rows[starts[1]].startswith("+-"), self.text()
-        return [row for row in rows[starts[0] :] if row] if starts else []
+        edges = [i for i, row in enumerate(rows) if row.startswith(("╭", "╰", "+-"))]
+        assert sum(rows[i].startswith("╭") for i in edges) <= 1, self.text()
+        return [row for row in rows[edges[0] :] if row] if len(edges) == 2 else []
+
+    def await_table(self, *patterns: str) -> str:
+        """The table, once it shows each of these regular expressions."""
+
+        def is_there() -> bool:
+            table = "\n".join(self.table())
+            return bool(table) and all(re.search(p, table) for p in patterns)
+
+        self.await_seen(is_there, " and ".join(["the table", *patterns]))
+        return "\n".join(self.table())
 
     def assert_whole(self) -> None:
         """As a shell would want it back: what the command set is unset, and no table is left."""

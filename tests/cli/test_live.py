@@ -68,21 +68,18 @@ def replay(*more: str) -> list[str]:
 
 def await_second_probe(terminal: Terminal) -> str:
     """The table while the second probe waits for a signal."""
-    terminal.await_seen(lambda: any("probe 2" in row for row in terminal.table()), "probe 2")
     terminal.await_seen(lambda: any(row == "waiting" for row in terminal.lines()), "the wait")
-    terminal.await_seen(lambda: bool(terminal.table()), "the table")
-    return "\n".join(terminal.table())
+    return terminal.await_table("probe 2")
 
 
 def test_it_shows_what_runs_the_best_so_far_and_how_to_end_it(tmp_path: Path) -> None:
     with Terminal(search(tmp_path, "--wait", "--trials", "7")) as terminal:
-        table = await_second_probe(terminal)
-        assert "probe 2 of 7" in table
-        assert re.search(r"starting · \d+ s of ", table)
-        assert re.search(r"best [0-9.]+ images/s, [0-9.]+ [GM]iB: batch ", table)
-        assert "1 of 7 probes" in table
-        assert WAY_OUT in table
-        first = next(row for row in terminal.table() if "starting" in row)
+        await_second_probe(terminal)
+        table = terminal.await_table(
+            "probe 2 of 7", r"starting · \d+ s of ", "1 of 7 probes", WAY_OUT,
+            r"best [0-9.]+ images/s, [0-9.]+ [GM]iB: batch ",
+        )  # fmt: skip
+        first = next(row for row in table.splitlines() if "starting" in row)
         terminal.await_seen(  # the clock goes on while nothing happens
             lambda: any("starting" in row and row != first for row in terminal.table()), "a tick"
         )
@@ -157,7 +154,7 @@ with show_on("planner [red]tune") as show:
     raise ValueError("unforeseen")
 """
     with Terminal([sys.executable, "-c", code]) as terminal:
-        terminal.await_seen(lambda: bool(terminal.table()), "the table")
+        terminal.await_table()
         assert "planner [red]tune" in terminal.table()[0]
         assert r"a [bold]model\x1b[2J" in terminal.text()
         assert terminal.wait() == 1
@@ -174,13 +171,13 @@ def test_it_is_stopped_and_goes_on_in_a_shell(tmp_path: Path) -> None:
     shell = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
     with Terminal(shell, environment={"PS1": "> "}) as terminal:
         terminal.press(f"{sys.executable} {script}\n".encode())
-        terminal.await_seen(lambda: bool(terminal.table()), "the table")
+        terminal.await_table()
         terminal.press(b"\x1a")
         terminal.await_text("Stopped")
         terminal.await_seen(lambda: terminal.lines()[terminal_row(terminal)] == ">", "the prompt")
         assert not terminal.table()
         terminal.press(b"stty -a | grep -o ' echo '; fg\n")
-        terminal.await_seen(lambda: bool(terminal.table()), "the table again")
+        terminal.await_table()
         assert "\n echo\n" in terminal.text()
         terminal.press(b"\x03")
         terminal.await_seen(lambda: not terminal.table(), "the end")
@@ -210,7 +207,7 @@ def terminal_row(terminal: Terminal) -> int:
 )
 def test_it_fits_any_terminal(columns: int, rows: int) -> None:
     with still(columns=columns, rows=rows) as terminal:
-        terminal.await_seen(lambda: len(terminal.table()) > 5, "the table")
+        terminal.await_table("images/s")
         assert len(terminal.table()) < rows
         assert all(len(row) < columns for row in terminal.table())
         end(terminal)
@@ -218,7 +215,7 @@ def test_it_fits_any_terminal(columns: int, rows: int) -> None:
 
 def test_it_is_drawn_anew_when_the_terminal_is_resized() -> None:
     with still(columns=120) as terminal:
-        terminal.await_seen(lambda: bool(terminal.table()), "the table")
+        terminal.await_table()
         for columns in (48, 150, 70):
             terminal.resize(columns, 24)
             widths = {min(columns - 1, 132)}
@@ -232,7 +229,7 @@ def test_it_is_drawn_anew_when_the_terminal_is_resized() -> None:
 
 def test_a_terminal_without_utf8_has_a_frame_of_ascii() -> None:
     with still(environment={"PYTHONIOENCODING": "ascii"}) as terminal:
-        terminal.await_seen(lambda: bool(terminal.table()), "the table")
+        terminal.await_table()
         assert terminal.raw.isascii()
         assert terminal.table()[0].startswith("+-")
         end(terminal)
@@ -241,7 +238,7 @@ def test_a_terminal_without_utf8_has_a_frame_of_ascii() -> None:
 @pytest.mark.parametrize("name", ["NO_COLOR", "COLORTERM"])
 def test_colours_are_left_out_where_nobody_wants_them(name: str) -> None:
     with still(environment={name: "1"}) as terminal:
-        terminal.await_seen(lambda: "12 images/s" in "\n".join(terminal.table()), "a rate")
+        terminal.await_table("12 images/s")
         coloured = re.search(rb"\x1b\[[0-9;]*(3[0-7]|38|9[0-7])[0-9;]*m", terminal.raw)
         assert bool(coloured) == (name != "NO_COLOR")
         end(terminal)
@@ -333,8 +330,7 @@ def test_validate_shows_its_rows_and_ends_whole(
 ) -> None:
     command = python("planner", "validate", *VALIDATED, "--record", str(tmp_path / "r.jsonl"))
     with Terminal(command, environment={"OMP_NUM_THREADS": "1"}) as terminal:
-        terminal.await_seen(lambda: "row 1 of 1: " in "\n".join(terminal.table()), "the row")
-        assert "the same command goes on from there" in "\n".join(terminal.table())
+        terminal.await_table("row 1 of 1: ", "the same command goes on from there")
         terminal.send(number)
         assert terminal.wait() == status, terminal.text()
         terminal.assert_whole()
@@ -357,8 +353,7 @@ def test_real_probes_are_shown_and_nothing_is_forked_beside_the_thread(tmp_path:
     command = [sys.executable, "-c", UNFORKED, "tune", *TINY[:-1], "64,128", "--trials", "3",
                "--output"]  # fmt: skip
     with Terminal([*command, str(tmp_path)], environment={"OMP_NUM_THREADS": "1"}) as terminal:
-        terminal.await_seen(lambda: "timing steps: " in "\n".join(terminal.table()), "steps")
-        assert re.search(r"timing steps: \d+ so far, [0-9.]+ m?s each", terminal.text())
+        terminal.await_table(r"timing steps: \d+ so far, [0-9.]+ m?s each")
         assert terminal.wait() == 0
         terminal.assert_whole()
         assert b"FORKED" not in terminal.raw
@@ -370,7 +365,6 @@ def test_data_shows_its_loaders(tmp_path: Path) -> None:
                      "2", "--workers", "0,1", "--batch-size", "8", "--image-size", "32",
                      "--output", str(tmp_path / "run"))  # fmt: skip
     with Terminal(command, rows=50) as terminal:
-        terminal.await_seen(lambda: "best" in "\n".join(terminal.table()), "the table")
-        assert "planner data " in terminal.table()[0]
+        terminal.await_table("best", "planner data ")
         assert terminal.wait() == 0, terminal.text()
         terminal.assert_whole()
