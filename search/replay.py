@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
 from planner.errors import PlannerError, UsageError
-from planner.schema import DeviceInfo, MeasurementRecord
+from planner.files import MAX_RESULT_BYTES, TUNE_PROBES, TUNE_RESULT, parse_json, read_text
+from planner.schema import DeviceInfo, MeasurementRecord, parse
 from planner.schema.record import BUDGET_ENDED
+from planner.schema.result import Recommendation
 from search.limits import Limits
 from search.probe.evidence import is_feasible
 from search.space import Candidate, setting_id, space_of
 from search.strategies.strategy import Choice
+from search.study.records import read_records
+from search.study.study import is_replayed
 
 T = TypeVar("T")
 
@@ -91,3 +96,35 @@ class ReplayProber:
             record = record.model_copy(update=ended)
         self.limits.spent_seconds += record.probe_seconds
         return record
+
+
+def refuse_measured(folder: Path) -> None:
+    """A replay puts what it found in place of what a replay left, and of nothing else. Raises
+    UsageError where `folder` holds what was measured, or what cannot be read."""
+    said = _measured_in(folder)
+    if said:
+        raise UsageError(
+            f"{said}, and a replay writes only over what another replay left.",
+            "Choose another --output, or omit it: the result is printed too.",
+        )
+
+
+def _measured_in(folder: Path) -> str:
+    """What of a folder no replay left; "" where nothing is lost with it."""
+    probes, result = folder / TUNE_PROBES, folder / TUNE_RESULT
+    file = read_records(probes)
+    number = len(file.observations) + sum(not is_replayed(r) for r in file.records)
+    if number:
+        return f"{probes} holds {number} probe{'s' * (number > 1)} made on a device"
+    if file.fault:
+        return file.fault
+    if not result.exists():
+        return ""
+    found = parse(
+        Recommendation, parse_json(read_text(result, MAX_RESULT_BYTES), str(result)), str(result)
+    )
+    if found.evidence is not None:
+        measured = not is_replayed(found.evidence)
+    else:  # nothing fitted: a replay's probes lie beside it
+        measured = found.num_probes > len(file.records)
+    return f"{result} is of {found.num_probes} probes made on a device" if measured else ""

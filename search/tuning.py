@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from planner.arguments import ModelLike, read_model
-from planner.errors import PlannerError, UnsupportedError, UsageError
+from planner.errors import UnsupportedError, UsageError
 from planner.files import TUNE_PROBES, TUNE_RESULT, write_whole
 from planner.memory.allocator_config import (
     AllocatorConfig,
@@ -41,7 +41,7 @@ from search.probe.parent.runner import ProbeEvent
 from search.probe.parent.world import rank_devices
 from search.prober import DeviceProber, Prober
 from search.progress import OnProgress, note_taker, step_progress
-from search.replay import Replay, ReplayProber
+from search.replay import Replay, ReplayProber, refuse_measured
 from search.result.contenders import contenders
 from search.result_file import make_folder, write_result
 from search.session import Session
@@ -51,7 +51,7 @@ from search.study.lock import hold_gpu
 from search.study.mixture import describe_mixture
 from search.study.optuna_study import make_study
 from search.study.records import format_record, read_records
-from search.study.study import MemoryStudy, is_replayed
+from search.study.study import MemoryStudy
 from search.surrogate.device_prior import device_prior
 from search.surrogate.device_rates import device_rates, kept_rates
 from search.surrogate.prior import Estimator
@@ -244,6 +244,9 @@ def _replayed(
     if model is not None and model != replay.model:
         raise _of_another(str(options.replay), replay.model, model)
     asked = find_asked(options, replay.model)
+    output = make_folder(options.output) if options.output else None
+    if output is not None:
+        refuse_measured(output)
     identity = Identity(replay.model, replay.device, replay.versions)
     allocator, allocator_notes = _allocator(identity, options)
     notes = [f"Replayed from {options.replay}: nothing was run.", *allocator_notes]
@@ -271,27 +274,21 @@ def _replayed(
     found = search_and_recommend(session, identity, prior, options, [*notes, *said])
     if asked is not None:
         found = judge_by_law(found, asked, contenders(session.in_space(), budget))
-    if options.output:
-        folder = make_folder(options.output)
-        said = _keep_replayed(session, options.replay, folder / TUNE_PROBES)
+    if output is not None:
+        said = _keep_replayed(session, options.replay, output / TUNE_PROBES)
         found = found.model_copy(update={"notes": (*found.notes, *said)})
-        write_result(folder / TUNE_RESULT, found)
+        write_result(output / TUNE_RESULT, found)
     return found
 
 
 def _keep_replayed(session: Session, source: Path, path: Path) -> list[str]:
-    """Leaves what a replay went through, in place of an earlier replay's; what is to be said of it.
-    Probes that were really made are left alone: a search goes on from them."""
+    """Leaves what a replay went through; what is to be said of it. A replay of these same probes
+    keeps them all."""
     try:
-        file = read_records(path)
-        if path.exists() and path.samefile(source):
-            return []
-        if file.fault or not all(map(is_replayed, file.records)):
-            return [f"{path} holds measured probes: those of this replay were not written there."]
-        write_whole(path, b"".join(format_record(record) for record in session.records))
-    except (OSError, PlannerError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        return [f"The probes of this replay were not written to {path}: {reason}"]
+        if not (path.exists() and path.samefile(source)):
+            write_whole(path, b"".join(format_record(record) for record in session.records))
+    except OSError as error:
+        return [f"The probes of this replay were not written to {path}: {error.strerror}"]
     return []
 
 

@@ -116,6 +116,18 @@ def test_a_replay_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "nothing was run" in capsys.readouterr().out
 
 
+def test_a_replay_through_the_command_writes_over_no_measured_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "probes.jsonl"
+    run.write_bytes(b"".join(format_record(r) for r in invented_table()))
+    assert main(["tune", "--replay", str(run), "--output", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "a replay writes only over what another replay left" in error
+    assert "Choose another --output, or omit it" in error
+    assert list(tmp_path.iterdir()) == [run]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

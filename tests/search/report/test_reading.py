@@ -53,16 +53,49 @@ def test_a_replay_replaces_those_of_an_earlier_one(replayed: Path, table: Path) 
     assert len(after) == 3 != len(before)
 
 
-def test_a_replay_leaves_measured_probes_alone(tmp_path: Path, table: Path) -> None:
-    append_records(tmp_path / "probes.jsonl", [measured(4)])
-    before = (tmp_path / "probes.jsonl").read_bytes()
-    found = tune(None, replay=table, output=tmp_path, estimator=None)
-    assert (tmp_path / "probes.jsonl").read_bytes() == before
-    assert "holds measured probes" in found.notes[-1]
-    own = tmp_path / "probes.jsonl"
-    found = tune(None, replay=own, output=tmp_path, estimator=None)
-    assert own.read_bytes() == before
-    assert "holds measured probes" not in found.notes[-1]
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("gone", [None, "probes.jsonl", "recommendation.json"])
+def test_a_replay_leaves_what_was_measured_alone(
+    tmp_path: Path, table: Path, replayed: Path, gone: str | None
+) -> None:
+    """Either file by itself shows that a search on a device was here."""
+    for path in replayed.iterdir():  # as that search would have left it
+        path.write_bytes(path.read_bytes().replace(b'"replay-', b'"measured-'))
+    if gone:
+        (replayed / gone).unlink()
+    before = contents(replayed)
+    for source in (table, replayed / "probes.jsonl"):
+        if source.exists():
+            with pytest.raises(UsageError, match=r"probes made on a device, and a replay") as said:
+                tune(None, replay=source, output=replayed, estimator=None)
+            assert "another --output" in str(said.value)
+            assert contents(replayed) == before
+
+
+@pytest.mark.parametrize("name", ["probes.jsonl", "recommendation.json"])
+def test_a_replay_writes_over_nothing_that_it_cannot_read(
+    tmp_path: Path, table: Path, name: str
+) -> None:
+    (tmp_path / name).write_text('{"torn')
+    with pytest.raises(UsageError, match=name):
+        tune(None, replay=table, output=tmp_path, estimator=None)
+    assert (tmp_path / name).read_text() == '{"torn'
+
+
+def test_a_replay_of_a_replay_keeps_the_probes_of_both(replayed: Path) -> None:
+    before = read_run(replayed).records
+    tune(None, replay=replayed / "probes.jsonl", output=replayed, estimator=None, trials=1)
+    assert read_run(replayed).records == before
+
+
+def test_a_replay_follows_one_in_which_nothing_fitted(tmp_path: Path, table: Path) -> None:
+    """No evidence says then who made its probes: they lie beside it."""
+    none = tune(None, replay=table, output=tmp_path / "run", estimator=None, memory_bytes="1MiB")
+    assert none.evidence is None
+    assert tune(None, replay=table, output=tmp_path / "run", estimator=None).evidence is not None
 
 
 def test_a_search_that_measures_does_not_go_on_from_a_replay(replayed: Path) -> None:
