@@ -33,6 +33,17 @@ class NoFileError(UsageError):
     """There is no such file."""
 
 
+def named_path(given: object, name: str) -> Path:
+    """The path that was given as `name`. Raises UsageError where it is none, as an empty one is: it
+    would mean the folder that one is in."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise UsageError(
+            f"{name} is a path, and {shorten(given)} is not.",
+            "" if given else "Is a variable unset? The current folder is '.'.",
+        )
+    return Path(given)
+
+
 def read_text(path: Path, limit_bytes: int) -> str:
     """The text of `path`, UTF-8 with or without a byte order mark. Raises UsageError where there
     is none, and where it has more than `limit_bytes` (a device may have no end)."""
@@ -97,7 +108,7 @@ def check_output(path: str | os.PathLike[str], what: str, endings: Sequence[str]
     Raises UsageError where its name is a folder's or has none of the `endings`, PlannerError where
     no file can be there.
     """
-    path = Path(path)
+    path = named_path(path, "output")
     shown = shorten(as_text(str(path)))
     example = f"{what.split()[-1]}{endings[0]}"
     try:

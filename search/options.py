@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 
 from planner.arguments import SettingLike, read_allocator, read_memory
 from planner.errors import UsageError, shorten, unknown_name
+from planner.files import named_path
 from planner.schema import TrainSetting, parse
 from planner.schema.model import MAX_SIZE
 from planner.units import MAX_SECONDS, parse_percent, parse_seconds
@@ -149,11 +150,7 @@ def path_reader(name: str) -> Callable[[str | PathLike[str] | None], Path | None
     """Reads the path of option `name`, None where none was given. It raises UsageError."""
 
     def read(value: str | PathLike[str] | None) -> Path | None:
-        if value is None:
-            return None
-        if not isinstance(value, str | PathLike) or value == "":
-            raise UsageError(f"{name} is a path, and {shorten(value)} is not.")
-        return Path(value)
+        return None if value is None else named_path(value, name)
 
     return read
 

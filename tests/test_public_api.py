@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import planner
+import search
 from planner import traced_step
 from planner.cli import cli
+from planner.watching.expectation import read_expectation
 
 HEAVY = (
     "torch",
@@ -125,3 +128,34 @@ def test_what_was_traced_before_is_answered_without_torch(
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     assert printed == f"{result.stdout}[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "face"),
+    [
+        ("result", lambda empty: planner.emit(empty, "timm")),
+        ("source", lambda empty: planner.explain(empty)),
+        ("plan", lambda empty: planner.explain("training.log", plan=empty)),
+        ("plan", lambda empty: read_expectation(empty)),
+        ("data", lambda empty: search.find_loader(empty)),
+        ("output", lambda empty: search.find_loader("pictures", output=empty)),
+        ("output", lambda empty: search.tune("native:swin_tiny", output=empty)),
+        ("replay", lambda empty: search.tune(None, replay=empty)),
+        ("with_data", lambda empty: search.tune("native:swin_tiny", with_data=empty)),
+        ("records", lambda empty: search.records_frame(empty)),
+        ("records", lambda empty: search.records_frame([empty])),
+        ("records", lambda empty: search.write_tensorboard(empty, "board")),
+        ("folder", lambda empty: search.write_tensorboard([], empty)),
+        ("target", lambda empty: search.write_report(empty, "page.html")),
+        ("output", lambda empty: search.write_report("native:swin_tiny", empty)),
+    ],
+)
+def test_an_empty_path_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, face: Callable[[str], object]
+) -> None:
+    """It would mean the folder that one is in."""
+    monkeypatch.chdir(tmp_path)
+    Path("training.log").write_text("torch.OutOfMemoryError: CUDA out of memory.")
+    with pytest.raises(planner.UsageError, match=f"^{name} is a path, and '' is not"):
+        face("")
+    assert [path.name for path in tmp_path.iterdir()] == ["training.log"]

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 from planner.errors import PlannerError, UsageError
 from planner.explaining.finding import Finding
 from planner.explaining.signs import OUT_OF_MEMORY
+from planner.files import named_path
 from planner.schema.record import noteworthy_bytes
 from planner.units import MIB, format_bytes
 
@@ -83,7 +84,7 @@ def explain(
     against what was predicted, and the levers that free enough are named. Raises UsageError for
     what cannot be read.
     """
-    path = Path(source)
+    path = named_path(source, "source")
     found = _read(path)
     meant = _meant(model, setting, plan, gpu, overrides)
     if meant is not None:
@@ -306,7 +307,7 @@ def _meant(
             )
         from planner.trainers.emission import read_result
 
-        result = read_result(Path(plan)) if isinstance(plan, str | PathLike) else plan
+        result = read_result(named_path(plan, "plan")) if isinstance(plan, str | PathLike) else plan
         if result.setting is None:
             raise UsageError(f"{plan} recommends nothing: no setting fitted.")
         if card is None and result.device.kind == "cuda":

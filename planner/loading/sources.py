@@ -13,6 +13,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from planner.errors import UnsupportedError, UsageError, as_text, nearest, shorten
+from planner.files import named_path
 from planner.loading.folder import MARKER, find_pictures, split_folder
 from planner.schema.any_model import is_factory
 from planner.schema.loading import DataSource, Pipeline
@@ -30,7 +31,7 @@ WAY_OUT = (
 
 def find_source(text: str) -> DataSource:
     """The data that `text` names. Raises UsageError, in one line, where there are none."""
-    path = Path(text).expanduser()
+    path = named_path(text, "data").expanduser()
     if as_text(text) != text or "\0" in text:
         raise UsageError(f"{shorten(text)} is no name that a record can hold.", "Rename it.")
     if path.is_dir():

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from planner.errors import UnsupportedError, UsageError
-from planner.files import MAX_RESULT_BYTES, TUNE_RESULT, NoFileError, parse_json, read_text
+from planner.files import (
+    MAX_RESULT_BYTES,
+    TUNE_RESULT,
+    NoFileError,
+    named_path,
+    parse_json,
+    read_text,
+)
 from planner.hardware.precisions import check_device_precision
 from planner.memory.allocator_config import RECORDED_AS
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
@@ -116,12 +124,12 @@ def emit_setting(
     return _write(find_trainer(target), plan, False, device, estimator)
 
 
-def read_result(path: str | Path) -> Recommendation:
+def read_result(path: str | PathLike[str]) -> Recommendation:
     """The recommendation in a file, or in a directory's `recommendation.json`.
 
     Raises UsageError: no such file, not JSON, another format version, or fields that do not fit.
     """
-    file = Path(path)
+    file = named_path(path, "result")
     if file.is_dir():
         file = file / TUNE_RESULT
     try:

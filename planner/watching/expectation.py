@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import UsageError
+from planner.files import named_path
 
 if TYPE_CHECKING:
     from planner.schema.result import Recommendation
@@ -43,7 +44,7 @@ def read_expectation(plan: Any) -> Expectation | None:
     if plan is None or isinstance(plan, Expectation):
         return plan
     if isinstance(plan, str | PathLike):
-        return _read_file(Path(plan))
+        return _read_file(named_path(plan, "plan"))
     if isinstance(plan, Mapping):
         return _of_mapping(plan, "the plan")
     if hasattr(plan, "evidence") and hasattr(plan, "feeding"):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
-from pathlib import Path
 from statistics import median
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from planner.errors import PlannerError, UsageError
-from planner.files import TUNE_PROBES
+from planner.files import TUNE_PROBES, named_path
 from planner.schema import MeasurementRecord, TrainSetting
 from search.study.records import read_records
 
@@ -96,7 +95,7 @@ def gathered(records: Records) -> Iterator[MeasurementRecord]:
     if isinstance(records, MeasurementRecord):
         yield records
     elif isinstance(records, str | PathLike):
-        path = Path(records)
+        path = named_path(records, "records")
         path = path / TUNE_PROBES if path.is_dir() else path
         if not path.exists():
             raise UsageError(

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from planner.errors import UsageError, as_text, nearest, shorten
-from planner.files import NoFileError
+from planner.files import NoFileError, named_path
 from planner.libraries.resolve import CONFIG_SUFFIXES, resolve_model
 from planner.report.settings import describe_setting
 from search.report.lead import Subject
@@ -23,6 +23,7 @@ WHAT_A_RUN_IS = (
 
 def check_target(target: str) -> None:
     """Raises UsageError where a target is neither a run nor a model, with what is near."""
+    named_path(target, "target")
     if is_run(target) or ":" in target:  # LIBRARY:NAME and factories say themselves what is wrong
         return
     if _is_path(target):

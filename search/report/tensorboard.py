@@ -7,7 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from planner.errors import PlannerError, UsageError
+from planner.errors import PlannerError
+from planner.files import named_path
 from planner.report.settings import ALWAYS_SAID
 from planner.schema import MeasurementRecord
 from planner.units import GIB
@@ -27,14 +28,11 @@ def write_tensorboard(records: Records, folder: str | PathLike[str]) -> Path:
     """Writes event files of a search into `folder`: images/s, memory and the best so far by probe,
     and a run for each probe that TensorBoard's HPARAMS tab compares.
 
-    `records` are those of `records_frame`. Returns the folder. Raises as it does, UsageError for
-    a folder without a name, and PlannerError where torch or tensorboard is missing or the folder
-    cannot be written.
+    `records` are those of `records_frame`. Returns the folder. Raises as it does, and
+    PlannerError where torch or tensorboard is missing or the folder cannot be written.
     """
-    if not str(folder):
-        raise UsageError("the folder for TensorBoard has no name.", "Name one, for example board.")
+    folder = named_path(folder, "folder")
     found = list(gathered(records))
-    folder = Path(folder)
     fields = _varying(found)
     try:
         writer = summary_writer(folder)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import search
-from planner.errors import PlannerError, UsageError
+from planner.errors import PlannerError
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import GIB
 from tests.search.tables import make_record
@@ -68,15 +68,6 @@ def test_scalars_by_probe_and_a_run_for_each(tmp_path: Path) -> None:
 def test_nothing_is_an_empty_folder(tmp_path: Path) -> None:
     search.write_tensorboard([], tmp_path)
     assert events(tmp_path).Tags()["scalars"] == []
-
-
-def test_a_folder_without_a_name_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="has no name"):
-        search.write_tensorboard([], "")
-    assert not list(tmp_path.iterdir())
 
 
 def test_without_tensorboard_the_way_out_is_said(
