@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from planner.errors import UsageError, shorten
 
@@ -57,6 +58,12 @@ def format_bytes(count: int, digits: int = 2) -> str:
     return f"{sign}{int(size)} B"
 
 
+def exact_bytes(count: int) -> str:
+    """Bytes as `parse_bytes` reads them back to the last: `24GiB`, `1000000B`."""
+    whole, rest = divmod(count, GIB)
+    return f"{count}B" if rest else f"{whole}GiB"
+
+
 def parse_seconds(text: str) -> float:
     """`90s`, `10m`, `1h30m` or a bare number of seconds, to seconds. Raises UsageError."""
     compact = text.strip().lower()
@@ -85,6 +92,19 @@ def format_seconds(seconds: float) -> str:
     if seconds < 3600:
         return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+
+
+def exact(value: float) -> str:
+    """A number with all its digits and no exponent, which no option's parser reads: `0.05`."""
+    return f"{Decimal(repr(value)).normalize():f}"
+
+
+def exact_seconds(seconds: float) -> str:
+    """Seconds as `parse_seconds` reads them back: `90s`, `10m`, `2h`."""
+    for unit, scale in (("h", 3600), ("m", 60)):
+        if seconds and seconds % scale == 0:
+            return f"{exact(seconds / scale)}{unit}"
+    return f"{exact(seconds)}s"
 
 
 def parse_percent(text: str) -> float:

@@ -98,7 +98,7 @@ def axis_choices(
         "checkpointing": _checkpointings(model, device),
         "compile": device_compile_modes(device),
         "attention": _attentions(model),
-        "optimizer": _optimizers(base.optimizer),
+        "optimizer": implementations(base.optimizer),
     }
     asked = {axis: [str(v) for v in restrict[axis]] for axis in AXES if axis in restrict}
     chosen = {axis: _narrow(axis, offered[axis], asked.get(axis), device) for axis in AXES}
@@ -146,7 +146,8 @@ def device_compile_modes(device: DeviceInfo) -> tuple[str, ...]:
     return ("off", "default", "reduce-overhead", "max-autotune")
 
 
-def _optimizers(optimizer: str) -> tuple[str, ...]:
+def implementations(optimizer: str) -> tuple[str, ...]:
+    """What a search tries of an optimizer that is named without one: torch's default and fused."""
     family, implementation = optimizer.partition("-")[::2]
     if implementation or family not in FUSED_FAMILIES:
         return (optimizer,)

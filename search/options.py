@@ -18,7 +18,14 @@ from planner.errors import UsageError, shorten, unknown_name
 from planner.files import named_path
 from planner.schema import TrainSetting, parse
 from planner.schema.model import MAX_SIZE
-from planner.units import MAX_SECONDS, parse_percent, parse_seconds
+from planner.units import (
+    MAX_SECONDS,
+    exact,
+    exact_bytes,
+    exact_seconds,
+    parse_percent,
+    parse_seconds,
+)
 from search.axes import AXES, Restriction, Value, read_values
 from search.strategies.named import STRATEGIES
 from search.strategies.strategy import TOLERANCE
@@ -31,14 +38,16 @@ _MANY = 1 << 40
 @dataclass(frozen=True)
 class Option:
     """How an option is said. `text` explains its flag on the command line ("" where it has none of
-    its own), `typed` makes a value of what was typed there, `read` of what `tune` was given;
-    `bounds` are those of a whole number, `shown` is the default as one would type it."""
+    its own), `typed` makes a value of what was typed there and `written` is its inverse, `read`
+    makes one of what `tune` was given; `bounds` are those of a whole number, `shown` is the default
+    as one would type it."""
 
     text: str = ""
     flag: str = ""
     metavar: str | None = None
     shown: str = ""
     typed: Callable[[str], Any] | None = None
+    written: Callable[[Any], str] = str
     read: Callable[[Any], Any] | None = None
     bounds: tuple[int, int] | None = None
     is_switch: bool = False  # its flag takes no value and turns the default around
@@ -54,6 +63,11 @@ def option(
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def flag_of(name: str, said: Option) -> str:
+    """What is typed for the option of a field: `--batch-size`."""
+    return said.flag or f"--{name.replace('_', '-')}"
 
 
 def declared_options(kind: type[Any] | None = None) -> dict[str, Option]:
@@ -138,12 +152,13 @@ def read_base(base: TrainSetting | Mapping[str, Any] | None) -> TrainSetting:
 def read_restrictions(
     restrict: Mapping[str, Value | Sequence[Value]] | None,
 ) -> dict[str, tuple[Value, ...]] | None:
-    """The values each axis is held to; one may stand by itself. Raises UsageError."""
+    """The values each axis is held to, None where none is; one may stand by itself. Raises
+    UsageError."""
     if restrict is None:
         return None
     if not isinstance(restrict, Mapping):
         raise UsageError(f"restrict names values by axis, and {shorten(restrict)} does not.")
-    return {axis: read_values(axis, given) for axis, given in restrict.items()}
+    return {axis: read_values(axis, given) for axis, given in restrict.items()} or None
 
 
 def path_reader(name: str) -> Callable[[str | PathLike[str] | None], Path | None]:
@@ -167,6 +182,10 @@ def read_data(value: str | PathLike[str] | None) -> str | None:
 def read_budget(text: str) -> float | None:
     """A duration that was typed, or none. Raises UsageError."""
     return None if text.strip().lower() == "none" else parse_seconds(text)
+
+
+def _budget_text(seconds: float | None) -> str:
+    return "none" if seconds is None else exact_seconds(seconds)
 
 
 def _is_number(value: object, whole: bool = False) -> bool:
@@ -230,22 +249,24 @@ class SearchOptions:
     )  # fmt: skip
     memory_bytes: int | None = option(
         None, "Emulate a smaller device: 24GiB, 24GB.",
-        flag="--memory", metavar="SIZE", read=read_memory,
+        flag="--memory", metavar="SIZE", read=read_memory, written=exact_bytes,
     )  # fmt: skip
     allocator: str | None = option(
         None, "Options in place of PYTORCH_ALLOC_CONF.", metavar="OPTIONS", read=read_allocator_text
     )
-    headroom: float = option("5%", "Memory to keep free.", typed=parse_percent, metavar="SHARE")
+    headroom: float = option(
+        "5%", "Memory to keep free.", typed=parse_percent, written=exact, metavar="SHARE"
+    )
     trials: int | None = option(
         None, "At most N probes in the study.", metavar="N", bounds=(0, _MANY)
     )
     budget_seconds: float | None = option(
         "10m", "Time for probes (90s, 10m, 1h30m), or none.",
-        flag="--budget", metavar="TIME", typed=read_budget,
+        flag="--budget", metavar="TIME", typed=read_budget, written=_budget_text,
     )  # fmt: skip
     tolerance: float = option(
         f"{TOLERANCE:.1%}", "Stop when all further probes are expected to gain less.",
-        typed=parse_percent, metavar="SHARE",
+        typed=parse_percent, written=exact, metavar="SHARE",
     )  # fmt: skip
     strategy: str = option(
         "planner", f"One of {', '.join(STRATEGIES)}.", shown="planner", metavar="NAME"
@@ -254,7 +275,7 @@ class SearchOptions:
         None, "Rank by the total time of N optimizer steps, compilation included.",
         metavar="N", bounds=(1, _MANY),
     )  # fmt: skip
-    epochs: float | None = option(None, "As --steps, for N epochs.", metavar="N")
+    epochs: float | None = option(None, "As --steps, for N epochs.", metavar="N", written=exact)
     images_per_epoch: int = option(
         IMAGENET_IMAGES,
         "Images in an epoch (default: ImageNet-1k's).",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.libraries.registry import find_library
 from planner.schema import MeasurementRecord, Model, SwinConfig
 from planner.schema.result import Recommendation
+from search.asked import kept_options
 from search.options import SearchOptions
 from search.result.exclusions import find_excluded
 from search.result.notes import plain_default_note, untried_note
@@ -32,7 +33,8 @@ def search_and_recommend(
     records = session.in_space()
     notes += untried_note(records, session.space, prior, options, stopped)
     notes += plain_default_note(arm, options)
-    return recommend(records, _summary(session, identity, prior, options, arm, stopped, notes))
+    found = recommend(records, _summary(session, identity, prior, options, arm, stopped, notes))
+    return found.model_copy(update={"asked": kept_options(options)})
 
 
 def _probe(session: Session, prior: Prior, options: SearchOptions, arm: str | None) -> str:

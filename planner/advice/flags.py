@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from planner.advice.wish import Choice, Wish
 from planner.hardware.gpu import Gpu
 from planner.schema import TrainSetting
-from planner.units import GIB
+from planner.units import exact_bytes
 
 # Fields that have an option of their own; of the others --set takes the name.
 OPTIONS = {
@@ -37,12 +37,17 @@ def setting_flags(
     for field, value in setting.differences(default).items():
         if field == "batch_size":
             continue
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        if field in own:
-            found += [own[field], text]
-        else:
-            found += ["--set", f"{field}={text}"]
+        found += field_flags(field, (value,), own)
     return tuple(found)
+
+
+def field_flags(
+    field: str, values: Iterable[object], own: Mapping[str, str] = OPTIONS
+) -> tuple[str, ...]:
+    """The option that gives a field one value, or several to search; of those without one of their
+    `own` --set takes the name."""
+    text = ",".join(str(v).lower() if isinstance(v, bool) else str(v) for v in values)
+    return (own[field], text) if field in own else ("--set", f"{field}={text}")
 
 
 def allocator_flags(options: str) -> tuple[str, ...]:
@@ -70,8 +75,7 @@ def memory_flags(gpu: Gpu | None, memory_bytes: int | None, link: str | None) ->
     """The device, the memory to fit into, and what joins several."""
     found = ["--gpu", gpu.name] if gpu else []
     if memory_bytes is not None:
-        whole, rest = divmod(memory_bytes, GIB)
-        found += ["--memory", f"{memory_bytes}B" if rest else f"{whole}GiB"]
+        found += ["--memory", exact_bytes(memory_bytes)]
     if link is not None:
         found += ["--link", link]
     return tuple(found)

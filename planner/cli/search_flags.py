@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from search.options import Option, declared_options
+from search.options import Option, declared_options, flag_of
 
 
 def search_flags(kind: type[Any]) -> Iterator[Callable[[Any], Any]]:
@@ -15,14 +15,10 @@ def search_flags(kind: type[Any]) -> Iterator[Callable[[Any], Any]]:
     for name, option in declared_options(kind).items():
         if option.text:
             yield click.option(
-                _flag(name, option), type=_kind(name, option), metavar=option.metavar,
+                flag_of(name, option), type=_kind(name, option), metavar=option.metavar,
                 is_flag=option.is_switch, default=option.shown or None, help=option.text,
                 show_default=bool(option.shown),
             )  # fmt: skip
-
-
-def _flag(name: str, option: Option) -> str:
-    return option.flag or f"--{name.replace('_', '-')}"
 
 
 def _kind(name: str, option: Option) -> click.ParamType[Any] | None:
@@ -34,7 +30,7 @@ def _kind(name: str, option: Option) -> click.ParamType[Any] | None:
 def said_options(kind: type[Any], given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The options of the search that were typed, as keywords."""
     for name, option in declared_options(kind).items():
-        value = given.get(_flag(name, option)[2:].replace("-", "_"))
+        value = given.get(flag_of(name, option)[2:].replace("-", "_"))
         if value is None or not option.text:
             continue
         if option.typed is not None:

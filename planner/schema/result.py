@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from planner.schema.any_model import Model
 from planner.schema.loading import Feeding
@@ -53,3 +53,7 @@ class Recommendation(BaseModel):
     notes: tuple[str, ...] = Field(default=(), description="said to the person, one line each")
     advice: str = ""
     feeding: Feeding | None = Field(default=None, description="where the data were measured too")
+    asked: dict[str, JsonValue] | None = Field(
+        default=None,
+        description="the search's options that are not the defaults, as keywords of `search.tune`",
+    )

@@ -4,37 +4,60 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 
+from planner.errors import UsageError
 from planner.files import TUNE_PROBES
 from planner.libraries.registry import find_library
 from planner.page.contents import Copyable, Part, Text
 from planner.schema import FactoryModel, Model, SwinConfig
+from planner.schema.result import Recommendation
+from search.asked import read_options, tune_command
+from search.options import SearchOptions
 from search.report.run import Run
 from search.study.study import is_replayed
 
 MODEL_FILE = "model.json"
+REPLAY = "Search again in the recorded probes, without a device"
 
 
 def search_again(run: Run) -> list[Part]:
     """What to type; nothing where records of several models lie together."""
     if len(run.parts) > 1:
         return []
+    options = _options(run.found)
+    replayed = any(map(is_replayed, run.records))
     parts: list[Part] = []
     if run.found is not None:
-        parts += _on_a_device(run, run.found.model, any(map(is_replayed, run.records)))
+        parts += _on_a_device(run, run.found.model, options, replayed)
     probes = run.folder / (run.name or TUNE_PROBES)
-    if probes.suffix == ".jsonl" and probes.is_file():
-        command = shlex.join(["planner", "tune", "--replay", str(probes)])
-        parts.append(Copyable(command, "Search again in the recorded probes, without a device"))
+    if options is not None and options.replay is not None:
+        parts.append(Copyable(tune_command("", options), REPLAY))
+    elif probes.suffix == ".jsonl" and probes.is_file():
+        parts.append(Copyable(shlex.join(["planner", "tune", "--replay", str(probes)]), REPLAY))
     return parts
 
 
-def _on_a_device(run: Run, model: Model, replayed: bool) -> list[Part]:
+def _options(found: Recommendation | None) -> SearchOptions | None:
+    """What was asked; None where no result keeps it, or one keeps what this planner does not
+    read."""
+    if found is None or found.asked is None:
+        return None
+    try:
+        return read_options(found.asked)
+    except UsageError:
+        return None
+
+
+def _on_a_device(
+    run: Run, model: Model, options: SearchOptions | None, replayed: bool
+) -> list[Part]:
     """The command, and the model as a file where a name does not say it. What was `replayed` is no
     search's to go on from: it begins anew, in a folder of its own."""
     named = _name(model)
-    kept = [] if replayed else ["--output", str(run.folder)]
-    command = shlex.join(["planner", "tune", named or MODEL_FILE, *kept])
+    folder = None if replayed else run.folder
+    asked = replace(options or SearchOptions(), replay=None, output=folder)
+    command = tune_command(named or MODEL_FILE, asked)
     label = "Search on a device" if replayed else "Search again"
     parts: list[Part] = [Copyable(command, label)]
     if not named:
@@ -42,10 +65,12 @@ def _on_a_device(run: Run, model: Model, replayed: bool) -> list[Part]:
         parts.append(Copyable(json.dumps(fields, indent=2), MODEL_FILE))
     if replayed:
         return parts
-    said = (
-        "Give it the same options as before (--budget, --memory, the values of an axis …): it goes "
-        "on from the study in that folder."
-    )
+    said = "It goes on from the study in that folder."
+    if options is None:
+        said = (
+            "Give it the same options as before (--budget, --memory, the values of an axis …): it "
+            "goes on from the study in that folder."
+        )
     return [*parts, Text(said, "note")]
 
 

@@ -16,13 +16,16 @@ from planner.schema.observation import ObservationRecord
 from planner.schema.record import BUDGET_ENDED, Clocks
 from planner.trainers.emission import TARGETS, emit
 from planner.units import GIB, MIB, format_bytes
-from search.report.again import search_again
+from search.asked import kept_options
+from search.options import SearchOptions
+from search.report.again import REPLAY, search_again
 from search.report.group import run_group
 from search.report.run import Run
 from search.report.spent import spent_seconds
 from search.report.wording import ENDS, rate_text
 from search.result.contenders import contenders, pareto_front
 from tests.search.report.runs import (
+    GRID,
     chart_of,
     ended,
     parts_of,
@@ -248,11 +251,29 @@ def test_the_search_is_repeated_by_its_model(grid: Run, tmp_path: Path) -> None:
     assert copied["Search on a device"] == "planner tune model.json", (
         "its probes are no search's own"
     )
-    assert any("--replay" in text for text in copied.values())
+    assert copied[REPLAY] == f"planner tune --replay {GRID} --output {grid.folder}"
     own = tuple(r.model_copy(update={"probe_id": f"{n}"}) for n, r in enumerate(grid.records))
     measured = replace(grid, records=own)
     copied = {p.label: p.text for p in search_again(measured) if isinstance(p, Copyable)}
     assert copied["Search again"] == f"planner tune model.json --output {grid.folder}"
+
+
+def test_the_command_that_repeats_a_search_has_its_options(grid: Run, tmp_path: Path) -> None:
+    assert grid.found is not None
+    asked = kept_options(SearchOptions.of({"restrict": {"precision": "bf16"}, "trials": 9}))
+    own = tuple(r.model_copy(update={"probe_id": f"{n}"}) for n, r in enumerate(grid.records))
+
+    def shown(asked: Any) -> list[str]:
+        assert grid.found is not None
+        found = grid.found.model_copy(update={"asked": asked})
+        return [p.text for p in search_again(replace(grid, found=found, records=own))]  # type: ignore[union-attr]
+
+    options = f"--precision bf16 --trials 9 --output {grid.folder}"
+    assert shown(asked)[0] == f"planner tune model.json {options}"
+    assert not any("the same options as before" in text for text in shown(asked))
+    for unknown in (None, {"colour": "red"}):  # an older planner's result, and a newer one's
+        assert shown(unknown)[0] == f"planner tune model.json --output {grid.folder}"
+        assert any("the same options as before" in text for text in shown(unknown))
 
 
 def test_who_probed_is_said_where_several_did(trouble: Run) -> None:
