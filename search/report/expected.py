@@ -9,7 +9,8 @@ from typing import NamedTuple
 from planner.page.contents import Cell, Number, Part, Section, Table, Tabs, Text
 from planner.report.settings import describe_setting
 from planner.schema import MeasurementRecord
-from planner.schema.expected import Expected
+from planner.schema.expected import Expected, Range
+from planner.schema.loading import LoaderRecord, LoaderSetting
 from planner.units import GIB, MIB
 from search.report.against import (
     Point,
@@ -40,8 +41,13 @@ class Foretold(NamedTuple):
     """A probe with what was expected of it. `number` counts all probes from 1."""
 
     number: int
-    record: MeasurementRecord
+    record: MeasurementRecord | LoaderRecord
     expected: Expected
+
+    @property
+    def title(self) -> str:
+        setting = self.record.setting
+        return setting.title if isinstance(setting, LoaderSetting) else describe_setting(setting)
 
 
 @dataclass(frozen=True)
@@ -63,27 +69,33 @@ def expected_sections(run: Run, key: str) -> list[Section]:
     return validated or section_of(run, key, "expected", TITLE, _parts)
 
 
+def expected_of_loaders(run: Run, key: str) -> list[Section]:
+    """The same of the probes of loaders."""
+    probes = _kept(run.loaders.records) if run.loaders is not None else []
+    parts = _compared(probes, "images/s", f"{key}-loader")
+    title = f"Loader: {TITLE[0].lower()}{TITLE[1:]}" if run.records else TITLE
+    return [Section("loader-expected", title, parts)] if parts else []
+
+
 def _parts(run: Run, key: str) -> list[Part]:
     probes, note = foretold_probes(run.records)
-    found = [q for q in _quantities(probes, f"{run.unit}/s") if q.points]
+    parts = _compared(probes, f"{run.unit}/s", key)
+    return [Text(note, "note"), *parts] if parts and note else parts
+
+
+def _compared(probes: Sequence[Foretold], per_second: str, key: str) -> list[Part]:
+    found = [q for q in _quantities(probes, per_second) if q.points]
     if not found:
         return []
-    parts: list[Part] = [Text(note, "note")] if note else []
-    if len(found) == 1:
-        parts += _parts_of(found[0], key)
-    else:
-        tabs = [(q.name, _parts_of(q, key)) for q in found]
-        parts.append(Tabs(f"{key}-expected", tabs))
-    parts += _chances(probes)
-    return parts
+    tabs = [(q.name, _parts_of(q, key)) for q in found]
+    parts = tabs[0][1] if len(tabs) == 1 else [Tabs(f"{key}-expected", tabs)]
+    return [*parts, *_chances(probes)]
 
 
 def foretold_probes(records: Sequence[MeasurementRecord]) -> tuple[list[Foretold], str]:
     """Every probe of which something was expected, and what is to be said of that. Where the
     records keep nothing (they are of before records did), the estimate stands in."""
-    kept = [
-        Foretold(n, r, r.expected) for n, r in enumerate(records, start=1) if r.expected is not None
-    ]
+    kept = _kept(records)
     if kept:
         others = [p for p in kept if p.expected.basis == "prior"]
         note = ""
@@ -105,37 +117,39 @@ def foretold_probes(records: Sequence[MeasurementRecord]) -> tuple[list[Foretold
     return probes, note
 
 
-def _quantities(probes: Sequence[Foretold], per_second: str) -> list[Quantity]:
-    rates = [p for n, r, e in probes for p in _point(n, r, e, e.images_per_second, _rate(r), 1)]
-    most = max((r.used_bytes or 0 for _, r, _ in probes), default=0)
-    scale, unit = (GIB, "GiB") if most >= GIB else (MIB, "MiB")
-    sizes = [p for n, r, e in probes for p in _point(n, r, e, e.used_bytes, _size(r), scale)]
-    learns = any(p.expected.basis == "probes" for p in probes)
+def _kept(records: Sequence[MeasurementRecord | LoaderRecord]) -> list[Foretold]:
     return [
-        Quantity("rate", "Rate", Words("expected", "rate", per_second), tuple(rates), learns),
-        Quantity("memory", "Memory", Words("expected", "memory", unit), tuple(sizes), learns),
+        Foretold(n, r, r.expected) for n, r in enumerate(records, start=1) if r.expected is not None
     ]
 
 
-def _rate(record: MeasurementRecord) -> float | None:
-    return record.images_per_second if record.status == "measured" else None
+def _quantities(probes: Sequence[Foretold], per_second: str) -> list[Quantity]:
+    ran = [p for p in probes if p.record.status == "measured"]
+    most = max((p.record.used_bytes or 0 for p in probes), default=0)
+    scale, unit = (GIB, "GiB") if most >= GIB else (MIB, "MiB")
+    rates = [_point(p, p.expected.images_per_second, p.record.images_per_second) for p in ran]
+    sizes = [_point(p, p.expected.used_bytes, p.record.used_bytes, scale) for p in ran]
+    learns = any(p.expected.basis == "probes" for p in probes)
+    return [
+        Quantity("rate", "Rate", Words("expected", "rate", per_second), _known(rates), learns),
+        Quantity("memory", "Memory", Words("expected", "memory", unit), _known(sizes), learns),
+    ]
 
 
-def _size(record: MeasurementRecord) -> float | None:
-    return record.used_bytes if record.status == "measured" else None
+def _known(points: Sequence[Point | None]) -> tuple[Point, ...]:
+    return tuple(point for point in points if point is not None)
 
 
 def _point(
-    number: int, record: MeasurementRecord, expected: Expected,
-    figures: tuple[float, float, float] | None, found: float | None, scale: float,
-) -> list[Point]:  # fmt: skip
+    probe: Foretold, figures: Range | None, found: float | None, scale: float = 1
+) -> Point | None:
     if figures is None or not found or min(figures) <= 0:
-        return []
+        return None
     low, middle, high = (figure / scale for figure in figures)
-    title = describe_setting(record.setting)
+    phase = probe.expected.phase
     # The estimate that stands in for a search's own expectation is compared by its middle only.
-    between = (None, None) if expected.phase == ESTIMATE else (low, high)
-    return [Point(number, title, expected.phase, middle, found / scale, *between)]
+    between = (None, None) if phase == ESTIMATE else (low, high)
+    return Point(probe.number, probe.title, phase, middle, found / scale, *between)
 
 
 def _parts_of(quantity: Quantity, key: str) -> list[Part]:
@@ -230,9 +244,9 @@ def _chances(probes: Sequence[Foretold]) -> list[Part]:
     return [Table(headers, rows, "The chance to fit that was expected, and how many did.")]
 
 
-def _fitted(record: MeasurementRecord) -> bool | None:
+def _fitted(record: MeasurementRecord | LoaderRecord) -> bool | None:
     """Whether a probe stayed in what it was allowed; None where it says nothing of that."""
-    if record.inconclusive:
+    if record.inconclusive or isinstance(record, LoaderRecord):  # which has no limit
         return None
     if record.status == "out_of_memory":
         return False

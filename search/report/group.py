@@ -6,7 +6,7 @@ from planner.page.contents import Group
 from search.report.answer import answer
 from search.report.axes import axes_sections
 from search.report.environment import environment
-from search.report.expected import expected_sections
+from search.report.expected import expected_of_loaders, expected_sections
 from search.report.feeding import feeding
 from search.report.front import front
 from search.report.loader import loader
@@ -28,6 +28,7 @@ def run_group(run: Run, key: str, title: str = "") -> Group:
         *axes_sections(run, key),
         *feeding(run, key),
         *loader(run, key),
+        *expected_of_loaders(run, key),
         *trainers(run, key),
         *seen(run),
         *environment(run, key),

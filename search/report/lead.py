@@ -29,10 +29,10 @@ def title_of(subjects: Sequence[Subject]) -> str:
 
 
 def lead_of(subjects: Sequence[Subject]) -> str:
-    """The answer."""
+    """The answer; "" for one estimate, whose title and first section say it."""
     if len(subjects) == 1:
         (subject,) = subjects
-        return only_run_lead(subject) if isinstance(subject, Run) else step_lead(subject)
+        return only_run_lead(subject) if isinstance(subject, Run) else ""
     steps = [subject for subject in subjects if isinstance(subject, Step)]
     runs = [subject for subject in subjects if isinstance(subject, Run)]
     said = []
@@ -91,7 +91,7 @@ def run_lead(run: Run) -> str:
     rate = rate_text(best.world_images_per_second)
     said = f"{describe_setting(best.setting)}: {rate} {run.unit}/s{within}"
     if found is None or found.setting is None:
-        return f"No recommendation yet: of {probes} the fastest is {said}."
+        return f"No recommendation yet: the best of {probes} is {said}."
     gain = f", {found.gain:.2f} × the plain default" if found.gain is not None else ""
     return f"Recommended: {said}{gain}."
 

@@ -179,6 +179,8 @@ def workers_chart(run: LoaderRun, key: str) -> Chart:
         "hovermode": "closest",
     }
     described = "Images/s of the loaders by their workers, a line for each way to load."
+    if run.best is not None:
+        described += " The star is the plainest that noise cannot tell from the fastest."
     return Chart(key, new_figure(traces, **layout), described, 400 + 12 * len(groups))
 
 

@@ -25,7 +25,7 @@ from search.report.wording import (
 
 
 def order_chart(records: Sequence[LoaderRecord], key: str) -> Chart:
-    """Images/s by the number of the probe, with the best so far as steps."""
+    """Images/s by the number of the probe, with the fastest so far as steps."""
     numbered = list(enumerate(records, start=1))
     rates = [r.images_per_second or 0.0 if r.status == "measured" else 0.0 for r in records]
     groups: dict[str, list[tuple[int, LoaderRecord]]] = {}

@@ -122,11 +122,11 @@ def hovers(probes: Sequence[Probe]) -> dict[str, Any]:
 
 
 def best_line(rates: Sequence[float]) -> dict[str, Any]:
-    """The best so far as steps over the probes; `rates` are 0 where a probe does not count."""
+    """The fastest so far as steps over the probes; `rates` are 0 where a probe does not count."""
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": "best so far",
+        "name": "fastest so far",
         "x": list(range(1, len(rates) + 1)),
         "y": [best or None for best in accumulate(rates, max)],
         "line": {"shape": "hv", "color": VERMILION, "width": 2},

@@ -21,6 +21,7 @@ from search.report.marks import (
     probe_axis,
 )
 from search.report.probe import Probe
+from search.report.ranks import ranks_parts
 from search.report.run import Run
 from search.report.spent import spent_chart
 from search.report.wording import (
@@ -50,7 +51,8 @@ def probes(run: Run, key: str) -> list[Section]:
     parts: list[Part] = [Text(_said(run, held))]
     if len(run.parts) == 1:  # rates of several models have no best
         parts.append(order_chart(run, held, f"{key}-order"))
-    parts += [spent_chart(run.records, f"{key}-spent"), _table(run, held), *_messages(held)]
+    parts += [spent_chart(run.records, f"{key}-spent"), _table(run, held)]
+    parts += [*ranks_parts(held), *_messages(held)]
     return [Section("probes", "Probes in order", parts)]
 
 
@@ -73,7 +75,7 @@ def _span(run: Run) -> str:
 
 
 def order_chart(run: Run, held: Sequence[Probe], key: str) -> Chart:
-    """Images/s by the number of the probe, with the best so far as steps."""
+    """Images/s by the number of the probe, with the fastest so far as steps."""
     within = _feasible_rates(run, held)
     traces = [best_line(within), *_expected_marks(held)]
     for precision, group in _by_precision(held).items():
@@ -119,7 +121,7 @@ def _best_words(rates: Sequence[float]) -> str:
     best = max(rates)
     if not best:
         return "None ran within the budget."
-    return f"The best, {rate_text(best)}, was found by probe {rates.index(best) + 1}."
+    return f"The fastest, {rate_text(best)}, was found by probe {rates.index(best) + 1}."
 
 
 def _expected_marks(held: Sequence[Probe]) -> list[dict[str, Any]]:

@@ -71,7 +71,7 @@ def loaders_beside(runs: Sequence[Run]) -> Section:
                 (best.bound or "-") if best is not None else "-",
             ]
         )
-    said = "The loader that each run recommends, or its fastest so far."
+    said = "The loader that each run recommends, or its best so far."
     table = Table(["Run", "Loader", "Images/s", "Bound by"], rows, said)
     return Section("loaders", "Loaders compared", [table])
 
@@ -89,7 +89,7 @@ def _runs_table(runs: Sequence[Run]) -> Table:
     rows = [_run_row(run) for run in runs]
     rates = [(_world_rate(best) if (best := run.best) else 0.0) for run in runs]
     marked = [rates.index(max(rates))] if any(rates) and _same_work(runs) else []
-    said = "What each run recommends; of one that still runs, the fastest so far."
+    said = "What each run recommends; of one that still runs, the best so far."
     return Table(headers, rows, said, marked)
 
 

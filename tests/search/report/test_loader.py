@@ -91,6 +91,31 @@ def test_every_measured_loader_is_a_point_by_its_workers(measured: Run) -> None:
     assert rates == [r.images_per_second for r in loaders_of(measured).records]
 
 
+def test_the_best_and_the_fastest_have_a_name_each(measured: Run) -> None:
+    """The best is the plainest that noise cannot tell from the fastest, and may be slower."""
+    best = loaders_of(measured).best
+    assert best is not None
+    (star,) = [t for t in traces_of(measured, "-workers") if t["name"] == "best so far"]
+    assert list(star["y"]) == [best.images_per_second]
+    (line,) = [t for t in traces_of(measured, "-order") if t["mode"] == "lines"]
+    assert line["name"] == "fastest so far"
+    assert line["y"][-1] > star["y"][0]
+
+
+def test_what_was_expected_of_loaders_is_held_against_what_they_reached(found: Run) -> None:
+    table = table_of(found, "loader-expected")
+    records = dict(enumerate(loaders_of(found).records, start=1))
+    expected = [n for n, r in records.items() if r.expected is not None and r.images_per_second]
+    drawn = [p for p in parts_of(run_group(found, "g"), "loader-expected") if isinstance(p, Chart)]
+    points = [n for t in drawn[1].figure.data if t.mode == "markers" for n in t.x]
+    assert sorted(points) == expected
+    assert len(expected) > 2
+    for row in table.rows:
+        cells = dict(zip(table.headers, row, strict=True))
+        assert isinstance(cells["Probe"], Number)
+        assert cells["Setting"] == records[int(cells["Probe"].value or 0)].setting.title
+
+
 def test_stages_are_those_that_were_timed(measured: Run) -> None:
     last: dict[str, LoaderRecord] = {
         r.setting.pipeline: r for r in loaders_of(measured).records if r.stage_seconds

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from planner.page.contents import Copyable, Folded, Number, Page, Tabs
+from planner.page.contents import Copyable, Folded, Number, Page, Table, Tabs
 from planner.page.rendering import page_html
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
 from planner.schema.observation import ObservationRecord
 from planner.schema.record import BUDGET_ENDED, Clocks
+from planner.schema.world import RankRecord
 from planner.trainers.emission import TARGETS, emit
 from planner.units import GIB, MIB, format_bytes
 from search.asked import kept_options
@@ -150,13 +151,13 @@ def test_a_failure_whose_memory_is_not_known_stands_left_of_nothing(trouble: Run
     assert any("not known" in a["text"] for a in layout["annotations"])
 
 
-def test_probes_are_drawn_in_order_with_the_best_so_far(trouble: Run) -> None:
+def test_probes_are_drawn_in_order_with_the_fastest_so_far(trouble: Run) -> None:
     best: list[float | None] = []
     for record in trouble.records:
         ok = record.status == "measured" and (record.used_bytes or 0) <= (trouble.budget_bytes or 0)
         rates = [b for b in (*best[-1:], record.images_per_second if ok else None) if b]
         best.append(max(rates, default=None))
-    line = next(t for t in traces_of(trouble, ORDER) if t["name"] == "best so far")
+    line = next(t for t in traces_of(trouble, ORDER) if t["name"] == "fastest so far")
     assert list(line["y"]) == best
     assert line["line"]["shape"] == "hv"
     drawn = [n for t in traces_of(trouble, ORDER)
@@ -225,6 +226,25 @@ def test_the_reasons_hold_the_notes_the_runners_up_and_what_was_ruled_out(troubl
     assert [row[2].value for row in table.rows if isinstance(row[2], Number)] == [
         r.images_per_second for r in held if r
     ]
+
+
+def test_each_rank_is_shown_by_itself(grid: Run) -> None:
+    ranks = (
+        RankRecord(rank=0, device="cuda:0", step_seconds=0.5, forward_seconds=0.1,
+                   peak_allocated_bytes=GIB, peak_reserved_bytes=2 * GIB, device_bytes=3 * GIB),
+        RankRecord(rank=1, device="cuda:1", step_seconds=0.5),
+    )  # fmt: skip
+    first, *others = grid.records
+    run = replace(grid, records=(first.model_copy(update={"ranks": ranks}), *others))
+    (table,) = [p for p in parts_of(run_group(run, "g"), "probes")
+                if isinstance(p, Table) and "rank" in p.headers]  # fmt: skip
+    texts = [[c.text if isinstance(c, Number) else c for c in row] for row in table.rows]
+    assert texts == [
+        ["1", "0", "cuda:0", "500 ms", "100 ms", "1.00 GiB", "2.00 GiB", "3.00 GiB"],
+        ["1", "1", "cuda:1", "500 ms", "-", "-", "-", "-"],
+    ]
+    folds = [p.summary for p in parts_of(run_group(grid, "g"), "probes") if isinstance(p, Folded)]
+    assert "Each rank by itself" not in folds, "its probes have one rank"
 
 
 def test_clocks_are_drawn_where_they_were_read(grid: Run) -> None:

@@ -17,7 +17,7 @@ from planner.report.pages.step import Step
 from planner.report.settings import describe_setting
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.units import MIB
-from search.report.lead import group_titles, lead_of, title_of
+from search.report.lead import group_titles, lead_of, step_lead, title_of
 from search.report.reading import read_run
 from search.report.run import Run
 from search.report.side_by_side import beside_group, matching, world_interval
@@ -148,12 +148,13 @@ def test_a_run_of_another_model_is_not_held_against_an_estimate() -> None:
 def test_title_and_lead_of_an_estimate_answer() -> None:
     step = step_with(8)
     assert title_of([step]).endswith("on rtx-4090: batch 8 fits")
-    lead = lead_of([step])
+    assert lead_of([step]) == "", "its first section says it"
+    lead = step_lead(step)
     assert lead.startswith("Batch 8 of ")
     assert " fits in 23.52 GiB with " in lead
     assert lead.endswith("images/s predicted (±35%).")
-    assert "needs" in lead_of([step_with(8, None)])
-    large = lead_of([step_with(100_000, attention="eager")])
+    assert "needs" in step_lead(step_with(8, None))
+    large = step_lead(step_with(100_000, attention="eager"))
     assert " does not fit in 23.52 GiB: it needs " in large
 
 
@@ -161,7 +162,7 @@ def test_title_and_lead_of_a_run_that_still_runs() -> None:
     run = run_of("one", record(8), record(16))
     assert lead_of([run]) == "No recommendation yet, after 2 probes."
     beside = lead_of([run, step_with(8)])
-    assert "No recommendation yet: of 2 probes the fastest is batch 16" in beside
+    assert "No recommendation yet: the best of 2 probes is batch 16" in beside
     assert lead_of([run_of("one", record(8, status="out_of_memory", images_per_second=None))]) == (
         "Nothing fits, after 1 probe."
     )
@@ -171,7 +172,7 @@ def test_a_mixture_says_both() -> None:
     subjects: list[Step | Run] = [step_with(8), run_of("one", record(8))]
     assert title_of(subjects).startswith("1 estimate and 1 run of ")
     assert "Batch 8 of" in lead_of(subjects)
-    assert "the fastest is batch 8" in lead_of(subjects)
+    assert "the best of 1 probe is batch 8" in lead_of(subjects)
 
 
 def test_one_estimate_beside_runs_is_headed_by_its_model_and_card() -> None:
