@@ -27,22 +27,21 @@ from planner.trainers.plan import (
     DDP_OPTIONS,
     FSDP_OPTIONS,
     SYNC,
-    Emitted,
     Parallel,
     Plan,
     Refusal,
     Trainer,
-    way_out,
+    Written,
+    refused,
 )
 from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
 from planner.trainers.source import arguments, compiles_whole, image_lines, offloaded
 
-TITLE = "accelerate"
 FILENAME = "accelerate.yaml"
 
 
-def write(plan: Plan) -> Emitted:
+def write(plan: Plan) -> Written:
     """`accelerate.yaml`, with `building.py` as code."""
     setting = plan.setting
     several = setting.nodes > 1
@@ -70,15 +69,9 @@ def write(plan: Plan) -> Emitted:
         "gradient_clipping": recipe_of(setting).clip_norm or 0.0,
     }
     more = f"The model, the optimizer and what your script does with them: {CODE_FILENAME}."
-    return Emitted(
-        target="accelerate",
-        filename=FILENAME,
-        text=plan.comment(run, more, notes=notes) + yaml.safe_dump(_values(plan), sort_keys=False),
-        launch=run,
-        warnings=(*plan.warnings, *notes),
-        code=building_source(plan, run, _script(plan), notes, engine_source(setting, batch)),
-        code_filename=CODE_FILENAME,
-    )
+    text = plan.comment(run, more, notes=notes) + yaml.safe_dump(_values(plan), sort_keys=False)
+    code = building_source(plan, run, _script(plan), notes, engine_source(setting, batch))
+    return Written(text, run, notes, code)
 
 
 _BY_TORCHRUN = (
@@ -237,10 +230,9 @@ def sharded_in_autocast(setting: TrainSetting) -> dict[str, Any]:
 
 def refusals(plan: Plan) -> list[Refusal]:
     """It finds blocks by the name of their class, which is not known of a factory's."""
-    if plan.setting.parallelism not in SHARDED or isinstance(plan.model, SwinConfig):
-        return []
+    unknown = plan.setting.parallelism in SHARDED and not isinstance(plan.model, SwinConfig)
     law = "it shards by the names of blocks' classes, which are not known of a factory's model"
-    return [Refusal(law, way_out("parallelism=ddp"))]
+    return refused((unknown, law, "parallelism=ddp"))
 
 
 def _stepping(setting: TrainSetting) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -290,7 +282,7 @@ def loop_notes(setting: TrainSetting) -> tuple[str, ...]:
 
 TRAINER = Trainer(
     name="accelerate",
-    title=TITLE,
+    title="accelerate",
     filename=FILENAME,
     write=write,
     refusals=refusals,

@@ -17,22 +17,20 @@ import json
 from planner.parallel.deepspeed_configuration import STAGES, configuration
 from planner.schema import TrainSetting
 from planner.trainers.accelerate import loop_notes, loss_lines
-from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.building import building_source
 from planner.trainers.comments import WRITTEN_BY, one_line
 from planner.trainers.engine import ZERO_PARALLEL, zero_notes
 from planner.trainers.launch import launch
 from planner.trainers.loader import train_loader
-from planner.trainers.plan import COMPILING, Emitted, Parallel, Plan, Trainer
+from planner.trainers.plan import COMPILING, Parallel, Plan, Trainer, Written
 from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
 from planner.trainers.source import compiles_whole, image_lines, literal
 
-TITLE = "DeepSpeed"
 FILENAME = "ds_config.json"
 
 
-def write(plan: Plan) -> Emitted:
+def write(plan: Plan) -> Written:
     """`ds_config.json`, with `building.py` as code: build the optimizer and hand it over."""
     setting = plan.setting
     cpu = plan.device == "cpu"
@@ -48,15 +46,8 @@ def write(plan: Plan) -> Emitted:
     notes = (*_notes(setting), *machines, *fine_tuning_notes(plan.model, setting))
     about = [WRITTEN_BY + ".", *plan.heading, f"Run: {run}", *notes]
     values = {"comment": [one_line(line, 2000) for line in about], **configuration(setting)}
-    return Emitted(
-        target="deepspeed",
-        filename=FILENAME,
-        text=json.dumps(values, indent=2) + "\n",
-        launch=run,
-        warnings=(*plan.warnings, *notes),
-        code=building_source(plan, run, _script(plan), notes),
-        code_filename=CODE_FILENAME,
-    )
+    code = building_source(plan, run, _script(plan), notes)
+    return Written(json.dumps(values, indent=2) + "\n", run, notes, code)
 
 
 _HOSTS = (
@@ -136,7 +127,7 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
 
 TRAINER = Trainer(
     name="deepspeed",
-    title=TITLE,
+    title="DeepSpeed",
     filename=FILENAME,
     write=write,
     parallel={"ddp": Parallel(), **ZERO_PARALLEL},

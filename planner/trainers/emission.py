@@ -21,6 +21,7 @@ from planner.hardware.precisions import check_device_precision
 from planner.memory.allocator_config import RECORDED_AS
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
 from planner.schema.result import RESULT_FORMAT, Recommendation
+from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.comments import one_line
 from planner.trainers.levers import lever_refusals
 from planner.trainers.loader import loader_heading, loader_warnings
@@ -209,7 +210,16 @@ def _write(
     judged = _judge(trained, run, device, reasons, estimator) if reasons else ()
     loads = loader_warnings(trainer, planned)
     heading = (*plan.heading, *judged, *loader_heading(planned), *loads)
-    return trainer.write(replace(planned, heading=heading, warnings=(*judged, *loads)))
+    written = trainer.write(replace(planned, heading=heading))
+    return Emitted(
+        target=trainer.name,
+        filename=trainer.filename,
+        text=written.text,
+        launch=written.run,
+        warnings=(*judged, *loads, *written.notes),
+        code=written.code,
+        code_filename=CODE_FILENAME if written.code else "",
+    )
 
 
 def _judge(

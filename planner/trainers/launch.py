@@ -52,6 +52,14 @@ def nodes_notes(setting: TrainSetting) -> tuple[str, ...]:
     )
 
 
+def tf32_notes(setting: TrainSetting, why: str) -> tuple[str, ...]:
+    """What the variables of `tf32_environment` do, and `why` it is they that do it."""
+    return {
+        "fp32": ("NVIDIA_TF32_OVERRIDE=0 keeps convolutions in plain fp32 too.",),
+        "tf32": (f"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: {why}.",),
+    }.get(setting.precision, ())
+
+
 def tf32_environment(plan: Plan) -> dict[str, str]:
     """The variables that set TF32 where a trainer has no key for it.
 

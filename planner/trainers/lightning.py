@@ -24,12 +24,12 @@ from planner.trainers.plan import (
     COMPILING,
     DDP_OPTIONS,
     FSDP_OPTIONS,
-    Emitted,
     Parallel,
     Plan,
     Refusal,
     Trainer,
-    way_out,
+    Written,
+    refused,
 )
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import EPOCHS, learning_rate_note, recipe_of
@@ -51,7 +51,6 @@ from planner.trainers.steps import (
     schedule_source,
 )
 
-TITLE = "Lightning's Trainer"
 FILENAME = "training_lightning.py"
 PRECISIONS = {
     # Lightning's names: "mixed" is autocast; "true" converts the model and its inputs.
@@ -60,18 +59,12 @@ PRECISIONS = {
 }  # fmt: skip
 
 
-def write(plan: Plan) -> Emitted:
+def write(plan: Plan) -> Written:
     """`training_lightning.py`: `TRAINER`, `build_model()`, `Training` (a LightningModule)."""
     run = launch(plan, torchrun("your_script.py", plan))
     found = (learning_rate_note(plan.setting), *nodes_notes(plan.setting))
     notes = (*found, *zero_notes(plan.setting), *fine_tuning_notes(plan.model, plan.setting))
-    return Emitted(
-        target="lightning",
-        filename=FILENAME,
-        text=_text(plan, run, notes),
-        launch=run,
-        warnings=(*plan.warnings, *notes),
-    )
+    return Written(_text(plan, run, notes), run, notes)
 
 
 def trainer_arguments(plan: Plan) -> dict[str, Any]:
@@ -253,20 +246,20 @@ def _every_micro_batch(setting: TrainSetting) -> dict[str, Any]:
 def refusals(plan: Plan) -> list[Refusal]:
     """Clipping that it would refuse when it runs, and fp16 for shards."""
     setting = plan.setting
-    if setting.parallelism == "fsdp" and setting.precision == "fp16":
-        law = "its ModelParallelStrategy has no 16-mixed precision"
-        return [Refusal(law, way_out("precision=bf16"))]
-    fused = setting.optimizer_implementation == "fused"
-    if setting.clip_grad and fused and setting.precision == "fp16":
-        family = setting.optimizer_family
-        law = f"it does not clip the gradients of a fused optimizer in fp16 ({setting.optimizer})"
-        return [Refusal(law, way_out(f"optimizer={family}-foreach"))]
-    return []
+    if setting.precision != "fp16":
+        return []
+    sharded, fused = setting.parallelism == "fsdp", setting.optimizer_implementation == "fused"
+    clip = f"it does not clip the gradients of a fused optimizer in fp16 ({setting.optimizer})"
+    foreach = f"optimizer={setting.optimizer_family}-foreach"
+    return refused(
+        (sharded, "its ModelParallelStrategy has no 16-mixed precision", "precision=bf16"),
+        (setting.clip_grad and fused and not sharded, clip, foreach),
+    )
 
 
 TRAINER = Trainer(
     name="lightning",
-    title=TITLE,
+    title="Lightning's Trainer",
     filename=FILENAME,
     write=write,
     expresses=(

@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from planner.schema import SwinConfig, TrainSetting
-from planner.trainers.launch import launch, nodes_notes, tf32_environment, torchrun
+from planner.trainers.launch import launch, nodes_notes, tf32_environment, tf32_notes, torchrun
 from planner.trainers.loader import train_loader
-from planner.trainers.plan import Emitted, Parallel, Plan, Refusal, Trainer, way_out
+from planner.trainers.plan import Parallel, Plan, Refusal, Trainer, Written, refused, way_out
 from planner.trainers.recipe import (
     BASE_LR,
     EPOCHS,
@@ -28,12 +28,11 @@ from planner.trainers.recipe import (
     rounded,
 )
 
-TITLE = "microsoft's main.py"
 FILENAME = "swin_microsoft.yaml"
 _DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_dataset
 
 
-def write(plan: Plan) -> Emitted:
+def write(plan: Plan) -> Written:
     """`swin_microsoft.yaml`."""
     setting, recipe, loader = plan.setting, recipe_of(plan.setting), train_loader(plan)
     command = torchrun("main.py", plan, f"--cfg {plan.path(FILENAME)} --data-path DATA")
@@ -56,14 +55,8 @@ def write(plan: Plan) -> Emitted:
         "DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, in the authors' checkout.",
         "With timm==0.4.12, which their get_started.md asks for: later ones refuse its t_mul.",
     )
-    text = plan.comment(run, *more, notes=notes)
-    return Emitted(
-        target="microsoft",
-        filename=FILENAME,
-        text=text + yaml.safe_dump(values, sort_keys=False),
-        launch=run,
-        warnings=(*plan.warnings, *notes),
-    )
+    text = plan.comment(run, *more, notes=notes) + yaml.safe_dump(values, sort_keys=False)
+    return Written(text, run, notes)
 
 
 def _model_values(model: SwinConfig) -> dict[str, Any]:
@@ -111,20 +104,16 @@ def _train_values(setting: TrainSetting) -> dict[str, Any]:
 
 def refusals(plan: Plan) -> list[Refusal]:
     """What it cannot express of the model and the setting."""
-    found = [*_model_refusals(plan.swin), *_setting_refusals(plan.setting)]
-    if plan.device == "cpu":
-        found.append(Refusal("main.py needs CUDA, and this was probed on the CPU", way_out()))
-    return found
+    on_cpu = (plan.device == "cpu", "main.py needs CUDA, and this was probed on the CPU", "")
+    return [*_model_refusals(plan.swin), *_setting_refusals(plan.setting), *refused(on_cpu)]
 
 
 def _model_refusals(model: SwinConfig) -> list[Refusal]:
-    found = []
-    if model.image_size[0] != model.image_size[1]:
-        size = f"{model.image_size[0]}x{model.image_size[1]}"
-        found.append(Refusal(f"its data loader makes square images, not {size}", way_out()))
-    if model.attn_drop_rate:
-        law = f"config.py has no key for attn_drop_rate={model.attn_drop_rate:g}"
-        found.append(Refusal(law, way_out()))
+    (height, width), drop = model.image_size, model.attn_drop_rate
+    found = refused(
+        (height != width, f"its data loader makes square images, not {height}x{width}", ""),
+        (drop, f"config.py has no key for attn_drop_rate={drop:g}", ""),
+    )
     if model.num_classes not in _DATA_SETS:
         law = (
             "it takes the number of classes from its data set, 1000 (imagenet) or 21841 "
@@ -135,24 +124,20 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
 
 
 def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
-    found = []
-    if setting.precision == "bf16":
-        found.append(Refusal("its autocast is fp16 only, not bf16", way_out("precision=fp16")))
-    if setting.optimizer_family == "sgd":
-        law = "its sgd is Nesterov's, not the one that was probed"
-        found.append(Refusal(law, way_out("optimizer=adamw")))
-    elif setting.optimizer not in ("adamw", "adamw-foreach"):
-        law = f"it has only torch's default adamw, not {setting.optimizer}"
-        found.append(Refusal(law, way_out("optimizer=adamw")))
-    if setting.amsgrad:
-        found.append(Refusal("its adamw has no amsgrad", way_out("amsgrad=false")))
-    if setting.validation_batch_size not in (0, setting.batch_size):
-        law = (
-            f"main.py validates with the training batch of {setting.batch_size}, not "
-            f"{setting.validation_batch_size}"
-        )
-        found.append(Refusal(law, way_out(f"validation_batch_size={setting.batch_size}")))
-    return found
+    batch, validated = setting.batch_size, setting.validation_batch_size
+    is_sgd = setting.optimizer_family == "sgd"
+    other = not is_sgd and setting.optimizer not in ("adamw", "adamw-foreach")
+    return refused(
+        (setting.precision == "bf16", "its autocast is fp16 only, not bf16", "precision=fp16"),
+        (is_sgd, "its sgd is Nesterov's, not the one that was probed", "optimizer=adamw"),
+        (other, f"it has only torch's default adamw, not {setting.optimizer}", "optimizer=adamw"),
+        (setting.amsgrad, "its adamw has no amsgrad", "amsgrad=false"),
+        (
+            validated not in (0, batch),
+            f"main.py validates with the training batch of {batch}, not {validated}",
+            f"validation_batch_size={batch}",
+        ),
+    )
 
 
 def _notes(model: SwinConfig, setting: TrainSetting) -> tuple[str, ...]:
@@ -171,11 +156,7 @@ def _notes(model: SwinConfig, setting: TrainSetting) -> tuple[str, ...]:
         found.append(
             "main.py resizes nothing to 32 pixels or fewer: its images must have that size."
         )
-    if setting.precision == "fp32":
-        found.append("NVIDIA_TF32_OVERRIDE=0 keeps convolutions in plain fp32 too.")
-    if setting.precision == "tf32":
-        found.append("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: main.py has no key for it.")
-    return tuple(found)
+    return (*found, *tf32_notes(setting, "main.py has no key for it"))
 
 
 def _own(setting: TrainSetting) -> dict[str, Any]:
@@ -185,7 +166,7 @@ def _own(setting: TrainSetting) -> dict[str, Any]:
 
 TRAINER = Trainer(
     name="microsoft",
-    title=TITLE,
+    title="microsoft's main.py",
     filename=FILENAME,
     write=write,
     expresses=(),

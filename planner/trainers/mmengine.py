@@ -12,18 +12,10 @@ from typing import Any
 
 from planner.schema import SwinConfig, TrainSetting
 from planner.schema.setting import EMA_DECAY
-from planner.trainers.launch import launch, nodes_notes, tf32_environment, torchrun
+from planner.trainers.launch import launch, nodes_notes, tf32_environment, tf32_notes, torchrun
 from planner.trainers.loader import training_load, validation_load
 from planner.trainers.parallel_source import ddp_arguments
-from planner.trainers.plan import (
-    DDP_OPTIONS,
-    Emitted,
-    Parallel,
-    Plan,
-    Refusal,
-    Trainer,
-    way_out,
-)
+from planner.trainers.plan import DDP_OPTIONS, Parallel, Plan, Refusal, Trainer, Written, refused
 from planner.trainers.pretrained import fine_tunes, fine_tuning_notes
 from planner.trainers.recipe import (
     EPOCHS,
@@ -36,14 +28,13 @@ from planner.trainers.recipe import (
 )
 from planner.trainers.source import literal
 
-TITLE = "mmengine"
 FILENAME = "swin_mmpretrain.py"
 
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "rmsprop": "RMSprop",
                "nadam": "NAdam", "radam": "RAdam"}  # fmt: skip
 
 
-def write(plan: Plan) -> Emitted:
+def write(plan: Plan) -> Written:
     """`swin_mmpretrain.py`: model, data, schedule and all."""
     setting = plan.setting
     launcher = " --launcher pytorch" if setting.parallelism != "none" else ""
@@ -58,13 +49,7 @@ def write(plan: Plan) -> Emitted:
     sections = _sections(plan)
     text = "".join(f"{name} = {_written(value)}\n" for name, value in sections.items())
     more = ("DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, in mmpretrain's checkout.",)
-    return Emitted(
-        target="mmengine",
-        filename=FILENAME,
-        text=plan.comment(run, *more, notes=notes) + text,
-        launch=run,
-        warnings=(*plan.warnings, *notes),
-    )
+    return Written(plan.comment(run, *more, notes=notes) + text, run, notes)
 
 
 def _sections(plan: Plan) -> dict[str, Any]:
@@ -116,11 +101,7 @@ def _loader(plan: Plan, train: bool) -> dict[str, Any]:
     return {
         **(training_load(plan) if train else validation_load(plan)),
         "sampler": {"type": "DefaultSampler", "shuffle": train},
-        "dataset": {
-            "type": "CustomDataset",
-            "data_root": "DATA",
-            "pipeline": [load, *crop, pack],
-        },
+        "dataset": {"type": "CustomDataset", "data_root": "DATA", "pipeline": [load, *crop, pack]},
     }
 
 
@@ -240,38 +221,33 @@ def refusals(plan: Plan) -> list[Refusal]:
 
 
 def _model_refusals(model: SwinConfig) -> list[Refusal]:
-    script = way_out()
-    found = []
-    if model.mlp_ratio != 4.0 or not model.qkv_bias or model.attn_drop_rate:
-        law = "mmpretrain's Swin takes mlp_ratio 4, qkv_bias and attn_drop_rate 0 from its backbone"
-        found.append(Refusal(law, script))
-    if not model.patch_norm:
-        found.append(Refusal("mmpretrain's Swin always normalises its patches", script))
-    return found
+    fixed = "mmpretrain's Swin takes mlp_ratio 4, qkv_bias and attn_drop_rate 0 from its backbone"
+    return refused(
+        (model.mlp_ratio != 4.0 or not model.qkv_bias or model.attn_drop_rate, fixed, ""),
+        (not model.patch_norm, "mmpretrain's Swin always normalises its patches", ""),
+    )
 
 
 def _freezing_refusals(model: SwinConfig, setting: TrainSetting) -> list[Refusal]:
     """Where its `frozen_stages` freezes other weights (mmpretrain @0979e78, `_freeze_stages`)."""
     if not setting.frozen_stages:
         return []
-    found = []
-    if model.version == 2:
-        law = "its version 2 counts a patch merging to the next stage, and freezes other weights"
-        found.append(Refusal(law, way_out("frozen_stages=0")))
-    if model.absolute_position_embedding:
-        law = "its frozen_stages leaves the position embedding to train"
-        found.append(Refusal(law, way_out("frozen_stages=0")))
-    if setting.frozen_stages == model.num_stages:
-        law = "it freezes the last norm with the last stage"
-        found.append(Refusal(law, way_out(f"frozen_stages={model.num_stages - 1}")))
-    return found
+    merging = "its version 2 counts a patch merging to the next stage, and freezes other weights"
+    position = "its frozen_stages leaves the position embedding to train"
+    last, norm = model.num_stages, "it freezes the last norm with the last stage"
+    return refused(
+        (model.version == 2, merging, "frozen_stages=0"),
+        (model.absolute_position_embedding, position, "frozen_stages=0"),
+        (setting.frozen_stages == last, norm, f"frozen_stages={last - 1}"),
+    )
 
 
 def _optimizer_refusals(setting: TrainSetting) -> list[Refusal]:
-    if setting.optimizer_family not in _OPTIMIZERS or setting.optimizer_implementation == "8bit":
-        law = f"it registers torch's optimizers, and {setting.optimizer} is not one it knows"
-        return [Refusal(law, way_out("optimizer=adamw"))]
-    return []
+    other = (
+        setting.optimizer_family not in _OPTIMIZERS or setting.optimizer_implementation == "8bit"
+    )
+    law = f"it registers torch's optimizers, and {setting.optimizer} is not one it knows"
+    return refused((other, law, "optimizer=adamw"))
 
 
 def _notes(setting: TrainSetting) -> tuple[str, ...]:
@@ -287,11 +263,7 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
             "mmpretrain runs frozen stages in evaluation mode, without drop path. Give it weights "
             "with --cfg-options load_from=FILE."
         )
-    if setting.precision == "fp32":
-        found.append("NVIDIA_TF32_OVERRIDE=0 keeps convolutions in plain fp32 too.")
-    if setting.precision == "tf32":
-        found.append("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: mmengine has no key.")
-    return tuple(found)
+    return (*found, *tf32_notes(setting, "mmengine has no key"))
 
 
 def _own(setting: TrainSetting) -> dict[str, Any]:
@@ -301,7 +273,7 @@ def _own(setting: TrainSetting) -> dict[str, Any]:
 
 TRAINER = Trainer(
     name="mmengine",
-    title=TITLE,
+    title="mmengine",
     filename=FILENAME,
     write=write,
     expresses=("compile", "compile_dynamic", "compile_fullgraph", "frozen_stages", "ema"),

@@ -154,11 +154,7 @@ def fitted_buckets(model: Model, setting: TrainSetting) -> TrainSetting:
     fit = {"zero_reduce_bucket": bucket, "zero_allgather_bucket": bucket}
     if setting.parallelism == "zero3":
         del fit["zero_allgather_bucket"]  # which only stages 1 and 2 have
-        fit |= {
-            "zero_prefetch_bucket": block,
-            "zero_max_live": 2 * block,
-            "zero_max_reuse": block,
-        }
+        fit |= {"zero_prefetch_bucket": block, "zero_max_live": 2 * block, "zero_max_reuse": block}
     changed = {
         name: min(size, whole)
         for name, size in fit.items()

@@ -36,18 +36,17 @@ class Emitted:
 class Plan:
     """A model of the trainer's own library, the setting to run it with, and what is known of it.
 
-    `heading` says where the setting comes from, a comment's line each; `warnings` are said on
-    standard error too. `device` is what was probed, and `allocator` the configuration of torch's
-    caching allocator there (None: its own). `output` is where the file will be written, None where
-    that is not known: then it is called by its usual name. `unit` is what a task calls an
-    item of its batch, None where images go in and logits come out. `loader` is how the training
-    data are loaded, None where that was not measured; `fed` is the probe that measured it.
+    `heading` says where the setting comes from, a comment's line each. `device` is what was probed,
+    and `allocator` the configuration of torch's caching allocator there (None: its own). `output`
+    is where the file will be written, None where that is not known: then it is called by its usual
+    name. `unit` is what a task calls an item of its batch, None where images go in and logits come
+    out. `loader` is how the training data are loaded, None where that was not measured; `fed` is
+    the probe that measured it.
     """
 
     model: Model
     setting: TrainSetting
     heading: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
     device: Literal["cuda", "cpu"] = "cuda"
     allocator: str | None = None
     output: PurePath | None = None
@@ -83,6 +82,16 @@ class Plan:
     def comment(self, run: str, *more: str, notes: Iterable[str] = ()) -> str:
         """The `#` lines above the file: the heading, how to run it, and what to know of it."""
         return comment(self.heading, run, more, notes)
+
+
+class Written(NamedTuple):
+    """What a trainer writes of a plan: a whole file, the command that trains with it, and what to
+    know of both. `code` is `building.py`, where the file cannot hold everything."""
+
+    text: str
+    run: str
+    notes: tuple[str, ...]
+    code: str = ""
 
 
 LeverName = Literal[
@@ -148,7 +157,7 @@ class Trainer:
     name: str
     title: str
     filename: str
-    write: Callable[[Plan], Emitted]
+    write: Callable[[Plan], Written]
     expresses: tuple[LeverName, ...]
     refusals: Callable[[Plan], list[Refusal]] = lambda plan: []
     library: Library | None = None
@@ -158,6 +167,11 @@ class Trainer:
     loads_by_itself: Mapping[str, Any] = field(default_factory=dict)
     reads: str | None = None
     pipelines: tuple[Pipeline, ...] = ()
+
+
+def refused(*cases: tuple[object, str, str]) -> list[Refusal]:
+    """One for each of `cases` (whether it is asked, the law, what --set takes to do without)."""
+    return [Refusal(law, way_out(change)) for asked, law, change in cases if asked]
 
 
 def refuse(trainer: str, refusals: Iterable[Refusal]) -> None:

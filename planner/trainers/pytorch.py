@@ -26,21 +26,15 @@ from planner.trainers.plan import (
     DDP_OPTIONS,
     FSDP_OPTIONS,
     SYNC,
-    Emitted,
     LeverName,
     Parallel,
     Plan,
     Refusal,
     Trainer,
+    Written,
 )
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
-from planner.trainers.recipe import (
-    EPOCHS,
-    WARMUP_EPOCHS,
-    WORKERS,
-    learning_rate_note,
-    recipe_of,
-)
+from planner.trainers.recipe import EPOCHS, WARMUP_EPOCHS, WORKERS, learning_rate_note, recipe_of
 from planner.trainers.script_data import (
     IMPORTS,
     data_notes,
@@ -49,22 +43,15 @@ from planner.trainers.script_data import (
     own_factory,
     standard_modules,
 )
-from planner.trainers.source import (
-    arguments,
-    compiles_whole,
-    offloaded,
-    placed,
-    process_source,
-)
+from planner.trainers.source import arguments, compiles_whole, offloaded, placed, process_source
 from planner.trainers.steps import mixing_source, optimizer_source, schedule_source, update_source
 from planner.trainers.task_script import task_refusals, write_task_script
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-TITLE = "the PyTorch script"
 FILENAME = "train.py"
 
 
-def write(plan: Plan) -> Emitted:
+def write(plan: Plan) -> Written:
     """`train.py`, whole."""
     if plan.is_task:
         return write_task_script(plan, FILENAME)
@@ -122,13 +109,7 @@ def write(plan: Plan) -> Emitted:
         ),
         "\n\n" + _main(plan),
     )  # fmt: skip
-    return Emitted(
-        target="pytorch",
-        filename=FILENAME,
-        text="".join(sections),
-        launch=run,
-        warnings=(*plan.warnings, *notes),
-    )
+    return Written("".join(sections), run, notes)
 
 
 def refusals(plan: Plan) -> list[Refusal]:
@@ -421,7 +402,7 @@ if __name__ == "__main__":
 
 TRAINER = Trainer(
     name="pytorch",
-    title=TITLE,
+    title="the PyTorch script",
     filename=FILENAME,
     write=write,
     expresses=get_args(LeverName),

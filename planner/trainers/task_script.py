@@ -13,7 +13,7 @@ from planner.schema.setting import EMA_DECAY
 from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.loader import training_load
-from planner.trainers.plan import Emitted, Plan, Refusal
+from planner.trainers.plan import Plan, Refusal, Written
 from planner.trainers.recipe import recipe_of
 from planner.trainers.source import (
     BUDGET_IMPORT,
@@ -32,7 +32,7 @@ RATE_NOTE = (
 )
 
 
-def write_task_script(plan: Plan, filename: str) -> Emitted:
+def write_task_script(plan: Plan, filename: str) -> Written:
     """`filename`, whole."""
     setting = plan.setting
     run = launch(plan, torchrun(plan.path(filename), plan, "--steps 20 --lr LR"))
@@ -53,13 +53,7 @@ def write_task_script(plan: Plan, filename: str) -> Emitted:
             "\n\n" + _main(plan),
         )
     )
-    return Emitted(
-        target="pytorch",
-        filename=filename,
-        text=text,
-        launch=run,
-        warnings=(*plan.warnings, RATE_NOTE),
-    )
+    return Written(text, run, (RATE_NOTE,))
 
 
 def task_refusals(plan: Plan) -> list[Refusal]:

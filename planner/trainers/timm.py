@@ -18,14 +18,7 @@ from planner.schema import SwinConfig, TrainSetting
 from planner.schema.setting import EMA_DECAY
 from planner.trainers.launch import launch, nodes_notes, torchrun
 from planner.trainers.loader import train_loader
-from planner.trainers.plan import (
-    Emitted,
-    Parallel,
-    Plan,
-    Refusal,
-    Trainer,
-    way_out,
-)
+from planner.trainers.plan import Parallel, Plan, Refusal, Trainer, Written, refused
 from planner.trainers.recipe import (
     EPOCHS,
     FINAL_SHARE,
@@ -36,7 +29,6 @@ from planner.trainers.recipe import (
     rounded,
 )
 
-TITLE = "timm's train.py"
 FILENAME = "args.yaml"
 
 _ARGUMENTS = {
@@ -53,7 +45,7 @@ _OPTIMIZERS = {
 }  # fmt: skip
 
 
-def write(plan: Plan) -> Emitted:
+def write(plan: Plan) -> Written:
     """`args.yaml`."""
     setting = plan.setting
     values = {**_model_values(plan.swin), **_setting_values(plan)}
@@ -62,14 +54,8 @@ def write(plan: Plan) -> Emitted:
     run = launch(plan, torchrun("train.py", plan, arguments), _environment(plan))
     notes = _notes(setting)
     layout = "DATA/train/CLASS/*.jpg and DATA/validation/CLASS/*.jpg, in timm's checkout."
-    text = plan.comment(run, layout, notes=notes)
-    return Emitted(
-        target="timm",
-        filename=FILENAME,
-        text=text + yaml.safe_dump(values, sort_keys=False),
-        launch=run,
-        warnings=(*plan.warnings, *notes),
-    )
+    text = plan.comment(run, layout, notes=notes) + yaml.safe_dump(values, sort_keys=False)
+    return Written(text, run, notes)
 
 
 def create_model_arguments(model: SwinConfig) -> tuple[str, dict[str, Any]]:
@@ -188,19 +174,13 @@ def _recipe_values(setting: TrainSetting) -> dict[str, Any]:
 
 def refusals(plan: Plan) -> list[Refusal]:
     """Optimizers that it has in other code."""
-    setting = plan.setting
-    found = []
-    if setting.optimizer_implementation == "8bit":
-        law = "its 8-bit optimizers are bitsandbytes', not torchao's adamw-8bit that was probed"
-        found.append(Refusal(law, way_out("optimizer=adamw")))
-    if setting.optimizer_family not in _OPTIMIZERS:
-        found.append(
-            Refusal(
-                f"its {setting.optimizer_family} is timm's own, not the torch one that was probed",
-                way_out("optimizer=adamw"),
-            )
-        )
-    return found
+    family, kind = plan.setting.optimizer_family, plan.setting.optimizer_implementation
+    bits = "its 8-bit optimizers are bitsandbytes', not torchao's adamw-8bit that was probed"
+    own = f"its {family} is timm's own, not the torch one that was probed"
+    return refused(
+        (kind == "8bit", bits, "optimizer=adamw"),
+        (family not in _OPTIMIZERS, own, "optimizer=adamw"),
+    )
 
 
 def _environment(plan: Plan) -> dict[str, str]:
@@ -261,7 +241,7 @@ def _overrides(model: SwinConfig, name: str) -> dict[str, Any]:
 
 TRAINER = Trainer(
     name="timm",
-    title=TITLE,
+    title="timm's train.py",
     filename=FILENAME,
     write=write,
     expresses=("compile", "ema", "memory_format", "pure-bf16", "bf16-on-cpu", "fp16-on-cpu"),

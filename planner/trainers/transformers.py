@@ -25,12 +25,12 @@ from planner.trainers.plan import (
     COMPILING,
     DDP_OPTIONS,
     SYNC,
-    Emitted,
     Parallel,
     Plan,
     Refusal,
     Trainer,
-    way_out,
+    Written,
+    refused,
 )
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
 from planner.trainers.recipe import (
@@ -55,7 +55,6 @@ from planner.trainers.source import (
 from planner.trainers.steps import mixing_source, optimizer_source
 from planner.units import format_bytes
 
-TITLE = "transformers' Trainer"
 FILENAME = "training_transformers.py"
 
 _OPTIMIZERS = {
@@ -66,17 +65,11 @@ _OPTIMIZERS = {
 }  # fmt: skip
 
 
-def write(plan: Plan) -> Emitted:
+def write(plan: Plan) -> Written:
     """`training_transformers.py`: `ARGUMENTS`, `build_model()`, `build_trainer(train_dataset)`."""
     run = launch(plan, torchrun("your_script.py", plan))
     notes = (*_notes(plan), *fine_tuning_notes(plan.model, plan.setting))
-    return Emitted(
-        target="transformers",
-        filename=FILENAME,
-        text=_text(plan, run, notes),
-        launch=run,
-        warnings=(*plan.warnings, *notes),
-    )
+    return Written(_text(plan, run, notes), run, notes)
 
 
 def training_arguments(plan: Plan) -> dict[str, Any]:
@@ -337,15 +330,14 @@ def _notes(plan: Plan) -> tuple[str, ...]:
 def refusals(plan: Plan) -> list[Refusal]:
     """An optimizer built in the file, where the Trainer takes none (trainer.py, __init__)."""
     setting = plan.setting
-    if setting.parallelism != "fsdp" or _optimizer_name(setting) is not None:
-        return []
-    law = f"it takes no optimizer of yours under {setting.parallelism}, and {setting.optimizer} "
-    return [Refusal(f"{law}is none of its own", way_out("optimizer=adamw"))]
+    law = f"it takes no optimizer of yours under fsdp, and {setting.optimizer} is none of its own"
+    own = setting.parallelism == "fsdp" and _optimizer_name(setting) is None
+    return refused((own, law, "optimizer=adamw"))
 
 
 TRAINER = Trainer(
     name="transformers",
-    title=TITLE,
+    title="transformers' Trainer",
     filename=FILENAME,
     write=write,
     expresses=(
