@@ -220,6 +220,7 @@ class SearchKeywords(TypedDict, total=False):
     images_per_epoch: int
     tolerance: float
     baseline: bool
+    tensorboard: Path | str | None
     accept_different: bool
     seed: int
     data: str | PathLike[str] | None
@@ -305,6 +306,10 @@ class SearchOptions:
     with_data: Path | None = option(
         None, "Take the loader that 'planner data' found: its folder, or data.json.",
         metavar="RUN", read=path_reader("with_data"),
+    )  # fmt: skip
+    tensorboard: Path | None = option(
+        None, "Also write scalars for TensorBoard into DIR, probe by probe.",
+        metavar="DIR", read=path_reader("tensorboard"),
     )  # fmt: skip
     accept_different: bool = option(
         False, "Go on with a study of another device or software.", is_switch=True

@@ -36,11 +36,13 @@ MAX_LOST_LEASES = 20  # in a row, to other tuners: then their study is left to t
 class Session(Generic[SettingT, RecordT]):
     """One tuner's loop over a study: asks a strategy, leases, probes, keeps, until it is done.
 
-    `records` is all that is known, by any tuner, in the order it was learned. `expect` says what is
-    expected of a probe, for its record, where the strategy says nothing of it.
+    `records` is all that is known, by any tuner, in the order it was learned, in which `learned` is
+    told of each. `expect` says what is expected of a probe, for its record, where the strategy says
+    nothing of it.
     """
 
     expect: Callable[[Candidate[SettingT], str], Expected | None]
+    learned: Callable[[RecordT], None]
 
     def __init__(
         self, space: Space[SettingT], study: Study[SettingT, RecordT],
@@ -54,6 +56,7 @@ class Session(Generic[SettingT, RecordT]):
         self.deadline, self.budget_bytes, self.on_progress = deadline, budget_bytes, on_progress
         self.plain, self.sleep = plain, sleep
         self.expect = lambda candidate, phase: None
+        self.learned = lambda record: None
         self.records: list[RecordT] = []
         self.seen: set[str] = set()
         self.crowded: list[str] = []  # settings that others crowded out in this run, one per probe
@@ -180,8 +183,7 @@ class Session(Generic[SettingT, RecordT]):
         fresh = [r for r in self.study.records() if r.probe_id not in self.seen]
         self.limits.charge(fresh)
         for record in fresh:
-            self.seen.add(record.probe_id)
-            self.records.append(record.judged_in(self.budget_bytes))
+            self._learn(record.judged_in(self.budget_bytes))
 
     def _probe(self, choice: Choice[SettingT]) -> bool:
         """One probe, from lease to record; False where another tuner holds the lease."""
@@ -221,9 +223,13 @@ class Session(Generic[SettingT, RecordT]):
 
     def _keep(self, lease: Lease[SettingT], record: RecordT) -> None:
         """In memory first: what was measured counts even where the disk refuses it."""
+        self._learn(record)
+        self.study.finish(lease, record)
+
+    def _learn(self, record: RecordT) -> None:
         self.seen.add(record.probe_id)
         self.records.append(record)
-        self.study.finish(lease, record)
+        self.learned(record)
 
     def _fails_alike(self) -> bool:
         """Whether nothing but one and the same crash was seen, or one and the same refusal (of a

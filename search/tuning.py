@@ -19,6 +19,7 @@ from planner.memory.allocator_config import (
 )
 from planner.schema import Model
 from planner.schema.result import Recommendation
+from search.board import told_to_board
 from search.feeding.asked import find_asked
 from search.feeding.phase import FeedingPhase, judge_by_law, step_budget
 from search.interrupts import heard
@@ -84,7 +85,8 @@ def tune(
     included), or when another probe is expected to gain less than `tolerance` (a share).
     `steps` (of `base`'s global batch) or `epochs` rank by total time with compilation.
     `output` (default tune-LIBRARY-NAME) receives recommendation.json, probes.jsonl and, unless
-    `storage` names another place, study.db; the same call goes on from there. `replay` is a file
+    `storage` names another place, study.db; the same call goes on from there. `tensorboard` is a
+    folder for scalars of each probe, written as it ends. `replay` is a file
     of records to search in place of a device (`model` may then be None). `data` (a folder of
     pictures, MODULE:FACTORY) are fed to what it recommends, by the best loader it finds for them,
     and `with_data` by the one that `planner data` found: `Recommendation.feeding`. `estimator`
@@ -140,6 +142,7 @@ def _probed(
         notes += [*_card_notes(where, alone), *_world_notes(devices)]
         for note in notes:
             say(note)
+        learned = stack.enter_context(told_to_board(options.tensorboard, space, say))
         rates = None
         if estimator == "auto":
             rates = device_rates(where, identity.device, limits.seconds_left(), say)
@@ -157,6 +160,7 @@ def _probed(
         session = Session(
             space, study, prober, limits, probe_deadline(prior), memory.budget_bytes, on_progress
         )
+        session.learned = learned
         recommendation = search_and_recommend(session, identity, prior, options, [*notes, *said])
         where_kept = study.spilled or study.records_path
         write_result(output / TUNE_RESULT, recommendation, where_kept)
@@ -271,7 +275,8 @@ def _replayed(
         replay.space, MemoryStudy(), ReplayProber(replay, limits), limits, probe_deadline(prior),
         budget, on_progress,
     )  # fmt: skip
-    found = search_and_recommend(session, identity, prior, options, [*notes, *said])
+    with told_to_board(options.tensorboard, replay.space, say) as session.learned:
+        found = search_and_recommend(session, identity, prior, options, [*notes, *said])
     if asked is not None:
         found = judge_by_law(found, asked, contenders(session.in_space(), budget))
     if output is not None:

@@ -27,8 +27,8 @@ HEADINGS: Headings = {
     "Study": ("storage", "study_name", "accept_different"),
     "Trace": ("traced", "retrace"),
     "Output": (
-        "output", "folder", "kind", "title", "force", "as_json", "quiet", "times", "plot",
-        "timeline", "snapshot", "chrome_trace",
+        "output", "folder", "tensorboard", "kind", "title", "force", "as_json", "quiet", "times",
+        "plot", "timeline", "snapshot", "chrome_trace",
     ),
 }  # fmt: skip
 OTHERS = "Other options"

@@ -327,6 +327,7 @@ VALUES: Mapping[str, Completer] = {
     "shapes": _several_words("guide", "stages"),
     "data": _folder,
     "folder": _folder,
+    "tensorboard": _folder,
     "command": _commands,
     "shell": _one_of(_shells),
     **dict.fromkeys(

@@ -23,7 +23,7 @@ def summary_writer(folder: str | PathLike[str]) -> Any:
     except ImportError:
         raise PlannerError(
             "TensorBoard's files need torch and tensorboard, and one is not installed.",
-            "Install it with: pip install tensorboard",
+            "Install it with: pip install 'planner[tensorboard]'",
         ) from None
     return SummaryWriter(str(folder))
 
