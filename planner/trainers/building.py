@@ -11,14 +11,7 @@ from planner.trainers.imports import import_block
 from planner.trainers.plan import Plan
 from planner.trainers.recipe import recipe_of
 from planner.trainers.source import placed, process_source
-from planner.trainers.steps import (
-    loader_source,
-    loss_source,
-    mixing_source,
-    optimizer_source,
-    rate_source,
-    schedule_source,
-)
+from planner.trainers.steps import loader_source, rate_source, step_source
 
 FILENAME = "building.py"
 
@@ -30,10 +23,7 @@ def building_source(
     further constants."""
     setting, recipe = plan.setting, recipe_of(plan.setting)
     model = trained_source(plan.model, setting)
-    pieces = [optimizer_source(setting), schedule_source(), loss_source(setting)]
-    if recipe.mixes:
-        pieces.append(mixing_source())
-    imports = (*model.imports, *(line for found, _ in pieces for line in found))
+    step = step_source(setting)
     constants = [
         f"ACCUMULATE = {setting.accumulate}  # micro-batches of one optimizer step\n",
         f"VALIDATION_BATCH_SIZE = {recipe.validation_batch_size}\n",
@@ -46,10 +36,10 @@ def building_source(
     return "".join(
         (
             plan.comment(run, "Your script:", *(f"    {line}" for line in use), notes=notes),
-            import_block(imports),
+            import_block((*model.imports, *step.imports)),
             "\n" + process_source(setting),
             "\n" + "".join(constants),
             "\n\n" + placed(model.body, setting),
-            *("\n\n" + body for _, body in pieces),
+            "\n\n" + step.body,
         )
     )

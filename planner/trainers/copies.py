@@ -5,22 +5,21 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _BLOCK_FINDERS = ("CONTAINERS", "TORCH_BLOCKS", "repeated_blocks", "_kind", "_may_be_block")
 _PACKAGE = Path(__file__).parents[1]
 
 
-@dataclass(frozen=True)
-class ModelSource:
-    """`build_model()` as source, with the imports that it needs, one line each."""
+class Source(NamedTuple):
+    """Functions as source, with the imports that they need, one line each."""
 
-    imports: tuple[str, ...]
-    body: str
+    imports: tuple[str, ...] = ()
+    body: str = ""
 
 
-def copied(file: str, *names: str) -> ModelSource:
+def copied(file: str, *names: str) -> Source:
     """What a file of the planner's that imports only torch defines as `names` (all, where none are
     given), with the imports that it needs."""
     text = (_PACKAGE / file).read_text(encoding="utf-8")
@@ -32,7 +31,7 @@ def copied(file: str, *names: str) -> ModelSource:
         body = "\n\n".join("".join(lines[n.lineno - 1 : n.end_lineno]) for n in chosen)
     else:
         body = "".join(lines[imports[-1].end_lineno :]).strip("\n") + "\n"
-    return ModelSource(imports=tuple(_needed(imports, body)), body=body + "\n\n")
+    return Source(imports=tuple(_needed(imports, body)), body=body + "\n\n")
 
 
 def _needed(imports: list[ast.Import | ast.ImportFrom], body: str) -> Iterator[str]:
@@ -44,20 +43,20 @@ def _needed(imports: list[ast.Import | ast.ImportFrom], body: str) -> Iterator[s
             yield ast.unparse(node)
 
 
-def block_finding() -> ModelSource:
+def block_finding() -> Source:
     """`repeated_blocks` and what it calls."""
     return copied("checkpointing.py", *_BLOCK_FINDERS)
 
 
-def compiled_blocks(source: ModelSource, how: str) -> ModelSource:
+def compiled_blocks(source: Source, how: str) -> Source:
     """`source`, its `build_model` compiling each repeated block; `how` are arguments of
     `torch.compile`."""
     compiling = copied("compilation.py", "compile_blocks")
     finding = block_finding()
     if "def repeated_blocks" in source.body:
-        finding = ModelSource((), "")
+        finding = Source()
     line = f"    compile_blocks(repeated_blocks(model), {how})\n"
-    return ModelSource(
+    return Source(
         (*source.imports, *finding.imports, *compiling.imports),
         finding.body + compiling.body + before_return(source.body, line),
     )

@@ -6,14 +6,10 @@ the same, event by event.
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
-from planner.libraries import trainable
 from planner.libraries.registry import find_library
 from planner.libraries.trainable import HEADS, Trainable
 from planner.schema import Model, SwinConfig, TrainSetting
-from planner.trainers.copies import ModelSource, before_return
+from planner.trainers.copies import Source, before_return, copied
 from planner.trainers.pretrained import fine_tunes, weights_name
 from planner.trainers.source import call, literal, model_source
 from planner.trainers.timm import create_model_arguments
@@ -21,7 +17,7 @@ from planner.trainers.timm import create_model_arguments
 _WIDTH = 96
 
 
-def trained_source(model: Model, setting: TrainSetting, by_peft: bool = False) -> ModelSource:
+def trained_source(model: Model, setting: TrainSetting, by_peft: bool = False) -> Source:
     """`build_model()` as `model_source` writes it, trained where `setting` trains it."""
     built = model_source(model, setting)
     if not fine_tunes(setting):
@@ -33,7 +29,7 @@ def trained_source(model: Model, setting: TrainSetting, by_peft: bool = False) -
     added = _peft(chosen) if by_peft and chosen.lora_rank else _own(chosen)
     head, _, lines = added.body.rpartition("\n\n\n")
     body = before_return(built.body, lines)
-    return ModelSource((*built.imports, *added.imports), f"{head}\n\n\n{body}")
+    return Source((*built.imports, *added.imports), f"{head}\n\n\n{body}")
 
 
 def _replaced(text: str, old: str, new: str) -> str:
@@ -41,14 +37,14 @@ def _replaced(text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-def _with_weights(built: ModelSource, model: SwinConfig, weights: str) -> ModelSource:
+def _with_weights(built: Source, model: SwinConfig, weights: str) -> Source:
     """`build_model(pretrained)`, which loads what the library publishes as `weights`."""
     body = _replaced(built.body, "build_model()", "build_model(pretrained: bool = False)")
     if model.library == "timm":
         created = "timm.create_model(\n        "
         name = literal(create_model_arguments(model)[0])
         asked = f"{literal(weights)},\n        pretrained=pretrained"
-        return ModelSource(built.imports, _replaced(body, created + name, created + asked))
+        return Source(built.imports, _replaced(body, created + name, created + asked))
     if model.library == "torchvision":
         imports: tuple[str, ...] = ("from torchvision.models import get_model_weights",)
         published = f"get_model_weights({literal(weights)}).DEFAULT"
@@ -66,35 +62,21 @@ def _with_weights(built: ModelSource, model: SwinConfig, weights: str) -> ModelS
             "        state = published.state_dict()\n"
         )
     lines = f"    if pretrained:\n{loaded}        model.load_state_dict(state, strict=False)\n"
-    return ModelSource((*built.imports, *imports), before_return(body, lines))
+    return Source((*built.imports, *imports), before_return(body, lines))
 
 
-def _own(chosen: Trainable) -> ModelSource:
+def _own(chosen: Trainable) -> Source:
     """The helpers, and below them the lines of `build_model` that use them."""
-    lines = "    freeze(model, FROZEN)\n"
-    if not chosen.lora_rank:
-        helpers = _written_out("freeze")
-        return ModelSource(("import re",), f"{_pattern('FROZEN', chosen.frozen)}{helpers}{lines}")
-    patterns = _pattern("FROZEN", chosen.frozen) + _pattern("ADAPTED", chosen.adapted)
-    helpers = _written_out("LoraLinear", "freeze", "add_adapters")
-    lines += f"    add_adapters(model, ADAPTED, {chosen.lora_rank})\n"
-    imports = (
-        "import math",
-        "import re",
-        "from torch import Tensor, nn",
-        "from torch.nn import functional as F",
-    )
-    return ModelSource(imports, f"{patterns}{helpers}{lines}")
+    patterns, lines = _pattern("FROZEN", chosen.frozen), "    freeze(model, FROZEN)\n"
+    helpers = copied("libraries/adapters.py", "freeze")
+    if chosen.lora_rank:
+        helpers = copied("libraries/adapters.py", "LoraLinear", "freeze", "add_adapters")
+        patterns += _pattern("ADAPTED", chosen.adapted)
+        lines += f"    add_adapters(model, ADAPTED, {chosen.lora_rank})\n"
+    return Source(helpers.imports, f"{patterns}\n\n{helpers.body}{lines}")
 
 
-def _written_out(*names: str) -> str:
-    """The classes and functions called so in `planner/libraries/adapters.py`."""
-    text = Path(trainable.__file__).with_name("adapters.py").read_text(encoding="utf-8")
-    nodes = [node for node in ast.parse(text).body if getattr(node, "name", None) in names]
-    return "".join(f"\n\n{ast.get_source_segment(text, node)}\n" for node in nodes) + "\n\n"
-
-
-def _peft(chosen: Trainable) -> ModelSource:
+def _peft(chosen: Trainable) -> Source:
     """peft freezes the rest by itself. It would copy an adapter's input to fp32, and back."""
     arguments = {
         "r": chosen.lora_rank,
@@ -112,7 +94,7 @@ def _peft(chosen: Trainable) -> ModelSource:
         "            layer.cast_input_dtype_enabled = False\n"
     )
     imports = ("from peft import LoraConfig, get_peft_model",)
-    return ModelSource(imports, f"{_pattern('ADAPTED', chosen.adapted)}\n\n{lines}")
+    return Source(imports, f"{_pattern('ADAPTED', chosen.adapted)}\n\n{lines}")
 
 
 def _pattern(name: str, pattern: str) -> str:

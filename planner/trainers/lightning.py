@@ -10,6 +10,7 @@ from typing import Any
 
 from planner.schema import TrainSetting
 from planner.schema.distribution import DEEPSPEED
+from planner.trainers.copies import Source
 from planner.trainers.engine import ZERO_PARALLEL, engine_source, on_gpus, zero_notes
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
@@ -42,14 +43,7 @@ from planner.trainers.source import (
     placed,
     process_source,
 )
-from planner.trainers.steps import (
-    loader_source,
-    loss_source,
-    mixing_source,
-    optimizer_source,
-    rate_source,
-    schedule_source,
-)
+from planner.trainers.steps import loader_source, rate_source, step_source
 
 FILENAME = "training_lightning.py"
 PRECISIONS = {
@@ -87,11 +81,11 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
     return values
 
 
-def strategy_source(setting: TrainSetting) -> tuple[tuple[str, ...], str]:
-    """(imports, the strategy of `Trainer` as source): what is not PyTorch's own, of DDPStrategy
+def strategy_source(setting: TrainSetting) -> Source:
+    """The strategy of `Trainer`: what is not PyTorch's own, of DDPStrategy
     (pytorch/strategies/ddp.py passes the rest on), ModelParallelStrategy or DeepSpeedStrategy."""
     if setting.parallelism == "none":
-        return (), '"auto"'
+        return Source((), '"auto"')
     if setting.parallelism == "fsdp":
         name = "ModelParallelStrategy"
         sizes = {"data_parallel_size": setting.world_size, "tensor_parallel_size": 1}
@@ -107,7 +101,7 @@ def strategy_source(setting: TrainSetting) -> tuple[tuple[str, ...], str]:
         line, hook = compression_hook(setting)
         imports.append(line)
         given = f"{given}, ddp_comm_hook={hook}" if given else f"ddp_comm_hook={hook}"
-    return tuple(imports), f"{name}({given})"
+    return Source(tuple(imports), f"{name}({given})")
 
 
 def _clips_by_itself(setting: TrainSetting) -> bool:
@@ -125,16 +119,8 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
     model = trained_source(plan.model, setting)
     strategy_imports, strategy = strategy_source(setting)
     sharding_imports, sharding = sharding_source(setting)
-    pieces = [optimizer_source(setting), schedule_source(), loss_source(setting)]
-    if recipe.mixes:
-        pieces.append(mixing_source())
-    imports = (
-        *model.imports,
-        *(line for found, _ in pieces for line in found),
-        *strategy_imports,
-        *sharding_imports,
-        "import lightning",
-    )
+    step = step_source(setting)
+    imports = (*model.imports, *step.imports, *strategy_imports, *sharding_imports)
     rate = "" if recipe.learning_rate is not None else "lr=LR"
     use = (
         f"In your script: from {plan.module(FILENAME)} import *",
@@ -147,7 +133,7 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
     return "".join(
         (
             plan.comment(run, *use, notes=notes),
-            import_block(imports),
+            import_block((*imports, "import lightning")),
             "\n" + process_source(setting),
             f"\nVALIDATION_BATCH_SIZE = {recipe.validation_batch_size}\n",
             f"NUM_CLASSES = {plan.model.num_classes}\n",
@@ -158,7 +144,7 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
             _assigned('TRAINER["strategy"]', strategy),
             "\n\n" + placed(without_twice(model.body, sharding), _laid_out(setting)),
             "\n\n" + sharding if sharding else "",
-            *("\n\n" + body for _, body in pieces),
+            "\n\n" + step.body,
             "\n\n" + _module(setting, weights_name(plan.model, setting) is not None),
         )
     )

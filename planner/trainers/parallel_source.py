@@ -7,9 +7,8 @@ from typing import Any
 
 from planner.schema import Library, SwinConfig, TrainSetting
 from planner.schema.distribution import SHARDED
-from planner.trainers.copies import block_finding
+from planner.trainers.copies import Source, block_finding
 from planner.trainers.source import mapping
-from planner.trainers.steps import Source
 
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
@@ -47,12 +46,12 @@ def policy_source(setting: TrainSetting) -> str:
 
 def distribute_source(setting: TrainSetting) -> Source:
     """`distribute(model, call, device)`: what is called in the model's place on several devices,
-    and `model` itself sharded where it is to be. ((), "") on one device."""
+    and `model` itself sharded where it is to be. Nothing on one device."""
     if setting.parallelism == "ddp":
         return _ddp(setting)
     if setting.parallelism in SHARDED:
         return _fsdp(setting)
-    return (), ""
+    return Source()
 
 
 def _ddp(setting: TrainSetting) -> Source:
@@ -65,7 +64,7 @@ def _ddp(setting: TrainSetting) -> Source:
         hook = f"    wrapped.register_comm_hook(None, {name})\n"
     options = mapping("DDP", given) + "\n\n" if given else ""
     unpacked = ", **DDP" if given else ""
-    return tuple(imports), options + (
+    body = options + (
         "def distribute(model: nn.Module, call: nn.Module, device: torch.device) -> nn.Module:\n"
         '    """`call`, whose gradients are summed over all devices as backward goes."""\n'
         '    ids = [device] if device.type == "cuda" else None\n'
@@ -73,12 +72,13 @@ def _ddp(setting: TrainSetting) -> Source:
         f"{hook}"
         "    return wrapped\n"
     )
+    return Source(tuple(imports), body)
 
 
 def sharding_source(setting: TrainSetting) -> Source:
-    """`shard(model, mesh)` by fully_shard; ((), "") where weights are not sharded."""
+    """`shard(model, mesh)` by fully_shard; nothing where weights are not sharded."""
     if setting.parallelism not in SHARDED:
-        return (), ""
+        return Source()
     finding = block_finding()
     imports = (
         *finding.imports,
@@ -86,7 +86,7 @@ def sharding_source(setting: TrainSetting) -> Source:
         "from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard",
     )
     reshard = "" if setting.fsdp_reshard else ", reshard_after_forward=False"
-    return imports, finding.body + (
+    body = (
         "def shard(model: nn.Module, mesh: DeviceMesh) -> None:\n"
         '    """Shards each block, and then what is left of `model`."""\n'
         f"    policy = MixedPrecisionPolicy({policy_source(setting)})\n"
@@ -97,6 +97,7 @@ def sharding_source(setting: TrainSetting) -> Source:
         '        if isinstance(module, FSDPModule) and mesh.device_type == "cpu":\n'
         "            module.set_force_sum_reduction_for_comms(True)\n"
     )
+    return Source(imports, finding.body + body)
 
 
 def without_twice(body: str, sharding: str) -> str:
@@ -118,13 +119,14 @@ def _fsdp(setting: TrainSetting) -> Source:
         "from torch.distributed.checkpoint.state_dict import StateDictOptions",
         "from torch.distributed.checkpoint.state_dict import get_model_state_dict",
     )
-    return (*imports, *more), shard + (
+    body = (
         "\n\n"
         "def distribute(model: nn.Module, call: nn.Module, device: torch.device) -> nn.Module:\n"
         f'    """Shards `model` over {over}."""\n'
         f"    shard(model, init_device_mesh(device.type, {shape}))\n"
         "    return call\n"
     )
+    return Source((*imports, *more), shard + body)
 
 
 _BLOCKS: dict[tuple[Library, int], str] = {

@@ -11,7 +11,7 @@ from typing import get_args
 
 from planner.schema import TrainSetting
 from planner.schema.loading import Pipeline
-from planner.schema.setting import EMA_DECAY, LABEL_SMOOTHING
+from planner.schema.setting import LABEL_SMOOTHING
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, nodes_notes, torchrun
@@ -44,7 +44,7 @@ from planner.trainers.script_data import (
     standard_modules,
 )
 from planner.trainers.source import arguments, compiles_whole, offloaded, placed, process_source
-from planner.trainers.steps import mixing_source, optimizer_source, schedule_source, update_source
+from planner.trainers.steps import MIXING, SCHEDULE, optimizer_source, step_constants, update_source
 from planner.trainers.task_script import task_refusals, write_task_script
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -68,14 +68,13 @@ def write(plan: Plan) -> Written:
     notes = (learning_rate_note(setting), *machines, *tuning, *data_notes(plan))
     model = trained_source(plan.model, setting)
     optimizer_imports, optimizer = optimizer_source(setting)
-    schedule_imports, schedule = schedule_source()
-    mixing = mixing_source()[1] if recipe.mixes else ""
+    mixing = MIXING.body if recipe.mixes else ""
     several_imports, several = distribute_source(setting)
     imports = (
         *model.imports,
         *several_imports,
         *optimizer_imports,
-        *schedule_imports,
+        *SCHEDULE.imports,
         *_IMPORTS,
         *IMPORTS,
     )
@@ -90,7 +89,7 @@ def write(plan: Plan) -> Written:
         "\n\n" + placed(without_twice(model.body, several), setting),
         "\n\n" + several if several else "",
         "\n\n" + optimizer,
-        "\n\n" + schedule,
+        "\n\n" + SCHEDULE.body,
         "\n\n" + _step(setting),
         "\n\n" + mixing if mixing else "",
         "\n\n" + data_source(plan),
@@ -140,17 +139,9 @@ def _constants(plan: Plan) -> str:
         f"HEIGHT, WIDTH = {height}, {width}",
         f"CHANNELS = {plan.model.in_channels}",
         f"NUM_CLASSES = {plan.model.num_classes}",
+        f"MEAN, STD = {MEAN}, {STD}  # of ImageNet's pixels",
     ]
-    lines.append(f"MEAN, STD = {MEAN}, {STD}  # of ImageNet's pixels")
-    if setting.autocast_dtype is not None:
-        lines.append(f"AUTOCAST: torch.dtype | None = torch.{setting.autocast_dtype}")
-    else:
-        lines.append("AUTOCAST: torch.dtype | None = None")
-    if setting.ema:
-        lines.append(f"EMA_DECAY = {EMA_DECAY}")
-    if setting.clip_grad:
-        lines.append(f"CLIP_NORM = {recipe_of(setting).clip_norm}")
-    return "\n".join(lines) + "\n"
+    return "\n".join((*lines, *step_constants(setting))) + "\n"
 
 
 def _compiled(setting: TrainSetting) -> str:

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from string import Template
 from textwrap import indent
 from typing import Any
 
 from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE
+from planner.libraries.microsoft.arguments import class_arguments as microsoft_arguments
+from planner.libraries.torchvision.arguments import class_arguments as torchvision_arguments
+from planner.libraries.transformers.arguments import config_arguments
 from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
-from planner.trainers.copies import ModelSource, before_return, compiled_blocks, copied
+from planner.trainers.copies import Source, before_return, compiled_blocks, copied
 
 
-def model_source(model: Model, setting: TrainSetting) -> ModelSource:
+def model_source(model: Model, setting: TrainSetting) -> Source:
     """The source of `build_model() -> nn.Module`, checkpointing, attention and the compilation of
     blocks as in `setting`; and of the context that moves saved activations, where it needs it."""
     found = _source_of(model, setting)
     if setting.offload != "none":
         helper = copied("offloading.py")
-        found = ModelSource((*found.imports, *helper.imports), helper.body + found.body)
+        found = Source((*found.imports, *helper.imports), helper.body + found.body)
     if setting.activation_memory_budget < 1:
-        found = replace(found, imports=(*found.imports, BUDGET_IMPORT))
+        found = found._replace(imports=(*found.imports, BUDGET_IMPORT))
     if setting.compile_scope == "model":
         return found
     return compiled_blocks(found, arguments(setting.compile_arguments))
 
 
-def _source_of(model: Model, setting: TrainSetting) -> ModelSource:
+def _source_of(model: Model, setting: TrainSetting) -> Source:
     if isinstance(model, FactoryModel):
         return _factory(model, setting)
     assert isinstance(model, SwinConfig), "`setting_faults` refuses what is neither"
@@ -90,21 +92,21 @@ def _entries(values: Mapping[str, Any], margin: str) -> str:
 
 
 def _function(lines: str) -> str:
-    return f"def build_model() -> nn.Module:\n{lines}"
+    return f"def build_model() -> nn.Module:\n{lines}    return model\n"
 
 
-def _factory(model: FactoryModel, setting: TrainSetting) -> ModelSource:
+def _factory(model: FactoryModel, setting: TrainSetting) -> Source:
     module, name = model.parts
     outermost = name.partition(".")[0]
-    helper = copied("checkpointing.py") if setting.checkpointing != "none" else ModelSource((), "")
+    helper = copied("checkpointing.py") if setting.checkpointing != "none" else Source()
     wrapped = f"    checkpoint_blocks({_blocks_to_wrap(setting)})\n" if helper.body else ""
-    return ModelSource(
+    return Source(
         imports=("import sys", *helper.imports),
         body=helper.body
         + _function(
             '    sys.path.insert(0, "")  # your module is found where you stand\n'
             f"    from {module} import {outermost}\n\n"
-            f"    model: nn.Module = {name}()\n{wrapped}    return model\n"
+            f"    model: nn.Module = {name}()\n{wrapped}"
         ),
     )
 
@@ -137,7 +139,7 @@ def offloaded(lines: str, setting: TrainSetting, module: str, batch: str) -> str
     )
 
 
-def _native(model: SwinConfig, setting: TrainSetting) -> ModelSource:
+def _native(model: SwinConfig, setting: TrainSetting) -> Source:
     fields = model.model_dump(exclude_defaults=True, exclude={"name"})
     attention = "eager" if setting.attention == "eager" else "sdpa"
     in_parts = setting.chosen_blocks is not None
@@ -152,10 +154,10 @@ def _native(model: SwinConfig, setting: TrainSetting) -> ModelSource:
     )
     if in_parts:
         return _wrapped(imports, built, "model.layers", setting)
-    return ModelSource(imports, _function(f"{built}    return model\n"))
+    return Source(imports, _function(built))
 
 
-def _timm(model: SwinConfig, setting: TrainSetting) -> ModelSource:
+def _timm(model: SwinConfig, setting: TrainSetting) -> Source:
     from planner.trainers.timm import create_model_arguments
 
     name, arguments = create_model_arguments(model)
@@ -168,29 +170,15 @@ def _timm(model: SwinConfig, setting: TrainSetting) -> ModelSource:
     created = call("timm.create_model", arguments, (literal(name),))
     built = f"{attention}    model: nn.Module = {created}\n"
     if setting.checkpointing == "blocks":
-        return ModelSource(
-            tuple(imports),
-            _function(f"{built}    model.set_grad_checkpointing(True)\n    return model\n"),
-        )
+        own = "    model.set_grad_checkpointing(True)\n"
+        return Source(tuple(imports), _function(built + own))
     return _wrapped(tuple(imports), built, "model.layers", setting)
 
 
-def _torchvision(model: SwinConfig, setting: TrainSetting) -> ModelSource:
-    arguments: dict[str, Any] = {
-        "patch_size": [model.patch_size] * 2,
-        "embed_dim": model.embed_dim,
-        "depths": list(model.depths),
-        "num_heads": list(model.num_heads),
-        "window_size": [model.windows[0]] * 2,
-        "mlp_ratio": model.mlp_ratio,
-        "dropout": model.drop_rate,
-        "attention_dropout": model.attn_drop_rate,
-        "stochastic_depth_prob": model.drop_path_rate,
-        "num_classes": model.num_classes,
-    }
+def _torchvision(model: SwinConfig, setting: TrainSetting) -> Source:
     block = "SwinTransformerBlock" if model.version == 1 else "SwinTransformerBlockV2"
     merging = "PatchMerging" if model.version == 1 else "PatchMergingV2"
-    created = call("SwinTransformer", arguments).removesuffix("    )")
+    created = call("SwinTransformer", torchvision_arguments(model)).removesuffix("    )")
     created += f"        block={block},\n        downsample_layer={merging},\n    )"
     names = sorted({"SwinTransformer", block, merging})
     imports = f"from torchvision.models.swin_transformer import {', '.join(names)}"
@@ -240,10 +228,10 @@ def _wrapped(
     stages: str,
     setting: TrainSetting,
     blocks: str = "stage.blocks",
-) -> ModelSource:
+) -> Source:
     """The source of a model whose library does not checkpoint this way by itself."""
     if setting.checkpointing == "none":
-        return ModelSource(imports, _function(f"{built}    return model\n"))
+        return Source(imports, _function(built))
     more = [
         "from functools import cache",
         "from typing import Any",
@@ -263,43 +251,17 @@ def _wrapped(
         kept = " and what KEPT_OPERATIONS give"
     wrapper = Template(_WRAPPER).substitute(before=before, how=how, kept=kept)
     loop = _loop(stages, blocks, setting)
-    return ModelSource(
-        (*imports, *more), definitions + wrapper + _function(f"{built}{loop}    return model\n")
-    )
+    return Source((*imports, *more), definitions + wrapper + _function(f"{built}{loop}"))
 
 
-def transformers_config(model: SwinConfig) -> tuple[str, dict[str, Any]]:
-    """(the config class, its arguments) of transformers for `model`; names as in 5.23."""
-    height, width = model.image_size
-    arguments: dict[str, Any] = {
-        "image_size": height if height == width else [height, width],
-        "patch_size": model.patch_size,
-        "num_channels": model.in_channels,
-        "embed_dim": model.embed_dim,
-        "depths": list(model.depths),
-        "num_heads": list(model.num_heads),
-        "window_size": model.windows[0],
-        "mlp_ratio": model.mlp_ratio,
-        "qkv_bias": model.qkv_bias,
-        "hidden_dropout_prob": model.drop_rate,
-        "attention_probs_dropout_prob": model.attn_drop_rate,
-        "drop_path_rate": model.drop_path_rate,
-        "use_absolute_embeddings": model.absolute_position_embedding,
-        "num_labels": model.num_classes,
-    }
-    if model.version == 2:
-        arguments["pretrained_window_sizes"] = list(model.pretrained_windows)
-    return ("SwinConfig" if model.version == 1 else "Swinv2Config"), arguments
-
-
-def _transformers(model: SwinConfig, setting: TrainSetting) -> ModelSource:
-    kind, arguments = transformers_config(model)
+def _transformers(model: SwinConfig, setting: TrainSetting) -> Source:
+    kind = "SwinConfig" if model.version == 1 else "Swinv2Config"
     attention = (
         ""
         if setting.attention == "library"
         else f", attn_implementation={literal(setting.attention)}"
     )
-    lines = f"    config = {call(kind, arguments)}\n"
+    lines = f"    config = {call(kind, config_arguments(model))}\n"
     lines += (
         "    model: nn.Module = AutoModelForImageClassification.from_config(\n"
         f"        config{attention}\n    )\n"
@@ -312,7 +274,7 @@ def _transformers(model: SwinConfig, setting: TrainSetting) -> ModelSource:
             "    # Called gradient_checkpointing_enable in earlier versions of transformers 5.\n"
             "    model.activation_checkpointing_enable()\n"
         )
-        return ModelSource(imports, _function(lines + "    return model\n"))
+        return Source(imports, _function(lines))
     stages = f"model.{'swin' if model.version == 1 else 'swinv2'}.encoder.layers"
     return _wrapped(imports, lines, stages, setting)
 
@@ -322,39 +284,18 @@ def transformers_own(model: SwinConfig, setting: TrainSetting) -> bool:
     return setting.checkpointing == ("nested" if model.version == 1 else "stages")
 
 
-def _microsoft(model: SwinConfig, setting: TrainSetting) -> ModelSource:
-    height, width = model.image_size
-    arguments: dict[str, Any] = {
-        "img_size": height if height == width else (height, width),
-        "patch_size": model.patch_size,
-        "in_chans": model.in_channels,
-        "num_classes": model.num_classes,
-        "embed_dim": model.embed_dim,
-        "depths": list(model.depths),
-        "num_heads": list(model.num_heads),
-        "window_size": model.windows[0],
-        "mlp_ratio": model.mlp_ratio,
-        "qkv_bias": model.qkv_bias,
-        "drop_rate": model.drop_rate,
-        "attn_drop_rate": model.attn_drop_rate,
-        "drop_path_rate": model.drop_path_rate,
-        "ape": model.absolute_position_embedding,
-        "patch_norm": model.patch_norm,
-        "use_checkpoint": setting.checkpointing == "blocks",
-    }
+def _microsoft(model: SwinConfig, setting: TrainSetting) -> Source:
     suffix = "" if model.version == 1 else "_v2"
     kind = "SwinTransformer" if model.version == 1 else "SwinTransformerV2"
-    if model.version == 2:
-        arguments["pretrained_window_sizes"] = list(model.pretrained_windows)
     built = (
         "    # There is no package: set SWIN_TRANSFORMER_CHECKOUT to what `git clone` made.\n"
         '    sys.path.insert(0, os.environ["SWIN_TRANSFORMER_CHECKOUT"])\n'
         f"    from models.swin_transformer{suffix} import {kind}\n\n"
-        f"    model: nn.Module = {call(kind, arguments)}\n"
+        f"    model: nn.Module = {call(kind, microsoft_arguments(model, setting))}\n"
     )
     imports = ("import os", "import sys")
     if setting.checkpointing == "blocks":
-        return ModelSource(imports, _function(f"{built}    return model\n"))
+        return Source(imports, _function(built))
     return _wrapped(imports, built, "model.layers", setting)
 
 

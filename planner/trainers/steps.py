@@ -6,7 +6,8 @@ from string import Template
 from typing import Any
 
 from planner.schema import TrainSetting
-from planner.schema.setting import LABEL_SMOOTHING
+from planner.schema.setting import EMA_DECAY, LABEL_SMOOTHING
+from planner.trainers.copies import Source
 from planner.trainers.loader import training_load, validation_load
 from planner.trainers.plan import Plan
 from planner.trainers.recipe import (
@@ -19,9 +20,6 @@ from planner.trainers.recipe import (
     recipe_of,
 )
 from planner.trainers.source import literal, mapping
-
-Source = tuple[tuple[str, ...], str]
-"""(the imports, one line each; the functions)"""
 
 _CLASSES = {
     "adamw": "torch.optim.AdamW", "adam": "torch.optim.Adam", "sgd": "torch.optim.SGD",
@@ -51,13 +49,13 @@ def optimizer_source(setting: TrainSetting) -> Source:
     keywords = "".join(f", {k}={literal(v)}" for k, v in arguments.items())
     if setting.optimizer_in_backward:
         body = _IN_BACKWARD.substitute(made=f"{_CLASSES[family]}([parameter], lr=lr{keywords})")
-        return _optimizer_imports(family), body
+        return Source(_optimizer_imports(family), body)
     body = (
         "def build_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:\n"
         "    parameters = [p for p in model.parameters() if p.requires_grad]\n"
         f"    return {_CLASSES[family]}(parameters, lr=lr{keywords})\n"
     )
-    return _optimizer_imports(family), body
+    return Source(_optimizer_imports(family), body)
 
 
 def _optimizer_imports(family: str) -> tuple[str, ...]:
@@ -124,12 +122,9 @@ def rate_source(setting: TrainSetting) -> str:
     return f"LEARNING_RATE = {rate:g}  # for a global batch of {setting.global_batch}\n"
 
 
-def schedule_source() -> Source:
-    """`build_schedule(optimizer, steps)`: the published warm-up and cosine, over `steps`."""
-    return ("import math",), _SCHEDULE
-
-
-_SCHEDULE = f'''def build_schedule(
+SCHEDULE = Source(
+    ("import math",),
+    f'''def build_schedule(
     optimizer: torch.optim.Optimizer, steps: int, warmup: int = 0
 ) -> torch.optim.lr_scheduler.LambdaLR:
     """A linear warm-up over the first optimizer steps, then half a cosine.
@@ -145,15 +140,14 @@ _SCHEDULE = f'''def build_schedule(
         return {FINAL_SHARE} + (1 - {FINAL_SHARE}) * 0.5 * (1 + math.cos(math.pi * share))
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-'''
+''',
+)
+"""`build_schedule(optimizer, steps)`: the published warm-up and cosine, over `steps`."""
 
 
-def mixing_source() -> Source:
-    """`mix(images, targets)`: Mixup and CutMix by turns, and smoothed soft targets."""
-    return (_FUNCTIONAL,), _MIXING
-
-
-_MIXING = f'''\
+MIXING = Source(
+    (_FUNCTIONAL,),
+    f'''\
 def mix(images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mixup or CutMix of a batch with itself, turned round; targets [batch, classes] are soft."""
     soft = F.one_hot(targets, NUM_CLASSES).float()
@@ -173,7 +167,9 @@ def mix(images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torc
         images[cut] = other[cut]
         share = 1 - down * across / (height * width)
     return images, share * soft + (1 - share) * soft.flip(0)
-'''
+''',
+)
+"""`mix(images, targets)`: Mixup and CutMix by turns, and smoothed soft targets."""
 
 
 def loss_source(setting: TrainSetting) -> Source:
@@ -184,4 +180,24 @@ def loss_source(setting: TrainSetting) -> Source:
         '    logits = getattr(output, "logits", output)\n'
         f"    return F.cross_entropy(logits, targets{smoothing})\n"
     )
-    return ("from typing import Any", _FUNCTIONAL), body
+    return Source(("from typing import Any", _FUNCTIONAL), body)
+
+
+def step_source(setting: TrainSetting) -> Source:
+    """Optimizer, schedule and loss of a script of the user's own, and `mix` where it needs that."""
+    pieces = [optimizer_source(setting), SCHEDULE, loss_source(setting)]
+    if recipe_of(setting).mixes:
+        pieces.append(MIXING)
+    imports = tuple(line for piece in pieces for line in piece.imports)
+    return Source(imports, "\n\n".join(piece.body for piece in pieces))
+
+
+def step_constants(setting: TrainSetting) -> list[str]:
+    """What a whole script's step reads: `AUTOCAST`, and `EMA_DECAY` and `CLIP_NORM` if needed."""
+    dtype = setting.autocast_dtype
+    lines = [f"AUTOCAST: torch.dtype | None = {f'torch.{dtype}' if dtype else None}"]
+    if setting.ema:
+        lines.append(f"EMA_DECAY = {EMA_DECAY}")
+    if setting.clip_grad:
+        lines.append(f"CLIP_NORM = {recipe_of(setting).clip_norm}")
+    return lines

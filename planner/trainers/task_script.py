@@ -9,12 +9,10 @@ from __future__ import annotations
 from string import Template
 
 from planner.schema import NamedModel, TrainSetting
-from planner.schema.setting import EMA_DECAY
 from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.loader import training_load
 from planner.trainers.plan import Plan, Refusal, Written
-from planner.trainers.recipe import recipe_of
 from planner.trainers.source import (
     BUDGET_IMPORT,
     arguments,
@@ -24,7 +22,7 @@ from planner.trainers.source import (
     offloaded,
     process_source,
 )
-from planner.trainers.steps import optimizer_source, update_source
+from planner.trainers.steps import optimizer_source, step_constants, update_source
 
 RATE_NOTE = (
     "No learning rate is published for your model: set yours with --lr (a task that makes its own "
@@ -107,14 +105,8 @@ def _constants(plan: Plan) -> str:
         _call("SETTING = TrainSetting", of_setting),
         f"BATCH_SIZE = {setting.batch_size}  # {plan.unit or 'items'} of one micro-batch",
         f"ACCUMULATE = {setting.accumulate}  # micro-batches of one optimizer step",
+        *step_constants(setting),
     ]
-    name = setting.autocast_dtype
-    dtype = f"torch.{name}" if name is not None else "None"
-    lines.append(f"AUTOCAST: torch.dtype | None = {dtype}")
-    if setting.ema:
-        lines.append(f"EMA_DECAY = {EMA_DECAY}")
-    if setting.clip_grad:
-        lines.append(f"CLIP_NORM = {recipe_of(setting).clip_norm}")
     loader = mapping("LOADER", training_load(plan)) if plan.loader is not None else ""
     return "\n".join(lines) + f"\n{loader}"
 

@@ -14,7 +14,7 @@ from planner.parallel.deepspeed_configuration import engine_values
 from planner.schema import TrainSetting
 from planner.schema.distribution import DEEPSPEED
 from planner.trainers.accelerate import sharded_in_autocast
-from planner.trainers.copies import before_return
+from planner.trainers.copies import Source, before_return
 from planner.trainers.engine import ZERO_PARALLEL, on_gpus, zero_notes
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
@@ -52,7 +52,7 @@ from planner.trainers.source import (
     placed,
     transformers_own,
 )
-from planner.trainers.steps import mixing_source, optimizer_source
+from planner.trainers.steps import MIXING, optimizer_source
 from planner.units import format_bytes
 
 FILENAME = "training_transformers.py"
@@ -181,7 +181,7 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
         body = before_return(body, line)
     optimizer_imports, optimizer = optimizer_source(setting)
     own_optimizer = _optimizer_name(setting) is None
-    mixing_imports, mixing = mixing_source() if _soft(setting) else ((), "")
+    mixing_imports, mixing = MIXING if _soft(setting) else Source()
     imports = [
         "from typing import Any",
         *(line for line in model.imports if "transformers" not in line),

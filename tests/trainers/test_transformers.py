@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from planner.libraries.missing_operators import declare_missing_operators
+from planner.libraries.transformers.arguments import config_arguments
 from planner.schema import SwinConfig, TrainSetting
 from planner.trainers.emission import emit_setting
 from planner.trainers.plan import Plan
-from planner.trainers.source import transformers_config
 from planner.trainers.transformers import training_arguments
 from tests.trainers.cases import FakeEstimator, tiny
 
@@ -97,7 +97,7 @@ def test_the_trainer_trains(version: int, fields: dict[str, Any], tmp_path: Path
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_model_arguments_are_the_config_class_s(version: int) -> None:
     model = tiny("transformers", version, drop_path_rate=0.3)
-    kind, arguments = transformers_config(model)
+    kind, arguments = {1: "SwinConfig", 2: "Swinv2Config"}[version], config_arguments(model)
     config = getattr(transformers, kind)(**arguments)
     for key, value in arguments.items():
         assert getattr(config, key) == value, key

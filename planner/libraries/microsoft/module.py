@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from planner.errors import PlannerError
+from planner.libraries.microsoft.arguments import class_arguments
 from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE, named_checkout
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.wrapping import checkpoint_in_place, chosen_stages
@@ -36,35 +37,11 @@ def build(
     """
     folder = _find_checkout(checkout)
     source = _load(folder / FILES[config.version])
-    model: Any = getattr(source, CLASSES[config.version])(**_arguments(config, setting))
+    model: Any = getattr(source, CLASSES[config.version])(**class_arguments(config, setting))
     if setting.checkpointing not in ("none", "blocks"):
         checkpoint_in_place(chosen_stages(model.layers, setting.checkpointed_stages))
     built: nn.Module = model
     return built
-
-
-def _arguments(config: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
-        "img_size": config.image_size,
-        "patch_size": config.patch_size,
-        "in_chans": config.in_channels,
-        "num_classes": config.num_classes,
-        "embed_dim": config.embed_dim,
-        "depths": list(config.depths),
-        "num_heads": list(config.num_heads),
-        "window_size": config.windows[0],
-        "mlp_ratio": config.mlp_ratio,
-        "qkv_bias": config.qkv_bias,
-        "drop_rate": config.drop_rate,
-        "attn_drop_rate": config.attn_drop_rate,
-        "drop_path_rate": config.drop_path_rate,
-        "ape": config.absolute_position_embedding,
-        "patch_norm": config.patch_norm,
-        "use_checkpoint": setting.checkpointing == "blocks",
-    }
-    if config.version == 2:
-        arguments["pretrained_window_sizes"] = list(config.pretrained_windows)
-    return arguments
 
 
 def _find_checkout(given: str | Path | None) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from planner.libraries.missing_operators import declare_missing_operators
+from planner.libraries.torchvision.arguments import class_arguments
 from planner.libraries.wrapping import checkpoint_in_place, chosen_stages
 from planner.schema import SwinConfig, TrainSetting
 
@@ -20,18 +21,7 @@ def build(config: SwinConfig, setting: TrainSetting) -> nn.Module:
     declare_missing_operators()
     from torchvision.models import swin_transformer
 
-    arguments: dict[str, Any] = {
-        "patch_size": [config.patch_size, config.patch_size],
-        "embed_dim": config.embed_dim,
-        "depths": list(config.depths),
-        "num_heads": list(config.num_heads),
-        "window_size": [config.windows[0], config.windows[0]],
-        "mlp_ratio": config.mlp_ratio,
-        "dropout": config.drop_rate,
-        "attention_dropout": config.attn_drop_rate,
-        "stochastic_depth_prob": config.drop_path_rate,
-        "num_classes": config.num_classes,
-    }
+    arguments = class_arguments(config)
     if config.version == 2:
         arguments["block"] = swin_transformer.SwinTransformerBlockV2
         arguments["downsample_layer"] = swin_transformer.PatchMergingV2

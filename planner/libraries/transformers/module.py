@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from planner.libraries.missing_operators import declare_missing_operators
+from planner.libraries.transformers.arguments import config_arguments
 from planner.libraries.wrapping import checkpoint_in_place, chosen_stages
 from planner.schema import SwinConfig, TrainSetting
 
@@ -27,39 +28,19 @@ def build(config: SwinConfig, setting: TrainSetting) -> nn.Module:
         Swinv2ForImageClassification,
     )
 
-    arguments = _arguments(config)
+    arguments = config_arguments(config)
     model: Any
     if config.version == 1:
         own = Swinv1Config(**arguments, attn_implementation=setting.attention)
         model = SwinForImageClassification(own)
         stages = model.swin.encoder.layers
     else:
-        own = Swinv2Config(**arguments, pretrained_window_sizes=config.pretrained_windows)
+        own = Swinv2Config(**arguments)
         model = Swinv2ForImageClassification(own)
         stages = model.swinv2.encoder.layers
     _checkpoint(model, stages, config, setting)
     built: nn.Module = model
     return built
-
-
-def _arguments(config: SwinConfig) -> dict[str, Any]:
-    height, width = config.image_size
-    return {
-        "image_size": height if height == width else config.image_size,
-        "patch_size": config.patch_size,
-        "num_channels": config.in_channels,
-        "embed_dim": config.embed_dim,
-        "depths": config.depths,
-        "num_heads": config.num_heads,
-        "window_size": config.windows[0],
-        "mlp_ratio": config.mlp_ratio,
-        "qkv_bias": config.qkv_bias,
-        "hidden_dropout_prob": config.drop_rate,
-        "attention_probs_dropout_prob": config.attn_drop_rate,
-        "drop_path_rate": config.drop_path_rate,
-        "use_absolute_embeddings": config.absolute_position_embedding,
-        "num_labels": config.num_classes,
-    }
 
 
 def _checkpoint(model: Any, stages: Any, config: SwinConfig, setting: TrainSetting) -> None:
