@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any
 
 from planner.ledger import Allocated, Computed, Event, Freed
-from planner.libraries.blocks import crop, padding
 from planner.libraries.microsoft import shapes as microsoft
 from planner.libraries.registry import find_library
 from planner.libraries.transformers import shapes as transformers
+from planner.libraries.windows import crop, padding
 from planner.schema.bench import BenchCase, Work
 from planner.step.autocast import AutocastScope
 from planner.step.engine import backward

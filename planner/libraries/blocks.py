@@ -1,12 +1,40 @@
-"""What several libraries' Swins share on shapes."""
+"""What several libraries' Swins are built of on shapes."""
 
 from __future__ import annotations
 
-from planner.step.nn import GELU, Dropout, Linear, Module
-from planner.step.tensor import Device, Tensor
-from planner.step.views import alias, slice_
+from dataclasses import dataclass
 
-Pair = tuple[int, int]
+from planner.schema import SwinConfig
+from planner.step.nn import GELU, Conv2d, Dropout, DropPath, Identity, LayerNorm, Linear, Module
+from planner.step.tensor import Device, Tensor
+from planner.step.views import flatten, permute, reshape, slice_
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What a block is built from that is not the same for the whole model.
+
+    `channels`, `heads` and `window` (tokens a side, not clamped to the feature map) are its
+    stage's; `drop_path` is a probability.
+    """
+
+    channels: int
+    hidden: int  # channels within the MLP
+    heads: int
+    window: int
+    shifted: bool
+    drop_path: float
+
+
+def plan_blocks(config: SwinConfig, stage: int) -> list[BlockPlan]:
+    """The blocks of a stage in order: every second one is shifted."""
+    channels = config.stage_channels(stage)
+    hidden = int(channels * config.mlp_ratio)
+    heads, window = config.num_heads[stage], config.windows[stage]
+    return [
+        BlockPlan(channels, hidden, heads, window, index % 2 == 1, rate)
+        for index, rate in enumerate(config.drop_path_rates()[stage])
+    ]
 
 
 class Mlp(Module):
@@ -28,27 +56,51 @@ class Mlp(Module):
         return x
 
 
-def clamped_window(resolution: Pair, window: int, shifted: bool) -> tuple[Pair, Pair]:
-    """(window, shift) of a block: a side that the window covers has no shift."""
-    sides = [min(side, window) for side in resolution]
-    shifts = [
-        window // 2 if shifted and side > clamped else 0
-        for side, clamped in zip(resolution, sides, strict=True)
+def drop_path_or_identity(rate: float) -> Module:
+    """No module that does anything where the rate is 0."""
+    return DropPath(rate) if rate > 0 else Identity()
+
+
+class PatchEmbed(Module):
+    """Images [B, in_channels, height, width] to patches [B, H, W, C]."""
+
+    def __init__(self, device: Device, config: SwinConfig) -> None:
+        self.proj = Conv2d(device, config.in_channels, config.embed_dim, config.patch_size)
+        self.norm = LayerNorm(device, config.embed_dim) if config.patch_norm else Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.proj(x)
+        x = permute(x, 0, 2, 3, 1)
+        x = self.norm(x)
+        return x
+
+
+def four_parities(x: Tensor) -> list[Tensor]:
+    """`x[:, row::2, col::2, :]` of a BHWC tensor, columns slowest: four of [B, H/2, W/2, C]."""
+    _, height, width, _ = x.shape
+    return [
+        slice_(slice_(x, 1, row, height, 2), 2, col, width, 2)
+        for col in range(2)
+        for row in range(2)
     ]
-    return (sides[0], sides[1]), (shifts[0], shifts[1])
 
 
-def padding(side: int, window: int) -> int:
-    """Tokens to add so that the window divides the side."""
-    return -side % window
+def four_side_by_side(x: Tensor) -> Tensor:
+    """[B, H, W, C] to [B, H/2, W/2, 4C] in one copy, in the order of `four_parities`."""
+    batch, height, width, channels = x.shape
+    x = reshape(x, batch, height // 2, 2, width // 2, 2, channels)
+    return flatten(permute(x, 0, 1, 3, 4, 2, 5), 3)
 
 
-def crop(x: Tensor, height: int, width: int) -> Tensor:
-    """`x[:, :height, :width, :]` of a BHWC tensor; an alias where nothing is cut."""
-    if (height, width) == x.shape[1:3]:
-        return alias(x)
-    if height != x.shape[1]:
-        x = slice_(x, 1, 0, height)
-    if width != x.shape[2]:
-        x = slice_(x, 2, 0, width)
-    return x
+class PatchMerging(Module):
+    """Four patches to one, [.., 4C] to [.., 2C]: version 2 norms after the reduction."""
+
+    def __init__(self, device: Device, channels: int, version: int) -> None:
+        self.version = version
+        self.reduction = Linear(device, 4 * channels, 2 * channels, bias=False)
+        self.norm = LayerNorm(device, 4 * channels if version == 1 else 2 * channels)
+
+    def reduce(self, x: Tensor) -> Tensor:
+        x = self.norm(x) if self.version == 1 else self.reduction(x)
+        x = self.reduction(x) if self.version == 1 else self.norm(x)
+        return x

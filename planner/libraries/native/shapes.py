@@ -6,8 +6,8 @@ of one window, h heads, d channels of one head; G groups of S windows side by si
 
 from __future__ import annotations
 
-from planner.libraries.blocks import crop
 from planner.libraries.maps import CPB_HIDDEN
+from planner.libraries.windows import crop
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.checkpointing import checkpoint

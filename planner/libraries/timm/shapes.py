@@ -7,15 +7,32 @@ N tokens a window.
 
 from __future__ import annotations
 
-from planner.libraries.blocks import Mlp, clamped_window, crop, padding
+from planner.libraries.blocks import (
+    BlockPlan,
+    Mlp,
+    PatchEmbed,
+    drop_path_or_identity,
+    four_side_by_side,
+    plan_blocks,
+)
+from planner.libraries.maps import feature_maps
+from planner.libraries.windows import (
+    Pair,
+    add_shift_mask,
+    clamped_window,
+    crop,
+    padding,
+    shift_mask,
+    spread_bias,
+    window_partition,
+    window_reverse,
+)
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.checkpointing import checkpoint
 from planner.step.matmul import matmul
 from planner.step.nn import (
-    Conv2d,
     Dropout,
-    DropPath,
     Identity,
     LayerNorm,
     Linear,
@@ -29,47 +46,30 @@ from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import (
     contiguous,
     expand,
-    flatten,
     pad,
     permute,
     reshape,
     roll,
-    take_rows,
     transpose,
     unbind,
     unsqueeze,
     view,
 )
 
-Pair = tuple[int, int]
-
-
-def window_partition(x: Tensor, window: Pair) -> Tensor:
-    """[B, H, W, C] to [B*nW, window, window, C]."""
-    batch, height, width, channels = x.shape
-    x = view(x, batch, height // window[0], window[0], width // window[1], window[1], channels)
-    return view(contiguous(permute(x, 0, 1, 3, 2, 4, 5)), -1, window[0], window[1], channels)
-
-
-def window_reverse(windows: Tensor, window: Pair, height: int, width: int) -> Tensor:
-    """[B*nW, window, window, C] to [B, H, W, C]."""
-    channels = windows.shape[-1]
-    x = view(windows, -1, height // window[0], width // window[1], window[0], window[1], channels)
-    return view(contiguous(permute(x, 0, 1, 3, 2, 4, 5)), -1, height, width, channels)
-
 
 class WindowAttention(Module):
     """timm's WindowAttention, explicit or fused."""
 
     def __init__(
-        self, device: Device, config: SwinConfig, dim: int, heads: int, window: Pair, fused: bool
+        self, device: Device, config: SwinConfig, plan: BlockPlan, window: Pair, fused: bool
     ) -> None:
+        dim = plan.channels
         self.window_area = window[0] * window[1]
-        self.heads = heads
+        self.heads = plan.heads
         self.fused = fused
         self.attn_drop_rate = config.attn_drop_rate
         rows = (2 * window[0] - 1) * (2 * window[1] - 1)
-        self.relative_position_bias_table = Parameter(device, (rows, heads))
+        self.relative_position_bias_table = Parameter(device, (rows, plan.heads))
         self.relative_position_index = buffer(device, (self.window_area, self.window_area), "int64")
         self.qkv = Linear(device, dim, dim * 3, bias=config.qkv_bias)
         self.attn_drop = Dropout(config.attn_drop_rate)
@@ -78,12 +78,9 @@ class WindowAttention(Module):
 
     def position_bias(self) -> Tensor:
         """[1, heads, N, N]."""
-        area = self.window_area
-        bias = view(
-            take_rows(self.relative_position_bias_table, view(self.relative_position_index, -1)),
-            area, area, -1,
-        )  # fmt: skip
-        bias = contiguous(permute(bias, 2, 0, 1))
+        bias = spread_bias(
+            self.relative_position_bias_table, self.relative_position_index, self.window_area
+        )
         return unsqueeze(bias, 0)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -106,12 +103,7 @@ class WindowAttention(Module):
             attn = matmul(q, transpose(k, -2, -1))
             attn = add(attn, self.position_bias())
             if mask is not None:
-                num_windows = mask.shape[0]
-                attn = add(
-                    view(attn, -1, num_windows, heads, area, area),
-                    unsqueeze(unsqueeze(mask, 1), 0),
-                )
-                attn = view(attn, -1, heads, area, area)
+                attn = add_shift_mask(attn, mask)
             attn = softmax(attn)
             attn = self.attn_drop(attn)
             x = matmul(attn, v)
@@ -123,30 +115,24 @@ class WindowAttention(Module):
 class SwinTransformerBlock(Module):
     """timm's SwinTransformerBlock."""
 
+    attn: Module
+
     def __init__(
         self,
         device: Device,
         config: SwinConfig,
-        dim: int,
-        heads: int,
+        plan: BlockPlan,
         resolution: Pair,
-        window: int,
-        shifted: bool,
-        drop_path: float,
         fused: bool,
     ) -> None:
-        self.window, self.shift = clamped_window(resolution, window, shifted)
-        self.norm1 = LayerNorm(device, dim)
-        self.attn = WindowAttention(device, config, dim, heads, self.window, fused)
-        self.drop_path1 = DropPath(drop_path) if drop_path > 0 else Identity()
-        self.norm2 = LayerNorm(device, dim)
-        self.mlp = Mlp(device, dim, int(dim * config.mlp_ratio), 0.0)
-        self.drop_path2 = DropPath(drop_path) if drop_path > 0 else Identity()
-        self.attn_mask: Tensor | None = None
-        if any(self.shift):
-            padded = [-(-r // w) for r, w in zip(resolution, self.window, strict=True)]
-            area = self.window[0] * self.window[1]
-            self.attn_mask = buffer(device, (padded[0] * padded[1], area, area))
+        self.window, self.shift = clamped_window(resolution, plan.window, plan.shifted)
+        self.norm1 = LayerNorm(device, plan.channels)
+        self.attn = WindowAttention(device, config, plan, self.window, fused)
+        self.drop_path1 = drop_path_or_identity(plan.drop_path)
+        self.norm2 = LayerNorm(device, plan.channels)
+        self.mlp = Mlp(device, plan.channels, plan.hidden, 0.0)
+        self.drop_path2 = drop_path_or_identity(plan.drop_path)
+        self.attn_mask = shift_mask(device, resolution, self.window) if any(self.shift) else None
 
     def attend(self, x: Tensor) -> Tensor:
         _, height, width, channels = x.shape
@@ -178,12 +164,13 @@ class PatchMerging(Module):
         self.norm = LayerNorm(device, 4 * dim)
         self.reduction = Linear(device, 4 * dim, out_dim, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        batch, height, width, channels = x.shape
-        x = pad(x, height % 2, width % 2)
+    def gather(self, x: Tensor) -> Tensor:
+        """[B, H, W, C] to [B, H/2, W/2, 4C], rounded up."""
         _, height, width, _ = x.shape
-        x = reshape(x, batch, height // 2, 2, width // 2, 2, channels)
-        x = flatten(permute(x, 0, 1, 3, 4, 2, 5), 3)
+        return four_side_by_side(pad(x, height % 2, width % 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.gather(x)
         x = self.norm(x)
         x = self.reduction(x)
         return x
@@ -210,20 +197,6 @@ class SwinTransformerStage(Module):
         return x
 
 
-class PatchEmbed(Module):
-    """timm's PatchEmbed with NHWC output."""
-
-    def __init__(self, device: Device, config: SwinConfig) -> None:
-        self.proj = Conv2d(device, config.in_channels, config.embed_dim, config.patch_size)
-        self.norm = LayerNorm(device, config.embed_dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.proj(x)
-        x = permute(x, 0, 2, 3, 1)
-        x = self.norm(x)
-        return x
-
-
 class Head(Module):
     """timm's ClassifierHead over NHWC: average pool, dropout, linear."""
 
@@ -239,35 +212,29 @@ class Head(Module):
 
 
 class SwinTransformer(Module):
-    """timm's SwinTransformer."""
+    """timm's SwinTransformer: version 2's has other blocks, mergings and stages."""
+
+    block: type[SwinTransformerBlock] = SwinTransformerBlock
+    merging: type[PatchMerging] = PatchMerging
+    stage: type[SwinTransformerStage] = SwinTransformerStage
 
     def __init__(self, device: Device, config: SwinConfig, setting: TrainSetting) -> None:
         self.patch_embed = PatchEmbed(device, config)
-        resolution = tuple(side // config.patch_size for side in config.image_size)
-        rates = config.drop_path_rates()
+        fused = setting.attention == "sdpa"
         layers: list[Module] = []
-        for stage, depth in enumerate(config.depths):
+        for stage, resolution in enumerate(feature_maps(config)):
             dim = config.stage_channels(stage)
-            downsample: Module = Identity()
-            if stage > 0:
-                downsample = PatchMerging(device, dim // 2, dim)
-                resolution = tuple((side + 1) // 2 for side in resolution)
+            downsample = self.merging(device, dim // 2, dim) if stage > 0 else Identity()
             blocks = [
-                SwinTransformerBlock(
-                    device, config, dim, config.num_heads[stage], (resolution[0], resolution[1]),
-                    config.windows[stage], index % 2 == 1, rates[stage][index],
-                    setting.attention == "sdpa",
-                )
-                for index in range(depth)
-            ]  # fmt: skip
+                self.block(device, config, plan, resolution, fused)
+                for plan in plan_blocks(config, stage)
+            ]
             layers.append(
-                SwinTransformerStage(
-                    downsample, Sequential(*blocks), setting.checkpointing == "blocks"
-                )
+                self.stage(downsample, Sequential(*blocks), setting.checkpointing == "blocks")
             )
         self.layers = Sequential(*layers)
-        self.norm = LayerNorm(device, config.stage_channels(config.num_stages - 1))
-        self.head = Head(device, config, config.stage_channels(config.num_stages - 1))
+        self.norm = LayerNorm(device, dim)
+        self.head = Head(device, config, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch_embed(x)

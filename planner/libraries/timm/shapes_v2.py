@@ -6,27 +6,29 @@ what a local keeps alive is memory. Shapes as in `shapes.py`.
 
 from __future__ import annotations
 
-from planner.libraries.blocks import Mlp, clamped_window, crop, padding
-from planner.libraries.maps import CPB_HIDDEN
+from planner.libraries.blocks import BlockPlan, Mlp, drop_path_or_identity
 from planner.libraries.timm.shapes import (
-    Head,
-    Pair,
-    PatchEmbed,
-    window_partition,
-    window_reverse,
+    PatchMerging,
+    SwinTransformer,
+    SwinTransformerBlock,
+    SwinTransformerStage,
 )
-from planner.schema import SwinConfig, TrainSetting
+from planner.libraries.windows import (
+    Pair,
+    add_shift_mask,
+    clamped_window,
+    position_bias_mlp,
+    shift_mask,
+    spread_bias,
+)
+from planner.schema import SwinConfig
 from planner.step.checkpointing import checkpoint
 from planner.step.matmul import linear, matmul
 from planner.step.nn import (
     Dropout,
-    DropPath,
-    Identity,
     LayerNorm,
     Linear,
     Module,
-    ReLU,
-    Sequential,
     buffer,
 )
 from planner.step.normalization import normalize, softmax
@@ -34,13 +36,8 @@ from planner.step.pointwise import add, clamp, exp, mul, scale, sigmoid
 from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import (
     cat,
-    contiguous,
-    flatten,
-    pad,
     permute,
     reshape,
-    roll,
-    take_rows,
     transpose,
     unbind,
     unsqueeze,
@@ -51,20 +48,15 @@ from planner.step.views import (
 class WindowAttention(Module):
     """timm's WindowAttention of version 2: cosine attention, continuous position bias."""
 
-    def __init__(
-        self, device: Device, config: SwinConfig, dim: int, heads: int, window: Pair
-    ) -> None:
+    def __init__(self, device: Device, config: SwinConfig, plan: BlockPlan, window: Pair) -> None:
+        dim, heads = plan.channels, plan.heads
         self.window_area = window[0] * window[1]
         self.heads = heads
         self.logit_scale = Parameter(device, (heads, 1, 1))
         self.q_bias = Parameter(device, (dim,)) if config.qkv_bias else None
         self.k_bias = buffer(device, (dim,)) if config.qkv_bias else None
         self.v_bias = Parameter(device, (dim,)) if config.qkv_bias else None
-        self.cpb_mlp = Sequential(
-            Linear(device, 2, CPB_HIDDEN),
-            ReLU(in_place=True),
-            Linear(device, CPB_HIDDEN, heads, bias=False),
-        )
+        self.cpb_mlp = position_bias_mlp(device, heads)
         self.qkv = Linear(device, dim, dim * 3, bias=False)
         self.attn_drop = Dropout(config.attn_drop_rate)
         self.proj = Linear(device, dim, dim)
@@ -91,18 +83,14 @@ class WindowAttention(Module):
         attn = mul(attn, logit_scale)
 
         relative_position_bias_table = view(self.cpb_mlp(self.relative_coords_table), -1, heads)
-        relative_position_bias = view(
-            take_rows(relative_position_bias_table, view(self.relative_position_index, -1)),
-            area, area, -1,
-        )  # fmt: skip
-        relative_position_bias = contiguous(permute(relative_position_bias, 2, 0, 1))
+        relative_position_bias = spread_bias(
+            relative_position_bias_table, self.relative_position_index, area
+        )
         relative_position_bias = scale(sigmoid(relative_position_bias))
         attn = add(attn, unsqueeze(relative_position_bias, 0))
 
         if mask is not None:
-            num_win = mask.shape[0]
-            attn = add(view(attn, -1, num_win, heads, area, area), unsqueeze(unsqueeze(mask, 1), 0))
-            attn = view(attn, -1, heads, area, area)
+            attn = add_shift_mask(attn, mask)
         attn = softmax(attn)
         attn = self.attn_drop(attn)
 
@@ -112,49 +100,26 @@ class WindowAttention(Module):
         return x
 
 
-class SwinTransformerV2Block(Module):
-    """timm's SwinTransformerV2Block: the norms come after attention and MLP."""
+class SwinTransformerV2Block(SwinTransformerBlock):
+    """timm's SwinTransformerV2Block: the norms come after attention and MLP, and
+    attention is never fused."""
 
     def __init__(
         self,
         device: Device,
         config: SwinConfig,
-        dim: int,
-        heads: int,
+        plan: BlockPlan,
         resolution: Pair,
-        window: int,
-        shifted: bool,
-        drop_path: float,
+        fused: bool,
     ) -> None:
-        self.window, self.shift = clamped_window(resolution, window, shifted)
-        self.attn = WindowAttention(device, config, dim, heads, self.window)
-        self.norm1 = LayerNorm(device, dim)
-        self.drop_path1 = DropPath(drop_path) if drop_path > 0 else Identity()
-        self.mlp = Mlp(device, dim, int(dim * config.mlp_ratio), 0.0)
-        self.norm2 = LayerNorm(device, dim)
-        self.drop_path2 = DropPath(drop_path) if drop_path > 0 else Identity()
-        self.attn_mask: Tensor | None = None
-        if any(self.shift):
-            counts = [-(-r // w) for r, w in zip(resolution, self.window, strict=True)]
-            area = self.window[0] * self.window[1]
-            self.attn_mask = buffer(device, (counts[0] * counts[1], area, area))
-
-    def attend(self, x: Tensor) -> Tensor:
-        _, height, width, channels = x.shape
-        shifted_x = roll(x) if any(self.shift) else x
-        shifted_x = pad(shifted_x, padding(height, self.window[0]), padding(width, self.window[1]))
-        _, padded_h, padded_w, _ = shifted_x.shape
-
-        x_windows = window_partition(shifted_x, self.window)
-        x_windows = view(x_windows, -1, self.window[0] * self.window[1], channels)
-        attn_mask = self.attn_mask
-        attn_windows = self.attn(x_windows, attn_mask)
-
-        attn_windows = view(attn_windows, -1, self.window[0], self.window[1], channels)
-        shifted_x = window_reverse(attn_windows, self.window, padded_h, padded_w)
-        shifted_x = contiguous(crop(shifted_x, height, width))
-        x = roll(shifted_x) if any(self.shift) else shifted_x
-        return x
+        self.window, self.shift = clamped_window(resolution, plan.window, plan.shifted)
+        self.attn = WindowAttention(device, config, plan, self.window)
+        self.norm1 = LayerNorm(device, plan.channels)
+        self.drop_path1 = drop_path_or_identity(plan.drop_path)
+        self.mlp = Mlp(device, plan.channels, plan.hidden, 0.0)
+        self.norm2 = LayerNorm(device, plan.channels)
+        self.drop_path2 = drop_path_or_identity(plan.drop_path)
+        self.attn_mask = shift_mask(device, resolution, self.window) if any(self.shift) else None
 
     def forward(self, x: Tensor) -> Tensor:
         batch, height, width, channels = x.shape
@@ -165,7 +130,7 @@ class SwinTransformerV2Block(Module):
         return x
 
 
-class PatchMerging(Module):
+class PatchMergingV2(PatchMerging):
     """timm's PatchMerging of version 2: the norm comes after the reduction."""
 
     def __init__(self, device: Device, dim: int, out_dim: int) -> None:
@@ -173,23 +138,14 @@ class PatchMerging(Module):
         self.norm = LayerNorm(device, out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, height, width, channels = x.shape
-        x = pad(x, height % 2, width % 2)
-        _, height, width, _ = x.shape
-        x = reshape(x, batch, height // 2, 2, width // 2, 2, channels)
-        x = flatten(permute(x, 0, 1, 3, 4, 2, 5), 3)
+        x = self.gather(x)
         x = self.reduction(x)
         x = self.norm(x)
         return x
 
 
-class SwinTransformerV2Stage(Module):
-    """timm's SwinTransformerV2Stage: the downsampling comes first."""
-
-    def __init__(self, downsample: Module, blocks: Sequential, checkpointing: bool) -> None:
-        self.downsample = downsample
-        self.blocks = blocks
-        self.checkpointing = checkpointing
+class SwinTransformerV2Stage(SwinTransformerStage):
+    """timm's SwinTransformerV2Stage: nothing keeps its first block's input."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x)
@@ -198,38 +154,9 @@ class SwinTransformerV2Stage(Module):
         return x
 
 
-class SwinTransformerV2(Module):
+class SwinTransformerV2(SwinTransformer):
     """timm's SwinTransformerV2."""
 
-    def __init__(self, device: Device, config: SwinConfig, setting: TrainSetting) -> None:
-        self.patch_embed = PatchEmbed(device, config)
-        height, width = (side // config.patch_size for side in config.image_size)
-        rates = config.drop_path_rates()
-        layers: list[Module] = []
-        for stage, depth in enumerate(config.depths):
-            dim = config.stage_channels(stage)
-            downsample: Module = Identity()
-            if stage > 0:
-                downsample = PatchMerging(device, dim // 2, dim)
-                height, width = (height + 1) // 2, (width + 1) // 2
-            blocks = [
-                SwinTransformerV2Block(
-                    device, config, dim, config.num_heads[stage], (height, width),
-                    config.windows[stage], index % 2 == 1, rates[stage][index],
-                )
-                for index in range(depth)
-            ]  # fmt: skip
-            layers.append(
-                SwinTransformerV2Stage(
-                    downsample, Sequential(*blocks), setting.checkpointing == "blocks"
-                )
-            )
-        self.layers = Sequential(*layers)
-        self.norm = LayerNorm(device, config.stage_channels(config.num_stages - 1))
-        self.head = Head(device, config, config.stage_channels(config.num_stages - 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patch_embed(x)
-        x = self.layers(x)
-        x = self.norm(x)
-        return self.head(x)  # type: ignore[no-any-return]
+    block = SwinTransformerV2Block
+    merging = PatchMergingV2
+    stage = SwinTransformerV2Stage

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.libraries.blocks import crop, padding
+from planner.libraries import blocks
+from planner.libraries.blocks import BlockPlan, four_parities, plan_blocks
+from planner.libraries.windows import (
+    Pair,
+    add_shift_mask,
+    crop,
+    padding,
+    spread_bias,
+    window_partition,
+    window_reverse,
+)
 from planner.schema import SwinConfig
 from planner.step.masks import compare, masked_fill
 from planner.step.matmul import linear, matmul
@@ -48,35 +58,17 @@ from planner.step.views import (
     reshape,
     roll,
     select,
-    slice_,
-    take_rows,
     transpose,
     unsqueeze,
     view,
 )
-
-Pair = tuple[int, int]
 
 
 def patch_merging_pad(x: Tensor) -> Tensor:
     """[B, H, W, C] to [B, H/2, W/2, 4C]: padded to even sides, the four parities side by side."""
     _, height, width, _ = x.shape
     x = pad(x, height % 2, width % 2)
-    _, height, width, _ = x.shape
-    x0 = slice_(slice_(x, 1, 0, height, 2), 2, 0, width, 2)
-    x1 = slice_(slice_(x, 1, 1, height, 2), 2, 0, width, 2)
-    x2 = slice_(slice_(x, 1, 0, height, 2), 2, 1, width, 2)
-    x3 = slice_(slice_(x, 1, 1, height, 2), 2, 1, width, 2)
-    x = cat([x0, x1, x2, x3], -1)
-    return x
-
-
-def relative_position_bias_of(table: Tensor, index: Tensor, area: int) -> Tensor:
-    """A table's rows for every pair of a window's tokens: [1, heads, N, N]."""
-    bias = take_rows(table, index)
-    bias = view(bias, area, area, -1)
-    bias = unsqueeze(contiguous(permute(bias, 2, 0, 1)), 0)
-    return bias
+    return cat(four_parities(x), -1)
 
 
 def attention_mask(x: Tensor, padded: Pair, window: Pair) -> Tensor:
@@ -106,13 +98,6 @@ class Windows:
         return height, width
 
 
-def partition_windows(x: Tensor, side: int) -> Tensor:
-    """[B, H, W, C] to [B*nW, N, C]."""
-    batch, height, width, channels = x.shape
-    x = view(x, batch, height // side, side, width // side, side, channels)
-    return reshape(permute(x, 0, 1, 3, 2, 4, 5), -1, side * side, channels)
-
-
 def shifted_window_attention(
     input_: Tensor,
     qkv_weight: Tensor,
@@ -128,15 +113,14 @@ def shifted_window_attention(
 ) -> Tensor:
     """torchvision's function of that name: [B, H, W, C] to the same; cosine attention where there
     is a `logit_scale` [heads, 1, 1]."""
-    batch, height, width, channels = input_.shape
+    _, height, width, channels = input_.shape
     side = windows.side
     x = pad(input_, padding(height, side), padding(width, side))
     _, pad_height, pad_width, _ = x.shape
     shift = windows.shifts(pad_height, pad_width)
     if any(shift):
         x = roll(x)
-    num_windows = (pad_height // side) * (pad_width // side)
-    x = partition_windows(x, side)
+    x = view(window_partition(x, (side, side)), -1, side * side, channels)
 
     if logit_scale is not None and qkv_bias is not None:
         qkv_bias = zero_part_(clone(qkv_bias), channels, 2 * channels)
@@ -154,9 +138,7 @@ def shifted_window_attention(
 
     if any(shift):
         attn_mask = attention_mask(x, (pad_height, pad_width), (side, side))
-        attn = view(attn, -1, num_windows, heads, x.shape[1], x.shape[1])
-        attn = add(attn, unsqueeze(unsqueeze(attn_mask, 1), 0))
-        attn = view(attn, -1, heads, x.shape[1], x.shape[1])
+        attn = add_shift_mask(attn, attn_mask)
 
     attn = softmax(attn)
     attn = dropout(attn, attention_dropout)
@@ -164,8 +146,7 @@ def shifted_window_attention(
     x = linear(x, proj_weight, proj_bias)
     x = dropout(x, dropout_rate)
 
-    x = view(x, batch, pad_height // side, pad_width // side, side, side, channels)
-    x = reshape(permute(x, 0, 1, 3, 2, 4, 5), batch, pad_height, pad_width, channels)
+    x = window_reverse(x, (side, side), pad_height, pad_width)
     if any(shift):
         x = roll(x)
     x = contiguous(crop(x, height, width))
@@ -175,11 +156,14 @@ def shifted_window_attention(
 class ShiftedWindowAttention(Module):
     """torchvision's ShiftedWindowAttention."""
 
+    logit_scale: Parameter | None = None
+
     def __init__(
-        self, device: Device, config: SwinConfig, dim: int, heads: int, windows: Windows
+        self, device: Device, config: SwinConfig, plan: BlockPlan, windows: Windows
     ) -> None:
+        dim = plan.channels
         self.windows = windows
-        self.heads = heads
+        self.heads = plan.heads
         self.attention_dropout = config.attn_drop_rate
         self.dropout = config.drop_rate
         self.make_position_bias(device)
@@ -192,9 +176,9 @@ class ShiftedWindowAttention(Module):
         self.relative_position_bias_table = Parameter(device, (rows, self.heads))
 
     def get_relative_position_bias(self) -> Tensor:
-        return relative_position_bias_of(
-            self.relative_position_bias_table, self.relative_position_index, self.windows.side**2
-        )
+        """[1, heads, N, N]."""
+        table, index = self.relative_position_bias_table, self.relative_position_index
+        return unsqueeze(spread_bias(table, index, self.windows.side**2), 0)
 
     def forward(self, x: Tensor) -> Tensor:
         relative_position_bias = self.get_relative_position_bias()
@@ -209,6 +193,7 @@ class ShiftedWindowAttention(Module):
             self.dropout,
             self.qkv.bias,
             self.proj.bias,
+            self.logit_scale,
         )
 
 
@@ -228,25 +213,15 @@ class Mlp(Sequential):
 class SwinTransformerBlock(Module):
     """torchvision's SwinTransformerBlock."""
 
-    def __init__(
-        self,
-        device: Device,
-        config: SwinConfig,
-        dim: int,
-        heads: int,
-        windows: Windows,
-        drop_path: float,
-    ) -> None:
-        self.norm1 = LayerNorm(device, dim)
-        self.attn = self.make_attention(device, config, dim, heads, windows)
-        self.stochastic_depth = DropPath(drop_path)
-        self.norm2 = LayerNorm(device, dim)
-        self.mlp = Mlp(device, dim, int(dim * config.mlp_ratio), config.drop_rate)
+    attention: type[ShiftedWindowAttention] = ShiftedWindowAttention
 
-    def make_attention(
-        self, device: Device, config: SwinConfig, dim: int, heads: int, windows: Windows
-    ) -> Module:
-        return ShiftedWindowAttention(device, config, dim, heads, windows)
+    def __init__(self, device: Device, config: SwinConfig, plan: BlockPlan) -> None:
+        windows = Windows(plan.window, plan.window // 2 if plan.shifted else 0)
+        self.norm1 = LayerNorm(device, plan.channels)
+        self.attn = self.attention(device, config, plan, windows)
+        self.stochastic_depth = DropPath(plan.drop_path)
+        self.norm2 = LayerNorm(device, plan.channels)
+        self.mlp = Mlp(device, plan.channels, plan.hidden, config.drop_rate)
 
     def forward(self, x: Tensor) -> Tensor:
         x = add(x, self.stochastic_depth(self.attn(self.norm1(x))))
@@ -254,18 +229,11 @@ class SwinTransformerBlock(Module):
         return x
 
 
-class PatchMerging(Module):
-    """torchvision's PatchMerging."""
-
-    def __init__(self, device: Device, dim: int) -> None:
-        self.reduction = Linear(device, 4 * dim, 2 * dim, bias=False)
-        self.norm = LayerNorm(device, 4 * dim)
+class PatchMerging(blocks.PatchMerging):
+    """torchvision's PatchMerging, or PatchMergingV2."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = patch_merging_pad(x)
-        x = self.norm(x)
-        x = self.reduction(x)
-        return x
+        return self.reduce(patch_merging_pad(x))
 
 
 class Permute(Module):
@@ -293,14 +261,10 @@ class Flatten(Module):
 
 
 class SwinTransformer(Module):
-    """torchvision's SwinTransformer, of the version whose block and merging it is given."""
+    """torchvision's SwinTransformer, of the version whose block it is given."""
 
     def __init__(
-        self,
-        device: Device,
-        config: SwinConfig,
-        block: type[SwinTransformerBlock],
-        merging: type[PatchMerging],
+        self, device: Device, config: SwinConfig, block: type[SwinTransformerBlock]
     ) -> None:
         dim = config.embed_dim
         layers: list[Module] = [
@@ -310,20 +274,12 @@ class SwinTransformer(Module):
                 LayerNorm(device, dim),
             )
         ]
-        rates = config.drop_path_rates()
-        for stage, depth in enumerate(config.depths):
+        for stage in range(config.num_stages):
             dim = config.stage_channels(stage)
-            blocks = [
-                block(
-                    device, config, dim, config.num_heads[stage],
-                    Windows(config.windows[stage], config.windows[stage] // 2 * (index % 2)),
-                    rates[stage][index],
-                )
-                for index in range(depth)
-            ]  # fmt: skip
-            layers.append(Sequential(*blocks))
+            plans = plan_blocks(config, stage)
+            layers.append(Sequential(*(block(device, config, plan) for plan in plans)))
             if stage < config.num_stages - 1:
-                layers.append(merging(device, dim))
+                layers.append(PatchMerging(device, dim, config.version))
         self.features = Sequential(*layers)
         self.norm = LayerNorm(device, dim)
         self.permute = Permute(0, 3, 1, 2)

@@ -7,7 +7,7 @@ image, N tokens a window. Version 2 is in `shapes_v2.py`.
 
 from __future__ import annotations
 
-from planner.libraries.blocks import crop, padding
+from planner.libraries.windows import crop, padding
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.masks import compare, masked_fill

@@ -6,7 +6,6 @@ what a local keeps alive is memory. Shapes as in `shapes.py`.
 
 from __future__ import annotations
 
-from planner.libraries.blocks import crop, padding
 from planner.libraries.maps import CPB_HIDDEN
 from planner.libraries.transformers.shapes import (
     Pair,
@@ -19,6 +18,7 @@ from planner.libraries.transformers.shapes import (
     window_partition,
     window_reverse,
 )
+from planner.libraries.windows import crop, padding
 from planner.schema import SwinConfig
 from planner.step.matmul import matmul
 from planner.step.nn import (
