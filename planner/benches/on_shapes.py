@@ -11,10 +11,9 @@ from functools import cache
 from typing import Any
 
 from planner.ledger import Allocated, Computed, Event, Freed
-from planner.libraries.microsoft import shapes as microsoft
 from planner.libraries.registry import find_library
 from planner.libraries.transformers import shapes as transformers
-from planner.libraries.windows import crop, padding
+from planner.libraries.windows import crop, padding, window_partition, window_reverse
 from planner.schema.bench import BenchCase, Work
 from planner.step.autocast import AutocastScope
 from planner.step.engine import backward
@@ -137,8 +136,8 @@ def _attend_microsoft(block: Any, x: Tensor) -> Tensor:
     _, height, width, channels = x.shape
     side = block.window_size
     x = roll(x) if block.shift_size > 0 else x
-    windows = view(microsoft.window_partition(x, side), -1, side * side, channels)
+    windows = view(window_partition(x, (side, side)), -1, side * side, channels)
     windows = block.attn(windows, block.attn_mask)
     windows = view(windows, -1, side, side, channels)
-    x = microsoft.window_reverse(windows, side, height, width)
+    x = window_reverse(windows, (side, side), height, width)
     return roll(x) if block.shift_size > 0 else x

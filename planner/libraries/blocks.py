@@ -92,7 +92,7 @@ def four_side_by_side(x: Tensor) -> Tensor:
     return flatten(permute(x, 0, 1, 3, 4, 2, 5), 3)
 
 
-class PatchMerging(Module):
+class Merging(Module):
     """Four patches to one, [.., 4C] to [.., 2C]: version 2 norms after the reduction."""
 
     def __init__(self, device: Device, channels: int, version: int) -> None:

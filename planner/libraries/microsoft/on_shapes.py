@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from planner.libraries.microsoft.shapes import (
-    PatchMerging,
-    SwinTransformer,
-    SwinTransformerBlock,
-)
-from planner.libraries.microsoft.shapes_v2 import PatchMergingV2, SwinTransformerBlockV2
+from planner.libraries.microsoft.shapes import SwinTransformer, SwinTransformerBlock
+from planner.libraries.microsoft.shapes_v2 import SwinTransformerBlockV2
 from planner.libraries.wrapping_on_shapes import checkpoint_in_place, chosen_stages
 from planner.schema import ResolvedSetting, SwinConfig
 from planner.step.nn import Module
@@ -16,10 +12,8 @@ from planner.step.tensor import Device
 
 def build(device: Device, config: SwinConfig, setting: ResolvedSetting) -> Module:
     """The authors' SwinTransformer or SwinTransformerV2, checkpointed as `module.py` does it."""
-    if config.version == 1:
-        model = SwinTransformer(device, config, setting, SwinTransformerBlock, PatchMerging)
-    else:
-        model = SwinTransformer(device, config, setting, SwinTransformerBlockV2, PatchMergingV2)
+    block = SwinTransformerBlock if config.version == 1 else SwinTransformerBlockV2
+    model = SwinTransformer(device, config, setting, block)
     if setting.checkpointing.startswith("stages"):
         checkpoint_in_place(chosen_stages(model.layers, setting))
     return model

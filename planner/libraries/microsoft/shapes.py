@@ -9,14 +9,27 @@ an image, N tokens a window. Without their optional fused window kernel. Version
 
 from __future__ import annotations
 
-from planner.libraries.blocks import Mlp
+from planner.libraries.blocks import (
+    BlockPlan,
+    Merging,
+    Mlp,
+    drop_path_or_identity,
+    four_parities,
+    plan_blocks,
+)
+from planner.libraries.windows import (
+    Pair,
+    add_shift_mask,
+    shift_mask,
+    spread_bias,
+    window_partition,
+    window_reverse,
+)
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.matmul import matmul
 from planner.step.nn import (
     Conv2d,
     Dropout,
-    DropPath,
-    Identity,
     LayerNorm,
     Linear,
     Module,
@@ -29,53 +42,29 @@ from planner.step.reentrant import checkpoint_reentrantly
 from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import (
     cat,
-    contiguous,
     flatten,
     permute,
     reshape,
     roll,
     select,
-    slice_,
-    take_rows,
     transpose,
     unsqueeze,
     view,
 )
-
-Pair = tuple[int, int]
-
-
-def window_partition(x: Tensor, window_size: int) -> Tensor:
-    """[B, H, W, C] to [B*nW, window, window, C]."""
-    batch, height, width, channels = x.shape
-    x = view(
-        x, batch, height // window_size, window_size, width // window_size, window_size, channels
-    )
-    windows = view(contiguous(permute(x, 0, 1, 3, 2, 4, 5)), -1, window_size, window_size, channels)
-    return windows
-
-
-def window_reverse(windows: Tensor, window_size: int, height: int, width: int) -> Tensor:
-    """[B*nW, window, window, C] to [B, H, W, C]."""
-    channels = windows.shape[-1]
-    x = view(
-        windows, -1, height // window_size, width // window_size, window_size, window_size, channels
-    )
-    x = view(contiguous(permute(x, 0, 1, 3, 2, 4, 5)), -1, height, width, channels)
-    return x
 
 
 class WindowAttention(Module):
     """The authors' WindowAttention."""
 
     def __init__(
-        self, device: Device, config: SwinConfig, dim: int, heads: int, window_size: int
+        self, device: Device, config: SwinConfig, plan: BlockPlan, window_size: int
     ) -> None:
-        self.area = window_size**2
+        dim, heads = plan.channels, plan.heads
+        area = window_size**2
         self.heads = heads
         rows = (2 * window_size - 1) ** 2
         self.relative_position_bias_table = Parameter(device, (rows, heads))
-        self.relative_position_index = buffer(device, (self.area, self.area), "int64")
+        self.relative_position_index = buffer(device, (area, area), "int64")
         self.qkv = Linear(device, dim, dim * 3, bias=config.qkv_bias)
         self.attn_drop = Dropout(config.attn_drop_rate)
         self.proj = Linear(device, dim, dim)
@@ -90,19 +79,13 @@ class WindowAttention(Module):
         q = scale(q)
         attn = matmul(q, transpose(k, -2, -1))
 
-        relative_position_bias = view(
-            take_rows(self.relative_position_bias_table, view(self.relative_position_index, -1)),
-            area, area, -1,
-        )  # fmt: skip
-        relative_position_bias = contiguous(permute(relative_position_bias, 2, 0, 1))
+        relative_position_bias = spread_bias(
+            self.relative_position_bias_table, self.relative_position_index, area
+        )
         attn = add(attn, unsqueeze(relative_position_bias, 0))
 
         if mask is not None:
-            num_windows = mask.shape[0]
-            attn = add(
-                view(attn, -1, num_windows, heads, area, area), unsqueeze(unsqueeze(mask, 1), 0)
-            )
-            attn = view(attn, -1, heads, area, area)
+            attn = add_shift_mask(attn, mask)
         attn = softmax(attn)
         attn = self.attn_drop(attn)
 
@@ -113,98 +96,72 @@ class WindowAttention(Module):
 
 
 class SwinTransformerBlock(Module):
-    """The authors' SwinTransformerBlock: a window that covers the shorter side is not shifted."""
+    """The authors' SwinTransformerBlock: a window that covers the shorter side is not shifted.
+
+    Version 2 norms after attention and MLP.
+    """
 
     def __init__(
-        self,
-        device: Device,
-        config: SwinConfig,
-        dim: int,
-        input_resolution: Pair,
-        heads: int,
-        window_size: int,
-        shift_size: int,
-        drop_path: float,
+        self, device: Device, config: SwinConfig, plan: BlockPlan, input_resolution: Pair
     ) -> None:
+        self.version = config.version
         self.input_resolution = input_resolution
-        self.window_size = window_size
-        self.shift_size = shift_size
-        if min(input_resolution) <= window_size:
-            self.shift_size = 0
-            self.window_size = min(input_resolution)
-        self.norm1 = LayerNorm(device, dim)
-        self.attn = self.make_attention(device, config, dim, heads)
-        self.drop_path = DropPath(drop_path) if drop_path > 0 else Identity()
-        self.norm2 = LayerNorm(device, dim)
-        self.mlp = Mlp(device, dim, int(dim * config.mlp_ratio), config.drop_rate)
+        self.window_size = min(plan.window, *input_resolution)
+        is_shifted = plan.shifted and min(input_resolution) > plan.window
+        self.shift_size = plan.window // 2 if is_shifted else 0
+        self.norm1 = LayerNorm(device, plan.channels)
+        self.attn = self.make_attention(device, config, plan)
+        self.drop_path = drop_path_or_identity(plan.drop_path)
+        self.norm2 = LayerNorm(device, plan.channels)
+        self.mlp = Mlp(device, plan.channels, plan.hidden, config.drop_rate)
         self.attn_mask: Tensor | None = None
         if self.shift_size > 0:
-            height, width = input_resolution
-            area = self.window_size**2
-            self.attn_mask = buffer(device, (height * width // area, area, area))
+            self.attn_mask = shift_mask(device, input_resolution, self.window)
 
-    def make_attention(self, device: Device, config: SwinConfig, dim: int, heads: int) -> Module:
-        return WindowAttention(device, config, dim, heads, self.window_size)
+    @property
+    def window(self) -> Pair:
+        return (self.window_size, self.window_size)
+
+    def make_attention(self, device: Device, config: SwinConfig, plan: BlockPlan) -> Module:
+        return WindowAttention(device, config, plan, self.window_size)
 
     def forward(self, x: Tensor) -> Tensor:
         height, width = self.input_resolution
         batch, _, channels = x.shape
 
         shortcut = x
-        x = self.norm1(x)
+        x = self.norm1(x) if self.version == 1 else x
         x = view(x, batch, height, width, channels)
 
-        if self.shift_size > 0:
-            shifted_x = roll(x)
-            x_windows = window_partition(shifted_x, self.window_size)
-        else:
-            shifted_x = x
-            x_windows = window_partition(shifted_x, self.window_size)
-
+        shifted_x = roll(x) if self.shift_size > 0 else x
+        x_windows = window_partition(shifted_x, self.window)
         x_windows = view(x_windows, -1, self.window_size**2, channels)
         attn_windows = self.attn(x_windows, self.attn_mask)
         attn_windows = view(attn_windows, -1, self.window_size, self.window_size, channels)
-
-        if self.shift_size > 0:
-            shifted_x = window_reverse(attn_windows, self.window_size, height, width)
-            x = roll(shifted_x)
-        else:
-            shifted_x = window_reverse(attn_windows, self.window_size, height, width)
-            x = shifted_x
+        shifted_x = window_reverse(attn_windows, self.window, height, width)
+        x = roll(shifted_x) if self.shift_size > 0 else shifted_x
         x = view(x, batch, height * width, channels)
-        x = add(shortcut, self.drop_path(x))
 
-        x = add(x, self.drop_path(self.mlp(self.norm2(x))))
+        if self.version == 1:
+            x = add(shortcut, self.drop_path(x))
+            x = add(x, self.drop_path(self.mlp(self.norm2(x))))
+        else:
+            x = add(shortcut, self.drop_path(self.norm1(x)))
+            x = add(x, self.drop_path(self.norm2(self.mlp(x))))
         return x
 
 
-class PatchMerging(Module):
-    """The authors' PatchMerging: norm of the four parities, then the reduction."""
+class PatchMerging(Merging):
+    """The authors' PatchMerging: [B, L, C] to [B, L/4, 2C]."""
 
-    def __init__(self, device: Device, input_resolution: Pair, dim: int) -> None:
+    def __init__(self, device: Device, input_resolution: Pair, channels: int, version: int) -> None:
+        super().__init__(device, channels, version)
         self.input_resolution = input_resolution
-        self.reduction = Linear(device, 4 * dim, 2 * dim, bias=False)
-        self.norm = LayerNorm(device, 4 * dim)
-
-    def gather(self, x: Tensor) -> Tensor:
-        """[B, L, C] to [B, L/4, 4C]."""
-        height, width = self.input_resolution
-        batch, _, channels = x.shape
-
-        x = view(x, batch, height, width, channels)
-        x0 = slice_(slice_(x, 1, 0, height, 2), 2, 0, width, 2)
-        x1 = slice_(slice_(x, 1, 1, height, 2), 2, 0, width, 2)
-        x2 = slice_(slice_(x, 1, 0, height, 2), 2, 1, width, 2)
-        x3 = slice_(slice_(x, 1, 1, height, 2), 2, 1, width, 2)
-        x = cat([x0, x1, x2, x3], -1)
-        x = view(x, batch, -1, 4 * channels)
-        return x
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.gather(x)
-        x = self.norm(x)
-        x = self.reduction(x)
-        return x
+        batch, _, channels = x.shape
+        x = view(x, batch, *self.input_resolution, channels)
+        return self.reduce(view(cat(four_parities(x), -1), batch, -1, 4 * channels))
 
 
 class BasicLayer(Module):
@@ -247,7 +204,7 @@ class AdaptiveAvgPool1d(Module):
 
 
 class SwinTransformer(Module):
-    """The authors' SwinTransformer, of the version whose block and merging it is given."""
+    """The authors' SwinTransformer, of the version whose block it is given."""
 
     def __init__(
         self,
@@ -255,7 +212,6 @@ class SwinTransformer(Module):
         config: SwinConfig,
         setting: TrainSetting,
         block: type[SwinTransformerBlock],
-        merging: type[PatchMerging],
     ) -> None:
         self.patch_embed = PatchEmbed(device, config)
         resolution = tuple(side // config.patch_size for side in config.image_size)
@@ -265,20 +221,14 @@ class SwinTransformer(Module):
             self.absolute_pos_embed = Parameter(device, shape)
         self.pos_drop = Dropout(config.drop_rate)
         self.layers: list[Module] = []
-        rates = config.drop_path_rates()
-        for stage, depth in enumerate(config.depths):
+        for stage in range(config.num_stages):
             dim = config.stage_channels(stage)
             sides = (resolution[0] >> stage, resolution[1] >> stage)
-            window = config.windows[stage]
             blocks: list[Module] = [
-                block(
-                    device, config, dim, sides, config.num_heads[stage], window,
-                    window // 2 * (index % 2), rates[stage][index],
-                )
-                for index in range(depth)
-            ]  # fmt: skip
+                block(device, config, plan, sides) for plan in plan_blocks(config, stage)
+            ]
             is_last = stage == config.num_stages - 1
-            downsample = None if is_last else merging(device, sides, dim)
+            downsample = None if is_last else PatchMerging(device, sides, dim, config.version)
             self.layers.append(BasicLayer(blocks, downsample, setting.checkpointing == "blocks"))
         self.norm = LayerNorm(device, dim)
         self.avgpool = AdaptiveAvgPool1d()

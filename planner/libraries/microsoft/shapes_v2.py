@@ -6,28 +6,20 @@ Shapes and legend as in `shapes.py`.
 
 from __future__ import annotations
 
-from planner.libraries.maps import CPB_HIDDEN
-from planner.libraries.microsoft.shapes import (
-    Pair,
-    PatchMerging,
-    SwinTransformerBlock,
-    window_partition,
-    window_reverse,
-)
+from planner.libraries.blocks import BlockPlan
+from planner.libraries.microsoft.shapes import SwinTransformerBlock
+from planner.libraries.windows import add_shift_mask, position_bias_mlp, spread_bias
 from planner.schema import SwinConfig
 from planner.step.matmul import linear, matmul
-from planner.step.nn import Dropout, LayerNorm, Linear, Module, ReLU, Sequential, buffer
+from planner.step.nn import Dropout, Linear, Module, buffer
 from planner.step.normalization import normalize, softmax
 from planner.step.pointwise import add, clamp, exp, mul, new_empty, scale, sigmoid
 from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import (
     cat,
-    contiguous,
     permute,
     reshape,
-    roll,
     select,
-    take_rows,
     transpose,
     unsqueeze,
     view,
@@ -38,19 +30,16 @@ class WindowAttentionV2(Module):
     """The authors' WindowAttention of version 2: cosine attention, continuous position bias."""
 
     def __init__(
-        self, device: Device, config: SwinConfig, dim: int, heads: int, window_size: int
+        self, device: Device, config: SwinConfig, plan: BlockPlan, window_size: int
     ) -> None:
-        self.area = window_size**2
+        dim, heads = plan.channels, plan.heads
+        area = window_size**2
         self.heads = heads
         self.logit_scale = Parameter(device, (heads, 1, 1))
-        self.cpb_mlp = Sequential(
-            Linear(device, 2, CPB_HIDDEN),
-            ReLU(in_place=True),
-            Linear(device, CPB_HIDDEN, heads, bias=False),
-        )
+        self.cpb_mlp = position_bias_mlp(device, heads)
         sides = 2 * window_size - 1
         self.relative_coords_table = buffer(device, (1, sides, sides, 2))
-        self.relative_position_index = buffer(device, (self.area, self.area), "int64")
+        self.relative_position_index = buffer(device, (area, area), "int64")
         self.qkv = Linear(device, dim, dim * 3, bias=False)
         self.q_bias = Parameter(device, (dim,)) if config.qkv_bias else None
         self.v_bias = Parameter(device, (dim,)) if config.qkv_bias else None
@@ -73,20 +62,14 @@ class WindowAttentionV2(Module):
         attn = mul(attn, logit_scale)
 
         relative_position_bias_table = view(self.cpb_mlp(self.relative_coords_table), -1, heads)
-        relative_position_bias = view(
-            take_rows(relative_position_bias_table, view(self.relative_position_index, -1)),
-            area, area, -1,
-        )  # fmt: skip
-        relative_position_bias = contiguous(permute(relative_position_bias, 2, 0, 1))
+        relative_position_bias = spread_bias(
+            relative_position_bias_table, self.relative_position_index, area
+        )
         relative_position_bias = scale(sigmoid(relative_position_bias))
         attn = add(attn, unsqueeze(relative_position_bias, 0))
 
         if mask is not None:
-            num_windows = mask.shape[0]
-            attn = add(
-                view(attn, -1, num_windows, heads, area, area), unsqueeze(unsqueeze(mask, 1), 0)
-            )
-            attn = view(attn, -1, heads, area, area)
+            attn = add_shift_mask(attn, mask)
         attn = softmax(attn)
         attn = self.attn_drop(attn)
 
@@ -102,42 +85,7 @@ def zeros_like(x: Tensor) -> Tensor:
 
 
 class SwinTransformerBlockV2(SwinTransformerBlock):
-    """The authors' SwinTransformerBlock of version 2: the norms come after attention and MLP."""
+    """The authors' SwinTransformerBlock of version 2."""
 
-    def make_attention(self, device: Device, config: SwinConfig, dim: int, heads: int) -> Module:
-        return WindowAttentionV2(device, config, dim, heads, self.window_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        height, width = self.input_resolution
-        batch, _, channels = x.shape
-
-        shortcut = x
-        x = view(x, batch, height, width, channels)
-
-        shifted_x = roll(x) if self.shift_size > 0 else x
-        x_windows = window_partition(shifted_x, self.window_size)
-        x_windows = view(x_windows, -1, self.window_size**2, channels)
-        attn_windows = self.attn(x_windows, self.attn_mask)
-        attn_windows = view(attn_windows, -1, self.window_size, self.window_size, channels)
-        shifted_x = window_reverse(attn_windows, self.window_size, height, width)
-        x = roll(shifted_x) if self.shift_size > 0 else shifted_x
-        x = view(x, batch, height * width, channels)
-        x = add(shortcut, self.drop_path(self.norm1(x)))
-
-        x = add(x, self.drop_path(self.norm2(self.mlp(x))))
-        return x
-
-
-class PatchMergingV2(PatchMerging):
-    """The authors' PatchMerging of version 2: the norm comes after the reduction."""
-
-    def __init__(self, device: Device, input_resolution: Pair, dim: int) -> None:
-        self.input_resolution = input_resolution
-        self.reduction = Linear(device, 4 * dim, 2 * dim, bias=False)
-        self.norm = LayerNorm(device, 2 * dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.gather(x)
-        x = self.reduction(x)
-        x = self.norm(x)
-        return x
+    def make_attention(self, device: Device, config: SwinConfig, plan: BlockPlan) -> Module:
+        return WindowAttentionV2(device, config, plan, self.window_size)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.libraries import blocks
-from planner.libraries.blocks import BlockPlan, four_parities, plan_blocks
+from planner.libraries.blocks import BlockPlan, Merging, four_parities, plan_blocks
 from planner.libraries.windows import (
     Pair,
     add_shift_mask,
@@ -229,7 +228,7 @@ class SwinTransformerBlock(Module):
         return x
 
 
-class PatchMerging(blocks.PatchMerging):
+class PatchMerging(Merging):
     """torchvision's PatchMerging, or PatchMergingV2."""
 
     def forward(self, x: Tensor) -> Tensor:
