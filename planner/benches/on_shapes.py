@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.ledger import Allocated, Computed, Event, Freed
 from planner.libraries.registry import find_library
-from planner.libraries.transformers import shapes as transformers
+from planner.libraries.transformers.shapes import get_attn_mask
 from planner.libraries.windows import crop, padding, window_partition, window_reverse
 from planner.schema.bench import BenchCase, Work
 from planner.step.autocast import AutocastScope
@@ -120,12 +120,12 @@ def _attend_transformers(layer: Any, x: Tensor) -> Tensor:
     side = layer.window_size
     x = pad(x, padding(height, side), padding(width, side))
     _, padded_height, padded_width, _ = x.shape
-    mask = layer.get_attn_mask(x)
+    mask = get_attn_mask(x, side, layer.shift_size)
     x = roll(x) if layer.shift_size > 0 else x
-    windows = view(transformers.window_partition(x, side), -1, side * side, channels)
+    windows = view(window_partition(x, (side, side)), -1, side * side, channels)
     windows = layer.attention(windows, mask)[0]
     windows = view(windows, -1, side, side, channels)
-    x = transformers.window_reverse(windows, side, padded_height, padded_width)
+    x = window_reverse(windows, (side, side), padded_height, padded_width)
     x = roll(x) if layer.shift_size > 0 else x
     if (padded_height, padded_width) != (height, width):
         x = contiguous(crop(x, height, width))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planner.schema import SwinConfig
 from planner.step.nn import GELU, Conv2d, Dropout, DropPath, Identity, LayerNorm, Linear, Module
 from planner.step.tensor import Device, Tensor
-from planner.step.views import flatten, permute, reshape, slice_
+from planner.step.views import cat, flatten, pad, permute, reshape, slice_, view
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,14 @@ class PatchEmbed(Module):
         return x
 
 
+def pad_to_even(x: Tensor) -> Tensor:
+    """[B, H, W, C] with even sides; itself where they are."""
+    _, height, width, _ = x.shape
+    if height % 2 or width % 2:
+        x = pad(x, height % 2, width % 2)
+    return x
+
+
 def four_parities(x: Tensor) -> list[Tensor]:
     """`x[:, row::2, col::2, :]` of a BHWC tensor, columns slowest: four of [B, H/2, W/2, C]."""
     _, height, width, _ = x.shape
@@ -83,6 +91,12 @@ def four_parities(x: Tensor) -> list[Tensor]:
         for col in range(2)
         for row in range(2)
     ]
+
+
+def as_tokens(parities: list[Tensor]) -> Tensor:
+    """Four of [B, H/2, W/2, C] to [B, L/4, 4C]."""
+    x = cat(parities, -1)
+    return view(x, x.shape[0], -1, x.shape[-1])
 
 
 def four_side_by_side(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from planner.libraries.blocks import (
     BlockPlan,
     Merging,
     Mlp,
+    as_tokens,
     drop_path_or_identity,
     four_parities,
     plan_blocks,
@@ -41,7 +42,6 @@ from planner.step.pooling import adaptive_avg_pool1d
 from planner.step.reentrant import checkpoint_reentrantly
 from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import (
-    cat,
     flatten,
     permute,
     reshape,
@@ -161,7 +161,7 @@ class PatchMerging(Merging):
     def forward(self, x: Tensor) -> Tensor:
         batch, _, channels = x.shape
         x = view(x, batch, *self.input_resolution, channels)
-        return self.reduce(view(cat(four_parities(x), -1), batch, -1, 4 * channels))
+        return self.reduce(as_tokens(four_parities(x)))
 
 
 class BasicLayer(Module):

@@ -6,23 +6,30 @@ of one window, h heads, d channels of one head; G groups of S windows side by si
 
 from __future__ import annotations
 
-from planner.libraries.maps import CPB_HIDDEN
-from planner.libraries.windows import crop
+from math import prod
+
+from planner.libraries import windows
+from planner.libraries.blocks import (
+    BlockPlan,
+    Merging,
+    PatchEmbed,
+    four_side_by_side,
+    pad_to_even,
+    plan_blocks,
+)
+from planner.libraries.maps import feature_maps
+from planner.libraries.windows import Pair, crop, position_bias_mlp
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.checkpointing import checkpoint
 from planner.step.matmul import linear, matmul
 from planner.step.nn import (
     GELU,
-    Conv2d,
     Dropout,
     DropPath,
-    Identity,
     LayerNorm,
     Linear,
     Module,
-    ReLU,
-    Sequential,
     buffer,
 )
 from planner.step.normalization import softmax, vector_norm
@@ -47,14 +54,11 @@ from planner.step.views import (
     permute,
     reshape,
     roll,
-    take_rows,
     transpose,
     unbind,
     unsqueeze,
     view,
 )
-
-Pair = tuple[int, int]
 
 
 class SwinTransformer(Module):
@@ -65,20 +69,19 @@ class SwinTransformer(Module):
         self.checkpointed_stages: tuple[int, ...] = setting.checkpointed_stages or ()
         if setting.checkpointing == "stages":
             self.checkpointed_stages = tuple(range(config.num_stages))
-        rows, columns = (side // config.patch_size for side in config.image_size)
+        maps = feature_maps(config)
         self.absolute_pos_embed = (
-            Parameter(device, (1, rows * columns, config.embed_dim))
+            Parameter(device, (1, prod(maps[0]), config.embed_dim))
             if config.absolute_position_embedding
             else None
         )
-        self.patch_embed = PatchEmbedding(device, config)
+        self.patch_embed = PatchEmbed(device, config)
         self.pos_drop = Dropout(config.drop_rate)
-        self.layers: list[Stage] = []
-        feature_map = (rows, columns)
-        for stage in range(config.num_stages):
-            fused = setting.attention == "sdpa"
-            self.layers.append(Stage(device, config, stage, feature_map, fused))
-            feature_map = ((feature_map[0] + 1) // 2, (feature_map[1] + 1) // 2)
+        fused = setting.attention == "sdpa"
+        self.layers = [
+            Stage(device, config, stage, feature_map, fused)
+            for stage, feature_map in enumerate(maps)
+        ]
         channels = config.stage_channels(config.num_stages - 1)
         self.norm = LayerNorm(device, channels)
         self.head = Linear(device, channels, config.num_classes)
@@ -98,19 +101,6 @@ class SwinTransformer(Module):
         return logits
 
 
-class PatchEmbedding(Module):
-    """Images [B, in_channels, height, width] to patches [B, H, W, C]."""
-
-    def __init__(self, device: Device, config: SwinConfig) -> None:
-        self.proj = Conv2d(device, config.in_channels, config.embed_dim, config.patch_size)
-        self.norm = LayerNorm(device, config.embed_dim) if config.patch_norm else Identity()
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.proj(images)
-        patches: Tensor = self.norm(permute(x, 0, 2, 3, 1))
-        return patches
-
-
 class Stage(Module):
     """Blocks at one resolution, then (but in the last stage) a patch merging."""
 
@@ -120,8 +110,7 @@ class Stage(Module):
         block = BlockV1 if config.version == 1 else BlockV2
         self.grid = WindowGrid(device, config, stage, feature_map)
         self.blocks = [
-            block(device, config, stage, rate, self.grid, bool(depth % 2), fused)
-            for depth, rate in enumerate(config.drop_path_rates()[stage])
+            block(device, config, plan, self.grid, fused) for plan in plan_blocks(config, stage)
         ]
         last = stage == config.num_stages - 1
         channels = config.stage_channels(stage)
@@ -204,23 +193,17 @@ class WindowGrid(Module):
 class Block(Module):
     """Window attention and an MLP, each with a residual connection."""
 
-    attn: Module
+    attention: type[WindowAttention]
 
     def __init__(
-        self,
-        device: Device,
-        config: SwinConfig,
-        stage: int,
-        drop_path: float,
-        grid: WindowGrid,
-        shifted: bool,
+        self, device: Device, config: SwinConfig, plan: BlockPlan, grid: WindowGrid, fused: bool
     ) -> None:
-        channels = config.stage_channels(stage)
-        self.shifted = shifted and grid.has_shift
-        self.norm1 = LayerNorm(device, channels)
-        self.drop_path = DropPath(drop_path)
-        self.norm2 = LayerNorm(device, channels)
-        self.mlp = Mlp(device, channels, int(channels * config.mlp_ratio), config.drop_rate)
+        self.shifted = plan.shifted and grid.has_shift
+        self.norm1 = LayerNorm(device, plan.channels)
+        self.drop_path = DropPath(plan.drop_path)
+        self.norm2 = LayerNorm(device, plan.channels)
+        self.mlp = Mlp(device, plan.channels, plan.hidden, config.drop_rate)
+        self.attn = self.attention(device, config, plan, grid, fused)
 
     def attend(self, x: Tensor, grid: WindowGrid) -> Tensor:
         x = grid.partition(x, self.shifted)
@@ -228,60 +211,25 @@ class Block(Module):
         return grid.merge(x, self.shifted)
 
 
-class BlockV1(Block):
-    """Norms before attention and MLP."""
+class WindowAttention(Module):
+    """What the attention of both versions has; G groups of S windows side by side."""
 
     def __init__(
-        self,
-        device: Device,
-        config: SwinConfig,
-        stage: int,
-        drop_path: float,
-        grid: WindowGrid,
-        shifted: bool,
-        fused: bool,
+        self, device: Device, config: SwinConfig, plan: BlockPlan, grid: WindowGrid, fused: bool
     ) -> None:
-        super().__init__(device, config, stage, drop_path, grid, shifted)
-        self.attn = WindowAttentionV1(device, config, stage, grid, fused)
-
-    def forward(self, x: Tensor, grid: WindowGrid) -> Tensor:
-        x = add(x, self.drop_path(self.attend(self.norm1(x), grid)))
-        x = add(x, self.drop_path(self.mlp(self.norm2(x))))
-        return x
+        self.num_heads = plan.heads
+        self.dropout = config.attn_drop_rate
+        self.attend = attend_fused if fused else attend_eager
 
 
-class BlockV2(Block):
-    """Norms after attention and MLP."""
-
-    def __init__(
-        self,
-        device: Device,
-        config: SwinConfig,
-        stage: int,
-        drop_path: float,
-        grid: WindowGrid,
-        shifted: bool,
-        fused: bool,
-    ) -> None:
-        super().__init__(device, config, stage, drop_path, grid, shifted)
-        self.attn = WindowAttentionV2(device, config, stage, fused)
-
-    def forward(self, x: Tensor, grid: WindowGrid) -> Tensor:
-        x = add(x, self.drop_path(self.norm1(self.attend(x, grid))))
-        x = add(x, self.drop_path(self.norm2(self.mlp(x))))
-        return x
-
-
-class WindowAttentionV1(Module):
+class WindowAttentionV1(WindowAttention):
     """Scaled dot-product attention in windows, with a learned bias for each relative position."""
 
     def __init__(
-        self, device: Device, config: SwinConfig, stage: int, grid: WindowGrid, fused: bool
+        self, device: Device, config: SwinConfig, plan: BlockPlan, grid: WindowGrid, fused: bool
     ) -> None:
-        channels = config.stage_channels(stage)
-        self.num_heads = config.num_heads[stage]
-        self.dropout = config.attn_drop_rate
-        self.attend = attend_fused if fused else attend_eager
+        super().__init__(device, config, plan, grid, fused)
+        channels = plan.channels
         self.relative_position_bias_table = Parameter(device, (grid.num_positions, self.num_heads))
         self.qkv = Linear(device, channels, 3 * channels, bias=config.qkv_bias)
         self.proj = Linear(device, channels, channels)
@@ -297,24 +245,20 @@ class WindowAttentionV1(Module):
         return out
 
 
-class WindowAttentionV2(Module):
+class WindowAttentionV2(WindowAttention):
     """Cosine attention in windows with a learned temperature and a continuous position bias."""
 
-    def __init__(self, device: Device, config: SwinConfig, stage: int, fused: bool) -> None:
-        channels = config.stage_channels(stage)
-        self.num_heads = config.num_heads[stage]
-        self.dropout = config.attn_drop_rate
-        self.attend = attend_fused if fused else attend_eager
+    def __init__(
+        self, device: Device, config: SwinConfig, plan: BlockPlan, grid: WindowGrid, fused: bool
+    ) -> None:
+        super().__init__(device, config, plan, grid, fused)
+        channels = plan.channels
         has_bias = config.qkv_bias
         self.logit_scale = Parameter(device, (self.num_heads, 1, 1))
         self.q_bias = Parameter(device, (channels,)) if has_bias else None
         self.v_bias = Parameter(device, (channels,)) if has_bias else None
         self.k_bias = buffer(device, (channels,)) if has_bias else None
-        self.cpb_mlp = Sequential(
-            Linear(device, 2, CPB_HIDDEN),
-            ReLU(in_place=True),
-            Linear(device, CPB_HIDDEN, self.num_heads, bias=False),
-        )
+        self.cpb_mlp = position_bias_mlp(device, self.num_heads)
         self.qkv = Linear(device, channels, 3 * channels, bias=False)
         self.proj = Linear(device, channels, channels)
         self.proj_drop = Dropout(config.drop_rate)
@@ -335,6 +279,28 @@ class WindowAttentionV2(Module):
         return out
 
 
+class BlockV1(Block):
+    """Norms before attention and MLP."""
+
+    attention = WindowAttentionV1
+
+    def forward(self, x: Tensor, grid: WindowGrid) -> Tensor:
+        x = add(x, self.drop_path(self.attend(self.norm1(x), grid)))
+        x = add(x, self.drop_path(self.mlp(self.norm2(x))))
+        return x
+
+
+class BlockV2(Block):
+    """Norms after attention and MLP."""
+
+    attention = WindowAttentionV2
+
+    def forward(self, x: Tensor, grid: WindowGrid) -> Tensor:
+        x = add(x, self.drop_path(self.norm1(self.attend(x, grid))))
+        x = add(x, self.drop_path(self.norm2(self.mlp(x))))
+        return x
+
+
 def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """[G, N, S, 3C] to q, k and v, each a view [G, S, h, N, d]."""
     groups, tokens, side_by_side, wide = qkv.shape
@@ -346,9 +312,7 @@ def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def spread_bias(table: Tensor, grid: WindowGrid) -> Tensor:
     """A bias for each relative position and head to one for each pair: [1, h, N, N]."""
-    bias = take_rows(table, grid.relative_position_index)
-    bias = view(bias, grid.num_tokens, grid.num_tokens, -1)
-    return unsqueeze(contiguous(permute(bias, 2, 0, 1)), 0)
+    return unsqueeze(windows.spread_bias(table, grid.relative_position_index, grid.num_tokens), 0)
 
 
 def inverse_norm(x: Tensor) -> Tensor:
@@ -401,21 +365,11 @@ class Mlp(Module):
         return out
 
 
-class PatchMerging(Module):
-    """[B, H, W, C] to [B, H/2, W/2, 2C], rounded up; version 2 norms after the reduction."""
-
-    def __init__(self, device: Device, channels: int, version: int) -> None:
-        self.version = version
-        self.reduction = Linear(device, 4 * channels, 2 * channels, bias=False)
-        self.norm = LayerNorm(device, 4 * channels if version == 1 else 2 * channels)
+class PatchMerging(Merging):
+    """[B, H, W, C] to [B, H/2, W/2, 2C], rounded up."""
 
     def forward(self, x: Tensor) -> Tensor:
-        _, height, width, _ = x.shape
-        if height % 2 or width % 2:
-            x = pad(x, height % 2, width % 2)
-        batch, height, width, channels = x.shape
-        x = view(x, batch, height // 2, 2, width // 2, 2, channels)
-        x = flatten(permute(x, 0, 1, 3, 4, 2, 5), 3)
+        x = four_side_by_side(pad_to_even(x))
         norm, reduction = self.norm, self.reduction
         first, second = (norm, reduction) if self.version == 1 else (reduction, norm)
         merged: Tensor = second(first(x))

@@ -15,14 +15,12 @@ def build(device: Device, config: SwinConfig, setting: ResolvedSetting) -> Modul
 
     `nested` is what version 1 does by itself: all stages and, inside them, all layers.
     """
-    model: SwinForImageClassification | Swinv2ForImageClassification
-    stages: list[SwinStage] | list[Swinv2Stage]
+    model: Module
     if config.version == 1:
         model = SwinForImageClassification(device, config, setting)
-        stages = model.swin.encoder.layers
     else:
         model = Swinv2ForImageClassification(device, config)
-        stages = model.swinv2.encoder.layers
+    stages = [part for part in model.descendants() if isinstance(part, SwinStage | Swinv2Stage)]
     kind = setting.checkpointing.partition(":")[0]
     if kind in ("stages", "nested"):
         checkpoint_in_place(chosen_stages(stages, setting))

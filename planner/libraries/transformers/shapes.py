@@ -7,7 +7,24 @@ image, N tokens a window. Version 2 is in `shapes_v2.py`.
 
 from __future__ import annotations
 
-from planner.libraries.windows import crop, padding
+from collections.abc import Callable
+
+from planner.libraries.blocks import (
+    BlockPlan,
+    Merging,
+    as_tokens,
+    four_parities,
+    pad_to_even,
+    plan_blocks,
+)
+from planner.libraries.windows import (
+    Pair,
+    crop,
+    padding,
+    spread_bias,
+    window_partition,
+    window_reverse,
+)
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.masks import compare, masked_fill
@@ -27,7 +44,6 @@ from planner.step.pointwise import add, binary, dropout, mul, new_empty, scale, 
 from planner.step.pooling import adaptive_avg_pool1d
 from planner.step.tensor import Device, Parameter, Tensor, empty
 from planner.step.views import (
-    cat,
     contiguous,
     expand,
     flatten,
@@ -36,14 +52,11 @@ from planner.step.views import (
     permute,
     reshape,
     roll,
-    slice_,
-    take_rows,
     transpose,
     unsqueeze,
     view,
 )
 
-Pair = tuple[int, int]
 Attended = tuple[Tensor, Tensor | None]
 
 
@@ -110,38 +123,17 @@ class SwinEmbeddings(Module):
         return embeddings, output_dimensions
 
 
-class SwinPatchMerging(Module):
+class SwinPatchMerging(Merging):
     """[B, L, C] to [B, L/4, 2C]."""
 
-    def __init__(self, device: Device, dim: int) -> None:
-        self.reduction = Linear(device, 4 * dim, 2 * dim, bias=False)
-        self.norm = LayerNorm(device, 4 * dim)
-
     def forward(self, input_feature: Tensor, input_dimensions: Pair) -> Tensor:
-        height, width = input_dimensions
-        batch_size, _, num_channels = input_feature.shape
-        input_feature = view(input_feature, batch_size, height, width, num_channels)
-        input_feature = pad_to_even(input_feature, height, width)
-        input_feature = cat(
-            [every_second(input_feature, row, col) for col in range(2) for row in range(2)], -1
-        )
-        input_feature = view(input_feature, batch_size, -1, 4 * num_channels)
-
-        input_feature = self.norm(input_feature)
-        input_feature = self.reduction(input_feature)
-        return input_feature
+        return self.reduce(as_tokens(four_parities(even_map(input_feature, input_dimensions))))
 
 
-def pad_to_even(input_feature: Tensor, height: int, width: int) -> Tensor:
-    """[B, H, W, C] with even sides; itself where they are."""
-    if height % 2 or width % 2:
-        input_feature = pad(input_feature, height % 2, width % 2)
-    return input_feature
-
-
-def every_second(x: Tensor, row: int, col: int) -> Tensor:
-    """`x[:, row::2, col::2, :]`."""
-    return slice_(slice_(x, 1, row, x.shape[1], 2), 2, col, x.shape[2], 2)
+def even_map(input_feature: Tensor, input_dimensions: Pair) -> Tensor:
+    """[B, L, C] to [B, H, W, C] with even sides."""
+    batch_size, _, num_channels = input_feature.shape
+    return pad_to_even(view(input_feature, batch_size, *input_dimensions, num_channels))
 
 
 class SwinRelativePositionBias(Module):
@@ -153,11 +145,7 @@ class SwinRelativePositionBias(Module):
         self.relative_position_index = buffer(device, (self.window_area**2,), "int64")
 
     def forward(self, table: Tensor) -> Tensor:
-        relative_position_bias = take_rows(table, self.relative_position_index)
-        relative_position_bias = view(
-            relative_position_bias, self.window_area, self.window_area, -1
-        )
-        return unsqueeze(contiguous(permute(relative_position_bias, 2, 0, 1)), 0)
+        return unsqueeze(spread_bias(table, self.relative_position_index, self.window_area), 0)
 
 
 def eager_attention_forward(
@@ -184,17 +172,16 @@ def sdpa_attention_forward(
 class SwinAttention(Module):
     """Three projections, position bias and mask combined, then either kind of attention."""
 
-    def __init__(
-        self, device: Device, config: SwinConfig, dim: int, heads: int, window: int, fused: bool
-    ) -> None:
-        self.head_dim = dim // heads
+    def __init__(self, device: Device, config: SwinConfig, plan: BlockPlan, fused: bool) -> None:
+        dim = plan.channels
+        self.head_dim = dim // plan.heads
         self.attention_dropout = config.attn_drop_rate
         self.attend = sdpa_attention_forward if fused else eager_attention_forward
         self.q_proj = Linear(device, dim, dim, bias=config.qkv_bias)
         self.k_proj = Linear(device, dim, dim, bias=config.qkv_bias)
         self.v_proj = Linear(device, dim, dim, bias=config.qkv_bias)
         self.o_proj = Linear(device, dim, dim)
-        self.relative_position_bias = SwinRelativePositionBias(device, heads, window)
+        self.relative_position_bias = SwinRelativePositionBias(device, plan.heads, plan.window)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None) -> Attended:
         windows, seq_len = input_shape = hidden_states.shape[:-1]
@@ -225,10 +212,10 @@ class SwinAttention(Module):
 
 
 class SwinMLP(Module):
-    def __init__(self, device: Device, config: SwinConfig, dim: int) -> None:
+    def __init__(self, device: Device, plan: BlockPlan) -> None:
         self.activation_fn = GELU()
-        self.fc1 = Linear(device, dim, int(config.mlp_ratio * dim))
-        self.fc2 = Linear(device, int(config.mlp_ratio * dim), dim)
+        self.fc1 = Linear(device, plan.channels, plan.hidden)
+        self.fc2 = Linear(device, plan.hidden, plan.channels)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         hidden_states = self.fc1(hidden_states)
@@ -237,25 +224,15 @@ class SwinMLP(Module):
         return hidden_states
 
 
-def window_partition(input_feature: Tensor, window: int) -> Tensor:
-    """[B, H, W, C] to [B*nW, window, window, C]."""
-    batch_size, height, width, num_channels = input_feature.shape
-    input_feature = view(
-        input_feature, batch_size, height // window, window, width // window, window, num_channels
-    )
-    return view(contiguous(transpose(input_feature, 2, 3)), -1, window, window, num_channels)
-
-
-def window_reverse(windows: Tensor, window: int, height: int, width: int) -> Tensor:
-    """[B*nW, window, window, C] to [B, H, W, C]."""
-    num_channels = windows.shape[-1]
-    windows = view(windows, -1, height // window, width // window, window, window, num_channels)
-    windows = view(contiguous(transpose(windows, 2, 3)), -1, height, width, num_channels)
-    return windows
+def get_attn_mask(hidden_states: Tensor, window: int, shift: int) -> Tensor | None:
+    """[nW, N, N], made anew in every forward of a shifted layer."""
+    if shift <= 0:
+        return None
+    _, height, width, _ = hidden_states.shape
+    return shift_mask(hidden_states.device, height, width, hidden_states.dtype, window)
 
 
 def shift_mask(device: Device, height: int, width: int, dtype: str, window: int) -> Tensor:
-    """`get_attn_mask`: [nW, N, N], made anew in every forward of a shifted layer."""
     h_idx = empty(device, (height,), "int64", "aten.arange")
     w_idx = empty(device, (width,), "int64", "aten.arange")
     h_region = binary(_past(h_idx), _past(h_idx), "aten.add")
@@ -268,7 +245,7 @@ def shift_mask(device: Device, height: int, width: int, dtype: str, window: int)
         ),
         dtype,
     )
-    mask_windows = window_partition(img_mask, window)
+    mask_windows = window_partition(img_mask, (window, window))
     mask_windows = view(mask_windows, -1, window * window)
     attn_mask = binary(unsqueeze(mask_windows, 1), unsqueeze(mask_windows, 2), "aten.sub")
     attn_mask = masked_fill(
@@ -285,29 +262,21 @@ def _past(index: Tensor) -> Tensor:
 class SwinLayer(Module):
     """transformers' SwinLayer. A window that covers one side of the map leaves no shift at all."""
 
-    def __init__(
-        self,
-        device: Device,
-        config: SwinConfig,
-        dim: int,
-        heads: int,
-        drop_path: float,
-        shifted: bool,
-        fused: bool,
-    ) -> None:
-        self.window_size = config.windows[0]
-        self.shift_size = self.window_size // 2 if shifted else 0
-        self.attention = SwinAttention(device, config, dim, heads, self.window_size, fused)
-        self.layernorm_before = LayerNorm(device, dim)
-        self.layernorm_after = LayerNorm(device, dim)
-        self.mlp = SwinMLP(device, config, dim)
+    def __init__(self, device: Device, config: SwinConfig, plan: BlockPlan, fused: bool) -> None:
+        self.window_size = plan.window
+        self.shift_size = self.window_size // 2 if plan.shifted else 0
+        self.attention = SwinAttention(device, config, plan, fused)
+        self.layernorm_before = LayerNorm(device, plan.channels)
+        self.layernorm_after = LayerNorm(device, plan.channels)
+        self.mlp = SwinMLP(device, plan)
         self.dropout = Dropout(config.drop_rate)
-        self.drop_path = drop_path_of(drop_path)
+        self.drop_path = drop_path_of(plan.drop_path)
 
     def forward(self, hidden_states: Tensor, input_dimensions: Pair) -> Attended:
         height, width = input_dimensions
         if min(input_dimensions) <= self.window_size:
             self.shift_size = 0
+        window = (self.window_size, self.window_size)
         batch_size, _, channels = hidden_states.shape
         shortcut = hidden_states
 
@@ -318,16 +287,16 @@ class SwinLayer(Module):
         )
         _, height_pad, width_pad, _ = hidden_states.shape
 
-        hidden_states_windows = window_partition(self.cyclic_shift(hidden_states), self.window_size)
+        hidden_states_windows = window_partition(self.cyclic_shift(hidden_states), window)
         hidden_states_windows = view(hidden_states_windows, -1, self.window_size**2, channels)
-        attn_mask = self.get_attn_mask(hidden_states)
+        attn_mask = get_attn_mask(hidden_states, self.window_size, self.shift_size)
 
         attention_output, attn_weights = self.attention(hidden_states_windows, attn_mask)
         attention_output = self.dropout(attention_output)
 
         attention_windows = view(attention_output, -1, self.window_size, self.window_size, channels)
         attention_windows = self.cyclic_shift(
-            window_reverse(attention_windows, self.window_size, height_pad, width_pad)
+            window_reverse(attention_windows, window, height_pad, width_pad)
         )
         if (height, width) != (height_pad, width_pad):
             attention_windows = contiguous(crop(attention_windows, height, width))
@@ -341,14 +310,6 @@ class SwinLayer(Module):
         hidden_states = add(self.dropout(hidden_states), residual)
         return hidden_states, attn_weights
 
-    def get_attn_mask(self, hidden_states: Tensor) -> Tensor | None:
-        if self.shift_size <= 0:
-            return None
-        _, height, width, _ = hidden_states.shape
-        return shift_mask(
-            hidden_states.device, height, width, hidden_states.dtype, self.window_size
-        )
-
     def cyclic_shift(self, hidden_states: Tensor) -> Tensor:
         if self.shift_size > 0:
             hidden_states = roll(hidden_states)
@@ -359,15 +320,12 @@ class SwinStage(Module):
     """transformers' SwinStage: its output is copied once more as a feature map, used or not."""
 
     def __init__(self, device: Device, config: SwinConfig, stage: int, fused: bool) -> None:
-        dim = config.stage_channels(stage)
-        rates = config.drop_path_rates()[stage]
-        heads = config.num_heads[stage]
         self.blocks = [
-            SwinLayer(device, config, dim, heads, rates[index], index % 2 == 1, fused)
-            for index in range(config.depths[stage])
+            SwinLayer(device, config, plan, fused) for plan in plan_blocks(config, stage)
         ]
         last = stage == config.num_stages - 1
-        self.downsample = None if last else SwinPatchMerging(device, dim)
+        channels = config.stage_channels(stage)
+        self.downsample = None if last else SwinPatchMerging(device, channels, config.version)
 
     def get_reshaped_hidden_states(self, hidden_states: Tensor, height: int, width: int) -> Tensor:
         if self.downsample is not None:
@@ -401,27 +359,29 @@ class SwinEncoder(Module):
             SwinStage(device, config, stage, fused) for stage in range(config.num_stages)
         ]
 
-    def forward(self, hidden_states: Tensor, input_dimensions: Pair) -> Tensor:
+    def forward(self, hidden_states: Tensor, input_dimensions: Pair) -> tuple[Tensor]:
         for layer_module in self.layers:
             hidden_states, _reshaped, _ = layer_module(hidden_states, input_dimensions)
             if layer_module.downsample is not None:
                 height, width = input_dimensions
                 input_dimensions = ((height + 1) // 2, (width + 1) // 2)
-        return hidden_states
+        return (hidden_states,)
 
 
 class SwinModel(Module):
-    """transformers' SwinModel: (last hidden state, pooled output)."""
+    """transformers' SwinModel, or its Swinv2Model: (last hidden state, pooled output)."""
 
-    def __init__(self, device: Device, config: SwinConfig, fused: bool) -> None:
+    def __init__(
+        self, device: Device, config: SwinConfig, make_encoder: Callable[[], Module]
+    ) -> None:
         self.embeddings = SwinEmbeddings(device, config)
-        self.encoder = SwinEncoder(device, config, fused)
+        self.encoder = make_encoder()
         self.layernorm = LayerNorm(device, config.stage_channels(config.num_stages - 1))
 
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         embedding_output, input_dimensions = self.embeddings(pixel_values)
         encoder_outputs = self.encoder(embedding_output, input_dimensions)
-        sequence_output = encoder_outputs
+        sequence_output = encoder_outputs[0]
         sequence_output = self.layernorm(sequence_output)
         return sequence_output, pooled(sequence_output)
 
@@ -437,7 +397,8 @@ class SwinForImageClassification(Module):
     """transformers' SwinForImageClassification: images [B, in, height, width] to logits."""
 
     def __init__(self, device: Device, config: SwinConfig, setting: TrainSetting) -> None:
-        self.swin = SwinModel(device, config, setting.attention == "sdpa")
+        fused = setting.attention == "sdpa"
+        self.swin = SwinModel(device, config, lambda: SwinEncoder(device, config, fused))
         channels = config.stage_channels(config.num_stages - 1)
         self.classifier = Linear(device, channels, config.num_classes)
 

@@ -6,19 +6,22 @@ what a local keeps alive is memory. Shapes as in `shapes.py`.
 
 from __future__ import annotations
 
-from planner.libraries.maps import CPB_HIDDEN
+from planner.libraries.blocks import BlockPlan, Merging, as_tokens, four_parities, plan_blocks
 from planner.libraries.transformers.shapes import (
-    Pair,
-    SwinEmbeddings,
+    SwinModel,
     drop_path_of,
-    every_second,
-    pad_to_even,
-    pooled,
-    shift_mask,
+    even_map,
+    get_attn_mask,
+)
+from planner.libraries.windows import (
+    Pair,
+    crop,
+    padding,
+    position_bias_mlp,
+    spread_bias,
     window_partition,
     window_reverse,
 )
-from planner.libraries.windows import crop, padding
 from planner.schema import SwinConfig
 from planner.step.matmul import matmul
 from planner.step.nn import (
@@ -27,20 +30,16 @@ from planner.step.nn import (
     LayerNorm,
     Linear,
     Module,
-    ReLU,
-    Sequential,
     buffer,
 )
 from planner.step.normalization import normalize, softmax
 from planner.step.pointwise import add, clamp, exp, mul, scale, sigmoid
 from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import (
-    cat,
     contiguous,
     pad,
     permute,
     roll,
-    take_rows,
     transpose,
     unsqueeze,
     view,
@@ -49,47 +48,24 @@ from planner.step.views import (
 StageOutputs = tuple[Tensor, Tensor, tuple[int, int, int, int]]
 
 
-class Swinv2PatchMerging(Module):
-    """[B, L, C] to [B, L/4, 2C]: the norm comes after the reduction."""
-
-    def __init__(self, device: Device, dim: int) -> None:
-        self.reduction = Linear(device, 4 * dim, 2 * dim, bias=False)
-        self.norm = LayerNorm(device, 2 * dim)
+class Swinv2PatchMerging(Merging):
+    """[B, L, C] to [B, L/4, 2C]. What was padded lives until the end, in the names of its parts."""
 
     def forward(self, input_feature: Tensor, input_dimensions: Pair) -> Tensor:
-        height, width = input_dimensions
-        batch_size, _, num_channels = input_feature.shape
-        input_feature = view(input_feature, batch_size, height, width, num_channels)
-        input_feature = pad_to_even(input_feature, height, width)
-        input_feature_0 = every_second(input_feature, 0, 0)
-        input_feature_1 = every_second(input_feature, 1, 0)
-        input_feature_2 = every_second(input_feature, 0, 1)
-        input_feature_3 = every_second(input_feature, 1, 1)
-        input_feature = cat(
-            [input_feature_0, input_feature_1, input_feature_2, input_feature_3], -1
-        )
-        input_feature = view(input_feature, batch_size, -1, 4 * num_channels)
-
-        input_feature = self.reduction(input_feature)
-        input_feature = self.norm(input_feature)
-        return input_feature
+        parities = four_parities(even_map(input_feature, input_dimensions))
+        return self.reduce(as_tokens(parities))
 
 
 class Swinv2SelfAttention(Module):
     """Cosine attention with continuous position bias; the shift mask is added twice, as there."""
 
-    def __init__(
-        self, device: Device, config: SwinConfig, dim: int, heads: int, window: int
-    ) -> None:
+    def __init__(self, device: Device, config: SwinConfig, plan: BlockPlan, window: int) -> None:
+        dim, heads = plan.channels, plan.heads
         self.heads = heads
         self.head_size = dim // heads
         self.window_area = window * window
         self.logit_scale = Parameter(device, (heads, 1, 1))
-        self.continuous_position_bias_mlp = Sequential(
-            Linear(device, 2, CPB_HIDDEN),
-            ReLU(in_place=True),
-            Linear(device, CPB_HIDDEN, heads, bias=False),
-        )
+        self.continuous_position_bias_mlp = position_bias_mlp(device, heads)
         self.relative_coords_table = buffer(device, (1, 2 * window - 1, 2 * window - 1, 2))
         self.relative_position_index = buffer(device, (self.window_area, self.window_area), "int64")
         self.query = Linear(device, dim, dim, bias=config.qkv_bias)
@@ -111,11 +87,9 @@ class Swinv2SelfAttention(Module):
         relative_position_bias_table = view(
             self.continuous_position_bias_mlp(self.relative_coords_table), -1, heads
         )
-        relative_position_bias = view(
-            take_rows(relative_position_bias_table, view(self.relative_position_index, -1)),
-            self.window_area, self.window_area, -1,
-        )  # fmt: skip
-        relative_position_bias = contiguous(permute(relative_position_bias, 2, 0, 1))
+        relative_position_bias = spread_bias(
+            relative_position_bias_table, self.relative_position_index, area
+        )
         relative_position_bias = scale(sigmoid(relative_position_bias))
         attention_scores = add(attention_scores, unsqueeze(relative_position_bias, 0))
 
@@ -149,11 +123,9 @@ class Swinv2SelfOutput(Module):
 
 
 class Swinv2Attention(Module):
-    def __init__(
-        self, device: Device, config: SwinConfig, dim: int, heads: int, window: int
-    ) -> None:
-        self.self = Swinv2SelfAttention(device, config, dim, heads, window)
-        self.output = Swinv2SelfOutput(device, config, dim)
+    def __init__(self, device: Device, config: SwinConfig, plan: BlockPlan, window: int) -> None:
+        self.self = Swinv2SelfAttention(device, config, plan, window)
+        self.output = Swinv2SelfOutput(device, config, plan.channels)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None) -> tuple[Tensor]:
         self_outputs = self.self(hidden_states, attention_mask)
@@ -162,8 +134,8 @@ class Swinv2Attention(Module):
 
 
 class Swinv2Intermediate(Module):
-    def __init__(self, device: Device, config: SwinConfig, dim: int) -> None:
-        self.dense = Linear(device, dim, int(config.mlp_ratio * dim))
+    def __init__(self, device: Device, plan: BlockPlan) -> None:
+        self.dense = Linear(device, plan.channels, plan.hidden)
         self.intermediate_act_fn = GELU()
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -173,8 +145,8 @@ class Swinv2Intermediate(Module):
 
 
 class Swinv2Output(Module):
-    def __init__(self, device: Device, config: SwinConfig, dim: int) -> None:
-        self.dense = Linear(device, int(config.mlp_ratio * dim), dim)
+    def __init__(self, device: Device, config: SwinConfig, plan: BlockPlan) -> None:
+        self.dense = Linear(device, plan.hidden, plan.channels)
         self.dropout = Dropout(config.drop_rate)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -189,36 +161,20 @@ class Swinv2Layer(Module):
     `height` is of the patch grid halved without rounding up, as the library reckons it.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        config: SwinConfig,
-        dim: int,
-        heads: int,
-        height: int,
-        drop_path: float,
-        shifted: bool,
-    ) -> None:
-        window = config.windows[0]
-        self.window_size = min(height, window)
-        self.shift_size = window // 2 if shifted and height > self.window_size else 0
-        self.attention = Swinv2Attention(device, config, dim, heads, self.window_size)
-        self.layernorm_before = LayerNorm(device, dim)
-        self.drop_path = drop_path_of(drop_path)
-        self.intermediate = Swinv2Intermediate(device, config, dim)
-        self.output = Swinv2Output(device, config, dim)
-        self.layernorm_after = LayerNorm(device, dim)
-
-    def get_attn_mask(self, hidden_states: Tensor) -> Tensor | None:
-        if self.shift_size <= 0:
-            return None
-        _, height, width, _ = hidden_states.shape
-        return shift_mask(
-            hidden_states.device, height, width, hidden_states.dtype, self.window_size
-        )
+    def __init__(self, device: Device, config: SwinConfig, plan: BlockPlan, height: int) -> None:
+        self.window_size = min(height, plan.window)
+        is_shifted = plan.shifted and height > self.window_size
+        self.shift_size = plan.window // 2 if is_shifted else 0
+        self.attention = Swinv2Attention(device, config, plan, self.window_size)
+        self.layernorm_before = LayerNorm(device, plan.channels)
+        self.drop_path = drop_path_of(plan.drop_path)
+        self.intermediate = Swinv2Intermediate(device, plan)
+        self.output = Swinv2Output(device, config, plan)
+        self.layernorm_after = LayerNorm(device, plan.channels)
 
     def forward(self, hidden_states: Tensor, input_dimensions: Pair) -> tuple[Tensor]:
         height, width = input_dimensions
+        window = (self.window_size, self.window_size)
         batch_size, _, channels = hidden_states.shape
         shortcut = hidden_states
 
@@ -229,15 +185,15 @@ class Swinv2Layer(Module):
         _, height_pad, width_pad, _ = hidden_states.shape
         shifted_hidden_states = roll(hidden_states) if self.shift_size > 0 else hidden_states
 
-        hidden_states_windows = window_partition(shifted_hidden_states, self.window_size)
+        hidden_states_windows = window_partition(shifted_hidden_states, window)
         hidden_states_windows = view(hidden_states_windows, -1, self.window_size**2, channels)
-        attn_mask = self.get_attn_mask(hidden_states)
+        attn_mask = get_attn_mask(hidden_states, self.window_size, self.shift_size)
 
         attention_outputs = self.attention(hidden_states_windows, attn_mask)
         attention_output = attention_outputs[0]
 
         attention_windows = view(attention_output, -1, self.window_size, self.window_size, channels)
-        shifted_windows = window_reverse(attention_windows, self.window_size, height_pad, width_pad)
+        shifted_windows = window_reverse(attention_windows, window, height_pad, width_pad)
         attention_windows = roll(shifted_windows) if self.shift_size > 0 else shifted_windows
         if (height, width) != (height_pad, width_pad):
             attention_windows = contiguous(crop(attention_windows, height, width))
@@ -256,16 +212,13 @@ class Swinv2Stage(Module):
     """transformers' Swinv2Stage: its output also as it was before the downsampling."""
 
     def __init__(self, device: Device, config: SwinConfig, stage: int) -> None:
-        dim = config.stage_channels(stage)
         height = (config.image_size[0] // config.patch_size) // 2**stage
-        rates = config.drop_path_rates()[stage]
-        heads = config.num_heads[stage]
         self.blocks = [
-            Swinv2Layer(device, config, dim, heads, height, rates[index], index % 2 == 1)
-            for index in range(config.depths[stage])
+            Swinv2Layer(device, config, plan, height) for plan in plan_blocks(config, stage)
         ]
         last = stage == config.num_stages - 1
-        self.downsample = None if last else Swinv2PatchMerging(device, dim)
+        channels = config.stage_channels(stage)
+        self.downsample = None if last else Swinv2PatchMerging(device, channels, config.version)
 
     def forward(self, hidden_states: Tensor, input_dimensions: Pair) -> StageOutputs:
         height, width = input_dimensions
@@ -297,27 +250,11 @@ class Swinv2Encoder(Module):
         return (hidden_states,)
 
 
-class Swinv2Model(Module):
-    """transformers' Swinv2Model: (last hidden state, pooled output)."""
-
-    def __init__(self, device: Device, config: SwinConfig) -> None:
-        self.embeddings = SwinEmbeddings(device, config)
-        self.encoder = Swinv2Encoder(device, config)
-        self.layernorm = LayerNorm(device, config.stage_channels(config.num_stages - 1))
-
-    def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
-        embedding_output, input_dimensions = self.embeddings(pixel_values)
-        encoder_outputs = self.encoder(embedding_output, input_dimensions)
-        sequence_output = encoder_outputs[0]
-        sequence_output = self.layernorm(sequence_output)
-        return sequence_output, pooled(sequence_output)
-
-
 class Swinv2ForImageClassification(Module):
     """transformers' Swinv2ForImageClassification: images [B, in, height, width] to logits."""
 
     def __init__(self, device: Device, config: SwinConfig) -> None:
-        self.swinv2 = Swinv2Model(device, config)
+        self.swinv2 = SwinModel(device, config, lambda: Swinv2Encoder(device, config))
         channels = config.stage_channels(config.num_stages - 1)
         self.classifier = Linear(device, channels, config.num_classes)
 
