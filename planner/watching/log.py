@@ -37,13 +37,13 @@ class LogFile:
         self._is_torn = False
 
     def write(self, line: dict[str, Any]) -> bool:
-        """Whether there was room for it: intervals leave some for what ends a run."""
+        """Whether there was room for it: intervals leave some for events, and these for the end."""
         data = (encode(line) + "\n").encode()
         if self._descriptor is None:
             self._open()
         assert self._descriptor is not None
-        bound = MAX_LOG_BYTES - (_RESERVE_BYTES if line.get("kind") == "interval" else 0)
-        if self._size + len(data) > bound:
+        left = {"interval": _RESERVE_BYTES, "event": _RESERVE_BYTES // 2}.get(line["kind"], 0)
+        if self._size + len(data) > MAX_LOG_BYTES - left:
             return False
         if self._is_torn:
             data = b"\n" + data

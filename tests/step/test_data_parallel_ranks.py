@@ -6,6 +6,7 @@ and takes from it: the step with DDP laid beside the step without, once real and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -106,6 +107,15 @@ def changes(without: list[Row], with_ddp: list[Row]) -> list[Row]:
     return found
 
 
+def freed_by_gloo(setting: TrainSetting) -> set[Row]:
+    """The buffers of one type are sent as one copy. On a busy machine gloo's thread lets go of it
+    last, and what that thread frees the profiler does not see."""
+    num_bytes: Counter[object] = Counter()
+    for buffer in build_real(MODEL, setting).buffers():
+        num_bytes[buffer.dtype] += buffer.nbytes
+    return {("-", size) for size in num_bytes.values()}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_two_processes_allocate_and_free_what_the_ledger_says(ranks: Ranks, name: str) -> None:
     setting = setting_of(name)
@@ -120,6 +130,8 @@ def test_two_processes_allocate_and_free_what_the_ledger_says(ranks: Ranks, name
     if setting.ddp_compression != "none":
         # Copies are freed on gloo's threads, which the profiler does not see.
         lists = [[row for row in rows if row[0] != "-"] for rows in lists]
+    else:
+        lists = [[row for row in rows if row not in freed_by_gloo(setting)] for rows in lists]
     expected, found = changes(*lists[:2]), changes(*lists[2:])
     assert len(expected) > len([row for row in expected if row[0] == "end"])
     assert found == expected

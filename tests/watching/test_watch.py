@@ -218,10 +218,15 @@ def test_a_full_disk_ends_nothing_and_leaves_whole_lines(tmp_path: Path) -> None
 def test_a_log_is_bounded_and_the_end_is_still_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "MAX_LOG_BYTES", 3000)
-    monkeypatch.setattr(log, "_RESERVE_BYTES", 1000)
-    run_loop(planner.watch(folder=tmp_path, interval_seconds=0), epochs=4)
-    assert (tmp_path / "watch.jsonl").stat().st_size <= 3000
+    monkeypatch.setattr(log, "MAX_LOG_BYTES", 6000)
+    monkeypatch.setattr(log, "_RESERVE_BYTES", 4000)
+    hook = planner.watch(folder=tmp_path, interval_seconds=0)
+    hook.open()
+    for number in range(30):
+        hook._event(f"kind {number}", "of something that befell it " * 5)
+    run_loop(hook, epochs=4)
+    assert (tmp_path / "watch.jsonl").stat().st_size <= 6000
+    assert 0 < len(of_kind(tmp_path, "event")) < 30
     assert end(tmp_path)["step"] == 4 * IMAGES // BATCH
 
 
