@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -20,15 +21,19 @@ class DataParallel:
 
     def __init__(self, module: nn.Module, setting: TrainSetting, device: torch.device) -> None:
         refuse_unsupported(setting, device.type)
-        self.module = DistributedDataParallel(
-            module,
-            device_ids=None if device.type == "cpu" else [device.index],
-            broadcast_buffers=setting.ddp_broadcast_buffers,
-            bucket_cap_mb=setting.ddp_bucket_mb,
-            gradient_as_bucket_view=setting.ddp_bucket_view,
-            find_unused_parameters=setting.ddp_find_unused,
-            static_graph=setting.ddp_static_graph,
-        )
+        with warnings.catch_warnings():
+            # torch 2.13 asks for forward_sync_buffers in its place. That one still sends all
+            # buffers as DDP is made, and no earlier torch has it.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            self.module = DistributedDataParallel(
+                module,
+                device_ids=None if device.type == "cpu" else [device.index],
+                broadcast_buffers=setting.ddp_broadcast_buffers,
+                bucket_cap_mb=setting.ddp_bucket_mb,
+                gradient_as_bucket_view=setting.ddp_bucket_view,
+                find_unused_parameters=setting.ddp_find_unused,
+                static_graph=setting.ddp_static_graph,
+            )
         if setting.ddp_compression != "none":
             self.module.register_comm_hook(None, _HOOKS[setting.ddp_compression])
 

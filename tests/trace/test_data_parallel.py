@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from planner.errors import UnsupportedError  # noqa: E402
 from planner.ledger import Allocated, Awaited, Ledger, Sent  # noqa: E402
+from planner.parallel.data_parallel import DataParallel  # noqa: E402
 from planner.schema import TrainSetting  # noqa: E402
 from planner.step.reducer import BUCKET_LABEL  # noqa: E402
 from planner.trace import trace_estimate  # noqa: E402
@@ -55,6 +56,15 @@ def group() -> Iterator[None]:
 def step_twice(module: nn.Module) -> None:
     for _ in range(2):
         module(torch.randn(2, 3, 8, 8)).sum().backward()
+
+
+@pytest.mark.parametrize("sent", [True, False])
+@pytest.mark.filterwarnings("error")
+def test_buffers_are_sent_or_not_without_a_warning(group: None, sent: bool) -> None:
+    """torch 2.13 deprecates the option, and what replaces it sends them once in any case."""
+    setting = TrainSetting(parallelism="ddp", world_size=2, ddp_broadcast_buffers=sent)
+    wrapped = DataParallel(Spare(), setting, torch.device("cpu"))
+    assert wrapped.module.broadcast_buffers is sent
 
 
 def test_one_bucket_crosses_and_is_awaited() -> None:
