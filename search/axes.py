@@ -10,7 +10,13 @@ from planner.hardware.precisions import device_precisions
 from planner.libraries.registry import find_library
 from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
 from planner.schema.distribution import PARALLELISMS, Distribution
-from planner.schema.setting import COMPILE_MODES, COMPILED_FIELDS, FUSED_FAMILIES, PRECISIONS
+from planner.schema.setting import (
+    ATTENTIONS,
+    COMPILE_MODES,
+    COMPILED_FIELDS,
+    FUSED_FAMILIES,
+    PRECISIONS,
+)
 
 AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")  # of every search
 # Of every setting of a search, and no axis of it.
@@ -206,9 +212,8 @@ def _only_on_request(axis: str, value: str, offered: Sequence[str]) -> bool:
 
 
 def _check_known(axis: str, wanted: Sequence[str]) -> None:
-    known = {"precision": PRECISIONS, "compile": COMPILE_MODES}.get(
-        axis, ("library", "eager", "sdpa") if axis == "attention" else None
-    )
+    attentions = ("library", *ATTENTIONS)
+    known = {"precision": PRECISIONS, "compile": COMPILE_MODES, "attention": attentions}.get(axis)
     for value in wanted:
         if known and value not in known:
             raise unknown_name(axis, value, known, f"One or more of {', '.join(known)}.")

@@ -10,8 +10,10 @@ from typing import Any
 import click
 
 from planner.arguments import MODEL_FIELDS, unknown_field
-from planner.errors import UsageError, shorten
+from planner.errors import UsageError, alternatives, shorten
 from planner.schema import Model, TrainSetting, parse
+from planner.schema.distribution import PARALLELISMS
+from planner.schema.setting import ATTENTIONS, CHECKPOINTINGS, COMPILE_MODES, PRECISIONS
 from planner.units import parse_seconds
 
 # command-line option -> field, of the model and of the setting
@@ -36,22 +38,10 @@ with_time_option = click.option(
 )
 # Each axis: the letter that stands for a value, what the values are, what it is by default.
 _AXES = {
-    "precision": (
-        "P",
-        "fp32, tf32, bf16, fp16, pure-bf16 or fp8",
-        "bf16; fp16 on a GPU without it",
-    ),
-    "checkpointing": (
-        "C",
-        "none, blocks, blocks:6, blocks:every-2, selective, stages, stages:0,1 or nested",
-        "none",
-    ),
-    "compile": (
-        "C",
-        "off, default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
-        "off",
-    ),
-    "attention": ("A", "eager or sdpa", "the library's own"),
+    "precision": ("P", alternatives(PRECISIONS), "bf16; fp16 on a GPU without it"),
+    "checkpointing": ("C", alternatives(CHECKPOINTINGS), "none"),
+    "compile": ("C", alternatives(COMPILE_MODES), "off"),
+    "attention": ("A", alternatives(ATTENTIONS), "the library's own"),
     "optimizer": ("O", "adamw, adam, sgd, … and -foreach, -fused, -forloop", "adamw"),
 }
 
@@ -99,7 +89,7 @@ SEVERAL_FLAGS: list[Callable[[Any], Any]] = [
     click.option("--gpus", metavar="N[,N…]", help="GPUs in all (default: 1)."),
     click.option("--nodes", metavar="M", help="Machines that hold them (default: 1)."),
     click.option("--parallelism", metavar="P[,P…]",
-                 help="ddp, fsdp, hsdp, zero1, zero2 or zero3 (default on several GPUs: ddp)."),
+                 help=f"{alternatives(PARALLELISMS[1:])} (default on several GPUs: ddp)."),
     click.option("--link", metavar="L[,L]",
                  help="What joins GPUs, then machines: nvlink-a100,8xib-hdr; or a measured FILE."),
 ]  # fmt: skip

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planner.benches.cases import Cases, Shape, Wanted
     from planner.benches.running import Limits
 
-_SHAPES, _SHIFTS, _SWINS = ("guide", "stages"), ("plain", "shifted"), ("1", "2")
+SHAPES, SHIFTS, SWINS = ("guide", "stages"), ("plain", "shifted"), ("1", "2")
 # Images of a model's stages where nobody says: enough to fill a GPU, and a CPU answers in seconds.
 _IMAGES = {"cuda": 64, "cpu": 2}
 
@@ -109,9 +109,9 @@ def _cases(model: str | None, given: dict[str, Any]) -> Cases:
     wanted: Wanted = Wanted(
         libraries=libraries or installed_libraries(),  # type: ignore[arg-type]
         shapes=_shapes(model, given, device),
-        versions=tuple(int(version) for version in _choice(given, "swin", _SWINS)),
+        versions=tuple(int(version) for version in _choice(given, "swin", SWINS)),
         paths=_choice(given, "path", PATHS),  # type: ignore[arg-type]
-        shifts=tuple(word == "shifted" for word in _choice(given, "windows", _SHIFTS)),
+        shifts=tuple(word == "shifted" for word in _choice(given, "windows", SHIFTS)),
         precisions=(
             _choice(given, "precision", PRECISIONS) if given["precision"] else ("fp32",)  # type: ignore[arg-type]
         ),
@@ -142,7 +142,7 @@ def _shapes(model: str | None, given: dict[str, Any], device: str) -> tuple[Shap
     from planner.benches.cases import GUIDE_SHAPE, stages_of
     from planner.libraries.resolve import resolve_model
 
-    words = _choice(given, "shapes", _SHAPES)
+    words = _choice(given, "shapes", SHAPES)
     if model is None and given["shapes"] and "stages" in words:
         raise UsageError("--shapes stages needs a MODEL.", "Name one, as native:swin_tiny.")
     if model is not None and "stages" not in words:

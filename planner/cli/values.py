@@ -6,6 +6,7 @@ CONTINUED: a library's name and its colon, a field and its equals sign, a folder
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,8 +59,9 @@ def _several_of(values: Callable[[], Iterable[str]]) -> Completer:
     return complete
 
 
-def _several_words(*words: str) -> Completer:
-    return _several_of(lambda: words)
+def _listed(module: str, name: str) -> Callable[[], Iterable[str]]:
+    """The names that a module of ours lists; it is imported when a shell asks."""
+    return lambda: getattr(importlib.import_module(f"planner.{module}"), name)
 
 
 def _file(_: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -164,24 +166,6 @@ def _devices() -> Iterator[str]:
     yield from (f"cuda:{number}" for number in sorted(numbers, key=int))
 
 
-def _precisions() -> Sequence[str]:
-    from planner.schema.setting import PRECISIONS
-
-    return PRECISIONS
-
-
-def _compile_modes() -> Sequence[str]:
-    from planner.schema.setting import COMPILE_MODES
-
-    return COMPILE_MODES
-
-
-def _parallelisms() -> Sequence[str]:
-    from planner.schema.distribution import PARALLELISMS
-
-    return PARALLELISMS
-
-
 def _optimizers() -> Iterator[str]:
     from planner.schema.setting import FUSED_FAMILIES, IMPLEMENTATIONS, OPTIMIZER_FAMILIES
 
@@ -191,11 +175,6 @@ def _optimizers() -> Iterator[str]:
             if implementation != "-fused" or family in FUSED_FAMILIES:
                 yield family + implementation
     yield "adamw-8bit"
-
-
-_CHECKPOINTINGS = _several_words(
-    "none", "blocks", "blocks:6", "blocks:every-2", "selective", "stages", "stages:0,1", "nested"
-)
 
 
 def _strategies(ctx: click.Context, incomplete: str) -> Iterator[str]:
@@ -249,12 +228,6 @@ def _choices(annotation: Any) -> tuple[str, ...]:
     return ()
 
 
-def _pipelines() -> tuple[str, ...]:
-    from planner.schema.loading import Pipeline
-
-    return get_args(Pipeline)
-
-
 def _kept() -> Iterator[str]:
     from planner.advice.levers import EFFECTS
 
@@ -268,29 +241,11 @@ def _commands(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem | 
     return complete_command(ctx, incomplete)
 
 
-def _shells() -> Iterable[str]:
-    from planner.cli.completion import SHELLS
-
-    return SHELLS
-
-
 def _libraries(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem | str]:
     from planner.schema.model import LIBRARIES
 
     several = ctx.info_name == "attention"
     return (_several_of if several else _one_of)(lambda: LIBRARIES)(ctx, incomplete)
-
-
-def _trainers() -> Iterable[str]:
-    from planner.trainers.registry import TARGETS
-
-    return TARGETS
-
-
-def _bench_paths() -> Sequence[str]:
-    from planner.schema.bench import PATHS
-
-    return PATHS
 
 
 # Fields whose values are texts of a form of their own.
@@ -303,12 +258,12 @@ VALUES: Mapping[str, Completer] = {
     "result": _runs,
     "plan": _runs,
     "with_data": _runs,
-    "precision": _several_of(_precisions),
-    "checkpointing": _CHECKPOINTINGS,
-    "compile": _several_of(_compile_modes),
-    "attention": _several_words("eager", "sdpa"),
+    "precision": _several_of(_listed("schema.setting", "PRECISIONS")),
+    "checkpointing": _several_of(_listed("schema.setting", "CHECKPOINTINGS")),
+    "compile": _several_of(_listed("schema.setting", "COMPILE_MODES")),
+    "attention": _several_of(_listed("schema.setting", "ATTENTIONS")),
     "optimizer": _several_of(_optimizers),
-    "parallelism": _several_of(_parallelisms),
+    "parallelism": _several_of(_listed("schema.distribution", "PARALLELISMS")),
     "fields": _assignment(_all_fields),
     "changes": _assignment(_setting_fields),
     "link": _link,
@@ -316,20 +271,20 @@ VALUES: Mapping[str, Completer] = {
     "name": _one_of(_gpus),
     "device": _one_of(_devices),
     "strategy": _strategies,
-    "trainer": _one_of(_trainers),
+    "trainer": _one_of(_listed("trainers.registry", "TARGETS")),
     "keep": _several_of(_kept),
-    "allow": _several_words("recipe", "adapters"),
-    "pipelines": _several_of(_pipelines),
+    "allow": _several_of(_listed("advice.wish", "ALLOWED")),
+    "pipelines": _several_of(_listed("schema.loading", "PIPELINES")),
     "library": _libraries,
-    "path": _several_of(_bench_paths),
-    "swin": _several_words("1", "2"),
-    "windows": _several_words("plain", "shifted"),
-    "shapes": _several_words("guide", "stages"),
+    "path": _several_of(_listed("schema.bench", "PATHS")),
+    "swin": _several_of(_listed("cli.bench", "SWINS")),
+    "windows": _several_of(_listed("cli.bench", "SHIFTS")),
+    "shapes": _several_of(_listed("cli.bench", "SHAPES")),
     "data": _folder,
     "folder": _folder,
     "tensorboard": _folder,
     "command": _commands,
-    "shell": _one_of(_shells),
+    "shell": _one_of(_listed("cli.completion", "SHELLS")),
     **dict.fromkeys(
         ("source", "files", "plot", "output", "matrix", "record", "replay", "published", "compare"),
         _file,

@@ -24,6 +24,7 @@ Pipeline = Literal["torchvision", "torchvision-jpeg", "timm", "transformers", "o
 """How a picture becomes a tensor: torchvision v2 on PIL; torchvision's own JPEG decoder and v2 on
 tensors; timm's loader with its prefetcher; an image processor of transformers; whatever the user's
 Dataset does by itself."""
+PIPELINES: tuple[Pipeline, ...] = get_args(Pipeline)
 
 LoaderStage = Literal["read", "decode", "transform", "collate", "copy"]
 STAGES: tuple[LoaderStage, ...] = get_args(LoaderStage)

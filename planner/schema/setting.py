@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NewType
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from planner.errors import UnsupportedError
+from planner.errors import UnsupportedError, alternatives
 from planner.schema.distribution import DEEPSPEED, Distribution
 from planner.schema.faults import CrossFieldError, Fault
 from planner.schema.model import MAX_SIZE
@@ -23,6 +23,11 @@ Loss = Literal["cross-entropy", "label-smoothing", "soft-target"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "pure-bf16", "fp8")
 COMPILE_MODES: tuple[CompileMode, ...] = (
     "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs",
+)  # fmt: skip
+ATTENTIONS: tuple[Attention, ...] = ("eager", "sdpa")  # of those that one may choose
+# One of each form: `blocks:6` stands for any number, `stages:0,1` for any stages.
+CHECKPOINTINGS = (
+    "none", "blocks", "blocks:6", "blocks:every-2", "selective", "stages", "stages:0,1", "nested",
 )  # fmt: skip
 # Those that replay CUDA graphs (torch/_inductor/__init__.py, list_mode_options).
 GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
@@ -113,10 +118,7 @@ class TrainSetting(Distribution):
     def _known_checkpointing(cls, value: str) -> str:
         value = value.replace(" ", "")
         if not _CHECKPOINTING.fullmatch(value):
-            raise ValueError(
-                "must be none, blocks, blocks:6, blocks:every-2, selective, stages, stages:0,1 or "
-                "nested"
-            )
+            raise ValueError(f"must be {alternatives(CHECKPOINTINGS)}")
         return value
 
     @field_validator("optimizer")

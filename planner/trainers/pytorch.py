@@ -10,7 +10,7 @@ from string import Template
 from typing import get_args
 
 from planner.schema import TrainSetting
-from planner.schema.loading import Pipeline
+from planner.schema.loading import PIPELINES
 from planner.schema.setting import LABEL_SMOOTHING
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
@@ -398,7 +398,7 @@ TRAINER = Trainer(
     write=write,
     expresses=get_args(LeverName),
     refusals=refusals,
-    pipelines=get_args(Pipeline),
+    pipelines=PIPELINES,
     parallel={
         "ddp": Parallel(DDP_OPTIONS | SYNC),
         "fsdp": Parallel(FSDP_OPTIONS | SYNC),

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, get_args
+from typing import Any, TypedDict
 
 from planner.errors import UsageError, shorten, unknown_name
 from planner.schema import SwinConfig, parse
-from planner.schema.loading import MAX_WORKERS, Pipeline
+from planner.schema.loading import MAX_WORKERS, PIPELINES, Pipeline
 from planner.schema.model import MAX_SIZE
 from planner.units import parse_percent
 from search.options import (
@@ -61,10 +61,9 @@ def read_pipelines(value: str | Sequence[str] | None) -> tuple[Pipeline, ...] | 
     if value is None:
         return None
     names = [n.strip() for n in value.split(",")] if isinstance(value, str) else list(value)
-    known = get_args(Pipeline)
     for name in names:
-        if name not in known:
-            raise unknown_name("pipeline", name, known, f"One of {', '.join(known)}.")
+        if name not in PIPELINES:
+            raise unknown_name("pipeline", name, PIPELINES, f"One of {', '.join(PIPELINES)}.")
     return tuple(dict.fromkeys(names)) or None  # type: ignore[arg-type]  # each is one of them
 
 
@@ -108,7 +107,7 @@ class LoaderOptions:
         metavar="PX", read=read_image_size,
     )  # fmt: skip
     pipelines: tuple[Pipeline, ...] | None = option(
-        None, f"Try only these: {', '.join(get_args(Pipeline)[:-1])}.",
+        None, f"Try only these: {', '.join(PIPELINES[:-1])}.",
         flag="--pipelines", metavar="P[,P…]", read=read_pipelines,
     )  # fmt: skip
     workers: tuple[int, ...] | None = option(
