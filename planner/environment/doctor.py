@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -44,12 +43,9 @@ class Checkup:
         }
 
 
-def check_environment(
-    environ: Mapping[str, str] = os.environ,
-    ask_driver: Callable[[], DriverAnswer] = DriverAnswer,
-) -> Checkup:
+def check_environment(ask_driver: Callable[[], DriverAnswer] = DriverAnswer) -> Checkup:
     """Look at this machine; see `read_machine`."""
-    return check_machine(read_machine(environ, ask_driver=ask_driver))
+    return check_machine(read_machine(ask_driver=ask_driver))
 
 
 def check_machine(machine: Machine) -> Checkup:

@@ -61,6 +61,10 @@ class Facts:
     def variables(self) -> Mapping[str, str]:
         return self.machine.variables
 
+    def is_set(self, variable: str) -> bool:
+        """Whether a variable that is a switch is on."""
+        return self.variables.get(variable, "0") not in ("", "0")
+
     @property
     def visible(self) -> list[Card]:
         """The cards that torch can see, as it numbers them."""

@@ -72,27 +72,29 @@ def read_host(root: Path = ROOT) -> Host:
         shared_memory_bytes=total,
         shared_memory_free_bytes=free,
         file_limit=_file_limit() if here else None,
-        governor=_text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        governor=text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None,
         container=_container(root),
     )
 
 
-def _text(path: Path) -> str | None:
+def text_of(path: Path) -> str:
+    """What a file of the kernel says, "" where it says nothing."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip() or None
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
-        return None
+        return ""
 
 
-def _number(path: Path) -> int | None:
-    text = _text(path)
-    return int(text) if text and text.lstrip("-").isdigit() else None
+def number_of(path: Path) -> int | None:
+    """The whole number in a file of the kernel, None where there is none."""
+    text = text_of(path)
+    return int(text) if text.lstrip("-").isdigit() else None
 
 
 def _meminfo(root: Path) -> dict[str, int]:
     """/proc/meminfo, whose figures are in KiB, in bytes."""
     found = {}
-    for line in (_text(root / "proc/meminfo") or "").splitlines():
+    for line in text_of(root / "proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
         figure = rest.split()
         if figure and figure[0].isdigit():
@@ -104,7 +106,7 @@ def _group_folders(root: Path, controller: str) -> list[Path]:
     """The folders of this process's control group and of those above it, innermost first."""
     base = root / "sys/fs/cgroup"
     folders = []
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
@@ -125,10 +127,13 @@ def _quota(root: Path) -> float | None:
     """The tightest quota on the way up, in processors."""
     found = []
     for folder in _group_folders(root, "cpu"):
-        quota, _, period = (_text(folder / "cpu.max") or "").partition(" ")
+        quota, _, period = text_of(folder / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit():
             found.append(int(quota) / int(period))
-        old, length = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        old, length = (
+            number_of(folder / "cpu.cfs_quota_us"),
+            number_of(folder / "cpu.cfs_period_us"),
+        )
         if old and length and old > 0:
             found.append(old / length)
     return min(found, default=None)
@@ -138,7 +143,7 @@ def _memory_limit(root: Path) -> int | None:
     found = []
     for folder in _group_folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            limit = _number(folder / name)
+            limit = number_of(folder / name)
             if limit is not None and 0 < limit < _UNLIMITED_V1:
                 found.append(limit)
     return min(found, default=None)
@@ -170,7 +175,7 @@ def _container(root: Path) -> str | None:
         return "podman"
     if os.environ.get("APPTAINER_CONTAINER") or (root / ".singularity.d").exists():
         return "apptainer"
-    groups = _text(root / "proc/1/cgroup") or ""
+    groups = text_of(root / "proc/1/cgroup") or ""
     for name in ("kubepods", "docker", "lxc", "containerd"):
         if name in groups:
             return name

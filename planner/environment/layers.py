@@ -152,11 +152,8 @@ def compare(machines: Mapping[str, Facts]) -> list[Difference]:
     known = {key: line.matters_for for table in tables for key, line in table.items()}
     found = []
     for (layer, name), matters_for in known.items():
-        values = tuple(_value(table.get((layer, name))) for table in tables)
+        lines = [table.get((layer, name)) for table in tables]
+        values = tuple(line.value if line else "" for line in lines)
         if len(set(values)) > 1:
             found.append(Difference(layer, name, values, matters_for))
     return sorted(found, key=lambda difference: LAYERS.index(difference.layer))
-
-
-def _value(line: Line | None) -> str:
-    return line.value if line else ""

@@ -105,12 +105,10 @@ def measure_rates(
     return replace(rates, basis=f"measured on {rates.name}, torch {torch.__version__}, {day}")
 
 
-def save_rates(
-    rates: DeviceRates, torch_version: str | None = None, memory_bytes: int | None = None
-) -> Path:
+def save_rates(rates: DeviceRates, memory_bytes: int | None = None) -> Path:
     """Keep `rates` for `load_rates`: one JSON file per device and torch version, of a GPU per size
     of its memory too. Raises OSError where the cache cannot be written."""
-    path = rates_path(rates.name, torch_version, memory_bytes)
+    path = rates_path(rates.name, memory_bytes=memory_bytes)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {"format": RATES_FORMAT, "rates": asdict(rates)}
     write_whole(path, json.dumps(data, indent=1))

@@ -93,7 +93,6 @@ class SmiCard:
     application_mhz: int | None = None
     default_application_mhz: int | None = None
     temperature: int | None = None
-    slowdown_temperature: int | None = None
     recovery: str = ""
     is_virtual: bool = False
     is_lost: bool = False
@@ -164,7 +163,6 @@ def _card(gpu: Element) -> SmiCard:
         application_mhz=_integer(gpu, "applications_clocks/graphics_clock"),
         default_application_mhz=_integer(gpu, "default_applications_clocks/graphics_clock"),
         temperature=_integer(gpu, "temperature/gpu_temp"),
-        slowdown_temperature=_integer(gpu, "temperature/gpu_temp_slow_threshold"),
         recovery=_recovery(gpu),
         is_virtual=_text(gpu, "gpu_virtualization_mode/virtualization_mode") is not None,
         is_lost=any(_said(field) in _LOST for field in gpu.iter()),

@@ -18,11 +18,10 @@ class Sign:
     pattern: re.Pattern[str]
     means: str
     todo: tuple[str, ...]
-    is_failure: bool = True
 
 
-def _sign(kind: str, pattern: str, means: str, *todo: str, is_failure: bool = True) -> Sign:
-    return Sign(kind, re.compile(pattern), means, todo, is_failure)
+def _sign(kind: str, pattern: str, means: str, *todo: str) -> Sign:
+    return Sign(kind, re.compile(pattern), means, todo)
 
 
 SIGNS: tuple[Sign, ...] = (
@@ -164,14 +163,12 @@ SIGNS: tuple[Sign, ...] = (
         "fp16 gradients overflowed and the step was not taken. A few at the start, and one in "
         "some thousand steps, are how a scaler finds its scale.",
         "If it goes on until the scale is below 1: bf16, or a smaller learning rate.",
-        is_failure=False,
     ),
     _sign(
         "more workers than processors",
         r"suggested max number of worker in current system is",
         "The loader has more workers than the machine has processors.",
         "'planner data' measures how many of them pay.",
-        is_failure=False,
     ),
 )
 

@@ -115,12 +115,15 @@ def _numa(facts: Facts, card: Card) -> Iterator[Finding]:
     near, mine = cpus_of(nodes.get(str(node), "")), cpus_of(facts.machine.affinity)
     if len(nodes) < 2 or not near or not mine or card.position is None:
         return
+    evidence = (
+        f"/sys/bus/pci: numa_node {node} (CPUs {nodes[str(node)]}); affinity of this process: "
+        f"CPUs {facts.machine.affinity}"
+    )
     if not near & mine:
         yield Finding(
             "warning", "link", "numa.far",
             f"{card.title} is at NUMA node {node}, and this process may run on none of its CPUs",
-            f"/sys/bus/pci: numa_node {node} (CPUs {nodes[str(node)]}); affinity of this process: "
-            f"CPUs {facts.machine.affinity}",
+            evidence,
             "every copy and every launch crosses between the sockets; how much is unknown",
             f"numactl --cpunodebind={node} --membind={node} COMMAND; under a scheduler, ask it to "
             "bind to the GPU.",
@@ -129,8 +132,7 @@ def _numa(facts: Facts, card: Card) -> Iterator[Finding]:
         yield Finding(
             "note", "link", "numa.unbound",
             f"{card.title} is at NUMA node {node}, and this process may run on other nodes as well",
-            f"/sys/bus/pci: numa_node {node} (CPUs {nodes[str(node)]}); affinity of this process: "
-            f"CPUs {facts.machine.affinity}",
+            evidence,
             UNKNOWN_COST,
             f"Try numactl --cpunodebind={node} --membind={node} COMMAND and compare.",
         )  # fmt: skip

@@ -111,21 +111,17 @@ def _mixed(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _is_set(facts: Facts, name: str) -> bool:
-    return facts.variables.get(name, "0") not in ("", "0")
-
-
 def _variables(facts: Facts) -> Iterator[Finding]:
     level = facts.variables.get("NCCL_P2P_LEVEL", "")
-    if _is_set(facts, "NCCL_P2P_DISABLE") or level in ("LOC", "0"):
-        name = "NCCL_P2P_DISABLE" if _is_set(facts, "NCCL_P2P_DISABLE") else "NCCL_P2P_LEVEL"
+    if facts.is_set("NCCL_P2P_DISABLE") or level in ("LOC", "0"):
+        name = "NCCL_P2P_DISABLE" if facts.is_set("NCCL_P2P_DISABLE") else "NCCL_P2P_LEVEL"
         yield Finding(
             "warning", "settings", "settings.nccl-p2p",
             f"{name}={facts.variables[name]} keeps NCCL from P2P, NVLink included",
             "environment", _WITHOUT_P2P_COST,
             f"Unset {name}; it hides a fault of the board (ACS, IOMMU) that is better mended.",
         )  # fmt: skip
-    if _is_set(facts, "NCCL_SHM_DISABLE"):
+    if facts.is_set("NCCL_SHM_DISABLE"):
         yield Finding(
             "warning", "settings", "settings.nccl-shm",
             "NCCL_SHM_DISABLE keeps NCCL from shared memory: GPUs without P2P use the network",
@@ -137,7 +133,7 @@ def _network(facts: Facts) -> Iterator[Finding]:
     """What matters between machines."""
     nics = facts.machine.nics
     rdma = {name: nic for name, nic in nics.items() if nic.kind != "ethernet" and nic.is_up}
-    if rdma and _is_set(facts, "NCCL_IB_DISABLE"):
+    if rdma and facts.is_set("NCCL_IB_DISABLE"):
         yield Finding(
             "warning", "settings", "settings.nccl-ib",
             f"NCCL_IB_DISABLE keeps NCCL from {names(list(rdma))}",

@@ -41,7 +41,7 @@ def _allocator(facts: Facts) -> Iterator[Finding]:
                 "the estimate's reserved memory is of torch's own allocator",
                 error.way_out or f"Unset {given[0]}.",
             )  # fmt: skip
-    if variables.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") not in ("", "0"):
+    if facts.is_set("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         yield Finding(
             "fault", "settings", "settings.no-caching",
             "PYTORCH_NO_CUDA_MEMORY_CACHING turns the allocator's cache off",
@@ -71,7 +71,7 @@ def _cublas(facts: Facts) -> Iterator[Finding]:
 
 def _simple(facts: Facts) -> Iterator[Finding]:
     variables = facts.variables
-    if variables.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+    if facts.is_set("CUDA_LAUNCH_BLOCKING"):
         value = variables["CUDA_LAUNCH_BLOCKING"]
         yield Finding(
             "fault", "settings", "settings.launch-blocking",
@@ -86,7 +86,7 @@ def _simple(facts: Facts) -> Iterator[Finding]:
             "environment", "on an A100 tf32 has 8 times the rate of fp32 (156 against 19.5 "
             "TFLOP/s, its datasheet)", "Unset NVIDIA_TF32_OVERRIDE.",
         )  # fmt: skip
-    if variables.get("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "0") not in ("", "0"):
+    if facts.is_set("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
         yield Finding(
             "note", "settings", "settings.tf32-on",
             "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE makes fp32 matmuls run in tf32",

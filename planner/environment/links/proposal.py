@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 
 from planner.environment.facts import Card, Facts
-from planner.environment.machine import Nic
 
 # By the card's name as the driver tells it, of GPUs of which all pairs have NVLink.
 _NVLINK = (
@@ -20,9 +19,6 @@ _NVLINK = (
 )
 # GeForce cards have no P2P over PCIe (pull request 22 of tinygrad/open-gpu-kernel-modules).
 _WITHOUT_P2P = r"GeForce|TITAN RTX"
-# Gbit/s of a card, at least, and the network it is, with RDMA and without.
-_RDMA = ((400, "ib-ndr"), (200, "ib-hdr"), (100, "100gbe-rdma"), (25, "25gbe-rdma"))
-_TCP = ((100, "100gbe-tcp"), (25, "25gbe-tcp"), (10, "10gbe-tcp"))
 
 
 @dataclass(frozen=True)
@@ -33,22 +29,10 @@ class Proposal:
     why: str
 
 
-def propose_link(facts: Facts, nodes: int = 1) -> Proposal | None:
-    """The link between the GPUs that torch can see, and with several machines the network between
-    them; None where there is one GPU, or where nothing tells."""
-    within = _within(facts)
-    if nodes == 1 or within is None:
-        return within
-    between = _between(facts)
-    if between is None:
-        return within
-    return Proposal(f"{within.link},{between.link}", f"{within.why}; {between.why}")
-
-
 def has_no_p2p(facts: Facts) -> str:
     """Why the GPUs that torch can see do not read each other's memory, "" where they do or where
     nothing tells."""
-    if facts.variables.get("NCCL_P2P_DISABLE", "0") not in ("", "0"):
+    if facts.is_set("NCCL_P2P_DISABLE"):
         return "NCCL_P2P_DISABLE"
     if facts.variables.get("NCCL_P2P_LEVEL", "") in ("LOC", "0"):
         return "NCCL_P2P_LEVEL"
@@ -60,7 +44,9 @@ def has_no_p2p(facts: Facts) -> str:
     return ""
 
 
-def _within(facts: Facts) -> Proposal | None:
+def propose_link(facts: Facts) -> Proposal | None:
+    """The link between the GPUs that torch can see; None where there is one GPU, or where nothing
+    tells."""
     cards = facts.visible
     joined = list(facts.among_visible(facts.pairs).values())
     if len(cards) < 2 or not joined:
@@ -89,23 +75,3 @@ def _over_nvlink(cards: list[Card], joined_by: str) -> Proposal | None:
 
 def _generation(card: Card) -> int:
     return (card.smi.link.max_generation if card.smi else None) or 0
-
-
-def _between(facts: Facts) -> Proposal | None:
-    """The fastest network cards that are up: those with RDMA, unless NCCL is told to use none."""
-    nics = facts.machine.nics
-    no_rdma = facts.variables.get("NCCL_IB_DISABLE", "0") not in ("", "0")
-    rdma = {name: nic for name, nic in nics.items() if nic.kind != "ethernet" and not no_rdma}
-    return _fastest(rdma, _RDMA) or _fastest(
-        {name: nic for name, nic in nics.items() if nic.kind == "ethernet"}, _TCP
-    )
-
-
-def _fastest(nics: dict[str, Nic], links: tuple[tuple[int, str], ...]) -> Proposal | None:
-    rates = {name: nic.gbits for name, nic in nics.items() if nic.is_up and nic.gbits}
-    for least, link in links:
-        alike = [name for name, rate in rates.items() if rate >= least]
-        if alike:
-            count = f"{len(alike)}x" if len(alike) > 1 else ""
-            return Proposal(f"{count}{link}", f"{', '.join(alike[:4])}: {rates[alike[0]]:g} Gbit/s")
-    return None

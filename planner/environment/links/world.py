@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -51,13 +51,13 @@ class _Heard:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def measure_link(plan: LinkPlan, environ: Mapping[str, str] = os.environ) -> LinkCurve:
+def measure_link(plan: LinkPlan) -> LinkCurve:
     """The link between `plan.world_size` devices of this machine. Raises PlannerError where a rank
     fails, and when the deadline has passed."""
     heard = _Heard()
     with tempfile.TemporaryDirectory(prefix="planner-links-") as folder:
         answers: queue.Queue[tuple[int, bytes]] = queue.Queue()
-        with _ranks(plan, Path(folder), environ) as ranks:
+        with _ranks(plan, Path(folder)) as ranks:
             for rank in ranks:
                 _listen(rank, answers)
             _gather(plan, ranks, answers, heard)
@@ -68,19 +68,19 @@ def measure_link(plan: LinkPlan, environ: Mapping[str, str] = os.environ) -> Lin
         world_size=plan.world_size,
         points=tuple(heard.points),
         versions=heard.versions,
-        variables={name: environ[name] for name in sorted(environ) if name.startswith(_VARIABLES)},
+        variables={n: os.environ[n] for n in sorted(os.environ) if n.startswith(_VARIABLES)},
         topology=plan.topology,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
 @contextmanager
-def _ranks(plan: LinkPlan, folder: Path, environ: Mapping[str, str]) -> Iterator[list[_Rank]]:
+def _ranks(plan: LinkPlan, folder: Path) -> Iterator[list[_Rank]]:
     """The processes of a world, none of which is left when this ends."""
     ranks: list[_Rank] = []
     try:
         for number in range(plan.world_size):
-            ranks.append(_start(plan, number, folder, environ))
+            ranks.append(_start(plan, number, folder))
         yield ranks
     finally:
         for rank in ranks:
@@ -92,7 +92,7 @@ def _ranks(plan: LinkPlan, folder: Path, environ: Mapping[str, str]) -> Iterator
                     pipe.close()
 
 
-def _start(plan: LinkPlan, number: int, folder: Path, environ: Mapping[str, str]) -> _Rank:
+def _start(plan: LinkPlan, number: int, folder: Path) -> _Rank:
     work = Plan(
         backend=plan.backend,
         world_size=plan.world_size,
@@ -108,19 +108,19 @@ def _start(plan: LinkPlan, number: int, folder: Path, environ: Mapping[str, str]
         process = subprocess.Popen(
             [sys.executable, "-m", "planner.environment.links.rank", as_argument(work)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file,
-            env=_environment(plan, environ), start_new_session=True,
+            env=_environment(plan), start_new_session=True,
         )  # fmt: skip
     return _Rank(number, process, errors)
 
 
-def _environment(plan: LinkPlan, environ: Mapping[str, str]) -> dict[str, str]:
+def _environment(plan: LinkPlan) -> dict[str, str]:
     """One thread for each rank, as torchrun sets it; ranks of one machine meet on its loopback,
     which needs no name to be resolved."""
     defaults = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if plan.backend == "gloo" and Path("/sys/class/net/lo").exists():
         defaults["GLOO_SOCKET_IFNAME"] = "lo"
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return {**defaults, **environ, "PYTHONPATH": path}
+    return {**defaults, **os.environ, "PYTHONPATH": path}
 
 
 def _listen(rank: _Rank, answers: queue.Queue[tuple[int, bytes]]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from planner.environment.host import number_of, text_of
 from planner.environment.machine import PciDevice
 
 NVIDIA, AMD = "0x10de", "0x1002"
@@ -80,17 +81,3 @@ def folders(folder: Path, pattern: str) -> list[Path]:
         return sorted(folder.glob(pattern))
     except OSError:
         return []
-
-
-def text_of(path: Path) -> str:
-    """What a file of the kernel says, "" where it says nothing."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def number_of(path: Path) -> int | None:
-    """The whole number in a file of the kernel, None where there is none."""
-    text = text_of(path)
-    return int(text) if text.lstrip("-").isdigit() else None

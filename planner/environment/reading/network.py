@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from planner.environment.host import number_of, text_of
 from planner.environment.machine import Nic
-from planner.environment.reading.files import folders, number_of, text_of
+from planner.environment.reading.files import folders
 
 
 def read_nics(root: Path) -> dict[str, Nic]:

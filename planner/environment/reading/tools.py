@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from planner.environment.machine import Answer
 
@@ -11,17 +11,13 @@ from planner.environment.machine import Answer
 DEADLINE_SECONDS = 30
 
 
-def ask_tool(
-    command: Sequence[str],
-    deadline_seconds: float = DEADLINE_SECONDS,
-    environ: Mapping[str, str] | None = None,
-) -> Answer:
+def ask_tool(command: Sequence[str], deadline_seconds: float = DEADLINE_SECONDS) -> Answer:
     """What `command` answers. Never raises for what the tool does."""
     line = " ".join(command)
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            timeout=deadline_seconds, check=False, env=environ,
+            timeout=deadline_seconds, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         return Answer(line, error="missing")
