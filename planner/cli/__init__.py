@@ -193,7 +193,19 @@ def _usage(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return error.format_message()
-    return f"{error.format_message()}\nSee '{context.command_path} --help'."
+    return f"{_as_field(error) or error.format_message()}\nSee '{context.command_path} --help'."
+
+
+def _as_field(error: click.ClickException) -> str | None:
+    """What to write in place of an option that is no option, and a field of --set."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return None
+    from planner.arguments import ALL_FIELDS
+
+    field = error.option_name.lstrip("-").replace("-", "_")
+    if field not in ALL_FIELDS or all(p.name != "fields" for p in error.ctx.command.params):
+        return None
+    return f"No such option '{error.option_name}'. Write --set {field}=VALUE."
 
 
 def _fail(message: str, status: int) -> int:

@@ -2,7 +2,9 @@
 
 Read in c10/cuda/CUDACachingAllocator.cpp: of 1.0 to 1.3 (`cached` is what is held and unused:
 pytorch #13751), 1.4 to 2.0 (`reserved in total`), 2.1 (`total capacty`), and since (`Process N
-has`, `private pools`: pytorch #124673). ROCm's build says HIP in place of CUDA.
+has`, `private pools`: pytorch #124673). ROCm's build says HIP in place of CUDA; XPU, NPU and MPS
+follow one or the other. `cudaMallocAsync` has a message of its own, in lines
+(c10/cuda/CUDAMallocAsyncAllocator.cpp).
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ from typing import Any
 
 from planner.units import GIB, KIB, MIB
 
-BEGINS = re.compile(r"(?:CUDA|HIP) out of memory")
+BEGINS = re.compile(
+    r"(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory"
+    r"|Allocation on device \d* ?would exceed allowed memory"
+)
 _SIZE = r"([0-9]+(?:\.[0-9]+)?)\s*(bytes|B|KiB|MiB|GiB|TiB|KB|MB|GB)"
 _SCALE = {
     "bytes": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB,
     "KB": KIB, "MB": MIB, "GB": GIB,
 }  # fmt: skip
-_REQUESTED = re.compile(rf"Tried to allocate {_SIZE}")
+_REQUESTED = re.compile(rf"(?:Tried to allocate|Requested\s*:) {_SIZE}")
 _OLD = re.compile(
     rf"GPU (\d+); {_SIZE} total capacity; {_SIZE} already allocated; {_SIZE} free; "
     rf"(?:{_SIZE} allowed; )?{_SIZE} (reserved|cached)"
@@ -29,9 +34,11 @@ _CAPACITY = re.compile(rf"GPU (\d+) has a total capaci?ty of {_SIZE} of which {_
 _OTHER = re.compile(rf"Process (\d+) has {_SIZE} memory in use")
 _OWN = re.compile(rf"this process has {_SIZE} memory in use")
 _ALLOWED = re.compile(rf"{_SIZE} allowed;")
-_ALLOCATED = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch")
+_ALLOCATED = re.compile(rf"(?:Of the allocated memory|Currently allocated\s*:) {_SIZE}")
 _POOLS = re.compile(rf"with {_SIZE} allocated in private pools")
 _UNUSED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
+_LIMIT = re.compile(rf"Device limit\s*: {_SIZE}")
+_FREE = re.compile(rf"Free \(according to CUDA\)\s*: {_SIZE}")
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,7 @@ def _new_figures(text: str) -> dict[str, int | None]:
     patterns = {
         "process_bytes": _OWN, "allowed_bytes": _ALLOWED, "allocated_bytes": _ALLOCATED,
         "private_pool_bytes": _POOLS, "unused_bytes": _UNUSED,
+        "total_bytes": _LIMIT, "free_bytes": _FREE,
     }  # fmt: skip
     for key, pattern in patterns.items():
         match = pattern.search(text)

@@ -168,7 +168,7 @@ def _of_message(message: AllocatorMessage) -> list[str]:
             f"One request of {format_bytes(message.requested_bytes)} is larger than the device: "
             "only a smaller micro-batch, or another algorithm, makes it smaller."
         )
-    if others >= noteworthy_bytes(message.total_bytes or 0):
+    if others and others >= noteworthy_bytes(message.total_bytes or 0):
         enough = " That is enough." if others >= message.missing_bytes else ""
         todo.append(f"Other processes hold {format_bytes(others)}: end them (nvidia-smi).{enough}")
     if message.private_pool_bytes:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from planner.explaining.allocator_message import BEGINS
+
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -27,23 +29,30 @@ def _sign(kind: str, pattern: str, means: str, *todo: str) -> Sign:
 SIGNS: tuple[Sign, ...] = (
     _sign(
         OUT_OF_MEMORY,
-        r"(?:CUDA|HIP) out of memory",
+        # The last is the allocator's too: it fails while it asks NVML for what its message says (on
+        # MIG, Jetson and in some containers: pytorch #112377, #122068, #185240).
+        rf"{BEGINS.pattern}|NVML_SUCCESS == .*INTERNAL ASSERT FAILED at \S*CUDACachingAllocator",
         "torch's allocator asked the device for memory and got none.",
+        "A smaller micro-batch, checkpointing, or less beside it on the device: 'planner advise' "
+        "says what each saves.",
     ),
     _sign(
         "library out of memory",
         # search/probe/failure.py says where each of these is written.
-        r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|_ALLOCATION_FAILED"
-        r"|(?:CUDA|HIP)(?: driver)? error: out of memory|Triton Error \[CUDA\]: out of memory",
-        "A library (cuBLAS, cuDNN, the driver, Triton) found no memory for itself, outside of "
-        "torch's allocator: the device is full.",
+        r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|DEVICE_ALLOCATION_FAILED"
+        r"|(?:CUDA|HIP)(?: driver)? error: out of memory|Triton Error \[CUDA\]: out of memory"
+        r"|Cuda failure (?:\d+ )?'out of memory'",  # NCCL (NVIDIA/nccl #1235)
+        "A library (cuBLAS, cuDNN, NCCL, the driver, Triton) found no memory for itself, outside "
+        "of torch's allocator: the device is full.",
         "Leave the device a few hundred MiB: a smaller micro-batch, or "
         "torch.cuda.set_per_process_memory_fraction(0.95).",
     ),
     _sign(
         "perhaps out of memory",
-        r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_NOT_SUPPORTED|CUDNN_STATUS_INTERNAL_ERROR"
-        r"|CUDNN_STATUS_NOT_INITIALIZED|nable to find an engine to execute this computation",
+        r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_NOT_SUPPORTED|CUDNN_STATUS_NOT_INITIALIZED"
+        r"|CUDNN_STATUS_INTERNAL_ERROR(?!_(?:HOST|DEVICE)_ALLOCATION)"
+        # Until torch 1.13 "a valid cuDNN algorithm" (marqo-ai/marqo #101, XPixelGroup/DiffBIR #59).
+        r"|nable to find an engine to execute this computation|nable to find a valid cuDNN",
         "cuBLAS or cuDNN could not begin. On a device that is nearly full it lacks memory; with "
         "memory free, the library does not fit the driver or the card.",
         "Look at the free memory when it happens (nvidia-smi), or try half of the micro-batch: if "
@@ -52,7 +61,7 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "out of host memory",
         r"DefaultCPUAllocator: can't allocate memory|DefaultCPUAllocator: not enough memory"
-        r"|^\s*MemoryError\b|std::bad_alloc|Cannot allocate memory",
+        r"|^\s*MemoryError\b|std::bad_alloc|Cannot allocate memory|HOST_ALLOCATION_FAILED",
         "The host's memory is full, not the GPU's: the loader's workers, pinned batches, a data "
         "set that is held whole, or offloaded activations.",
         "Fewer workers or a smaller prefetch_factor; 'planner data' measures what a worker takes.",
@@ -60,7 +69,10 @@ SIGNS: tuple[Sign, ...] = (
     _sign(
         "killed by the kernel",
         r"^\s*Killed\s*$|\bKilled\s+python|Out of memory: Killed process|oom-kill|oom_kill event"
-        r"|exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)|is killed by signal: Killed",
+        r"|exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)|is killed by signal: Killed"
+        # Kubernetes and Docker; srun (ZwwWayne/K-Net #30). 137 is 128 and SIGKILL.
+        r"|\bOOMKilled\b(?!\W+false)|(?i:exit(?:ed with)?[ _]?(?:code|status))\W{1,8}137\b"
+        r"|task \d+: Out Of Memory",
         "The kernel or the scheduler killed a process, in nearly every case because the host's "
         "memory (or the container's share of it) was full.",
         "Give the job more host memory, or use fewer workers; 'dmesg' names the process.",
@@ -174,8 +186,9 @@ SIGNS: tuple[Sign, ...] = (
 
 # A line that holds none of these holds no sign: most lines are passed over by this.
 MAY_MATTER = re.compile(
-    rb"memory|MemoryError|ALLOC|CUBLAS|CUDNN|engine to execute|bad_alloc|Killed|oom|exitcode"
-    rb"|SIGKILL|torch_|DataLoader worker|open files|ancdata|Watchdog|watchdog|Timed out|nccl|NCCL"
+    rb"memory|Memory|ALLOC|Allocator|CUBLAS|CUDNN|engine to execute|valid cuDNN|bad_alloc|Killed"
+    rb"|oom|exitcode|\b137\b|SIGKILL|torch_|DataLoader worker|open files|ancdata|Watchdog|watchdog"
+    rb"|Timed out|nccl|NCCL"
     rb"|ordinal|No CUDA|kernel image|not compatible|driver|not compiled|assert triggered"
     rb"|No space|quota|[Nn][Aa][Nn]\b|\b[Ii][Nn][Ff]\b|overflow|OVERFLOW|reducing|suggested max"
 )

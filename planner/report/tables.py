@@ -38,7 +38,7 @@ def breakdown_table(estimate: Estimate) -> str:
         f"At the peak, in {estimate.peak_at}\n" + _breakdown(estimate),
         _largest(estimate),
         _totals(estimate),
-        verdict(estimate),
+        verdict(estimate) + _way_out(estimate),
         _speed(estimate),
         _notes("Assumed", estimate.assumed),
         _notes("Left out", estimate.left_out),
@@ -117,6 +117,12 @@ def verdict(estimate: Estimate) -> str:
             f"Does not fit in {format_bytes(budget)}: only {format_bytes(spare)} would be left."
         )
     return f"{answer}\n{between}"
+
+
+def _way_out(estimate: Estimate) -> str:
+    if estimate.fits is not False:
+        return ""
+    return "\nWays to make it fit: 'planner advise' with the same model, batch and device."
 
 
 def _heading(estimate: Estimate) -> str:

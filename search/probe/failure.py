@@ -17,6 +17,9 @@ _ALLOCATION_TEXTS = (
     # ended by std::terminate, or an error that was raised anew from its text.
     "CUDA out of memory",  # c10/cuda/CUDACachingAllocator.cpp
     "HIP out of memory",  # the same file, translated for ROCm
+    # The same file: out of memory, and NVML does not tell it what the message should say (on MIG,
+    # Jetson and in some containers: pytorch #112377, #122068, #185240).
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
     "CUDA error: out of memory",  # cudaErrorMemoryAllocation, raised by a library or a kernel
     "HIP error: out of memory",
     # Expandable segments (c10/cuda/driver_api.h) and Inductor's static launcher

@@ -144,6 +144,17 @@ def test_an_unknown_option_gets_the_nearest(capsys: pytest.CaptureFixture[str]) 
     assert "Did you mean '--json'?" in capsys.readouterr().err
 
 
+def test_a_field_that_is_no_option_is_written_as_a_field(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["estimate", "native:swin_tiny", "--window-size", "12"]) == 2
+    assert "No such option '--window-size'. Write --set window_size=VALUE." in (
+        capsys.readouterr().err
+    )
+    assert main(["gpus", "--window-size", "12"]) == 2  # takes no --set
+    assert "--set" not in capsys.readouterr().err
+
+
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     from planner import __version__
 

@@ -34,6 +34,7 @@ def test_a_recorded_machine_is_judged(
     assert main(["doctor", kept(tmp_path, name)]) == int(has_faults)
     out = capsys.readouterr().out
     assert ("Something must be fixed first" in out) == has_faults
+    assert ("No problems found" in out) == (not expected(name))
     assert max(map(len, out.splitlines()[2:])) <= 100
     for finding in check_machine(recorded(name)).findings:
         assert out.count(f"{finding.level}: ") >= 1

@@ -125,7 +125,43 @@ REPORTED = [
         "but unallocated.",
         1.95 * GIB, 14.57 * GIB, 1.58 * GIB, 734.07 * MIB, 33.93 * MIB, 966 * MIB, 12.02 * GIB,
     ),
+    Reported(
+        "EvilBT/ComfyUI_SLK_joy_caption_two issue #28 (cudaMallocAsync)",
+        "torch.cuda.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of "
+        "memory)\nCurrently allocated     : 15.16 GiB\nRequested               : 512.00 KiB\n"
+        "Device limit            : 15.99 GiB\nFree (according to CUDA): 0 bytes\nPyTorch limit "
+        "(set by user-supplied memory fraction)\n                        : 17179869184.00 GiB",
+        512 * KIB, 15.99 * GIB, 0, 15.16 * GIB,
+    ),
+    Reported(
+        "lllyasviel/Fooocus issue #1139 (MPS)",
+        "RuntimeError: MPS backend out of memory (MPS allocated: 8.89 GB, other allocations: "
+        "172.98 MB, max allowed: 9.07 GB). Tried to allocate 6.25 MB on private pool.",
+        6.25 * MIB,
+    ),
 ]  # fmt: skip
+
+# kind -> lines that people reported in other words than those of LINES, with where.
+OTHER_LINES = {
+    "out of memory": (  # pytorch/pytorch issue #122068
+        'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/'
+        'CUDACachingAllocator.cpp":830, please report a bug to PyTorch.',
+    ),
+    "library out of memory": (  # NVIDIA/nccl issue #1235
+        "ng30903:3063028:3066152 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    ),
+    "perhaps out of memory": (  # marqo-ai/marqo issue #101
+        "RuntimeError: Unable to find a valid cuDNN algorithm to run convolution",
+    ),
+    "out of host memory": ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",),
+    "killed by the kernel": (
+        "      Reason:       OOMKilled",  # Azure/azure-databricks-operator issue #62
+        "      Exit Code:    137",
+        "WARNING: Job failed: exit code 137",  # podman-container-tools/podman issue #10825
+        "srun: error: gpu20-15: task 0: Out Of Memory",  # ZwwWayne/K-Net issue #30
+    ),
+}
 
 # kind -> a line that people reported, with where.
 LINES = {

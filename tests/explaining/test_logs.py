@@ -14,7 +14,7 @@ from planner.explaining.allocator_message import read_message
 from planner.explaining.explanation import explain
 from planner.explaining.log_reading import LogReading, rank_of
 from planner.explaining.signs import MAY_MATTER, SIGNS
-from tests.explaining.messages import GIB, LINES, MIB, REPORTED, Reported
+from tests.explaining.messages import GIB, LINES, MIB, OTHER_LINES, REPORTED, Reported
 
 LERF = next(r for r in REPORTED if "lerf" in r.source)
 ROOT = Path(__file__).parents[2]
@@ -60,6 +60,15 @@ def test_each_sign_is_recognised_by_its_line(kind: str) -> None:
     assert found[kind].todo
 
 
+@pytest.mark.parametrize(
+    ("kind", "line"), [(kind, line) for kind, lines in OTHER_LINES.items() for line in lines]
+)
+def test_a_sign_is_recognised_in_other_words_and_only_that_sign(kind: str, line: str) -> None:
+    found = read(f"epoch 1\n{line}\n").findings
+    assert list(found) == [kind]
+    assert found[kind].todo
+
+
 def test_every_sign_has_a_line_here_and_a_row_in_the_docs() -> None:
     kinds = [sign.kind for sign in SIGNS]
     assert {"out of memory", *LINES} == set(kinds)
@@ -81,6 +90,8 @@ def test_what_is_passed_over_quickly_holds_no_sign() -> None:
         "memory: 8123 MiB of 24564 MiB",
         "Loading finance data, infinite sampler",
         "step 7 loss 2.1 max memory 8.2 GiB driver 550.54",
+        '        "OOMKilled": false,',
+        "step 137 exited the warm-up",
     ],
 )
 def test_an_ordinary_line_is_no_sign(line: str) -> None:
@@ -189,6 +200,12 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none", Path("/proc/self/mem")):
         with pytest.raises(UsageError):
             explain(path)
+
+
+def test_processes_that_no_message_tells_of_are_not_to_be_ended(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(next(r.text for r in REPORTED if "MPS" in r.text))
+    assert len(explain(path).findings[0].todo) == 1
 
 
 def test_figures_decide_what_is_advised(tmp_path: Path) -> None:

@@ -96,6 +96,13 @@ def test_a_verdict_says_by_how_much_and_how_surely() -> None:
     assert "--gpu" in verdict(make())
 
 
+def test_what_does_not_fit_gets_the_command_that_finds_ways() -> None:
+    advised = "Ways to make it fit: 'planner advise'"
+    assert advised in breakdown_table(make(fits=False, budget_bytes=900 * MIB))
+    assert advised not in breakdown_table(make(fits=True, budget_bytes=2 * GIB))
+    assert advised not in breakdown_table(make())
+
+
 def test_one_row_for_each_combination_with_the_fields_that_differ() -> None:
     settings = [TrainSetting(batch_size=b, optimizer=o) for b in (32, 64) for o in ("adamw", "sgd")]
     text = estimate_table([make(setting=s) for s in settings])

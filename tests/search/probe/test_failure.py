@@ -27,6 +27,7 @@ ALLOCATION_TEXTS = (
     "terminate called after throwing an instance of 'std::bad_alloc'",
     "CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total capacity of 79.11 GiB",
     "HIP out of memory. Tried to allocate 96.00 MiB.",
+    'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":1154',
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
     "CUDA driver error: out of memory",
     "Triton Error [CUDA]: out of memory",
@@ -90,7 +91,7 @@ def test_what_may_mean_memory_does_not_where_there_is_much(text: str) -> None:
 
 def test_what_says_memory_means_it_however_much_there_is() -> None:
     """A step may have asked for more than all that is free."""
-    assert classify(RuntimeError(ALLOCATION_TEXTS[5]), AMPLE)[0] == "out_of_memory"
+    assert classify(RuntimeError(ALLOCATION_TEXTS[6]), AMPLE)[0] == "out_of_memory"
     assert classify(torch.OutOfMemoryError("Tried to allocate"), AMPLE)[0] == "out_of_memory"
 
 
