@@ -13,13 +13,14 @@ from planner.cli.arguments import (
     SEVERAL_FLAGS,
     SEVERAL_OPTIONS,
     given_fields,
+    read_gpu_option,
     with_options,
     with_time_option,
 )
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.cli.several import check_counts, link_of
-from planner.hardware import find_gpu
+from planner.hardware import Gpu
 from planner.hardware.fabric import find_fabric
 from planner.schema import TrainSetting, parse
 from planner.schema.model import MAX_SIZE
@@ -75,18 +76,18 @@ def command(model: str, **given: Any) -> int:
         check_plot(given["plot"])
     of_model, of_setting = given_fields({"model": model, **given}, tuple(SEVERAL_OPTIONS))
     check_counts(of_setting)
-    link = given["link"]
+    gpu, link = read_gpu_option(given["gpu"]), given["link"]
     if of_setting.get("world_size", "1") != "1":
         of_setting.setdefault("parallelism", "ddp")
-        link = _link(link, of_setting, given["gpu"])
+        link = _link(link, of_setting, gpu)
     elif link is not None:  # of the GPUs that advice adds
-        find_fabric(find_gpu(given["gpu"]) if given["gpu"] else None, 1, link)
+        find_fabric(gpu, 1, link)
     overrides: dict[str, Any] = {**of_model, **of_setting}
     from planner.advice.advising import advise
 
     advice = advise(
         model,
-        gpu=given["gpu"],
+        gpu=gpu,
         memory_bytes=given["memory"],
         batch_size=given["batch_size"],
         global_batch=given["global_batch"],
@@ -116,11 +117,11 @@ def command(model: str, **given: Any) -> int:
     return 0 if advice.recommended is not None else 1
 
 
-def _link(text: str | None, of_setting: dict[str, str], gpu: str | None) -> str | None:
+def _link(text: str | None, of_setting: dict[str, str], gpu: Gpu | None) -> str | None:
     """The link of several GPUs, as `planner estimate` takes it."""
     spread = {f: of_setting[f] for f in SEVERAL_OPTIONS.values() if f in of_setting}
     setting = parse(TrainSetting, spread, "the setting")
-    return link_of(text, [setting], find_gpu(gpu) if gpu else None)
+    return link_of(text, [setting], gpu)
 
 
 def _words(said: tuple[str, ...]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from planner.schema import Model, TrainSetting, parse
 from planner.schema.distribution import PARALLELISMS
 from planner.schema.setting import ATTENTIONS, CHECKPOINTINGS, COMPILE_MODES, PRECISIONS
 from planner.units import parse_seconds
+
+if TYPE_CHECKING:
+    from planner.hardware import Gpu
 
 # command-line option -> field, of the model and of the setting
 MODEL_OPTIONS = {
@@ -205,6 +208,17 @@ def read_duration(option: str, text: str) -> float:
     if seconds <= 0:
         raise UsageError(f"{option} {text} is no time to run in.", "Write 90s, 10m or 1h30m.")
     return seconds
+
+
+def read_gpu_option(name: str | None) -> Gpu | None:
+    """The GPU of --gpu, for commands that take --memory in its place. Raises UsageError."""
+    from planner.hardware import find_gpu
+
+    try:
+        return None if name is None else find_gpu(name)
+    except UsageError as error:
+        way_out = f"{error.way_out.removesuffix('.')}, or pass --memory 80GiB."
+        raise UsageError(error.message, way_out) from None
 
 
 def split_values(text: str) -> list[str]:

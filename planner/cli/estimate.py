@@ -14,6 +14,7 @@ import click
 
 from planner.cli.arguments import (
     model_and_settings,
+    read_gpu_option,
     refuse_empty,
     split_fields,
     with_model_options,
@@ -26,7 +27,7 @@ from planner.cli.output import print_json
 from planner.cli.several import link_of
 from planner.errors import PlannerError, UsageError
 from planner.estimation import Estimate, default_precision, estimate_ledger, resolve
-from planner.hardware import Gpu, all_gpus, find_gpu
+from planner.hardware import Gpu, all_gpus
 from planner.hardware.precisions import check_precision, lacks
 from planner.ledger import Ledger
 from planner.ledgers import is_on_shapes, record_ledgers, step_ledger
@@ -89,7 +90,7 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     refuse_empty({"model": model, **given})
     rank = given["gpu"] is not None and given["gpu"].casefold() == "all"
     _refuse_together(given, rank)
-    gpu = None if given["gpu"] is None or rank else find_gpu(given["gpu"])
+    gpu = None if rank else read_gpu_option(given["gpu"])
     memory = parse_bytes(given["memory"]) if given["memory"] else None
     precision = default_precision(gpu)
     defaults = {"precision": precision}

@@ -12,6 +12,7 @@ from planner.cli.arguments import (
     SEVERAL_OPTIONS,
     given_fields,
     model_and_settings,
+    read_gpu_option,
     refuse_empty,
     split_values,
     with_model_options,
@@ -95,8 +96,6 @@ def _typed(given: dict[str, Any]) -> dict[str, object]:
 
 def _steps(model: str, given: dict[str, Any]) -> Iterator[Step]:
     """The estimates that the options mean: one for each GPU and each combination of values."""
-    from planner.hardware import find_gpu
-
     names = split_values(given["gpu"]) if given["gpu"] else [None]
     if "all" in [name.casefold() for name in names if name]:
         if len(names) > 1:
@@ -104,7 +103,7 @@ def _steps(model: str, given: dict[str, Any]) -> Iterator[Step]:
         yield from _ranked(model, given)
         return
     for name in names:
-        yield from _steps_on(model, find_gpu(name) if name else None, given)
+        yield from _steps_on(model, read_gpu_option(name), given)
 
 
 def _ranked(model: str, given: dict[str, Any]) -> list[Step]:

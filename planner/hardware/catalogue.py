@@ -17,7 +17,7 @@ from planner.errors import UsageError, alternatives
 from planner.hardware.gpu import Gpu
 from planner.units import GIB
 
-WAY_OUT = "List GPUs with 'planner gpus', or pass --memory 80GiB."
+WAY_OUT = "List GPUs with 'planner gpus'."
 
 _FIGURES = (
     "memory_bytes", "bandwidth", "fp32_flops", "tf32_flops", "bf16_flops", "fp16_flops",

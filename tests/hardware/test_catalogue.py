@@ -168,7 +168,7 @@ def test_an_unknown_name_gets_the_nearest_and_the_way_out() -> None:
         find_gpu("h10")
     first, second = str(caught.value).split("\n")
     assert first.startswith("unknown GPU 'h10'. Did you mean 'h100-sxm-80gb'")
-    assert second == "List GPUs with 'planner gpus', or pass --memory 80GiB."
+    assert second == "List GPUs with 'planner gpus'."
 
 
 def test_an_ambiguous_name_lists_the_choices() -> None:
