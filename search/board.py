@@ -130,7 +130,7 @@ class Board:
     def _not_written(self, error: OSError) -> PlannerError:
         return PlannerError(
             f"{self.folder} cannot be written: {error.strerror}.",
-            "Free space, or name another folder for TensorBoard.",
+            "Name another folder for TensorBoard, or free space.",
         )
 
 

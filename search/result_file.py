@@ -34,12 +34,12 @@ class ResultNotWrittenError(PlannerError):
 
 def write_result(path: Path, recommendation: BaseModel, probes: Path | None = None) -> None:
     """Raises ResultNotWrittenError; `probes` is where what it is made of is kept."""
-    kept = f"The probes are in {probes}: " if probes else ""
+    free = f"The probes are in {probes}: free" if probes else "Free"
     try:
         write_whole(path, recommendation.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise ResultNotWrittenError(
             f"{path} cannot be written: {error.strerror}.",
-            f"{kept}free space and run the same command, or choose another --output.",
+            f"{free} space and run the same command, or choose another --output.",
             recommendation,
         ) from error

@@ -12,12 +12,13 @@ from typing import Literal, Unpack
 from planner.arguments import ModelLike, read_model
 from planner.errors import UnsupportedError, UsageError
 from planner.files import TUNE_PROBES, TUNE_RESULT, write_whole
+from planner.libraries.factory import check_factory
 from planner.memory.allocator_config import (
     AllocatorConfig,
     allocator_in_environment,
     recorded_allocator,
 )
-from planner.schema import Model
+from planner.schema import FactoryModel, Model
 from planner.schema.result import Recommendation
 from search.board import told_to_board
 from search.feeding.asked import find_asked
@@ -102,6 +103,8 @@ def tune(
             return _replayed(chosen, asked, estimator, on_progress)
         if chosen is None:
             raise UsageError("there is no model to tune.", "Name one, or pass --replay FILE.")
+        if prober is None and isinstance(chosen, FactoryModel):
+            check_factory(chosen.factory)
         # Probes are recorded with what their environment says, and go by it.
         with allocator_in_environment(asked.allocator):
             return _probed(chosen, asked, estimator, prober, on_progress)
@@ -239,21 +242,23 @@ def _replayed(
     on_progress: OnProgress,
 ) -> Recommendation:  # fmt: skip
     assert options.replay, "asked for"
-    if not options.replay.exists():
+    source = options.replay / TUNE_PROBES if options.replay.is_dir() else options.replay
+    if not source.exists():
         raise UsageError(
-            f"{options.replay} does not exist.", "Name a file of records (JSON lines)."
+            f"{source} does not exist.",
+            "Name a file of records (JSON lines), or the --output of 'planner tune'.",
         )
-    file = read_records(options.replay)
-    replay = Replay(file.records, str(options.replay))
+    file = read_records(source)
+    replay = Replay(file.records, str(source))
     if model is not None and model != replay.model:
-        raise _of_another(str(options.replay), replay.model, model)
+        raise _of_another(str(source), replay.model, model)
     asked = find_asked(options, replay.model)
     output = make_folder(options.output) if options.output else None
     if output is not None:
         refuse_measured(output)
     identity = Identity(replay.model, replay.device, replay.versions)
     allocator, allocator_notes = _allocator(identity, options)
-    notes = [f"Replayed from {options.replay}: nothing was run.", *allocator_notes]
+    notes = [f"Replayed from {source}: nothing was run.", *allocator_notes]
     if file.fault:
         notes.append(f"{file.fault}: read up to there.")
     mixture = describe_mixture(file.records)
@@ -280,7 +285,7 @@ def _replayed(
     if asked is not None:
         found = judge_by_law(found, asked, contenders(session.in_space(), budget))
     if output is not None:
-        said = _keep_replayed(session, options.replay, output / TUNE_PROBES)
+        said = _keep_replayed(session, source, output / TUNE_PROBES)
         found = found.model_copy(update={"notes": (*found.notes, *said)})
         write_result(output / TUNE_RESULT, found)
     return found

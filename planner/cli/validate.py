@@ -16,7 +16,7 @@ from planner.cli.observations import print_list, print_observations
 from planner.cli.output import print_json, print_table
 from planner.cli.progress import quiet_flag, show_on
 from planner.errors import PlannerError, UsageError
-from planner.schema import MeasurementRecord
+from planner.schema import FactoryModel, MeasurementRecord
 from planner.schema.observation import ObservationRecord
 from planner.units import format_bytes, format_seconds, parse_seconds
 
@@ -255,10 +255,13 @@ def _rows(models: tuple[str, ...], given: dict[str, Any]) -> list[Row]:
             "Name a MODEL, --matrix FILE, --replay FILE or --published FILE.",
         )
     from planner.estimation import resolve
+    from planner.libraries.factory import check_factory
 
     rows = []
     for text in models:
         model, settings = model_and_settings(text, given, DEFAULT_GRID)
+        if isinstance(model, FactoryModel):
+            check_factory(model.factory)
         for setting in settings:
             chosen = resolve(model, setting)
             rows.append(Row("command line", *chosen, repeat=0, measure_seconds=2.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
@@ -44,12 +45,25 @@ def _import(module_name: str, spec: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _failure(f"importing {module_name}", spec, error) from error
-        raise UsageError(
-            f"there is no module {error.name!r} (for the factory {spec}).",
-            f"Python looked in {here} and among its installed packages.",
-        ) from error
+        raise _no_module(error.name, spec) from error
     except (Exception, SystemExit) as error:
         raise _failure(f"importing {module_name}", spec, error) from error
+
+
+def check_factory(spec: str) -> None:
+    """Raises UsageError where the package that `spec` begins with is nowhere, which can be told
+    before anything is imported."""
+    package = spec.partition(":")[0].partition(".")[0]
+    is_here = Path(package).is_dir() or Path(f"{package}.py").is_file()
+    if not is_here and importlib.util.find_spec(package) is None:
+        raise _no_module(package, spec)
+
+
+def _no_module(name: str, spec: str) -> UsageError:
+    return UsageError(
+        f"there is no module {name!r} (for the factory {spec}).",
+        f"Python looked in {Path.cwd()} and among its installed packages.",
+    )
 
 
 def _find(module: ModuleType, module_name: str, attribute: str) -> Callable[[], Any]:

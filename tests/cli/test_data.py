@@ -93,4 +93,5 @@ def test_what_is_typed_wrongly_is_one_error(
     assert error.startswith("Error: ")
     assert said in error
     assert "Traceback" not in error
+    assert "--memory" not in error, "which the command does not have"
     assert not (tmp_path / "d").exists(), "pictures were made before it was refused"

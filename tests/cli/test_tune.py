@@ -121,6 +121,8 @@ def test_a_replay_through_the_command_writes_over_no_measured_run(
 ) -> None:
     run = tmp_path / "probes.jsonl"
     run.write_bytes(b"".join(format_record(r) for r in invented_table()))
+    assert main(["tune", "--replay", str(tmp_path), "--trials", "1"]) == 0, "its folder names it"
+    assert str(run) in capsys.readouterr().out
     assert main(["tune", "--replay", str(run), "--output", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "a replay writes only over what another replay left" in error
@@ -133,6 +135,7 @@ def test_a_replay_through_the_command_writes_over_no_measured_run(
     [
         (["native:swin_tiny", "--precision", "bf17"], 2, "bf16"),
         (["native:swin_tny"], 2, "swin_tiny"),
+        (["nosuch.models:make", "--device", "cpu"], 2, "there is no module 'nosuch'"),
         (["native:swin_tiny", "--strategy", "planer"], 2, "planner"),
         (["native:swin_tiny", "--memory", "24"], 2, "24GiB"),
         (["native:swin_tiny", "--set", "embed_dims=3"], 2, "embed_dim"),
