@@ -60,3 +60,18 @@ def test_a_report_is_readable_and_as_wide_as_its_window(
 def test_a_report_prints(reports: Path, tmp_path: Path, name: str) -> None:
     with looking_at(reports / f"{name}.html", "dark") as page:
         assert print_page(page, tmp_path, name).read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_tables_of_few_columns_fit_a_small_window(reports: Path, name: str) -> None:
+    """A table of ten columns or more scrolls in its box."""
+    with looking_at(reports / f"{name}.html") as page:
+        page.set_viewport_size({"width": 1200, "height": 900})
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        over = page.evaluate(
+            """() => [...document.querySelectorAll("figure.table .scroll")]
+              .filter((box) => box.querySelectorAll("th").length < 10)
+              .filter((box) => box.scrollWidth > box.clientWidth)
+              .map((box) => box.textContent.slice(0, 80))"""
+        )
+        assert over == []

@@ -2,7 +2,9 @@
 // Tables: sorted by a header, filtered by words, and shown a page of rows at a time where they are
 // long. The rows of a long table lie packed, and become elements only when they are shown.
 page.PAGE_ROWS = 100;
-page.LONG_TEXT = 28; // letters of a cell that may wrap, as in the template
+// Letters of a cell that needs room, and of one that stays on one line, as in the template.
+page.LONG_TEXT = 28;
+page.SHORT_TEXT = 16;
 
 page.packedRows = () => {
   page.unpackedRows ??= page.unpack("rows").then(JSON.parse);
@@ -30,8 +32,10 @@ page.elementOf = (row) => {
   row.texts.forEach((text, index) => {
     const cell = made.insertCell();
     cell.textContent = text;
-    if (row.values[index] !== undefined) cell.className = "number";
-    else if (text.length > page.LONG_TEXT) cell.className = "long";
+    const isNumber = row.values[index] !== undefined;
+    cell.classList.toggle("number", isNumber);
+    cell.classList.toggle("long", !isNumber && text.length > page.LONG_TEXT);
+    cell.classList.toggle("short", text.length <= page.SHORT_TEXT);
   });
   row.element = made;
   return made;
