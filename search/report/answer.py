@@ -16,10 +16,10 @@ from search.report.wording import (
     count,
     date_text,
     images_of,
-    interval_of,
     interval_text,
     rate_text,
     seconds_text,
+    within_text,
 )
 from search.result.contenders import Contender, choose
 
@@ -65,10 +65,8 @@ def sentence(run: Run, found: Recommendation) -> str:
 
 
 def _rate(run: Run, record: MeasurementRecord) -> str:
-    interval = interval_of(record)
-    within = f" ({interval_text(interval)})" if interval else ""
     each = "" if record.world is None or record.world.world_size == 1 else " of each device"
-    return f"{rate_text(record.images_per_second)} {run.unit}/s{each}{within}"
+    return f"{rate_text(record.images_per_second)} {run.unit}/s{each}{within_text(record)}"
 
 
 def _memory(run: Run, used: int | None) -> str:

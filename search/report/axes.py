@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from planner.page.contents import Cell, Chart, Folded, Number, Part, Section, Table, Text
 from planner.page.plotting import BLUE, GREY, LEGEND_ABOVE, ORANGE, new_figure, plot_text
 from planner.report.settings import value_text
-from planner.units import format_bytes
 from search.report.against import ratio_axis
 from search.report.axis_pairs import BATCH, Effect, Factor, effects_of, ran_settings, varied_axes
 from search.report.heat import heat_parts
@@ -18,6 +17,7 @@ from search.report.run import Run
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Scatter
+from search.report.wording import bytes_cell
 
 TITLE = "Axis by axis"
 MOST_ROWS = 30  # of the picture; the table has all
@@ -185,14 +185,13 @@ def _table(effects: Sequence[Effect], per_second: str) -> Table:
 def _row(effect: Effect) -> list[Cell]:
     best, rate = effect.best, effect.rate
     value = effect.value
-    size = best.num_bytes if best else None
     return [
         axis_name(effect.axis),
         Number(value, f"{value:,}") if type(value) in (int, float) else value_text(value),
         Number(effect.num_probed, f"{effect.num_probed:,}"),
         Number(effect.num_ran, f"{effect.num_ran:,}"),
         Number(best.rate, f"{best.rate:,.4g}") if best else Number(None, "-"),
-        Number(size, format_bytes(size)) if size else Number(None, "-"),
+        bytes_cell(best.num_bytes if best else None),
         "-" if rate is None else value_text(effect.against),
         Number(rate.num_pairs, str(rate.num_pairs)) if rate else Number(None, "-"),
         *(

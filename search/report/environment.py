@@ -17,7 +17,7 @@ from search.probe.evidence import is_disturbed
 from search.report.again import search_again
 from search.report.marks import legend_below, probe_axis
 from search.report.run import Run
-from search.report.wording import count, hover, short
+from search.report.wording import count, flags_text, hover, short
 from search.study.mixture import describe_mixture
 
 MOST_DISTURBED = 200  # rows; the table of probes has every flag
@@ -186,7 +186,7 @@ def _disturbed(records: Sequence[MeasurementRecord]) -> list[Part]:
     kinds = Counter(short(flag.partition(":")[0], 60) for _, r in held for flag in r.flags)
     said = ", ".join(f"{flag} ({number})" for flag, number in kinds.most_common(5))
     rows = [
-        (Number(n, str(n)), describe_setting(r.setting), "; ".join(map(short, r.flags)))
+        (Number(n, str(n)), describe_setting(r.setting), flags_text(r.flags))
         for n, r in held[:MOST_DISTURBED]
     ]
     table = Table(("probe", "setting", "what"), rows)

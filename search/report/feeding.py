@@ -12,7 +12,13 @@ from planner.report.feeding import describe_data, together_text
 from planner.report.settings import describe_setting
 from planner.schema.loading import FedRecord, Feeding
 from search.report.run import Run
-from search.report.wording import date_text, end_text, rate_text, seconds_text, short
+from search.report.wording import (
+    date_text,
+    rate_cell,
+    rate_text,
+    reason_text,
+    seconds_cell,
+)
 
 
 def feeding(run: Run, key: str) -> list[Section]:
@@ -81,22 +87,20 @@ def _table(fed: Sequence[FedRecord]) -> Table:
 
 
 def _row(record: FedRecord) -> list[Cell]:
-    reason = f": {short(record.message)}" if record.message else ""
     return [
         describe_setting(record.setting),
         record.loader.title,
-        Number(record.images_per_second, rate_text(record.images_per_second)),
-        f"{end_text(record.status)}{reason}",
-        Number(record.predicted, rate_text(record.predicted)),
+        rate_cell(record.images_per_second),
+        reason_text(record.status, record.message),
+        rate_cell(record.predicted),
         _middle(record.step_seconds),
         _middle(record.wait_seconds),
         _middle(record.resident_seconds),
-        Number(record.probe_seconds, seconds_text(record.probe_seconds)),
+        seconds_cell(record.probe_seconds),
         date_text(record.date),
     ]
 
 
 def _middle(seconds: Sequence[float]) -> Number:
     """The median of some times."""
-    value = median(seconds) if seconds else None
-    return Number(value, seconds_text(value))
+    return seconds_cell(median(seconds) if seconds else None)

@@ -27,11 +27,18 @@ from planner.schema.loading import (
     StepRate,
 )
 from planner.units import format_bytes, format_seconds
-from search.probe.evidence import rate_interval
+from search.report.answer import faults_of
 from search.report.loader_probes import loader_table, order_chart
 from search.report.marks import legend_below
 from search.report.run import LoaderRun, Run
-from search.report.wording import count, date_text, hover, interval_text, rate_text
+from search.report.wording import (
+    count,
+    date_text,
+    hover,
+    rate_text,
+    seconds_text,
+    within_text,
+)
 
 _SHAPES = ("circle", "square", "diamond", "triangle-up", "pentagon")
 
@@ -43,7 +50,7 @@ def loader(run: Run, key: str) -> list[Section]:
     held, best = run.loaders, run.loaders.best
     parts: list[Part] = [Text(sentence(held, best), "plain" if run.records else "lead")]
     if not run.records:
-        parts += [Text(fault, "warning") for fault in run.faults]
+        parts += faults_of(run)
     if best is not None:
         parts += [Copyable(loader_code(best.setting), "The loader"), Facts(_facts(best))]
     if held.found is not None:
@@ -66,12 +73,11 @@ def sentence(held: LoaderRun, best: LoaderRecord | None) -> str:
         where = found.data.location if found else data.location if data else "the data"
         why = f" {found.advice}" if found else ""
         return f"Nothing loads {where} after {probes}.{why}"
-    low_high = interval_text(rate_interval(best.setting.batch_size, best.batch_seconds))
     so_far = "Load" if found else f"Best of {probes}: load"
     bound = f", bound by {best.bound}" if best.bound else ""
     return (
         f"{so_far} {describe_data(best.data)} with {best.setting.title}: "
-        f"{rate_text(best.images_per_second)} images/s ({low_high}){bound}."
+        f"{rate_text(best.images_per_second)} images/s{within_text(best)}{bound}."
     )
 
 
@@ -100,17 +106,14 @@ def _facts(best: LoaderRecord) -> list[tuple[str, str]]:
     def size(number: int | None) -> str:
         return format_bytes(number, 0) if number else "-"
 
-    def seconds(value: float | None) -> str:
-        return format_seconds(value) if value else "-"
-
     proof = f"probe {best.probe_id[:8]} of {date_text(best.date)}" if best.probe_id else "-"
     facts = [
         (
             "Proof",
             f"{proof}, {count(len(best.batch_seconds), 'batch', 'batches')}",
         ),
-        ("Processor time of an image", seconds(best.cpu_seconds_per_image)),
-        ("First batch after", seconds(best.first_batch_seconds)),
+        ("Processor time of an image", seconds_text(best.cpu_seconds_per_image)),
+        ("First batch after", seconds_text(best.first_batch_seconds)),
         ("Memory of a worker", size(best.worker_bytes)),
         ("Memory of the main process", size(best.main_bytes)),
         ("Shared memory", size(best.shared_memory_bytes)),
@@ -228,14 +231,10 @@ def _named(run: LoaderRun, best: LoaderRecord) -> dict[str, Any]:
 
 
 def loader_hover(record: LoaderRecord) -> str:
-    within = ""
-    if record.batch_seconds:
-        interval = rate_interval(record.setting.batch_size, record.batch_seconds)
-        within = f" ({interval_text(interval)})"
     return hover(
         [
             record.setting.title,
-            f"{rate_text(record.images_per_second)} images/s{within}",
+            f"{rate_text(record.images_per_second)} images/s{within_text(record)}",
             f"bound by {record.bound}" if record.bound else "",
         ]
     )

@@ -8,18 +8,20 @@ from typing import Any
 from planner.page.contents import Cell, Chart, Number, Table
 from planner.page.plotting import CYCLE, new_figure, plot_text
 from planner.schema.loading import LoaderRecord
-from search.probe.evidence import rate_interval
 from search.report.marks import best_line, end_mark, legend_below, probe_axis
 from search.report.wording import (
-    bytes_text,
+    bytes_cell,
     date_text,
     end_of,
-    end_text,
     expected_text,
+    flags_text,
     hover,
+    interval_of,
     interval_text,
+    rate_cell,
     rate_text,
-    seconds_text,
+    reason_text,
+    seconds_cell,
     short,
 )
 
@@ -85,31 +87,18 @@ def loader_table(records: Sequence[LoaderRecord], best: LoaderRecord | None) -> 
 
 
 def _row(number: int, record: LoaderRecord) -> list[Cell]:
-    end, setting = end_of(record, None), record.setting
-    reason = f": {short(record.message)}" if record.message else ""
-    within = ""
-    if record.batch_seconds:
-        within = interval_text(rate_interval(setting.batch_size, record.batch_seconds))
     return [
         Number(number, str(number)),
-        setting.title,
-        Number(record.images_per_second, rate_text(record.images_per_second)),
-        f"{end_text(end)}{reason}",
-        within or "-",
+        record.setting.title,
+        rate_cell(record.images_per_second),
+        reason_text(end_of(record, None), record.message),
+        interval_text(interval_of(record)) or "-",
         record.bound or "-",
-        _seconds(record.cpu_seconds_per_image),
-        _bytes(record.worker_bytes),
-        _bytes(record.shared_memory_bytes),
-        _seconds(record.first_batch_seconds),
-        _seconds(record.probe_seconds),
+        seconds_cell(record.cpu_seconds_per_image),
+        bytes_cell(record.worker_bytes),
+        bytes_cell(record.shared_memory_bytes),
+        seconds_cell(record.first_batch_seconds),
+        seconds_cell(record.probe_seconds),
         date_text(record.date),
-        "; ".join(map(short, record.flags)) or "-",
+        flags_text(record.flags),
     ]
-
-
-def _seconds(value: float | None) -> Number:
-    return Number(value, seconds_text(value))
-
-
-def _bytes(value: int | None) -> Number:
-    return Number(value, bytes_text(value) if value else "-")

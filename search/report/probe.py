@@ -12,11 +12,10 @@ from search.report.wording import (
     end_text,
     expected_text,
     hover,
-    interval_of,
-    interval_text,
     rate_text,
     seconds_text,
     short,
+    within_text,
 )
 
 
@@ -45,15 +44,14 @@ class Probe:
     def hover(self) -> str:
         """What stands beside the pointer: setting, rate and its interval, memory, compiling."""
         record = self.record
-        rate = interval = ""
+        rate = ""
         if record.images_per_second is not None:
-            rate = f"{rate_text(record.images_per_second)} {self.unit}/s"
-            interval = f" ({interval_text(interval_of(record))})" if record.step_seconds else ""
+            rate = f"{rate_text(record.images_per_second)} {self.unit}/s{within_text(record)}"
         compiling = record.compile_seconds
         return hover(
             [
                 f"probe {self.number}: {describe_setting(record.setting)}",
-                rate + interval,
+                rate,
                 f"memory {bytes_text(record.used_bytes)}",
                 expected_text(record, self.unit),
                 f"compiled in {seconds_text(compiling)}" if compiling else "",

@@ -31,10 +31,12 @@ from search.report.wording import (
     date_text,
     end_text,
     expected_text,
+    flags_text,
     interval_of,
     interval_text,
+    rate_cell,
     rate_text,
-    seconds_text,
+    seconds_cell,
     short,
 )
 from search.space import setting_id
@@ -178,18 +180,17 @@ def _table(run: Run, held: Sequence[Probe]) -> Table:
 
 def _found(run: Run, probe: Probe, expected: bool) -> list[Cell]:
     record = probe.record
-    rate, compiling = record.images_per_second, record.compile_seconds
     return [
         describe_setting(record.setting),
-        Number(rate, rate_text(rate)),
+        rate_cell(record.images_per_second),
         Number(record.used_bytes, bytes_text(record.used_bytes)),
         ended_text(probe),
         interval_text(interval_of(record)) or "-",
         *([expected_text(record, run.unit).removeprefix("expected ") or "-"] * expected),
-        Number(compiling, seconds_text(compiling)),
-        Number(record.probe_seconds, seconds_text(record.probe_seconds)),
+        seconds_cell(record.compile_seconds),
+        seconds_cell(record.probe_seconds),
         date_text(record.date),
-        "; ".join(short(flag) for flag in record.flags) or "-",
+        flags_text(record.flags),
     ]
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from planner.page.contents import Cell, Folded, Number, Part, Table
 from planner.schema.world import RankRecord
-from planner.units import format_bytes
 from search.report.probe import Probe
-from search.report.wording import seconds_text
+from search.report.wording import bytes_cell, seconds_cell
 
 HEADERS = (
     "probe", "rank", "device", "step", "forward", "allocated", "reserved", "of the device",
@@ -31,6 +30,7 @@ def _row(number: int, rank: RankRecord) -> list[Cell]:
         Number(number, str(number)),
         Number(rank.rank, str(rank.rank)),
         rank.device,
-        *(Number(s, seconds_text(s)) for s in (rank.step_seconds, rank.forward_seconds)),
-        *(Number(size, format_bytes(size) if size else "-") for size in sizes),
+        seconds_cell(rank.step_seconds),
+        seconds_cell(rank.forward_seconds),
+        *map(bytes_cell, sizes),
     ]

@@ -133,9 +133,13 @@ def _loaders(folder: Path, reader: _Reader) -> LoaderRun | None:
     found = reader.result(_read_data, folder / DATA_RESULT)
     records = reader.records(folder / DATA_PROBES, LoaderRecord)
     if not records and found is not None:
-        held = (found.evidence, *found.runners_up)
-        records = tuple(record for record in held if record is not None)
+        records = _cited(found)
     return LoaderRun(found, records) if found or records else None
+
+
+def _cited(found: DataRecommendation) -> tuple[LoaderRecord, ...]:
+    """The records that a recommendation itself holds."""
+    return tuple(r for r in (found.evidence, *found.runners_up) if r is not None)
 
 
 def _of_storage(storage: str, study_name: str | None) -> Run:
@@ -172,8 +176,7 @@ def _of_result(path: Path) -> Run:
     """A recommendation under another name than its own."""
     if _kind_of_result(path) == "loader":
         data = _read_data(path)
-        held = tuple(r for r in (data.evidence, *data.runners_up) if r is not None)
-        return Run(path.parent, None, (), loaders=LoaderRun(data, held), name=path.name)
+        return Run(path.parent, None, (), loaders=LoaderRun(data, _cited(data)), name=path.name)
     found: Recommendation = read_result(path)
     run = Run(path.parent, found, (), name=path.name)
     said = f"{path.name} was named: only the {len(run.cited)} probes that it cites are shown."

@@ -8,16 +8,16 @@ from planner.page.contents import Folded, Number, Part, Section, Table, Text
 from planner.report.settings import describe_setting
 from planner.schema import MeasurementRecord
 from planner.schema.result import Recommendation
-from planner.units import format_bytes
 from search.report.run import Run
 from search.report.wording import (
+    bytes_cell,
     bytes_text,
     count,
     images_of,
     interval_of,
     interval_text,
-    rate_text,
-    seconds_text,
+    rate_cell,
+    seconds_cell,
 )
 
 
@@ -47,10 +47,10 @@ def _cells(record: MeasurementRecord) -> Sequence[str | Number]:
     step = images_of(record) / rate if rate else None
     return (
         describe_setting(record.setting),
-        Number(rate, rate_text(rate)),
+        rate_cell(rate),
         Number(record.used_bytes, bytes_text(record.used_bytes)),
-        Number(record.compile_seconds, seconds_text(record.compile_seconds)),
-        Number(step, seconds_text(step)),
+        seconds_cell(record.compile_seconds),
+        seconds_cell(step),
         interval_text(interval_of(record)),
     )
 
@@ -60,14 +60,7 @@ def _ruled_out(found: Recommendation) -> list[Part]:
     if not found.ruled_out:
         return []
     rows = [
-        (
-            describe_setting(ruled.setting),
-            Number(
-                ruled.predicted_bytes,
-                format_bytes(ruled.predicted_bytes) if ruled.predicted_bytes else "-",
-            ),
-            ruled.reason,
-        )
+        (describe_setting(ruled.setting), bytes_cell(ruled.predicted_bytes), ruled.reason)
         for ruled in found.ruled_out
     ]
     table = Table(

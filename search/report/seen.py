@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner.page.contents import Cell, Number, Section, Table
+from planner.page.contents import Cell, Section, Table
 from planner.schema.observation import ObservationRecord
 from search.report.run import Run
-from search.report.wording import date_text, seconds_text, short
+from search.report.wording import date_text, seconds_cell, short
 
 
 def seen(run: Run) -> list[Section]:
@@ -27,6 +27,6 @@ def _row(found: ObservationRecord) -> list[Cell]:
         found.model or "-",
         f"{found.status}{rehearsal}",
         said or "-",
-        Number(found.seconds, seconds_text(found.seconds)),
+        seconds_cell(found.seconds),
         date_text(found.date),
     ]

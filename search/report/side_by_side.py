@@ -17,7 +17,12 @@ from planner.schema.loading import LoaderSetting
 from planner.units import GIB, format_bytes
 from search.probe.evidence import rate_interval
 from search.report.run import Run
-from search.report.wording import date_text, interval_text, rate_text
+from search.report.wording import (
+    bytes_cell,
+    date_text,
+    interval_text,
+    rate_cell,
+)
 
 KEY = "beside"
 
@@ -67,7 +72,7 @@ def loaders_beside(runs: Sequence[Run]) -> Section:
             [
                 run.title,
                 loader_text(best.setting) if best is not None else "nothing loads yet",
-                Number(rate, rate_text(rate)),
+                rate_cell(rate),
                 (best.bound or "-") if best is not None else "-",
             ]
         )
@@ -103,10 +108,10 @@ def _run_row(run: Run) -> list[Cell]:
     within = world_interval(best) if best is not None else None
     return [
         run.title,
-        Number(rate, rate_text(rate)),
+        rate_cell(rate),
         Number(within[0] if within else None, interval_text(within) or "-"),
         Number(gain, f"{gain:.2f} ×" if gain is not None else "-"),
-        _bytes(best.used_bytes if best is not None else None),
+        bytes_cell(best.used_bytes if best is not None else None),
         _count(_num_probes(run)),
         describe_setting(best.setting) if best is not None else "nothing fits yet",
         model.title if model is not None else "-",
@@ -170,7 +175,7 @@ def _memory(runs: Sequence[Run], key: str) -> Chart:
             x=[(best.used_bytes or 0) / GIB for _, best in known],
             orientation="h",
             marker={"color": ORANGE},
-            customdata=[_bytes(best.used_bytes).text for _, best in known],
+            customdata=[bytes_cell(best.used_bytes).text for _, best in known],
             hovertemplate="%{y}<br>%{customdata}<extra></extra>",
         ),
         limit_marks([run.title for run, _ in known], limits, "allowed, or what the device has"),
@@ -270,11 +275,11 @@ def _pair_row(step: Step, run: Run, record: MeasurementRecord) -> list[Cell]:
         describe_setting(predicted.setting),
         run.title,
         record.device.name,
-        _bytes(predicted.device_total_bytes),
-        _bytes(used),
+        bytes_cell(predicted.device_total_bytes),
+        bytes_cell(used),
         _error(predicted.device_total_bytes, used),
-        Number(foreseen, rate_text(foreseen)),
-        Number(rate, rate_text(rate)),
+        rate_cell(foreseen),
+        rate_cell(rate),
         _error(foreseen, rate),
     ]
 
@@ -314,7 +319,3 @@ def _num_probes(run: Run) -> int:
 
 def _count(number: int) -> Number:
     return Number(number, f"{number:,}")
-
-
-def _bytes(num_bytes: int | None) -> Number:
-    return Number(num_bytes, "-" if num_bytes is None else format_bytes(num_bytes))

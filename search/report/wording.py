@@ -1,4 +1,4 @@
-"""Figures and failures of probes in words, the same in every section."""
+"""Figures and failures of probes in words and in cells, the same in every section."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Sequence
 
 from planner.errors import printable
+from planner.page.contents import Number
 from planner.page.plotting import plot_text
 from planner.schema import MeasurementRecord
-from planner.schema.loading import LoaderRecord
+from planner.schema.loading import LoaderRecord, LoaderSetting
 from planner.units import format_bytes, format_seconds
 from search.kinds import ProbeRecord
 from search.probe.evidence import rate_interval
@@ -41,16 +42,21 @@ def interval_text(interval: tuple[float, float] | None) -> str:
     return "" if interval is None else f"{rate_text(interval[0])} to {rate_text(interval[1])}"
 
 
-def images_of(record: MeasurementRecord) -> int:
-    """Of one optimizer step on one device."""
-    return record.setting.batch_size * record.setting.accumulate
+def images_of(record: MeasurementRecord | LoaderRecord) -> int:
+    """Of one optimizer step on one device, or of one batch of a loader."""
+    setting = record.setting
+    return setting.batch_size * (1 if isinstance(setting, LoaderSetting) else setting.accumulate)
 
 
-def interval_of(record: MeasurementRecord) -> tuple[float, float] | None:
-    """Its rate's interval; None where no step was timed."""
-    if not record.step_seconds:
-        return None
-    return rate_interval(images_of(record), record.step_seconds)
+def interval_of(record: MeasurementRecord | LoaderRecord) -> tuple[float, float] | None:
+    """Its rate's interval; None where nothing was timed."""
+    return rate_interval(images_of(record), record.samples) if record.samples else None
+
+
+def within_text(record: MeasurementRecord | LoaderRecord) -> str:
+    """` (1,229 to 1,293)`, after a rate; "" where nothing was timed."""
+    interval = interval_of(record)
+    return f" ({interval_text(interval)})" if interval else ""
 
 
 def bytes_text(num_bytes: int | None) -> str:
@@ -59,6 +65,18 @@ def bytes_text(num_bytes: int | None) -> str:
 
 def seconds_text(seconds: float | None) -> str:
     return format_seconds(seconds) if seconds else "-"
+
+
+def rate_cell(rate: float | None) -> Number:
+    return Number(rate, rate_text(rate))
+
+
+def bytes_cell(num_bytes: int | None) -> Number:
+    return Number(num_bytes, format_bytes(num_bytes) if num_bytes else "-")
+
+
+def seconds_cell(seconds: float | None) -> Number:
+    return Number(seconds, seconds_text(seconds))
 
 
 def date_text(date: str) -> str:
@@ -81,6 +99,15 @@ def end_of(record: ProbeRecord, budget_bytes: int | None) -> str:
 
 def end_text(end: str) -> str:
     return ENDS.get(end, end.replace("_", " "))
+
+
+def reason_text(end: str, message: str) -> str:
+    """How a probe ended, and why: `crashed: …`."""
+    return f"{end_text(end)}: {short(message)}" if message else end_text(end)
+
+
+def flags_text(flags: Sequence[str]) -> str:
+    return "; ".join(map(short, flags)) or "-"
 
 
 def short(message: str, length: int = MAX_MESSAGE) -> str:

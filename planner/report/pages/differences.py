@@ -10,7 +10,6 @@ from planner.units import format_bytes
 
 if TYPE_CHECKING:
     from planner.report.pages.step import Step
-    from planner.schema import Model, TrainSetting
 
 Fields = Mapping[str, object]
 MODEL, CARD = "model", "card"  # fields that are named by their values
@@ -23,26 +22,18 @@ def differing(subjects: Sequence[Fields]) -> list[Fields]:
     return [{name: fields.get(name) for name in apart} for fields in subjects]
 
 
-def model_fields(model: Model) -> Fields:
-    """Its title, and the fields beneath it."""
-    return {MODEL: model.title, **model.model_dump(exclude={"name"})}
-
-
 def step_fields(step: Step) -> Fields:
     """All that a step was estimated of."""
     budget = step.estimate.budget_bytes
     return {
-        **model_fields(step.estimate.model),
+        MODEL: step.estimate.model.title,
+        **step.estimate.model.model_dump(exclude={"name"}),
         CARD: step.gpu.name if step.gpu is not None else None,
         "memory": format_bytes(budget) if budget is not None else None,
         "allocator": step.allocator.source if step.allocator is not None else None,
         "link": step.link,
-        **setting_fields(step.estimate.setting),
+        **step.estimate.setting.model_dump(),
     }
-
-
-def setting_fields(setting: TrainSetting) -> Fields:
-    return setting.model_dump()
 
 
 def telling(subjects: Sequence[Fields]) -> list[Fields]:

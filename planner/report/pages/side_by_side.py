@@ -155,15 +155,12 @@ def _cell(value: object) -> Cell:
 
 
 def _bytes(num_bytes: int | None) -> Number:
-    if num_bytes is None:
-        return Number(None, "-")
-    sign = "-" if num_bytes < 0 else ""
-    return Number(num_bytes, f"{sign}{format_bytes(abs(num_bytes))}")
+    return Number(num_bytes, "-" if num_bytes is None else format_bytes(num_bytes))
 
 
 def _more_bytes(num_bytes: int) -> Number:
-    sign = "+" if num_bytes > 0 else "-" if num_bytes < 0 else ""
-    return Number(num_bytes, f"{sign}{format_bytes(abs(num_bytes))}" if num_bytes else "the same")
+    more = f"{'+' * (num_bytes > 0)}{format_bytes(num_bytes)}"
+    return Number(num_bytes, more if num_bytes else "the same")
 
 
 def _times(rate: float, first: float) -> Number:
