@@ -35,6 +35,9 @@ Updates = Mapping[str, object]
 Role = Literal["adopt", "search", "micro-batch"]
 
 
+Changes = Callable[[Model, TrainSetting, Gpu | None], Iterable[Updates]]
+
+
 @dataclass(frozen=True)
 class Lever:
     """`role` says how a search uses it: an "adopt" lever is tried on the wish by itself and taken
@@ -47,7 +50,12 @@ class Lever:
     effect: Effect
     role: Role
     says: str
-    changes: Callable[[Model, TrainSetting, Gpu | None], Iterable[Updates]]
+    changes: Changes
+
+
+def _others(field: str, *values: object) -> Changes:
+    """Those of `values` that `field` does not have."""
+    return lambda _, setting, __: [{field: v} for v in values if v != getattr(setting, field)]
 
 
 def _expandable_segments(_: Model, __: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
@@ -71,20 +79,10 @@ def _attention(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator
     yield from ({"attention": a} for a in known if a != setting.attention)
 
 
-def _memory_format(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    formats = ("channels_last", "contiguous")
-    yield from ({"memory_format": f} for f in formats if f != setting.memory_format)
-
-
 def _fused_optimizer(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
     is_fused = setting.optimizer_implementation in ("fused", "8bit")
     if not is_fused and setting.optimizer_family in FUSED_FAMILIES:
         yield {"optimizer": f"{setting.optimizer_family}-fused"}
-
-
-def _optimizer_in_backward(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    if not setting.optimizer_in_backward:
-        yield {"optimizer_in_backward": True}
 
 
 def _checkpointing(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
@@ -100,10 +98,6 @@ def _checkpointing(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iter
         library = find_library(model.library)
         values += [v for v in library.checkpointings(model) if v not in (*values, "stages")]
     yield from ({"checkpointing": v} for v in values if v != setting.checkpointing)
-
-
-def _offload(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    yield from ({"offload": o} for o in ("activations", "none") if o != setting.offload)
 
 
 def _compile(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
@@ -125,11 +119,6 @@ def _memory_budget(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator
 def _eight_bits(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
     if setting.precision not in ("fp8", "pure-bf16"):
         yield {"precision": "fp8"}
-
-
-def _pure_bf16(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    if setting.precision != "pure-bf16":
-        yield {"precision": "pure-bf16"}
 
 
 def _other_optimizers(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
@@ -160,7 +149,8 @@ LEVERS: tuple[Lever, ...] = (
     Lever("precision", ("precision",), "rounding", "adopt",
           "16 bits where they are enough", _precision),
     Lever("memory format", ("memory_format",), "nothing", "adopt",
-          "the layout of images and feature maps", _memory_format),
+          "the layout of images and feature maps",
+          _others("memory_format", "channels_last", "contiguous")),
     Lever("fused optimizer", ("optimizer",), "nothing", "adopt",
           "one kernel for the update, without temporaries", _fused_optimizer),
     Lever("allocator", (ALLOCATOR,), "nothing", "adopt",
@@ -170,7 +160,8 @@ LEVERS: tuple[Lever, ...] = (
     Lever("other optimizers", ("optimizer", "amsgrad"), "recipe", "search",
           "less state per weight", _other_optimizers),
     Lever("pure bf16", ("precision",), "recipe", "search",
-          "weights and optimizer state in bf16 too: small updates are lost", _pure_bf16),
+          "weights and optimizer state in bf16 too: small updates are lost",
+          _others("precision", "pure-bf16")),
     Lever("fp8", ("precision",), "recipe", "search",
           "linear layers multiply in 8 bits", _eight_bits),
     Lever("adapters", ("lora_rank", "lora_targets"), "trained part", "search",
@@ -178,9 +169,9 @@ LEVERS: tuple[Lever, ...] = (
     Lever("frozen stages", ("frozen_stages",), "trained part", "search",
           "the first stages are not trained", _frozen_stages),
     Lever("optimizer in backward", ("optimizer_in_backward",), "nothing", "search",
-          "each gradient is used and freed at once", _optimizer_in_backward),
+          "each gradient is used and freed at once", _others("optimizer_in_backward", True)),
     Lever("offload", ("offload",), "nothing", "search",
-          "saved activations wait in the host's memory", _offload),
+          "saved activations wait in the host's memory", _others("offload", "activations", "none")),
     Lever("checkpointing", ("checkpointing",), "nothing", "search",
           "activations are computed again in backward", _checkpointing),
     Lever("accumulation", ("batch_size", "accumulate"), "nothing", "micro-batch",

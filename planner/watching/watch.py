@@ -62,10 +62,17 @@ def guarded(
 
 
 class Watch:
-    """Holds a training against its plan, and writes `watch.jsonl`.
+    """Watch a training: `with planner.watch("run") as watch:`, and `watch.step(images)` after each
+    optimizer step. It is held against its plan, and told of in `watch.jsonl`.
 
-    `step(images)` is called after each optimizer step. Where a loader is watched (`batches`,
-    `time`), the images and the waits are its own. Each rank writes a file of its own.
+    `plan` is what it is held against: a folder of `planner tune` or its `recommendation.json`, an
+    Estimate, the file of `planner estimate --json`, or None. `folder` is where `watch.jsonl` goes:
+    the plan's own, or else the current one. `history` is how many events of the allocator are kept
+    with their stacks for a snapshot at an out-of-memory error; 0 keeps none, and the snapshot then
+    says sizes only. `writer` is a TensorBoard writer that the loop already has; `tensorboard` is
+    a folder for one of its own (of rank 0). `device` is "cuda:N" or "cpu": the current one, where
+    None. Where a loader is watched (`batches`, `time`), the images and the waits are its own. Each
+    rank writes a file of its own. Raises nothing.
     """
 
     def __init__(
@@ -179,10 +186,12 @@ class Watch:
         self._time(loader)
         return loader
 
+    @guarded
     def follow(self, optimizer: Any) -> None:
         """Count `optimizer`'s steps, in place of calls of `step`. An optimizer of accelerate's
         stands for the one it holds. A step that a scaler skips is no step."""
-        self._follow(optimizer)
+        inner = getattr(optimizer, "optimizer", optimizer)
+        inner.register_step_post_hook(lambda *_: self.step())
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -251,11 +260,6 @@ class Watch:
     def _time(self, loader: Any) -> None:
         time_in_place(loader, self._on_batch, self._on_pass_ended)
         self._is_timed = True
-
-    @guarded
-    def _follow(self, optimizer: Any) -> None:
-        inner = getattr(optimizer, "optimizer", optimizer)
-        inner.register_step_post_hook(lambda *_: self.step())
 
     def _at_exit(self) -> None:
         # What Python printed last is the error that ended the process.
@@ -452,31 +456,7 @@ def _inert() -> Watch:
     return copy
 
 
-def watch(
-    plan: object = None,
-    folder: str | PathLike[str] | None = None,
-    *,
-    interval_seconds: float = INTERVAL_SECONDS,
-    history: int = 0,
-    writer: Any = None,
-    tensorboard: str | PathLike[str] | None = None,
-    device: str | None = None,
-) -> Watch:
-    """Watch a training: `with planner.watch("run") as watch:`, and `watch.step(images)` after each
-    optimizer step.
-
-    `plan` is what it is held against: a folder of `planner tune` or its `recommendation.json`, an
-    Estimate, the file of `planner estimate --json`, or None. `folder` is where `watch.jsonl` goes:
-    the plan's own, or else the current one. `history` is how many events of the allocator are kept
-    with their stacks for a snapshot at an out-of-memory error; 0 keeps none, and the snapshot then
-    says sizes only. `writer` is a TensorBoard writer that the loop already has; `tensorboard` is
-    a folder for one of its own (of rank 0). `device` is "cuda:N" or "cpu": the current one, where
-    None. Raises nothing.
-    """
-    return Watch(
-        plan, folder, interval_seconds=interval_seconds, history=history, writer=writer,
-        tensorboard=tensorboard, device=device,
-    )  # fmt: skip
+watch = Watch  # `planner.watch`
 
 
 def _is_of_cuda(error: BaseException) -> bool:
