@@ -6,6 +6,7 @@ be read from a message.
 
 from __future__ import annotations
 
+from planner.trainers.copies import sections
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
 from planner.trainers.plan import Plan
@@ -33,13 +34,7 @@ def building_source(
         loader_source(plan),
         more,
     ]
-    return "".join(
-        (
-            plan.comment(run, "Your script:", *(f"    {line}" for line in use), notes=notes),
-            import_block((*model.imports, *step.imports)),
-            "\n" + process_source(setting),
-            "\n" + "".join(constants),
-            "\n\n" + placed(model.body, setting),
-            "\n\n" + step.body,
-        )
-    )
+    said = plan.comment(run, "Your script:", *(f"    {line}" for line in use), notes=notes)
+    imports = import_block((*model.imports, *step.imports))
+    head = f"{said}{imports}\n{process_source(setting)}\n{''.join(constants)}"
+    return sections(head, placed(model.body, setting), step.body)

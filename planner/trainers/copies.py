@@ -19,6 +19,11 @@ class Source(NamedTuple):
     body: str = ""
 
 
+def sections(*parts: str) -> str:
+    """A file of these parts, two lines between them; those that are empty are left out."""
+    return "\n\n".join(part for part in parts if part)
+
+
 def copied(file: str, *names: str) -> Source:
     """What a file of the planner's that imports only torch defines as `names` (all, where none are
     given), with the imports that it needs."""

@@ -6,11 +6,12 @@ optimizer have no argument there: they are user code, and so in this file.
 
 from __future__ import annotations
 
+from string import Template
 from typing import Any
 
 from planner.schema import TrainSetting
 from planner.schema.distribution import DEEPSPEED
-from planner.trainers.copies import Source
+from planner.trainers.copies import Source, sections
 from planner.trainers.engine import ZERO_PARALLEL, engine_source, on_gpus, zero_notes
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
@@ -130,24 +131,21 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
         f"    trainer.fit(Training({rate}), train_loader, validation_loader)",
         "For Lightning 2.6.",
     )
-    return "".join(
-        (
-            plan.comment(run, *use, notes=notes),
-            import_block((*imports, "import lightning")),
-            "\n" + process_source(setting),
-            f"\nVALIDATION_BATCH_SIZE = {recipe.validation_batch_size}\n",
-            f"NUM_CLASSES = {plan.model.num_classes}\n",
-            rate_source(setting),
-            loader_source(plan),
-            engine_source(setting),
-            mapping("TRAINER", trainer_arguments(plan)),
-            _assigned('TRAINER["strategy"]', strategy),
-            "\n\n" + placed(without_twice(model.body, sharding), _laid_out(setting)),
-            "\n\n" + sharding if sharding else "",
-            "\n\n" + step.body,
-            "\n\n" + _module(setting, weights_name(plan.model, setting) is not None),
-        )
+    head = (
+        plan.comment(run, *use, notes=notes),
+        import_block((*imports, "import lightning")),
+        "\n" + process_source(setting),
+        f"\nVALIDATION_BATCH_SIZE = {recipe.validation_batch_size}\n",
+        f"NUM_CLASSES = {plan.model.num_classes}\n",
+        rate_source(setting),
+        loader_source(plan),
+        engine_source(setting),
+        mapping("TRAINER", trainer_arguments(plan)),
+        _assigned('TRAINER["strategy"]', strategy),
     )
+    built = placed(without_twice(model.body, sharding), _laid_out(setting))
+    module = _module(setting, weights_name(plan.model, setting) is not None)
+    return sections("".join(head), built, sharding, step.body, module)
 
 
 def _assigned(name: str, call: str) -> str:
@@ -169,53 +167,53 @@ def _laid_out(setting: TrainSetting) -> TrainSetting:
 
 def _module(setting: TrainSetting, pretrained: bool) -> str:
     recipe = recipe_of(setting)
-    asked = ", pretrained: bool = True" if pretrained else ""
-    compiled = (
-        f"        self.model.compile({arguments(setting.compile_arguments)})\n"
-        if compiles_whole(setting)
-        else ""
-    )
+    compiled = f"        self.model.compile({arguments(setting.compile_arguments)})\n"
+    mixed = "        images, targets = mix(images, targets)\n"
     layout = "".join(f"        {line}\n" for line in image_lines(_laid_out(setting)))
     loss = "        return training_loss(self.model(images), targets)\n"
-    loss = offloaded(loss, setting, "self.model", "images, targets")
-    mixed = "        images, targets = mix(images, targets)\n" if recipe.mixes else ""
-    given = "lr: float = LEARNING_RATE" if recipe.learning_rate is not None else "lr: float"
-    clipping = _CONFIGURED if setting.parallelism == "fsdp" else ""
-    clipping += (
-        "\n"
-        "    def configure_gradient_clipping(self, optimizer: Any, **given: Any) -> None:\n"
-        "        # Lightning itself clips no fused optimizer under autocast; bf16 scales nothing.\n"
-        f"        torch.nn.utils.clip_grad_norm_(self.model.parameters(), {recipe.clip_norm})\n"
-        if _clips_by_itself(setting)
-        else ""
-    )
-    return (
-        "class Training(lightning.LightningModule):\n"
-        f"    def __init__(self, {given}{asked}) -> None:\n"
-        "        super().__init__()\n"
-        "        self.lr = lr\n"
-        f"        self.model = build_model({'pretrained' if pretrained else ''})\n"
-        f"{compiled}\n"
-        "    def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:\n"
-        "        images, targets = batch\n"
-        f"{mixed}{layout}{loss}"
-        "\n"
-        "    def validation_step(self, batch: Any, batch_index: int) -> None:\n"
-        "        images, targets = batch\n"
-        f"{layout}"
-        "        output = self.model(images)\n"
-        '        best = getattr(output, "logits", output).argmax(dim=1)\n'
-        '        self.log("accuracy", (best == targets).float().mean(), sync_dist=True)\n'
-        f"{clipping}"
-        "\n"
-        "    def configure_optimizers(self) -> Any:\n"
-        "        optimizer = build_optimizer(self.model, self.lr)\n"
-        "        steps = int(self.trainer.estimated_stepping_batches)\n"
-        "        schedule = build_schedule(optimizer, steps)\n"
-        '        return [optimizer], [{"scheduler": schedule, "interval": "step"}]\n'
+    return _MODULE.substitute(
+        rate="lr: float = LEARNING_RATE" if recipe.learning_rate is not None else "lr: float",
+        asked=", pretrained: bool = True" if pretrained else "",
+        pretrained="pretrained" if pretrained else "",
+        compiled=compiled if compiles_whole(setting) else "",
+        mixed=mixed if recipe.mixes else "",
+        layout=layout,
+        loss=offloaded(loss, setting, "self.model", "images, targets"),
+        configured=_CONFIGURED if setting.parallelism == "fsdp" else "",
+        clipping=_CLIPPING.format(norm=recipe.clip_norm) if _clips_by_itself(setting) else "",
     )
 
 
+_MODULE = Template(
+    """\
+class Training(lightning.LightningModule):
+    def __init__(self, $rate$asked) -> None:
+        super().__init__()
+        self.lr = lr
+        self.model = build_model($pretrained)
+$compiled
+    def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:
+        images, targets = batch
+$mixed$layout$loss
+    def validation_step(self, batch: Any, batch_index: int) -> None:
+        images, targets = batch
+$layout\
+        output = self.model(images)
+        best = getattr(output, "logits", output).argmax(dim=1)
+        self.log("accuracy", (best == targets).float().mean(), sync_dist=True)
+$configured$clipping
+    def configure_optimizers(self) -> Any:
+        optimizer = build_optimizer(self.model, self.lr)
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = build_schedule(optimizer, steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+"""
+)
+_CLIPPING = """
+    def configure_gradient_clipping(self, optimizer: Any, **given: Any) -> None:
+        # Lightning itself clips no fused optimizer under autocast; bf16 scales nothing.
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), {norm})
+"""
 _CONFIGURED = """
     def configure_model(self) -> None:
         # Called again for validation: blocks are sharded once.

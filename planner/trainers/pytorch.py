@@ -12,6 +12,7 @@ from typing import get_args
 from planner.schema import TrainSetting
 from planner.schema.loading import PIPELINES
 from planner.schema.setting import LABEL_SMOOTHING
+from planner.trainers.copies import sections
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, nodes_notes, torchrun
@@ -58,57 +59,36 @@ def write(plan: Plan) -> Written:
     setting, recipe = plan.setting, recipe_of(plan.setting)
     script, factory = plan.path(FILENAME), own_factory(plan)
     rate = "" if recipe.learning_rate is not None else " --lr LR"
-    weights = weights_name(plan.model, setting)
-    loaded = " --pretrained" if weights is not None else ""
+    loaded = " --pretrained" if weights_name(plan.model, setting) is not None else ""
     data = "" if factory else "DATA"
     run = launch(plan, torchrun(script, plan, f"{data}{loaded}{rate}".strip()))
     trial = launch(plan, torchrun(script, plan, f"--synthetic --steps 20{rate}"))
     tuning = fine_tuning_notes(plan.model, setting)
-    machines = nodes_notes(setting)
-    notes = (learning_rate_note(setting), *machines, *tuning, *data_notes(plan))
-    model = trained_source(plan.model, setting)
-    optimizer_imports, optimizer = optimizer_source(setting)
-    mixing = MIXING.body if recipe.mixes else ""
-    several_imports, several = distribute_source(setting)
-    imports = (
-        *model.imports,
-        *several_imports,
-        *optimizer_imports,
-        *SCHEDULE.imports,
-        *_IMPORTS,
-        *IMPORTS,
-    )
-    standard = ("argparse", "os", "time", *standard_modules(plan))
+    notes = (learning_rate_note(setting), *nodes_notes(setting), *tuning, *data_notes(plan))
     layout = f"(data: {factory})" if factory else "(DATA/train/CLASS/*.jpg, DATA/val/CLASS/*.jpg)"
-    about = (layout, f" or: {trial}")
-    sections = (
-        plan.comment(run, *about, notes=notes),
-        import_block(imports, standard),
-        "\n" + _constants(plan),
-        process_source(setting),
-        "\n\n" + placed(without_twice(model.body, several), setting),
-        "\n\n" + several if several else "",
-        "\n\n" + optimizer,
-        "\n\n" + SCHEDULE.body,
-        "\n\n" + _step(setting),
-        "\n\n" + mixing if mixing else "",
-        "\n\n" + data_source(plan),
-        "\n\n" + _PROFILER,
-        "\n\n" + _LOOP.substitute(
-            compiled=_compiled(setting),
-            pretrained="options.pretrained" if weights is not None else "",
-            ema_made=_EMA_MADE if setting.ema else "",
-            ema_argument=", average" if setting.ema else "",
-            scaler='torch.amp.GradScaler(device.type)' if setting.precision == "fp16" else "None",
-            seeded=_SEEDED if several else "",
-            distributed="    call = distribute(model, call, device)\n" if several else "",
-            averaged=_AVERAGED if several else "",
-            saved=checkpoint_source(setting),
-            **_stepping(setting),
-        ),
-        "\n\n" + _main(plan),
-    )  # fmt: skip
-    return Written("".join(sections), run, notes)
+    model, optimizer = trained_source(plan.model, setting), optimizer_source(setting)
+    several = distribute_source(setting)
+    pieces = (model, several, optimizer, SCHEDULE)
+    imports = (*(line for piece in pieces for line in piece.imports), *_IMPORTS, *IMPORTS)
+    head = (
+        plan.comment(run, layout, f" or: {trial}", notes=notes),
+        import_block(imports, ("argparse", "os", "time", *standard_modules(plan))),
+        f"\n{_constants(plan)}{process_source(setting)}",
+    )
+    text = sections(
+        "".join(head),
+        placed(without_twice(model.body, several.body), setting),
+        several.body,
+        optimizer.body,
+        SCHEDULE.body,
+        _step(setting),
+        MIXING.body if recipe.mixes else "",
+        data_source(plan),
+        _PROFILER,
+        _loop(plan, bool(several.body)),
+        _main(plan),
+    )
+    return Written(text, run, notes)
 
 
 def refusals(plan: Plan) -> list[Refusal]:
@@ -142,6 +122,24 @@ def _constants(plan: Plan) -> str:
         f"MEAN, STD = {MEAN}, {STD}  # of ImageNet's pixels",
     ]
     return "\n".join((*lines, *step_constants(setting))) + "\n"
+
+
+def _loop(plan: Plan, several: bool) -> str:
+    """The training itself, on one device or `several`."""
+    setting = plan.setting
+    loads = weights_name(plan.model, setting) is not None
+    return _LOOP.substitute(
+        compiled=_compiled(setting),
+        pretrained="options.pretrained" if loads else "",
+        ema_made=_EMA_MADE if setting.ema else "",
+        ema_argument=", average" if setting.ema else "",
+        scaler="torch.amp.GradScaler(device.type)" if setting.precision == "fp16" else "None",
+        seeded=_SEEDED if several else "",
+        distributed="    call = distribute(model, call, device)\n" if several else "",
+        averaged=_AVERAGED if several else "",
+        saved=checkpoint_source(setting),
+        **_stepping(setting),
+    )
 
 
 def _compiled(setting: TrainSetting) -> str:

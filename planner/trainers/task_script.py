@@ -9,6 +9,7 @@ from __future__ import annotations
 from string import Template
 
 from planner.schema import NamedModel, TrainSetting
+from planner.trainers.copies import sections
 from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.loader import training_load
@@ -35,22 +36,14 @@ def write_task_script(plan: Plan, filename: str) -> Written:
     setting = plan.setting
     run = launch(plan, torchrun(plan.path(filename), plan, "--steps 20 --lr LR"))
     optimizer_imports, optimizer = optimizer_source(setting)
-    text = "".join(
-        (
-            plan.comment(run, "Your loader goes into batches().", notes=(RATE_NOTE,)),
-            import_block((*_imports(plan), *optimizer_imports), ("argparse",)),
-            "\n" + _constants(plan),
-            process_source(setting),
-            "\n\n"
-            + _BATCHES.substitute(
-                unit=plan.unit or "items",
-                loader="your_loader" if plan.loader is None else "DataLoader(your_data, **LOADER)",
-            ),
-            "\n\n" + optimizer,
-            "\n\n" + _step(setting),
-            "\n\n" + _main(plan),
-        )
+    loader = "your_loader" if plan.loader is None else "DataLoader(your_data, **LOADER)"
+    head = (
+        plan.comment(run, "Your loader goes into batches().", notes=(RATE_NOTE,)),
+        import_block((*_imports(plan), *optimizer_imports), ("argparse",)),
+        f"\n{_constants(plan)}{process_source(setting)}",
     )
+    batches = _BATCHES.substitute(unit=plan.unit or "items", loader=loader)
+    text = sections("".join(head), batches, optimizer, _step(setting), _main(plan))
     return Written(text, run, (RATE_NOTE,))
 
 

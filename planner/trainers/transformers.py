@@ -8,13 +8,14 @@ rate is 5e-5 whatever the batch, its optimizer is `adamw_torch_fused` and `num_l
 
 from __future__ import annotations
 
+from string import Template
 from typing import Any
 
 from planner.parallel.deepspeed_configuration import engine_values
 from planner.schema import TrainSetting
 from planner.schema.distribution import DEEPSPEED
 from planner.trainers.accelerate import sharded_in_autocast
-from planner.trainers.copies import Source, before_return
+from planner.trainers.copies import Source, before_return, sections
 from planner.trainers.engine import ZERO_PARALLEL, on_gpus, zero_notes
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
@@ -196,21 +197,22 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
         f"                build_trainer(train_dataset, eval_dataset{rate}).train()",
         f"For transformers 5.23{' and peft 0.21' if setting.lora_rank else ''}.",
     )
-    return "".join(
-        (
-            plan.comment(run, *use, notes=notes),
-            import_block(tuple(imports)) + "\n",
-            BENCHMARK + budget_source(setting),
-            f"NUM_CLASSES = {plan.model.num_classes}\n" if mixing else "",
-            mapping("ARGUMENTS", training_arguments(plan)) + "\n\n",
-            placed(body, setting),
-            "\n\n" + optimizer if own_optimizer else "",
-            "\n\n" + _collate(setting),
-            "\n\n" + mixing + "\n\n" + _MIXING_TRAINER if mixing else "",
-            "\n\n" + _offloading_trainer(setting) if setting.offload != "none" else "",
-            "\n\n"
-            + _trainer(setting, own_optimizer, weights_name(plan.model, setting) is not None),
-        )
+    head = (
+        plan.comment(run, *use, notes=notes),
+        import_block(tuple(imports)) + "\n",
+        BENCHMARK + budget_source(setting),
+        f"NUM_CLASSES = {plan.model.num_classes}\n" if mixing else "",
+        mapping("ARGUMENTS", training_arguments(plan)),
+    )
+    return sections(
+        "".join(head),
+        placed(body, setting),
+        optimizer if own_optimizer else "",
+        _collate(setting),
+        mixing,
+        _MIXING_TRAINER if mixing else "",
+        _offloading_trainer(setting) if setting.offload != "none" else "",
+        _trainer(setting, own_optimizer, weights_name(plan.model, setting) is not None),
     )
 
 
@@ -269,47 +271,50 @@ def _mixing(setting: TrainSetting) -> str:
 
 
 def _trainer(setting: TrainSetting, own_optimizer: bool, pretrained: bool) -> str:
-    kind = "OffloadingTrainer" if setting.offload != "none" else _mixing(setting)
-    optimizer = (
-        "        optimizers=(build_optimizer(model, arguments.learning_rate), None),\n"
-        if own_optimizer
-        else ""
+    keywords, given = [], "output_dir, **{**ARGUMENTS, **more}"
+    if recipe_of(setting).learning_rate is None:
+        keywords = ["    learning_rate: float,\n"]
+        given = (
+            '\n        output_dir, **{**ARGUMENTS, "learning_rate": learning_rate, **more}\n    '
+        )
+    if pretrained:
+        keywords.append("    pretrained: bool = True,\n")
+    more = "        compute_loss_func=soft_target_loss,\n" if _soft(setting) else ""
+    return _TRAINER.substitute(
+        keywords="".join(["    *,\n", *keywords]) if keywords else "",
+        given=given,
+        pretrained="pretrained" if pretrained else "",
+        moved=_MOVED if own_optimizer else "",
+        kind="OffloadingTrainer" if setting.offload != "none" else _mixing(setting),
+        more=_OPTIMIZER + more if own_optimizer else more,
     )
-    loss = "        compute_loss_func=soft_target_loss,\n" if _soft(setting) else ""
-    rated = recipe_of(setting).learning_rate is not None
-    rate = "" if rated else ", learning_rate: float"
-    given = (
-        "output_dir, **{**ARGUMENTS, **more}"
-        if rated
-        else ('\n        output_dir, **{**ARGUMENTS, "learning_rate": learning_rate, **more}\n    ')
+
+
+_MOVED = "    model.to(arguments.device)  # before the optimizer takes its parameters\n"
+_OPTIMIZER = "        optimizers=(build_optimizer(model, arguments.learning_rate), None),\n"
+_TRAINER = Template(
+    '''\
+def build_trainer(
+    train_dataset: Any,
+    eval_dataset: Any = None,
+    output_dir: str = "output",
+$keywords\
+    **more: Any,
+) -> Trainer:
+    """`more` are further TrainingArguments, or others than those above."""
+    arguments = TrainingArguments($given)
+    model = build_model($pretrained)
+$moved\
+    return $kind(
+        model,
+        arguments,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        data_collator=collate,
+$more\
     )
-    signature = (
-        "def build_trainer(\n"
-        "    train_dataset: Any,\n"
-        "    eval_dataset: Any = None,\n"
-        '    output_dir: str = "output",\n'
-        + ("    *,\n" if rate or pretrained else "")
-        + (f"    {rate[2:]},\n" if rate else "")
-        + ("    pretrained: bool = True,\n" if pretrained else "")
-        + "    **more: Any,\n"
-        ") -> Trainer:\n"
-    )
-    return (
-        f"{signature}"
-        '    """`more` are further TrainingArguments, or others than those above."""\n'
-        f"    arguments = TrainingArguments({given})\n"
-        f"    model = build_model({'pretrained' if pretrained else ''})\n"
-        + ("    model.to(arguments.device)  # before the optimizer takes its parameters\n"
-           if own_optimizer else "")
-        + f"    return {kind}(\n"
-        "        model,\n"
-        "        arguments,\n"
-        "        train_dataset=train_dataset,\n"
-        "        eval_dataset=eval_dataset,\n"
-        "        data_collator=collate,\n"
-        f"{optimizer}{loss}"
-        "    )\n"
-    )  # fmt: skip
+'''
+)
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:
