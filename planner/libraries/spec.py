@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from planner.errors import PlannerError, UnsupportedError, alternatives
 from planner.libraries.drift import drift_notes, package_folder
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from planner.step.tensor import Device
 
     BuildOnShapes = Callable[[Device], Module]
-    MakeModule = Callable[[SwinConfig, ResolvedSetting], nn.Module]
-    MakeOnShapes = Callable[[Device, SwinConfig, ResolvedSetting], Module]
 
 Attention = Literal["eager", "sdpa"]
 _Module = TypeVar("_Module")
@@ -30,6 +29,11 @@ _Module = TypeVar("_Module")
 
 def _no_faults(config: SwinConfig) -> list[str]:
     return []
+
+
+def at_least_blocks(config: SwinConfig) -> tuple[str, ...]:
+    """What can be checkpointed in every library, since modules can be wrapped."""
+    return ("none", "blocks", "stages")
 
 
 def calls_its_linears(config: SwinConfig) -> bool:
@@ -44,23 +48,21 @@ class LibrarySpec:
 
     `attentions` gives what it can compute attention with, its own default on CUDA first;
     `checkpointings` what can be checkpointed, by the library or by wrapping its modules;
-    `make_module` builds its real module and `make_on_shapes` the same on shapes (both import what
-    they need when they are called);
     `faults` what keeps this library from building a configuration, one line each. `tagged` are
     names that are understood but not listed; `refused` maps a pattern of names to why not.
     `frozen_names` gives what freezing N stages freezes; `takes_adapters` whether attention calls
     its linear layers; `reentrant` are the checkpointings of PyTorch's reentrant kind.
     `installed` finds the folder of its source, where that is not the package of its name.
     `block_classes` are what its blocks are called, real ones and those on shapes.
+    Two files of its folder have a `build`: `module.py` that of its real module, and `on_shapes.py`
+    that of the same on shapes. They are imported on first use.
     """
 
     name: Library
     title: str
     published: Mapping[str, SwinConfig]
     attentions: Callable[[SwinConfig], tuple[Attention, ...]]
-    checkpointings: Callable[[SwinConfig], tuple[str, ...]]
-    make_module: MakeModule
-    make_on_shapes: MakeOnShapes
+    checkpointings: Callable[[SwinConfig], tuple[str, ...]] = at_least_blocks
     faults: Callable[[SwinConfig], list[str]] = _no_faults
     tagged: Mapping[str, SwinConfig] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -131,7 +133,7 @@ class LibrarySpec:
         """
         assert setting.attention != "library", "a setting is resolved before a module is built"
         try:
-            built = self.make_module(config, _without_parts(setting))
+            built: nn.Module = self._file("module").build(config, _without_parts(setting))
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing not in EXTRAS:
@@ -153,9 +155,10 @@ class LibrarySpec:
     def on_shapes(self, config: SwinConfig, setting: ResolvedSetting) -> BuildOnShapes:
         """How to build the library's Swin on shapes (`planner.step`). Imports no torch."""
         assert setting.attention != "library", "a setting is resolved before a module is built"
+        file = self._file("on_shapes")
 
         def build(device: Device) -> Module:
-            module = self.make_on_shapes(device, config, _without_parts(setting))
+            module: Module = file.build(device, config, _without_parts(setting))
             blocks = self._blocks(module.descendants())
             for block in blocks:
                 block.is_block = True
@@ -171,6 +174,9 @@ class LibrarySpec:
             return module
 
         return build
+
+    def _file(self, name: str) -> Any:
+        return import_module(f"planner.libraries.{self.name}.{name}")
 
     def _blocks(self, modules: Iterable[_Module]) -> list[_Module]:
         """The blocks among all modules of a model, which come in forward order."""
@@ -281,26 +287,26 @@ OWN_FACTORY = (
 )
 
 
-def at_least_blocks(config: SwinConfig) -> tuple[str, ...]:
-    """What can be checkpointed in every library, since modules can be wrapped."""
-    return ("none", "blocks", "stages")
+def only_eager(config: SwinConfig) -> tuple[Attention, ...]:
+    """The attentions of a library that writes it out, and no more."""
+    return ("eager",)
 
 
-def one_window(config: SwinConfig) -> Sequence[str]:
+def one_window(config: SwinConfig) -> list[str]:
     """The fault of a library that has one window for all stages."""
     if len(set(config.windows)) == 1:
-        return ()
-    return (f"window_size: must be one number for all stages, not {list(config.windows)}",)
+        return []
+    return [f"window_size: must be one number for all stages, not {list(config.windows)}"]
 
 
-def no_pretrained_window(config: SwinConfig) -> Sequence[str]:
+def no_pretrained_window(config: SwinConfig) -> list[str]:
     """Version 1 has no pretrained_window_size."""
     if config.version == 2 or not any(config.pretrained_windows):
-        return ()
-    return ("pretrained_window_size: only version 2 has it",)
+        return []
+    return ["pretrained_window_size: only version 2 has it"]
 
 
-def required(config: SwinConfig, **values: object) -> Sequence[str]:
+def required(config: SwinConfig, **values: object) -> list[str]:
     """The faults of a library in which these fields have one value."""
     return [
         f"{name}: must be {value}, not {getattr(config, name)}"

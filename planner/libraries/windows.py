@@ -9,15 +9,7 @@ from planner.libraries.maps import CPB_HIDDEN
 from planner.step.nn import Linear, ReLU, Sequential, buffer
 from planner.step.pointwise import add
 from planner.step.tensor import Device, Tensor
-from planner.step.views import (
-    alias,
-    contiguous,
-    permute,
-    slice_,
-    take_rows,
-    unsqueeze,
-    view,
-)
+from planner.step.views import alias, contiguous, permute, slice_, take_rows, unsqueeze, view
 
 Pair = tuple[int, int]
 

@@ -28,29 +28,13 @@ from planner.libraries.windows import (
 )
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.matmul import matmul
-from planner.step.nn import (
-    Conv2d,
-    Dropout,
-    LayerNorm,
-    Linear,
-    Module,
-    buffer,
-)
+from planner.step.nn import Conv2d, Dropout, LayerNorm, Linear, Module, buffer
 from planner.step.normalization import softmax
 from planner.step.pointwise import add, scale
 from planner.step.pooling import adaptive_avg_pool1d
 from planner.step.reentrant import checkpoint_reentrantly
 from planner.step.tensor import Device, Parameter, Tensor
-from planner.step.views import (
-    flatten,
-    permute,
-    reshape,
-    roll,
-    select,
-    transpose,
-    unsqueeze,
-    view,
-)
+from planner.step.views import flatten, permute, reshape, roll, select, transpose, unsqueeze, view
 
 
 class WindowAttention(Module):

@@ -15,15 +15,7 @@ from planner.step.nn import Dropout, Linear, Module, buffer
 from planner.step.normalization import normalize, softmax
 from planner.step.pointwise import add, clamp, exp, mul, new_empty, scale, sigmoid
 from planner.step.tensor import Device, Parameter, Tensor
-from planner.step.views import (
-    cat,
-    permute,
-    reshape,
-    select,
-    transpose,
-    unsqueeze,
-    view,
-)
+from planner.step.views import cat, permute, reshape, select, transpose, unsqueeze, view
 
 
 class WindowAttentionV2(Module):

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from planner.libraries.maps import feature_maps
 from planner.libraries.microsoft.checkout import named_checkout
 from planner.libraries.microsoft.names import PUBLISHED
-from planner.libraries.spec import (
-    Attention,
-    LibrarySpec,
-    at_least_blocks,
-    no_pretrained_window,
-    one_window,
-)
-from planner.schema import ResolvedSetting, SwinConfig
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from planner.step.nn import Module
-    from planner.step.tensor import Device
-
-
-def _attentions(config: SwinConfig) -> tuple[Attention, ...]:
-    return ("eager",)
+from planner.libraries.spec import LibrarySpec, no_pretrained_window, one_window, only_eager
+from planner.schema import SwinConfig
 
 
 def _faults(config: SwinConfig) -> list[str]:
@@ -59,26 +41,11 @@ def _undivided(config: SwinConfig) -> list[str]:
     return faults
 
 
-def _make_module(config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
-    from planner.libraries.microsoft.module import build
-
-    return build(config, setting)
-
-
-def _make_on_shapes(device: Device, config: SwinConfig, setting: ResolvedSetting) -> Module:
-    from planner.libraries.microsoft.on_shapes import build
-
-    return build(device, config, setting)
-
-
 SPEC = LibrarySpec(
     name="microsoft",
     title="microsoft/Swin-Transformer",
     published=PUBLISHED,
-    attentions=_attentions,
-    checkpointings=at_least_blocks,
-    make_module=_make_module,
-    make_on_shapes=_make_on_shapes,
+    attentions=only_eager,
     faults=_faults,
     reentrant=("blocks",),
     installed=named_checkout,

@@ -23,15 +23,7 @@ from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.checkpointing import checkpoint
 from planner.step.matmul import linear, matmul
-from planner.step.nn import (
-    GELU,
-    Dropout,
-    DropPath,
-    LayerNorm,
-    Linear,
-    Module,
-    buffer,
-)
+from planner.step.nn import GELU, Dropout, DropPath, LayerNorm, Linear, Module, buffer
 from planner.step.normalization import softmax, vector_norm
 from planner.step.pointwise import (
     add,

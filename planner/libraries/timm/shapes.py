@@ -31,15 +31,7 @@ from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.checkpointing import checkpoint
 from planner.step.matmul import matmul
-from planner.step.nn import (
-    Dropout,
-    Identity,
-    LayerNorm,
-    Linear,
-    Module,
-    Sequential,
-    buffer,
-)
+from planner.step.nn import Dropout, Identity, LayerNorm, Linear, Module, Sequential, buffer
 from planner.step.normalization import softmax
 from planner.step.pointwise import add, mean, scale
 from planner.step.tensor import Device, Parameter, Tensor

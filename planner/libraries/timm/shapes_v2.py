@@ -24,25 +24,11 @@ from planner.libraries.windows import (
 from planner.schema import SwinConfig
 from planner.step.checkpointing import checkpoint
 from planner.step.matmul import linear, matmul
-from planner.step.nn import (
-    Dropout,
-    LayerNorm,
-    Linear,
-    Module,
-    buffer,
-)
+from planner.step.nn import Dropout, LayerNorm, Linear, Module, buffer
 from planner.step.normalization import normalize, softmax
 from planner.step.pointwise import add, clamp, exp, mul, scale, sigmoid
 from planner.step.tensor import Device, Parameter, Tensor
-from planner.step.views import (
-    cat,
-    permute,
-    reshape,
-    transpose,
-    unbind,
-    unsqueeze,
-    view,
-)
+from planner.step.views import cat, permute, reshape, transpose, unbind, unsqueeze, view
 
 
 class WindowAttention(Module):

@@ -34,17 +34,7 @@ from planner.step.nn import (
     buffer,
 )
 from planner.step.normalization import normalize, softmax
-from planner.step.pointwise import (
-    add,
-    clamp,
-    clone,
-    dropout,
-    exp,
-    mul,
-    new_empty,
-    scale,
-    sub,
-)
+from planner.step.pointwise import add, clamp, clone, dropout, exp, mul, new_empty, scale, sub
 from planner.step.pooling import adaptive_avg_pool2d
 from planner.step.slices import zero_part_
 from planner.step.tensor import Device, Parameter, Tensor

@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from planner.libraries.spec import (
-    Attention,
-    LibrarySpec,
-    at_least_blocks,
-    one_window,
-    required,
-)
+from planner.libraries.spec import LibrarySpec, one_window, only_eager, required
 from planner.libraries.torchvision.names import PUBLISHED
-from planner.schema import ResolvedSetting, SwinConfig
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from planner.step.nn import Module
-    from planner.step.tensor import Device
-
-
-def _attentions(config: SwinConfig) -> tuple[Attention, ...]:
-    return ("eager",)
+from planner.schema import SwinConfig
 
 
 def _faults(config: SwinConfig) -> list[str]:
@@ -51,26 +33,11 @@ def _frozen_names(num_stages: int) -> tuple[str, ...]:
     return tuple(f"features.{index}" for index in range(2 * num_stages if num_stages else 0))
 
 
-def _make_module(config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
-    from planner.libraries.torchvision.module import build
-
-    return build(config, setting)
-
-
-def _make_on_shapes(device: Device, config: SwinConfig, setting: ResolvedSetting) -> Module:
-    from planner.libraries.torchvision.on_shapes import build
-
-    return build(device, config, setting)
-
-
 SPEC = LibrarySpec(
     name="torchvision",
     title="torchvision",
     published=PUBLISHED,
-    attentions=_attentions,
-    checkpointings=at_least_blocks,
-    make_module=_make_module,
-    make_on_shapes=_make_on_shapes,
+    attentions=only_eager,
     faults=_faults,
     frozen_names=_frozen_names,
     takes_adapters=lambda config: False,  # all of its attention is one function over weights

@@ -29,16 +29,7 @@ from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.masks import compare, masked_fill
 from planner.step.matmul import matmul
-from planner.step.nn import (
-    GELU,
-    Conv2d,
-    Dropout,
-    Identity,
-    LayerNorm,
-    Linear,
-    Module,
-    buffer,
-)
+from planner.step.nn import GELU, Conv2d, Dropout, Identity, LayerNorm, Linear, Module, buffer
 from planner.step.normalization import softmax
 from planner.step.pointwise import add, binary, dropout, mul, new_empty, scale, to_dtype, unary
 from planner.step.pooling import adaptive_avg_pool1d

@@ -7,12 +7,7 @@ what a local keeps alive is memory. Shapes as in `shapes.py`.
 from __future__ import annotations
 
 from planner.libraries.blocks import BlockPlan, Merging, as_tokens, four_parities, plan_blocks
-from planner.libraries.transformers.shapes import (
-    SwinModel,
-    drop_path_of,
-    even_map,
-    get_attn_mask,
-)
+from planner.libraries.transformers.shapes import SwinModel, drop_path_of, even_map, get_attn_mask
 from planner.libraries.windows import (
     Pair,
     crop,
@@ -24,26 +19,11 @@ from planner.libraries.windows import (
 )
 from planner.schema import SwinConfig
 from planner.step.matmul import matmul
-from planner.step.nn import (
-    GELU,
-    Dropout,
-    LayerNorm,
-    Linear,
-    Module,
-    buffer,
-)
+from planner.step.nn import GELU, Dropout, LayerNorm, Linear, Module, buffer
 from planner.step.normalization import normalize, softmax
 from planner.step.pointwise import add, clamp, exp, mul, scale, sigmoid
 from planner.step.tensor import Device, Parameter, Tensor
-from planner.step.views import (
-    contiguous,
-    pad,
-    permute,
-    roll,
-    transpose,
-    unsqueeze,
-    view,
-)
+from planner.step.views import contiguous, pad, permute, roll, transpose, unsqueeze, view
 
 StageOutputs = tuple[Tensor, Tensor, tuple[int, int, int, int]]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from planner.libraries.maps import feature_maps
 from planner.libraries.spec import (
     Attention,
@@ -13,13 +11,7 @@ from planner.libraries.spec import (
     required,
 )
 from planner.libraries.transformers.names import PUBLISHED
-from planner.schema import ResolvedSetting, SwinConfig
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from planner.step.nn import Module
-    from planner.step.tensor import Device
+from planner.schema import SwinConfig
 
 
 def _attentions(config: SwinConfig) -> tuple[Attention, ...]:
@@ -65,26 +57,12 @@ def _frozen_names(num_stages: int) -> tuple[str, ...]:
     return tuple(f"{model}.{part}" for model in ("swin", "swinv2") for part in parts)
 
 
-def _make_module(config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
-    from planner.libraries.transformers.module import build
-
-    return build(config, setting)
-
-
-def _make_on_shapes(device: Device, config: SwinConfig, setting: ResolvedSetting) -> Module:
-    from planner.libraries.transformers.on_shapes import build
-
-    return build(device, config, setting)
-
-
 SPEC = LibrarySpec(
     name="transformers",
     title="transformers",
     published=PUBLISHED,
     attentions=_attentions,
     checkpointings=_checkpointings,
-    make_module=_make_module,
-    make_on_shapes=_make_on_shapes,
     faults=_faults,
     frozen_names=_frozen_names,
     takes_adapters=lambda config: True,
