@@ -11,9 +11,10 @@ from functools import cache
 from typing import Any
 
 from planner.ledger import Allocated, Computed, Event, Freed
+from planner.libraries.maps import padding
 from planner.libraries.registry import find_library
 from planner.libraries.transformers.shapes import get_attn_mask
-from planner.libraries.windows import crop, padding, window_partition, window_reverse
+from planner.libraries.windows import crop, window_partition, window_reverse
 from planner.schema.bench import BenchCase, Work
 from planner.step.autocast import AutocastScope
 from planner.step.engine import backward

@@ -2,39 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from planner.schema import SwinConfig
 from planner.step.nn import GELU, Conv2d, Dropout, DropPath, Identity, LayerNorm, Linear, Module
 from planner.step.tensor import Device, Tensor
 from planner.step.views import cat, flatten, pad, permute, reshape, slice_, view
-
-
-@dataclass(frozen=True)
-class BlockPlan:
-    """What a block is built from that is not the same for the whole model.
-
-    `channels`, `heads` and `window` (tokens a side, not clamped to the feature map) are its
-    stage's; `drop_path` is a probability.
-    """
-
-    channels: int
-    hidden: int  # channels within the MLP
-    heads: int
-    window: int
-    shifted: bool
-    drop_path: float
-
-
-def plan_blocks(config: SwinConfig, stage: int) -> list[BlockPlan]:
-    """The blocks of a stage in order: every second one is shifted."""
-    channels = config.stage_channels(stage)
-    hidden = int(channels * config.mlp_ratio)
-    heads, window = config.num_heads[stage], config.windows[stage]
-    return [
-        BlockPlan(channels, hidden, heads, window, index % 2 == 1, rate)
-        for index, rate in enumerate(config.drop_path_rates()[stage])
-    ]
 
 
 class Mlp(Module):

@@ -5,28 +5,11 @@ B batch, H W feature map, C channels, nW windows an image, N tokens a window, h 
 
 from __future__ import annotations
 
-from planner.libraries.maps import CPB_HIDDEN
+from planner.libraries.maps import CPB_HIDDEN, Pair
 from planner.step.nn import Linear, ReLU, Sequential, buffer
 from planner.step.pointwise import add
 from planner.step.tensor import Device, Tensor
 from planner.step.views import alias, contiguous, permute, slice_, take_rows, unsqueeze, view
-
-Pair = tuple[int, int]
-
-
-def clamped_window(resolution: Pair, window: int, shifted: bool) -> tuple[Pair, Pair]:
-    """(window, shift) of a block: a side that the window covers has no shift."""
-    sides = [min(side, window) for side in resolution]
-    shifts = [
-        window // 2 if shifted and side > clamped else 0
-        for side, clamped in zip(resolution, sides, strict=True)
-    ]
-    return (sides[0], sides[1]), (shifts[0], shifts[1])
-
-
-def padding(side: int, window: int) -> int:
-    """Tokens to add so that the window divides the side."""
-    return -side % window
 
 
 def crop(x: Tensor, height: int, width: int) -> Tensor:

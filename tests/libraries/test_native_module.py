@@ -13,12 +13,9 @@ from torch import Tensor, nn
 
 from planner.errors import PlannerError, UnsupportedError
 from planner.libraries.missing_operators import declare_missing_operators
-from planner.libraries.native.module import (
-    Attention,
-    SwinTransformer,
-    build_swin,
-    load_original_checkpoint,
-)
+from planner.libraries.native.attention import Attention
+from planner.libraries.native.checkpoints import load_original_checkpoint
+from planner.libraries.native.module import SwinTransformer, build_swin
 from planner.schema import SwinConfig, TrainSetting
 from tests.covering import covering
 from tests.libraries.steps import needs_checkout

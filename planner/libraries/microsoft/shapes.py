@@ -9,17 +9,11 @@ an image, N tokens a window. Without their optional fused window kernel. Version
 
 from __future__ import annotations
 
-from planner.libraries.blocks import (
-    BlockPlan,
-    Merging,
-    Mlp,
-    as_tokens,
-    drop_path_or_identity,
-    four_parities,
-    plan_blocks,
-)
+from math import prod
+
+from planner.libraries.blocks import Merging, Mlp, as_tokens, drop_path_or_identity, four_parities
+from planner.libraries.maps import BlockPlan, Pair, feature_maps, plan_blocks
 from planner.libraries.windows import (
-    Pair,
     add_shift_mask,
     shift_mask,
     spread_bias,
@@ -198,16 +192,15 @@ class SwinTransformer(Module):
         block: type[SwinTransformerBlock],
     ) -> None:
         self.patch_embed = PatchEmbed(device, config)
-        resolution = tuple(side // config.patch_size for side in config.image_size)
+        maps = feature_maps(config)
         self.absolute_pos_embed: Parameter | None = None
         if config.absolute_position_embedding:
-            shape = (1, resolution[0] * resolution[1], config.embed_dim)
+            shape = (1, prod(maps[0]), config.embed_dim)
             self.absolute_pos_embed = Parameter(device, shape)
         self.pos_drop = Dropout(config.drop_rate)
         self.layers: list[Module] = []
-        for stage in range(config.num_stages):
+        for stage, sides in enumerate(maps):
             dim = config.stage_channels(stage)
-            sides = (resolution[0] >> stage, resolution[1] >> stage)
             blocks: list[Module] = [
                 block(device, config, plan, sides) for plan in plan_blocks(config, stage)
             ]

@@ -6,7 +6,7 @@ Shapes and legend as in `shapes.py`.
 
 from __future__ import annotations
 
-from planner.libraries.blocks import BlockPlan
+from planner.libraries.maps import BlockPlan
 from planner.libraries.microsoft.shapes import SwinTransformerBlock
 from planner.libraries.windows import add_shift_mask, position_bias_mlp, spread_bias
 from planner.schema import SwinConfig

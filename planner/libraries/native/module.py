@@ -12,32 +12,29 @@ What is done differently from the other libraries, with the same results:
 - q, k and v part before they are transposed, which spares a copy in backward;
 - version 2 scales the queries, [.., N, d], and not the scores, [.., N, N], which autograd keeps.
 
-Parameters carry the names of the original Swin checkpoints: see `load_original_checkpoint`.
+Parameters carry the names of the original Swin checkpoints, which `checkpoints.py` loads.
 Needs torch: imported only by what runs a real or a fake module.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from planner.errors import PlannerError, UnsupportedError
-from planner.libraries.maps import CPB_HIDDEN
+from planner.errors import UnsupportedError
+from planner.libraries.maps import BlockPlan, Pair, feature_maps, plan_blocks
+from planner.libraries.native.attention import (
+    Attention,
+    WindowAttention,
+    WindowAttentionV1,
+    WindowAttentionV2,
+)
+from planner.libraries.native.grid import PadOrder, WindowGrid
 from planner.schema import SwinConfig, TrainSetting
-
-Side = tuple[int, int]  # (height, width), in tokens
-Attention = Literal["eager", "sdpa"]
-PadOrder = Literal["before-shift", "after-shift"]
-
-MASKED = -100.0  # added to the score of two tokens that are no neighbours, as in every Swin
-MAX_LOGIT_SCALE = math.log(100.0)  # version 2: the temperature's ceiling, arXiv 2111.09883 §3.2
-BIAS_CEILING = 16.0  # version 2: the position bias is 16 × sigmoid, the authors' configuration
 
 
 def build(config: SwinConfig, setting: TrainSetting) -> SwinTransformer:
@@ -72,18 +69,17 @@ class SwinTransformer(nn.Module):
         self.checkpoint_blocks = checkpointing == "blocks"
         self.checkpointed_stages = _checkpointed_stages(checkpointing, config.num_stages)
         self.patch_embed = PatchEmbedding(config)
-        rows, columns = (side // config.patch_size for side in config.image_size)
+        maps = feature_maps(config)
         self.absolute_pos_embed = (
-            nn.Parameter(torch.zeros(1, rows * columns, config.embed_dim))
+            nn.Parameter(torch.zeros(1, math.prod(maps[0]), config.embed_dim))
             if config.absolute_position_embedding
             else None
         )
         self.pos_drop = nn.Dropout(config.drop_rate)
-        self.layers = nn.ModuleList()
-        feature_map = (rows, columns)
-        for stage in range(config.num_stages):
-            self.layers.append(Stage(config, stage, feature_map, attention, pad_order))
-            feature_map = ((feature_map[0] + 1) // 2, (feature_map[1] + 1) // 2)
+        self.layers = nn.ModuleList(
+            Stage(config, stage, feature_map, attention, pad_order)
+            for stage, feature_map in enumerate(maps)
+        )
         channels = config.stage_channels(config.num_stages - 1)
         self.norm = nn.LayerNorm(channels)
         self.head = nn.Linear(channels, config.num_classes)
@@ -131,7 +127,7 @@ class Stage(nn.Module):
         self,
         config: SwinConfig,
         stage: int,
-        feature_map: Side,
+        feature_map: Pair,
         attention: Attention,
         pad_order: PadOrder,
     ) -> None:
@@ -139,8 +135,7 @@ class Stage(nn.Module):
         block = BlockV1 if config.version == 1 else BlockV2
         self.grid = WindowGrid(config, stage, feature_map, pad_order)
         self.blocks = nn.ModuleList(
-            block(config, stage, rate, self.grid, shifted=bool(depth % 2), attention=attention)
-            for depth, rate in enumerate(config.drop_path_rates()[stage])
+            block(config, plan, self.grid, attention) for plan in plan_blocks(config, stage)
         )
         last = stage == config.num_stages - 1
         self.downsample = (
@@ -158,117 +153,24 @@ class Stage(nn.Module):
         return x
 
 
-class WindowGrid(nn.Module):
-    """How a stage's feature map is cut into windows, and what all its blocks share.
-
-    The window is clamped to the feature map on each axis, and an axis that it covers is not
-    shifted. A feature map that the window does not divide is padded with zeros at the bottom and on
-    the right, and attention sees the padding, as it does in the other libraries.
-    """
-
-    relative_position_index: Tensor  # [N * N]: for each pair, its row in the table of biases
-    shift_mask: Tensor | None  # [nW, 1, N, N]: MASKED where a shifted window joins strangers
-    relative_coordinates: Tensor | None  # version 2: [(2h - 1) * (2w - 1), 2], log-spaced
-
-    def __init__(
-        self, config: SwinConfig, stage: int, feature_map: Side, pad_order: PadOrder
-    ) -> None:
-        super().__init__()
-        side = config.windows[stage]
-        self.feature_map = feature_map
-        self.window = (min(side, feature_map[0]), min(side, feature_map[1]))
-        self.shift = (
-            0 if feature_map[0] <= side else side // 2,
-            0 if feature_map[1] <= side else side // 2,
-        )
-        self.counts = (
-            math.ceil(feature_map[0] / self.window[0]),
-            math.ceil(feature_map[1] / self.window[1]),
-        )
-        self.padding = (
-            self.counts[0] * self.window[0] - feature_map[0],
-            self.counts[1] * self.window[1] - feature_map[1],
-        )
-        self.pad_first = pad_order == "before-shift"
-        self.has_shift = any(self.shift)
-        self.has_padding = any(self.padding)
-        self.num_windows = self.counts[0] * self.counts[1]
-        self.num_tokens = self.window[0] * self.window[1]
-
-        index = relative_position_index(self.window)
-        self.register_buffer("relative_position_index", index, persistent=False)
-        mask = shift_mask(self.counts, self.window, self.shift) if self.has_shift else None
-        self.register_buffer("shift_mask", mask, persistent=False)
-        coordinates = None
-        if config.version == 2:
-            coordinates = relative_coordinates(self.window, config.pretrained_windows[stage])
-        self.register_buffer("relative_coordinates", coordinates, persistent=False)
-
-    def partition(self, x: Tensor, shifted: bool) -> Tensor:
-        """[B, H, W, C] to windows [B * nW, N, 1, C], or, shifted, side by side: [B, N, nW, C]."""
-        if self.pad_first:
-            x = self.pad(x)
-        if shifted:
-            x = x.roll((-self.shift[0], -self.shift[1]), dims=(1, 2))
-        if not self.pad_first:
-            x = self.pad(x)
-        batch, _, _, channels = x.shape
-        (rows, columns), (height, width) = self.counts, self.window
-        x = x.view(batch, rows, height, columns, width, channels)
-        if shifted:
-            x = x.permute(0, 2, 4, 1, 3, 5)
-            return x.reshape(batch, self.num_tokens, self.num_windows, channels)
-        x = x.permute(0, 1, 3, 2, 4, 5)
-        return x.reshape(batch * self.num_windows, self.num_tokens, 1, channels)
-
-    def merge(self, x: Tensor, shifted: bool) -> Tensor:
-        """The way back from `partition`: [B, H, W, C]."""
-        channels = x.shape[-1]
-        (rows, columns), (height, width) = self.counts, self.window
-        if shifted:
-            x = x.view(-1, height, width, rows, columns, channels)
-            x = x.permute(0, 3, 1, 4, 2, 5)
-        else:
-            x = x.view(-1, rows, columns, height, width, channels)
-            x = x.permute(0, 1, 3, 2, 4, 5)
-        x = x.reshape(-1, rows * height, columns * width, channels)
-        if not self.pad_first:
-            x = self.crop(x)
-        if shifted:
-            x = x.roll(self.shift, dims=(1, 2))
-        if self.pad_first:
-            x = self.crop(x)
-        return x
-
-    def pad(self, x: Tensor) -> Tensor:
-        if self.has_padding:
-            x = F.pad(x, (0, 0, 0, self.padding[1], 0, self.padding[0]))
-        return x
-
-    def crop(self, x: Tensor) -> Tensor:
-        if self.has_padding:
-            x = x[:, : self.feature_map[0], : self.feature_map[1]].contiguous()
-        return x
-
-
 class Block(nn.Module):
     """Window attention and an MLP, each with a residual connection: [B, H, W, C] to the same.
 
     The two versions differ in where the norms stand.
     """
 
-    attn: nn.Module
+    attention: type[WindowAttention]
 
     def __init__(
-        self, config: SwinConfig, stage: int, drop_path: float, grid: WindowGrid, shifted: bool
+        self, config: SwinConfig, plan: BlockPlan, grid: WindowGrid, attention: Attention
     ) -> None:
         super().__init__()
-        channels = config.stage_channels(stage)
-        self.shifted = shifted and grid.has_shift
-        self.norm1 = nn.LayerNorm(channels)
-        self.drop_path = DropPath(drop_path)
-        self.norm2 = nn.LayerNorm(channels)
-        self.mlp = Mlp(channels, int(channels * config.mlp_ratio), config.drop_rate)
+        self.shifted = plan.shifted and grid.has_shift
+        self.norm1 = nn.LayerNorm(plan.channels)
+        self.drop_path = DropPath(plan.drop_path)
+        self.norm2 = nn.LayerNorm(plan.channels)
+        self.mlp = Mlp(plan.channels, plan.hidden, config.drop_rate)
+        self.attn = self.attention(config, plan, grid, attention)
 
     def attend(self, x: Tensor, grid: WindowGrid) -> Tensor:
         x = grid.partition(x, self.shifted)
@@ -277,17 +179,7 @@ class Block(nn.Module):
 
 
 class BlockV1(Block):
-    def __init__(
-        self,
-        config: SwinConfig,
-        stage: int,
-        drop_path: float,
-        grid: WindowGrid,
-        shifted: bool,
-        attention: Attention,
-    ) -> None:
-        super().__init__(config, stage, drop_path, grid, shifted)
-        self.attn = WindowAttentionV1(config, stage, grid, attention)
+    attention = WindowAttentionV1
 
     def forward(self, x: Tensor, grid: WindowGrid) -> Tensor:
         x = x + self.drop_path(self.attend(self.norm1(x), grid))
@@ -296,17 +188,12 @@ class BlockV1(Block):
 
 
 class BlockV2(Block):
+    attention = WindowAttentionV2
+
     def __init__(
-        self,
-        config: SwinConfig,
-        stage: int,
-        drop_path: float,
-        grid: WindowGrid,
-        shifted: bool,
-        attention: Attention,
+        self, config: SwinConfig, plan: BlockPlan, grid: WindowGrid, attention: Attention
     ) -> None:
-        super().__init__(config, stage, drop_path, grid, shifted)
-        self.attn = WindowAttentionV2(config, stage, attention)
+        super().__init__(config, plan, grid, attention)
         # Each residual branch begins as zero, as the authors' code has it.
         nn.init.zeros_(self.norm1.weight)
         nn.init.zeros_(self.norm2.weight)
@@ -315,132 +202,6 @@ class BlockV2(Block):
         x = x + self.drop_path(self.norm1(self.attend(x, grid)))
         x = x + self.drop_path(self.norm2(self.mlp(x)))
         return x  # noqa: RET504
-
-
-class WindowAttentionV1(nn.Module):
-    """Scaled dot-product attention in windows, with a learned bias for each relative position."""
-
-    def __init__(
-        self, config: SwinConfig, stage: int, grid: WindowGrid, attention: Attention
-    ) -> None:
-        super().__init__()
-        channels = config.stage_channels(stage)
-        self.num_heads = config.num_heads[stage]
-        self.scale = (channels // self.num_heads) ** -0.5
-        self.dropout = config.attn_drop_rate
-        self.attend = ATTENTION[attention]
-        positions = (2 * grid.window[0] - 1) * (2 * grid.window[1] - 1)
-        self.relative_position_bias_table = nn.Parameter(torch.zeros(positions, self.num_heads))
-        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
-        self.qkv = nn.Linear(channels, 3 * channels, bias=config.qkv_bias)
-        self.proj = nn.Linear(channels, channels)
-        self.proj_drop = nn.Dropout(config.drop_rate)
-
-    def forward(self, x: Tensor, grid: WindowGrid, mask: Tensor | None) -> Tensor:
-        """[G, N, S, C] to the same."""
-        q, k, v = split_heads(self.qkv(x), self.num_heads)
-        bias = spread_bias(self.relative_position_bias_table, grid)
-        if mask is not None:
-            bias = bias + mask
-        x = self.attend(q, k, v, bias, self.scale, self.dropout if self.training else 0.0)
-        out: Tensor = self.proj_drop(self.proj(x))
-        return out
-
-
-class WindowAttentionV2(nn.Module):
-    """Cosine attention in windows with a learned temperature and a continuous position bias."""
-
-    k_bias: Tensor | None
-
-    def __init__(self, config: SwinConfig, stage: int, attention: Attention) -> None:
-        super().__init__()
-        channels = config.stage_channels(stage)
-        self.num_heads = config.num_heads[stage]
-        self.dropout = config.attn_drop_rate
-        self.attend = ATTENTION[attention]
-        self.logit_scale = nn.Parameter(torch.full((self.num_heads, 1, 1), math.log(10.0)))
-        self.cpb_mlp = nn.Sequential(
-            nn.Linear(2, CPB_HIDDEN),
-            nn.ReLU(inplace=True),
-            nn.Linear(CPB_HIDDEN, self.num_heads, bias=False),
-        )
-        self.qkv = nn.Linear(channels, 3 * channels, bias=False)
-        has_bias = config.qkv_bias
-        self.q_bias = nn.Parameter(torch.zeros(channels)) if has_bias else None
-        self.v_bias = nn.Parameter(torch.zeros(channels)) if has_bias else None
-        self.register_buffer("k_bias", torch.zeros(channels) if has_bias else None, False)
-        self.proj = nn.Linear(channels, channels)
-        self.proj_drop = nn.Dropout(config.drop_rate)
-
-    def forward(self, x: Tensor, grid: WindowGrid, mask: Tensor | None) -> Tensor:
-        """[G, N, S, C] to the same."""
-        qkv_bias = None
-        if self.q_bias is not None and self.k_bias is not None and self.v_bias is not None:
-            qkv_bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
-        q, k, v = split_heads(F.linear(x, self.qkv.weight, qkv_bias), self.num_heads)
-        q = q * (self.logit_scale.clamp(max=MAX_LOGIT_SCALE).exp() * inverse_norm(q))
-        k = k * inverse_norm(k)
-        table = BIAS_CEILING * torch.sigmoid(self.cpb_mlp(grid.relative_coordinates))
-        bias = spread_bias(table, grid)
-        if mask is not None:
-            bias = bias + mask
-        x = self.attend(q, k, v, bias, 1.0, self.dropout if self.training else 0.0)
-        out: Tensor = self.proj_drop(self.proj(x))
-        return out
-
-
-def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """[G, N, S, 3C] to q, k and v, each a view [G, S, h, N, d]."""
-    groups, tokens, side_by_side, _ = qkv.shape
-    q, k, v = qkv.view(groups, tokens, side_by_side, 3, num_heads, -1).unbind(3)
-    return q.permute(0, 2, 3, 1, 4), k.permute(0, 2, 3, 1, 4), v.permute(0, 2, 3, 1, 4)
-
-
-def spread_bias(table: Tensor, grid: WindowGrid) -> Tensor:
-    """A bias for each relative position and head to one for each pair: [1, h, N, N]."""
-    bias = table[grid.relative_position_index]
-    bias = bias.view(grid.num_tokens, grid.num_tokens, -1)
-    return bias.permute(2, 0, 1).contiguous().unsqueeze(0)
-
-
-def inverse_norm(x: Tensor) -> Tensor:
-    """1 / ‖x‖ over the last axis, [.., 1]; finite at 0, as in `F.normalize`."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return 1.0 / norm.clamp_min(1e-12)
-
-
-def attend_eager(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, dropout: float
-) -> Tensor:
-    """softmax(q kᵀ + bias) v, written out: q, k, v [G, S, h, N, d], bias [S, h, N, N] or
-    [1, h, N, N], to [G, N, S, C]."""
-    if scale != 1.0:
-        q = q * scale
-    scores = q @ k.transpose(-2, -1)
-    scores = scores + bias
-    weights = scores.softmax(dim=-1)
-    if dropout > 0.0:
-        weights = F.dropout(weights, dropout)
-    x = weights @ v
-    return x.permute(0, 3, 1, 2, 4).flatten(3)
-
-
-def attend_fused(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, dropout: float
-) -> Tensor:
-    """The same in one kernel where the device has it (a bias that learns leaves PyTorch the
-    memory-efficient one). Windows side by side become heads: [G, S * h, N, d]."""
-    groups, side_by_side, _, tokens, _ = q.shape
-    q, k, v = q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2)
-    bias = bias.flatten(0, 1).unsqueeze(0)
-    x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
-    return x.transpose(1, 2).reshape(groups, tokens, side_by_side, -1)
-
-
-ATTENTION: dict[Attention, Callable[[Tensor, Tensor, Tensor, Tensor, float, float], Tensor]] = {
-    "eager": attend_eager,
-    "sdpa": attend_fused,
-}
 
 
 class Mlp(nn.Module):
@@ -496,85 +257,6 @@ class PatchMerging(nn.Module):
         )
         merged: Tensor = second(first(x))
         return merged
-
-
-def relative_position_index(window: Side) -> Tensor:
-    """For each pair of a window's tokens, the row of their offset in the table of biases: [N * N].
-
-    The table counts offsets (Δrow, Δcolumn) from (-(height - 1), -(width - 1)), row by row.
-    """
-    height, width = window
-    rows = torch.arange(height).repeat_interleave(width)
-    columns = torch.arange(width).repeat(height)
-    row_offsets = rows[:, None] - rows[None, :] + height - 1
-    column_offsets = columns[:, None] - columns[None, :] + width - 1
-    return (row_offsets * (2 * width - 1) + column_offsets).flatten()
-
-
-def relative_coordinates(window: Side, pretrained_side: int) -> Tensor:
-    """Version 2's log-spaced offsets, in the order of the bias table: [(2h - 1) * (2w - 1), 2].
-
-    Δ is scaled so that the (pre-training) window's edge is 8, then sign(Δ) · log2(|Δ| + 1) / log2 8
-    (arXiv 2111.09883, equation 4, with the authors' normalisation).
-    """
-    axes = []
-    for side in window:
-        edge = max((pretrained_side or side) - 1, 1)
-        axes.append(torch.arange(1 - side, side, dtype=torch.float32) * (8.0 / edge))
-    offsets = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
-    return offsets.sign() * torch.log2(offsets.abs() + 1.0) / math.log2(8.0)
-
-
-def shift_mask(counts: Side, window: Side, shift: Side) -> Tensor:
-    """What a shifted feature map adds to the scores: 0 within a region, MASKED across: [nW,1,N,N].
-
-    After the shift the last window of an axis holds two strips that were not neighbours.
-    """
-    regions = []
-    for count, side, step in zip(counts, window, shift, strict=True):
-        place = torch.arange(count * side)
-        if step == 0:
-            regions.append(torch.zeros_like(place))
-        else:
-            length = count * side
-            regions.append((place >= length - side).long() + (place >= length - step).long())
-    region = regions[0][:, None] * 3 + regions[1][None, :]
-    region = region.view(counts[0], window[0], counts[1], window[1])
-    region = region.permute(0, 2, 1, 3).reshape(counts[0] * counts[1], window[0] * window[1])
-    strangers = region[:, :, None] != region[:, None, :]
-    return (strangers.float() * MASKED).unsqueeze(1)
-
-
-def load_original_checkpoint(module: SwinTransformer, state_dict: Mapping[str, Any]) -> None:
-    """Load weights in the naming of the original Swin checkpoints (github.com/microsoft).
-
-    Takes the file's dictionary, with or without its outer "model" key. Buffers that the original
-    stores and this module makes (indices, coordinates, masks) are left out. Nothing is
-    interpolated: a missing, unknown or differently shaped entry raises PlannerError, naming them.
-    """
-    weights = state_dict.get("model", state_dict)
-    weights = {name: w for name, w in weights.items() if name.split(".")[-1] not in MADE_BUFFERS}
-    own = module.state_dict()
-    faults = [f"missing: {name}" for name in own if name not in weights]
-    faults += [f"unknown: {name}" for name in weights if name not in own]
-    faults += [
-        f"{name}: {tuple(weights[name].shape)} in the checkpoint, {tuple(own[name].shape)} here"
-        for name in own
-        if name in weights and weights[name].shape != own[name].shape
-    ]
-    if faults:
-        shown = faults[:10] + ([f"and {len(faults) - 10} more"] if len(faults) > 10 else [])
-        raise PlannerError(
-            "the checkpoint does not fit this model:\n" + "\n".join(f"  {f}" for f in shown),
-            "Choose the architecture, image size, window and classes the checkpoint was made with; "
-            "nothing is interpolated here.",
-        )
-    module.load_state_dict(weights)
-
-
-MADE_BUFFERS = frozenset(
-    {"relative_position_index", "relative_coords_table", "attn_mask", "k_bias"}
-)
 
 
 def _checkpointed_stages(checkpointing: str, num_stages: int) -> tuple[int, ...]:

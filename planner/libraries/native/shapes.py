@@ -9,16 +9,10 @@ from __future__ import annotations
 from math import prod
 
 from planner.libraries import windows
-from planner.libraries.blocks import (
-    BlockPlan,
-    Merging,
-    PatchEmbed,
-    four_side_by_side,
-    pad_to_even,
-    plan_blocks,
-)
-from planner.libraries.maps import feature_maps
-from planner.libraries.windows import Pair, crop, position_bias_mlp
+from planner.libraries.blocks import Merging, PatchEmbed, four_side_by_side, pad_to_even
+from planner.libraries.maps import BlockPlan, Pair, feature_maps, plan_blocks
+from planner.libraries.native.layout import WindowLayout
+from planner.libraries.windows import crop, position_bias_mlp
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.checkpointing import checkpoint
@@ -116,28 +110,16 @@ class Stage(Module):
         return x
 
 
-class WindowGrid(Module):
+class WindowGrid(WindowLayout, Module):
     """How a stage's feature map is cut into windows, and the buffers all its blocks share."""
 
     def __init__(self, device: Device, config: SwinConfig, stage: int, feature_map: Pair) -> None:
-        side = config.windows[stage]
-        rows, columns = feature_map
-        self.feature_map = feature_map
-        self.window = (min(side, rows), min(side, columns))
-        self.has_shift = rows > side or columns > side
-        self.counts = (-(-rows // self.window[0]), -(-columns // self.window[1]))
-        self.padding = (
-            self.counts[0] * self.window[0] - rows,
-            self.counts[1] * self.window[1] - columns,
-        )
-        self.has_padding = any(self.padding)
-        self.num_windows = self.counts[0] * self.counts[1]
-        tokens = self.num_tokens = self.window[0] * self.window[1]
+        self.lay_out(feature_map, config.windows[stage])
+        tokens = self.num_tokens
         self.relative_position_index = buffer(device, (tokens * tokens,), "int64")
         self.shift_mask = (
             buffer(device, (self.num_windows, 1, tokens, tokens)) if self.has_shift else None
         )
-        self.num_positions = (2 * self.window[0] - 1) * (2 * self.window[1] - 1)
         self.relative_coordinates = (
             buffer(device, (self.num_positions, 2)) if config.version == 2 else None
         )

@@ -7,21 +7,18 @@ N tokens a window.
 
 from __future__ import annotations
 
-from planner.libraries.blocks import (
+from planner.libraries.blocks import Mlp, PatchEmbed, drop_path_or_identity, four_side_by_side
+from planner.libraries.maps import (
     BlockPlan,
-    Mlp,
-    PatchEmbed,
-    drop_path_or_identity,
-    four_side_by_side,
+    Pair,
+    clamped_window,
+    feature_maps,
+    padding,
     plan_blocks,
 )
-from planner.libraries.maps import feature_maps
 from planner.libraries.windows import (
-    Pair,
     add_shift_mask,
-    clamped_window,
     crop,
-    padding,
     shift_mask,
     spread_bias,
     window_partition,

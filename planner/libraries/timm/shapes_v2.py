@@ -6,21 +6,15 @@ what a local keeps alive is memory. Shapes as in `shapes.py`.
 
 from __future__ import annotations
 
-from planner.libraries.blocks import BlockPlan, Mlp, drop_path_or_identity
+from planner.libraries.blocks import Mlp, drop_path_or_identity
+from planner.libraries.maps import BlockPlan, Pair, clamped_window
 from planner.libraries.timm.shapes import (
     PatchMerging,
     SwinTransformer,
     SwinTransformerBlock,
     SwinTransformerStage,
 )
-from planner.libraries.windows import (
-    Pair,
-    add_shift_mask,
-    clamped_window,
-    position_bias_mlp,
-    shift_mask,
-    spread_bias,
-)
+from planner.libraries.windows import add_shift_mask, position_bias_mlp, shift_mask, spread_bias
 from planner.schema import SwinConfig
 from planner.step.checkpointing import checkpoint
 from planner.step.matmul import linear, matmul

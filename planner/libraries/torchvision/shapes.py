@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.libraries.blocks import BlockPlan, Merging, four_parities, plan_blocks
+from planner.libraries.blocks import Merging, four_parities
+from planner.libraries.maps import BlockPlan, Pair, padding, plan_blocks
 from planner.libraries.windows import (
-    Pair,
     add_shift_mask,
     crop,
-    padding,
     spread_bias,
     window_partition,
     window_reverse,

@@ -5,7 +5,7 @@ Shapes and legend as in `shapes.py`.
 
 from __future__ import annotations
 
-from planner.libraries.blocks import BlockPlan
+from planner.libraries.maps import BlockPlan
 from planner.libraries.torchvision.shapes import (
     ShiftedWindowAttention,
     SwinTransformerBlock,

@@ -9,22 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from planner.libraries.blocks import (
-    BlockPlan,
-    Merging,
-    as_tokens,
-    four_parities,
-    pad_to_even,
-    plan_blocks,
-)
-from planner.libraries.windows import (
-    Pair,
-    crop,
-    padding,
-    spread_bias,
-    window_partition,
-    window_reverse,
-)
+from planner.libraries.blocks import Merging, as_tokens, four_parities, pad_to_even
+from planner.libraries.maps import BlockPlan, Pair, padding, plan_blocks
+from planner.libraries.windows import crop, spread_bias, window_partition, window_reverse
 from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.masks import compare, masked_fill

@@ -6,12 +6,11 @@ what a local keeps alive is memory. Shapes as in `shapes.py`.
 
 from __future__ import annotations
 
-from planner.libraries.blocks import BlockPlan, Merging, as_tokens, four_parities, plan_blocks
+from planner.libraries.blocks import Merging, as_tokens, four_parities
+from planner.libraries.maps import BlockPlan, Pair, padding, plan_blocks
 from planner.libraries.transformers.shapes import SwinModel, drop_path_of, even_map, get_attn_mask
 from planner.libraries.windows import (
-    Pair,
     crop,
-    padding,
     position_bias_mlp,
     spread_bias,
     window_partition,
