@@ -17,7 +17,7 @@ from search.report.run import Run
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Scatter
-from search.report.wording import bytes_cell
+from search.report.wording import bytes_cell, count_cell
 
 TITLE = "Axis by axis"
 MOST_ROWS = 30  # of the picture; the table has all
@@ -188,8 +188,8 @@ def _row(effect: Effect) -> list[Cell]:
     return [
         axis_name(effect.axis),
         Number(value, f"{value:,}") if type(value) in (int, float) else value_text(value),
-        Number(effect.num_probed, f"{effect.num_probed:,}"),
-        Number(effect.num_ran, f"{effect.num_ran:,}"),
+        count_cell(effect.num_probed),
+        count_cell(effect.num_ran),
         Number(best.rate, f"{best.rate:,.4g}") if best else Number(None, "-"),
         bytes_cell(best.num_bytes if best else None),
         "-" if rate is None else value_text(effect.against),

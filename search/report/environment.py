@@ -15,7 +15,7 @@ from planner.schema.record import noteworthy_bytes
 from planner.units import format_bytes
 from search.probe.evidence import is_disturbed
 from search.report.again import search_again
-from search.report.marks import legend_below, probe_axis
+from search.report.marks import legend_below, points, probe_axis
 from search.report.run import Run
 from search.report.wording import count, flags_text, hover, short
 from search.study.mixture import describe_mixture
@@ -111,7 +111,6 @@ def _clocks(records: Sequence[MeasurementRecord], key: str) -> list[Part]:
             if any(of(r) is not None for r in records)]  # fmt: skip
     if not read:
         return []
-    numbers = list(range(1, len(records) + 1))
     traces: list[dict[str, Any]] = []
     layout: dict[str, Any] = {"legend": legend_below(), "hovermode": "closest"}
     height = 1 / len(read)
@@ -123,7 +122,7 @@ def _clocks(records: Sequence[MeasurementRecord], key: str) -> list[Part]:
             "domain": [bottom + 0.04, bottom + height],
         }
         traces.append(_readings(records, name, colour, f"y{axis}", of))
-    traces += _throttled(records, numbers)
+    traces += _throttled(records)
     last = f"y{len(read)}" if len(read) > 1 else "y"
     layout["xaxis"] = {**probe_axis(len(records)), "anchor": last}
     held_back = sum(bool(r.clocks and r.clocks.throttle_reasons) for r in records)
@@ -136,46 +135,33 @@ def _readings(
     records: Sequence[MeasurementRecord], name: str, colour: str, axis: str, of: _Reading
 ) -> dict[str, Any]:
     known = [(n, v) for n, r in enumerate(records, start=1) if (v := of(r)) is not None]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": name,
-        "x": [n for n, _ in known],
-        "y": [v for _, v in known],
-        "yaxis": axis,
-        "line": {"color": colour, "width": 1},
-        "marker": {"size": 5},
-        "hovertext": [hover([f"probe {n}", f"{name} {v:.4g}"]) for n, v in known],
-        "hoverinfo": "text",
-    }
+    return points(
+        (n for n, _ in known),
+        (v for _, v in known),
+        (hover([f"probe {n}", f"{name} {v:.4g}"]) for n, v in known),
+        mode="lines+markers",
+        name=name,
+        yaxis=axis,
+        line={"color": colour, "width": 1},
+        marker={"size": 5},
+    )
 
 
-def _throttled(
-    records: Sequence[MeasurementRecord], numbers: Sequence[int]
-) -> list[dict[str, Any]]:
+def _throttled(records: Sequence[MeasurementRecord]) -> list[dict[str, Any]]:
     """Probes whose clock something held back, on the first axis."""
     held = [
-        (n, r) for n, r in zip(numbers, records, strict=True)
+        (n, r.clocks) for n, r in enumerate(records, start=1)
         if r.clocks is not None and r.clocks.throttle_reasons
     ]  # fmt: skip
     if not held:
         return []
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "throttled",
-            "x": [n for n, _ in held],
-            "y": [r.clocks.sm_mhz for _, r in held if r.clocks],
-            "marker": {"symbol": "x", "size": 10, "color": VERMILION},
-            "hovertext": [
-                hover([f"probe {n}", f"throttled: {', '.join(r.clocks.throttle_reasons)}"])
-                for n, r in held
-                if r.clocks
-            ],
-            "hoverinfo": "text",
-        }
-    ]
+    said = (
+        hover([f"probe {n}", f"throttled: {', '.join(clocks.throttle_reasons)}"])
+        for n, clocks in held
+    )
+    mark = {"symbol": "x", "size": 10, "color": VERMILION}
+    heights = (clocks.sm_mhz for _, clocks in held)
+    return [points((n for n, _ in held), heights, said, name="throttled", marker=mark)]
 
 
 def _disturbed(records: Sequence[MeasurementRecord]) -> list[Part]:

@@ -25,7 +25,7 @@ from search.report.estimated import ESTIMATE, estimated_expectations
 from search.report.parted import section_of
 from search.report.run import Run
 from search.report.validation import is_validation, validation_sections
-from search.report.wording import count
+from search.report.wording import count, count_cell, share_cell
 
 TITLE = "Expected against found"
 NUM_SURPRISES = 8  # that the table lists
@@ -237,8 +237,8 @@ def _chances(probes: Sequence[Foretold]) -> list[Part]:
             name = f"{low:.0%} to {min(high, 1):.0%}"
             share = sum(own) / len(own)
             rows.append([
-                Number(low, name), Number(len(own), f"{len(own):,}"),
-                Number(sum(own), f"{sum(own):,}"), Number(share, f"{share:.0%}"),
+                Number(low, name), count_cell(len(own)),
+                count_cell(sum(own)), share_cell(share, ".0%"),
             ])  # fmt: skip
     headers = ["Expected chance to fit", "Probes", "Fitted", "Share"]
     return [Table(headers, rows, "The chance to fit that was expected, and how many did.")]

@@ -15,9 +15,10 @@ from search.report.marks import (
     by_end,
     by_kind,
     end_mark,
-    hovers,
     kind_mark,
     legend_below,
+    named_point,
+    points,
     shapes,
 )
 from search.report.probe import Probe
@@ -135,29 +136,27 @@ class Drawing:
         shape = shapes(self.probes)
         traces = [self._front_line()] if len(self.front) > 1 else []
         for kind, held in by_kind(self.probes).items():
-            points = {
-                "x": [self._x(place_of(p)) for p in held],
-                "y": [p.record.images_per_second for p in held],
-            }
-            traces.append(_scatter(points, held, **kind_mark(kind, shape)))
+            rates = [p.record.images_per_second for p in held]
+            traces.append(self._points(held, rates, **kind_mark(kind, shape)))
         for end, held in self._failed.items():
-            points = {"x": [self._x(place_of(p)) for p in held], "y": [end_text(end)] * len(held)}
-            traces.append(_scatter(points, held, yaxis="y2", **end_mark(end)))
+            names = [end_text(end)] * len(held)
+            traces.append(self._points(held, names, yaxis="y2", **end_mark(end)))
         return [*traces, *self._named()]
+
+    def _points(self, held: Sequence[Probe], y: Sequence[Any], **more: Any) -> dict[str, Any]:
+        return points((self._x(place_of(p)) for p in held), y, (p.hover for p in held), **more)
 
     def _front_line(self) -> dict[str, Any]:
         """The Pareto front: of each setting its most memory and the median of all its steps."""
-        return {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "front",
-            "legendrank": 1,
-            "x": [self._x(c.num_bytes) for c in self.front],
-            "y": [c.rate for c in self.front],
-            "line": {"shape": "hv", "color": GREY, "width": 2, "dash": "dot"},
-            "hovertext": [contender_hover(c, self.run.unit) for c in self.front],
-            "hoverinfo": "text",
-        }
+        return points(
+            (self._x(c.num_bytes) for c in self.front),
+            (c.rate for c in self.front),
+            (contender_hover(c, self.run.unit) for c in self.front),
+            mode="lines",
+            name="front",
+            legendrank=1,
+            line={"shape": "hv", "color": GREY, "width": 2, "dash": "dot"},
+        )
 
     def _named(self) -> list[dict[str, Any]]:
         """The recommended setting and the plain default, by shape and by word."""
@@ -177,25 +176,10 @@ class Drawing:
     def _named_point(self, name: str, symbol: str, held: Contender) -> dict[str, Any]:
         x = self._x(held.num_bytes)
         side = "left" if x > 0.5 * self.right / self.scale[0] else "right"
-        return {
-            "type": "scatter",
-            "mode": "markers+text",
-            "name": name,
-            "legendrank": 2,
-            "x": [x],
-            "y": [held.rate],
-            "text": [name],
-            "textposition": f"top {side}",
-            "cliponaxis": False,
-            "marker": {
-                "symbol": symbol,
-                "size": 20,
-                "color": VERMILION,
-                "line": {"width": 2 if "open" in symbol else 1, "color": VERMILION},
-            },
-            "hovertext": [f"{name}<br>{contender_hover(held, self.run.unit)}"],
-            "hoverinfo": "text",
-        }
+        said = f"{name}<br>{contender_hover(held, self.run.unit)}"
+        line = {"width": 2 if "open" in symbol else 1, "color": VERMILION}
+        mark = {"symbol": symbol, "size": 20, "color": VERMILION, "line": line}
+        return named_point(name, x, held.rate, said, f"top {side}", mark, legendrank=2)
 
     def _layout(self) -> dict[str, Any]:
         strip = _STRIP if self._failed else 0.0
@@ -303,10 +287,6 @@ def contender_hover(held: Contender, unit: str) -> str:
 def _rate_title(run: Run) -> str:
     several = any(r.world is not None and r.world.world_size > 1 for r in run.records)
     return f"{run.unit}/s of each device" if several else f"{run.unit}/s"
-
-
-def _scatter(points: dict[str, Any], held: Sequence[Probe], **more: Any) -> dict[str, Any]:
-    return {"type": "scatter", "mode": "markers", **points, **hovers(held), **more}
 
 
 def _words(text: str, **place: Any) -> dict[str, Any]:

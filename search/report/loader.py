@@ -29,7 +29,7 @@ from planner.schema.loading import (
 from planner.units import format_bytes, format_seconds
 from search.report.answer import faults_of
 from search.report.loader_probes import loader_table, order_chart
-from search.report.marks import legend_below
+from search.report.marks import legend_below, named_point, points
 from search.report.run import LoaderRun, Run
 from search.report.wording import (
     count,
@@ -198,36 +198,25 @@ def _line(
     held = sorted(held, key=lambda record: record.setting.workers)
     dash = "dot" if pinned else "solid"
     name = f"{pipeline}, {f'{ahead} batches ahead' if ahead else 'no workers'}"
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": plot_text(name + (", pinned" if pinned else "")),
-        "x": [record.setting.workers for record in held],
-        "y": [record.images_per_second for record in held],
-        "line": {"color": CYCLE[colour % len(CYCLE)], "width": 1, "dash": dash},
-        "marker": {"symbol": _SHAPES[shape % len(_SHAPES)], "size": 8},
-        "hovertext": [loader_hover(record) for record in held],
-        "hoverinfo": "text",
-    }  # fmt: skip
+    return points(
+        (record.setting.workers for record in held),
+        (record.images_per_second for record in held),
+        map(loader_hover, held),
+        mode="lines+markers",
+        name=plot_text(name + (", pinned" if pinned else "")),
+        line={"color": CYCLE[colour % len(CYCLE)], "width": 1, "dash": dash},
+        marker={"symbol": _SHAPES[shape % len(_SHAPES)], "size": 8},
+    )
 
 
 def _named(run: LoaderRun, best: LoaderRecord) -> dict[str, Any]:
     """The recommended one, by shape and by word."""
     name = "recommended" if run.found is not None else "best so far"
-    return {
-        "type": "scatter",
-        "mode": "markers+text",
-        "name": name,
-        "legendrank": 1,
-        "x": [best.setting.workers],
-        "y": [best.images_per_second],
-        "text": [name],
-        "textposition": "bottom right",
-        "cliponaxis": False,
-        "marker": {"symbol": "star", "size": 18, "color": VERMILION},
-        "hovertext": [loader_hover(best)],
-        "hoverinfo": "text",
-    }
+    mark = {"symbol": "star", "size": 18, "color": VERMILION}
+    rate = best.images_per_second or 0.0
+    place = "bottom right"
+    said = loader_hover(best)
+    return named_point(name, best.setting.workers, rate, said, place, mark, legendrank=1)
 
 
 def loader_hover(record: LoaderRecord) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from planner.page.contents import Cell, Chart, Number, Table
 from planner.page.plotting import CYCLE, new_figure, plot_text
 from planner.schema.loading import LoaderRecord
-from search.report.marks import best_line, end_mark, legend_below, probe_axis
+from search.report.marks import best_line, end_mark, order_layout, points
 from search.report.wording import (
     bytes_cell,
     date_text,
@@ -41,38 +41,25 @@ def order_chart(records: Sequence[LoaderRecord], key: str) -> Chart:
         marker = {"color": CYCLE[colour % len(CYCLE)], "size": 8}
         mark = end_mark(name[1:]) if name[0] == "!" else {"name": plot_text(name), "marker": marker}
         traces.append(_marks(held, mark))
-    layout = {
-        "xaxis": probe_axis(len(records)),
-        "yaxis": {"title": {"text": "images/s"}, "rangemode": "tozero"},
-        "legend": legend_below(),
-        "hovermode": "closest",
-    }
-    return Chart(
-        key, new_figure(traces, **layout), "Images/s of each loader probed, in order.", 380
-    )
+    axis = {"title": {"text": "images/s"}, "rangemode": "tozero"}
+    figure = new_figure(traces, **order_layout(len(records), axis))
+    return Chart(key, figure, "Images/s of each loader probed, in order.", 380)
 
 
 def _marks(held: Sequence[tuple[int, LoaderRecord]], mark: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "cliponaxis": False,
-        "x": [number for number, _ in held],
-        "y": [record.images_per_second or 0.0 for _, record in held],
-        "hovertext": [
-            hover(
-                [
-                    f"probe {number}: {record.setting.title}",
-                    f"{rate_text(record.images_per_second)} images/s",
-                    expected_text(record, "images"),
-                    short(record.message, 120),
-                ]
-            )
-            for number, record in held
-        ],
-        "hoverinfo": "text",
-        **mark,
-    }
+    said = [
+        hover(
+            [
+                f"probe {number}: {record.setting.title}",
+                f"{rate_text(record.images_per_second)} images/s",
+                expected_text(record, "images"),
+                short(record.message, 120),
+            ]
+        )
+        for number, record in held
+    ]
+    rates = (record.images_per_second or 0.0 for _, record in held)
+    return points((number for number, _ in held), rates, said, cliponaxis=False, **mark)
 
 
 def loader_table(records: Sequence[LoaderRecord], best: LoaderRecord | None) -> Table:

@@ -3,7 +3,7 @@ compiled ones hollow, and each way to fail by a shape and a colour of its own.""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -116,9 +116,20 @@ def end_mark(end: str) -> dict[str, Any]:
     }
 
 
-def hovers(probes: Sequence[Probe]) -> dict[str, Any]:
-    """What stands beside the pointer at each of them."""
-    return {"hovertext": [probe.hover for probe in probes], "hoverinfo": "text"}
+def points(
+    x: Iterable[Any], y: Iterable[Any], hovertext: Iterable[str], **more: Any
+) -> dict[str, Any]:
+    """Marks, and what stands beside the pointer at each of them."""
+    drawn = {"type": "scatter", "mode": "markers", "x": list(x), "y": list(y)}
+    return {**drawn, "hovertext": list(hovertext), "hoverinfo": "text", **more}
+
+
+def named_point(
+    name: str, x: float, y: float, said: str, place: str, mark: dict[str, Any], **more: Any
+) -> dict[str, Any]:
+    """One point with its name beside it, at `place` of it; `said` stands beside the pointer."""
+    shown = {"name": name, "text": [name], "textposition": place, "cliponaxis": False}
+    return points([x], [y], [said], mode="markers+text", marker=mark, **shown, **more)
 
 
 def best_line(rates: Sequence[float]) -> dict[str, Any]:
@@ -150,3 +161,11 @@ def probe_axis(number: int) -> dict[str, Any]:
     """The axis of probes by their number: whole ones."""
     step = {"dtick": 1} if number <= _FEW_TICKS else {}
     return {"title": {"text": "probe"}, "rangemode": "tozero", **step}
+
+
+def order_layout(number: int, rates: dict[str, Any]) -> dict[str, Any]:
+    """Of a chart of `number` probes in order, by the axis of their `rates`."""
+    return {
+        "xaxis": probe_axis(number), "yaxis": rates, "legend": legend_below(),
+        "hovermode": "closest",
+    }  # fmt: skip

@@ -15,10 +15,9 @@ from search.report.marks import (
     by_end,
     by_kind,
     end_mark,
-    hovers,
-    legend_below,
+    order_layout,
+    points,
     precision_mark,
-    probe_axis,
 )
 from search.report.probe import Probe
 from search.report.ranks import ranks_parts
@@ -81,17 +80,11 @@ def order_chart(run: Run, held: Sequence[Probe], key: str) -> Chart:
     within = _feasible_rates(run, held)
     traces = [best_line(within), *_expected_marks(held)]
     for precision, group in _by_precision(held).items():
-        rates = [probe.record.images_per_second for probe in group]
-        traces.append(_marks(group, rates, **precision_mark(precision)))
+        traces.append(_marks(group, **precision_mark(precision)))
     for end, group in by_end(held).items():
-        rates = [probe.record.images_per_second or 0.0 for probe in group]
-        traces.append(_marks(group, rates, cliponaxis=False, **end_mark(end)))
-    layout = {
-        "xaxis": probe_axis(len(held)),
-        "yaxis": {"title": {"text": plot_text(f"{run.unit}/s")}, "range": _range(held)},
-        "legend": legend_below(),
-        "hovermode": "closest",
-    }
+        traces.append(_marks(group, cliponaxis=False, **end_mark(end)))
+    rates = {"title": {"text": plot_text(f"{run.unit}/s")}, "range": _range(held)}
+    layout = order_layout(len(held), rates)
     described = f"{run.unit.capitalize()}/s of each probe in order. {_best_words(within)}"
     return Chart(key, new_figure(traces, **layout), described, height_px=420)
 
@@ -148,10 +141,9 @@ def _expected_marks(held: Sequence[Probe]) -> list[dict[str, Any]]:
     ]
 
 
-def _marks(group: Sequence[Probe], rates: Sequence[float | None], **more: Any) -> dict[str, Any]:
-    numbers = [probe.number for probe in group]
-    drawn = {"type": "scatter", "mode": "markers", "x": numbers, "y": list(rates)}
-    return {**drawn, **hovers(group), **more}
+def _marks(group: Sequence[Probe], **more: Any) -> dict[str, Any]:
+    rates = (probe.record.images_per_second or 0.0 for probe in group)
+    return points((p.number for p in group), rates, (p.hover for p in group), **more)
 
 
 def _table(run: Run, held: Sequence[Probe]) -> Table:

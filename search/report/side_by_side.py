@@ -19,9 +19,11 @@ from search.probe.evidence import rate_interval
 from search.report.run import Run
 from search.report.wording import (
     bytes_cell,
+    count_cell,
     date_text,
     interval_text,
     rate_cell,
+    share_cell,
 )
 
 KEY = "beside"
@@ -112,7 +114,7 @@ def _run_row(run: Run) -> list[Cell]:
         Number(within[0] if within else None, interval_text(within) or "-"),
         Number(gain, f"{gain:.2f} ×" if gain is not None else "-"),
         bytes_cell(best.used_bytes if best is not None else None),
-        _count(_num_probes(run)),
+        count_cell(run.found.num_probes if run.found is not None else len(run.records)),
         describe_setting(best.setting) if best is not None else "nothing fits yet",
         model.title if model is not None else "-",
         device.name if device is not None else "-",
@@ -297,7 +299,7 @@ def _why_none(steps: Sequence[Step], runs: Sequence[Run]) -> str:
 def _error(predicted: float | None, measured: float | None) -> Number:
     if not predicted or not measured:
         return Number(None, "-")
-    return Number(predicted / measured - 1, f"{predicted / measured - 1:+.1%}")
+    return share_cell(predicted / measured - 1, "+.1%")
 
 
 def world_interval(record: MeasurementRecord) -> tuple[float, float]:
@@ -311,11 +313,3 @@ def world_interval(record: MeasurementRecord) -> tuple[float, float]:
 
 def _world_rate(record: MeasurementRecord) -> float:
     return record.world_images_per_second or 0.0
-
-
-def _num_probes(run: Run) -> int:
-    return run.found.num_probes if run.found is not None else len(run.records)
-
-
-def _count(number: int) -> Number:
-    return Number(number, f"{number:,}")

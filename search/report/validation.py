@@ -14,6 +14,7 @@ from search.report.axis_pairs import varied_axes
 from search.report.importance import axis_name
 from search.report.parted import section_of
 from search.report.run import Run
+from search.report.wording import count_cell, share_cell
 from search.validation.compare import (
     PHASES,
     QUANTITIES,
@@ -126,8 +127,8 @@ def _summary(compared: Sequence[Comparison]) -> Table:
             of = accuracy(chosen, quantity)
             if of is not None:
                 rows.append([
-                    kind, quantity, Number(of.count, str(of.count)),
-                    Number(of.median, f"{of.median:.1%}"), Number(of.worst, f"{of.worst:.1%}"),
+                    kind, quantity, count_cell(of.count), share_cell(of.median),
+                    share_cell(of.worst),
                 ])  # fmt: skip
     headers = ["Steps", "Figure", "Records", "Median error", "Worst error"]
     return Table(headers, rows, "How far predictions are off, whichever way.")
@@ -142,7 +143,7 @@ def _by_axis(compared: Sequence[Comparison]) -> list[Part]:
         for value in values:
             own = [c for c in compared if getattr(c.record.setting, axis) == value]
             rows.append([
-                axis_name(axis), value_text(value), Number(len(own), str(len(own))),
+                axis_name(axis), value_text(value), count_cell(len(own)),
                 *(_median_error(own, quantity) for quantity in QUANTITIES),
             ])  # fmt: skip
     headers = ["Axis", "Value", "Records", *(q.capitalize() for q in QUANTITIES)]
@@ -152,7 +153,7 @@ def _by_axis(compared: Sequence[Comparison]) -> list[Part]:
 
 def _median_error(compared: Sequence[Comparison], quantity: str) -> Number:
     errors = [e for c in compared if (e := c.error(quantity)) is not None]
-    return Number(median(errors), f"{median(errors):+.1%}") if errors else Number(None, "-")
+    return share_cell(median(errors), "+.1%") if errors else Number(None, "-")
 
 
 def _by_phase(compared: Sequence[Comparison]) -> list[Part]:
@@ -162,9 +163,8 @@ def _by_phase(compared: Sequence[Comparison]) -> list[Part]:
         errors = [abs(predicted / measured - 1) for predicted, measured in pairs if measured]
         if errors:
             rows.append([
-                phase.replace("_", " "), Number(len(errors), str(len(errors))),
-                Number(median(errors), f"{median(errors):.2%}"),
-                Number(max(errors), f"{max(errors):.2%}"),
+                phase.replace("_", " "), count_cell(len(errors)),
+                share_cell(median(errors), ".2%"), share_cell(max(errors), ".2%"),
             ])  # fmt: skip
     headers = ["Live bytes", "Records", "Median error", "Worst error"]
     return [Table(headers, rows, "Live bytes at the end of each phase.")] if rows else []
@@ -191,4 +191,4 @@ def _cells(compared: Comparison, quantity: str) -> list[Number]:
         return [Number(None, "-"), Number(None, "-")]
     measured = pair[1]
     text = format_seconds(measured) if quantity == TIME else format_bytes(int(measured))
-    return [Number(measured, text), Number(error, f"{error:+.1%}")]
+    return [Number(measured, text), share_cell(error, "+.1%")]

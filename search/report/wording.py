@@ -71,6 +71,14 @@ def rate_cell(rate: float | None) -> Number:
     return Number(rate, rate_text(rate))
 
 
+def count_cell(number: int) -> Number:
+    return Number(number, f"{number:,}")
+
+
+def share_cell(share: float, form: str = ".1%") -> Number:
+    return Number(share, f"{share:{form}}")
+
+
 def bytes_cell(num_bytes: int | None) -> Number:
     return Number(num_bytes, format_bytes(num_bytes) if num_bytes else "-")
 
