@@ -74,12 +74,16 @@ def as_text(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The names in `known` that look most like `name`, best first (none when nothing is close)."""
+    """The names in `known` that look most like `name`, best first (none when nothing is close).
+
+    Those that begin with it come first: `swin_tiny` means `swin_tiny_patch4_window7_224`.
+    """
     if len(name) > MAX_SHOWN:
         return []
-    by_folded = {_fold(k): k for k in known}
-    hits = difflib.get_close_matches(_fold(name), by_folded, n=count, cutoff=0.55)
-    return [by_folded[h] for h in hits]
+    folded, by_folded = _fold(name), {_fold(k): k for k in known}
+    longer = sorted((k for k in by_folded if folded and k.startswith(folded)), key=len)
+    alike = difflib.get_close_matches(folded, by_folded, n=count, cutoff=0.55)
+    return [by_folded[hit] for hit in dict.fromkeys((*longer, *alike))][:count]
 
 
 def _fold(name: str) -> str:

@@ -125,7 +125,7 @@ def _probed(
     check_world(where, options.base)
     devices = rank_devices(where, options.base)
     memory = find_budget(found, least_free(devices), options, allocator, len(devices))
-    output = make_folder(options.output or Path(_slug(model)))
+    output = make_folder(options.output or default_output(model))
     space = make_space(
         model, identity.device, options.base, restrict=options.restrict,
         batch_sizes=options.batch_size, global_batch=options.global_batch,
@@ -315,5 +315,6 @@ def _of_another(source: str, recorded: Model, asked: Model) -> UsageError:
     )
 
 
-def _slug(model: Model) -> str:
-    return "tune-" + re.sub(r"[^A-Za-z0-9_.]+", "-", model.title).strip("-")[:100]
+def default_output(model: Model) -> Path:
+    """The folder of a search that names none."""
+    return Path("tune-" + re.sub(r"[^A-Za-z0-9_.]+", "-", model.title).strip("-")[:100])

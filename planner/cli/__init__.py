@@ -20,9 +20,13 @@ from click.shell_completion import CompletionItem
 
 from planner import __version__
 from planner.cli.command import HELP_SETTINGS
-from planner.errors import PlannerError, printable, unknown_name
+from planner.errors import PlannerError, UsageError, printable, unknown_name
 
 COMPLETION = "_PLANNER_COMPLETE"  # click's variable: what a shell's script asks in it
+_WATCHING = (
+    "Write 'with planner.watch(\"run\") as watch:' around its loop (docs/watching.md); "
+    "'planner explain run' reads what it writes."
+)
 INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 
 # heading -> name -> (where its click command is, what `planner --help` says of it)
@@ -95,6 +99,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            if name == "watch":
+                raise UsageError("'watch' is no command: a training watches itself.", _WATCHING)
             raise unknown_name("command", name, COMMANDS, "List commands with 'planner --help'.")
         return super().resolve_command(ctx, args)
 

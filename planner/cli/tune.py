@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -20,6 +21,7 @@ from planner.cli.search_flags import said_options, search_flags
 from planner.errors import UsageError
 from planner.schema import Model, TrainSetting, parse
 from planner.schema.distribution import PARALLELISMS
+from planner.schema.result import Recommendation
 from search import check_platform
 from search.axes import AXES, HELD, held_error
 from search.options import SearchOptions
@@ -63,11 +65,21 @@ def command(**given: Any) -> int:
     return search_and_print(
         lambda on_progress: tune(**_arguments(given), on_progress=on_progress),
         f"planner tune {given['model'] or given['replay'] or ''}",
-        recommendation_text,
+        lambda found: recommendation_text(found) + _next(found, given),
         lambda found: found.status == "recommended",
         given["quiet"],
         given["as_json"],
     )
+
+
+def _next(found: Recommendation, given: Mapping[str, Any]) -> str:
+    """What to do with a recommendation that was kept, and where it is."""
+    from search.tuning import default_output
+
+    if found.setting is None or (given["replay"] and not given["output"]):
+        return ""
+    folder = shlex.quote(str(given["output"] or default_output(found.model)))
+    return f"\n\nNext: planner emit {folder} --for TRAINER, or planner report {folder}"
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:

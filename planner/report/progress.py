@@ -29,7 +29,8 @@ def progress_line(progress: Progress[Any, Any]) -> str:
     if progress.best is not None:
         parts.append(f"best {rate_text(progress.best)}")
     if progress.seconds_left is not None:
-        parts.append(f"{format_seconds(progress.seconds_left)} left")
+        left = progress.seconds_left
+        parts.append(f"{format_seconds(left)} left" if left > 0 else "no time left")
     return " · ".join(parts)
 
 

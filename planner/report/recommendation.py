@@ -22,11 +22,17 @@ def recommendation_text(found: Recommendation) -> str:
     answer = _nothing(found) if found.setting is None else _recommended(found, found.setting)
     ended = (
         f"{_probes(found)} of {found.num_candidates} settings; the search ended because "
-        f"{found.stopped_because}."
+        f"{found.stopped_because}." + _going_on(found.stopped_because)
     )
     notes = [f"- {note}" for note in (*found.notes, ended)]
     fed = ["", *feeding_text(found.feeding)] if found.feeding else []
     return "\n".join([*answer, *fed, "", *notes, *_ruled_out(found)])
+
+
+def _going_on(stopped_because: str) -> str:
+    if "the budget" in stopped_because:
+        return " A longer --budget goes on."
+    return " The same command goes on." if "interrupted" in stopped_because else ""
 
 
 def _nothing(found: Recommendation) -> list[str]:

@@ -139,6 +139,11 @@ def test_an_unknown_command_gets_the_nearest(capsys: pytest.CaptureFixture[str])
     assert second == "List commands with 'planner --help'."
 
 
+def test_what_a_script_does_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", "run"]) == 2
+    assert "with planner.watch(" in capsys.readouterr().err
+
+
 def test_an_unknown_option_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpus", "--jsn"]) == 2
     assert "Did you mean '--json'?" in capsys.readouterr().err

@@ -113,7 +113,15 @@ def test_a_replay_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixt
     table = tmp_path / "table.jsonl"
     table.write_bytes(b"".join(format_record(r) for r in invented_table()))
     assert main(["tune", "--replay", str(table), "--strategy", "boundary-walk"]) == 0
-    assert "nothing was run" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "nothing was run" in out
+    assert "Next:" not in out  # nothing was kept
+    kept = tmp_path / "kept here"
+    assert main(["tune", "--replay", str(table), "--strategy", "boundary-walk", "--output",
+                 str(kept)]) == 0  # fmt: skip
+    assert capsys.readouterr().out.endswith(
+        f"\n\nNext: planner emit '{kept}' --for TRAINER, or planner report '{kept}'\n"
+    )
 
 
 def test_a_replay_through_the_command_writes_over_no_measured_run(

@@ -88,6 +88,7 @@ def test_published_swins_stay_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("timm:swin_tiny", "Did you mean 'swin_tiny_patch4_window7_224'"),
         ("timm:vit_bas_patch16_224", "Did you mean 'vit_base_patch16_224'"),
         ("timm:vit_base_patch16_224.augre_in21k", "'vit_base_patch16_224.augreg_in21k'"),
         ("torchvision:swin3d_x", "'swin3d_"),

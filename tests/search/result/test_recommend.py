@@ -198,6 +198,19 @@ def test_repeats_are_one_contender_with_all_samples() -> None:
     assert "2 probes together" in found[0].evidence.flags
 
 
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("the budget has ended", "ended because the budget has ended. A longer --budget goes on."),
+        ("it was interrupted", "ended because it was interrupted. The same command goes on."),
+        ("every candidate is probed", "ended because every candidate is probed."),
+    ],
+)
+def test_an_end_that_could_go_on_says_how(why: str, words: str) -> None:
+    text = recommendation_text(recommend([at(100)], search(stopped_because=why)))
+    assert text.splitlines()[-1].endswith(words)
+
+
 @pytest.mark.parametrize(("number", "words"), [(1, "after 1 probe:"), (2, "after 2 probes:")])
 def test_probes_are_counted_as_people_do(number: int, words: str) -> None:
     records = [make_record(change(batch_size=512 + n)) for n in range(number)]
