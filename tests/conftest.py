@@ -18,6 +18,7 @@ import pytest
 from planner.hardware.overheads import LT_VARIABLE, WORKSPACE_VARIABLE
 from planner.memory.allocator_config import VARIABLES
 from planner.step.frames import plain_calls
+from tests.undurable import write_without_waiting
 
 SHARED = ("combinations", "published")
 LONG = (
@@ -41,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(name, None)
     os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
     os.environ["XDG_CACHE_HOME"] = str(config.rootpath / ".pytest_cache" / "rates")
+    write_without_waiting()
 
 
 # Before pytest's own hook, which deselects by mark.

@@ -166,13 +166,16 @@ def driver_device(device: str) -> nvml.NvmlDevice | None:
 def name_card(device: str) -> str | None:
     """Which card "cuda:N" is, and how to train on the same one, where the GPUs here differ: CUDA
     numbers them by speed, and a probe by their bus."""
-    visible = visible_gpus(_nvml_gpus())
-    found = driver_device(device)
-    if found is None or len({gpu.name for gpu in visible}) < 2:
+    if len({gpu.name for gpu in visible_gpus(_nvml_gpus())}) < 2:
         return None
+    found = driver_device(device)
     return (
-        f"The GPUs here differ, and this is of {found.name} ({found.uuid}, PCI "
-        f"{found.pci_bus_id}): train on it with CUDA_VISIBLE_DEVICES={found.uuid}."
+        None
+        if found is None
+        else (
+            f"The GPUs here differ, and this is of {found.name} ({found.uuid}, PCI "
+            f"{found.pci_bus_id}): train on it with CUDA_VISIBLE_DEVICES={found.uuid}."
+        )
     )
 
 

@@ -78,12 +78,12 @@ class Pair:
 
 
 @lru_cache(maxsize=1)
-def make_pair(name: str) -> Pair:
-    """The pair of that name, over `planner tune`'s default space."""
+def make_pair(name: str, batch_sizes: tuple[int, ...] | None = None) -> Pair:
+    """The pair of that name, over `planner tune`'s default space, or over these batches of it."""
     title, device = PAIRS[name]
     model = resolve_model(title)
     assert isinstance(model, SwinConfig)
-    space = make_space(model, device)
+    space = make_space(model, device, batch_sizes=batch_sizes)
     budget = int(device.total_bytes * (1 - HEADROOM))
     prior = estimated_prior(space, model, device, DeviceEstimator(device), budget)
     return Pair(name, model, device, space, prior, budget)

@@ -4,13 +4,31 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from optuna.storages._rdb.storage import _VersionManager
 
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
 from tests.search.probes import AMPLE_SECONDS, request_of
 from tests.search.processes import SHARED_SERVERS, marked
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _migrations_are_read_once() -> Iterator[None]:
+    """Optuna reads all scripts of its database's history three times for each new study."""
+    read = _VersionManager._create_alembic_script
+    scripts: list[Any] = []
+
+    def read_once(manager: Any) -> Any:
+        if not scripts:
+            scripts.append(read(manager))
+        return scripts[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_VersionManager, "_create_alembic_script", read_once)
+        yield
 
 
 @pytest.fixture(scope="session")

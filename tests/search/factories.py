@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-CLASSES = 10
-SIDE = 16
+from tests.search.probes import CLASSES
+
 Act = Callable[[], object]
 
 

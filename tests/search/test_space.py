@@ -28,15 +28,18 @@ def asked(**fields: Value | tuple[Value, ...]) -> Space:
 
 
 def test_precisions_follow_the_device() -> None:
-    assert make_space(MODEL, CPU).choices["precision"] == ("fp32", "bf16")
-    assert make_space(MODEL, T4).choices["precision"] == ("fp32", "fp16")
-    assert make_space(MODEL, A100).choices["precision"] == ("fp32", "tf32", "bf16")
-    asked = make_space(MODEL, A100, restrict={"precision": ("bf16", "fp16")})
-    assert asked.choices["precision"] == ("bf16", "fp16")
+    def precisions(device: DeviceInfo, **asked: tuple[Value, ...]) -> tuple[Value | None, ...]:
+        return make_space(MODEL, device, restrict=asked, batch_sizes=(8,)).choices["precision"]
+
+    assert precisions(CPU) == ("fp32", "bf16")
+    assert precisions(T4) == ("fp32", "fp16")
+    assert precisions(A100) == ("fp32", "tf32", "bf16")
+    assert precisions(A100, precision=("bf16", "fp16")) == ("bf16", "fp16")
 
 
 def test_an_axis_can_be_fixed_or_restricted() -> None:
-    space = make_space(MODEL, CPU, restrict={"precision": ("bf16",), "compile": ("off",)})
+    only = {"precision": ("bf16",), "compile": ("off",)}
+    space = make_space(MODEL, CPU, restrict=only, batch_sizes=(8,))
     assert {c.setting.precision for c in space.candidates} == {"bf16"}
     assert {c.setting.compile for c in space.candidates} == {"off"}
 
@@ -54,11 +57,13 @@ def test_a_library_without_fused_attention_refuses_it() -> None:
 
 
 def test_a_factory_keeps_its_own_attention_and_its_blocks_may_be_checkpointed() -> None:
-    space = make_space(FactoryModel(factory="a:b"), CPU)
+    space = make_space(FactoryModel(factory="a:b"), CPU, batch_sizes=(8,))
     assert space.choices["attention"] == ("library",)
     assert space.choices["checkpointing"] == ("none", "blocks")
     parts = ("blocks:2", "blocks:every-2", "selective")
-    asked = make_space(FactoryModel(factory="a:b"), CPU, restrict={"checkpointing": parts})
+    asked = make_space(
+        FactoryModel(factory="a:b"), CPU, restrict={"checkpointing": parts}, batch_sizes=(8,)
+    )
     assert set(asked.choices["checkpointing"]) == set(parts)
     with pytest.raises(UnsupportedError, match="stages"):
         make_space(FactoryModel(factory="a:b"), CPU, restrict={"checkpointing": ("stages",)})

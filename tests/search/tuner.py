@@ -18,6 +18,7 @@ from search import tuning as tune_file
 from search.probe.device import MemoryInUse
 from search.strategies.strategy import Choice
 from tests.search.tables import GPU, MODEL, SMALL, make_record
+from tests.undurable import write_without_waiting
 
 BATCHES = (8, 16, 512)
 RESTRICT = {**SMALL, "compile": ("off",)}
@@ -47,4 +48,5 @@ def main(directory: Path, storage: str | None) -> None:
 
 
 if __name__ == "__main__":
+    write_without_waiting()
     main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)

@@ -19,6 +19,7 @@ from search import tuning as tune_file
 from search.strategies.strategy import Choice
 from tests.search.tables import make_record
 from tests.search.tuner import pretend_gpu
+from tests.undurable import write_without_waiting
 
 
 class SlowProber:
@@ -47,6 +48,7 @@ class SlowProber:
 
 
 if __name__ == "__main__":
+    write_without_waiting()
     pretend_gpu()
     tune_file.DeviceProber = SlowProber  # type: ignore[misc, assignment]
     tune_file.device_rates = lambda *_: None  # type: ignore[assignment]

@@ -13,17 +13,27 @@ from search.loader.watching import Watch
 from search.probe import failure
 from tests.search.loader.conftest import Probe
 
-
-def test_a_hang_is_named_within_the_deadline(probe: Probe) -> None:
-    record = probe("Hanging", deadline_seconds=12.0)
-    assert record.status == "timed_out"
-    assert "item 17 had been loading by worker" in record.message
+# Deadlines of what hangs: the first is enough to come there where the machine is quiet, the last
+# where it is busy.
+DEADLINES_SECONDS = (2.5, 8.0, 25.0)
 
 
-def test_a_hang_that_holds_the_interpreter_ends_too(probe: Probe) -> None:
-    record = probe("HangingDeaf", deadline_seconds=8.0, workers=0)
-    assert record.status == "timed_out"
-    assert "in stages" in record.message
+@pytest.mark.parametrize(
+    ("data", "workers", "said"),
+    [
+        ("Hanging", 2, "item 17 had been loading by worker"),
+        ("HangingDeaf", 0, "in stages"),  # it holds the interpreter: nothing says more
+    ],
+)
+def test_a_hang_is_named_within_the_deadline(
+    probe: Probe, data: str, workers: int, said: str
+) -> None:
+    for seconds in DEADLINES_SECONDS:
+        record = probe(data, deadline_seconds=seconds, workers=workers)
+        assert record.status == "timed_out"
+        if said in record.message:
+            break
+    assert said in record.message
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -67,7 +67,7 @@ def _forget(paths: list[Path]) -> int:
     first of them then takes from the disk."""
     for path in paths:
         with path.open("rb") as file:
-            os.fsync(file.fileno())
+            os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     before = read_disk(os.getpid()).disk_bytes
     paths[0].read_bytes()

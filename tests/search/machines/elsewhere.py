@@ -29,8 +29,10 @@ from search import tuning
 from search.space import setting_id
 from search.strategies.strategy import Choice
 from search.study import lease, optuna_study
+from search.surrogate.device_prior import device_prior
 from tests.search.tables import GPU, make_record
 from tests.search.tuner import pretend_gpu
+from tests.undurable import write_without_waiting
 
 HOST = os.environ.get("PRETEND_HOST", "here")
 
@@ -67,6 +69,10 @@ def pretend() -> None:
     pretend_gpu()
     tuning.describe_device = lambda wanted: here()
     tuning.device_rates = lambda *_, **__: None
+    # No step is estimated: that took longer than a search of a dozen invented probes.
+    tuning.device_prior = lambda space, model, device, _, *rest, **more: device_prior(
+        space, model, device, None, *rest, **more
+    )
     tuning.DeviceProber = InventedProber
     lease.socket.gethostname = lambda: HOST
     lease._where_pids_hold = lambda: f"the kernel of {HOST}"
@@ -79,6 +85,7 @@ def pretend() -> None:
 
 
 if __name__ == "__main__":
+    write_without_waiting()
     pretend()
     more = shlex.split(os.environ.get("PRETEND_OPTIONS", ""))
     raise SystemExit(main([*sys.argv[1:], *more]))

@@ -170,9 +170,12 @@ def test_figures_that_were_told_survive_a_worker_that_is_ended() -> None:
     assert hearer.status == ""
 
 
-def test_a_sight_is_seen_in_a_process_of_its_own(tmp_path: Path) -> None:
-    record = look(small("attention-memory", setting={"precision": "bf16"}), tmp_path)
+def test_a_sight_is_seen_in_a_process_and_an_environment_of_its_own(tmp_path: Path) -> None:
+    options = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    bf16 = {"precision": "bf16"}
+    record = look(small("attention-memory", setting=bf16, environment=options), tmp_path)
     assert record.status == "seen", record.message
+    assert record.versions["allocator_config"] == "expandable_segments:True"
     # 2 images of one 7 × 7 window, one head of 16, bf16
     assert record.figures["query_bytes"] == 2 * 49 * 16 * 2
     assert record.figures["expected_workspace_bytes"] == 2 * 16_400
@@ -204,13 +207,6 @@ def test_failures_deadlines_and_crashes_are_records_and_leave_nothing(
     assert crashed.status == "crashed"
     assert "this torch is broken" in crashed.message
     assert remaining(token, before) == set()
-
-
-def test_the_environment_is_set_for_the_process_and_recorded(tmp_path: Path) -> None:
-    options = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    record = look(small("driver", environment=options, model=""), tmp_path)
-    assert record.status == "not_here"
-    assert record.versions["allocator_config"] == "expandable_segments:True"
 
 
 @pytest.mark.parametrize("name", ["sdpa-65536-windows", "graphs-and-accumulation"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -21,6 +22,7 @@ from tests.search.probes import AMPLE_SECONDS, request_of
 from tests.trainers.cases import recommendation
 from tests.trainers.test_pytorch import run_script
 
+MORE = partial(pytest.param, marks=pytest.mark.combinations)
 # Two stages, a shifted window and a merging: every kind of layer there is.
 MODEL = SwinConfig(
     image_size=(32, 32), patch_size=2, embed_dim=16, depths=(2, 2), num_heads=(1, 2),
@@ -48,10 +50,10 @@ def measured(fork_server: ForkServer, request: ProbeRequest) -> MeasurementRecor
         {"precision": "fp32"},
         {"precision": "bf16", "accumulate": 2},
         {"precision": "fp16"},
-        {"precision": "pure-bf16", "memory_format": "channels_last"},
-        {"precision": "bf16", "checkpointing": "blocks", "optimizer": "sgd"},
-        {"checkpointing": "blocks:3"},
-        {"checkpointing": "blocks:every-2"},
+        MORE({"precision": "pure-bf16", "memory_format": "channels_last"}),
+        MORE({"precision": "bf16", "checkpointing": "blocks", "optimizer": "sgd"}),
+        MORE({"checkpointing": "blocks:3"}),
+        MORE({"checkpointing": "blocks:every-2"}),
         {"checkpointing": "selective", "accumulate": 2},
         {"checkpointing": "stages", "loss": "soft-target", "ema": True, "clip_grad": True},
         {"optimizer_in_backward": True, "precision": "bf16", "ema": True},
@@ -84,7 +86,7 @@ def test_an_8bit_optimizer_is_measured(fork_server: ForkServer) -> None:
 
 FINE_TUNED = [
     {"precision": "bf16", "lora_rank": 2, "lora_targets": "all"},
-    {"frozen_stages": 1, "checkpointing": "blocks"},
+    MORE({"frozen_stages": 1, "checkpointing": "blocks"}),
 ]
 
 
@@ -122,7 +124,7 @@ def test_events_tell_the_phases_in_order(fork_server: ForkServer) -> None:
 
 def test_a_process_of_its_own_measures_alike(fork_server: ForkServer) -> None:
     """Without a fork_server: the same answer, to within what an allocator may vary."""
-    request = swin_request(batch_size=32)
+    request = swin_request(batch_size=32, max_steps=3)
     forked = measured(fork_server, request)
     fresh = run_probe(request, deadline_seconds=AMPLE_SECONDS)
     assert fresh.status == "measured"
@@ -138,7 +140,9 @@ def test_compiled_training_says_what_compiling_cost(fork_server: ForkServer) -> 
 
 
 def test_memory_grows_with_the_batch(fork_server: ForkServer) -> None:
-    small, large = (measured(fork_server, swin_request(batch_size=b)) for b in (8, 128))
+    small, large = (
+        measured(fork_server, swin_request(batch_size=b, max_steps=3)) for b in (8, 128)
+    )
     assert small.peak_allocated_bytes is not None
     assert large.peak_allocated_bytes is not None
     assert large.peak_allocated_bytes > 4 * small.peak_allocated_bytes
@@ -156,7 +160,7 @@ def test_cpu_peak_is_what_the_step_holds(fork_server: ForkServer) -> None:
 
 def test_memory_cap_is_real_and_named(fork_server: ForkServer) -> None:
     """A batch that fits alone, under a cap of half of what it takes."""
-    free = measured(fork_server, swin_request(batch_size=64))
+    free = measured(fork_server, swin_request(batch_size=64, max_steps=3))
     assert free.peak_allocated_bytes is not None
     cap = free.peak_allocated_bytes // 2
     capped = run_probe(

@@ -201,14 +201,14 @@ def kill_one_at_random(fork_server: ForkServer, seed: int) -> None:
     assert record.probe_seconds < 200
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_one_of_three_ranks_is_killed(fork_server: ForkServer, token: str, seed: int) -> None:
     kill_one_at_random(fork_server, seed)
     assert not remaining(token)
 
 
 @pytest.mark.repeated
-@pytest.mark.parametrize("seed", range(2, 30))
+@pytest.mark.parametrize("seed", range(1, 30))
 def test_one_of_three_ranks_is_killed_again(fork_server: ForkServer, token: str, seed: int) -> None:
     kill_one_at_random(fork_server, seed)
     assert not remaining(token)

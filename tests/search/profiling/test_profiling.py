@@ -6,6 +6,7 @@ import gzip
 import json
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from planner.schema.profile import ProfiledPart, ProfileRecord
 from planner.schema.record import ProbeStatus
 from planner.throughput.prediction import DeviceRates
 from planner.throughput.timeline import WAITING
+from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import run_probe
 from search.probe.protocol import SNAPSHOT_FILE, TRACE_FILE, ProbeRequest, ProfileOrder
 from search.profiling import profiling
 from search.profiling.attribution import Attribution, Key
@@ -81,7 +84,10 @@ def assert_opens_elsewhere(file: Path) -> None:
     assert names == [*step, *step, "planner: wait"]
 
 
-def test_a_step_that_fails_leaves_one_line_and_no_folder(quick: None, tmp_path: Path) -> None:
+def test_a_step_that_fails_leaves_one_line_and_no_folder(
+    quick: None, tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "run_probe", partial(run_probe, fork_server=fork_server))
     failing = request_of("raises")
     with pytest.raises(PlannerError, match="ValueError: the checkpoint is not there") as error:
         profiling.profile(

@@ -240,7 +240,7 @@ def test_what_the_budget_cut_short_is_open_and_known_to_be_long() -> None:
 
 
 def test_one_compilation_says_what_the_other_modes_cost() -> None:
-    costs = ProbeCosts(make_space(MODEL, GPU), guess_compile_seconds("cuda", 12))
+    costs = ProbeCosts(make_space(MODEL, GPU, batch_sizes=(8,)), guess_compile_seconds("cuda", 12))
 
     def seconds(mode: str) -> float:
         return costs.compile_seconds(compiled(mode))
@@ -259,7 +259,7 @@ def test_one_compilation_says_what_the_other_modes_cost() -> None:
 def test_what_compiles_differently_takes_its_own_seconds() -> None:
     """adamw-8bit compiles its updates where the model runs eagerly too, and blocks compile in other
     seconds than the whole model."""
-    costs = ProbeCosts(make_space(MODEL, GPU), guess_compile_seconds("cuda", 12))
+    costs = ProbeCosts(make_space(MODEL, GPU, batch_sizes=(8,)), guess_compile_seconds("cuda", 12))
     seconds = costs.compile_seconds
     eager, whole = compiled("off"), compiled("default")
     blocks = compiled("default", compile_scope="blocks")

@@ -30,9 +30,10 @@ H100 = DeviceInfo(
 MEASURE = """
 import json, sys
 from search.probe.device import describe_device
-from search.surrogate.device_rates import device_rates
+from search.surrogate import device_rates as rates
+rates.__name__ = "tests.search.surrogate.quick_rates"  # the module that is run to measure
 said = []
-found = [device_rates("cpu", describe_device("cpu"), None, said.append) for _ in range(2)]
+found = [rates.device_rates("cpu", describe_device("cpu"), None, said.append) for _ in range(2)]
 assert found[0] == found[1] and found[0] is not None, found
 assert len(said) == 1, said
 assert "torch" not in sys.modules

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from planner.errors import PlannerError, UsageError
 from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.schema.record import BUDGET_ENDED
 from planner.schema.world import RankRecord
+from search.probe.parent.fork_server import ForkServer
 from search.study.records import append_records, read_records
 from search.validation.compare import (
     accuracy,
@@ -129,7 +131,15 @@ def test_deadlines_leave_time_for_a_first_import_and_for_autotuning() -> None:
     assert eager < compiled < AUTOTUNED_DEADLINE_SECONDS <= tuned
 
 
-def test_a_row_is_not_begun_with_too_little_time_and_the_next_may_be(tmp_path: Path) -> None:
+@pytest.fixture
+def imported(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are forked from the server of all tests: each run would import torch again."""
+    monkeypatch.setattr("search.validation.run.ForkServer", lambda model: nullcontext(fork_server))
+
+
+def test_a_row_is_not_begun_with_too_little_time_and_the_next_may_be(
+    imported: None, tmp_path: Path
+) -> None:
     file = tmp_path / "r.jsonl"
     assert measure([row_of("default")], "cpu", file, budget_seconds=LEAST_COMPILED_SECONDS) == []
     assert measure([row_of()], "cpu", file, budget_seconds=LEAST_SECONDS) == []
@@ -140,11 +150,11 @@ def test_a_row_is_not_begun_with_too_little_time_and_the_next_may_be(tmp_path: P
 
 
 def test_a_row_that_the_budget_cuts_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    imported: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "r.jsonl"
     monkeypatch.setattr("search.validation.run.LEAST_SECONDS", 0.0)
-    assert [r.cut_short for r in measure([row_of()], "cpu", file, budget_seconds=0.3)] == [True]
+    assert [r.cut_short for r in measure([row_of()], "cpu", file, budget_seconds=0.02)] == [True]
     assert read_records(file).records[0].status == "timed_out"
     assert [r.status for r in measure([row_of()], "cpu", file)] == ["measured"]
 
@@ -221,7 +231,9 @@ def test_only_measured_records_of_a_gpu_are_compared() -> None:
     assert compare([cpu, failed]) == []
 
 
-def test_rows_are_measured_for_real_and_a_run_resumes(tmp_path: Path) -> None:
+def test_rows_are_measured_for_real_and_a_run_resumes(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     file = tmp_path / "r.jsonl"
     config = tmp_path / "tiny.json"
     config.write_text(TINY.model_dump_json())
@@ -229,6 +241,7 @@ def test_rows_are_measured_for_real_and_a_run_resumes(tmp_path: Path) -> None:
                          grid={"batch_size": [1, 2]}, setting={"precision": "fp32"})])  # fmt: skip
     first = measure(rows[:1], "cpu", file)
     assert [r.status for r in first] == ["measured"]
+    request.getfixturevalue("imported")
     rest = measure(rows, "cpu", file)
     assert [r.setting.batch_size for r in rest] == [2]
     assert len(read_records(file).records) == 2
