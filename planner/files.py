@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -52,6 +53,8 @@ def read_text(path: Path, limit_bytes: int) -> str:
             data = file.read(limit_bytes + 1)
     except FileNotFoundError as error:
         raise NoFileError(f"{path} cannot be read: {error.strerror}.") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder, and not a file.", "Name a file in it.") from None
     except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
         raise UsageError(f"{path} cannot be read: {_reason(error)}.") from None
     if len(data) > limit_bytes:
@@ -148,11 +151,23 @@ def write_output(path: Path, data: bytes) -> Path:
     return path
 
 
-def unwritable(path: Path, error: Exception) -> PlannerError:
+def unwritable(
+    path: Path | str, error: Exception, instead: str = "name another file"
+) -> PlannerError:
+    """That nothing can be written there, and what to do: by what is wrong, or `instead`."""
     return PlannerError(
         f"{shorten(as_text(str(path)))} cannot be written: {_reason(error)}.",
-        "Free space, or name another file.",
+        way_to_write(error, instead),
     )
+
+
+def way_to_write(error: Exception, instead: str) -> str:
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return f"Free space, or {instead}."
+    if number == errno.ENOENT:
+        return f"Make its folder, or {instead}."
+    return f"{instead[:1].upper()}{instead[1:]}."
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.files import unwritable
 from planner.report.settings import ALWAYS_SAID
 from planner.schema import MeasurementRecord, TrainSetting
 from planner.units import GIB
@@ -128,10 +129,7 @@ class Board:
             run.close()
 
     def _not_written(self, error: OSError) -> PlannerError:
-        return PlannerError(
-            f"{self.folder} cannot be written: {error.strerror}.",
-            "Name another folder for TensorBoard, or free space.",
-        )
+        return unwritable(self.folder, error, "name another folder for TensorBoard")
 
 
 @contextmanager

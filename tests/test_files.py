@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from itertools import pairwise
@@ -16,6 +17,7 @@ from planner.files import (
     parse_json,
     parse_yaml,
     read_text,
+    unwritable,
     write_output,
     write_whole,
 )
@@ -91,6 +93,22 @@ def test_a_path_that_is_none_is_one_error() -> None:
         resolve_model("a\0b.yaml")
     with pytest.raises(UsageError, match="cannot be read"):
         resolve_model("x" * 5000 + ".yaml")
+
+
+@pytest.mark.parametrize(
+    ("number", "way_out"),
+    [
+        (errno.ENOSPC, "Free space, or choose another --output."),
+        (errno.ENOENT, "Make its folder, or choose another --output."),
+        (errno.EROFS, "Choose another --output."),
+    ],
+)
+def test_the_way_out_of_what_cannot_be_written_is_that_of_its_reason(
+    number: int, way_out: str
+) -> None:
+    found = unwritable("x.json", OSError(number, os.strerror(number)), "choose another --output")
+    assert found.message == f"'x.json' cannot be written: {os.strerror(number)}."
+    assert found.way_out == way_out
 
 
 @pytest.mark.parametrize("name", ["swin.json", "SWIN.JSON", "Swin.Yaml"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,13 +85,18 @@ def attention(model: str | None, **given: Any) -> int:
     if given["only_list"]:
         _print_list(cases)
         return 0
-    records = _measured(cases, given)
-    if given["as_json"]:
-        print_json([_as_json(record) for record in records])
-    elif records:
-        from planner.report.bench import bench_text
+    from search.interrupts import heard
 
-        say(bench_text(records))
+    with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
+        records = _measured(cases, given)
+        if given["as_json"]:
+            print_json([_as_json(record) for record in records])
+        elif records:
+            from planner.report.bench import bench_text
+
+            say(bench_text(records))
+        if interrupts.number is not None:
+            return interrupts.exit_status
     return 0 if any(record.both is not None for record in records) else 1
 
 

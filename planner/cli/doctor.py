@@ -18,6 +18,7 @@ from planner.environment.links.plan import plan_link, read_world_size
 from planner.environment.machine import DriverAnswer, load_machine
 from planner.environment.torch_build import why_not_usable
 from planner.errors import PlannerError, UsageError
+from planner.files import check_output, unwritable
 from planner.hardware.detect import read_device
 from planner.report.environment import (
     checkup_text,
@@ -128,6 +129,8 @@ def _check(files: Sequence[str], wish: _Wish) -> None:
     for option, value in (("--gpus", wish.gpus), ("--output", wish.output)):
         if value is not None and not wish.links:
             raise UsageError(f"{option} is of --links.", f"Add --links, or omit {option}.")
+    if wish.output is not None:  # before a minute of measuring
+        check_output(wish.output, "a link", ("",))
 
 
 def _ask_driver() -> DriverAnswer:
@@ -230,7 +233,7 @@ def _measure_link(
         try:
             write_link(output, curve)
         except OSError as error:
-            raise PlannerError(f"{output} cannot be written: {error.strerror}.") from None
+            raise unwritable(output, error) from None
         click.echo(f"Written to {output}", err=True)
     _keep([text for texts in disturbances for text in texts], lambda: save_link(curve))
     return curve

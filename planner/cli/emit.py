@@ -11,6 +11,7 @@ import click
 from planner.cli.arguments import refuse_empty, split_fields
 from planner.cli.command import Command
 from planner.errors import PlannerError, UsageError
+from planner.files import unwritable
 from planner.trainers.registry import TARGETS, find_trainer
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def command(
 def _file(output: Path, target: str) -> Path:
     """The file meant: `output`, or in a directory the trainer's usual name."""
     try:
-        into_directory = output.is_dir() or not output.suffix
+        into_directory = output.is_dir() or not (output.suffix or output.exists())
     except OSError as error:
         raise _unwritable(output, error) from None
     return output / find_trainer(target).filename if into_directory else output
@@ -145,8 +146,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> PlannerError:
-    shown = str(path) if len(str(path)) <= 200 else f"{str(path)[:200]}..."
-    return PlannerError(f"{shown} cannot be written: {error.strerror}.")
+    return unwritable(path, error, "choose another --output")
 
 
 def _say(emitted: Emitted, written: list[Path] | None) -> None:

@@ -17,7 +17,7 @@ from planner.cli import EXAMPLES, GROUPS
 from planner.cli.arguments import refuse_empty
 from planner.cli.command import Command, Record
 from planner.cli.help import find_command
-from planner.errors import PlannerError
+from planner.files import unwritable
 
 REFERENCE = "reference.md"
 EXIT_STATUS = (
@@ -228,5 +228,5 @@ def command(ctx: click.Context, command: tuple[str, ...], kind: str, folder: str
         for name, text in files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise PlannerError(f"{folder} cannot be written: {error.strerror}.") from None
+        raise unwritable(folder, error, "choose another --output") from None
     click.echo(f"Wrote {' and '.join(files) if len(files) < 3 else len(files)} into {folder}.")

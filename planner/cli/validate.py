@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.cli.arguments import model_and_settings, with_model_options
+from planner.cli.arguments import (
+    model_and_settings,
+    read_duration,
+    refuse_empty,
+    with_model_options,
+)
 from planner.cli.command import Command
 from planner.cli.observations import print_list, print_observations
 from planner.cli.output import print_json, print_table
@@ -18,7 +23,7 @@ from planner.cli.progress import quiet_flag, show_on
 from planner.errors import PlannerError, UsageError
 from planner.schema import FactoryModel, MeasurementRecord
 from planner.schema.observation import ObservationRecord
-from planner.units import format_bytes, format_seconds, parse_seconds
+from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from search.study.records import RecordFile
@@ -90,6 +95,7 @@ def command(models: tuple[str, ...], **given: Any) -> int:  # fmt: skip
     to observe first, such as the text of an error: tests/truth/first.yaml is for the first minutes
     on a new device.
     """
+    refuse_empty({"model": models, **given})
     from search import check_platform
     from search.study.mixture import describe_mixture
     from search.validation.compare import compare
@@ -147,14 +153,7 @@ def _check(models: tuple[str, ...], given: dict[str, Any]) -> float | None:
             f"{what} and --replay were both given: a replay measures nothing.",
             "Name one of them.",
         )
-    if given["budget"] is None:
-        return None
-    seconds = parse_seconds(given["budget"])
-    if seconds <= 0:
-        raise UsageError(
-            f"--budget {given['budget']} is no time to measure in.", "Write 90s, 10m or 1h30m."
-        )
-    return seconds
+    return None if given["budget"] is None else read_duration("--budget", given["budget"])
 
 
 def _replayed(files: Sequence[str]) -> RecordFile:
@@ -164,7 +163,7 @@ def _replayed(files: Sequence[str]) -> RecordFile:
     observations: list[ObservationRecord] = []
     for file in files:
         if not Path(file).exists():
-            raise PlannerError(f"there is no file {file}.")
+            raise UsageError(f"{file} does not exist.", "Name a file of records (JSON lines).")
         read = read_records(file)
         if read.fault and not read.records and not read.observations:
             raise PlannerError(f"{read.fault}: no record was read.")

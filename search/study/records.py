@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from typing_extensions import TypeVar
 
 from planner.errors import PlannerError
+from planner.files import way_to_write
 from planner.schema.bench import BENCH_FORMAT, BenchRecord
 from planner.schema.loading import LOADER_FORMAT, FedRecord, LoaderRecord
 from planner.schema.observation import OBSERVATION_FORMAT, ObservationRecord
@@ -64,6 +65,8 @@ def read_records(path: Path | str, kind: type[Any] = MeasurementRecord) -> Recor
             data = _read_all(file.fileno())
     except FileNotFoundError:
         return RecordFile(())
+    except IsADirectoryError:
+        raise PlannerError(f"{path} is a folder, and not a file.", "Name a file in it.") from None
     except OSError as error:
         raise PlannerError(f"{path} cannot be read: {error.strerror}.") from error
     return parse_records(data, str(path), kind)
@@ -142,7 +145,8 @@ def check_writable(path: Path | str, option: str = "--output") -> None:
 
 def _not_written(path: Path | str, error: OSError, option: str) -> RecordsNotWrittenError:
     return RecordsNotWrittenError(
-        f"{path} cannot be written: {error.strerror}.", f"Free space or choose another {option}."
+        f"{path} cannot be written: {error.strerror}.",
+        way_to_write(error, f"choose another {option}"),
     )
 
 

@@ -59,7 +59,8 @@ def _storage_error(source: str, text: str) -> StudyError:
     lowered = text.lower()
     if "readonly" in lowered or "read-only" in lowered:
         return StudyError(
-            f"{source} is read-only.", "Make it writable, or choose another --output."
+            f"{source} is read-only.",
+            "Make it writable, or choose another --output or --storage.",
         )
     if "malformed" in lowered or "not a database" in lowered or "disk image" in lowered:
         return _damaged(source)

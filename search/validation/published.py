@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.errors import UsageError
 from planner.estimation import estimate_ledger, resolve
+from planner.files import MAX_RESULT_BYTES, read_text
 from planner.hardware import Gpu, find_gpu
 from planner.hardware.overheads import overheads_for
 from planner.ledger import Allocated, Computed, Freed, Ledger, Marked, Tagged
@@ -171,12 +172,8 @@ class Published:
 
 def read_published(path: Path) -> list[PublishedRow]:
     """The rows of a file, in its order. Raises UsageError for a file that cannot be read."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(path, MAX_RESULT_BYTES).splitlines(), start=1):
         try:
             data = json.loads(line)
         except ValueError as error:

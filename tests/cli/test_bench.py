@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from planner.benches.records import append_record, read_records
 from planner.cli import main
+from planner.schema.bench import BenchRecord
 from tests.benches.cases import record
 
 TINY = """
@@ -69,6 +71,26 @@ def test_a_small_case_is_timed_kept_and_shown(
     assert "custom stage 1: [2, 8, 8, 8], window 4, 2 heads" in shown.out
     assert "planner doctor --rates" in shown.out
     assert "2/2 native version 1, plain, fp32, sdpa" in shown.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_what_was_timed(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def interrupted(file: Path, kept: BenchRecord) -> None:
+        append_record(file, kept)
+        signal.raise_signal(number)
+
+    monkeypatch.setattr("planner.benches.records.append_record", interrupted)
+    file = tmp_path / "bench.jsonl"
+    options = ["--device", "cpu", "--library", "native", "--path", "eager", "--swin", "1",
+               "--shapes", "stages", "--measure", "1s", "--output", str(file)]  # fmt: skip
+    assert main(["bench", "attention", tiny, *options]) == 128 + number
+    assert len(read_records(file)) == 1
+    shown = capsys.readouterr()
+    assert "Stopped." in shown.err
+    assert "eager" in shown.out
 
 
 def test_two_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

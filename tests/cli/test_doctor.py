@@ -157,6 +157,7 @@ def test_files_of_one_name_are_told_apart(
         (["--rates", "--output", "a.json"], "--output is of --links."),
         (["--links", "--gpus", "1"], "two devices or more, not '1'"),
         (["--links", "--gpus", ""], "--gpus has no value."),
+        (["--links", "--output", "."], "'.' is a folder, and a link is one file."),
         ([""], "FILE has no value."),
     ],
 )

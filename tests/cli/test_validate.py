@@ -14,14 +14,21 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_contradictions_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "r.jsonl"
+    file, noise = tmp_path / "r.jsonl", tmp_path / "noise.jsonl"
     file.touch()
+    noise.write_bytes(b"\xf4\x00")
     for arguments, words in (
         (["native:swin_tiny", "--replay", str(file)], "a MODEL and --replay were both given"),
         (["--matrix", "m.yaml", "--replay", str(file)], "a --matrix and --replay were both given"),
         (["native:swin_tiny", "--published", str(file)], "a MODEL and --published were both"),
         (["--fit", "--published", str(file)], "--fit and --published were both given"),
         (["--published", str(tmp_path / "none.jsonl")], "cannot be read: No such file"),
+        (["--published", str(noise)], "it is not text"),
+        (["--published", str(tmp_path)], "is a folder, and not a file.\nName a file in it."),
+        (["--replay", str(tmp_path / "none.jsonl")], "does not exist.\nName a file of records"),
+        (["--replay", ""], "--replay has no value"),
+        (["native:swin_tiny", "--record", ""], "--record has no value"),
+        (["nosuch:make"], "there is no module 'nosuch'"),
         (["native:swin_tiny", "--budget", "0s"], "--budget 0s is no time"),
         (["native:swin_tiny", "--budget", "-5s"], "a duration is a number with a unit"),
     ):

@@ -96,7 +96,7 @@ def test_nothing_is_probed_where_tensorboard_is_missing(
 
 def test_nothing_is_probed_where_no_folder_can_be(tmp_path: Path, table: Path) -> None:
     told: list[Any] = []
-    with pytest.raises(PlannerError, match=r"table.jsonl cannot be written: File exists"):
+    with pytest.raises(PlannerError, match=r"table.jsonl' cannot be written: File exists"):
         tune(None, replay=table, tensorboard=table, on_progress=told.append)
     assert all(progress.kind == "note" for progress in told)
 
