@@ -47,18 +47,17 @@ def larger_cards(
 
 def _next(gpus: Iterable[Gpu], precision: str, budget: int) -> Iterable[Gpu]:
     """Of each larger memory the fastest card, unless a smaller one is as fast."""
+
+    def size(gpu: Gpu) -> int:
+        return round(gpu.memory_bytes / budget / 0.1)
+
     larger = [gpu for gpu in gpus if gpu.memory_bytes > LARGER * budget]
-    larger.sort(key=lambda g: (round(g.memory_bytes / budget / 0.1), -_peak(g, precision)))
+    larger.sort(key=lambda gpu: (size(gpu), -(peak_flops(gpu, precision) or 0.0)))
     seen: set[int] = set()
     for gpu in larger:
-        size = round(gpu.memory_bytes / budget / 0.1)
-        if size not in seen:
-            seen.add(size)
+        if size(gpu) not in seen:
+            seen.add(size(gpu))
             yield gpu
-
-
-def _peak(gpu: Gpu, precision: str) -> float:
-    return peak_flops(gpu, precision) or 0.0
 
 
 def _card(there: Estimates, goal: Choice | None) -> Card:

@@ -58,10 +58,6 @@ def _others(field: str, *values: object) -> Changes:
     return lambda _, setting, __: [{field: v} for v in values if v != getattr(setting, field)]
 
 
-def _expandable_segments(_: Model, __: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    yield {ALLOCATOR: EXPANDABLE}
-
-
 def _precision(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
     half = "fp16" if gpu is not None and not gpu.has_bf16 else "bf16"
     order = ("fp32", "tf32", half)
@@ -154,7 +150,7 @@ LEVERS: tuple[Lever, ...] = (
     Lever("fused optimizer", ("optimizer",), "nothing", "adopt",
           "one kernel for the update, without temporaries", _fused_optimizer),
     Lever("allocator", (ALLOCATOR,), "nothing", "adopt",
-          "segments that grow in place of new ones", _expandable_segments),
+          "segments that grow in place of new ones", lambda *_: [{ALLOCATOR: EXPANDABLE}]),
     Lever("attention", ("attention",), "rounding", "search",
           "one kernel, or one per operation", _attention),
     Lever("other optimizers", ("optimizer", "amsgrad"), "recipe", "search",

@@ -79,7 +79,8 @@ def judge(
     except (torch.OutOfMemoryError, MemoryError) as error:
         return BenchOutcome(status="out_of_memory", message=shorten(str(error)))
     except (Exception, SystemExit) as error:
-        text = str(error) if isinstance(error, PlannerError) else _text_of(error)
+        name = "" if isinstance(error, PlannerError) else f"{type(error).__name__}: "
+        text = f"{name}{error}"
         status: BenchStatus = "out_of_memory" if is_allocation_failure(text) else "failed"
         return BenchOutcome(status=status, message=shorten(text))
 
@@ -199,10 +200,6 @@ def _disagreement(difference: float, tolerance: float) -> str:
         f"output or gradient is off by {difference:.2g} of what float64 gives, and at most "
         f"{tolerance:g} is rounding"
     )
-
-
-def _text_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

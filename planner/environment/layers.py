@@ -70,7 +70,8 @@ def _card(where: str, card: Card) -> Iterator[Line]:
     yield Line("card", f"{where} compute mode", smi.compute_mode, NEITHER)
     yield Line("card", f"{where} persistence", _on(smi.persistence), NEITHER)
     yield Line("card", f"{where} display", "attached" if smi.has_display else "", MEMORY)
-    yield Line("card", f"{where} power limit", _watts(smi.power_limit), SPEED)
+    power = f"{smi.power_limit:g} W" if smi.power_limit else ""
+    yield Line("card", f"{where} power limit", power, SPEED)
     most = f"{smi.max_sm_mhz} MHz" if smi.max_sm_mhz else ""
     yield Line("card", f"{where} highest clock", most, SPEED)
     if link.width and link.max_width:
@@ -130,10 +131,6 @@ def _host(facts: Facts) -> Iterator[Line]:
 
 def _on(flag: bool | None) -> str:
     return "" if flag is None else "on" if flag else "off"
-
-
-def _watts(power: float | None) -> str:
-    return f"{power:g} W" if power else ""
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from planner.trainers.launch import PORT, launch, nodes_notes, torchrun
 from planner.trainers.loader import train_loader
 from planner.trainers.parallel_source import block_classes, ddp_arguments, policy_source
 from planner.trainers.plan import (
-    COMPILING,
     DDP_OPTIONS,
     FSDP_OPTIONS,
+    IN_A_SCRIPT,
     SYNC,
     Parallel,
     Plan,
@@ -294,9 +294,5 @@ TRAINER = Trainer(
         **on_gpus(ZERO_PARALLEL),
     },
     # Pure bf16 and gradients that stay are up to the script's own loop, which the file shows.
-    expresses=(
-        *COMPILING, "checkpointing-in-parts", "offload", "optimizer_in_backward",
-        "zero_grad_to_none", "frozen_stages", "lora_rank", "ema", "memory_format", "pure-bf16",
-        "bf16-on-cpu",
-    ),
-)  # fmt: skip
+    expresses=(*IN_A_SCRIPT, "optimizer_in_backward", "zero_grad_to_none", "ema", "pure-bf16"),
+)

@@ -30,15 +30,11 @@ def comment(heading: Iterable[str], run: str, more: Iterable[str], notes: Iterab
     model called "coding: utf-7" would otherwise choose it.
     """
     lines = [f"{WRITTEN_BY}, which replaces files that begin with this line.", ""]
-    lines += _paragraphs(heading)
+    lines += [line for text in heading for line in _paragraph(text, "")]
     lines += ["", f"Run: {one_line(run, 2000)}", *(one_line(line) for line in more)]
     noted = [line for note in notes for line in _paragraph(f"- {note}", "  ")]
     lines += ["", "Note:", *noted] if noted else []
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
-
-
-def _paragraphs(texts: Iterable[str]) -> list[str]:
-    return [line for text in texts for line in _paragraph(text, "")]
 
 
 def _paragraph(text: str, indent: str) -> list[str]:

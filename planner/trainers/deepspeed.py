@@ -22,7 +22,7 @@ from planner.trainers.comments import WRITTEN_BY, one_line
 from planner.trainers.engine import ZERO_PARALLEL, zero_notes
 from planner.trainers.launch import launch
 from planner.trainers.loader import train_loader
-from planner.trainers.plan import COMPILING, Parallel, Plan, Trainer, Written
+from planner.trainers.plan import IN_A_SCRIPT, Parallel, Plan, Trainer, Written
 from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.recipe import learning_rate_note, recipe_of
 from planner.trainers.source import compiles_whole, image_lines, literal
@@ -63,6 +63,7 @@ def _script(plan: Plan) -> tuple[str, ...]:
     several = setting.parallelism != "none"
     shuffle = "sampler=sampler" if several else "shuffle=True"
     later = ", non_blocking=True" if train_loader(plan).pin_memory else ""
+    config = literal(one_line(str(plan.output or FILENAME)))
     compiled = f"engine.compile(compile_kwargs={literal(setting.compile_arguments)})"
     return (
         *(_joined(plan) if several else ()),
@@ -72,7 +73,7 @@ def _script(plan: Plan) -> tuple[str, ...]:
         f"optimizer = build_optimizer(model, {rate})",
         "schedule = build_schedule(optimizer, steps)  # of the optimizer",
         "engine, *_ = deepspeed.initialize(",
-        f"    model=model, optimizer=optimizer, lr_scheduler=schedule, config={_config(plan)})",
+        f"    model=model, optimizer=optimizer, lr_scheduler=schedule, config={config})",
         *((compiled,) if compiles_whole(setting) else ()),
         "for images, targets in loader:",
         f"    images = images.to(engine.device{later})",
@@ -92,10 +93,6 @@ def _joined(plan: Plan) -> tuple[str, ...]:
         "deepspeed.init_distributed()",
         "sampler = DistributedSampler(data)  # of torch.utils.data; set_epoch before each epoch",
     )
-
-
-def _config(plan: Plan) -> str:
-    return literal(one_line(str(plan.output or FILENAME)))
 
 
 def _notes(setting: TrainSetting) -> tuple[str, ...]:
@@ -132,8 +129,5 @@ TRAINER = Trainer(
     write=write,
     parallel={"ddp": Parallel(), **ZERO_PARALLEL},
     # In pure bf16 the engine would add fp32 masters of its own: another setting.
-    expresses=(
-        *COMPILING, "checkpointing-in-parts", "offload", "frozen_stages", "lora_rank", "ema",
-        "memory_format", "bf16-on-cpu",
-    ),
-)  # fmt: skip
+    expresses=(*IN_A_SCRIPT, "ema"),
+)

@@ -79,7 +79,9 @@ def emit(
     (nothing was found to fit, the trainer cannot express the setting, or it would not fit).
     """
     trainer = find_trainer(target)
-    found = result if isinstance(result, Recommendation) else _parse_result(result)
+    if isinstance(result, str | Path):
+        result = read_result(result)
+    found = result if isinstance(result, Recommendation) else _as_result(result, "result")
     if found.setting is None or found.evidence is None:
         raise UnsupportedError(
             f"there is nothing to emit: no setting of {found.model.title} "
@@ -148,10 +150,6 @@ def read_result(path: str | PathLike[str]) -> Recommendation:
             "Run the same `planner tune` again: it goes on from its study and rewrites the file.",
         ) from None
     return _as_result(data, str(file))
-
-
-def _parse_result(result: Mapping[str, Any] | str | Path) -> Recommendation:
-    return read_result(result) if isinstance(result, str | Path) else _as_result(result, "result")
 
 
 def _as_result(data: object, source: str) -> Recommendation:

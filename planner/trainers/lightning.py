@@ -23,9 +23,9 @@ from planner.trainers.parallel_source import (
     without_twice,
 )
 from planner.trainers.plan import (
-    COMPILING,
     DDP_OPTIONS,
     FSDP_OPTIONS,
+    IN_A_SCRIPT,
     Parallel,
     Plan,
     Refusal,
@@ -222,11 +222,6 @@ _CONFIGURED = """
 """
 
 
-def _every_micro_batch(setting: TrainSetting) -> dict[str, Any]:
-    """ModelParallelStrategy has no `no_sync` (pytorch/strategies/parallel.py: of DDP only)."""
-    return {"gradient_sync": "every"}
-
-
 def refusals(plan: Plan) -> list[Refusal]:
     """Clipping that it would refuse when it runs, and fp16 for shards."""
     setting = plan.setting
@@ -246,14 +241,12 @@ TRAINER = Trainer(
     title="Lightning's Trainer",
     filename=FILENAME,
     write=write,
-    expresses=(
-        *COMPILING, "checkpointing-in-parts", "offload", "frozen_stages", "lora_rank",
-        "memory_format", "pure-bf16", "bf16-on-cpu",
-    ),
+    expresses=(*IN_A_SCRIPT, "pure-bf16"),
     refusals=refusals,
     parallel={
         "ddp": Parallel(DDP_OPTIONS),
-        "fsdp": Parallel(FSDP_OPTIONS, _every_micro_batch),
+        # ModelParallelStrategy has no `no_sync` (pytorch/strategies/parallel.py: of DDP only).
+        "fsdp": Parallel(FSDP_OPTIONS, lambda _: {"gradient_sync": "every"}),
         **on_gpus(ZERO_PARALLEL),
     },
-)  # fmt: skip
+)

@@ -159,11 +159,6 @@ def _notes(model: SwinConfig, setting: TrainSetting) -> tuple[str, ...]:
     return (*found, *tf32_notes(setting, "main.py has no key for it"))
 
 
-def _own(setting: TrainSetting) -> dict[str, Any]:
-    """main.py: DistributedDataParallel(…, broadcast_buffers=False), and no `no_sync`."""
-    return {"ddp_broadcast_buffers": False, "gradient_sync": "every"}
-
-
 TRAINER = Trainer(
     name="microsoft",
     title="microsoft's main.py",
@@ -173,7 +168,10 @@ TRAINER = Trainer(
     refusals=refusals,
     library="microsoft",
     always_ddp=True,
-    parallel={"ddp": Parallel(own=_own)},
+    # main.py: DistributedDataParallel(…, broadcast_buffers=False), and no `no_sync`.
+    parallel={
+        "ddp": Parallel(own=lambda _: {"ddp_broadcast_buffers": False, "gradient_sync": "every"})
+    },
     # data/build.py gives its DataLoader neither: torch's defaults hold.
     loads_by_itself={"prefetch_factor": 2, "persistent_workers": False},
     reads="torchvision's ImageFolder and the transforms of timm 0.4.12, on PIL images",

@@ -105,6 +105,12 @@ COMPILING: tuple[LeverName, ...] = (
     "compile", "compile_scope", "compile_dynamic", "compile_fullgraph", "activation_memory_budget",
 )  # fmt: skip
 
+IN_A_SCRIPT: tuple[LeverName, ...] = (
+    *COMPILING, "checkpointing-in-parts", "offload", "frozen_stages", "lora_rank", "memory_format",
+    "bf16-on-cpu",
+)  # fmt: skip
+"""Those that Python beside the trainer's own configuration can."""
+
 
 class Refusal(NamedTuple):
     """What a trainer cannot express (the law and the value), and the way out."""

@@ -23,8 +23,8 @@ from planner.trainers.launch import launch, nodes_notes, torchrun
 from planner.trainers.loader import training_load
 from planner.trainers.parallel_source import block_classes
 from planner.trainers.plan import (
-    COMPILING,
     DDP_OPTIONS,
+    IN_A_SCRIPT,
     SYNC,
     Parallel,
     Plan,
@@ -183,12 +183,13 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
     optimizer_imports, optimizer = optimizer_source(setting)
     own_optimizer = _optimizer_name(setting) is None
     mixing_imports, mixing = MIXING if _soft(setting) else Source()
+    config = "SwinConfig" if plan.swin.version == 1 else "Swinv2Config"
     imports = [
         "from typing import Any",
         *(line for line in model.imports if "transformers" not in line),
         *(optimizer_imports if own_optimizer else ()),
         *mixing_imports,
-        f"from transformers import AutoModelForImageClassification, {_config_class(plan)}",
+        f"from transformers import AutoModelForImageClassification, {config}",
         "from transformers import Trainer, TrainingArguments",
     ]
     rate = "" if recipe_of(setting).learning_rate is not None else ", learning_rate=LR"
@@ -218,10 +219,6 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
 
 def _soft(setting: TrainSetting) -> bool:
     return setting.loss == "soft-target"
-
-
-def _config_class(plan: Plan) -> str:
-    return "SwinConfig" if plan.swin.version == 1 else "Swinv2Config"
 
 
 def _collate(setting: TrainSetting) -> str:
@@ -345,10 +342,7 @@ TRAINER = Trainer(
     title="transformers' Trainer",
     filename=FILENAME,
     write=write,
-    expresses=(
-        *COMPILING, "checkpointing-in-parts", "offload", "frozen_stages", "lora_rank",
-        "memory_format", "pure-bf16", "bf16-on-cpu",
-    ),
+    expresses=(*IN_A_SCRIPT, "pure-bf16"),
     refusals=refusals,
     library="transformers",
     parallel={
@@ -356,4 +350,4 @@ TRAINER = Trainer(
         "fsdp": Parallel(frozenset(("fsdp_reshard",)) | SYNC, sharded_in_autocast, True),
         **on_gpus(ZERO_PARALLEL),
     },
-)  # fmt: skip
+)

@@ -223,8 +223,10 @@ class Watch:
         self._ended_by = type(error).__name__
         if not is_out_of_memory(error):
             return
-        if not (self._counts["out of memory"] and _is_of_cuda(error)):
-            self._on_out_of_memory({"error": type(error).__name__, "text": str(error)[:1500]})
+        text = str(error)
+        is_of_cuda = "CUDA out of memory" in text or "HIP out of memory" in text
+        if not (self._counts["out of memory"] and is_of_cuda):
+            self._on_out_of_memory({"error": type(error).__name__, "text": text[:1500]})
 
     @guarded
     def close(self, error: BaseException | None = None) -> None:
@@ -457,7 +459,3 @@ def _inert() -> Watch:
 
 
 watch = Watch  # `planner.watch`
-
-
-def _is_of_cuda(error: BaseException) -> bool:
-    return "CUDA out of memory" in str(error) or "HIP out of memory" in str(error)

@@ -63,6 +63,7 @@ def read_machine(
         torch = pool.submit(ask_torch, environ)
         errors = pool.submit(import_errors, TRIED_IMPORTS, environ)
         smi = ask_tool(("nvidia-smi", "-q", "-x"))
+    read = [name for name in environ if name in VARIABLES or name.startswith(PREFIXES)]
     works = smi.status == 0 and "<gpu" in smi.text
     gpus, gpus_from = (tuple(detect_gpus()), "nvidia-smi") if works else ((), "")
     told = ask_driver() if smi.is_missing else DriverAnswer()
@@ -87,7 +88,7 @@ def read_machine(
         versions=installed_versions(),
         requirements=torch_requirements(),
         import_errors=errors.result(),
-        variables={name: environ[name] for name in sorted(environ, key=_place) if _is_read(name)},
+        variables={name: environ[name] for name in sorted(read, key=_place)},
         affinity=affinity_text(),
         numa_nodes=read_numa_nodes(root),
         pci=read_pci(root),
@@ -95,10 +96,6 @@ def read_machine(
         kernel_module=read_kernel_module(root),
         scaling_driver=read_scaling_driver(root),
     )
-
-
-def _is_read(name: str) -> bool:
-    return name in VARIABLES or name.startswith(PREFIXES)
 
 
 def _place(name: str) -> tuple[int, str]:
