@@ -207,11 +207,21 @@ def test_refuses_what_a_library_cannot_build_with_every_fault() -> None:
         assert fault in str(caught.value)
 
 
-def test_transformers_fails_where_it_is_said_to() -> None:
-    """The refusal of a window beyond the feature map rests on this failure: drop it when mended."""
-    config = small("transformers", 1, image_size=16)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image_size": 16}, "larger than the feature map of stage 1"),
+        (
+            {"image_size": (34, 32), "absolute_position_embedding": True},
+            "34 is not a multiple of patch_size 4, which fails in version 1",
+        ),
+    ],
+)
+def test_transformers_fails_where_it_is_said_to(fields: dict[str, object], message: str) -> None:
+    """These refusals rest on the failures: drop one when the library mends it."""
+    config = small("transformers", 1, **fields)
     spec = find_library("transformers")
-    with pytest.raises(UnsupportedError, match="larger than the feature map of stage 1"):
+    with pytest.raises(UnsupportedError, match=message):
         spec.check(config)
     from planner.libraries.transformers.module import build
 

@@ -31,6 +31,7 @@ def _faults(config: SwinConfig) -> list[str]:
         *one_window(config),
         *no_pretrained_window(config),
         *(_window_beyond_feature_map(config) if config.version == 1 else ()),
+        *(_position_for_padding(config) if config.version == 1 else ()),
         *(_absolute_positions(config) if config.version == 2 else ()),
     ]
 
@@ -42,6 +43,19 @@ def _window_beyond_feature_map(config: SwinConfig) -> list[str]:
         f"({height}x{width}), which fails in version 1 there"
         for stage, (height, width) in enumerate(feature_maps(config))
         if config.windows[stage] > min(height, width)
+    ]
+
+
+def _position_for_padding(config: SwinConfig) -> list[str]:
+    """Version 1 pads an image to whole patches, makes no position for the patches that this adds,
+    and fails in the first forward."""
+    if not config.absolute_position_embedding:
+        return []
+    return [
+        f"image_size: {side} is not a multiple of patch_size {config.patch_size}, which fails in "
+        "version 1 there with absolute_position_embedding"
+        for side in dict.fromkeys(config.image_size)
+        if side % config.patch_size
     ]
 
 
