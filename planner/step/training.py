@@ -155,9 +155,7 @@ class Training:
         return copies
 
     def step(self) -> None:
-        for number in range(self.setting.accumulate):
-            self.choose_sync(number)
-            self.micro_step()
+        self.micro_steps()
         self.optimizer_step()
         self.end_phase("optimizer")
         if not self.setting.optimizer_in_backward:
@@ -173,9 +171,7 @@ class Training:
         steps once more on the same gradients, now that its state is there."""
         device = self.device
         begin = len(device.events)
-        for number in range(self.setting.accumulate):
-            self.choose_sync(number)
-            self.micro_step()
+        self.micro_steps()
         passes, summed = len(device.events), device.num_collectives
         self.optimizer_step()
         self.end_phase("optimizer")
@@ -225,6 +221,11 @@ class Training:
         own, *blocks = self.sharding.units
         outside = sum(weight.numel for weight in own.weights)
         return sharding_notes(self.setting, len(blocks), outside, rank)
+
+    def micro_steps(self) -> None:
+        for number in range(self.setting.accumulate):
+            self.choose_sync(number)
+            self.micro_step()
 
     def choose_sync(self, number: int) -> None:
         """Whether micro-batch `number` of a step sums gradients over devices."""
