@@ -188,10 +188,11 @@ def _measured(cases: Cases, given: dict[str, Any]) -> list[BenchRecord]:
     records: list[BenchRecord] = []
 
     def keep(record: BenchRecord) -> None:
+        before = describe_shape(records[-1].case) if records else ""
+        records.append(record)  # first: a signal may come at any moment
         append_record(file, record)
-        if not records or describe_shape(records[-1].case) != describe_shape(record.case):
+        if describe_shape(record.case) != before:
             _tell(describe_shape(record.case))
-        records.append(record)
         _tell(f"{len(records)}/{len(cases.cases)} {outcome_line(record)}")
 
     try:
