@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,6 +48,13 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
     marked: Sequence[int] = ()
+
+    def filled(self) -> Table:
+        """Without the columns of which no row says anything: all read "-"."""
+        texts = [[c.text if isinstance(c, Number) else c for c in row] for row in self.rows]
+        kept = [n for n in range(len(self.headers)) if {row[n] for row in texts} != {"-"}]
+        rows = [[row[n] for n in kept] for row in self.rows]
+        return replace(self, headers=[self.headers[n] for n in kept], rows=rows)
 
 
 @dataclass(frozen=True)

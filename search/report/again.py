@@ -65,7 +65,10 @@ def _on_a_device(
         parts.append(Copyable(json.dumps(fields, indent=2), MODEL_FILE))
     if replayed:
         return parts
-    said = "It goes on from the study in that folder."
+    said = (
+        "It goes on from the study in that folder: --trials and --budget count the probes that are "
+        "there."
+    )
     if options is None:
         said = (
             "Give it the same options as before (--budget, --memory, the values of an axis …): it "

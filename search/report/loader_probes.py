@@ -70,7 +70,7 @@ def loader_table(records: Sequence[LoaderRecord], best: LoaderRecord | None) -> 
     )  # fmt: skip
     rows = [_row(number, record) for number, record in enumerate(records, start=1)]
     marked = [i for i, r in enumerate(records) if best is not None and r.setting == best.setting]
-    return Table(headers, rows, "Every probe of a loader.", marked)
+    return Table(headers, rows, "Every probe of a loader.", marked).filled()
 
 
 def _row(number: int, record: LoaderRecord) -> list[Cell]:

@@ -149,10 +149,9 @@ def _marks(group: Sequence[Probe], **more: Any) -> dict[str, Any]:
 def _table(run: Run, held: Sequence[Probe]) -> Table:
     several = len(run.parts) > 1
     tuners = len({run.tuners.get(p.record.probe_id) for p in held}) > 1
-    expected = any(probe.record.expected for probe in held)
     headers = [
         "probe", *(["model", "device"] * several), "setting", f"{run.unit}/s", "memory",
-        "ended", "interval", *(["expected"] * expected), "compile", "took", "date",
+        "ended", "interval", "expected", "compile", "took", "date",
         "flags",
         *(["tuner"] * tuners),
     ]  # fmt: skip
@@ -161,16 +160,16 @@ def _table(run: Run, held: Sequence[Probe]) -> Table:
         record = probe.record
         row: list[Cell] = [Number(probe.number, str(probe.number))]
         row += [record.model.title, record.device.name] if several else []
-        row += _found(run, probe, expected)
+        row += _found(run, probe)
         row += [run.tuners.get(record.probe_id, "-")] if tuners else []
         rows.append(row)
     wanted = setting_id(run.found.setting) if run.found and run.found.setting else ""
     marked = [i for i, p in enumerate(held) if wanted and setting_id(p.record.setting) == wanted]
     said = "Every probe. Those of the recommended setting are set apart." if marked else ""
-    return Table(headers, rows, said or "Every probe.", marked)
+    return Table(headers, rows, said or "Every probe.", marked).filled()
 
 
-def _found(run: Run, probe: Probe, expected: bool) -> list[Cell]:
+def _found(run: Run, probe: Probe) -> list[Cell]:
     record = probe.record
     return [
         describe_setting(record.setting),
@@ -178,7 +177,7 @@ def _found(run: Run, probe: Probe, expected: bool) -> list[Cell]:
         Number(record.used_bytes, bytes_text(record.used_bytes)),
         ended_text(probe),
         interval_text(interval_of(record)) or "-",
-        *([expected_text(record, run.unit).removeprefix("expected ") or "-"] * expected),
+        expected_text(record, run.unit).removeprefix("expected ") or "-",
         seconds_cell(record.compile_seconds),
         seconds_cell(record.probe_seconds),
         date_text(record.date),

@@ -21,7 +21,7 @@ def ranks_parts(held: Sequence[Probe]) -> list[Part]:
         "Of each rank the median of its own steps and its own peaks. Ranks wait for each other in "
         "every step: a slow one is seen in the first forward, in which it waits for nobody."
     )
-    return [Folded("Each rank by itself", [Table(HEADERS, rows, said)])] if rows else []
+    return [Folded("Each rank by itself", [Table(HEADERS, rows, said).filled()])] if rows else []
 
 
 def _row(number: int, rank: RankRecord) -> list[Cell]:

@@ -39,7 +39,7 @@ def _runners_up(run: Run, found: Recommendation) -> list[Part]:
     headers = ("", "setting", f"{run.unit}/s", "memory", "compile", "step", "interval")
     rows = [(rank, *_cells(record)) for rank, record in ranked]
     caption = "The recommended setting, the runners-up and the plain default, as measured."
-    return [Table(headers, rows, caption, marked=(0,))]
+    return [Table(headers, rows, caption, marked=(0,)).filled()]
 
 
 def _cells(record: MeasurementRecord) -> Sequence[str | Number]:

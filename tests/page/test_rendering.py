@@ -218,3 +218,10 @@ def test_text_on_a_colour_is_the_one_of_black_and_white_that_can_be_read() -> No
     assert text_colour("#767676") == "#000000"
     assert text_colour("#757575") == "#ffffff"
     assert [colour for colour in CYCLE if text_colour(colour) == "#ffffff"] == [BLUE]
+
+
+def test_a_column_of_which_no_row_says_anything_is_left_out() -> None:
+    rows = [["a", Number(None, "-"), "-", Number(0, "0")], ["-", Number(None, "-"), "-", "-"]]
+    table = Table(["one", "two", "three", "four"], rows, "said", (1,)).filled()
+    assert table == Table(["one", "four"], [["a", Number(0, "0")], ["-", "-"]], "said", (1,))
+    assert Table(["one"], []).filled().headers == ["one"], "which says that there are no rows"
