@@ -29,34 +29,14 @@ class OpenData:
     on_device: Callable[[Any, torch.device], Any] | None = None
 
 
-def make_loader(
-    source: DataSource,
-    setting: LoaderSetting,
-    device: torch.device | str,
-    train: bool = True,
-    *,
-    seed: int = 0,
-    endless: bool = False,
-) -> Iterable[Any]:
-    """A loader of batches of `source`, as a training on `device` would make it.
-
-    A batch is (images [B, 3, H, W], targets [B]), on the host (`to_device` copies it); timm's is on
-    the device already, and what the user's own Dataset yields is its own matter. In training items
-    are shuffled (by `seed`) and a smaller last batch is dropped. `endless` goes through the data
-    again and again. Without a CUDA device nothing is pinned, whatever the setting says: torch would
-    only warn.
+def open_data(
+    source: DataSource, setting: LoaderSetting, *, train: bool = True, endless: bool = False
+) -> OpenData:
+    """The data as `setting.pipeline` loads them.
 
     Raises PlannerError where the data cannot be read, UnsupportedError where the pipeline cannot
     run here.
     """
-    data = open_data(source, setting, train=train, endless=endless)
-    return load(data, setting, torch.device(device), train=train, seed=seed, endless=endless)
-
-
-def open_data(
-    source: DataSource, setting: LoaderSetting, *, train: bool = True, endless: bool = False
-) -> OpenData:
-    """The data as `setting.pipeline` loads them. Raises as `make_loader`."""
     check_pipeline(source, setting.pipeline)
     if source.kind == "factory":
         dataset, collate = load_own(source)
@@ -79,8 +59,15 @@ def load(
     among: Sequence[int] | None = None,
     context: BaseContext | None = None,
 ) -> Iterable[Any]:
-    """The loader of data that were opened; `endless` goes only through the items `among`. `context`
-    starts its workers (None: as Python starts processes here)."""
+    """A loader of batches of data that were opened, as a training on `device` would make it.
+
+    A batch is (images [B, 3, H, W], targets [B]), on the host (`to_device` copies it); timm's is on
+    the device already, and what the user's own Dataset yields is its own matter. In training items
+    are shuffled (by `seed`) and a smaller last batch is dropped. `endless` goes through the data
+    again and again, only through the items `among`. `context` starts its workers (None: as Python
+    starts processes here). Without a CUDA device nothing is pinned, whatever the setting says:
+    torch would only warn.
+    """
     loader = DataLoader(
         data.dataset,
         **{**setting.arguments, "pin_memory": pins(setting, device)},

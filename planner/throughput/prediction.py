@@ -148,11 +148,6 @@ class StepTime(Accounts):
     left_out: tuple[str, ...] = ()
     communication: Communication | None = None
 
-    @property
-    def host_bound(self) -> bool:
-        """Whether the device waits for the host for more than a tenth of the step."""
-        return self.kind_seconds.get(WAITING, 0.0) > 0.1 * self.step_seconds
-
 
 def predict_step(
     operations: Iterable[Operation],

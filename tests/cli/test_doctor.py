@@ -11,7 +11,7 @@ import pytest
 from planner.cli import doctor, main
 from planner.environment.doctor import check_machine
 from planner.environment.links import plan
-from planner.environment.links.kept import load_link
+from planner.environment.links.kept import link_path
 from planner.hardware.link_file import read_link
 from tests.environment.recorded import NAMES, expected, raw_machine, recorded
 
@@ -197,7 +197,7 @@ def test_links_are_timed_shown_written_and_kept(
     ]
     assert "Kept in " in said.err
     curve = read_link(output)
-    assert load_link(curve.device, 2) == curve
+    assert read_link(link_path(curve.device, 2)) == curve
 
 
 def test_machines_that_can_train_together(

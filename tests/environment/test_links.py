@@ -19,7 +19,7 @@ import pytest
 from planner.cli import main
 from planner.environment.facts import Facts, gather_facts
 from planner.environment.links import world
-from planner.environment.links.kept import kept_link, link_path, load_link, save_link
+from planner.environment.links.kept import kept_link, link_path, save_link
 from planner.environment.links.plan import CPU_SIZES, LinkPlan, plan_link, read_world_size
 from planner.environment.links.world import measure_link
 from planner.errors import PlannerError, UsageError
@@ -188,17 +188,19 @@ def test_a_rank_that_was_killed_is_named_before_the_peer_that_lost_it(tmp_path: 
 
 
 def test_a_link_is_kept_and_read_back() -> None:
-    assert load_link("NVIDIA A100", 4) is None
-    assert save_link(CURVE) == link_path("NVIDIA A100", 4)
-    assert load_link("NVIDIA A100", 4) == CURVE
-    assert load_link("NVIDIA A100", 8) is None
-    assert load_link("NVIDIA H100", 4) is None
+    path = link_path("NVIDIA A100", 4)
+    assert save_link(CURVE) == path
+    assert read_link(path) == CURVE
+    assert path not in (link_path("NVIDIA A100", 8), link_path("NVIDIA H100", 4))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"link_format": 99}'])
 def test_a_damaged_file_counts_as_not_measured(text: str) -> None:
-    save_link(CURVE).write_text(text)
-    assert load_link("NVIDIA A100", 4) is None
+    a100 = find_gpu("a100-sxm-80gb")
+    path = save_link(CURVE.model_copy(update={"device": a100.device_names[0]}))
+    assert kept_link(a100, 2) == path
+    path.write_text(text)
+    assert kept_link(a100, 2) is None
 
 
 def test_a_kept_link_serves_as_many_gpus_or_fewer() -> None:

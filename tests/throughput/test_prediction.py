@@ -94,10 +94,9 @@ def test_small_batches_are_bound_by_the_host_and_large_ones_are_not() -> None:
     small = step(*[("forward", moving(1e5))] * 10, rates=rates)
     large = step(*[("forward", moving(1e7))] * 10, rates=rates)
     assert small.step_seconds == pytest.approx(10 * MS)
-    assert small.host_bound
     assert small.kind_seconds[WAITING] == pytest.approx(9 * MS)
     assert large.step_seconds == pytest.approx(100 * MS)
-    assert not large.host_bound
+    assert large.kind_seconds.get(WAITING, 0.0) < 0.1 * large.step_seconds
     assert large.host_seconds == pytest.approx(10 * MS)
 
 

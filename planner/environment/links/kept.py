@@ -14,18 +14,12 @@ from planner.schema.link import LINK_FORMAT, LinkCurve
 
 
 def save_link(curve: LinkCurve) -> Path:
-    """Keep `curve` for `load_link`: one file for each device, number of ranks and torch. Raises
+    """Keep `curve` for `kept_link`: one file for each device, number of ranks and torch. Raises
     OSError where the cache cannot be written."""
     path = link_path(curve.device, curve.world_size)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_link(path, curve)
     return path
-
-
-def load_link(device: str, world_size: int) -> LinkCurve | None:
-    """The link kept between so many devices of this name under this torch; None where none was
-    measured, or what was kept is of another format or damaged."""
-    return _read(link_path(device, world_size))
 
 
 def kept_link(gpu: Gpu, num_gpus: int) -> Path | None:
