@@ -5,8 +5,6 @@ Ends after the first case that fails: the next ones get a fresh process.
 
 from __future__ import annotations
 
-import faulthandler
-import os
 import sys
 import time
 from collections import deque
@@ -26,6 +24,7 @@ from search.probe.protocol import ProbeRequest
 from search.probe.stopping import StopRule
 from search.probe.worker.meter import CpuMeter, CudaMeter, Mark, Meter
 from search.probe.worker.precision import check_matrix_units, set_precision
+from search.probe.worker.worker import end, prepare
 
 # Six samples are the fewest that enclose a median with 95% (search/probe/interval.py).
 _LEAST_SAMPLES, _MOST_SAMPLES = 6, 1000
@@ -46,12 +45,9 @@ class Marks(NamedTuple):
 
 def main() -> NoReturn:
     result_fd = int(sys.argv[1])
-    os.set_inheritable(result_fd, False)
-    faulthandler.enable()
+    prepare(result_fd)
     carry_out(Order.model_validate_json(sys.argv[2]), Teller(result_fd))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    end()
 
 
 def carry_out(order: Order, teller: Teller) -> None:

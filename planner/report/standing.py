@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NUM_ENDED = 6  # of the probes that have ended, the last so many are kept to be shown
 # What a worker reports of itself, for a person: search.probe.parent.runner.ProbeEvent and
-# search.loader.probing.LoaderEvent say when.
+# search.loader.probing.probe_loader say when.
 _DOING = {
     "start": "starting", "import": "importing libraries", "device": "taking the device",
     "build": "building the model", "compile": "compiling", "forward": "first forward pass",

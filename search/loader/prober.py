@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from planner.schema.loading import DataSource, LoaderRecord, LoaderSetting
-from search.loader.probing import LoaderEvent, loader_server, probe_loader
+from search.loader.probing import loader_server, probe_loader
 from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import ProbeEvent
 from search.progress import OnProgress, step_progress
 from search.space import Space
 from search.strategies.strategy import Choice
@@ -47,5 +48,5 @@ class LoaderProber:
             **self.timing,
         )
 
-    def _hear(self, event: LoaderEvent) -> None:
-        self.on_progress(step_progress(event.phase, event.num_rounds, event.batch_seconds))
+    def _hear(self, event: ProbeEvent) -> None:
+        self.on_progress(step_progress(event.phase, event.num_steps, event.step_seconds))

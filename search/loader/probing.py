@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any
@@ -20,16 +20,15 @@ from search.loader import worker
 from search.loader.protocol import (
     ANSWERS,
     FaultMessage,
-    LoaderAnswer,
     LoaderOrder,
     LoaderOutcome,
     LoaderRequest,
 )
-from search.probe import failure
 from search.probe.device import choose_device, versions
-from search.probe.parent.attendance import Listener, WorkerGroup, choose_spawn, judge_silence
+from search.probe.parent.attendance import Listener, attend, choose_spawn
 from search.probe.parent.fork_server import ForkServer
-from search.probe.protocol import AnswerReader, PhaseMessage, ProgressMessage
+from search.probe.parent.runner import Hearing, ProbeEvent
+from search.probe.protocol import AnswerReader
 
 # What a loader's processes import; the first must be there.
 LOADER_MODULES = (
@@ -44,19 +43,6 @@ _MOST_FAULTS = 100
 # Files that one process may open beyond those that were seen, before it is warned of.
 _FILES_SHARE = 0.5
 _SHARED_SHARE = 0.5
-
-
-@dataclass(frozen=True)
-class LoaderEvent:
-    """Something a probe has come to: import, open, warm, stages, start, warm-up, measure or end.
-
-    While rounds are timed, `num_rounds` of them took `batch_seconds` per batch (the median).
-    """
-
-    phase: str
-    elapsed_seconds: float
-    num_rounds: int = 0
-    batch_seconds: float | None = None
 
 
 def loader_server(pipelines: tuple[str, ...] = ()) -> ForkServer:
@@ -74,7 +60,7 @@ def probe_loader(
     warm: bool | None = None,
     device: str = "auto",
     seed: int = 0,
-    on_progress: Callable[[LoaderEvent], None] | None = None,
+    on_progress: Callable[[ProbeEvent], None] | None = None,
     fork_server: ForkServer | None = None,
     **timing: Any,
 ) -> LoaderRecord:
@@ -83,8 +69,10 @@ def probe_loader(
     Returns a record whatever happens, at `deadline_seconds` at the latest (and the seconds that it
     takes to end what was started). `warm` reads the pictures once before, so that they come from
     the page cache; by default where all of them would stay in it, as they do from a training's
-    second epoch on. Batches are copied to `device` where that is a GPU. `timing` are the fields of
-    `search.probe.protocol.Timing`: how long to measure, and when to give up.
+    second epoch on. `on_progress` hears of import, open, warm, stages, start, warm-up, measure and
+    end; its steps are rounds, and their seconds a batch's. Batches are copied to `device` where
+    that is a GPU. `timing` are the fields of `search.probe.protocol.Timing`: how long to measure,
+    and when to give up.
 
     Raises UsageError where there is no such device, and what `on_progress` raises (Ctrl-C too: all
     processes are ended then).
@@ -99,24 +87,28 @@ def probe_loader(
         **timing,
     )
     started = time.monotonic()
-    hearing = _Hearing(started, on_progress or (lambda event: None))
-    listener = Listener(AnswerReader(request.probe_id, ANSWERS), hearing.hear, _is_outcome)
-    kernel_kills = failure.count_kernel_kills()
+    counts: Counter[tuple[str, str]] = Counter()
+
+    def heard(answer: FaultMessage | LoaderOutcome) -> None:
+        if isinstance(answer, FaultMessage):
+            counts[answer.item, answer.message] += 1
+
+    hearing = Hearing(started, on_progress, heard)
+    listener = Listener(AnswerReader(request.probe_id, ANSWERS), hearing.hear)
     deadline = started + deadline_seconds
-    hearing.tell("start")
-    spawn = choose_spawn(fork_server, deadline, module=worker)
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    with WorkerGroup.start(spawn, listener) as group:
-        group.order(LoaderOrder(request=request, deadline_seconds=deadline - time.monotonic()))
-        group.attend(deadline)
+    silence = attend(
+        choose_spawn(fork_server, deadline, module=worker), listener,
+        lambda left: LoaderOrder(request=request, deadline_seconds=left),
+        deadline, deadline_seconds,
+    )  # fmt: skip
     outcome = hearing.outcome
-    if outcome is None:
-        silence = judge_silence(listener, deadline_seconds, kernel_kills)
+    if silence is not None:
         outcome = LoaderOutcome(
             probe_id=request.probe_id, status=silence.status, message=silence.message
         )
     hearing.tell("end")
-    return _record(request, outcome, hearing, listener.all_flags, host, date, started)
+    return _record(request, outcome, counts, listener.all_flags, host, date, started)
 
 
 def stays_cached(source: DataSource, host: Host) -> bool:
@@ -128,7 +120,7 @@ def stays_cached(source: DataSource, host: Host) -> bool:
 def _record(
     request: LoaderRequest,
     outcome: LoaderOutcome,
-    hearing: _Hearing,
+    counts: Counter[tuple[str, str]],
     parent_flags: tuple[str, ...],
     host: Host,
     date: str,
@@ -145,7 +137,7 @@ def _record(
         versions=versions(PACKAGES),
         date=date,
         images_per_second=request.setting.batch_size / seconds if seconds else None,
-        faults=hearing.faults(),
+        faults=_faults(counts),
         probe_seconds=time.monotonic() - started,
         flags=flags,
     )
@@ -163,37 +155,9 @@ def _limits(outcome: LoaderOutcome, host: Host) -> list[str]:
     return told
 
 
-class _Hearing:
-    """What one probe says: its events passed on, broken items counted, its outcome."""
-
-    def __init__(self, started: float, on_progress: Callable[[LoaderEvent], None]) -> None:
-        self.started, self.on_progress = started, on_progress
-        self.phase = "start"
-        self.outcome: LoaderOutcome | None = None
-        self.counts: Counter[tuple[str, str]] = Counter()
-
-    def tell(self, phase: str, num_rounds: int = 0, batch_seconds: float | None = None) -> None:
-        elapsed = time.monotonic() - self.started
-        self.on_progress(LoaderEvent(phase, elapsed, num_rounds, batch_seconds))
-
-    def hear(self, answer: LoaderAnswer) -> None:
-        if isinstance(answer, LoaderOutcome):
-            self.outcome = answer
-        elif isinstance(answer, FaultMessage):
-            self.counts[answer.item, answer.message] += 1
-        elif isinstance(answer, PhaseMessage):
-            self.phase = answer.phase
-            self.tell(answer.phase)
-        elif isinstance(answer, ProgressMessage):
-            self.tell(self.phase, answer.num_steps, answer.step_seconds)
-
-    def faults(self) -> tuple[ItemFault, ...]:
-        """The items that could not be loaded, those first that were met most often."""
-        return tuple(
-            ItemFault(item=item, message=message, count=count)
-            for (item, message), count in self.counts.most_common(_MOST_FAULTS)
-        )
-
-
-def _is_outcome(answer: LoaderAnswer) -> bool:
-    return isinstance(answer, LoaderOutcome)
+def _faults(counts: Counter[tuple[str, str]]) -> tuple[ItemFault, ...]:
+    """The items that could not be loaded, those first that were met most often."""
+    return tuple(
+        ItemFault(item=item, message=message, count=count)
+        for (item, message), count in counts.most_common(_MOST_FAULTS)
+    )

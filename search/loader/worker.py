@@ -5,42 +5,26 @@ Reads one order, makes the loader and its workers, answers on its own channel an
 
 from __future__ import annotations
 
-import faulthandler
-import os
 import sys
-import time
 from typing import NoReturn
 
 from search.loader.protocol import LoaderOrder
 from search.probe.worker.report import Report
-from search.probe.worker.worker import is_unfit, start_afresh
+from search.probe.worker.worker import serve
 
 COMMAND = (sys.executable, "-P", "-m", "search.loader.worker")
 
 
-def main() -> NoReturn:
-    work(int(sys.argv[1]), int(sys.argv[2]))
-
-
 def work(request_fd: int, result_fd: int) -> NoReturn:
-    """Read the order, carry it out, answer it and end the process, as a step's probe does."""
-    began = time.monotonic()
-    if is_unfit():
-        start_afresh(COMMAND, request_fd, result_fd)
-    os.set_inheritable(request_fd, False)
-    os.set_inheritable(result_fd, False)
-    faulthandler.enable()
-    with open(request_fd, "rb") as channel:
-        order = LoaderOrder.model_validate_json(channel.readline())
-    report = Report(result_fd, order.request.probe_id)
-    report.enter("import")
+    """Load as the order says."""
+    serve(LoaderOrder, COMMAND, request_fd, result_fd, _carry_out)
+
+
+def _carry_out(order: LoaderOrder, deadline: float, report: Report) -> None:
     from search.loader import measure
 
-    measure.answer(order.request, began + order.deadline_seconds, report)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    measure.answer(order.request, deadline, report)
 
 
 if __name__ == "__main__":
-    main()
+    work(int(sys.argv[1]), int(sys.argv[2]))

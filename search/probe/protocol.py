@@ -72,12 +72,19 @@ class Timing(Message):
         raise NotImplementedError
 
 
-class ProbeRequest(Timing):
+class Request(Timing):
+    """What any probe is of: `device` is "cpu" or "cuda:N"."""
+
+    probe_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"
+    seed: int = 0
+
+
+class ProbeRequest(Request):
     """What to probe and how long. Bytes are integers, times are seconds.
 
-    `device` is "cpu" or "cuda:N". `memory_cap_bytes` emulates a smaller device: on CUDA it holds
-    the caching allocator to what is left beside the context; on the CPU it is a limit on the growth
-    of the worker's own memory.
+    `memory_cap_bytes` emulates a smaller device: on CUDA it holds the caching allocator to what is
+    left beside the context; on the CPU it is a limit on the growth of the worker's own memory.
 
     `warmup_steps` optimizer steps and `warmup_seconds` of them go before those that are timed. What
     is not given of warm-up, least duration and giving up is `CUDA_SECONDS` on a GPU, and no time at
@@ -86,17 +93,14 @@ class ProbeRequest(Timing):
     `capability` is the GPU's, where it is known: so that nobody need touch the device to ask it.
     """
 
-    probe_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
     model: Model
     setting: TrainSetting
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"
     memory_cap_bytes: Annotated[int, Field(ge=1)] | None = None
     warmup_steps: Annotated[int, Field(ge=1)] = 2
     warmup_seconds: Annotated[float, Field(ge=0)] = 0.0
     record_phases: bool = False
     profile: ProfileOrder | None = None
     capability: tuple[int, int] | None = None
-    seed: int = 0
 
     @model_validator(mode="before")
     @classmethod
@@ -131,14 +135,20 @@ class RankPlace(Message):
     threads: Annotated[int, Field(ge=1)] | None = None
 
 
-class WorkOrder(Message):
+class Order(Message):
     """The one line a worker reads. `deadline_seconds` is what is left when it is sent; a rank of a
     world has its `place`, and stays until its channel of requests is closed."""
 
     format: Literal[1] = 1
-    request: FedRequest | ProbeRequest
+    request: Request
     deadline_seconds: float
     place: RankPlace | None = None
+
+
+class WorkOrder(Order):
+    """The order of a training."""
+
+    request: FedRequest | ProbeRequest
 
 
 class AnswerMessage(Message):
@@ -161,17 +171,23 @@ class ProgressMessage(AnswerMessage):
     step_seconds: float
 
 
-class OutcomeMessage(AnswerMessage):
-    """How the probe ended, in the fields of a `MeasurementRecord`.
+class AnyOutcome(AnswerMessage):
+    """How the probe ended: a worker's last word."""
+
+    type: Literal["outcome"] = "outcome"
+    message: str = ""
+    flags: tuple[str, ...] = ()
+
+
+class OutcomeMessage(AnyOutcome):
+    """How a training ended, in the fields of a `MeasurementRecord`.
 
     What only ranks of a world tell: `lost_others` is a failure because other ranks are gone, who
     know why; `forward_seconds` as in a `RankRecord`; `world` as this rank saw it. `ranks` is
     what the tuner puts together of them.
     """
 
-    type: Literal["outcome"] = "outcome"
     status: ProbeStatus
-    message: str = ""
     phase: str = ""
     step_seconds: tuple[Seconds, ...] = ()
     peak_allocated_bytes: int | None = None
@@ -181,7 +197,6 @@ class OutcomeMessage(AnswerMessage):
     unit: str | None = None
     compile_seconds: float | None = None
     clocks: Clocks | None = None
-    flags: tuple[str, ...] = ()
     free_bytes: int | None = None
     taken_bytes: int | None = None
     lost_others: bool = False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
-import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -15,6 +13,7 @@ from planner.schema.observation import Sight
 from search.probe.observation import attention, context, driver, history, steps
 from search.probe.observation.order import Order, Teller
 from search.probe.observation.view import NotHereError, View, make_view
+from search.probe.worker.worker import end, prepare
 
 # What looks; the text of an error that was looked for is returned.
 SIGHTS: dict[Sight, Callable[[Order, View, Teller], str | None]] = {
@@ -34,12 +33,9 @@ SIGHTS: dict[Sight, Callable[[Order, View, Teller], str | None]] = {
 
 def main() -> NoReturn:
     result_fd = int(sys.argv[1])
-    os.set_inheritable(result_fd, False)
-    faulthandler.enable()
+    prepare(result_fd)
     look(Order.model_validate_json(sys.argv[2]), Teller(result_fd))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    end()
 
 
 def look(order: Order, tell: Teller) -> None:

@@ -23,7 +23,7 @@ from search.probe import failure
 from search.probe.parent import supervisor
 from search.probe.parent.environment import probe_environment
 from search.probe.parent.fork_server import ForkServer, ForkServerGoneError
-from search.probe.protocol import A, AnswerReader, PhaseMessage, encode
+from search.probe.protocol import A, AnswerReader, AnyOutcome, Order, PhaseMessage, encode
 from search.probe.worker import worker
 
 # How long a worker may take to end after its answer, or after it was asked to: it has nothing left
@@ -80,18 +80,12 @@ class _Tail:
 
 
 class Listener(Generic[A]):
-    """All that the parent hears of one worker, kept within bounds.
+    """All that the parent hears of one worker, kept within bounds. `on_answer` hears what the
+    worker says."""
 
-    `on_answer` hears what the worker says; `is_outcome` tells which of that is its last word.
-    """
-
-    def __init__(
-        self, reader: AnswerReader[A], on_answer: Callable[[A], None],
-        is_outcome: Callable[[A], bool],
-    ) -> None:  # fmt: skip
+    def __init__(self, reader: AnswerReader[A], on_answer: Callable[[A], None]) -> None:
         self.reader = reader
         self.on_answer = on_answer
-        self.is_outcome = is_outcome
         self.stdout, self.stderr = _Tail(), _Tail()
         self.phase = "start"
         self.overdue = False
@@ -112,7 +106,7 @@ class Listener(Generic[A]):
 
     def hear_answers(self, data: bytes) -> None:
         for answer in self.reader.feed(data):
-            if self.is_outcome(answer):
+            if isinstance(answer, AnyOutcome):
                 self.answered_at = time.monotonic()
             elif isinstance(answer, PhaseMessage):
                 self.phase = answer.phase
@@ -304,3 +298,18 @@ class WorkerGroup:
             self.selector.unregister(key.fd)
             if self.hearers[key.fd] == self.listener.hear_supervisor:
                 self.listener.supervisor_is_gone = True
+
+
+def attend(
+    spawn: Spawn, listener: Listener[Any], order: Callable[[float], Order], deadline: float,
+    deadline_seconds: float,
+) -> Silence | None:  # fmt: skip
+    """Has one worker carry out what `order` makes of the seconds that are left, until it and all
+    that it started have ended. Why, where it gave no outcome."""
+    kernel_kills = failure.count_kernel_kills()
+    with WorkerGroup.start(spawn, listener) as group:
+        group.order(order(deadline - time.monotonic()))
+        group.attend(deadline)
+    if listener.answered_at is not None:
+        return None
+    return judge_silence(listener, deadline_seconds, kernel_kills)

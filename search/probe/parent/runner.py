@@ -9,27 +9,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from statistics import median
+from typing import Any
 
 from planner.schema import DeviceInfo, MeasurementRecord
-from search.probe import failure
 from search.probe.device import describe_device, memory_in_use, versions
 from search.probe.parent.attendance import (
     Listener,
     Spawn,
-    WorkerGroup,
+    attend,
     choose_spawn,
-    judge_silence,
 )
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.world import WorldProbe, devices_of
 from search.probe.protocol import (
+    AnswerMessage,
     AnswerReader,
+    AnyOutcome,
     FedMessage,
     OutcomeMessage,
     PhaseMessage,
     ProbeAnswer,
     ProbeRequest,
+    ProgressMessage,
     WorkOrder,
 )
 
@@ -84,61 +87,65 @@ def run_probe(
     before = {each: _free_and_used(each) for each in devices}
     started = time.monotonic()
 
-    def record_of(outcome: OutcomeMessage) -> MeasurementRecord:
-        step_seconds = median(outcome.step_seconds) if outcome.step_seconds else None
-        return MeasurementRecord(
-            model=request.model,
-            setting=request.setting,
-            device=described,
-            versions=versions(),
-            date=date,
-            images_per_second=request.images_per_step / step_seconds if step_seconds else None,
-            probe_seconds=time.monotonic() - started,
-            **_shared_fields(outcome),
-        )
+    record_of = partial(_record, request, described, date, started)
 
-    def answered(outcome: OutcomeMessage) -> None:
-        if on_result is not None:
-            on_result(record_of(outcome))
+    def answered(answer: OutcomeMessage | FedMessage) -> None:
+        if isinstance(answer, FedMessage):
+            if on_fed is not None:
+                on_fed(answer)
+        elif on_result is not None:
+            on_result(record_of(answer))
 
-    hearing = _Hearing(
-        started, on_event or (lambda event: None), answered, on_fed or (lambda message: None)
-    )
+    hearing = Hearing(started, on_event, answered)
     deadline = started + deadline_seconds
-    hearing.tell("start")
     spawn = choose_spawn(fork_server, deadline, worker_command)
-    attend = _attend_one if request.setting.parallelism == "none" else _attend_ranks
-    outcome, has_ended = attend(request, hearing, spawn, deadline, deadline_seconds)
+    ended = _attend_one if request.setting.parallelism == "none" else _attend_ranks
+    outcome, has_ended = ended(request, hearing, spawn, deadline, deadline_seconds)
     if outcome.free_bytes is None:
         outcome = _crowded(outcome, before, has_ended)
     hearing.tell("end")
     return record_of(outcome)
 
 
+def _record(
+    request: ProbeRequest, device: DeviceInfo, date: str, started: float, outcome: OutcomeMessage
+) -> MeasurementRecord:
+    step_seconds = median(outcome.step_seconds) if outcome.step_seconds else None
+    return MeasurementRecord(
+        model=request.model,
+        setting=request.setting,
+        device=device,
+        versions=versions(),
+        date=date,
+        images_per_second=request.images_per_step / step_seconds if step_seconds else None,
+        probe_seconds=time.monotonic() - started,
+        **_shared_fields(outcome),
+    )
+
+
 def _attend_one(
-    request: ProbeRequest, hearing: _Hearing, spawn: Spawn, deadline: float,
+    request: ProbeRequest, hearing: Hearing, spawn: Spawn, deadline: float,
     deadline_seconds: float,
 ) -> tuple[OutcomeMessage, bool]:  # fmt: skip
     """How the one worker of a probe ended, and whether it is known to have."""
-    listener = Listener(AnswerReader(request.probe_id), hearing.hear, is_outcome)
-    kernel_kills = failure.count_kernel_kills()
-    with WorkerGroup.start(spawn, listener) as group:
-        group.order(WorkOrder(request=request, deadline_seconds=deadline - time.monotonic()))
-        group.attend(deadline)
-    if hearing.outcome is not None:
+    listener = Listener(AnswerReader(request.probe_id), hearing.hear)
+    silence = attend(
+        spawn, listener, lambda left: WorkOrder(request=request, deadline_seconds=left),
+        deadline, deadline_seconds,
+    )  # fmt: skip
+    if silence is None:
         flags = (*hearing.outcome.flags, *listener.all_flags)
         outcome = hearing.outcome.model_copy(update={"flags": flags})
-        return outcome, listener.wait_status is not None
-    silence = judge_silence(listener, deadline_seconds, kernel_kills)
-    outcome = OutcomeMessage(
-        probe_id=request.probe_id, status=silence.status, message=silence.message,
-        phase=listener.phase, flags=tuple(listener.flags),
-    )  # fmt: skip
+    else:
+        outcome = OutcomeMessage(
+            probe_id=request.probe_id, status=silence.status, message=silence.message,
+            phase=listener.phase, flags=tuple(listener.flags),
+        )  # fmt: skip
     return outcome, listener.wait_status is not None
 
 
 def _attend_ranks(
-    request: ProbeRequest, hearing: _Hearing, spawn: Spawn, deadline: float,
+    request: ProbeRequest, hearing: Hearing, spawn: Spawn, deadline: float,
     deadline_seconds: float,
 ) -> tuple[OutcomeMessage, bool]:  # fmt: skip
     """How the ranks of a probe ended, and whether all are known to have; rank 0 tells where they
@@ -196,36 +203,31 @@ def _shared_fields(outcome: OutcomeMessage) -> dict[str, object]:
     }
 
 
-class _Hearing:
-    """What one probe's worker says, passed on to whom it concerns; its outcome, once it is in."""
+class Hearing:
+    """Where one probe is, passed on as events; its outcome, once it is in. `on_answer` hears that
+    and what else its worker says."""
 
     def __init__(
-        self, started: float, on_event: Callable[[ProbeEvent], None],
-        on_result: Callable[[OutcomeMessage], None], on_fed: Callable[[FedMessage], None],
+        self, started: float, on_event: Callable[[ProbeEvent], None] | None,
+        on_answer: Callable[[Any], None],
     ) -> None:  # fmt: skip
-        self.started = started
-        self.on_event = on_event
-        self.on_result = on_result
-        self.on_fed = on_fed
+        self.started, self.on_event, self.on_answer = started, on_event, on_answer
         self.phase = "start"
-        self.outcome: OutcomeMessage | None = None
+        self.outcome: Any = None
+        self.tell("start")
 
     def tell(self, phase: str, num_steps: int = 0, step_seconds: float | None = None) -> None:
-        elapsed = time.monotonic() - self.started
-        self.on_event(ProbeEvent(phase, elapsed, num_steps, step_seconds))
+        if self.on_event is not None:
+            elapsed = time.monotonic() - self.started
+            self.on_event(ProbeEvent(phase, elapsed, num_steps, step_seconds))
 
-    def hear(self, answer: ProbeAnswer) -> None:
-        if isinstance(answer, OutcomeMessage):
-            self.outcome = answer
-            self.on_result(answer)
-        elif isinstance(answer, FedMessage):
-            self.on_fed(answer)
-        elif isinstance(answer, PhaseMessage):
+    def hear(self, answer: AnswerMessage) -> None:
+        if isinstance(answer, PhaseMessage):
             self.phase = answer.phase
             self.tell(answer.phase)
-        else:
+        elif isinstance(answer, ProgressMessage):
             self.tell(self.phase, answer.num_steps, answer.step_seconds)
-
-
-def is_outcome(answer: object) -> bool:
-    return isinstance(answer, OutcomeMessage)
+        else:
+            if isinstance(answer, AnyOutcome):
+                self.outcome = answer
+            self.on_answer(answer)

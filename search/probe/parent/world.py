@@ -145,7 +145,7 @@ class WorldProbe:
                 self.hear(number, answer)
 
         reader = AnswerReader(self.request.probe_id)
-        return Listener(reader, hear, lambda answer: isinstance(answer, OutcomeMessage))
+        return Listener(reader, hear)
 
     def _attend(self, deadline: float, deadline_seconds: float) -> OutcomeMessage:
         """Listens to all until they have measured, one has failed, or they are late."""

@@ -10,51 +10,65 @@ import faulthandler
 import os
 import sys
 import time
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
 
-from search.probe.protocol import FedRequest, OutcomeMessage, WorkOrder
+from search.probe.protocol import FedRequest, Order, WorkOrder
 from search.probe.worker.report import Report
 
 COMMAND = (sys.executable, "-P", "-m", "search.probe.worker.worker")
-
-
-def main() -> NoReturn:
-    work(int(sys.argv[1]), int(sys.argv[2]))
+OrderT = TypeVar("OrderT", bound=Order)
 
 
 def work(request_fd: int, result_fd: int) -> NoReturn:
-    """Read the order, carry it out, answer it and end the process.
+    """Train as the order says."""
+    serve(WorkOrder, COMMAND, request_fd, result_fd, _carry_out)
 
-    By `os._exit`: what a library or the user's code does at exit is not the probe's.
-    """
+
+def serve(
+    kind: type[OrderT], command: Sequence[str], request_fd: int, result_fd: int,
+    carry_out: Callable[[OrderT, float, Report], None],
+) -> NoReturn:  # fmt: skip
+    """Read an order, have it carried out and answered until its deadline (an instant of
+    `time.monotonic`), and end the process. `command` is what starts such a worker by itself."""
     began = time.monotonic()
     if is_unfit():
-        start_afresh(COMMAND, request_fd, result_fd)
-    os.set_inheritable(request_fd, False)
-    os.set_inheritable(result_fd, False)
-    faulthandler.enable()
+        start_afresh(command, request_fd, result_fd)
+    prepare(request_fd, result_fd)
     with open(request_fd, "rb") as channel:
-        order = WorkOrder.model_validate_json(channel.readline())
+        order = kind.model_validate_json(channel.readline())
         report = Report(result_fd, order.request.probe_id)
         report.enter("import")
-        report.outcome(_carry_out(order, began + order.deadline_seconds, report))
+        carry_out(order, began + order.deadline_seconds, report)
         if order.place is not None:
             channel.read()  # until it is closed: the end of one rank is a fault to the others
+    end()
+
+
+def prepare(*channels: int) -> None:
+    """No process of the model's inherits a channel, and a fatal signal leaves its stack."""
+    for fd in channels:
+        os.set_inheritable(fd, False)
+    faulthandler.enable()
+
+
+def end() -> NoReturn:
+    """By `os._exit`: what a library or the user's code does at exit is not the probe's."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _carry_out(order: WorkOrder, deadline: float, report: Report) -> OutcomeMessage:
+def _carry_out(order: WorkOrder, deadline: float, report: Report) -> None:
     request = order.request
     if isinstance(request, FedRequest):
         from search.probe.worker.fed import measure_fed
 
-        return measure_fed(request, deadline, report)
+        report.outcome(measure_fed(request, deadline, report))
+        return
     from search.probe.worker.measure import measure
 
-    return measure(request, deadline, report, order.place)
+    report.outcome(measure(request, deadline, report, order.place))
 
 
 def is_unfit() -> bool:
@@ -75,4 +89,4 @@ def start_afresh(command: Sequence[str], request_fd: int, result_fd: int) -> NoR
 
 
 if __name__ == "__main__":
-    main()
+    work(int(sys.argv[1]), int(sys.argv[2]))

@@ -14,10 +14,11 @@ import pytest
 
 from planner.loading.sources import find_source
 from planner.schema.loading import LoaderRecord, LoaderSetting
-from search.loader.probing import LoaderEvent, probe_loader, stays_cached
+from search.loader.probing import probe_loader, stays_cached
 from search.loader.stages import find_bound
 from search.loader.usage import private_bytes, read_disk, steady_growth
 from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import ProbeEvent
 from search.probe.processes import cpu_seconds
 from tests.loading.made import BROKEN, UNUSUAL, encoded, folder_of, listing
 from tests.search.loader.conftest import AMPLE_SECONDS, QUICK, Probe
@@ -195,9 +196,9 @@ def test_pinning_without_a_device_is_said_and_not_done(probe: Probe) -> None:
 
 def test_progress_is_told_and_what_it_raises_ends_the_probe(server: ForkServer) -> None:
     """Ctrl-C arrives as what the callback raises; the fixture looks for processes left behind."""
-    heard: list[LoaderEvent] = []
+    heard: list[ProbeEvent] = []
 
-    def interrupted(event: LoaderEvent) -> None:
+    def interrupted(event: ProbeEvent) -> None:
         heard.append(event)
         if event.phase == "measure":
             raise KeyboardInterrupt
