@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Generic, Literal
@@ -150,17 +150,23 @@ def choose_spawn(
 
 
 def spawn_process(command: Sequence[str], fds: Sequence[int]) -> Callable[[], object]:
-    """Start a supervisor as a process of ours, which starts `command`."""
+    """Start a supervisor as a process of ours, which starts `command` with its two channels."""
+    return supervise([*command, str(fds[2]), str(fds[3])], fds, probe_environment())
+
+
+def supervise(
+    command: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]
+) -> Callable[[], object]:
+    """The same of a command that is whole."""
     lifeline, status, request, result, output, error = fds
-    arguments = [str(lifeline), str(status), *command, str(request), str(result)]
     process = subprocess.Popen(
-        [sys.executable, "-S", "-E", supervisor.__file__, *arguments],
+        [sys.executable, "-S", "-E", supervisor.__file__, str(lifeline), str(status), *command],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=error,
         pass_fds=(lifeline, status, request, result),
         start_new_session=True,
-        env=probe_environment(),
+        env=environment,
     )
     return process.wait
 
