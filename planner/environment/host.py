@@ -9,11 +9,16 @@ memory.max; cgroup-v1: cpu.cfs_quota_us, memory.limit_in_bytes).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/")
 _UNLIMITED_V1 = 1 << 60  # cgroup v1 says "no limit" with a number near 2^63
+# What limits a control group's memory and what is used of it, in either version.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -140,13 +145,34 @@ def _quota(root: Path) -> float | None:
 
 
 def _memory_limit(root: Path) -> int | None:
-    found = []
+    return min((limit for limit, _ in _memory_limits(root)), default=None)
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
+    """(limit, used) of each control group around this process that limits memory. What it would
+    give back on need, its cached files, is not counted as used; None where it is not told."""
     for folder in _group_folders(root, "memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            limit = number_of(folder / name)
+        for limited, used in _MEMORY_FILES:
+            limit, taken = number_of(folder / limited), number_of(folder / used)
             if limit is not None and 0 < limit < _UNLIMITED_V1:
-                found.append(limit)
-    return min(found, default=None)
+                yield limit, None if taken is None else taken - _cached_bytes(folder)
+
+
+def _cached_bytes(folder: Path) -> int:
+    lines = text_of(folder / "memory.stat").splitlines()
+    counts = dict(line.split()[:2] for line in lines if line)
+    return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
+
+
+def memory_room(root: Path = ROOT) -> tuple[int, int]:
+    """Bytes that this process and its control groups may have of the memory, and that are free of
+    them now, without swapping."""
+    memory = _meminfo(root)
+    total, free = memory["MemTotal"], memory["MemAvailable"]
+    for limit, used in _memory_limits(root):
+        if used is not None:
+            total, free = min(total, limit), min(free, max(0, limit - used))
+    return total, free
 
 
 def _shared_memory(root: Path) -> tuple[int | None, int | None]:

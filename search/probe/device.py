@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
+from planner.environment.host import memory_room
 from planner.environment.torch_build import (
     TorchBuild,
     TorchGpu,
@@ -30,7 +31,6 @@ from planner.hardware.processor import cpu_name
 from planner.memory.allocator_config import RECORDED_AS, environment_options
 from planner.schema import DeviceInfo, TrainSetting
 from planner.schema.setting import CUDNN_BENCHMARK
-from planner.units import KIB
 from search.probe import nvml
 from search.probe.accounting import agree
 
@@ -312,54 +312,5 @@ def ask_process(arguments: Sequence[str], deadline_seconds: float) -> dict[str, 
 
 
 def _host_memory() -> MemoryInUse:
-    fields = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        fields[name] = int(value.split()[0]) * KIB
-    total, free = fields["MemTotal"], fields["MemAvailable"]
-    for limit, used in _group_limits():
-        total = min(total, limit)
-        free = min(free, max(0, limit - used))
+    total, free = memory_room()
     return MemoryInUse(total, total - free, free)
-
-
-def _group_limits() -> list[tuple[int, int]]:
-    """(limit, used) of the control groups this process is in, where they limit memory.
-
-    Version 2 is one tree with `memory.max`; version 1 has a tree for memory. In a container the
-    path in /proc/self/cgroup may not exist and the tree's root is ours.
-    """
-    found = []
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            root = Path("/sys/fs/cgroup/memory")
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        for group in (root / path.lstrip("/"), root):
-            limit, used = (_read_count(group / name) for name in names)
-            if limit is not None and used is not None:
-                found.append((limit, used - _reclaimable(group)))
-                break
-    return found
-
-
-def _read_count(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def _reclaimable(group: Path) -> int:
-    """Bytes of cached files in a control group that are given back on need."""
-    try:
-        lines = (group / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    counts = dict(line.split()[:2] for line in lines if line)
-    return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.environment.host import read_host
+from planner.environment.host import memory_room, read_host
 
 
 def lay(root: Path, files: dict[str, str]) -> Path:
@@ -49,14 +49,60 @@ def lay(root: Path, files: dict[str, str]) -> Path:
             },
             None, None,
         ),
+        (
+            {
+                "proc/self/cgroup": "0::/elsewhere\n",
+                "sys/fs/cgroup/cpu.max": "400000 100000\n",
+                "sys/fs/cgroup/memory.max": "1048576\n",
+            },
+            4.0, 1 << 20,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/box\n1:name=systemd:/\n",
+                "sys/fs/cgroup/cpu/box/cpu.cfs_quota_us": "150000\n",
+                "sys/fs/cgroup/cpu/box/cpu.cfs_period_us": "100000\n",
+            },
+            1.5, None,
+        ),
     ],
-    ids=["no limits", "version 2, the tightest of the groups", "version 1", "version 1, no limits"],
+    ids=["no limits", "version 2, the tightest of the groups", "version 1", "version 1, no limits",
+         "a container's own root", "version 1, a folder of another name"],
 )  # fmt: skip
 def test_control_groups(
     tmp_path: Path, files: dict[str, str], quota: float | None, limit: int | None
 ) -> None:
     host = read_host(lay(tmp_path, files))
     assert (host.quota_cpus, host.memory_limit_bytes) == (quota, limit)
+
+
+@pytest.mark.parametrize(
+    ("files", "room"),
+    [
+        ({}, (16 << 20, 8 << 20)),
+        (
+            {
+                "sys/fs/cgroup/memory.max": "4194304\n",
+                "sys/fs/cgroup/memory.current": "3145728\n",
+                "sys/fs/cgroup/memory.stat": "anon 100\ninactive_file 1048576\n",
+            },
+            (4 << 20, 2 << 20),
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:memory:/box\n",
+                "sys/fs/cgroup/memory/box/memory.limit_in_bytes": "4194304\n",
+                "sys/fs/cgroup/memory/box/memory.usage_in_bytes": "5242880\n",
+            },
+            (4 << 20, 0),
+        ),
+        ({"sys/fs/cgroup/memory.max": "4194304\n"}, (16 << 20, 8 << 20)),
+    ],
+    ids=["no limits", "cached files are given back", "version 1, over its limit", "use not told"],
+)
+def test_room_in_memory(tmp_path: Path, files: dict[str, str], room: tuple[int, int]) -> None:
+    meminfo = "MemTotal:       16384 kB\nMemAvailable:    8192 kB\n"
+    assert memory_room(lay(tmp_path, {"proc/meminfo": meminfo, **files})) == room
 
 
 def test_this_machine() -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from planner.environment.host import Host
 from planner.units import GIB
 from search.probe.device import MemoryInUse
 from search.probe.parent import environment
-from search.probe.parent.environment import THREADS, compile_threads, cpu_quota, probe_environment
+from search.probe.parent.environment import THREADS, compile_threads, probe_environment
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
 from tests.search.probes import AMPLE_SECONDS, request_of
@@ -23,14 +22,17 @@ from tests.search.probes import AMPLE_SECONDS, request_of
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 cores and 200 GiB, none of them limited."""
     monkeypatch.delenv(THREADS, raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    monkeypatch.setattr(environment, "cpu_quota", lambda: None)
     give_memory(monkeypatch, 200)
+    give_cores(monkeypatch, None)
 
 
 def give_memory(monkeypatch: pytest.MonkeyPatch, free_gib: int) -> None:
     memory = MemoryInUse(256 * GIB, 256 * GIB - free_gib * GIB, free_gib * GIB)
     monkeypatch.setattr(environment, "memory_in_use", lambda device: memory)
+
+
+def give_cores(monkeypatch: pytest.MonkeyPatch, quota: float | None) -> None:
+    monkeypatch.setattr(environment, "read_host", lambda: Host(64, 64, quota_cpus=quota))
 
 
 @pytest.mark.usefixtures("machine")
@@ -43,7 +45,7 @@ def test_compile_workers_have_room(
 ) -> None:
     """Half a GiB each, in half of what is free."""
     give_memory(monkeypatch, free_gib)
-    monkeypatch.setattr(environment, "cpu_quota", lambda: quota)
+    give_cores(monkeypatch, quota)
     assert compile_threads() == threads
     assert probe_environment()[THREADS] == str(threads)
 
@@ -52,32 +54,6 @@ def test_compile_workers_have_room(
 def test_users_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(THREADS, "7")
     assert probe_environment()[THREADS] == "7"
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "quota"),
-    [
-        ("0::/box\n", {"box/cpu.max": "250000 100000\n"}, 2.5),
-        ("0::/elsewhere\n", {"cpu.max": "400000 100000\n"}, 4.0),  # a container's own root
-        ("0::/box\n", {"box/cpu.max": "max 100000\n"}, None),
-        ("4:cpu,cpuacct:/box\n1:name=systemd:/\n",
-         {"cpu/box/cpu.cfs_quota_us": "150000\n", "cpu/box/cpu.cfs_period_us": "100000\n"}, 1.5),
-        ("4:cpu,cpuacct:/\n",
-         {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ("5:memory:/\n", {}, None),
-    ],
-)  # fmt: skip
-def test_quota_is_the_control_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str],
-    quota: float | None,
-) -> None:  # fmt: skip
-    (tmp_path / "groups").write_text(groups)
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(environment, "_GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(environment, "_ROOT", tmp_path)
-    assert cpu_quota() == quota
 
 
 def test_workers_and_nurseries_are_told(monkeypatch: pytest.MonkeyPatch, token: str) -> None:

@@ -205,13 +205,6 @@ def test_versions_say_how_cudnn_chooses(monkeypatch: pytest.MonkeyPatch) -> None
     assert "cudnn_benchmark" not in dict(device._versions.__wrapped__(device._PACKAGES))
 
 
-def test_control_group_limits_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_group_limits", lambda: [(1 << 20, 1 << 19)])
-    memory = device.memory_in_use("cpu")
-    assert memory is not None
-    assert (memory.total_bytes, memory.free_bytes) == (1 << 20, 1 << 19)
-
-
 def test_supervisor_looks_less_often_for_what_does_not_die(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in an uninterruptible call to a driver: a look walks through all of /proc."""
     waits: list[float] = []
