@@ -62,7 +62,7 @@ def _print_time(found: Sequence[Published]) -> None:
 
 
 def _print_summary(found: Sequence[Published]) -> None:
-    from search.validation.published import errors_of
+    from search.validation.compare import accuracy_of
 
     groups: tuple[tuple[str, Callable[[Published], float | None]], ...] = (
         ("memory, held",
@@ -74,7 +74,7 @@ def _print_summary(found: Sequence[Published]) -> None:
     )  # fmt: skip
     rows = []
     for title, error in groups:
-        summary = errors_of([e for p in found if (e := error(p)) is not None])
+        summary = accuracy_of([e for p in found if (e := error(p)) is not None])
         if summary is not None:
             rows.append((title, summary.count, f"{summary.median:.1%}", f"{summary.worst:.1%}"))
     print_table(rows, ("", "rows", "median error", "worst error"))

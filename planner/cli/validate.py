@@ -233,13 +233,13 @@ def _what(matrix: Matrix, num_to_see: int, num_left: int) -> str:
 def _matrix(models: tuple[str, ...], given: dict[str, Any]) -> Matrix:
     """What is to be done: the file's list or the command line's rows, made small to rehearse."""
     from search.validation.matrix import Matrix
-    from search.validation.reading import read_matrix_file
+    from search.validation.reading import read_matrix
     from search.validation.rehearsal import rehearse
 
     if given["matrix"] and models:
         raise UsageError("a MODEL and a --matrix were both given.", "Name one of them.")
     if given["matrix"]:
-        matrix = read_matrix_file(Path(given["matrix"]))
+        matrix = read_matrix(Path(given["matrix"]))
     else:
         matrix = Matrix(tuple(_rows(models, given)))
     return rehearse(matrix) if given["rehearse"] else matrix

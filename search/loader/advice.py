@@ -19,7 +19,7 @@ from planner.schema.loading import (
 )
 from planner.units import GIB, format_bytes, format_seconds
 from search.loader.law import batch_bytes
-from search.loader.pictures import SMALLER_PX, PictureSizes
+from search.loader.pictures import SMALLER_PX
 
 CPU_BOUNDS: tuple[LoaderBound, ...] = ("decode", "transform", "collate")
 SMALL_SHARED_BYTES = GIB  # a container's is 64 MiB by default; eight workers' batches need 1 GiB
@@ -37,7 +37,7 @@ class Advised:
     ran: Sequence[LoaderRecord]
     host: Host
     source: DataSource
-    sizes: PictureSizes | None = None
+    smaller_share: float | None = None  # of the pixels, in pictures of SMALLER_PX
     step: StepRate | None = None
     unsupported: frozenset[Pipeline] = frozenset()  # what was probed and cannot run here
 
@@ -117,17 +117,17 @@ def ways_out(found: Advised) -> list[str]:
 
 def _smaller_pictures(found: Advised) -> str:
     """Decoding goes by the pixels of the file, and so does reading; what comes after does not."""
-    sizes, stages = found.sizes, found.chosen.stage_seconds
+    share, stages = found.smaller_share, found.chosen.stage_seconds
     decode, whole = stages.get("decode", 0.0), sum(stages.values())
-    if sizes is None or sizes.smaller_share > 1 - _WORTH_SAYING or not decode:
+    if share is None or share > 1 - _WORTH_SAYING or not decode:
         return ""
     # Stages are timed in one process; of all processes' time decoding is taken to have that share.
-    saved = found.cpu_seconds * decode / whole * (1 - sizes.smaller_share)
+    saved = found.cpu_seconds * decode / whole * (1 - share)
     if saved < _WORTH_SAYING * found.cpu_seconds:
         return ""
     text = (
         f"Resize the pictures once to {SMALLER_PX} px on their short side, which leaves "
-        f"{sizes.smaller_share:.0%} of their pixels"
+        f"{share:.0%} of their pixels"
     )
     if found.chosen.bound == "disk":
         return f"{text}: less is read."

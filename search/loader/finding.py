@@ -30,7 +30,7 @@ from search.limits import Limits
 from search.loader.advice import Advised, all_faults, bound_line, busy_note, warnings_of, ways_out
 from search.loader.law import ASSUMED_IMAGE_SECONDS, ImageCost, expected_rate
 from search.loader.options import LoaderKeywords, LoaderOptions
-from search.loader.pictures import picture_sizes
+from search.loader.pictures import smaller_share
 from search.loader.prober import LoaderProber
 from search.loader.probing import PACKAGES
 from search.loader.result import choose_loader, measured_loaders
@@ -40,6 +40,7 @@ from search.loader.study import LoaderIdentity
 from search.probe.device import choose_device, describe_device, versions
 from search.prober import Prober
 from search.progress import OnProgress, note_taker
+from search.result.recommend import how_ended
 from search.result_file import make_folder, write_result
 from search.session import Session
 from search.space import Space
@@ -197,7 +198,7 @@ def recommend(
     chosen, others = best.evidence, [loader.evidence for loader in found if loader is not best]
     rated = _rated(step, best.rate, chosen)
     advised = Advised(
-        chosen, [loader.evidence for loader in found], host, source, picture_sizes(source), rated,
+        chosen, [loader.evidence for loader in found], host, source, smaller_share(source), rated,
         frozenset(r.setting.pipeline for r in records if r.status == "unsupported"),
     )  # fmt: skip
     said = [
@@ -297,13 +298,7 @@ def _advice(
         return "No probe was made before that: run the same command again."
     if not records or all(r.cut_short for r in records):
         return "The budget ended before any probe did: allow more time with --budget."
-    ended = [r for r in records if not r.cut_short]
-    count: dict[str, int] = {}
-    for record in ended:
-        count[record.status] = count.get(record.status, 0) + 1
-    listed = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in count.items())
-    last = next((r.message for r in reversed(ended) if r.message), "")
-    return f"No probe ended well ({listed}). The last said: {last or 'nothing'}"
+    return how_ended([r for r in records if not r.cut_short])
 
 
 def _stamping(prober: LoaderProbe, identity: LoaderIdentity) -> LoaderProbe:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import PlannerError
@@ -13,17 +12,9 @@ SMALLER_PX = 256  # what a crop of 224 px is usually cut from
 NUM_LOOKED_AT = 64
 
 
-@dataclass(frozen=True)
-class PictureSizes:
-    """Of some pictures: pixels in the mean, and the share of them that is left where the short side
-    has SMALLER_PX."""
-
-    mean_px: float
-    smaller_share: float
-
-
-def picture_sizes(source: DataSource) -> PictureSizes | None:
-    """None where the source is no folder, or no head can be read."""
+def smaller_share(source: DataSource) -> float | None:
+    """The share of its pictures' pixels that is left where the short side has SMALLER_PX, by some
+    of them; None where the source is no folder, or no head can be read."""
     if source.kind != "folder":
         return None
     try:
@@ -47,4 +38,4 @@ def picture_sizes(source: DataSource) -> PictureSizes | None:
         smaller.append(width * height * min(1.0, SMALLER_PX / max(min(width, height), 1)) ** 2)
     if not pixels:
         return None
-    return PictureSizes(sum(pixels) / len(pixels), sum(smaller) / max(sum(pixels), 1))
+    return sum(smaller) / max(sum(pixels), 1)

@@ -53,8 +53,8 @@ class Unknowns:
     own_errors: Floats
 
 
-def draw_unknowns(num_candidates: int, seed: int, count: int = NUM_DRAWS) -> Unknowns:
-    random = np.random.default_rng(seed)
+def draw_unknowns(num_candidates: int, seed: int) -> Unknowns:
+    random, count = np.random.default_rng(seed), NUM_DRAWS
     has_disk = random.random(count) < 0.4
     return Unknowns(
         slowdown=np.exp(random.normal(0.05, 0.1, count)),

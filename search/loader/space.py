@@ -52,11 +52,9 @@ def make_loader_space(
     source: DataSource, host: Host, batch_size: int, image_size: tuple[int, int], *,
     has_cuda: bool, pipelines: Sequence[Pipeline] | None = None,
     workers: Sequence[int] | None = None, prefetch_factors: Sequence[int] | None = None,
-    spare_bytes: int = 0,
 ) -> Space[LoaderSetting]:  # fmt: skip
-    """Every loader to consider for batches of one size. `spare_bytes` are what others (the model's
-    training) take of the host. Raises UnsupportedError where nothing is left, or
-    where a pipeline cannot load such data.
+    """Every loader to consider for batches of one size. Raises UnsupportedError where nothing
+    is left, or where a pipeline cannot load such data.
 
     Memory is pinned only where there is CUDA. Workers persist: probes of a steady state cannot tell
     them from others, and an epoch that starts them anew takes longer by their start.
@@ -85,14 +83,14 @@ def make_loader_space(
                     **common,
                 )
             )
-    return _possible(found, host, spare_bytes)
+    return _possible(found, host)
 
 
-def _possible(found: Sequence[LoaderSetting], host: Host, spare_bytes: int) -> Space[LoaderSetting]:
+def _possible(found: Sequence[LoaderSetting], host: Host) -> Space[LoaderSetting]:
     refused: dict[str, list[str]] = {}
     kept = []
     for setting in found:
-        law, said = why_impossible(setting, host, spare_bytes)
+        law, said = why_impossible(setting, host)
         if law:
             refused.setdefault(law, []).append(said)
         else:
@@ -143,10 +141,10 @@ def shared_bytes(setting: LoaderSetting) -> int:
     return (setting.workers * (setting.prefetch_factor or 1) + 1) * batch_bytes(setting)
 
 
-def host_bytes(setting: LoaderSetting, worker_bytes: int = LEAST_WORKER_BYTES) -> int:
+def host_bytes(setting: LoaderSetting) -> int:
     """What the workers of a setting and their batches take of the host's memory."""
     pinned = 2 * batch_bytes(setting) if setting.pin_memory else 0
-    return setting.workers * worker_bytes + shared_bytes(setting) + pinned
+    return setting.workers * LEAST_WORKER_BYTES + shared_bytes(setting) + pinned
 
 
 def open_files(setting: LoaderSetting) -> int:
@@ -155,12 +153,12 @@ def open_files(setting: LoaderSetting) -> int:
     return OWN_FILES + setting.workers * WORKER_FILES + batches
 
 
-def why_impossible(setting: LoaderSetting, host: Host, spare_bytes: int = 0) -> tuple[str, str]:
+def why_impossible(setting: LoaderSetting, host: Host) -> tuple[str, str]:
     """The law by which a setting cannot be on this host, and what it says; two empty texts where
     it can be."""
     memory = host.free_bytes
     if memory is not None:
-        memory = max(int(FREE_MEMORY_SHARE * memory) - spare_bytes, 0)
+        memory = int(FREE_MEMORY_SHARE * memory)
     laws: tuple[tuple[str, Callable[[LoaderSetting], int], int | None], ...] = (
         ("/dev/shm", shared_bytes, host.shared_memory_free_bytes),
         ("memory", host_bytes, memory),

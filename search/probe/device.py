@@ -39,16 +39,8 @@ _PACKAGES = ("torch", "triton", "timm", "torchvision", "transformers")
 
 
 @dataclass(frozen=True)
-class Holder:
-    """A process that holds memory on the device; `used_bytes` is None where nobody tells."""
-
-    pid: int
-    used_bytes: int | None
-
-
-@dataclass(frozen=True)
 class MemoryInUse:
-    """What is taken of a device and what is left of it, in bytes.
+    """What is taken of a device and what is left of it, in bytes, and by how many processes.
 
     Asked by a process without a context, all that is used is others'. On the CPU, `free_bytes` is
     what can be had without swapping, within the limit of the control group.
@@ -57,7 +49,7 @@ class MemoryInUse:
     total_bytes: int
     used_bytes: int
     free_bytes: int
-    holders: tuple[Holder, ...] = ()
+    num_holders: int = 0
 
 
 def choose_device(wanted: str = "auto") -> str:
@@ -140,8 +132,7 @@ def memory_in_use(device: str) -> MemoryInUse | None:
     memory = found.memory if found is not None else None
     if found is None or memory is None:
         return None
-    holders = tuple(Holder(p.pid, p.used_bytes) for p in found.processes or ())
-    return MemoryInUse(memory.total, memory.used, memory.free, holders)
+    return MemoryInUse(memory.total, memory.used, memory.free, len(found.processes or ()))
 
 
 def least_free(devices: Sequence[str]) -> MemoryInUse | None:

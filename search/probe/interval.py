@@ -29,19 +29,19 @@ class MedianInterval:
         return (self.high - self.low) / 2 / self.median
 
 
-def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> MedianInterval:
+def median_interval(samples: Sequence[float]) -> MedianInterval:
     """The median of `samples` and its distribution-free confidence interval.
 
     The number of samples below the true median is Binomial(n, 1/2), so the k-th smallest and the
     k-th largest enclose it with probability 1 - 2 P(X < k): k is the largest that keeps this above
-    `confidence` (6 samples are needed for 95%). Raises ValueError without samples.
+    `CONFIDENCE` (6 samples are needed for 95%). Raises ValueError without samples.
     """
     if not samples:
         raise ValueError("there is no median of no samples")
     ordered = sorted(samples)
     n = len(ordered)
     middle = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-    k = _enclosing_rank(n, (1 - confidence) / 2)
+    k = _enclosing_rank(n, (1 - CONFIDENCE) / 2)
     return MedianInterval(middle, ordered[max(k, 1) - 1], ordered[n - max(k, 1)], k >= 1)
 
 

@@ -139,13 +139,12 @@ class NvmlDevice:
         return pci.bus_id.decode(errors="replace") if known else None
 
     @property
-    def is_split(self) -> bool:
+    def is_split(self) -> bool | None:
         """Whether the card is split into MIG instances: then its memory is not what torch's device
-        has, and its name stands for all of them."""
+        has, and its name stands for all of them. None where the driver does not say."""
         current, pending = c_uint(), c_uint()
-        return self._call("nvmlDeviceGetMigMode", byref(current), byref(pending)) and bool(
-            current.value
-        )
+        known = self._call("nvmlDeviceGetMigMode", byref(current), byref(pending))
+        return bool(current.value) if known else None
 
     @property
     def capability(self) -> tuple[int, int] | None:
@@ -314,7 +313,7 @@ def detected_gpus() -> tuple[DetectedGpu, ...]:
             used_bytes=gpu.memory.used if gpu.memory else None,
             driver=driver,
             capability=gpu.capability,
-            is_split=gpu.is_split,
+            is_split=bool(gpu.is_split),
             pci_bus_id=gpu.pci_bus_id or "",
         )
         for index, gpu in found

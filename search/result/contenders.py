@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any, Generic, TypeVar
 
 from planner.schema import MeasurementRecord, TrainSetting
+from search.kinds import RecordT, SettingT
 from search.probe.evidence import calm, is_feasible, price_of_compiling, rate_interval
 from search.space import candidate, setting_id, simplicity
 
+RanT = TypeVar("RanT", bound="Ran[Any, Any]")
+
 
 @dataclass(frozen=True)
-class Contender:
-    """A setting with all its measured probes. Rates in images/s per device, times in seconds: of
-    the probes that nothing disturbed, where there are such."""
+class Ran(Generic[SettingT, RecordT]):
+    """A setting with all its measured probes. Rates in images/s, times in seconds."""
 
-    setting: TrainSetting
-    records: tuple[MeasurementRecord, ...]
+    setting: SettingT
+    records: tuple[RecordT, ...]
+
+    @property
+    def images(self) -> int:
+        """Those that one sample is of."""
+        return self.setting.batch_size
+
+    @property
+    def judged(self) -> Sequence[RecordT]:
+        return self.records
+
+    @property
+    def samples(self) -> list[float]:
+        return [s for record in self.judged for s in record.samples]
+
+    @property
+    def rate(self) -> float:
+        return self.images / median(self.samples)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return rate_interval(self.images, self.samples)
+
+    @property
+    def evidence(self) -> RecordT:
+        """The one record that stands for it: of several, all their samples together."""
+        records = self.judged
+        if len(records) == 1:
+            return records[0]
+        flags = tuple(dict.fromkeys(f for r in records for f in r.flags))
+        whole = records[0].with_samples(tuple(self.samples))
+        together = (*flags, f"{len(records)} probes together")
+        return whole.model_copy(update={"images_per_second": self.rate, "flags": together})
+
+
+@dataclass(frozen=True)
+class Contender(Ran[TrainSetting, MeasurementRecord]):
+    """A setting of a step. Rates are per device, of the probes that nothing disturbed, where there
+    are such."""
 
     @property
     def images(self) -> int:
         return self.setting.batch_size * self.setting.accumulate
-
-    @property
-    def samples(self) -> list[float]:
-        return [s for record in self.judged for s in record.step_seconds]
 
     @property
     def judged(self) -> list[MeasurementRecord]:
@@ -34,14 +71,6 @@ class Contender:
     @property
     def step_seconds(self) -> float:
         return median(self.samples)
-
-    @property
-    def rate(self) -> float:
-        return self.images / self.step_seconds
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        return rate_interval(self.images, self.samples)
 
     @property
     def compile_seconds(self) -> float:
@@ -54,19 +83,11 @@ class Contender:
 
     @property
     def evidence(self) -> MeasurementRecord:
-        """The one record that stands for it: of several, all their samples together."""
-        records = self.judged
-        if len(records) == 1:
-            return records[0]
-        flags = tuple(dict.fromkeys(f for r in records for f in r.flags))
-        return records[0].model_copy(
-            update={
-                "step_seconds": tuple(self.samples),
-                "images_per_second": self.rate,
-                "compile_seconds": self.compile_seconds if records[0].compile_seconds else None,
-                "flags": (*flags, f"{len(records)} probes together"),
-            }
-        )
+        found = super().evidence
+        if len(self.judged) == 1:
+            return found
+        compiling = self.compile_seconds if found.compile_seconds else None
+        return found.model_copy(update={"compile_seconds": compiling})
 
     def total_seconds(self, images: float) -> float:
         """Seconds to train on so many images of this device, compilation included."""
@@ -75,16 +96,21 @@ class Contender:
 
 def contenders(records: Iterable[MeasurementRecord], budget_bytes: int | None) -> list[Contender]:
     """The settings that ran within the budget, fastest first; one that failed once is none."""
-    grouped: dict[str, list[MeasurementRecord]] = {}
+    found = [Contender(g[0].setting, g) for g in groups_that_ran(records, budget_bytes)]
+    return sorted(found, key=lambda c: -c.rate)
+
+
+def groups_that_ran(
+    records: Iterable[RecordT], budget_bytes: int | None
+) -> Iterator[tuple[RecordT, ...]]:
+    """The probes of each setting, where all of them ran within the budget."""
+    grouped: dict[str, list[RecordT]] = {}
     for record in records:
         if not record.inconclusive:
             grouped.setdefault(setting_id(record.setting), []).append(record)
-    found = [
-        Contender(good[0].setting, tuple(good))
-        for group in grouped.values()
-        if (good := [r for r in group if is_feasible(r, budget_bytes)]) and len(good) == len(group)
-    ]
-    return sorted(found, key=lambda c: -c.rate)
+    for group in grouped.values():
+        if all(is_feasible(r, budget_bytes) for r in group):
+            yield tuple(group)
 
 
 # Noise lets a plainer setting win, but only where its median is slower by no more than this: with
@@ -99,9 +125,7 @@ def choose(found: Sequence[Contender], images: float | None = None) -> Contender
     compilation included; compile time does not average out, so noise is that of the rates alone.
     """
     if images is None:
-        best = max(found, key=lambda c: c.rate)
-        floor = best.rate * (1 - SIMPLER_COSTS)
-        level = [c for c in found if c.interval[1] >= best.interval[0] and c.rate >= floor]
+        level = level_with_best(found)
     else:
         best = min(found, key=lambda c: c.total_seconds(images))
         latest = best.compile_seconds + images / best.interval[0]
@@ -112,6 +136,13 @@ def choose(found: Sequence[Contender], images: float | None = None) -> Contender
             and c.total_seconds(images) <= best.total_seconds(images) / (1 - SIMPLER_COSTS)
         ]
     return min(level, key=lambda c: simplicity(c.setting))
+
+
+def level_with_best(found: Sequence[RanT]) -> list[RanT]:
+    """Those that cannot be told from the fastest."""
+    best = max(found, key=lambda c: c.rate)
+    floor = best.rate * (1 - SIMPLER_COSTS)
+    return [c for c in found if c.interval[1] >= best.interval[0] and c.rate >= floor]
 
 
 def pareto_front(found: Iterable[Contender]) -> list[Contender]:

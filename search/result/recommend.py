@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -9,6 +10,7 @@ from planner.schema import MeasurementRecord
 from planner.schema.result import Recommendation
 from planner.units import format_bytes
 from search.interrupts import ENDINGS
+from search.kinds import ProbeRecord
 from search.result.contenders import choose, contenders, find_plain_default
 from search.result.notes import notes_on
 from search.result.summary import Summary
@@ -67,9 +69,6 @@ def _advice(records: Sequence[MeasurementRecord], summary: Summary) -> str:
             "device, and run the same command to go on."
         )
     records = [r for r in records if not r.inconclusive]
-    ends: dict[str, int] = {}
-    for record in records:
-        ends[record.status] = ends.get(record.status, 0) + 1
     if not records and summary.trials_used is not None:
         return (
             f"No probe of these settings was made: --trials counts those of the whole study, which "
@@ -96,6 +95,12 @@ def _advice(records: Sequence[MeasurementRecord], summary: Summary) -> str:
             "they were excluded; lower --headroom; free the device of other processes; or choose "
             "a smaller model or --image-size."
         )
-    listed = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in ends.items())
+    return how_ended(records)
+
+
+def how_ended(records: Sequence[ProbeRecord]) -> str:
+    """For probes of which none ended well."""
+    ends = Counter(record.status.replace("_", " ") for record in records)
+    listed = ", ".join(f"{count} {status}" for status, count in ends.items())
     last = next((r.message for r in reversed(records) if r.message), "")
     return f"No probe ended well ({listed}). The last said: {last or 'nothing'}"

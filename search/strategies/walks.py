@@ -15,6 +15,7 @@ from search.strategies.strategy import Choice, Situation, Strategy
 if TYPE_CHECKING:
     from search.surrogate.prior import Prior
 
+BATCHES_PER_ARM = 3  # of the bounded grid
 Walk = Generator[Candidate[SettingT], RecordT, None]
 
 
@@ -100,8 +101,8 @@ def _doubled(ladder: list[Candidate], at: int) -> int:
     return next((i for i, c in enumerate(ladder) if c.setting.batch_size >= wanted), len(ladder))
 
 
-def bounded_grid(space: Space, budget_bytes: int | None, per_arm: int = 3) -> Walk:
-    """As DeepSpeed's autotuner: for each arm find the largest batch, then try `per_arm` batches
+def bounded_grid(space: Space, budget_bytes: int | None) -> Walk:
+    """As DeepSpeed's autotuner: for each arm find the largest batch, then try batches
     spread below it, and go on while they get faster."""
     for arm in dict.fromkeys(c.arm for c in space.candidates):
         ladder = arm_candidates(space, arm)
@@ -116,8 +117,8 @@ def bounded_grid(space: Space, budget_bytes: int | None, per_arm: int = 3) -> Wa
                 wanted = walk.send(record)
             except StopIteration:
                 break
-        for share in range(1, per_arm):
-            yield ladder[round(share * max(largest, 0) / per_arm)]
+        for share in range(1, BATCHES_PER_ARM):
+            yield ladder[round(share * max(largest, 0) / BATCHES_PER_ARM)]
 
 
 def boundary_walk(space: Space, prior: Prior, budget_bytes: int | None) -> Walk:

@@ -83,7 +83,7 @@ def parse_records(data: bytes, source: str, kind: type[Any] = MeasurementRecord)
             continue
         try:
             if is_observation(line):
-                observations.append(parse_observation(line))
+                observations.append(parse_line(ObservationRecord, line))
             else:
                 records.append(parse_line(kind, line))
         except ValueError as error:
@@ -103,11 +103,6 @@ def is_observation(line: bytes) -> bool:
     except ValueError:
         return False
     return isinstance(data, dict) and "observation" in data
-
-
-def parse_observation(line: bytes | str) -> ObservationRecord:
-    """One JSON line as an observation. Raises ValueError with a one-line reason."""
-    return parse_line(ObservationRecord, line)
 
 
 def parse_record(line: bytes | str) -> MeasurementRecord:
@@ -208,7 +203,7 @@ def _whole_records(data: bytes) -> Iterator[Line]:
 
 def _parse_any(line: bytes) -> Line:
     if is_observation(line):
-        return parse_observation(line)
+        return parse_line(ObservationRecord, line)
     if b'"loader_format"' in line:
         return parse_line(LoaderRecord, line)
     if b'"bench"' in line:

@@ -137,13 +137,6 @@ class GaussianProcess:
         total += scales.nugget**2 * own * (a[:, None] == b[None, :])
         return scales.bias**2 + spread**2 * total
 
-    def _nugget_shares(self, a: Indices, b: Indices) -> Array:
-        """The share of the nugget's variance that each pair has in common; 1 for the same one."""
-        shares = RUNG_SHARE * (self.rungs[a][:, None] == self.rungs[b][None, :])
-        shares = shares + FAMILY_SHARE * (self.cells[a][:, None] == self.cells[b][None, :])
-        own = 1 - RUNG_SHARE - FAMILY_SHARE
-        return np.asarray(shares + own * (a[:, None] == b[None, :]))
-
     def _variance(self, spread: float, at: Indices) -> Array:
         scales = self.scales
         steady = sum(scales.of_axis(axis) ** 2 for axis in self.codes)

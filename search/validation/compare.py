@@ -139,7 +139,7 @@ def gpu_of(record: MeasurementRecord) -> Gpu | None:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Absolute errors of one quantity over `count` rows, as shares."""
+    """How far predictions are off over `count` rows, as shares."""
 
     count: int
     median: float
@@ -148,15 +148,18 @@ class Accuracy:
 
 def accuracy(comparisons: Sequence[Comparison], quantity: str) -> Accuracy | None:
     """How far predictions of `quantity` are off, or None where none was measured."""
-    errors = [abs(e) for c in comparisons if (e := c.error(quantity)) is not None]
-    return Accuracy(len(errors), median(errors), max(errors)) if errors else None
+    return accuracy_of([e for c in comparisons if (e := c.error(quantity)) is not None])
 
 
-def rank_correlation(
-    comparisons: Sequence[Comparison], quantity: str = "step time"
-) -> float | None:
-    """Spearman's, between predicted and measured, or None for fewer than three rows."""
-    pairs = [c.figures[quantity] for c in comparisons if quantity in c.figures]
+def accuracy_of(errors: Sequence[float]) -> Accuracy | None:
+    """Of signed errors; None where there is none."""
+    sizes = [abs(error) for error in errors]
+    return Accuracy(len(sizes), median(sizes), max(sizes)) if sizes else None
+
+
+def rank_correlation(comparisons: Sequence[Comparison]) -> float | None:
+    """Spearman's, between predicted and measured step times, or None for fewer than three rows."""
+    pairs = [c.figures["step time"] for c in comparisons if "step time" in c.figures]
     if len(pairs) < 3:
         return None
     predicted, measured = (_ranks([p[i] for p in pairs]) for i in (0, 1))

@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -314,18 +313,3 @@ def _forward_ledger(config: SwinConfig, setting: ResolvedSetting) -> Ledger:
         build = find_library(config.library).on_shapes(config, setting)
         _FORWARDS[config, setting] = record_forward(build, config, setting)
     return _FORWARDS[config, setting]
-
-
-@dataclass(frozen=True)
-class Errors:
-    """How far predictions are off over `count` rows, as shares."""
-
-    count: int
-    median: float
-    worst: float
-
-
-def errors_of(found: Sequence[float]) -> Errors | None:
-    """Of signed errors; None where there is none."""
-    sizes = [abs(error) for error in found]
-    return Errors(len(sizes), median(sizes), max(sizes)) if sizes else None

@@ -9,24 +9,20 @@ from planner.errors import UsageError
 from planner.files import parse_yaml, read_text
 from planner.schema import parse
 from planner.units import MIB, parse_seconds
-from search.validation.matrix import Matrix, MatrixFile, Row, expand
+from search.validation.matrix import Matrix, MatrixFile, expand
 from search.validation.order import order_rows
 
 EXAMPLE = "See tests/truth/memory.yaml."
 MAX_MATRIX_BYTES = MIB
 
 
-def read_matrix(path: Path) -> list[Row]:
-    """The rows of a matrix file, most telling per second first; one named twice is kept once.
+def read_matrix(path: Path) -> Matrix:
+    """All that a matrix file asks for; its rows most telling per second first, and one named twice
+    once.
 
     Combinations that a library cannot do are left out. Raises UsageError for a file that cannot be
     read as a matrix.
     """
-    return list(read_matrix_file(path).rows)
-
-
-def read_matrix_file(path: Path) -> Matrix:
-    """All that a matrix file asks for. Raises UsageError, as `read_matrix`."""
     data = parse_yaml(read_text(path, MAX_MATRIX_BYTES), str(path))
     if not isinstance(data, dict):
         raise UsageError(f"{path} is not a matrix: it has no groups.", EXAMPLE)

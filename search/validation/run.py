@@ -18,7 +18,7 @@ from search.probe.device import describe_device
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import ProbeRequest
-from search.study.records import append_records, read_records
+from search.study.records import RecordFile, append_records, read_records
 from search.validation.disturbance import is_disturbed
 from search.validation.matrix import Row, row_key
 
@@ -144,13 +144,22 @@ def least_seconds(row: Row) -> float:
     return LEAST_SECONDS if row.setting.compile == "off" else LEAST_COMPILED_SECONDS
 
 
+def read_whole(file: Path) -> RecordFile:
+    """The records of a file. Raises PlannerError where it is damaged."""
+    known = read_records(file)
+    if known.fault:
+        raise PlannerError(
+            f"{known.fault}.", "The lines before it are whole: mend or cut the file, then go on."
+        )
+    return known
+
+
 def measure(
     rows: Sequence[Row],
     device: str,
     file: Path,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     budget_seconds: float | None = None,
-    phases: bool = True,
     on_run: OnRun = lambda news: None,
 ) -> list[MeasurementRecord]:
     """Probes `rows` on `device` in order, appending to `file`; stops before the budget is over.
@@ -159,16 +168,10 @@ def measure(
     interrupted run goes on where it was; rows that the rest of the budget is too short for are
     passed over. Raises PlannerError where the file is damaged or cannot be written.
     """
-    known = read_records(file)
-    if known.fault:
-        raise PlannerError(
-            f"{known.fault}.", "The lines before it are whole: mend or cut the file, then go on."
-        )
+    known = read_whole(file)
     left = remaining_rows(rows, known.records, describe_device(device).name)
     with _Nurseries() as fork_servers:
-        return _measure_all(
-            left, device, file, on_progress, budget_seconds, phases, fork_servers, on_run
-        )
+        return _measure_all(left, device, file, on_progress, budget_seconds, fork_servers, on_run)
 
 
 def _measure_all(
@@ -177,7 +180,6 @@ def _measure_all(
     file: Path,
     on_progress: Callable[[Progress], None],
     budget_seconds: float | None,
-    phases: bool,
     fork_servers: _Nurseries,
     on_run: OnRun,
 ) -> list[MeasurementRecord]:
@@ -197,7 +199,7 @@ def _measure_all(
             setting=row.setting,
             device=device,
             max_measure_seconds=row.measure_seconds,
-            record_phases=phases,
+            record_phases=True,
         )
         record = run_probe(
             request, deadline_seconds=min(deadline, rest), fork_server=fork_servers.of(row),

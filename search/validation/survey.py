@@ -19,7 +19,7 @@ from search.study.records import append_records, read_records
 from search.validation.compare import compare
 from search.validation.matrix import Matrix, row_key
 from search.validation.observe import observe, remaining_observations
-from search.validation.run import Begun, OnRun, Progress, measure
+from search.validation.run import Begun, OnRun, Progress, measure, read_whole
 
 # No observation is begun with less than this left, if it asks for more.
 LEAST_SECONDS = 30.0
@@ -53,11 +53,7 @@ def carry_out(
     A failure is a record and never keeps the next from being made. Raises PlannerError where the
     file is damaged or cannot be written, UsageError where there is no such device.
     """
-    known = read_records(file)
-    if known.fault:
-        raise PlannerError(
-            f"{known.fault}.", "The lines before it are whole: mend or cut the file, then go on."
-        )
+    known = read_whole(file)
     end = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
     name = describe_device(device).name
     left = remaining_observations(matrix.observations, known.observations, name)

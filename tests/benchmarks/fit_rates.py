@@ -19,9 +19,9 @@ from planner.schema import TrainSetting
 from planner.throughput.efficiency import memory_kind
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import DeviceRates, device_seconds, rates_for
+from search.validation.compare import accuracy_of
 from search.validation.published import (
     PublishedRow,
-    errors_of,
     predicted_rate,
     read_published,
     timed_operations,
@@ -129,7 +129,7 @@ def main() -> None:
         for timed, error in found:
             what = f"{timed.row.model}, {timed.row.span}, {describe_setting(timed.setting)}"
             print(f"  {error:+7.1%}  {timed.gpu.name:14} {what}")
-        summary = errors_of([error for _, error in found])
+        summary = accuracy_of([error for _, error in found])
         assert summary is not None
         print(f"  {summary.count} rows, median {summary.median:.1%}, worst {summary.worst:.1%}")
     print("\nworst error by card and span:")

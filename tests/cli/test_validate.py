@@ -98,7 +98,7 @@ def test_a_matrix_is_read_as_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     text = "\ufeffgroups:\n  - {name: größer, models: [native:swin_tiny]}\n"
     file.write_text(text, encoding="utf-8")
-    assert [row.group for row in read_matrix(file)] == ["größer"]
+    assert [row.group for row in read_matrix(file).rows] == ["größer"]
 
 
 def test_what_help_and_errors_name_exists(capsys: pytest.CaptureFixture[str]) -> None:

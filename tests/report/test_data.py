@@ -24,7 +24,6 @@ from search.loader.advice import (
     warnings_of,
     ways_out,
 )
-from search.loader.pictures import PictureSizes
 from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber
 
 HOST = Host(
@@ -43,7 +42,7 @@ def record(bound: LoaderBound = "decode", setting: LoaderSetting = SETTING) -> L
 
 
 def advised(bound: LoaderBound = "decode", host: Host = HOST) -> Advised:
-    return Advised(record(bound), [record(bound)], host, SOURCE, PictureSizes(200_000, 0.5))
+    return Advised(record(bound), [record(bound)], host, SOURCE, 0.5)
 
 
 def test_smaller_pictures_are_worth_what_the_stages_say() -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from ctypes import byref, c_uint
 from typing import Any
 
 import torch
@@ -69,7 +68,7 @@ def driver_answers(nvml: NvmlDevice, own_pid: int) -> dict[str, Any]:
     memory = nvml.memory
     if memory is not None:
         found["total_by_driver_bytes"] = memory.total
-    mode = mig_mode(nvml)
+    mode = nvml.is_split
     found["mig"] = "no answer" if mode is None else "on" if mode else "off"
     processes = nvml.processes
     if processes is None:
@@ -84,15 +83,6 @@ def driver_answers(nvml: NvmlDevice, own_pid: int) -> dict[str, Any]:
         used = own[0].used_bytes
         found["own_used"] = "not available" if used is None else "zero" if used == 0 else "told"
     return found
-
-
-def mig_mode(nvml: NvmlDevice) -> bool | None:
-    """Whether the card is split into instances; None where the driver does not say."""
-    current, pending = c_uint(), c_uint()
-    ask = getattr(nvml.library, "nvmlDeviceGetMigMode", None)
-    if ask is None or ask(nvml.handle, byref(current), byref(pending)) != 0:
-        return None
-    return bool(current.value)
 
 
 def see_memory_return(order: Order, view: View, tell: Teller) -> None:

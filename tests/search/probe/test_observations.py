@@ -36,7 +36,7 @@ from search.probe.observation.worker import SIGHTS
 from search.study.records import append_records, parse_records, read_records
 from search.validation.matrix import Matrix
 from search.validation.observe import observe, remaining_observations
-from search.validation.reading import read_matrix_file
+from search.validation.reading import read_matrix
 from search.validation.rehearsal import TINY, rehearse
 from search.validation.survey import Seen, carry_out, snapshot_folder, unexplained
 from tests.memory.histories import recorded_history
@@ -65,7 +65,7 @@ def look(observation: Observation, tmp_path: Path, seconds: float = AMPLE_SECOND
 
 
 def test_first_yaml_sees_what_no_cpu_can_show_in_order() -> None:
-    matrix = read_matrix_file(FIRST)
+    matrix = read_matrix(FIRST)
     assert [o.see for o in matrix.observations] == [
         "driver", "memory-return", "one-step", "attention-memory", "one-step", "near-limit",
         "near-limit", "near-limit", "timing", "compile-cache", "context", "attention-kernels",
@@ -101,10 +101,10 @@ def test_an_unknown_sight_or_a_name_twice_is_refused(tmp_path: Path) -> None:
     entry = "{name: a, see: driver, what: w}"
     file.write_text(f"observations: [{entry}, {entry}]\n")
     with pytest.raises(UsageError, match="two observations are called 'a'"):
-        read_matrix_file(file)
+        read_matrix(file)
     file.write_text("observations: [{name: a, see: nothing, what: w}]\n")
     with pytest.raises(UsageError, match="see"):
-        read_matrix_file(file)
+        read_matrix(file)
 
 
 def seen_record(**fields: Any) -> ObservationRecord:
@@ -186,7 +186,7 @@ def test_a_sight_is_seen_in_a_process_and_an_environment_of_its_own(tmp_path: Pa
 
 def test_expected_workspace_is_that_of_the_first_stage() -> None:
     """64 images of 64 windows, 3 heads, 49 tokens of 32: what docs/devices.md says."""
-    wanted = next(o for o in read_matrix_file(FIRST).observations if o.see == "attention-memory")
+    wanted = next(o for o in read_matrix(FIRST).observations if o.see == "attention-memory")
     attend = first_stage(Order(observation=wanted, device="cpu"))
     assert attend.q.shape == (4096, 3, 49, 32)
     assert backward_scratch(tuple(attend.q.shape), is_half=True).workspace == 201_523_200
@@ -212,7 +212,7 @@ def test_failures_deadlines_and_crashes_are_records_and_leave_nothing(
 @pytest.mark.parametrize("name", ["sdpa-65536-windows", "graphs-and-accumulation"])
 def test_what_the_planner_refuses_can_be_seen(name: str) -> None:
     """Fields go in unchecked and unresolved, but for the attention that the library would run."""
-    wanted = next(o for o in read_matrix_file(FIRST).observations if o.name == name)
+    wanted = next(o for o in read_matrix(FIRST).observations if o.name == name)
     subject = Subject(wanted, "cpu")
     with pytest.raises(UnsupportedError):
         find_library("native").resolve(subject.model, subject.setting)
@@ -408,7 +408,7 @@ def test_the_whole_of_first_yaml_runs_on_a_stand_in(
     found = read_records(file)
     assert not found.fault
     by_name = {o.observation: o for o in found.observations}
-    wanted = read_matrix_file(FIRST).observations
+    wanted = read_matrix(FIRST).observations
     assert list(by_name) == [o.name for o in wanted]
     assert {name: o.message for name, o in by_name.items() if o.status not in
             ("seen", "not_here")} == {}  # fmt: skip
@@ -423,7 +423,7 @@ def test_the_whole_of_first_yaml_runs_on_a_stand_in(
     assert rates["learned_bias"] != rates["frozen_bias"]
     assert by_name["settling"].figures["after_0.6_s"]["num_steps"] >= 2  # type: ignore[index,call-overload]
     assert [r.status for r in found.records] == ["measured"] * len(rehearse(
-        read_matrix_file(FIRST)).rows)  # fmt: skip
+        read_matrix(FIRST)).rows)  # fmt: skip
     assert remaining(token, before) == set()
     printed = capsys.readouterr().out
     assert all(o.what in printed for o in wanted)

@@ -46,7 +46,7 @@ def rows_of(**fields: object) -> list[Row]:
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_the_order_of_the_files_is_the_rule(file: Path) -> None:
     """No row that comes later would have taught more per second at any place."""
-    rows = read_matrix(file)
+    rows = read_matrix(file).rows
     known: set[tuple[str, object]] = set()
     for at, row in enumerate(rows):
         chosen = worth(lessons(row), known) / guess_seconds(row)
@@ -59,7 +59,7 @@ def test_the_order_of_the_files_is_the_rule(file: Path) -> None:
 def test_every_kind_of_row_comes_early(file: Path) -> None:
     """All values of all facets are met in the first two thirds of the guessed time (autotuning,
     which takes a third of its file, in the last)."""
-    rows = read_matrix(file)
+    rows = read_matrix(file).rows
     wanted = {value for row in rows for value in facets(row).items()}
     spent, known = 0.0, set()
     for row in rows:
@@ -112,7 +112,7 @@ def test_guessed_flops_are_near_those_of_the_recorded_step(model: str) -> None:
 
 def test_the_held_out_quarter_is_the_one_that_was_drawn() -> None:
     """Drawn before anything was measured (2026-11-20): the order moves no row across."""
-    rows = [row for file in LARGE for row in read_matrix(file)]
+    rows = [row for file in LARGE for row in read_matrix(file).rows]
     keys = {drawn_key(r.model, r.setting): record_of(r.setting, model=r.model) for r in rows}
     held = sorted(key for key, record in keys.items() if is_held_out(record))
     assert len(rows) == 506
