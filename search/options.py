@@ -32,7 +32,7 @@ from search.strategies.strategy import TOLERANCE
 from search.study.study import STUDY_NAME
 
 IMAGENET_IMAGES = 1_281_167  # ImageNet-1k's training split, what an epoch means unless said
-_MANY = 1 << 40
+MANY = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,12 @@ def read_keywords(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
         if said.read is not None and name in values:
             values[name] = said.read(values[name])
     return values
+
+
+def check_strategy(name: str, known: Sequence[str]) -> None:
+    """Raises UsageError for a strategy that nobody knows."""
+    if name not in known:
+        raise unknown_name("strategy", name, known, f"One of {', '.join(known)}.")
 
 
 def refuse(faults: Sequence[str]) -> None:
@@ -194,11 +200,24 @@ def _is_number(value: object, whole: bool = False) -> bool:
     return math.isfinite(value)
 
 
-class SearchKeywords(TypedDict, total=False):
-    """The keywords of `tune`, in the forms in which people say them; `SearchOptions` has what they
-    mean, and the defaults."""
+class AnySearchKeywords(TypedDict, total=False):
+    """The keywords of any search, in the forms in which people say them."""
 
     device: str
+    trials: int | None
+    budget_seconds: float | None
+    tolerance: float
+    strategy: str
+    storage: str | None
+    study_name: str
+    output: Path | str | None
+    accept_different: bool
+    seed: int
+
+
+class SearchKeywords(AnySearchKeywords, total=False):
+    """The keywords of `tune`; `SearchOptions` has what they mean, and the defaults."""
+
     gpus: int | None
     nodes: int | None
     memory_bytes: int | str | None
@@ -208,21 +227,12 @@ class SearchKeywords(TypedDict, total=False):
     global_batch: int | None
     base: SettingLike | None
     restrict: Mapping[str, Value | Sequence[Value]] | None
-    trials: int | None
-    budget_seconds: float | None
-    strategy: str
-    storage: str | None
-    study_name: str
-    output: Path | str | None
     replay: Path | str | None
     steps: int | None
     epochs: float | None
     images_per_epoch: int
-    tolerance: float
     baseline: bool
     tensorboard: Path | str | None
-    accept_different: bool
-    seed: int
     data: str | PathLike[str] | None
     with_data: Path | str | None
 
@@ -259,7 +269,7 @@ class SearchOptions:
         "5%", "Memory to keep free.", typed=parse_percent, written=exact, metavar="SHARE"
     )
     trials: int | None = option(
-        None, "At most N probes in the study.", metavar="N", bounds=(0, _MANY)
+        None, "At most N probes in the study.", metavar="N", bounds=(0, MANY)
     )
     budget_seconds: float | None = option(
         "10m", "Time for probes (90s, 10m, 1h30m), or none.",
@@ -274,14 +284,14 @@ class SearchOptions:
     )
     steps: int | None = option(
         None, "Rank by the total time of N optimizer steps, compilation included.",
-        metavar="N", bounds=(1, _MANY),
+        metavar="N", bounds=(1, MANY),
     )  # fmt: skip
     epochs: float | None = option(None, "As --steps, for N epochs.", metavar="N", written=exact)
     images_per_epoch: int = option(
         IMAGENET_IMAGES,
         "Images in an epoch (default: ImageNet-1k's).",
         metavar="N",
-        bounds=(1, _MANY),
+        bounds=(1, MANY),
     )
     replay: Path | None = option(
         None,
@@ -352,9 +362,7 @@ class SearchOptions:
         return None
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            way_out = f"One of {', '.join(STRATEGIES)}."
-            raise unknown_name("strategy", self.strategy, STRATEGIES, way_out)
+        check_strategy(self.strategy, STRATEGIES)
         refuse([*bound_faults(self), *self._conflicts()])
         object.__setattr__(self, "base", self._spread_base())
 
@@ -371,7 +379,7 @@ class SearchOptions:
         return self.base.model_copy(update=changes)
 
     def _conflicts(self) -> Iterator[str]:
-        if self.epochs is not None and not (_is_number(self.epochs) and 0 < self.epochs <= _MANY):
+        if self.epochs is not None and not (_is_number(self.epochs) and 0 < self.epochs <= MANY):
             yield f"epochs are a number above 0, and {shorten(self.epochs)} is not"
         if self.steps is not None and self.epochs is not None:
             yield "steps and epochs both say how long the training is: omit one"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from planner.errors import UsageError, shorten, unknown_name
 from planner.schema import SwinConfig, parse
@@ -17,7 +17,10 @@ from planner.schema.loading import MAX_WORKERS, PIPELINES, Pipeline
 from planner.schema.model import MAX_SIZE
 from planner.units import parse_percent
 from search.options import (
+    MANY,
+    AnySearchKeywords,
     bound_faults,
+    check_strategy,
     option,
     path_reader,
     read_budget,
@@ -29,7 +32,6 @@ from search.study.study import STUDY_NAME
 
 STRATEGIES = ("planner", "grid", "random", "tpe")
 BATCH_SIZE = 64  # as an estimate's, unless another is asked for
-_MANY = 1 << 40
 _MOST_PREFETCH = 1 << 16
 
 
@@ -75,24 +77,14 @@ def read_image_size(value: Any) -> tuple[int, int] | None:
     return (size[0], size[1])
 
 
-class LoaderKeywords(TypedDict, total=False):
-    """The keywords of `find_loader`, in the forms in which people say them."""
+class LoaderKeywords(AnySearchKeywords, total=False):
+    """The keywords of `find_loader`."""
 
     batch_size: int
     image_size: int | str | Sequence[int] | None
     pipelines: str | Sequence[str] | None
     workers: int | str | Sequence[int] | None
     prefetch: int | str | Sequence[int] | None
-    device: str
-    trials: int | None
-    budget_seconds: float | None
-    tolerance: float
-    strategy: str
-    storage: str | None
-    study_name: str
-    output: Path | str | None
-    accept_different: bool
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -122,7 +114,7 @@ class LoaderOptions:
         "auto", "auto, cpu, cuda:0 …: where batches go.", shown="auto", metavar="DEVICE"
     )
     trials: int | None = option(
-        None, "At most N probes in the study.", metavar="N", bounds=(0, _MANY)
+        None, "At most N probes in the study.", metavar="N", bounds=(0, MANY)
     )
     budget_seconds: float | None = option(
         "3m", "Time for probes (90s, 3m), or none.",
@@ -156,7 +148,5 @@ class LoaderOptions:
         return cls(**read_keywords(cls, dict(given)))
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            way_out = f"One of {', '.join(STRATEGIES)}."
-            raise unknown_name("strategy", self.strategy, STRATEGIES, way_out)
+        check_strategy(self.strategy, STRATEGIES)
         refuse(list(bound_faults(self)))

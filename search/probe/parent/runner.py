@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from planner.schema import DeviceInfo, MeasurementRecord
-from search.probe.device import describe_device, memory_in_use, versions
+from search.probe.device import MemoryInUse, describe_device, memory_in_use, versions
 from search.probe.parent.attendance import (
     Listener,
     Spawn,
@@ -84,7 +84,7 @@ def run_probe(
     cap = {"memory_cap_bytes": request.memory_cap_bytes}
     described = device or found.model_copy(update=cap)
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    before = {each: _free_and_used(each) for each in devices}
+    before = {each: _memory_of(each) for each in devices}
     started = time.monotonic()
 
     record_of = partial(_record, request, described, date, started)
@@ -159,38 +159,34 @@ def _attend_ranks(
     return world.run(deadline, deadline_seconds), world.has_ended
 
 
-def _free_and_used(device: str) -> tuple[int | None, int | None]:
-    """Bytes of a GPU that are free, and that processes hold, of which this one is none; None where
-    the driver does not say. The CPU's memory is the worker's own growth: others do not count."""
-    found = memory_in_use(device) if device != "cpu" else None
-    return (None, None) if found is None else (found.free_bytes, found.used_bytes)
+def _memory_of(device: str) -> MemoryInUse | None:
+    """What is in use of a GPU by processes, of which this one is none; None where the driver does
+    not say. The CPU's memory is the worker's own growth: others do not count."""
+    return memory_in_use(device) if device != "cpu" else None
 
 
 def _crowded(
-    outcome: OutcomeMessage, before: Mapping[str, tuple[int | None, int | None]], has_ended: bool
+    outcome: OutcomeMessage, before: Mapping[str, MemoryInUse | None], has_ended: bool
 ) -> OutcomeMessage:
     """`outcome` with what others had left free of its GPUs, and took since: of the worst of them.
     Of a worker that may still live, what it holds is not told from others'."""
-    known = {device: (free, used) for device, (free, used) in before.items() if free is not None}
+    known = {device: memory for device, memory in before.items() if memory is not None}
     if not known:
         return outcome
-    frees = [free for free, _ in known.values()]
-    taken = [_taken(device, used) for device, (_, used) in known.items()] if has_ended else []
+    free = min(memory.free_bytes for memory in known.values())
+    taken = [_taken(device, m.used_bytes) for device, m in known.items()] if has_ended else []
     most = max((n for n in taken if n is not None), default=None)
-    return outcome.model_copy(update={"free_bytes": min(frees), "taken_bytes": most})
+    return outcome.model_copy(update={"free_bytes": free, "taken_bytes": most})
 
 
-def _taken(device: str, used_before: int | None) -> int | None:
+def _taken(device: str, used_before: int) -> int | None:
     """What others took of a GPU's memory since `used_before` was read, in bytes, where a worker
     that has ended could not say. The driver may still be giving its memory back: that is awaited.
     """
     deadline = time.monotonic() + RELEASE_SECONDS
-    while used_before is not None:
-        now = _free_and_used(device)[1]
-        if now is None:
-            return None
-        if now <= used_before or time.monotonic() >= deadline:
-            return max(0, now - used_before)
+    while (now := _memory_of(device)) is not None:
+        if now.used_bytes <= used_before or time.monotonic() >= deadline:
+            return max(0, now.used_bytes - used_before)
         time.sleep(RELEASE_SECONDS / 30)
     return None
 

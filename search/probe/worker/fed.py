@@ -74,19 +74,7 @@ class FedRun(Run):
         self.report.enter("check")
         self.flags += meter.flags()
         self._check(training, meter, self.phases)
-        use = meter.memory()
-        return OutcomeMessage(
-            probe_id=request.probe_id,
-            status="measured",
-            step_seconds=tuple(round(seconds, 9) for seconds in samples),
-            peak_allocated_bytes=use.peak_allocated,
-            peak_reserved_bytes=use.peak_reserved,
-            device_bytes=use.device,
-            unit=self.unit,
-            clocks=meter.clocks(),
-            flags=tuple(self.flags),
-            **self.crowding(),
-        )
+        return self.measured(meter, samples, meter.memory())
 
     def message(self) -> FedMessage:
         """What was found until the run ended, however that was."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -23,7 +25,7 @@ from search.probe.failure import shorten
 from search.probe.protocol import OutcomeMessage, ProbeRequest, RankPlace
 from search.probe.stopping import Rule, StopRule
 from search.probe.worker.compiler import CompileWatch, end_workers
-from search.probe.worker.meter import Mark, Meter, make_meter
+from search.probe.worker.meter import Mark, MemoryUse, Meter, make_meter
 from search.probe.worker.phases import StepPhases
 from search.probe.worker.precision import set_precision
 from search.probe.worker.ranks import AgreedRule, Alone, Ranks, World
@@ -181,20 +183,31 @@ class Run:
         self._profile(training, meter)
         self.ranks.meet()
         step_seconds = median(samples)
+        return self.measured(
+            meter,
+            samples,
+            use,
+            phases=phase_bytes,
+            compile_seconds=_compile_seconds(self.warmup, step_seconds, compiling is not None),
+            forward_seconds=forward_seconds,
+            world=self.ranks.describe(),
+        )
+
+    def measured(
+        self, meter: Meter, samples: Sequence[float], use: MemoryUse, **more: Any
+    ) -> OutcomeMessage:
+        """The outcome of timed steps."""
         return OutcomeMessage(
-            probe_id=request.probe_id,
+            probe_id=self.request.probe_id,
             status="measured",
             step_seconds=tuple(round(seconds, 9) for seconds in samples),
             peak_allocated_bytes=use.peak_allocated,
             peak_reserved_bytes=use.peak_reserved,
             device_bytes=use.device,
-            phases=phase_bytes,
             unit=self.unit,
-            compile_seconds=_compile_seconds(self.warmup, step_seconds, compiling is not None),
             clocks=meter.clocks(),
             flags=tuple(self.flags),
-            forward_seconds=forward_seconds,
-            world=self.ranks.describe(),
+            **more,
             **self.crowding(),
         )
 
