@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from planner.schema import DeviceInfo, MeasurementRecord, Model
-from search.kinds import RecordT_co, SettingT
+from search.kinds import RecordT, RecordT_co, SettingT
 from search.probe.parent.fork_server import STEP_MODULES, ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
+from search.progress import OnProgress, step_progress
 from search.strategies.strategy import Choice
 
 
@@ -19,6 +20,15 @@ class Prober(Protocol[SettingT, RecordT_co]):
     def __call__(
         self, choice: Choice[SettingT], probe_id: str, deadline_seconds: float
     ) -> RecordT_co: ...
+
+
+def show_steps(
+    on_progress: OnProgress[SettingT, RecordT],
+) -> Callable[[ProbeEvent], None]:
+    """Passes on where a running probe is."""
+    return lambda event: on_progress(
+        step_progress(event.phase, event.num_steps, event.step_seconds)
+    )
 
 
 class DeviceProber:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -39,10 +39,9 @@ from search.probe.device import (
 )
 from search.probe.parent.environment import rank_threads
 from search.probe.parent.fork_server import STEP_MODULES, WORLD_MODULES
-from search.probe.parent.runner import ProbeEvent
 from search.probe.parent.world import rank_devices
-from search.prober import DeviceProber, Prober
-from search.progress import OnProgress, note_taker, step_progress
+from search.prober import DeviceProber, Prober, show_steps
+from search.progress import OnProgress, note_taker
 from search.replay import Replay, ReplayProber, refuse_measured
 from search.result.contenders import contenders
 from search.result_file import make_folder, write_result
@@ -137,12 +136,9 @@ def _probed(
         notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
     limits.charge(study.records())
     whole = Limits(None, options.budget_seconds, limits.spent_seconds)
-    say = note_taker(on_progress)
+    say, hear = note_taker(on_progress), show_steps(on_progress)
     with contextlib.ExitStack() as stack:
-        uuids = dict.fromkeys(describe_device(each).uuid for each in devices)
-        held = [stack.enter_context(hold_gpu(uuid)) for uuid in uuids]
-        alone = all(held)
-        notes += [*_card_notes(where, alone), *_world_notes(devices)]
+        notes += _hold_devices(stack, where, devices)
         for note in notes:
             say(note)
         learned = stack.enter_context(told_to_board(options.tensorboard, space, say))
@@ -152,7 +148,7 @@ def _probed(
         own = None
         if prober is None:
             own = DeviceProber(
-                model, where, identity.device, memory.cap_bytes, _hear(on_progress), study.receive,
+                model, where, identity.device, memory.cap_bytes, hear, study.receive,
                 modules=STEP_MODULES if len(devices) == 1 else WORLD_MODULES,
             )  # fmt: skip
             prober = stack.enter_context(own)
@@ -171,7 +167,7 @@ def _probed(
             whole.spent_seconds = limits.spent_seconds
             feeding = FeedingPhase(
                 model, asked, where, identity.device, output, whole.seconds_left,
-                say=say, on_event=_hear(on_progress), cap_bytes=memory.cap_bytes,
+                say=say, on_event=hear, cap_bytes=memory.cap_bytes,
                 fork_server=own.fork_server if own else None, options=options,
             )  # fmt: skip
             found_all = contenders(session.in_space(), memory.budget_bytes)
@@ -179,6 +175,13 @@ def _probed(
             write_result(output / TUNE_RESULT, recommendation, where_kept)
         study.attach(output / TUNE_RESULT)
     return recommendation
+
+
+def _hold_devices(stack: contextlib.ExitStack, where: str, devices: Sequence[str]) -> list[str]:
+    """Keeps other tuners off the devices while the stack lasts; what is to be said of them."""
+    uuids = dict.fromkeys(describe_device(each).uuid for each in devices)
+    held = [stack.enter_context(hold_gpu(uuid)) for uuid in uuids]
+    return [*_card_notes(where, all(held)), *_world_notes(devices)]
 
 
 def _card_notes(where: str, alone: bool) -> list[str]:
@@ -226,15 +229,6 @@ def _allocator(
     if found is None:
         return None, []
     return found, [f"Probes run with the allocator's options {found.source}."]
-
-
-def _hear(on_progress: OnProgress) -> Callable[[ProbeEvent], None]:
-    """Passes on where a running probe is."""
-
-    def heard(event: ProbeEvent) -> None:
-        on_progress(step_progress(event.phase, event.num_steps, event.step_seconds))
-
-    return heard
 
 
 def _replayed(

@@ -5,6 +5,7 @@ Built without data (torch's meta device): no kernel runs.
 
 from __future__ import annotations
 
+import json
 import sys
 
 import torch
@@ -18,7 +19,7 @@ def main() -> None:
     model = FactoryModel.model_validate_json(sys.argv[1])
     with torch.device("meta"):
         task = task_for(model, TrainSetting())
-    print("task" if isinstance(task, GivenTask) else "module")
+    print(json.dumps({"makes": "task" if isinstance(task, GivenTask) else "module"}))
 
 
 if __name__ == "__main__":

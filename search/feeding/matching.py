@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 from planner.errors import UnsupportedError, UsageError
 from planner.schema import FactoryModel, Model, NamedModel
 from planner.schema.loading import DataSource, LoaderSetting
+from search.probe.device import ask_process
 
 OWN_DATA = (
     "Write a function that makes the Dataset whose items the model takes, and pass "
@@ -70,16 +66,8 @@ def class_notes(model: Model, source: DataSource) -> list[str]:
 def makes_task(model: FactoryModel) -> bool:
     """Whether the factory returns a task, with batches of its own, and no module that takes images.
     It is asked in a process of its own; where that fails, the search will say why."""
-    command = [sys.executable, "-m", "search.feeding.kind", model.model_dump_json()]
-    path = os.pathsep.join(p for p in (str(Path.cwd()), *sys.path) if p)
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, check=False,
-            timeout=_ASK_SECONDS, env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0 and done.stdout.split()[-1:] == [b"task"]
+    arguments = ["-m", "search.feeding.kind", model.model_dump_json()]
+    return ask_process(arguments, _ASK_SECONDS) == {"makes": "task"}
 
 
 def _other_batch(model: Model, source: DataSource) -> UnsupportedError:

@@ -7,8 +7,8 @@ from typing import Any
 from planner.schema.loading import DataSource, LoaderRecord, LoaderSetting
 from search.loader.probing import loader_server, probe_loader
 from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.runner import ProbeEvent
-from search.progress import OnProgress, step_progress
+from search.prober import show_steps
+from search.progress import OnProgress
 from search.space import Space
 from search.strategies.strategy import Choice
 
@@ -43,10 +43,7 @@ class LoaderProber:
             choice.candidate.setting,
             deadline_seconds=deadline_seconds,
             device=self.device,
-            on_progress=self._hear,
+            on_progress=show_steps(self.on_progress),
             fork_server=self.server,
             **self.timing,
         )
-
-    def _hear(self, event: ProbeEvent) -> None:
-        self.on_progress(step_progress(event.phase, event.num_steps, event.step_seconds))
