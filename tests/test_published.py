@@ -21,11 +21,11 @@ from planner.ledger import Allocated, Computed, Freed, Ledger, Marked
 from planner.ledgers import step_ledger
 from planner.schema import SwinConfig, TrainSetting
 from planner.throughput import efficiency
+from search.validation.compare import accuracy_of
 from search.validation.published import (
     Published,
     PublishedRow,
     compare_published,
-    errors_of,
     peak_allocated,
     predicted_allocated,
     read_published,
@@ -88,7 +88,7 @@ def test_each_row_says_where_it_stands_and_what_was_assumed() -> None:
 @needs("timm", "torchvision", "transformers")
 def test_memory_is_within_half_a_percent_of_every_row_of_torch_2() -> None:
     held = [p for p in compared() if p.row.why_memory_is_only_listed is None]
-    errors = errors_of([p.memory_error for p in held if p.memory_error is not None])
+    errors = accuracy_of([p.memory_error for p in held if p.memory_error is not None])
     assert errors is not None
     assert errors.count == len(held) >= 17
     assert errors.median <= 0.005
@@ -103,7 +103,7 @@ def test_rates_of_the_rows_held_out_of_the_fit(spans: tuple[str, ...]) -> None:
         p for p in compared()
         if p.row.why_time_is_only_listed is None and p.row.is_held_out and p.row.span in spans
     ]  # fmt: skip
-    errors = errors_of([p.time_error for p in held_out if p.time_error is not None])
+    errors = accuracy_of([p.time_error for p in held_out if p.time_error is not None])
     assert errors is not None
     assert errors.count == len(held_out) >= 9
     assert errors.median <= 0.07

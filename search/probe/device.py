@@ -40,7 +40,7 @@ _PACKAGES = ("torch", "triton", "timm", "torchvision", "transformers")
 
 @dataclass(frozen=True)
 class MemoryInUse:
-    """What is taken of a device and what is left of it, in bytes, and by how many processes.
+    """What is taken of a device and what is left of it, in bytes, and by whom.
 
     Asked by a process without a context, all that is used is others'. On the CPU, `free_bytes` is
     what can be had without swapping, within the limit of the control group.
@@ -49,7 +49,7 @@ class MemoryInUse:
     total_bytes: int
     used_bytes: int
     free_bytes: int
-    num_holders: int = 0
+    holders: tuple[nvml.NvmlProcess, ...] = ()
 
 
 def choose_device(wanted: str = "auto") -> str:
@@ -132,7 +132,7 @@ def memory_in_use(device: str) -> MemoryInUse | None:
     memory = found.memory if found is not None else None
     if found is None or memory is None:
         return None
-    return MemoryInUse(memory.total, memory.used, memory.free, len(found.processes or ()))
+    return MemoryInUse(memory.total, memory.used, memory.free, found.processes or ())
 
 
 def least_free(devices: Sequence[str]) -> MemoryInUse | None:

@@ -99,7 +99,7 @@ def watched(where: str) -> Iterator[list[str]]:
         watch.end()
         if before.used_bytes > noteworthy_bytes(before.total_bytes):
             said.append(f"others hold {format_bytes(before.used_bytes)} of the device")
-        elif watch.most_holders > before.num_holders + 1:
+        elif watch.most_holders > len(before.holders) + 1:
             said.append("other processes came to compute on the device")
         if watch.reasons:
             said.append(f"the device was throttled ({', '.join(sorted(watch.reasons))})")
