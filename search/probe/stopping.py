@@ -35,34 +35,6 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
-class FedRule:
-    """When enough fed steps were timed: `fed_seconds` of them and some batches of each worker, in
-    whole rounds where that comes about. `started` and `deadline` as in `StopRule`."""
-
-    request: FedRequest
-    started: float
-    deadline: float
-
-    def is_enough(self, samples: Sequence[float]) -> bool:
-        if not samples:
-            return False
-        if self.is_late(samples):
-            return True
-        if len(samples) < self.request.min_steps or sum(samples) < self.request.fed_seconds:
-            return False
-        workers = max(self.request.loader.workers, 1)
-        batches = len(samples) * self.request.setting.accumulate
-        rounds, rest = divmod(batches, workers)
-        return rounds >= _ROUNDS and (rest == 0 or rounds >= 2 * _ROUNDS)
-
-    def is_late(self, samples: Sequence[float]) -> bool:
-        now = time.monotonic()
-        limit = max(self.request.max_measure_seconds, _FED_PATIENCE * self.request.fed_seconds)
-        reserve = _RESERVED_STEPS * max(samples)
-        return now - self.started >= limit or now + reserve >= self.deadline
-
-
-@dataclass(frozen=True)
 class StopRule:
     """Judges the samples so far, in seconds per step.
 
@@ -104,12 +76,15 @@ class StopRule:
     def best_images_per_second(self, samples: Sequence[float]) -> float:
         return self.request.images_per_step / median_interval(samples).low
 
+    @property
+    def most_seconds(self) -> float:
+        """How long is timed at most."""
+        return self.request.max_measure_seconds
+
     def is_late(self, samples: Sequence[float]) -> bool:
         now = time.monotonic()
         reserve = _RESERVED_STEPS * max(samples)
-        return (
-            now - self.started >= self.request.max_measure_seconds or now + reserve >= self.deadline
-        )
+        return now - self.started >= self.most_seconds or now + reserve >= self.deadline
 
     def flags(self, samples: Sequence[float]) -> list[str]:
         """What is to be said of the samples: why they ended, if not for their precision, and
@@ -129,6 +104,30 @@ class StopRule:
         if not interval.certain:
             return [f"{len(samples)} samples are too few for an interval of the median"]
         return [f"the median is known to ±{interval.half_width:.1%} only"]
+
+
+@dataclass(frozen=True)
+class FedRule(StopRule):
+    """When enough fed steps were timed: `fed_seconds` of them and some batches of each worker, in
+    whole rounds where that comes about."""
+
+    request: FedRequest
+
+    @property
+    def most_seconds(self) -> float:
+        return max(super().most_seconds, _FED_PATIENCE * self.request.fed_seconds)
+
+    def is_enough(self, samples: Sequence[float]) -> bool:
+        if not samples:
+            return False
+        if self.is_late(samples):
+            return True
+        if len(samples) < self.request.min_steps or sum(samples) < self.request.fed_seconds:
+            return False
+        workers = max(self.request.loader.workers, 1)
+        batches = len(samples) * self.request.setting.accumulate
+        rounds, rest = divmod(batches, workers)
+        return rounds >= _ROUNDS and (rest == 0 or rounds >= 2 * _ROUNDS)
 
 
 def drift_flags(samples: Sequence[float]) -> list[str]:

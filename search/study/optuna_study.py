@@ -60,14 +60,13 @@ class OptunaStudy(Generic[SettingT, RecordT]):
 
     def __init__(
         self, storage: BaseStorage, name: str, space: Space[SettingT], kind: type[RecordT],
-        records_path: Path | None, budget_bytes: int | None, source: str,
+        records_path: Path, budget_bytes: int | None, source: str,
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.space, self.kind = space, kind
         self.records_path, self.budget_bytes = records_path, budget_bytes
-        self.records_name = records_path.name if records_path else TUNE_PROBES
-        self.artifacts = records_path.with_name(FOLDER) if records_path else None
+        self.artifacts = records_path.with_name(FOLDER)
         self.source, self.clock = source, clock
         self.holder = holder_name()
         self.identity: StudyIdentity[RecordT] | None = None
@@ -229,8 +228,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
 
     def save(self, records: Sequence[RecordT]) -> None:
         """Puts on disk what is not there yet."""
-        if self.records_path is not None:
-            append_records(self.records_path, records)
+        append_records(self.records_path, records)
 
     def reconcile(self) -> list[str]:
         """Completes what a killed tuner left, from the file to the study and back.
@@ -238,8 +236,8 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         Returns what is to be said of the records file: where it is faulty, and how many of its
         records are of another model, device or software than was adopted, and so left alone.
         """
-        file = read_records(self.records_path, self.kind) if self.records_path else None
-        by_id = {r.probe_id: r for r in file.records if r.probe_id} if file else {}
+        file = read_records(self.records_path, self.kind)
+        by_id = {r.probe_id: r for r in file.records if r.probe_id}
         with self._faults():
             for trial in self._trials():
                 if trial.state == TrialState.RUNNING:
@@ -250,10 +248,9 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             ours = [r for r in fresh if self.identity is None or self.identity.has(r)]
             for record in ours:
                 self._adopt_record(record)
-        if self.records_path:
-            append_records(self.records_path, list(self.records()))
+        append_records(self.records_path, list(self.records()))
         said = []
-        if file and file.fault:
+        if file.fault:
             said.append(f"{file.fault}: read up to there, and the study has the rest.")
         if len(fresh) > len(ours):
             said.append(
@@ -305,16 +302,12 @@ class OptunaStudy(Generic[SettingT, RecordT]):
     def _for_dashboard(self, record: RecordT) -> dict[str, Any]:
         """System attributes that optuna-dashboard reads; the record's file is there before them."""
         found: dict[str, Any] = {CONSTRAINTS: [constraint(record, self.budget_bytes)]}
-        if self.artifacts and write_artifact(
-            self.artifacts, record.probe_id, format_record(record)
-        ):
+        if write_artifact(self.artifacts, record.probe_id, format_record(record)):
             found |= [artifact_attribute(record.probe_id, "record.json")]
         return found
 
     def attach(self, file: Path) -> None:
         """Lets optuna-dashboard show a file with the study, and lets it be where that fails."""
-        if self.artifacts is None:
-            return
         with suppress(OSError, StudyError), self._faults():
             if write_artifact(self.artifacts, file.name, file.read_bytes()):
                 attribute = artifact_attribute(file.name, file.name)
@@ -349,8 +342,6 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def _write(self, record: RecordT) -> None:
-        if self.records_path is None:
-            return
         try:
             append_records(self.records_path, [record])
         except RecordsNotWrittenError as error:
@@ -361,7 +352,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         self.unwritten.append(record)
         try:
             if self.spilled is None:  # a folder only we can read, of a name that nobody can foresee
-                self.spilled = Path(tempfile.mkdtemp(prefix="planner-")) / self.records_name
+                self.spilled = Path(tempfile.mkdtemp(prefix="planner-")) / self.records_path.name
             append_records(self.spilled, [record])
         except (OSError, RecordsNotWrittenError):
             line = format_record(record).decode().strip()
@@ -411,25 +402,23 @@ def _study_copy(record: RecordT) -> str:
 
 
 def make_study(
-    storage: str | None, output: Path | None, space: Space, budget_bytes: int | None,
+    storage: str | None, output: Path, space: Space, budget_bytes: int | None,
     name: str = STUDY_NAME,
 ) -> OptunaStudy:  # fmt: skip
     """The study of a model's settings, beside probes.jsonl in `output`. Raises StudyError, and
     UsageError where that holds what a replay went through: they are not its own."""
-    records_path = output / TUNE_PROBES if output else None
-    if records_path is not None:
-        refuse_replayed(read_records(records_path).records, records_path)
+    records_path = output / TUNE_PROBES
+    refuse_replayed(read_records(records_path).records, records_path)
     return open_study(storage, space, MeasurementRecord, records_path, budget_bytes, name)
 
 
 def open_study(
-    storage: str | None, space: Space[SettingT], kind: type[RecordT], records_path: Path | None,
+    storage: str | None, space: Space[SettingT], kind: type[RecordT], records_path: Path,
     budget_bytes: int | None = None, name: str = STUDY_NAME,
 ) -> OptunaStudy[SettingT, RecordT]:  # fmt: skip
     """The study of `storage`, or of study.db beside its records, all of one `kind`. Raises
     StudyError."""
     if storage is None:
-        assert records_path, "a study needs a place"
         source = str(records_path.with_name(STUDY))
         storage = f"sqlite:///{source}"
     else:

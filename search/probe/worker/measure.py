@@ -28,7 +28,7 @@ from search.probe.worker.compiler import CompileWatch, end_workers
 from search.probe.worker.meter import Mark, MemoryUse, Meter, make_meter
 from search.probe.worker.phases import StepPhases
 from search.probe.worker.precision import set_precision
-from search.probe.worker.ranks import AgreedRule, Alone, Ranks, World
+from search.probe.worker.ranks import AgreedRule, Ranks, World
 from search.probe.worker.report import Report
 from search.probe.worker.subject import (
     WatchedTraining,
@@ -119,7 +119,7 @@ class Run:
     compiling: CompileWatch | None = None
     warmup: list[float] = field(default_factory=list)  # seconds of each of its first steps
     place: RankPlace | None = None
-    ranks: Ranks = field(default_factory=Alone)
+    ranks: Ranks = field(default_factory=Ranks)
 
     def set_up(self) -> tuple[WatchedTraining, Meter]:
         """The training on its device, warm: its next step is like all that follow."""

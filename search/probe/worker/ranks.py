@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from statistics import median
-from typing import Protocol
 
 import torch
 from torch import distributed
@@ -27,38 +26,25 @@ AGREE_SECONDS = 0.25
 _TIMEOUT = timedelta(days=7)
 
 
-class Ranks(Protocol):
-    """Which ranks there are beside this one."""
+class Ranks:
+    """Which ranks there are beside this one: none, in a probe of one process."""
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
-
-    def most(self, first: float, second: float) -> tuple[float, float]:
-        """The largest of each, over the ranks."""
-
-    def meet(self) -> None:
-        """Wait until all ranks have come here."""
-
-    def describe(self) -> WorldInfo | None: ...
-
-
-class Alone:
-    """A probe of one process: nobody to ask."""
-
-    def any(self, flag: bool) -> bool:
         return flag
 
     def most(self, first: float, second: float) -> tuple[float, float]:
+        """The largest of each, over the ranks."""
         return first, second
 
     def meet(self) -> None:
-        pass
+        """Wait until all ranks have come here."""
 
     def describe(self) -> WorldInfo | None:
         return None
 
 
-class World:
+class World(Ranks):
     """The ranks of this process's world. What they agree on goes by gloo, beside the device's own
     queue: nobody waits for a device because of it."""
 

@@ -18,7 +18,7 @@ from tests.search.tables import GPU, MODEL, SMALL, make_record
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_it_ends_with_what_the_others_find(tmp_path: Path, is_lost: bool) -> None:
     space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8,))
-    here, there = (make_study(str(tmp_path / "a.journal"), None, space, None) for _ in range(2))
+    here, there = (make_study(str(tmp_path / "a.journal"), tmp_path, space, None) for _ in range(2))
     there.holder = json.dumps(["elsewhere", "", 1, "1"])
     lease = there.lease(space.candidates[0], 60)
     assert lease is not None
