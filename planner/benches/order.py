@@ -5,13 +5,13 @@ Imports no torch.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from planner.schema.bench import BenchCase, BenchOutcome
+from search.probe.protocol import AnswerMessage, send
 
 DEADLINE_SECONDS, COMPILED_DEADLINE_SECONDS = 90.0, 420.0
 # Its arguments are the file descriptor to answer on and the order.
@@ -40,11 +40,10 @@ class Order(BaseModel):
         return self.deadline_seconds or usual
 
 
-class Answer(BaseModel):
+class Answer(AnswerMessage):
     """Case `number` of the order has come to `phase`; or ended, with `outcome`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+    probe_id: str = ""
     number: int
     phase: str = ""
     outcome: BenchOutcome | None = None
@@ -57,18 +56,7 @@ class Teller:
         self._fd = result_fd
 
     def say(self, answer: Answer) -> None:
-        line = answer.model_dump_json(exclude_defaults=True).encode() + b"\n"
-        while line:
-            line = line[os.write(self._fd, line) :]
+        send(self._fd, answer.model_dump_json(exclude_defaults=True).encode() + b"\n")
 
 
-def read_answers(data: bytes) -> tuple[list[Answer], bytes]:
-    """The answers of whole lines, and the rest; what is none is passed over."""
-    *lines, rest = data.split(b"\n")
-    answers = []
-    for line in lines:
-        try:
-            answers.append(Answer.model_validate_json(line))
-        except ValidationError:
-            continue
-    return answers, rest
+ANSWERS = TypeAdapter(Answer)

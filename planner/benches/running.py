@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from planner.benches.on_shapes import count_work
-from planner.benches.order import WORKER_COMMAND, Order, read_answers
+from planner.benches.order import ANSWERS, WORKER_COMMAND, Order
 from planner.benches.shares import peaks_of
 from planner.environment.rates import measuring_environment
 from planner.schema import DeviceInfo
@@ -22,6 +22,7 @@ from search.probe.device import describe_device, versions
 from search.probe.failure import count_kernel_kills, judge_death
 from search.probe.parent.environment import probe_environment
 from search.probe.parent.supervised import Ended, run_supervised
+from search.probe.protocol import AnswerReader
 
 # Until the first case begins: torch and a library are imported, from a network disk in a minute.
 IMPORT_SECONDS = 120.0
@@ -85,7 +86,7 @@ class _Run:
         self.is_cut_short = False
         self.phase = "import"
         self.found: list[BenchOutcome] = []
-        self._rest = b""
+        self.reader = AnswerReader("", ANSWERS)
 
     def outcomes(self, command: Sequence[str]) -> Iterator[tuple[BenchCase, BenchOutcome]]:
         """Each case that came to an end, and how: at least one, unless the budget ended first."""
@@ -104,8 +105,7 @@ class _Run:
         yield from zip(self.order.cases, self.found, strict=False)
 
     def hear(self, data: bytes) -> None:
-        answers, self._rest = read_answers(self._rest + data)
-        for answer in answers:
+        for answer in self.reader.feed(data):
             if answer.outcome is not None:
                 self.found.append(answer.outcome)
                 self.phase = "start"

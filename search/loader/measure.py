@@ -295,7 +295,7 @@ class LoaderRun:
         """End all workers, and tell. The second to come waits until the process ends."""
         self._answered.acquire()
         self.processes.end()
-        self.report.outcome(outcome)
+        self.report.say(outcome)
 
 
 class Processes(ForkContext):

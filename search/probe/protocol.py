@@ -7,6 +7,7 @@ another probe is garbage, counted and left.
 
 from __future__ import annotations
 
+import os
 import uuid
 from typing import Annotated, Any, Generic, Literal, TypeVar, overload
 
@@ -225,6 +226,12 @@ def encode(message: BaseModel) -> bytes:
     """One message as bytes. It begins a line of its own, so that foreign bytes before it on the
     channel do not spoil it."""
     return b"\n" + message.model_dump_json().encode() + b"\n"
+
+
+def send(channel: int, data: bytes) -> None:
+    """All of `data`, however little a pipe takes at a time."""
+    while data:
+        data = data[os.write(channel, data) :]
 
 
 class AnswerReader(Generic[A]):

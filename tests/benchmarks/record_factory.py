@@ -74,7 +74,7 @@ def _work(request: ProbeRequest, result_fd: int) -> None:
 
     meter.CpuMeter.mark = lambda self: time.process_time()  # type: ignore[method-assign]
     report = Report(result_fd, request.probe_id)
-    report.outcome(measure.measure(request, time.monotonic() + DEADLINE_SECONDS, report))
+    report.say(measure.measure(request, time.monotonic() + DEADLINE_SECONDS, report))
     os._exit(0)
 
 

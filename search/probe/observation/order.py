@@ -7,13 +7,13 @@ so that a process that is ended has told what it saw.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from planner.schema.observation import Observation
+from search.probe.protocol import send
 
 # Its arguments are the file descriptor to answer on and the order.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "search.probe.observation.worker")
@@ -49,9 +49,7 @@ class Teller:
         self._say({"status": status, "message": message})
 
     def _say(self, data: dict[str, Any]) -> None:
-        line = json.dumps(data).encode() + b"\n"
-        while line:
-            line = line[os.write(self._fd, line) :]
+        send(self._fd, json.dumps(data).encode() + b"\n")
 
 
 class Hearer:

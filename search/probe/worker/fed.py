@@ -51,7 +51,7 @@ def measure_fed(request: FedRequest, deadline: float, report: Report) -> Outcome
     it can tell, and how it ended."""
     run = FedRun(request, deadline, report)
     outcome = carry_out(run)
-    report.fed(run.message())
+    report.say(run.message())
     return outcome
 
 

@@ -64,11 +64,11 @@ def _carry_out(order: WorkOrder, deadline: float, report: Report) -> None:
     if isinstance(request, FedRequest):
         from search.probe.worker.fed import measure_fed
 
-        report.outcome(measure_fed(request, deadline, report))
+        report.say(measure_fed(request, deadline, report))
         return
     from search.probe.worker.measure import measure
 
-    report.outcome(measure(request, deadline, report, order.place))
+    report.say(measure(request, deadline, report, order.place))
 
 
 def is_unfit() -> bool:
