@@ -61,11 +61,18 @@ def observe(
     date = datetime.now(UTC).isoformat(timespec="seconds")
     began = time.monotonic()
     order = Order(observation=observation, device=device, folder=str(folder))
-    heard, words, late = _run(order, deadline_seconds)
+    heard = Hearer()
+    ended = run_supervised(
+        WORKER_COMMAND,
+        heard.hear,
+        lambda: began + deadline_seconds,
+        {**worker_environment(), **observation.environment},
+        [order.model_dump_json()],
+    )
     status, message = heard.status, heard.message
     if not status:
-        status = "timed_out" if late else "crashed"
-        message = f"not done after {deadline_seconds:g} s" if late else words
+        status = "timed_out" if ended.late else "crashed"
+        message = f"not done after {deadline_seconds:g} s" if ended.late else ended.words
     return ObservationRecord.model_validate(
         {
             "observation": observation.name,
@@ -85,17 +92,3 @@ def observe(
             "rehearsal": rehearsal,
         }
     )
-
-
-def _run(order: Order, deadline_seconds: float) -> tuple[Hearer, str, bool]:
-    """What the process said, its last words on standard error, and whether it was late."""
-    deadline = time.monotonic() + deadline_seconds
-    heard = Hearer()
-    ended = run_supervised(
-        WORKER_COMMAND,
-        heard.hear,
-        lambda: deadline,
-        {**worker_environment(), **order.observation.environment},
-        [order.model_dump_json()],
-    )
-    return heard, ended.words, ended.late

@@ -170,44 +170,32 @@ def measure(
     """
     known = read_whole(file)
     left = remaining_rows(rows, known.records, describe_device(device).name)
-    with _Nurseries() as fork_servers:
-        return _measure_all(left, device, file, on_progress, budget_seconds, fork_servers, on_run)
-
-
-def _measure_all(
-    left: Sequence[Row],
-    device: str,
-    file: Path,
-    on_progress: Callable[[Progress], None],
-    budget_seconds: float | None,
-    fork_servers: _Nurseries,
-    on_run: OnRun,
-) -> list[MeasurementRecord]:
     started = time.monotonic()
     measured = []
-    for number, row in enumerate(left, start=1):
-        deadline = row_deadline(row, first_of_library=not fork_servers.has(row))
-        rest = math.inf
-        if budget_seconds is not None:
-            rest = budget_seconds - (time.monotonic() - started)
-            if rest < least_seconds(row):
-                continue
-        began = time.monotonic()
-        on_run(Begun(number, len(left), row, min(deadline, rest)))
-        request = ProbeRequest(
-            model=row.model,
-            setting=row.setting,
-            device=device,
-            max_measure_seconds=row.measure_seconds,
-            record_phases=True,
-        )
-        record = run_probe(
-            request, deadline_seconds=min(deadline, rest), fork_server=fork_servers.of(row),
-            on_event=on_run,
-        )  # fmt: skip
-        if record.status == "timed_out" and rest < deadline:
-            record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
-        append_records(file, [record], "--record")
-        measured.append(record)
-        on_progress(Progress(number, len(left), row, record, time.monotonic() - began))
+    with _Nurseries() as fork_servers:
+        for number, row in enumerate(left, start=1):
+            deadline = row_deadline(row, first_of_library=not fork_servers.has(row))
+            rest = math.inf
+            if budget_seconds is not None:
+                rest = budget_seconds - (time.monotonic() - started)
+                if rest < least_seconds(row):
+                    continue
+            began = time.monotonic()
+            on_run(Begun(number, len(left), row, min(deadline, rest)))
+            request = ProbeRequest(
+                model=row.model,
+                setting=row.setting,
+                device=device,
+                max_measure_seconds=row.measure_seconds,
+                record_phases=True,
+            )
+            record = run_probe(
+                request, deadline_seconds=min(deadline, rest), fork_server=fork_servers.of(row),
+                on_event=on_run,
+            )  # fmt: skip
+            if record.status == "timed_out" and rest < deadline:
+                record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
+            append_records(file, [record], "--record")
+            measured.append(record)
+            on_progress(Progress(number, len(left), row, record, time.monotonic() - began))
     return measured
