@@ -393,7 +393,7 @@ def test_a_disk_that_fills_up_keeps_the_record_elsewhere(
     study.records_path = Path("/dev/full")
     with pytest.raises(PlannerError, match="No space left") as caught:
         probe_one(study, 0)
-    kept = next(spill.glob("*/probes.jsonl"))
+    kept = next(spill.glob("*/full"))  # by the name that it has where it could not be written
     assert kept.parent.stat().st_mode & 0o777 == 0o700  # nobody else reads it or puts a link there
     assert str(kept) in str(caught.value)
     assert len(read_records(kept).records) == 1
