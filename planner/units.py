@@ -59,9 +59,9 @@ def format_bytes(count: int, digits: int = 2) -> str:
 
 
 def exact_bytes(count: int) -> str:
-    """Bytes as `parse_bytes` reads them back to the last: `24GiB`, `1000000B`."""
-    whole, rest = divmod(count, GIB)
-    return f"{count}B" if rest else f"{whole}GiB"
+    """Bytes as `parse_bytes` reads them back to the last: `24GiB`, `15093MiB`, `1000000B`."""
+    units = ((GIB, "GiB"), (MIB, "MiB"), (1, "B"))
+    return next(f"{count // size}{unit}" for size, unit in units if count % size == 0)
 
 
 def parse_seconds(text: str) -> float:

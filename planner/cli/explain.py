@@ -35,14 +35,18 @@ def command(source: str, model: str | None, **given: Any) -> int:
     the levers that free enough are named with their predicted rates. Exit status 1 where nothing
     is recognised.
     """
+    from planner.arguments import read_gpu
     from planner.cli.arguments import GRID_FIELDS
+    from planner.estimation import default_precision
     from planner.explaining.explanation import explain
 
     fields = {"source": source, **({"model": model} if model is not None else {}), **given}
     setting = None
     chosen: Any = model
     if model is not None:
-        chosen, settings = model_and_settings(model, fields)
+        chosen, settings = model_and_settings(
+            model, fields, {"precision": default_precision(read_gpu(given["gpu"]))}
+        )
         if len(settings) > 1:
             raise UsageError("a training has one setting.", "Give one value to each option.")
         setting = settings[0]

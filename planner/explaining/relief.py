@@ -10,6 +10,7 @@ from planner.errors import PlannerError
 from planner.estimation import Estimate
 from planner.hardware.gpu import Gpu
 from planner.schema import TrainSetting
+from planner.units import MIB
 
 MAX_WAYS = 3
 
@@ -53,6 +54,7 @@ def find_relief(
     target = predicted.device_total_bytes - missing_bytes
     if room_bytes is not None:
         target = min(target, room_bytes)
+    target -= target % MIB  # as the levers' commands are to be read
     needed = predicted.device_total_bytes - target
     if target <= 0:
         return Relief(needed, None, (), why_none="more was missing than the whole step needs")

@@ -247,11 +247,7 @@ def _levers(advice: Advice) -> str:
 
 def _changes(changes: Iterable[tuple[str, object]]) -> str:
     """`batch 32, accumulate 8, adamw-fused, expandable segments`."""
-    said = (
-        "expandable segments" if field == "allocator" else in_words({field: value})
-        for field, value in changes
-    )
-    return ", ".join(said) or "as it stands"
+    return in_words(dict(changes)) or "as it stands"
 
 
 def _effects(effects: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from planner.explaining.explanation import Explanation
 from planner.explaining.finding import Finding
 from planner.explaining.relief import Relief
 from planner.explaining.snapshot_reading import SnapshotReading
-from planner.report.settings import value_text
+from planner.report.settings import in_words
 from planner.units import format_bytes, format_seconds
 
 # What a snapshot calls a kind of block -> the rows of an estimate's breakdown that it stands for.
@@ -36,13 +36,15 @@ def _parts(found: Explanation) -> Iterator[str]:
     if not found.findings and found.kind == "log":
         yield (
             f"Nothing in {found.source} is recognised: no out-of-memory error, no failure of the "
-            "loader, NCCL, CUDA or the loss."
+            "loader, NCCL, CUDA or the loss. What a process wrote to standard error, a traceback "
+            "too, may be in another file."
         )
     if found.run:
         yield _run(found)
     yield from (_finding(finding, found.kind == "snapshot") for finding in found.findings)
-    rows = [[words, format_bytes(found.seen[key])] for key, words in _SEEN.items()
-            if found.seen.get(key) is not None]  # fmt: skip
+    seen = {key: found.seen.get(key) for key in _SEEN}
+    rows = [[_SEEN[key], format_bytes(num_bytes)] for key, num_bytes in seen.items()
+            if num_bytes is not None and (num_bytes or key != "other_bytes")]  # fmt: skip
     if rows:
         yield tabulate(rows, tablefmt="plain", colalign=("left", "right"))
     if found.snapshot is not None:
@@ -121,9 +123,11 @@ def _relief(relief: Relief) -> str:
     need = f"{format_bytes(relief.needed_bytes)} must become free, by the prediction"
     if not relief.levers:
         return f"{need}: {relief.why_none}."
+    first, *others = (lever.changes.items() for lever in relief.levers)
+    shared = {k: v for k, v in first if others and all((k, v) in other for other in others)}
     rows = [
         [
-            ", ".join(f"{key} {value_text(value)}" for key, value in lever.changes.items()),
+            in_words({k: v for k, v in lever.changes.items() if k not in shared}) or "nothing else",
             format_bytes(lever.freed_bytes),
             f"{lever.images_per_second:.3g}",
             ", ".join(lever.effects) or "nothing",
@@ -136,7 +140,9 @@ def _relief(relief: Relief) -> str:
         colalign=("left", "right", "right", "left"),
     )  # fmt: skip
     as_it_is = f" (as it is: {now:.3g})" if now else ""
+    all_with = f", all with {in_words(shared)}" if shared else ""
     return (
-        f"{need}. These free it; rates are predicted for {relief.rated}{as_it_is}:\n{table}\n"
+        f"{need}. These free it{all_with};\n"
+        f"rates are predicted for {relief.rated}{as_it_is}:\n{table}\n"
         f"The first: {relief.levers[0].command}"
     )

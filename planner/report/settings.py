@@ -39,9 +39,12 @@ def value_text(value: object) -> str:
 def in_words(fields: Mapping[str, object]) -> str:
     """`batch 32, accumulate 8, adamw-fused`: each field's name and value; only its value where that
     says what it is."""
-    return ", ".join(
-        value_text(value)
-        if field in _NAMED_BY_VALUE
-        else f"{field.replace('batch_size', 'batch').replace('_', ' ')} {value_text(value)}"
-        for field, value in fields.items()
-    )
+    return ", ".join(_said(field, value) for field, value in fields.items())
+
+
+def _said(field: str, value: object) -> str:
+    if field in _NAMED_BY_VALUE:
+        return value_text(value)
+    if field == "allocator" and value == "expandable_segments:True":
+        return "expandable segments"
+    return f"{field.replace('batch_size', 'batch').replace('_', ' ')} {value_text(value)}"
