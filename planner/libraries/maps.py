@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from planner.schema import SwinConfig
+from planner.schema import SwinConfig, TrainSetting
 
 Pair = tuple[int, int]
 
@@ -61,3 +63,10 @@ def plan_blocks(config: SwinConfig, stage: int) -> list[BlockPlan]:
         BlockPlan(channels, hidden, heads, window, index % 2 == 1, rate)
         for index, rate in enumerate(config.drop_path_rates()[stage])
     ]
+
+
+def chosen_stages(stages: Sequence[Any], setting: TrainSetting) -> list[Any]:
+    """Those of a model's stages, real or on shapes, that `setting.checkpointing` (stages,
+    stages:0,1) names."""
+    numbers = setting.checkpointed_stages
+    return list(stages) if numbers is None else [stages[number] for number in numbers]

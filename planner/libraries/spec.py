@@ -140,7 +140,7 @@ class LibrarySpec:
                 raise
             raise self._not_installed(missing) from error
         if setting.chosen_blocks is not None:
-            from planner.libraries.wrapping import checkpoint_in_place
+            from planner.checkpointing import checkpoint_in_place
 
             blocks = self._blocks(built.modules())[setting.chosen_blocks]
             checkpoint_in_place(blocks, setting.checkpointing == "selective")

@@ -1,11 +1,10 @@
-"""Checkpointing in place on shapes: what `wrapping.py` does to real modules."""
+"""Checkpointing in place on shapes: what `planner.checkpointing` does to real modules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from planner.schema import TrainSetting
 from planner.step.checkpointing import checkpoint
 from planner.step.nn import Module, ReLU
 
@@ -25,12 +24,6 @@ def checkpoint_in_place(modules: Iterable[Module], selective: bool = False) -> N
         if kind not in _CHECKPOINTED:
             _CHECKPOINTED[kind] = _checkpointed(*kind)
         module.__class__ = _CHECKPOINTED[kind]
-
-
-def chosen_stages(stages: Sequence[Module], setting: TrainSetting) -> list[Module]:
-    """The stages that `setting.checkpointing` (stages, stages:0,1) names."""
-    numbers = setting.checkpointed_stages
-    return list(stages) if numbers is None else [stages[number] for number in numbers]
 
 
 def _checkpointed(kind: type[Module], selective: bool) -> type[Module]:

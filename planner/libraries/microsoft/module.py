@@ -16,11 +16,12 @@ from typing import Any
 
 from torch import nn
 
+from planner.checkpointing import checkpoint_in_place
 from planner.errors import PlannerError
+from planner.libraries.maps import chosen_stages
 from planner.libraries.microsoft.arguments import class_arguments
 from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE, named_checkout
 from planner.libraries.missing_operators import declare_missing_operators
-from planner.libraries.wrapping import checkpoint_in_place, chosen_stages
 from planner.schema import SwinConfig, TrainSetting
 
 FILES = {1: "models/swin_transformer.py", 2: "models/swin_transformer_v2.py"}
@@ -39,7 +40,7 @@ def build(
     source = _load(folder / FILES[config.version])
     model: Any = getattr(source, CLASSES[config.version])(**class_arguments(config, setting))
     if setting.checkpointing not in ("none", "blocks"):
-        checkpoint_in_place(chosen_stages(model.layers, setting.checkpointed_stages))
+        checkpoint_in_place(chosen_stages(model.layers, setting))
     built: nn.Module = model
     return built
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from planner.checkpointing import checkpoint_in_place
+from planner.libraries.maps import chosen_stages
 from planner.libraries.missing_operators import declare_missing_operators
-from planner.libraries.wrapping import checkpoint_in_place, chosen_stages
 from planner.schema import SwinConfig, TrainSetting
 
 
@@ -32,7 +33,7 @@ def build(config: SwinConfig, setting: TrainSetting) -> nn.Module:
     if setting.checkpointing == "blocks":
         model.set_grad_checkpointing()
     elif setting.checkpointing != "none":
-        checkpoint_in_place(chosen_stages(model.layers, setting.checkpointed_stages))
+        checkpoint_in_place(chosen_stages(model.layers, setting))
     built: nn.Module = model
     return built
 

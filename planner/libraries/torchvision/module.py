@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import nn
 
+from planner.checkpointing import checkpoint_in_place
+from planner.libraries.maps import chosen_stages
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.torchvision.arguments import class_arguments
-from planner.libraries.wrapping import checkpoint_in_place, chosen_stages
 from planner.schema import SwinConfig, TrainSetting
 
 
@@ -30,6 +31,6 @@ def build(config: SwinConfig, setting: TrainSetting) -> nn.Module:
     if setting.checkpointing == "blocks":
         checkpoint_in_place(block for stage in stages for block in stage)
     elif setting.checkpointing != "none":
-        checkpoint_in_place(chosen_stages(stages, setting.checkpointed_stages))
+        checkpoint_in_place(chosen_stages(stages, setting))
     built: nn.Module = model
     return built

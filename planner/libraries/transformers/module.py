@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from planner.checkpointing import checkpoint_in_place
+from planner.libraries.maps import chosen_stages
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.transformers.arguments import config_arguments
-from planner.libraries.wrapping import checkpoint_in_place, chosen_stages
 from planner.schema import SwinConfig, TrainSetting
 
 
@@ -56,7 +57,7 @@ def _checkpoint(model: Any, stages: Any, config: SwinConfig, setting: TrainSetti
     elif setting.checkpointing == "blocks":
         _enable([block for stage in stages for block in stage.blocks])
     else:
-        _enable(chosen_stages(stages, setting.checkpointed_stages))
+        _enable(chosen_stages(stages, setting))
 
 
 def _enable_all(model: Any) -> None:
