@@ -129,20 +129,24 @@ def gather_facts(machine: Machine) -> Facts:
     shown = visible_gpus(machine.gpus, machine.variables)
     positions = {gpu.uuid: position for position, gpu in enumerate(shown)}
     by_bus = {as_bus_address(address): found for address, found in machine.pci.items()}
-    return Facts(
-        machine=machine,
-        log=log,
-        cards=tuple(
+    cards = []
+    for gpu in machine.gpus:
+        smi = details.get(gpu.uuid)
+        address = gpu.pci_bus_id or (smi.bus_id if smi else "")
+        cards.append(
             Card(
                 gpu=gpu,
-                smi=details.get(gpu.uuid),
-                pci=by_bus.get(as_bus_address(_bus_id(gpu, details.get(gpu.uuid)))),
+                smi=smi,
+                pci=by_bus.get(as_bus_address(address)),
                 capability=_capability(gpu, machine.torch),
                 position=positions.get(gpu.uuid),
                 told_by="nvidia-smi -q -x" if log else "NVML",
             )
-            for gpu in machine.gpus
-        ),
+        )
+    return Facts(
+        machine=machine,
+        log=log,
+        cards=tuple(cards),
         pairs=parse_topology(machine.topology.text),
         peers=parse_peers(machine.peers.text),
         nvlinks=parse_nvlinks(machine.nvlink.text),
@@ -169,10 +173,6 @@ def names(things: Sequence[str]) -> str:
     """At most four, and how many more there are."""
     more = f" and {len(things) - 4} more" if len(things) > 4 else ""
     return ", ".join(things[:4]) + more
-
-
-def _bus_id(gpu: DetectedGpu, card: SmiCard | None) -> str:
-    return gpu.pci_bus_id or (card.bus_id if card else "")
 
 
 def _capability(gpu: DetectedGpu, torch: TorchBuild) -> tuple[int, int] | None:

@@ -26,7 +26,7 @@ from planner.throughput.communication import (
     sent_bytes,
 )
 from planner.throughput.fusing import Operation, fuse_between, with_updates_last
-from planner.throughput.parts import Accounts, Cost, Part
+from planner.throughput.parts import Accounts, Part
 from planner.throughput.regions import COMPILED_PHASES, entries, regions_of
 from planner.throughput.timeline import BETWEEN, OTHERS, WAITING, Priced, Timeline
 
@@ -167,27 +167,6 @@ def predict_step(
     step.matrix_flops = _matrix_flops(kernels)
     alone = step.time(None)
     return alone if exchanges is None else _together(step, exchanges, alone)
-
-
-def predict_costs(
-    operations: Iterable[Operation],
-    rates: DeviceRates,
-    setting: TrainSetting,
-    recorded_accumulate: int | None = None,
-    exchanges: Exchanges | None = None,
-) -> tuple[Cost, ...]:
-    """The seconds of `predict_step`, by operation and the module it ran in: they sum to the same.
-
-    What the device waits for has no operation: its `name` and `path` are "". Of a compiled step
-    the operations are the kernels that they are fused to, in the module of their first.
-    """
-    step, kernels, exchanges = prepared(operations, rates, setting, recorded_accumulate, exchanges)
-    step.operations = [
-        priced._replace(account=(*priced.account, operation.name, operation.path))
-        for priced, (_, operation) in zip(step.operations, kernels, strict=True)
-    ]
-    line = step.line(exchanges)
-    return tuple(Cost(*part, *what) for part, what in step.spent(line))
 
 
 def prepared(

@@ -133,13 +133,23 @@ def step_costs(
     rates: DeviceRates | None,
     exchanges: Exchanges | None = None,
 ) -> tuple[Cost, ...]:
-    """The seconds of `step_time`, by operation and module; none without rates."""
+    """The seconds of `step_time`, by operation and the module it ran in: they sum to the same. None
+    without rates.
+
+    What the device waits for has no operation: its `name` and `path` are "". Of a compiled step
+    the operations are the kernels that they are fused to, in the module of their first.
+    """
     if rates is None:
         return ()
-    from planner.throughput.prediction import predict_costs
+    from planner.throughput.prediction import prepared
 
     recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
-    return predict_costs(ledger.operations(), rates, setting, recorded, exchanges)
+    step, kernels, events = prepared(ledger.operations(), rates, setting, recorded, exchanges)
+    step.operations = [
+        priced._replace(account=(*priced.account, operation.name, operation.path))
+        for priced, (_, operation) in zip(step.operations, kernels, strict=True)
+    ]
+    return tuple(Cost(*part, *what) for part, what in step.spent(step.line(events)))
 
 
 def throughput_of(

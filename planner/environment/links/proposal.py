@@ -57,7 +57,8 @@ def propose_link(facts: Facts) -> Proposal | None:
     # Of other cards that a bridge joins in pairs, a ring passes over the rest too. A100 were timed.
     if by_nvlink and not disabled and (len(by_nvlink) == len(joined) or is_pairs_of_a100):
         return _over_nvlink(cards, by_nvlink[0])
-    generation = min((_generation(card) for card in cards), default=0)
+    links = [card.smi.link if card.smi else None for card in cards]
+    generation = min((link.max_generation if link else None) or 0 for link in links)
     joined_by = f"nvidia-smi topo -m: {', '.join(sorted(set(joined)))}"
     if why := has_no_p2p(facts):
         return Proposal("no-p2p-pcie5" if generation >= 5 else "no-p2p", f"{joined_by}; {why}")
@@ -71,7 +72,3 @@ def _over_nvlink(cards: list[Card], joined_by: str) -> Proposal | None:
         if all(re.search(pattern, card.gpu.name) for card in cards):
             return Proposal(link, f"nvidia-smi topo -m: {joined_by}")
     return None
-
-
-def _generation(card: Card) -> int:
-    return (card.smi.link.max_generation if card.smi else None) or 0

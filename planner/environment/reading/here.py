@@ -69,18 +69,15 @@ def read_machine(
     told = ask_driver() if smi.is_missing else DriverAnswer()
     if told.gpus:
         gpus, gpus_from = told.gpus, "NVML"
+    several = works and len(gpus) > 1
     return Machine(
         host=read_host(root),
         torch=torch.result(),
         system=read_system(environ),
         smi=smi,
         topology=ask_tool(("nvidia-smi", "topo", "-m")) if works else Answer(),
-        peers=ask_tool(("nvidia-smi", "topo", "-p2p", "r"))
-        if len(gpus) > 1 and works
-        else Answer(),
-        nvlink=ask_tool(("nvidia-smi", "nvlink", "--status"))
-        if len(gpus) > 1 and works
-        else Answer(),
+        peers=ask_tool(("nvidia-smi", "topo", "-p2p", "r")) if several else Answer(),
+        nvlink=ask_tool(("nvidia-smi", "nvlink", "--status")) if several else Answer(),
         nics=read_nics(root),
         gpus=gpus,
         gpus_from=gpus_from,
