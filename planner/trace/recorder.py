@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     is_traceable_wrapper_subclass_type,
@@ -43,6 +44,7 @@ from planner.trace.trees import tensors_in
 from planner.trace.values import Values
 
 aten = torch.ops.aten
+_DEVICE, _META = torch.ops.prim.device.default, torch.device("meta")
 _ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 # Operations of several devices: collectives, and what FSDP2 does before and after them.
 _OF_DEVICES = frozenset(("c10d", "_c10d_functional", "fsdp"))
@@ -102,6 +104,8 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return self._device_of(args[0])
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # it runs operations on the tensors that it wraps: those count
         kwargs = kwargs or {}
@@ -141,6 +145,12 @@ class Recorder(TorchDispatchMode):
         del scratch
         self.running = ""
         return result
+
+    def _device_of(self, tensor: FakeTensor) -> torch.device:
+        """FakeTensorMode's own answer, at once: it is asked more often than any operation runs."""
+        if self._sums is not None and not self.optimizing and not self.is_paused:
+            self._sums.hear_device_asked(tensor)
+        return _META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
     def _path(self) -> str:
         if self.optimizing and torch._C._current_graph_task_id() != -1:

@@ -45,12 +45,12 @@ class InPlaceSums:
             None  # an id, not a reference: lifetimes must not change
         )
 
+    def hear_device_asked(self, tensor: Tensor) -> None:
+        self._asked_device_of = id(tensor)
+
     def choose(self, func: Any, args: tuple[Any, ...]) -> Any:
         """`func`, or its in-place form where eager would run that."""
         asked, self._asked_device_of = self._asked_device_of, None
-        if func is torch.ops.prim.device.default:
-            self._asked_device_of = id(args[0])
-            return func
         if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
             return func
         if func is aten.add.Tensor and id(args[1]) == asked:
