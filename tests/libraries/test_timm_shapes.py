@@ -50,9 +50,19 @@ SETTINGS: tuple[Changes, ...] = (
 )
 
 
+# The same models, several changes at once: as many as there are kinds of checkpointing.
+JOINED: tuple[Changes, ...] = (
+    {"image_size": (60, 76), "drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.0},
+    {"image_size": (56, 112), "depths": (1, 2), "drop_path_rate": 0.3, "num_classes": 21841},
+    {"image_size": 48, "window_size": 5, "qkv_bias": False},
+    {"image_size": 112, "window_size": (7, 14), "depths": (1, 1)},
+    {"image_size": 58, "in_channels": 1},
+    {"image_size": 28, "patch_size": 2, "depths": (1, 2), "mlp_ratio": 2.0},
+    {"num_heads": (1, 2), "image_size": 64, "window_size": 8},
+)
 # Each value once; in the long run each kind with each precision and each checkpointing.
 STEPS = each_value_and_long_pairs(
-    itertools.product(KINDS, PRECISIONS, ("none", *CHECKPOINTINGS), ({}, *MODELS), ({}, *SETTINGS)),
+    itertools.product(KINDS, PRECISIONS, ("none", *CHECKPOINTINGS), JOINED, ({}, *SETTINGS)),
     pairs=[(0, 1), (0, 2)],
 )
 

@@ -63,12 +63,22 @@ SETTINGS: tuple[Changes, ...] = (
 )
 
 
+# The same models, several changes at once: as many as there are kinds of checkpointing.
+JOINED: tuple[Changes, ...] = (
+    {},
+    {"image_size": (60, 76), "drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.0},
+    {"image_size": (56, 112), "depths": (1, 2), "drop_path_rate": 0.3, "num_classes": 21841},
+    {"image_size": (112, 60), "depths": (1, 1)},
+    {"image_size": 58, "in_channels": 1},
+    {"image_size": (57, 64), "window_size": 5, "qkv_bias": False},
+    {"image_size": 28, "patch_size": 2, "depths": (1, 2), "mlp_ratio": 2.0},
+)
 # Each value once; in the long run each kind with each precision and each checkpointing.
 STEPS = each_value_and_long_pairs(
     (
         (kind, precision, checkpointing, *rest)
         for kind, precision, checkpointing, *rest in itertools.product(
-            KINDS, PRECISIONS, ("none", *CHECKPOINTINGS), ({}, *MODELS), ({}, *SETTINGS)
+            KINDS, PRECISIONS, ("none", *CHECKPOINTINGS), JOINED, ({}, *SETTINGS)
         )
         if kind[0] == 1 or checkpointing != "nested"
     ),
@@ -114,7 +124,7 @@ def test_dropout_inside_nested_checkpoints(attention: str) -> None:
     assert_equal_to_trace(config, setting)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", [1, pytest.param(3, marks=pytest.mark.combinations)])
 def test_absolute_positions(batch_size: int) -> None:
     """Only version 1 has them that work."""
     config = small(1, {"absolute_position_embedding": True, "drop_rate": 0.1})

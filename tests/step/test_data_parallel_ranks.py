@@ -27,9 +27,9 @@ KEPT = {"zero_grad_to_none": False}
 QUICK: dict[str, dict[str, Any]] = {
     "default": {},
     "view, no_sync": {**VIEW, **TWO},
-    "find_unused": {"ddp_find_unused": True},
 }
 LONG: dict[str, dict[str, Any]] = {
+    "find_unused": {"ddp_find_unused": True},
     "view": VIEW,
     "cap": {"ddp_bucket_mb": 2},
     "find_unused, view": {"ddp_find_unused": True, **VIEW},

@@ -22,7 +22,7 @@ from tests.libraries.steps import assert_equal_to_trace, needs
 pytestmark = needs("torch", "timm", "torchvision", "transformers")
 
 SMALL: dict[str, Any] = {
-    "image_size": (56, 56), "depths": (2, 1), "num_heads": (3, 6), "embed_dim": 48,
+    "image_size": (56, 56), "depths": (1, 1), "num_heads": (3, 6), "embed_dim": 48,
     "num_classes": 10,
 }  # fmt: skip
 ONE_BLOCK: dict[str, Any] = {"depths": (1,), "num_heads": (3,)}
@@ -64,22 +64,33 @@ def test_a_step_with_fused_attention_equals_the_module_traced(
     assert_equal_to_trace(config(library), how)
 
 
+# Several changes at once; in the long run each by itself.
+JOINED: list[dict[str, Any]] = [
+    {"accumulate": 2, "precision": "fp16", "clip_grad": True, "checkpointing": "stages"},
+    {"checkpointing": "selective", "precision": "pure-bf16", "loss": "soft-target", "ema": True},
+    {"checkpointing": "blocks:1", "attention": "sdpa", "optimizer_in_backward": True,
+     "frozen_stages": 1},
+    {"lora_rank": 2, "validation_batch_size": 3, "memory_format": "channels_last"},
+]  # fmt: skip
+KINDS: list[dict[str, Any]] = [
+    {"accumulate": 2},
+    {"precision": "fp16", "clip_grad": True},
+    {"precision": "pure-bf16"},
+    {"checkpointing": "stages"},
+    {"checkpointing": "selective"},
+    {"checkpointing": "blocks:1", "attention": "sdpa"},
+    {"optimizer_in_backward": True},
+    {"loss": "soft-target", "ema": True},
+    {"frozen_stages": 1},
+    {"lora_rank": 2},
+    {"validation_batch_size": 3},
+    {"memory_format": "channels_last"},
+]
+
+
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"accumulate": 2},
-        {"precision": "fp16", "clip_grad": True},
-        {"precision": "pure-bf16"},
-        {"checkpointing": "stages"},
-        {"checkpointing": "selective"},
-        {"checkpointing": "blocks:1", "attention": "sdpa"},
-        {"optimizer_in_backward": True},
-        {"loss": "soft-target", "ema": True},
-        {"frozen_stages": 1},
-        {"lora_rank": 2},
-        {"validation_batch_size": 3},
-        {"memory_format": "channels_last"},
-    ],
+    [*JOINED, *(pytest.param(kind, marks=pytest.mark.combinations) for kind in KINDS)],
     ids=str,
 )
 def test_a_step_of_another_kind_equals_the_module_traced(changes: dict[str, Any]) -> None:
