@@ -135,6 +135,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "ViT": (ViT, "3 Block"),
     "MaxViT": (MaxViT, "8 Attention"),
 }
+ONE_AND_MORE = [
+    "ViT",
+    *(pytest.param(n, marks=pytest.mark.combinations) for n in ("ResNet", "MaxViT")),
+]
 
 
 def gradients(module: nn.Module, images: Tensor) -> list[Tensor]:
@@ -165,7 +169,7 @@ def test_batch_norm_in_a_block_counts_twice_which_is_said() -> None:
     assert len(checkpoint_blocks(ViT())) == 1  # there is none to speak of
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ONE_AND_MORE)
 def test_saved_bytes_fall_in_a_trace(name: str) -> None:
     build = MODELS[name][0]
 
@@ -238,7 +242,7 @@ def test_repeated_blocks_of_nested_containers_are_in_order() -> None:
     assert repeated_blocks(module) == [early[0], early[1], module[1]]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ONE_AND_MORE)
 def test_selective_gradients_are_equal_and_fewer_bytes_are_saved(name: str) -> None:
     """Batch normalisation, convolutions and dropout among them."""
     torch.manual_seed(0)

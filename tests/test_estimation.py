@@ -68,7 +68,7 @@ def test_the_total_is_the_sum_of_its_parts_and_the_totals_contain_each_other(
 
 
 @given(settings_drawn(), st.integers(1, 40))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_memory_rises_with_the_batch(setting: TrainSetting, more: int) -> None:
     larger = setting.model_copy(update={"batch_size": setting.batch_size + more})
     a, b = estimate(TINY, setting), estimate(TINY, larger)
@@ -77,7 +77,7 @@ def test_memory_rises_with_the_batch(setting: TrainSetting, more: int) -> None:
 
 
 @given(settings_drawn())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_checkpointing_never_adds_saved_bytes(setting: TrainSetting) -> None:
     plain = setting.model_copy(update={"checkpointing": "none"})
     assert (

@@ -44,6 +44,7 @@ def test_tune_and_emit(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.workers
 def test_own_model(tmp_path: Path) -> None:
     out = run_example("own_model.py", tmp_path, str(tmp_path / "tuned"))
     assert "images/s at batch" in out

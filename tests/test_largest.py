@@ -39,7 +39,10 @@ def test_a_larger_batch_that_fits_above_one_that_does_not_is_found() -> None:
         above += 1
 
 
-@pytest.mark.parametrize("budget_mib", [700, 1000, 2000])
+@pytest.mark.parametrize(
+    "budget_mib",
+    [700, *(pytest.param(mib, marks=pytest.mark.combinations) for mib in (1000, 2000))],
+)
 def test_none_above_the_largest_fits(budget_mib: int) -> None:
     model, setting = resolve(TINY, TrainSetting())
     assert isinstance(model, SwinConfig)

@@ -265,9 +265,8 @@ def skip_without(package: str) -> None:
         pytest.skip(f"{package} is not installed")
 
 
-@pytest.mark.parametrize(
-    "name", ["small_swin3d", pytest.param("small_swin_unetr", marks=pytest.mark.combinations)]
-)
+@pytest.mark.parametrize("name", ["small_swin3d", "small_swin_unetr"])
+@pytest.mark.combinations
 def test_a_small_video_or_volume_model_at_a_batch_between(name: str) -> None:
     skip_without("monai" if "unetr" in name else "torchvision")
     assert_named_as_traced(f"tests.large_models:{name}")

@@ -124,6 +124,7 @@ def test_the_script_says_the_whole_setting(own: Path, fields: dict[str, object])
     assert "step 2/2  loss" in run(script, own)
 
 
+@pytest.mark.trainers
 def test_the_script_checkpoints_the_blocks_that_the_task_names(own: Path) -> None:
     """Its forward runs again in backward."""
     with (own / "own_volumes.py").open("a") as file:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
-
-from tests.covering import covering
 
 torch = pytest.importorskip("torch")
 
@@ -32,7 +31,13 @@ def assert_affine(model: Model, build: Build | None = None, **fields: object) ->
     return affine
 
 
-@pytest.mark.parametrize(("name", "checkpointing"), covering(MODELS, ["none", "blocks"]))
+@pytest.mark.parametrize(
+    ("name", "checkpointing"),
+    [
+        pytest.param(*case, marks=() if case == ("ViT", "blocks") else pytest.mark.combinations)
+        for case in itertools.product(MODELS, ["none", "blocks"])
+    ],
+)
 def test_small_models(name: str, checkpointing: str) -> None:
     """Convolutions, batch norm, attention, depthwise convolutions; and with blocks run again."""
     affine = assert_affine(IMAGES, MODELS[name][0], checkpointing=checkpointing)

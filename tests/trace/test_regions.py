@@ -180,6 +180,7 @@ def test_graphs_of_any_batch_keep_what_those_of_one_do() -> None:
     assert 0 <= saved - kept_in(ledger_of(config, setting)) <= 8
 
 
+@pytest.mark.compiler
 def test_a_budget_below_one_keeps_less_of_a_whole_model_too() -> None:
     config = tiny("native", **ONE_STAGE)
     whole = [
@@ -212,7 +213,7 @@ def test_blocks_are_recomputed_one_at_a_time_where_a_whole_model_recomputes_all(
 
 
 def test_what_is_trained_and_where_it_runs_is_the_eager_steps() -> None:
-    config, setting = of_blocks("native", {"depths": (2, 2)}, {"frozen_stages": 1})
+    config, setting = of_blocks("native", {"depths": (1, 1)}, {"frozen_stages": 1})
     ledger = ledger_of(config, setting)
     eager = eager_ledger_of(config, setting)
     for phase in ("backward", "optimizer", "zero_grad"):

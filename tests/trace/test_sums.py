@@ -27,14 +27,17 @@ from tests.trace.models import (  # noqa: E402
 
 @pytest.mark.parametrize(
     ("library", "version", "optimizer"),
-    covering(LIBRARIES, [1, 2], ["adamw", "adamw-fused"]),
+    covering(["timm"], [1, 2], ["adamw", "adamw-fused"])
+    + [
+        pytest.param(library, version, "adamw", marks=pytest.mark.combinations)
+        for library in ("torchvision", "transformers")
+        for version in (1, 2)
+    ],
 )
 def test_in_place_trace_equals_real_memory_events(
     library: str, version: int, optimizer: str
 ) -> None:
     """The profiler's events of the real fp32 module on CPU tensors (torch 2.13)."""
-    if optimizer != "adamw" and library != "timm":
-        pytest.skip("one library shows the optimizer")
     setting = TrainSetting(batch_size=4, precision="fp32", optimizer=optimizer)
 
     def build() -> nn.Module:
