@@ -14,6 +14,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from planner.hardware.overheads import LT_VARIABLE, WORKSPACE_VARIABLE
 from planner.memory.allocator_config import VARIABLES
@@ -33,7 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
     torch computes on one thread, in what tests start too. The models are so small that a second
     thread only spins: the twin steps of `trainers/test_pytorch.py` took 8 times the CPU seconds.
+
+    No property is held to the 200 ms that hypothesis gives an example: a busy machine takes longer.
     """
+    settings.register_profile("planner", settings.default, deadline=None)
+    settings.load_profile("planner")
     for name in (
         *VARIABLES,
         WORKSPACE_VARIABLE,
