@@ -17,8 +17,6 @@ from planner.throughput.timeline import OTHERS, WAITING
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
     from planner.report.pages.step import Step
 
 TITLE = "Predicted time"
@@ -109,28 +107,19 @@ def _facts(step: Step, time: Throughput) -> list[tuple[str, str]]:
 
 def _by_phase(time: Throughput, key: str) -> Chart:
     """A bar for each phase, stacked by kind of operation."""
-    figure = _bars(
-        list(time.phase_seconds),
-        [kind for kind, _ in ranked(time.kind_seconds)],
-        _summed((part.phase, part.kind, part.seconds) for part in time.parts),
-        time.step_seconds,
-        _COLOURS,
-    )
+    kinds = [kind for kind, _ in ranked(time.kind_seconds)]
+    sums = _summed((part.phase, part.kind, part.seconds) for part in time.parts)
     said = "Milliseconds of each phase of the step, stacked by kind of operation."
-    return Chart(key, figure, said, bars_height(len(time.phase_seconds)))
+    return _bars(key, said, list(time.phase_seconds), kinds, sums, time.step_seconds, _COLOURS)
 
 
 def _by_kind(time: Throughput, key: str) -> Chart:
     """A bar for each kind of operation, stacked by what bounds it."""
-    figure = _bars(
-        [kind for kind, _ in ranked(time.kind_seconds)],
-        [bound for bound, _ in ranked(time.bound_seconds)],
-        _summed((part.kind, part.bound, part.seconds) for part in time.parts),
-        time.step_seconds,
-        _BOUND_COLOURS,
-    )
+    kinds = [kind for kind, _ in ranked(time.kind_seconds)]
+    bounds = [bound for bound, _ in ranked(time.bound_seconds)]
+    sums = _summed((part.kind, part.bound, part.seconds) for part in time.parts)
     said = "Milliseconds of each kind of operation, stacked by what bounds it."
-    return Chart(key, figure, said, bars_height(len(time.kind_seconds)))
+    return _bars(key, said, kinds, bounds, sums, time.step_seconds, _BOUND_COLOURS)
 
 
 def _clocks(time: Throughput, key: str) -> Chart:
@@ -146,21 +135,22 @@ def _clocks(time: Throughput, key: str) -> Chart:
     shown = {kind for (_, kind), seconds in sums.items() if seconds > 0}
     kinds = [kind for kind in ("works", WAITING, OTHERS, "is free") if kind in shown]
     colours = {**_COLOURS, "works": CYCLE[0], "is free": "rgba(128,128,128,0.25)"}
-    figure = _bars(["device", "host"], kinds, sums, time.step_seconds, colours)
     said = (
         "The step's two clocks: the host issues operations ahead of the device, which waits where "
         "the host is late."
     )
-    return Chart(key, figure, said, bars_height(2))
+    return _bars(key, said, ["device", "host"], kinds, sums, time.step_seconds, colours)
 
 
 def _bars(
+    key: str,
+    said: str,
     names: Sequence[str],
     stacks: Sequence[str],
     seconds: Mapping[tuple[str, str], float],
     total: float,
     colours: Mapping[str, str],
-) -> Figure:
+) -> Chart:
     """Horizontal bars, the first on top, in milliseconds."""
     from plotly.graph_objects import Bar
 
@@ -179,7 +169,8 @@ def _bars(
                 "<extra></extra>",
             )
         )
-    return bars_figure(traces, "milliseconds", names)
+    figure = bars_figure(traces, "milliseconds", names)
+    return Chart(key, figure, said, bars_height(len(names)))
 
 
 def time_tree(costs: Iterable[Cost]) -> Node:

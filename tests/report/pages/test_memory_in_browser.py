@@ -221,13 +221,9 @@ def test_a_legend_on_a_phone_is_shown_whole(tmp_path: Path) -> None:
         chart = "[data-chart=beside-memory]"
         page.locator(chart).scroll_into_view_if_needed()
         until(page, f"document.querySelector('{chart} .legend .traces')")
-        hidden = page.evaluate(
-            f"""() => {{
-              const legend = document.querySelector("{chart} .drawing")._fullLayout.legend;
-              return legend._height - legend._effHeight;
-            }}"""
-        )
-        assert hidden == pytest.approx(0, abs=1)  # pixels
+        # The chart is drawn once more with the room that its legend needs: within a pixel.
+        legend = f"document.querySelector('{chart} .drawing')._fullLayout.legend"
+        until(page, f"{legend}._height - {legend}._effHeight <= 1")
 
 
 def test_no_button_of_a_chart_sends_it_anywhere(page: Any) -> None:
