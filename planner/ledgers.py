@@ -16,8 +16,9 @@ from planner.affine import AffineLedger, Recorder
 from planner.compiled import has_known_graphs, in_graph_pool, is_compiled
 from planner.errors import PlannerError
 from planner.ledger import Ledger
+from planner.libraries.factory import check_factory
 from planner.libraries.registry import find_library
-from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
+from planner.schema import FactoryModel, Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.schema.distribution import DEEPSPEED, SHARDED
 from planner.schema.setting import GRAPH_MODES
 from planner.step.fsdp1 import as_fsdp2, is_fsdp1, ledger_of_fsdp1
@@ -118,21 +119,26 @@ def record_ledgers(
 
     Where this process has not imported torch, one other process makes all traces, and ends after
     `limit_seconds`. `say` is told what is traced (standard error, where it is not given).
+    Raises UsageError for a factory whose module is nowhere.
     """
     wanted = [(traced_step(*request), request[1].batch_size) for request in requests]
     missing = [(step, batch) for step, batch in wanted if step.answer(batch) is None]
     if missing:
+        elsewhere = "torch" not in sys.modules
+        for step, _ in missing:
+            if elsewhere and isinstance(step.model, FactoryModel):
+                check_factory(step.model.factory)
         title = missing[0][0].model.title
         what = f"{title} ({len(missing)} settings)" if len(missing) > 1 else title
         compiles = any(step.setting.compile != "off" for step, _ in missing)
         wait = "a minute or so, compiled" if compiles else "some seconds"
         where = ledger_cache.folder()
         (say or _say)(f"Tracing {what} on fake tensors, which takes {wait}; kept in {where}.")
-        if "torch" in sys.modules:
+        if elsewhere:
+            trace_elsewhere(missing, limit_seconds)
+        else:
             for step, batch in missing:
                 step.record(batch)
-        else:
-            trace_elsewhere(missing, limit_seconds)
     return [step.error(batch) for step, batch in wanted]
 
 

@@ -51,9 +51,15 @@ def _import(module_name: str, spec: str) -> ModuleType:
 
 
 def check_factory(spec: str) -> None:
-    """Raises UsageError where the package that `spec` begins with is nowhere, which can be told
-    before anything is imported."""
-    package = spec.partition(":")[0].partition(".")[0]
+    """Raises UsageError where the package that `spec` begins with is nowhere, or a file is named in
+    place of a module: both can be told before anything is imported."""
+    module, _, attribute = spec.partition(":")
+    package, *within = module.split(".")
+    if within[-1:] == ["py"] and Path(*module.split(".")[:-1]).with_suffix(".py").is_file():
+        raise UsageError(
+            f"{module!r} is a file, and a factory is of a module.",
+            f"Write {module.removesuffix('.py')}:{attribute}.",
+        )
     is_here = Path(package).is_dir() or Path(f"{package}.py").is_file()
     if not is_here and importlib.util.find_spec(package) is None:
         raise _no_module(package, spec)

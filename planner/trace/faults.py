@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 import planner
 from planner.errors import PlannerError, UnsupportedError
 from planner.schema import Model
+from planner.schema.any_model import FactoryModel
 
 # Frames in these are not what a person would mend.
 _OTHERS = tuple(str(Path(package.__file__ or "").parent) + "/" for package in (torch, planner))
@@ -66,9 +67,20 @@ def trace_error(model: Model, broken: BrokenTraceError) -> PlannerError:
     return PlannerError(
         f"{model.title} cannot be traced: its step raised {type(cause).__name__}{during} at "
         f"{where}{f': {said}' if said else '.'}",
-        "If the model takes another input than this step gives it, or returns something else, let "
-        "its factory return a task: the module, its batch and its loss. If real tensors work "
-        f"there, it is a fault of the trace. {_PROBED}",
+        f"{_given(model)}If the model takes another input than this step gives it, or returns "
+        "something else, let its factory return a task: the module, its batch and its loss. If "
+        f"real tensors work there, it is a fault of the trace. {_PROBED}",
+    )
+
+
+def _given(model: Model) -> str:
+    """The batch that a factory's module gets unless it is told another."""
+    if not isinstance(model, FactoryModel):
+        return ""
+    height, width = model.image_size
+    return (
+        f"A module is given images of {height}x{width} px and {model.num_classes} classes: "
+        "--image-size and --num-classes say others. "
     )
 
 

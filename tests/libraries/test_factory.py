@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError, UsageError
-from planner.libraries.factory import load_factory
+from planner.libraries.factory import check_factory, load_factory
 from planner.schema import FactoryModel, TrainSetting
 
 FACTORIES = """
@@ -102,6 +102,17 @@ def test_a_factory_at_fault(own_models: str, attribute: str, message: str) -> No
 def test_a_name_that_leads_nowhere(spec: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_factory(spec)
+
+
+def test_a_file_in_place_of_a_module_is_told_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("def build(): ...")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="is a file") as caught:
+        check_factory("mine.py:build")
+    assert caught.value.way_out == "Write mine:build."
+    check_factory("mine:build")
 
 
 def test_a_misspelt_name_gets_the_nearest(own_models: str) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor  # noqa: E402
 
 from planner.errors import PlannerError, UnsupportedError  # noqa: E402
 from planner.schema import TrainSetting  # noqa: E402
+from planner.schema.any_model import FactoryModel  # noqa: E402
 from planner.trace import trace_estimate  # noqa: E402
 from tests.trace.models import (  # noqa: E402
     TINY_IMAGES,
@@ -91,6 +92,17 @@ def test_a_model_that_raises_says_where() -> None:
 
     with pytest.raises(PlannerError, match=r"raised ValueError at .*\.py:\d+: no such stage"):
         trace_estimate(TINY_IMAGES, TrainSetting(batch_size=2), Raises)
+
+
+def test_a_factory_whose_module_takes_other_images_is_told_of_the_option() -> None:
+    class Larger(Classifier):
+        def forward(self, images: Tensor) -> Tensor:
+            raise AssertionError("Input height (224) doesn't match model (384).")
+
+    own = FactoryModel(factory="mine:classifier")
+    with pytest.raises(PlannerError, match="raised AssertionError") as refused:
+        trace_estimate(own, TrainSetting(batch_size=2), Larger)
+    assert "224x224 px and 1000 classes: --image-size and --num-classes say" in str(refused.value)
 
 
 def test_what_a_trace_does_not_follow_is_refused() -> None:
