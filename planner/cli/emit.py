@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import click
 from planner.cli.arguments import refuse_empty, split_fields
 from planner.cli.command import Command
 from planner.errors import PlannerError, UsageError
-from planner.files import unwritable
+from planner.files import unwritable, write_whole
 from planner.trainers.registry import TARGETS, find_trainer
 
 if TYPE_CHECKING:
@@ -132,17 +131,10 @@ def _is_anothers(path: Path) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes beside the file and renames, so that a full disk leaves what was there."""
     if path.exists() and not path.is_file():  # a pipe, a terminal: there is nothing to keep
         path.write_text(text, encoding="utf-8")
-        return
-    place = path.resolve()  # with --force a link stays, and what it names is replaced
-    new = place.with_name(f".{place.name[:200]}.{os.getpid()}.new")
-    try:
-        new.write_text(text, encoding="utf-8")
-        new.replace(place)
-    finally:
-        new.unlink(missing_ok=True)
+    else:  # with --force a link stays, and what it names is replaced
+        write_whole(path.resolve(), text)
 
 
 def _unwritable(path: Path, error: OSError) -> PlannerError:

@@ -42,6 +42,11 @@ from planner.traced_step import retrace, traced_step
 from planner.units import format_bytes, parse_bytes
 
 Rows = list[tuple[Model, ResolvedSetting]]
+# What shows one estimate, by how it is typed.
+_OF_ONE_ROW = {
+    "--plot": "plot", "--timeline": "timeline", "--time": "times", "--snapshot": "snapshot",
+    "--chrome-trace": "chrome_trace",
+}  # fmt: skip
 
 
 @click.command(
@@ -114,13 +119,7 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
 
 def _refuse_together(given: dict[str, Any], rank: bool) -> None:
     """Raises UsageError for options that have no effect beside others: none is ignored silently."""
-    pictures = (
-        ("--plot", given["plot"]),
-        ("--timeline", given["timeline"]),
-        ("--time", given["times"]),
-        ("--snapshot", given["snapshot"]),
-        ("--chrome-trace", given["chrome_trace"]),
-    )
+    pictures = [(option, given[name]) for option, name in _OF_ONE_ROW.items()]
     sized = given["batch_size"] or "batch_size" in split_fields(given["fields"])[1]
     refused: list[tuple[str, object, str]] = []
     if rank:
@@ -181,9 +180,7 @@ def _print_estimates(
 
 
 def _refuse_several(num_rows: int, given: dict[str, Any]) -> None:
-    options = ("--plot", "--timeline", "--time", "--snapshot", "--chrome-trace")
-    names = ("plot", "timeline", "times", "snapshot", "chrome_trace")
-    asked = [option for option, name in zip(options, names, strict=True) if given[name]]
+    asked = [option for option, name in _OF_ONE_ROW.items() if given[name]]
     if asked:
         raise UsageError(
             f"{' and '.join(asked)} {'show' if len(asked) > 1 else 'shows'} one setting, and "

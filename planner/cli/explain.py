@@ -6,7 +6,12 @@ from typing import Any
 
 import click
 
-from planner.cli.arguments import given_fields, model_and_settings, with_model_options
+from planner.cli.arguments import (
+    GRID_FIELDS,
+    given_fields,
+    model_and_settings,
+    with_model_options,
+)
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.errors import UsageError
@@ -36,7 +41,6 @@ def command(source: str, model: str | None, **given: Any) -> int:
     is recognised.
     """
     from planner.arguments import read_gpu
-    from planner.cli.arguments import GRID_FIELDS
     from planner.estimation import default_precision
     from planner.explaining.explanation import explain
 

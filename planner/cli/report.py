@@ -22,9 +22,13 @@ from planner.cli.command import Command
 from planner.cli.output import say
 from planner.cli.several import link_of
 from planner.errors import UsageError
+from planner.estimation import default_precision, resolve
+from planner.hardware.precisions import check_precision
+from planner.schema import Model, ResolvedSetting
+from planner.units import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from planner.hardware import Gpu
     from planner.report.pages.step import Step
@@ -108,9 +112,7 @@ def _steps(model: str, given: dict[str, Any]) -> Iterator[Step]:
 
 def _ranked(model: str, given: dict[str, Any]) -> list[Step]:
     """Every GPU of the catalogue that has the precision, the fastest that fits first."""
-    from planner.cli.estimate import on_every_gpu, read_allocator_option, record_traces
-    from planner.estimation import resolve
-    from search.report.report import step_of
+    from planner.cli.estimate import on_every_gpu
 
     refused = [
         o for o in ("--memory", "--gpus", "--nodes", "--parallelism", "--link") if given[o[2:]]
@@ -121,21 +123,11 @@ def _ranked(model: str, given: dict[str, Any]) -> list[Step]:
             "itself, with its own memory.",
             "Name the GPUs, or omit the option.",
         )
-    allocator = read_allocator_option(given["allocator"])
     chosen, settings = model_and_settings(model, given)
     rows, without = on_every_gpu([resolve(chosen, setting) for setting in settings])
     for said in without:
         click.echo(said, err=True)
-    traced = given["traced"]
-    record_traces(list(dict.fromkeys(row[1:] for row in rows)), {**given, "retrace": False})
-    steps = [
-        replace(
-            step_of(config, setting, gpu, None, allocator, None, traced),
-            said=model,
-            fields=_of_model(given),
-        )
-        for gpu, config, setting in rows
-    ]
+    steps = _estimated(model, rows, given)
     return sorted(steps, key=lambda step: (not step.estimate.fits, -_rate(step)))
 
 
@@ -144,24 +136,33 @@ def _rate(step: Step) -> float:
     return time.images_per_second if time is not None else 0.0
 
 
-def _steps_on(model: str, gpu: Gpu | None, given: dict[str, Any]) -> Iterator[Step]:
-    from planner.cli.estimate import read_allocator_option, record_traces
-    from planner.estimation import default_precision, resolve
-    from planner.hardware.precisions import check_precision
-    from planner.units import parse_bytes
-    from search.report.report import step_of
-
-    memory = parse_bytes(given["memory"]) if given["memory"] else None
-    allocator = read_allocator_option(given["allocator"])
+def _steps_on(model: str, gpu: Gpu | None, given: dict[str, Any]) -> list[Step]:
     chosen, settings = model_and_settings(model, given, {"precision": default_precision(gpu)})
     for setting in settings:
         check_precision(gpu, setting.precision)
     link = link_of(given["link"], settings, gpu)
-    rows = [resolve(chosen, setting) for setting in settings]
-    record_traces(rows, {**given, "retrace": False})
-    for config, setting in rows:
-        step = step_of(config, setting, gpu, memory, allocator, link, given["traced"])
-        yield replace(step, said=model, fields=_of_model(given))
+    rows = [(gpu, *resolve(chosen, setting)) for setting in settings]
+    return _estimated(model, rows, given, link)
+
+
+def _estimated(
+    model: str,
+    rows: Sequence[tuple[Gpu | None, Model, ResolvedSetting]],
+    given: dict[str, Any],
+    link: str | None = None,
+) -> list[Step]:
+    """Each row as a step of the page; traces are made all at once."""
+    from planner.cli.estimate import read_allocator_option, record_traces
+    from search.report.report import step_of
+
+    memory = parse_bytes(given["memory"]) if given["memory"] else None
+    allocator = read_allocator_option(given["allocator"])
+    record_traces(list(dict.fromkeys(row[1:] for row in rows)), {**given, "retrace": False})
+    steps = [
+        step_of(config, setting, gpu, memory, allocator, link, given["traced"])
+        for gpu, config, setting in rows
+    ]
+    return [replace(step, said=model, fields=_of_model(given)) for step in steps]
 
 
 def _of_model(given: dict[str, Any]) -> dict[str, str]:

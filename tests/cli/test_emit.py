@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -178,13 +178,18 @@ def test_a_name_that_is_too_long_is_one_line(
 
 
 def test_a_failed_write_leaves_what_was_there(
-    result: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    result: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = result / "args.yaml"
     arguments = ["emit", str(result), "--for", "timm", "--output", str(file)]
     assert main(arguments) == 0
     before = file.read_text()
-    # A file where the new one would be laid stands in for a full disk.
-    (result / f".args.yaml.{os.getpid()}.new").mkdir()
-    assert main(arguments) == 1
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # stands in for a full disk
+    try:
+        assert main(arguments) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "cannot be written: File too large" in capsys.readouterr().err
+    assert {path.name for path in result.iterdir()} == {"args.yaml", "recommendation.json"}
     assert file.read_text() == before
