@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,12 +79,17 @@ class Pair:
 
 
 @lru_cache(maxsize=1)
-def make_pair(name: str, batch_sizes: tuple[int, ...] | None = None) -> Pair:
-    """The pair of that name, over `planner tune`'s default space, or over these batches of it."""
+def make_pair(name: str) -> Pair:
+    """The pair of that name, over `planner tune`'s default space."""
+    return narrow_pair(name)
+
+
+def narrow_pair(name: str, **narrowed: Any) -> Pair:
+    """The pair of that name, over what `make_space` makes of `narrowed`."""
     title, device = PAIRS[name]
     model = resolve_model(title)
     assert isinstance(model, SwinConfig)
-    space = make_space(model, device, batch_sizes=batch_sizes)
+    space = make_space(model, device, **narrowed)
     budget = int(device.total_bytes * (1 - HEADROOM))
     prior = estimated_prior(space, model, device, DeviceEstimator(device), budget)
     return Pair(name, model, device, space, prior, budget)

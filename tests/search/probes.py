@@ -23,5 +23,5 @@ def request_of(factory: str, cap_bytes: int | None = None, **setting: Any) -> Pr
         model=model,
         setting=TrainSetting(**{"batch_size": 4, "precision": "fp32", **setting}),
         memory_cap_bytes=cap_bytes,
-        max_steps=8,
+        max_steps=5,
     )

@@ -78,7 +78,7 @@ def test_intervals_hold_their_middle_and_narrow_as_probes_teach() -> None:
 def test_a_repeat_is_expected_with_the_noise_of_a_probe() -> None:
     posterior = Posterior(REPLAY.space, PRIOR, BUDGET)
     candidate = REPLAY.space.candidates[0]
-    for _ in range(200):
+    for _ in range(40):
         posterior.observe(0, make_record(candidate.setting))
     expect = PriorExpectation(REPLAY.space, PRIOR, BUDGET)
     expect.__dict__["_posterior"] = posterior

@@ -17,6 +17,7 @@ from planner.units import GIB
 from search import tuning as tune_file
 from search.probe.device import MemoryInUse
 from search.strategies.strategy import Choice
+from search.surrogate.device_prior import device_prior
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 from tests.undurable import write_without_waiting
 
@@ -36,6 +37,13 @@ def pretend_gpu() -> None:
     tune_file.describe_device = lambda wanted: GPU
     tune_file.least_free = lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB)
     tune_file.versions = lambda: {"torch": "test"}
+
+
+def pretend_no_estimate() -> None:
+    """The guess of an unknown device: estimating took longer than all pretended probes."""
+    tune_file.device_prior = lambda space, model, device, _, *rest, **more: device_prior(
+        space, model, device, None, *rest, **more
+    )
 
 
 def main(directory: Path, storage: str | None) -> None:

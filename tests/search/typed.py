@@ -18,7 +18,7 @@ from planner.schema import MeasurementRecord
 from search import tuning as tune_file
 from search.strategies.strategy import Choice
 from tests.search.tables import make_record
-from tests.search.tuner import pretend_gpu
+from tests.search.tuner import pretend_gpu, pretend_no_estimate
 from tests.undurable import write_without_waiting
 
 
@@ -50,6 +50,7 @@ class SlowProber:
 if __name__ == "__main__":
     write_without_waiting()
     pretend_gpu()
+    pretend_no_estimate()
     tune_file.DeviceProber = SlowProber  # type: ignore[misc, assignment]
     tune_file.device_rates = lambda *_: None  # type: ignore[assignment]
     sys.exit(main(["tune", *(a for a in sys.argv[1:] if a != "--wait")]))

@@ -76,7 +76,7 @@ def test_pictures_of_another_size_and_type_are_flagged(probe: Probe) -> None:
 
 
 def test_a_worker_that_leaks_is_flagged(probe: Probe) -> None:
-    record = probe("Leaking", min_measure_seconds=4.0, max_measure_seconds=5.0, workers=1)
+    record = probe("Leaking", min_measure_seconds=1.5, max_measure_seconds=5.0, workers=1)
     assert record.status == "measured"
     assert any("the memory of a worker grows" in flag for flag in record.flags)
 

@@ -29,9 +29,8 @@ from search import tuning
 from search.space import setting_id
 from search.strategies.strategy import Choice
 from search.study import lease, optuna_study
-from search.surrogate.device_prior import device_prior
 from tests.search.tables import GPU, make_record
-from tests.search.tuner import pretend_gpu
+from tests.search.tuner import pretend_gpu, pretend_no_estimate
 from tests.undurable import write_without_waiting
 
 HOST = os.environ.get("PRETEND_HOST", "here")
@@ -67,12 +66,9 @@ def here() -> Any:
 
 def pretend() -> None:
     pretend_gpu()
+    pretend_no_estimate()
     tuning.describe_device = lambda wanted: here()
     tuning.device_rates = lambda *_, **__: None
-    # No step is estimated: that took longer than a search of a dozen invented probes.
-    tuning.device_prior = lambda space, model, device, _, *rest, **more: device_prior(
-        space, model, device, None, *rest, **more
-    )
     tuning.DeviceProber = InventedProber
     lease.socket.gethostname = lambda: HOST
     lease._where_pids_hold = lambda: f"the kernel of {HOST}"

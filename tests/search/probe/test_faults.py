@@ -22,7 +22,7 @@ from tests.search.processes import carrying, remaining
 
 # Deadlines of what hangs: the first is enough to come there from a fork server where the machine
 # is quiet, the last where it is busy.
-DEADLINES_SECONDS = (3.0, 9.0, 27.0)
+DEADLINES_SECONDS = (2.0, 8.0, 27.0)
 
 
 def probe(fork_server: ForkServer | None, factory: str, **setting: object) -> MeasurementRecord:
@@ -209,7 +209,8 @@ def probe_what_hangs(fork_server: ForkServer, factory: str, phase: str) -> Measu
 @pytest.fixture(scope="module")
 def hung(fork_server: ForkServer) -> dict[str, MeasurementRecord]:
     """All at once: they do nothing but wait for the deadline."""
-    with ThreadPoolExecutor(len(HANGING)) as pool:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(len(HANGING)) as pool:
+        patch.setattr("search.probe.parent.attendance.EXIT_SECONDS", 1.0)
         found = pool.map(lambda item: probe_what_hangs(fork_server, *item), HANGING.items())
         return dict(zip(HANGING, found, strict=True))
 
