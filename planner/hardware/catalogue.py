@@ -42,11 +42,13 @@ def find_gpu(text: str) -> Gpu:
     """The GPU that `text` names, forgiving case, separators and brands: `RTX 3090`, `rtx3090`,
     `rtx-3090`, or a driver's own "NVIDIA GeForce RTX 3090".
 
-    Raises UsageError where no GPU is meant, or several are ("a100"): then it lists the choices.
+    A bare number is the card of that number: `3090` is no 3090 Ti. Raises UsageError where no GPU
+    is meant, or several are ("a100"): then it lists the choices.
     """
     found = matching_gpus(text)
-    if len(found) == 1:
-        return found[0]
+    meant = [gpu for gpu in found if gpu.name == f"rtx-{text.strip()}"] or found
+    if len(meant) == 1:
+        return meant[0]
     if found:
         names = ", ".join(repr(gpu.name) for gpu in found)
         raise UsageError(f"{text!r} names {len(found)} GPUs: {names}.", "Name one of them.")

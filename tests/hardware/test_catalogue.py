@@ -178,6 +178,13 @@ def test_an_ambiguous_name_lists_the_choices() -> None:
         assert repr(name) in str(caught.value)
 
 
+def test_a_bare_number_is_the_card_of_that_number() -> None:
+    assert find_gpu("3090").name == "rtx-3090"
+    assert find_gpu("4070").name == "rtx-4070"
+    with pytest.raises(UsageError, match="names 2 GPUs"):
+        find_gpu("3080")  # of 10 GB, and Ti: none is called that alone
+
+
 @given(st.text(max_size=20))
 def test_any_text_is_a_gpu_or_a_usage_error(text: str) -> None:
     with contextlib.suppress(UsageError):
