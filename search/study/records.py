@@ -130,12 +130,17 @@ def format_record(record: Line) -> bytes:
 
 def check_writable(path: Path | str, option: str = "--output") -> None:
     """Opens `path` to append, and changes nothing in it. Raises RecordsNotWrittenError, which names
-    the option that `path` was given with."""
+    the option that `path` was given with; also where it holds something, and no record: the end of
+    somebody's own file would be cut off as a torn line."""
     try:
-        with _locked(Path(path)):
-            pass
+        with _locked(Path(path)) as descriptor:
+            data = _read_all(descriptor)
     except OSError as error:
         raise _not_written(path, error, option) from error
+    if data.strip() and next(_whole_records(data), None) is None:
+        raise RecordsNotWrittenError(
+            f"{path} holds something else than records.", f"Choose another {option}."
+        )
 
 
 def _not_written(path: Path | str, error: OSError, option: str) -> RecordsNotWrittenError:

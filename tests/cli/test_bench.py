@@ -73,6 +73,20 @@ def test_a_small_case_is_timed_kept_and_shown(
     assert "2/2 native version 1, plain, fp32, sdpa" in shown.err
 
 
+def test_a_file_of_somebody_else_s_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last line has no end, as that of a record whose writer was killed."""
+    notes = tmp_path / "notes.txt"
+    notes.write_text("my notes\nand more")
+    options = ["--device", "cpu", "--library", "native", "--path", "eager", "--output", str(notes)]
+    assert main(["bench", "attention", *options]) == 1
+    assert "holds something else than records.\nChoose another --output." in (
+        capsys.readouterr().err
+    )
+    assert notes.read_text() == "my notes\nand more"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_with_what_was_timed(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals,
