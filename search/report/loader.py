@@ -214,8 +214,8 @@ def _named(run: LoaderRun, best: LoaderRecord) -> dict[str, Any]:
     name = "recommended" if run.found is not None else "best so far"
     mark = {"symbol": "star", "size": 18, "color": VERMILION}
     rate = best.images_per_second or 0.0
-    place = "bottom right"
-    said = loader_hover(best)
+    side = "left" if best.setting.workers > _most_workers(run.records) / 2 else "right"
+    said, place = loader_hover(best), f"bottom {side}"
     return named_point(name, best.setting.workers, rate, said, place, mark, legendrank=1)
 
 

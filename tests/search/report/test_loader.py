@@ -97,9 +97,18 @@ def test_the_best_and_the_fastest_have_a_name_each(measured: Run) -> None:
     assert best is not None
     (star,) = [t for t in traces_of(measured, "-workers") if t["name"] == "best so far"]
     assert list(star["y"]) == [best.images_per_second]
+    assert star["textposition"] == "bottom right"
     (line,) = [t for t in traces_of(measured, "-order") if t["mode"] == "lines"]
     assert line["name"] == "fastest so far"
     assert line["y"][-1] > star["y"][0]
+
+
+def test_the_name_of_a_loader_of_many_workers_lies_within_the_chart(found: Run) -> None:
+    best = loaders_of(found).best
+    assert best is not None
+    assert best.setting.workers >= 2, "of 3 at most"
+    (star,) = [t for t in traces_of(found, "-workers") if t["name"] == "recommended"]
+    assert star["textposition"] == "bottom left"
 
 
 def test_what_was_expected_of_loaders_is_held_against_what_they_reached(found: Run) -> None:
