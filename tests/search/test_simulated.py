@@ -59,9 +59,8 @@ def test_with_the_planners_rates_it_gives_the_planners_seconds(pair: Pair) -> No
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize("name", ["a100-swin-t", "t4-swin-t"])  # bf16 and tf32; fp16's scaler
-def test_it_gives_them_over_the_default_space(name: str) -> None:
-    check_seconds(make_pair(name), 12)
+def test_it_gives_them_over_the_default_space_and_in_fp16() -> None:
+    check_seconds(make_pair("t4-swin-t"), 12)
 
 
 def check_seconds(found: Pair, num: int) -> None:
