@@ -54,7 +54,7 @@ def settings_drawn(draw: st.DrawFn) -> TrainSetting:
 
 
 @given(settings_drawn())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_the_total_is_the_sum_of_its_parts_and_the_totals_contain_each_other(
     setting: TrainSetting,
 ) -> None:
