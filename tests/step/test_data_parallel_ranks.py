@@ -131,7 +131,8 @@ def test_two_processes_allocate_and_free_what_the_ledger_says(ranks: Ranks, name
         # Copies are freed on gloo's threads, which the profiler does not see.
         lists = [[row for row in rows if row[0] != "-"] for rows in lists]
     else:
-        lists = [[row for row in rows if row not in freed_by_gloo(setting)] for rows in lists]
+        unseen = freed_by_gloo(setting)
+        lists = [[row for row in rows if row not in unseen] for rows in lists]
     expected, found = changes(*lists[:2]), changes(*lists[2:])
     assert len(expected) > len([row for row in expected if row[0] == "end"])
     assert found == expected
