@@ -341,10 +341,14 @@ def test_fork_server_that_is_gone_is_done_without(monkeypatch: pytest.MonkeyPatc
     assert (record.status, record.message) == ("crashed", "exit status 3"), record.message
 
 
-def test_deadline_holds_while_the_fork_server_starts(token: str) -> None:
+def test_deadline_holds_while_the_fork_server_starts(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker that is then started by itself is late at once; here it never answers."""
+    command = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+    monkeypatch.setattr("search.probe.worker.worker.COMMAND", command)
     with ForkServer() as slow:
         os.kill(slow.pid, signal.SIGSTOP)
         record = run_probe(request_of("tiny"), deadline_seconds=1.0, fork_server=slow)
         os.kill(slow.pid, signal.SIGKILL)
-    # A machine that was quick had the server answer before it was stopped: then the worker runs.
     assert record.status == "timed_out"
