@@ -203,15 +203,21 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _as_field(error: click.ClickException) -> str | None:
-    """What to write in place of an option that is no option, and a field of --set."""
+    """What to write in place of an option that is no option, and a field: its own option where the
+    command has one, else --set."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return None
     from planner.arguments import ALL_FIELDS
+    from planner.cli.arguments import MODEL_OPTIONS, SEVERAL_OPTIONS
 
     field = error.option_name.lstrip("-").replace("-", "_")
-    if field not in ALL_FIELDS or all(p.name != "fields" for p in error.ctx.command.params):
+    taken = {param.name for param in error.ctx.command.params}
+    if field not in ALL_FIELDS or "fields" not in taken:
         return None
-    return f"No such option '{error.option_name}'. Write --set {field}=VALUE."
+    named = {f: option for option, f in {**MODEL_OPTIONS, **SEVERAL_OPTIONS}.items()}
+    own = named.get(field, field)
+    way_out = f"--{own.replace('_', '-')}" if own in taken else f"--set {field}=VALUE"
+    return f"No such option '{error.option_name}'. Write {way_out}."
 
 
 def _fail(message: str, status: int) -> int:

@@ -156,6 +156,9 @@ def test_a_field_that_is_no_option_is_written_as_a_field(
     assert "No such option '--window-size'. Write --set window_size=VALUE." in (
         capsys.readouterr().err
     )
+    for typed, option in (("--batch_size", "--batch-size"), ("--world-size", "--gpus")):
+        assert main(["tune", "native:swin_tiny", typed, "2"]) == 2
+        assert f"No such option '{typed}'. Write {option}." in capsys.readouterr().err
     assert main(["gpus", "--window-size", "12"]) == 2  # takes no --set
     assert "--set" not in capsys.readouterr().err
 
