@@ -60,7 +60,7 @@ def check_factory(spec: str) -> None:
             f"{module!r} is a file, and a factory is of a module.",
             f"Write {module.removesuffix('.py')}:{attribute}.",
         )
-    is_here = Path(package).is_dir() or Path(f"{package}.py").is_file()
+    is_here = package in sys.modules or Path(package).is_dir() or Path(f"{package}.py").is_file()
     if not is_here and importlib.util.find_spec(package) is None:
         raise _no_module(package, spec)
 

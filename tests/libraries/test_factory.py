@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -113,6 +114,12 @@ def test_a_file_in_place_of_a_module_is_told_the_module(
         check_factory("mine.py:build")
     assert caught.value.way_out == "Write mine:build."
     check_factory("mine:build")
+
+
+def test_a_module_that_is_loaded_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script's own `__main__` has no spec by which importlib would find it."""
+    monkeypatch.setitem(sys.modules, "made_here", ModuleType("made_here"))
+    check_factory("made_here:build")
 
 
 def test_a_misspelt_name_gets_the_nearest(own_models: str) -> None:
