@@ -30,7 +30,7 @@ def hidden_password(storage: str) -> str:
     user, colon, _ = account.partition(":")
     safe_account = f"{user}:***" if colon else account
     safe_host, question, _ = host.partition("?")  # a password may hide among the options too
-    shown = f"{safe_host}?…" if question and at else host
+    shown = f"{safe_host}?…" if question and not scheme.startswith("sqlite") else host
     return f"{scheme}{separator}{safe_account}{at}{shown}" if separator else storage
 
 

@@ -404,10 +404,12 @@ def test_passwords_are_not_shown() -> None:
         "postgresql://me:hunter2@db:5432/tuning",
         "mysql+pymysql://me:hun@ter2@db/x?password=hunter2",
         "postgresql://:hunter2@db/x",
+        "postgresql://db/x?user=me&password=hunter2",
     ):
         assert "hunter2" not in hidden_password(url), url
         assert "ter2" not in hidden_password(url), url
-    assert hidden_password("sqlite:///study.db") == "sqlite:///study.db"
+    for url in ("sqlite:///study.db", "sqlite:///study.db?timeout=60"):
+        assert hidden_password(url) == url
 
 
 def test_an_unreachable_storage_shows_no_password(tmp_path: Path) -> None:
