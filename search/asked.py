@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -12,12 +12,13 @@ from pydantic_core import to_jsonable_python
 
 from planner.advice.flags import field_flags
 from planner.errors import UsageError
-from planner.schema import TrainSetting
+from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
 from search.axes import AXES, implementations
 from search.options import Option, SearchOptions, declared_options, flag_of
 
 # What `base` says of devices, which --gpus and --nodes do on a command line.
 _WORLD = {"gpus": "world_size", "nodes": "nodes"}
+_MODEL_OPTIONS = {"image_size": "--image-size", "num_classes": "--num-classes"}
 
 
 def kept_options(options: SearchOptions) -> dict[str, JsonValue]:
@@ -46,11 +47,12 @@ def read_options(kept: Mapping[str, Any]) -> SearchOptions:
         raise UsageError(f"the search's options are not of this planner: {error}.") from None
 
 
-def tune_command(model: str, options: SearchOptions) -> str:
-    """A line for a shell: `planner tune MODEL …` with the options that are not the defaults.
+def tune_command(model: str, options: SearchOptions, more: Iterable[str] = ()) -> str:
+    """A line for a shell: `planner tune MODEL …` with the options that are not the defaults, and
+    `more` of the model.
 
     `base.batch_size` has no option: it only says which batch a learning rate was tuned for."""
-    words = ["planner", "tune", *([model] if model else []), *_setting_flags(options)]
+    words = ["planner", "tune", *([model] if model else []), *more, *_setting_flags(options)]
     for name, said in declared_options(SearchOptions).items():
         value = getattr(options, name)
         if name in _WORLD and value is None:
@@ -59,6 +61,23 @@ def tune_command(model: str, options: SearchOptions) -> str:
         if said.text and value != getattr(_DEFAULTS, name):
             words += _flag(name, said, value)
     return shlex.join(words)
+
+
+def model_flags(model: Model) -> list[str]:
+    """The options that make what a model's title names into `model`, where that is no Swin of ours:
+    all sizes of a library's own, whose defaults only the library knows."""
+    if isinstance(model, SwinConfig):
+        return []
+    default: Mapping[str, Any] = {}
+    if isinstance(model, FactoryModel):
+        default = FactoryModel(factory=model.factory).model_dump()
+    words: list[str] = []
+    for field in ("image_size", "in_channels", "num_classes", "num_frames", "sequence_length"):
+        value = getattr(model, field, None)
+        if value is not None and value != default.get(field):
+            values = dict.fromkeys(value) if isinstance(value, tuple) else (value,)
+            words += field_flags(field, values, _MODEL_OPTIONS)
+    return words
 
 
 def _flag(name: str, said: Option, value: object) -> list[str]:

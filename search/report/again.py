@@ -10,9 +10,9 @@ from planner.errors import UsageError
 from planner.files import TUNE_PROBES
 from planner.libraries.registry import find_library
 from planner.page.contents import Copyable, Part, Text
-from planner.schema import FactoryModel, Model, SwinConfig
+from planner.schema import Model, SwinConfig
 from planner.schema.result import Recommendation
-from search.asked import read_options, tune_command
+from search.asked import model_flags, read_options, tune_command
 from search.options import SearchOptions
 from search.report.run import Run
 from search.study.study import is_replayed
@@ -26,13 +26,14 @@ def search_again(run: Run) -> list[Part]:
     if len(run.parts) > 1:
         return []
     options = _options(run.found)
-    replayed = any(map(is_replayed, run.records))
+    replay = options if options is not None and options.replay is not None else None
+    replayed = any(map(is_replayed, run.records)) if run.records else replay is not None
     parts: list[Part] = []
     if run.found is not None:
         parts += _on_a_device(run, run.found.model, options, replayed)
     probes = run.folder / (run.name or TUNE_PROBES)
-    if options is not None and options.replay is not None:
-        parts.append(Copyable(tune_command("", options), REPLAY))
+    if replay is not None:
+        parts.append(Copyable(tune_command("", replay), REPLAY))
     elif probes.suffix == ".jsonl" and probes.is_file():
         parts.append(Copyable(shlex.join(["planner", "tune", "--replay", str(probes)]), REPLAY))
     return parts
@@ -57,7 +58,7 @@ def _on_a_device(
     named = _name(model)
     folder = None if replayed else run.folder
     asked = replace(options or SearchOptions(), replay=None, output=folder)
-    command = tune_command(named or MODEL_FILE, asked)
+    command = tune_command(named or MODEL_FILE, asked, model_flags(model))
     label = "Search on a device" if replayed else "Search again"
     parts: list[Part] = [Copyable(command, label)]
     if not named:
@@ -65,8 +66,9 @@ def _on_a_device(
         parts.append(Copyable(json.dumps(fields, indent=2), MODEL_FILE))
     if replayed:
         return parts
+    place = "that folder" if asked.storage is None else "that storage"
     said = (
-        "It goes on from the study in that folder: --trials and --budget count the probes that are "
+        f"It goes on from the study in {place}: --trials and --budget count the probes that are "
         "there."
     )
     if options is None:
@@ -74,13 +76,13 @@ def _on_a_device(
             "Give it the same options as before (--budget, --memory, the values of an axis …): it "
             "goes on from the study in that folder."
         )
+    if asked.storage is not None and ("***" in asked.storage or "…" in asked.storage):
+        said += " Write the storage's address in full: its password is not kept."
     return [*parts, Text(said, "note")]
 
 
 def _name(model: Model) -> str:
-    """A model as one types it; "" where that would be another model of the same name."""
-    if isinstance(model, FactoryModel):
-        return model.factory if model == FactoryModel(factory=model.factory) else ""
+    """A model as one types it; "" where that would be another Swin of the same name."""
     if not isinstance(model, SwinConfig):
         return model.title
     return model.title if find_library(model.library).find(model.name or "") == model else ""

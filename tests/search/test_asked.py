@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from planner.cli.arguments import given_fields
 from planner.cli.tune import _arguments, command
 from planner.errors import UsageError
-from planner.schema import TrainSetting
-from search.asked import kept_options, read_options, tune_command
+from planner.libraries.named import override_named
+from planner.libraries.resolve import resolve_model
+from planner.schema import FactoryModel, NamedModel, TrainSetting
+from search.asked import kept_options, model_flags, read_options, tune_command
 from search.options import SearchOptions, declared_options
 
 # Each way to say every option, with values that a shell or a parser could spoil.
@@ -54,6 +57,33 @@ def test_every_option_is_said_once_at_least() -> None:
     """Break: an option that is declared and whose way back nobody tries."""
     missing = {*declared_options(SearchOptions)} - {name for said in SAID for name in said}
     assert not missing
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        (FactoryModel(factory="mine:build"), "mine:build"),
+        (FactoryModel(factory="mine:build", num_classes=10), "mine:build --num-classes 10"),
+        (
+            FactoryModel(factory="mine:build", image_size=(256, 192), in_channels=1),
+            "mine:build --image-size 256,192 --set in_channels=1",
+        ),
+        (
+            NamedModel(library="timm", name="vit", task="classification", image_size=(96, 96)),
+            "timm:vit --image-size 96",
+        ),
+    ],
+)
+def test_what_a_model_s_title_leaves_open_is_said(
+    model: FactoryModel | NamedModel, line: str
+) -> None:
+    """Break: the command of another model of that name."""
+    assert tune_command(model.title, SearchOptions(), model_flags(model)) == f"planner tune {line}"
+    of_model, _ = given_fields(command.make_context("tune", shlex.split(line)).params, ())
+    if isinstance(model, FactoryModel):
+        assert resolve_model(model.factory, of_model) == model
+    else:
+        assert override_named(model.model_copy(update={"image_size": (1, 1)}), of_model) == model
 
 
 def test_only_what_is_no_default_is_kept_and_shown() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.page.contents import Copyable, Folded, Number, Page, Table, Tabs
+from planner.page.contents import Copyable, Folded, Number, Page, Table, Tabs, Text
 from planner.page.rendering import page_html
 from planner.schema import DeviceInfo, SwinConfig, TrainSetting
 from planner.schema.observation import ObservationRecord
@@ -294,6 +294,26 @@ def test_the_command_that_repeats_a_search_has_its_options(grid: Run, tmp_path: 
     for unknown in (None, {"colour": "red"}):  # an older planner's result, and a newer one's
         assert shown(unknown)[0] == f"planner tune model.json --output {grid.folder}"
         assert any("the same options as before" in text for text in shown(unknown))
+
+
+def test_a_password_that_is_not_kept_is_asked_for(grid: Run) -> None:
+    own = tuple(r.model_copy(update={"probe_id": f"{n}"}) for n, r in enumerate(grid.records))
+    asked = kept_options(SearchOptions.of({"storage": "postgresql://me:secret@db/x"}))
+    assert grid.found is not None
+    found = grid.found.model_copy(update={"asked": asked})
+    shown, _, note, _ = search_again(replace(grid, found=found, records=own))
+    assert isinstance(shown, Copyable)
+    assert "--storage 'postgresql://me:***@db/x'" in shown.text
+    assert isinstance(note, Text)
+    assert "the study in that storage" in note.text
+    assert "in full: its password is not kept" in note.text
+
+
+def test_a_replay_of_no_probe_goes_on_from_no_study(grid: Run) -> None:
+    """Its records do not say that they are a replay's where there are none."""
+    copied = [p.label for p in search_again(replace(grid, records=())) if isinstance(p, Copyable)]
+    assert "Search again" not in copied
+    assert {"Search on a device", REPLAY} < {*copied}
 
 
 def test_who_probed_is_said_where_several_did(trouble: Run) -> None:
