@@ -41,7 +41,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
     counts = [(level, sum(f.level == level for f in findings)) for level in LEVELS]
     told = ", ".join(f"{n} {level}{'s' if n != 1 else ''}" for level, n in counts if n)
     if not any(finding.level == "fault" for finding in findings):
-        return f"Nothing must be fixed ({told})." if told else "No problems found."
+        return f"Nothing needs fixing ({told})." if told else "No problems found."
     return f"Something must be fixed first: {told}."
 
 

@@ -31,8 +31,8 @@ def recommendation_text(found: Recommendation) -> str:
 
 def _going_on(stopped_because: str) -> str:
     if "the budget" in stopped_because:
-        return " A longer --budget goes on."
-    return " The same command goes on." if "interrupted" in stopped_because else ""
+        return " Give a longer --budget to go on."
+    return " Run the same command to go on." if "interrupted" in stopped_because else ""
 
 
 def _nothing(found: Recommendation) -> list[str]:

@@ -14,10 +14,10 @@ from search.report.heat import heat_parts
 from search.report.importance import axis_name, importance_parts, importances
 from search.report.parted import section_of
 from search.report.run import Run
+from search.report.wording import bytes_cell, count_cell
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Scatter
-from search.report.wording import bytes_cell, count_cell
 
 TITLE = "Axis by axis"
 MOST_ROWS = 30  # of the picture; the table has all

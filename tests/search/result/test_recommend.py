@@ -201,8 +201,11 @@ def test_repeats_are_one_contender_with_all_samples() -> None:
 @pytest.mark.parametrize(
     ("why", "words"),
     [
-        ("the budget has ended", "ended because the budget has ended. A longer --budget goes on."),
-        ("it was interrupted", "ended because it was interrupted. The same command goes on."),
+        (
+            "the budget has ended",
+            "ended because the budget has ended. Give a longer --budget to go on.",
+        ),
+        ("it was interrupted", "ended because it was interrupted. Run the same command to go on."),
         ("every candidate is probed", "ended because every candidate is probed."),
     ],
 )
