@@ -419,7 +419,7 @@ class SearchOptions:
                 f"parallelism none trains {world} models, and not one on {world} GPUs: omit it, or "
                 "omit gpus"
             )
-        if self.nodes is not None and world % self.nodes:
+        if self.nodes and world % self.nodes:  # 0 is out of its bounds
             yield (
                 f"{self.nodes} nodes have equally many GPUs each, and gpus is {world}: choose a "
                 f"multiple of {self.nodes}"

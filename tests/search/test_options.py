@@ -135,6 +135,7 @@ def test_a_replay_of_another_model_says_what_differs(
         ({"tolerance": -1}, "tolerance is a share"),
         ({"tolerance": NAN}, "tolerance is a share"),
         ({"trials": -1}, "trials is a number from 0"),
+        ({"nodes": 0}, "nodes is a number from 1"),
         ({"trials": "4"}, "trials is a number from 0"),
         ({"budget_seconds": -1}, "budget_seconds"),
         ({"budget_seconds": NAN}, "budget_seconds"),
