@@ -58,6 +58,8 @@ def supervise(launch: Callable[[], object], lifeline: int, status: int) -> NoRet
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     supervisor = os.getpid()
+    # The worker is born ignoring what is ignored here: an order that comes at once has to wait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     worker = os.fork()
     if worker == 0:
         _become_worker(launch, supervisor, (lifeline, status, wake_read, wake_write))
@@ -74,6 +76,7 @@ def _become_worker(launch: Callable[[], object], supervisor: int, fds: tuple[int
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     for fd in fds:
         os.close(fd)
     os.setsid()

@@ -222,6 +222,21 @@ def test_supervisor_looks_less_often_for_what_does_not_die(monkeypatch: pytest.M
     assert max(waits) == waits[-1] == 0.05
 
 
+def test_an_order_to_end_is_heard_by_a_worker_that_is_not_yet_itself() -> None:
+    """The supervisor ignores SIGTERM, and so does its child until it says otherwise."""
+    code = """
+import os, sys, time
+from search.probe.parent import supervisor
+become = supervisor._become_worker
+supervisor._become_worker = lambda *given: (time.sleep(0.5), become(*given))
+lifeline, order = os.pipe()
+os.write(order, b"T")
+supervisor.supervise(lambda: time.sleep(60), lifeline, sys.stdout.fileno())
+"""
+    said = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, timeout=50)
+    assert said.stdout.endswith(b"ended 15 0\n"), said
+
+
 def test_supervisor_imports_little() -> None:
     """It is started for every probe: no more than a bare interpreter and ctypes."""
     code = "import sys; import search.probe.parent.supervisor; print(len(sys.modules))"
