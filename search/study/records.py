@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ NEWEST: dict[type[Any], int] = {
 }
 
 
+# How each kind of record begins, also one that is torn or of a newer planner.
+_BEGINNING = re.compile(rb'\s*\{"(\w+_)?format":\d')
 LineT = TypeVar("LineT", bound=Line, default=MeasurementRecord)
 
 
@@ -137,7 +140,7 @@ def check_writable(path: Path | str, option: str = "--output") -> None:
             data = _read_all(descriptor)
     except OSError as error:
         raise _not_written(path, error, option) from error
-    if data.strip() and next(_whole_records(data), None) is None:
+    if data.strip() and not _BEGINNING.match(data):
         raise RecordsNotWrittenError(
             f"{path} holds something else than records.", f"Choose another {option}."
         )

@@ -16,6 +16,7 @@ from planner.schema import TrainSetting
 from search.study.records import (
     RecordsNotWrittenError,
     append_records,
+    check_writable,
     format_record,
     parse_record,
     read_records,
@@ -55,6 +56,14 @@ def test_a_file_cut_anywhere_keeps_every_whole_record(
     after = read_records(path)
     assert not after.fault
     assert [r.probe_id for r in after.records] == [f"probe-{n}" for n in (*range(1, whole + 1), 4)]
+
+
+def test_a_first_record_that_was_torn_is_nobody_else_s(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    path.write_bytes(format_record(record(1))[:40])
+    check_writable(path)
+    append_records(path, [record(2)])
+    assert [r.probe_id for r in read_records(path).records] == ["probe-2"]
 
 
 def test_a_bad_line_ends_the_reading_and_is_reported(tmp_path: Path) -> None:
