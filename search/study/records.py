@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,10 +30,8 @@ NEWEST: dict[type[Any], int] = {
     FedRecord: LOADER_FORMAT,
     BenchRecord: BENCH_FORMAT,
 }
-
-
 # How each kind of record begins, also one that is torn or of a newer planner.
-_BEGINNING = re.compile(rb'\s*\{"(\w+_)?format":\d')
+_BEGINNINGS = tuple(f'{{"{next(iter(kind.model_fields))}":'.encode() for kind in NEWEST)
 LineT = TypeVar("LineT", bound=Line, default=MeasurementRecord)
 
 
@@ -140,9 +137,10 @@ def check_writable(path: Path | str, option: str = "--output") -> None:
             data = _read_all(descriptor)
     except OSError as error:
         raise _not_written(path, error, option) from error
-    if data.strip() and not _BEGINNING.match(data):
+    is_ours = data.lstrip().startswith(_BEGINNINGS) or any(_whole_records(data))
+    if data.strip() and not is_ours:
         raise RecordsNotWrittenError(
-            f"{path} holds something else than records.", f"Choose another {option}."
+            f"{path} holds something other than records.", f"Choose another {option}."
         )
 
 

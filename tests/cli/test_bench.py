@@ -81,7 +81,7 @@ def test_a_file_of_somebody_else_s_is_left_alone(
     notes.write_text("my notes\nand more")
     options = ["--device", "cpu", "--library", "native", "--path", "eager", "--output", str(notes)]
     assert main(["bench", "attention", *options]) == 1
-    assert "holds something else than records.\nChoose another --output." in (
+    assert "holds something other than records.\nChoose another --output." in (
         capsys.readouterr().err
     )
     assert notes.read_text() == "my notes\nand more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.schema import TrainSetting
+from planner.schema.observation import ObservationRecord
+from search.kinds import Line
 from search.study.records import (
     RecordsNotWrittenError,
     append_records,
@@ -21,7 +24,8 @@ from search.study.records import (
     parse_record,
     read_records,
 )
-from tests.search.tables import make_record
+from tests.benches.cases import record as bench_record
+from tests.search.tables import GPU, make_record
 
 
 def record(n: int):  # type: ignore[no-untyped-def]
@@ -56,6 +60,30 @@ def test_a_file_cut_anywhere_keeps_every_whole_record(
     after = read_records(path)
     assert not after.fault
     assert [r.probe_id for r in after.records] == [f"probe-{n}" for n in (*range(1, whole + 1), 4)]
+
+
+SEEN = ObservationRecord(
+    observation="first", see="near-limit", what="how it fails", device=GPU, versions={},
+    date="2026-01-01T00:00:00+00:00", status="seen",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", [record(1), SEEN, bench_record(0.2, 0.1, 0.3)])
+@pytest.mark.parametrize("length", [40, None])
+def test_a_file_that_begins_with_a_record_is_gone_on_with(
+    tmp_path: Path, line: Line, length: int | None
+) -> None:
+    """Of any kind, whole or torn."""
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(format_record(line)[:length])
+    check_writable(path)
+
+
+def test_records_in_another_layout_are_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    path.write_text(json.dumps(json.loads(format_record(record(1)))) + "\n")
+    check_writable(path)
+    assert append_records(path, [record(1), record(2)]) == 1
 
 
 def test_a_first_record_that_was_torn_is_nobody_else_s(tmp_path: Path) -> None:
