@@ -33,8 +33,6 @@ LORA_RANK = 8
 
 Updates = Mapping[str, object]
 Role = Literal["adopt", "search", "micro-batch"]
-
-
 Changes = Callable[[Model, TrainSetting, Gpu | None], Iterable[Updates]]
 
 
@@ -54,7 +52,7 @@ class Lever:
 
 
 def _others(field: str, *values: object) -> Changes:
-    """Those of `values` that `field` does not have."""
+    """The changes of `field` to each of `values`, but for the one that it has."""
     return lambda _, setting, __: [{field: v} for v in values if v != getattr(setting, field)]
 
 

@@ -135,10 +135,8 @@ def _quota(root: Path) -> float | None:
         quota, _, period = text_of(folder / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit():
             found.append(int(quota) / int(period))
-        old, length = (
-            number_of(folder / "cpu.cfs_quota_us"),
-            number_of(folder / "cpu.cfs_period_us"),
-        )
+        old = number_of(folder / "cpu.cfs_quota_us")
+        length = number_of(folder / "cpu.cfs_period_us")
         if old and length and old > 0:
             found.append(old / length)
     return min(found, default=None)
@@ -165,8 +163,8 @@ def _cached_bytes(folder: Path) -> int:
 
 
 def memory_room(root: Path = ROOT) -> tuple[int, int]:
-    """Bytes that this process and its control groups may have of the memory, and that are free of
-    them now, without swapping."""
+    """(all, free) bytes of memory for this process, within the limits of its control groups; free
+    is what it can have now without swapping."""
     memory = _meminfo(root)
     total, free = memory["MemTotal"], memory["MemAvailable"]
     for limit, used in _memory_limits(root):

@@ -160,13 +160,11 @@ def name_card(device: str) -> str | None:
     if len({gpu.name for gpu in visible_gpus(_nvml_gpus())}) < 2:
         return None
     found = driver_device(device)
+    if found is None:
+        return None
     return (
-        None
-        if found is None
-        else (
-            f"The GPUs here differ, and this is of {found.name} ({found.uuid}, PCI "
-            f"{found.pci_bus_id}): train on it with CUDA_VISIBLE_DEVICES={found.uuid}."
-        )
+        f"The GPUs here differ, and this is of {found.name} ({found.uuid}, PCI "
+        f"{found.pci_bus_id}): train on it with CUDA_VISIBLE_DEVICES={found.uuid}."
     )
 
 

@@ -102,8 +102,8 @@ def _doubled(ladder: list[Candidate], at: int) -> int:
 
 
 def bounded_grid(space: Space, budget_bytes: int | None) -> Walk:
-    """As DeepSpeed's autotuner: for each arm find the largest batch, then try batches
-    spread below it, and go on while they get faster."""
+    """As DeepSpeed's autotuner: for each arm find the largest batch, then try batches spread below
+    it, and go on while they get faster."""
     for arm in dict.fromkeys(c.arm for c in space.candidates):
         ladder = arm_candidates(space, arm)
         largest = -1

@@ -150,14 +150,15 @@ def choose_spawn(
 
 
 def spawn_process(command: Sequence[str], fds: Sequence[int]) -> Callable[[], object]:
-    """Start a supervisor as a process of ours, which starts `command` with its two channels."""
+    """Start a supervisor as a process of ours, and by it a worker: `command` with the descriptors
+    of its two channels."""
     return supervise([*command, str(fds[2]), str(fds[3])], fds, probe_environment())
 
 
 def supervise(
     command: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]
 ) -> Callable[[], object]:
-    """The same of a command that is whole."""
+    """Start a supervisor as a process of ours, which starts `command` as it is."""
     lifeline, status, request, result, output, error = fds
     process = subprocess.Popen(
         [sys.executable, "-S", "-E", supervisor.__file__, str(lifeline), str(status), *command],

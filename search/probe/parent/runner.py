@@ -99,8 +99,8 @@ def run_probe(
     hearing = Hearing(started, on_event, answered)
     deadline = started + deadline_seconds
     spawn = choose_spawn(fork_server, deadline, worker_command)
-    ended = _attend_one if request.setting.parallelism == "none" else _attend_ranks
-    outcome, has_ended = ended(request, hearing, spawn, deadline, deadline_seconds)
+    carry_out = _attend_one if request.setting.parallelism == "none" else _attend_ranks
+    outcome, has_ended = carry_out(request, hearing, spawn, deadline, deadline_seconds)
     if outcome.free_bytes is None:
         outcome = _crowded(outcome, before, has_ended)
     hearing.tell("end")
