@@ -113,7 +113,7 @@ class Board:
         self._events.close()
 
     def _add(self, record: MeasurementRecord) -> None:
-        number, ended = self._number, datetime.fromisoformat(record.date).timestamp()
+        number, ended = self._number, _seconds(record.date)
         rate, used = record.images_per_second, record.used_bytes
         memory = used / GIB if used is not None else None
         best = None
@@ -150,6 +150,14 @@ def _varying(settings: Sequence[TrainSetting]) -> list[str]:
         for name in TrainSetting.model_fields
         if name in ALWAYS_SAID or len({str(getattr(s, name)) for s in settings}) > 1
     ]
+
+
+def _seconds(date: str) -> float:
+    """Since 1970; now, where a record that somebody else wrote says no such date."""
+    try:
+        return datetime.fromisoformat(date).timestamp()
+    except (ValueError, OverflowError):
+        return time.time()
 
 
 def _shown(value: Any) -> bool | int | float | str:

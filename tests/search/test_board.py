@@ -14,6 +14,7 @@ from planner.cli import main
 from planner.errors import PlannerError
 from planner.schema import MeasurementRecord
 from search.board import BEST, MEMORY, PROBE_RATE, RATE
+from search.report.tensorboard import write_tensorboard
 from search.study.records import format_record, read_records
 from search.tuning import tune
 from tests.search.report.test_tensorboard import events, values
@@ -64,6 +65,13 @@ def test_a_search_that_goes_on_has_each_probe_once(tmp_path: Path) -> None:
     assert values(board, RATE) == rates(records)
     assert len(list(board.glob("probe_*"))) == 4
     assert [step for step, _ in values(board / "probe_0001", PROBE_RATE)] == [1]
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "0001-01-01"])
+def test_a_record_of_no_known_date_is_written_all_the_same(tmp_path: Path, date: str) -> None:
+    measured = next(r for r in invented_table() if r.images_per_second)
+    write_tensorboard([measured.model_copy(update={"date": date})], tmp_path)
+    assert values(tmp_path, RATE) == rates((measured,))
 
 
 def test_a_setting_shows_what_the_search_varies(tmp_path: Path, table: Path) -> None:
