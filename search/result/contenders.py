@@ -24,7 +24,7 @@ class Ran(Generic[SettingT, RecordT]):
 
     @property
     def images(self) -> int:
-        """Those that one sample is of."""
+        """In one sample."""
         return self.setting.batch_size
 
     @property
@@ -45,14 +45,19 @@ class Ran(Generic[SettingT, RecordT]):
 
     @property
     def evidence(self) -> RecordT:
-        """The one record that stands for it: of several, all their samples together."""
+        """The one record that stands for it: of several the last, which found most of what it read
+        in the page cache, with all their samples."""
+        return self.together(self.records[-1])
+
+    def together(self, record: RecordT) -> RecordT:
+        """`record` with the samples and the flags of all that are judged."""
         records = self.judged
         if len(records) == 1:
-            return records[0]
+            return record
         flags = tuple(dict.fromkeys(f for r in records for f in r.flags))
-        whole = records[0].with_samples(tuple(self.samples))
-        together = (*flags, f"{len(records)} probes together")
-        return whole.model_copy(update={"images_per_second": self.rate, "flags": together})
+        whole = record.with_samples(tuple(self.samples))
+        joined = (*flags, f"{len(records)} probes together")
+        return whole.model_copy(update={"images_per_second": self.rate, "flags": joined})
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Contender(Ran[TrainSetting, MeasurementRecord]):
 
     @property
     def evidence(self) -> MeasurementRecord:
-        found = super().evidence
+        found = self.together(self.judged[0])
         if len(self.judged) == 1:
             return found
         compiling = self.compile_seconds if found.compile_seconds else None

@@ -86,6 +86,18 @@ def test_what_fails_rules_out_what_needs_as_much() -> None:
     assert len(prober.asked) <= len(space) / 3
 
 
+def test_of_several_probes_the_last_stands_for_a_loader() -> None:
+    """The first may have read from the disk what the others found in the page cache."""
+    prober = SimulatedProber(Machine(4, {"torchvision": 0.01}))
+    setting = LoaderSetting(workers=2)
+    cold = prober.record(setting).model_copy(update={"bound": "disk"})
+    warm = prober.record(setting)
+    (found,) = measured_loaders([cold, warm])
+    assert found.evidence.bound == warm.bound == "decode"
+    assert found.evidence.batch_seconds == (*cold.batch_seconds, *warm.batch_seconds)
+    assert found.evidence.flags == ("2 probes together",)
+
+
 def test_a_pipeline_that_cannot_run_is_left() -> None:
     prober = SimulatedProber(Machine(4, {"torchvision": 0.01, "timm": 0.01}))
 
