@@ -69,10 +69,10 @@ class Tool:
 
 
 def ask_reference(model: SwinConfig, setting: TrainSetting) -> int:
-    from planner.memory.profile import profile
+    from planner.memory.profile import steady_step
     from planner.trace import trace_estimate
 
-    return profile(trace_estimate(model, setting)).peak_bytes
+    return steady_step(trace_estimate(model, setting)).peak_bytes
 
 
 def ask_planner(model: SwinConfig, setting: TrainSetting) -> int:
