@@ -135,7 +135,7 @@ def main() -> None:
     print("\nworst error by card and span:")
     for key, worst in sorted(worst_by_card(errors(rows, shares)).items()):
         print(f"  {', '.join(key)}: {worst:.1%}")
-    print("\nplanner/hardware/efficiency.py:")
+    print("\nplanner/throughput/efficiency.py:")
     for name, value in shares.items():
         print(f"  {name:16} {value:.4f}")
 
