@@ -4,10 +4,12 @@ after it."""
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 ENDINGS = {
     signal.SIGINT: "it was interrupted",
@@ -15,21 +17,45 @@ ENDINGS = {
     signal.SIGHUP: "its terminal was closed (SIGHUP)",
 }
 
+_AGAIN_SECONDS = 0.01
+
 
 class Interrupts:
     """The signals heard. The first raises KeyboardInterrupt, unless it comes when all that is left
-    is to keep what was found; those after it find the search ending already."""
+    is to keep what was found; those after it find the search ending already.
+
+    Python drops what is raised in a destructor or in a weak reference's callback, wherever it
+    happened to collect: a KeyboardInterrupt that was dropped so is raised again."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.is_held = False
+        self._is_dropped = False
+        self._again: threading.Timer | None = None
 
     def hear(self, number: int, frame: FrameType | None = None) -> None:
-        if self.number is not None:
+        if self.number is not None and not self._is_dropped:
             return
+        self._is_dropped = False
         self.number = number
         if not self.is_held:
             raise KeyboardInterrupt
+
+    def hear_dropped(self, dropped: Any, before: Callable[[Any], object]) -> None:
+        """`sys.unraisablehook`; what is none of ours is left to the one `before`."""
+        if self.number is None or not issubclass(dropped.exc_type, KeyboardInterrupt):
+            before(dropped)
+            return
+        self._is_dropped = True
+        main = threading.main_thread().ident
+        assert main is not None
+        # Not from here, where it would be dropped too.
+        self._again = threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, (main, self.number))
+        self._again.start()
+
+    def end(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
 
     @property
     def ending(self) -> str:
@@ -57,6 +83,7 @@ def heard(*numbers: signal.Signals) -> Iterator[Interrupts]:
         return
     interrupts = Interrupts()
     before = {}
+    hook = sys.unraisablehook
     if threading.current_thread() is threading.main_thread():
         usual = (signal.SIG_DFL, signal.default_int_handler)
         before = {n: h for n in numbers if (h := signal.getsignal(n)) in usual}
@@ -64,8 +91,11 @@ def heard(*numbers: signal.Signals) -> Iterator[Interrupts]:
     try:
         for number in before:
             signal.signal(number, interrupts.hear)
+        sys.unraisablehook = lambda dropped: interrupts.hear_dropped(dropped, hook)
         yield interrupts
     finally:
+        sys.unraisablehook = hook
+        interrupts.end()
         _active.remove(interrupts)
         for number, handler in before.items():
             signal.signal(number, handler)

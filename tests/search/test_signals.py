@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,36 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "ended\n"
+
+
+def test_an_interrupt_in_a_destructor_ends_the_search_too() -> None:
+    """Python drops what is raised there, and tells of it; other faults there are still told."""
+
+    class Late:
+        def __init__(self, befall: Callable[[], object]) -> None:
+            self.befall = befall
+
+        def __del__(self) -> None:
+            self.befall()
+
+    def interrupted_late() -> None:
+        Late(lambda: signal.raise_signal(INT))
+        for _ in range(600):
+            time.sleep(0.1)
+
+    told: list[object] = []
+    before, sys.unraisablehook = sys.unraisablehook, lambda dropped: told.append(dropped.exc_type)
+    try:
+        with heard(INT) as interrupts:
+            Late(lambda: 1 / 0)
+            assert told == [ZeroDivisionError]
+            with pytest.raises(KeyboardInterrupt):
+                interrupted_late()
+            assert interrupts.number == INT
+            signal.raise_signal(INT)  # the search is ending already
+    finally:
+        sys.unraisablehook = before
+    assert told == [ZeroDivisionError]
 
 
 def test_signals_are_left_alone_outside_the_main_thread() -> None:
