@@ -36,8 +36,10 @@ class EventFile:
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
 
+        self._hparams = hparams_pb  # a tensorboard without it is told of before any probe
         folder.mkdir(parents=True, exist_ok=True)
         # As TensorBoard looks for them: several in a folder are one run, in the order of names.
         name = f"{time.time():.6f}.{platform.node()}.{os.getpid()}"
@@ -57,9 +59,7 @@ class EventFile:
 
     def add_setting(self, said: Mapping[str, bool | int | float | str], seconds: float) -> None:
         """What the HPARAMS tab shows of this folder's run."""
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-
-        self._add(seconds, summary=hparams_pb(dict(said), trial_id=""))
+        self._add(seconds, summary=self._hparams(dict(said), trial_id=""))
 
     def close(self) -> None:
         self._file.close()

@@ -54,6 +54,7 @@ class Interrupts:
         self._again.start()
 
     def end(self) -> None:
+        """Nothing is raised again from here on."""
         if self._again is not None:
             self._again.cancel()
 

@@ -90,10 +90,12 @@ def test_a_setting_shows_what_the_search_varies(tmp_path: Path, table: Path) -> 
     assert "ema" not in said
 
 
+@pytest.mark.parametrize("part", ["summary.writer.record_writer", "plugins.hparams.summary_v2"])
 def test_nothing_is_probed_where_tensorboard_is_missing(
-    tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
+    tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, part: str,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, f"tensorboard.{part}", None)
     board = tmp_path / "board"
     assert main(["tune", "--replay", str(table), "--tensorboard", str(board)]) == 1
     said = capsys.readouterr()
