@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import planner
-from planner.units import format_bytes
+from planner.core.units import format_bytes
 
 MODEL = "timm:swin_tiny_patch4_window7_224"
 GPU = "rtx 3090"

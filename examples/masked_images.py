@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.tasks import Task, from_collator
+from planner.training.tasks import Task, from_collator
 
 MASKED_SHARE = 0.6  # of the patches: arXiv 2111.09886 §4.1.2
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import nn
 
 import search
-from planner.schema import FactoryModel
+from planner.core.schema import FactoryModel
 
 CHANNELS, CLASSES, IMAGE = 32, 10, 64
 

@@ -29,8 +29,7 @@ def main(folder: Path) -> None:
     chosen = found.setting.differences(planner.TrainSetting())
     print(f"fastest of {found.num_probes} probes: {chosen}")
     emitted = planner.emit(found, "pytorch")
-    script = folder / emitted.filename
-    script.write_text(emitted.text)
+    script = emitted.write(folder)
     print(f"wrote {script}; train with: {emitted.launch}")
 
 

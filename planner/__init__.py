@@ -18,43 +18,49 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from planner.advice.advising import Advice, advise
-    from planner.errors import PlannerError, UnsupportedError, UsageError
-    from planner.estimation import Estimate, estimate
-    from planner.explaining.explanation import Explanation, explain
-    from planner.hardware import Gpu, all_gpus, find_gpu
-    from planner.largest import largest_batch
+    from planner.core.errors import PlannerError, UnsupportedError, UsageError
+    from planner.core.schema import MeasurementRecord, SwinConfig, TrainSetting
+    from planner.core.schema.result import Recommendation
+    from planner.estimation.estimate import Estimate, estimate
+    from planner.estimation.largest import largest_batch
     from planner.libraries.resolve import resolve_model
+    from planner.machine.hardware import Gpu, all_gpus, find_gpu
     from planner.report.chrome_trace import chrome_trace
     from planner.report.snapshot import memory_snapshot
-    from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
-    from planner.schema.result import Recommendation
     from planner.trainers.emission import emit, emit_setting
+    from planner.watching.emulating.reading import EmulatedRun
+    from planner.watching.emulating.running import emulate
+    from planner.watching.explaining.explanation import Explanation, explain
     from planner.watching.watch import Watch, watch
 
 _HOMES = {
     "Advice": "planner.advice.advising", "advise": "planner.advice.advising",
     "emit": "planner.trainers.emission", "emit_setting": "planner.trainers.emission",
-    "PlannerError": "planner.errors", "UnsupportedError": "planner.errors",
-    "UsageError": "planner.errors",
-    "Estimate": "planner.estimation", "estimate": "planner.estimation",
-    "Explanation": "planner.explaining.explanation",
-    "explain": "planner.explaining.explanation",
-    "largest_batch": "planner.largest",
+    "PlannerError": "planner.core.errors", "UnsupportedError": "planner.core.errors",
+    "UsageError": "planner.core.errors",
+    "EmulatedRun": "planner.watching.emulating.reading",
+    "emulate": "planner.watching.emulating.running",
+    "Estimate": "planner.estimation.estimate", "estimate": "planner.estimation.estimate",
+    "Explanation": "planner.watching.explaining.explanation",
+    "explain": "planner.watching.explaining.explanation",
+    "largest_batch": "planner.estimation.largest",
     "chrome_trace": "planner.report.chrome_trace",
     "memory_snapshot": "planner.report.snapshot",
-    "Gpu": "planner.hardware", "all_gpus": "planner.hardware", "find_gpu": "planner.hardware",
+    "Gpu": "planner.machine.hardware", "all_gpus": "planner.machine.hardware",
+    "find_gpu": "planner.machine.hardware",
     "resolve_model": "planner.libraries.resolve",
-    "MeasurementRecord": "planner.schema", "SwinConfig": "planner.schema",
-    "TrainSetting": "planner.schema",
-    "Recommendation": "planner.schema.result",
+    "MeasurementRecord": "planner.core.schema", "SwinConfig": "planner.core.schema",
+    "TrainSetting": "planner.core.schema",
+    "Recommendation": "planner.core.schema.result",
     "Watch": "planner.watching.watch", "watch": "planner.watching.watch",
 }  # fmt: skip
 
 __all__ = [
-    "Advice", "Estimate", "Explanation", "Gpu", "MeasurementRecord", "PlannerError",
-    "Recommendation", "SwinConfig", "TrainSetting", "UnsupportedError", "UsageError", "Watch",
-    "__version__", "advise", "all_gpus", "chrome_trace", "emit", "emit_setting", "estimate",
-    "explain", "find_gpu", "largest_batch", "memory_snapshot", "resolve_model", "watch",
+    "Advice", "EmulatedRun", "Estimate", "Explanation", "Gpu", "MeasurementRecord",
+    "PlannerError", "Recommendation", "SwinConfig", "TrainSetting", "UnsupportedError",
+    "UsageError", "Watch", "__version__", "advise", "all_gpus", "chrome_trace", "emit",
+    "emit_setting", "emulate", "estimate", "explain", "find_gpu", "largest_batch",
+    "memory_snapshot", "resolve_model", "watch",
 ]  # fmt: skip
 
 

@@ -16,22 +16,18 @@ if TYPE_CHECKING:
     from search.loader.finding import find_loader
     from search.report.frame import records_frame
     from search.report.report import report_estimate, write_report
-    from search.report.tensorboard import write_tensorboard
-    from search.tuning import tune
+    from search.tuning.tune import tune
 
 _HOMES = {
     "find_loader": "search.loader.finding",
     "records_frame": "search.report.frame",
     "report_estimate": "search.report.report",
-    "tune": "search.tuning",
+    "tune": "search.tuning.tune",
     "write_report": "search.report.report",
-    "write_tensorboard": "search.report.tensorboard",
 }
 _PROBING = ("find_loader", "tune")
 
-__all__ = [
-    "find_loader", "records_frame", "report_estimate", "tune", "write_report", "write_tensorboard",
-]  # fmt: skip
+__all__ = ["find_loader", "records_frame", "report_estimate", "tune", "write_report"]
 
 
 def check_platform() -> None:
@@ -39,7 +35,7 @@ def check_platform() -> None:
     try:
         import fcntl  # noqa: F401
     except ModuleNotFoundError:
-        from planner.errors import UnsupportedError
+        from planner.core.errors import UnsupportedError
 
         raise UnsupportedError(
             "a search and its probes need Linux, and this Python has no fcntl.",

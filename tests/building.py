@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.registry import find_library
-from planner.schema import SwinConfig, TrainSetting
 
 if TYPE_CHECKING:
     from torch import nn

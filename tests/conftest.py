@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from planner.hardware.overheads import LT_VARIABLE, WORKSPACE_VARIABLE
+from planner.machine.hardware.overheads import LT_VARIABLE, WORKSPACE_VARIABLE
 from planner.memory.allocator_config import VARIABLES
 from planner.step.frames import plain_calls
 from tests.undurable import write_without_waiting
@@ -24,7 +24,7 @@ from tests.undurable import write_without_waiting
 SHARED = ("combinations", "published")
 LONG = (
     *SHARED, "compiler", "workers", "trainers", "repeated", "simulated", "servers", "fitted",
-    "browser",
+    "browser", "emulated",
 )  # fmt: skip
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from planner.ledger import Allocated, Event, Freed, Marked
-from planner.parallel.spreading import spread_as_set
-from planner.schema import Model, TrainSetting
-from planner.tasks import as_task
-from planner.tasks.blocks import blocks_to_shard
+from planner.core.schema import Model, TrainSetting
+from planner.ledger.ledger import Allocated, Event, Freed, Marked
 from planner.trace.run import Build, Trace, collector_off
-from planner.training import Training
+from planner.training.parallel.spreading import spread_as_set
+from planner.training.step import Training
+from planner.training.tasks import as_task
+from planner.training.tasks.blocks import blocks_to_shard
 
 _MARK = "planner mark "
 _SCALAR_BYTES = 8

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from planner.ledger import Allocated, Awaited, Event, Freed, Marked, Sent
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.ledger.ledger import Allocated, Awaited, Emptied, Event, Freed, Marked, Scratch, Sent
 from planner.memory.caching_allocator import rounded
-from planner.schema import SwinConfig, TrainSetting
 from planner.step.nn import Module
 from planner.step.tensor import Device
 from planner.step.training import record_training
@@ -42,6 +42,12 @@ def canonical(events: Iterable[Event]) -> Canonical:
             close()
             sizes[event.storage] = rounded(event.num_bytes)
             rows.append(("allocated", rounded(event.num_bytes), event.label))
+        elif isinstance(event, Scratch):
+            close()
+            rows.append((event.law, event.sizes))
+        elif isinstance(event, Emptied):
+            close()
+            rows.append(("emptied", ""))
         elif isinstance(event, Freed) and sizes.get(event.storage):
             freed.append(sizes[event.storage])
     return [row for row in rows if row[:2] != ("allocated", 0)]
@@ -58,7 +64,7 @@ def phase_ends(events: Iterable[Event]) -> list[tuple[str, int, int, int]]:
             live += sizes[event.storage]
             peak = max(peak, live)
         elif isinstance(event, Freed):
-            live -= sizes.pop(event.storage)
+            live -= sizes.pop(event.storage, 0)  # scratch
         elif isinstance(event, Marked):
             ends.append((event.phase, event.step, live, peak))
             peak = live
@@ -89,7 +95,7 @@ def assert_equal_steps(
     setting: TrainSetting,
 ) -> None:
     """Two optimizer steps of both, event by event."""
-    from planner.trace import trace_training
+    from planner.trace.run import trace_training
 
     ledger = record_training(on_shapes, config, setting, in_place_sums=False)
     trace = trace_training(real, config, setting)

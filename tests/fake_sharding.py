@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from planner.ledger import Event
+from planner.core.schema import ResolvedSetting, SwinConfig
+from planner.ledger.ledger import Event
 from planner.libraries.registry import find_library
-from planner.schema import ResolvedSetting, SwinConfig
 from planner.trace.faults import BrokenTraceError
 from planner.trace.run import trace_training
 

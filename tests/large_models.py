@@ -38,36 +38,6 @@ class Segmentation:
         return F.cross_entropy(module(volumes), classes)
 
 
-@dataclass(frozen=True)
-class Clips:
-    """torchvision's Video Swin: clips [B, 3, frames, S, S] to a class."""
-
-    frames: int
-    side: int
-
-    def module(self) -> nn.Module:
-        declare_missing_operators()
-        from torchvision.models.video.swin_transformer import SwinTransformer3d
-
-        return SwinTransformer3d([2, 4, 4], 12, [1, 1], [1, 2], [4, 4, 4], num_classes=CLASSES)
-
-    def batch(self, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        clips = torch.randn(size, 3, self.frames, self.side, self.side, device=device)
-        return clips, torch.randint(CLASSES, (size,), device=device)
-
-    def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        clips, classes = batch
-        return F.cross_entropy(module(clips), classes)
-
-
 def swin_unetr() -> Segmentation:
     """As in monai's tutorial, on volumes of 64 voxels a side."""
     return Segmentation(64, {"feature_size": 48})
-
-
-def small_swin_unetr() -> Segmentation:
-    return Segmentation(64, {"feature_size": 12, "depths": (1, 1, 1, 1)})
-
-
-def small_swin3d() -> Clips:
-    return Clips(frames=8, side=32)

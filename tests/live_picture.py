@@ -22,8 +22,8 @@ from rich.text import Text
 
 from planner.cli import main, searching
 from planner.cli.progress import Show
-from planner.report.live_table import live_table
-from planner.report.standing import Standing
+from search.report.live_table import live_table
+from search.report.status import Status
 
 PICTURE = Path(__file__).parents[1] / "docs/pictures/live.svg"
 COMMAND = (
@@ -43,18 +43,18 @@ class Recorded(Show):
     def __init__(self, heading: str) -> None:
         super().__init__(heading)
         self.lines: list[str] = []
-        self.taken: tuple[Standing, float] | None = None
+        self.taken: tuple[Status, float] | None = None
 
     def say(self, line: str) -> None:
         if self.taken is None:
             self.lines.append(line)
 
-    def stand(self, standing: Standing) -> None:
-        super().stand(standing)
-        steps = re.search(r"timing steps: (\d+) so far", standing.doing)
+    def show_status(self, status: Status) -> None:
+        super().show_status(status)
+        steps = re.search(r"timing steps: (\d+) so far", status.doing)
         is_late = steps is not None and int(steps[1]) >= STEPS_BEFORE
-        if standing.num_done >= PROBES_BEFORE and is_late and self.taken is None:
-            self.taken = standing, time.monotonic()
+        if status.num_done >= PROBES_BEFORE and is_late and self.taken is None:
+            self.taken = status, time.monotonic()
             raise KeyboardInterrupt
 
 

@@ -1,7 +1,7 @@
 """ARCHITECTURE.md is true: its files exist, and the code imports in the one direction it shows.
 
 Its table of rooms is read from top to bottom; a room may import from the rows below its own. A room
-is a folder directly under `planner/`, `search/` or `search/probe/`, or a file there.
+is a folder directly under `planner/` or `search/`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/how-it-works.md")
-FACES = ("planner", "search")  # the packages' own `__init__`, which import on first use
+FACES = ("planner", "search", "planner/__main__")  # which import on first use
 ROW = re.compile(r"^\| (`[^|]+`) \|", re.MULTILINE)
 PATH = re.compile(r"`((?:planner|search|tests|docs|examples)/[\w./-]*)`")
 
@@ -32,13 +32,7 @@ def rows() -> list[list[str]]:
 
 def room_of(module: str) -> str:
     """The room that a dotted module lies in; a house's own `__init__` is the house."""
-    parts = module.split(".")
-    depth = 3 if parts[:2] == ["search", "probe"] and is_folder(parts[:3]) else 2
-    return "/".join(parts[:depth])
-
-
-def is_folder(parts: list[str]) -> bool:
-    return len(parts) == 3 and ROOT.joinpath(*parts).is_dir()
+    return "/".join(module.split(".")[:2])
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -63,6 +57,7 @@ def module_of(path: Path) -> str:
 
 def test_every_room_is_in_the_table_once() -> None:
     listed = [room for row in rows() for room in row]
+    assert len(listed) <= 20
     assert len(listed) == len(set(listed))
     assert {*listed, *FACES} == {room_of(module_of(path)) for path in sources()}
 
@@ -88,3 +83,21 @@ def test_every_path_that_a_page_names_is_there(page: str) -> None:
     given = [name for name in named if "NAME" not in name]  # a recipe's file is yours to make
     missing = [name for name in given if not (ROOT / name).exists()]
     assert not missing, f"{page} names what is not there: {', '.join(missing)}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Where links may lead in it, as renderers of Markdown name headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tests/truth/*.md")]
+    wrong = []
+    for page in pages:
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                wrong.append(f"{page.name}: {link}")
+    assert wrong == []

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from planner import SwinConfig, estimate
-from planner.errors import UsageError
-from planner.schema.model import MAX_SIZE
-from planner.trainers.emission import emit
+from planner.core.errors import UsageError
+from planner.core.schema.model import MAX_SIZE
 
 
 def test_the_largest_sizes_are_counted_in_order_and_do_not_fit() -> None:
@@ -67,8 +66,3 @@ def test_what_no_estimate_can_be_made_of_is_a_usage_error(
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         estimate(**{"model": TINY, **arguments})
-
-
-def test_no_trainer_is_an_unknown_one() -> None:
-    with pytest.raises(UsageError, match="unknown trainer None"):
-        emit({}, None)  # type: ignore[arg-type]

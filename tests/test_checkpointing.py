@@ -16,17 +16,17 @@ from torch.utils.checkpoint import (  # noqa: E402
     SelectiveCheckpointContext,
 )
 
-from planner.checkpointing import (  # noqa: E402
+from planner.core.errors import UnsupportedError  # noqa: E402
+from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.libraries.checkpointing import (  # noqa: E402
     Keep,
     checkpoint_blocks,
     checkpoint_in_place,
     repeated_blocks,
 )
-from planner.errors import UnsupportedError  # noqa: E402
 from planner.libraries.missing_operators import declare_missing_operators  # noqa: E402
-from planner.schema import FactoryModel, TrainSetting  # noqa: E402
-from planner.tasks.blocks import checkpoint_as_set  # noqa: E402
-from planner.trace import trace_training  # noqa: E402
+from planner.trace.run import trace_training  # noqa: E402
+from planner.training.tasks.blocks import checkpoint_as_set  # noqa: E402
 
 IMAGES = FactoryModel(factory="tests:none", image_size=(32, 32), num_classes=10)
 FP32 = TrainSetting(batch_size=8, precision="fp32", optimizer="sgd")
@@ -196,13 +196,6 @@ def test_a_copy_checkpoints_its_own_blocks() -> None:
     assert all(p.grad is None for p in wrapped.parameters())
 
 
-def test_named_blocks_are_wrapped_and_no_others() -> None:
-    module = ViT()
-    assert checkpoint_blocks(module, [module.blocks[1]]) == ("checkpointed: 1 Block",)
-    assert type(module.blocks[0]) is Block
-    assert isinstance(module.blocks[1], Block)
-
-
 @pytest.mark.parametrize(
     ("checkpointing", "expected"),
     [("blocks:1", [True, False, False]), ("blocks:every-2", [True, False, True])],
@@ -233,13 +226,6 @@ def test_more_blocks_than_there_are_is_refused_with_their_number() -> None:
         with pytest.raises(UnsupportedError, match="has 3 blocks: checkpointing is") as found:
             checkpoint_as_set(ViT(), task, IMAGES, setting)  # type: ignore[arg-type]
         assert "blocks:3 or fewer" in str(found.value.way_out)
-
-
-def test_repeated_blocks_of_nested_containers_are_in_order() -> None:
-    """A container's own blocks come after those of a container before them."""
-    early = nn.ModuleList([Attention(24), Attention(24)])
-    module = nn.ModuleList([early, Attention(24)])
-    assert repeated_blocks(module) == [early[0], early[1], module[1]]
 
 
 @pytest.mark.parametrize("name", ONE_AND_MORE)

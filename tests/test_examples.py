@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.schema import FactoryModel, TrainSetting
+from planner.core.schema import FactoryModel, TrainSetting
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -44,6 +44,16 @@ def test_tune_and_emit(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.emulated
+def test_a_step_fits_a_card() -> None:
+    """The example test is passed, and skipped where nothing can be emulated."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", str(EXAMPLES / "test_fits.py")],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout
+
+
 @pytest.mark.workers
 def test_own_model(tmp_path: Path) -> None:
     out = run_example("own_model.py", tmp_path, str(tmp_path / "tuned"))
@@ -72,8 +82,8 @@ def test_an_example_of_a_task_trains_and_is_traced(
     torch = pytest.importorskip("torch")
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    from planner.tasks import task_for
-    from planner.trace import trace_estimate
+    from planner.trace.ledger import trace_estimate
+    from planner.training.tasks import task_for
 
     monkeypatch.syspath_prepend(str(EXAMPLES))
     model = FactoryModel(factory=f"{file.removesuffix('.py')}:{factory}")

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 PATCHED = (
     "import sys; sys.modules.update(fcntl=None, resource=None, pwd=None); "
     "from planner.cli import main"
@@ -22,33 +20,34 @@ def planner(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 ANYWHERE = (
-    ("estimate", "native:swin_tiny", "--max-batch", "--gpu", "RTX 3090"),
+    ("estimate", "native:swin_tiny", "--gpu", "RTX 3090"),
     ("models", "swin_tiny"),
     ("gpus",),
     ("doctor", str(Path(__file__).parent / "environment/machines/rocm/machine.json")),
-    ("emit", "--help"),
 )
 
 
-def test_these_commands_run_anywhere() -> None:
-    code = f"{PATCHED}; print([main(list(arguments)) for arguments in {ANYWHERE!r}])"
+def test_these_commands_run_anywhere(tmp_path: Path) -> None:
+    from tests.trainers.cases import recommendation
+
+    found = tmp_path / "recommendation.json"
+    found.write_text(recommendation().model_dump_json())
+    run = (*ANYWHERE, ("emit", str(found), "--for", "timm"))
+    code = f"{PATCHED}; print([main(list(arguments)) for arguments in {run!r}])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str([0] * len(ANYWHERE)), done.stderr
+    assert done.stdout.splitlines()[-1] == str([0] * len(run)), done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments", [("tune", "native:swin_tiny"), ("validate", "native:swin_tiny", "--record", "x")]
-)
-def test_what_trains_says_that_it_needs_linux(arguments: tuple[str, ...]) -> None:
-    done = planner(*arguments)
+def test_what_trains_says_that_it_needs_linux() -> None:
+    done = planner("tune", "native:swin_tiny")
     assert done.returncode == 1
     assert done.stderr.startswith("Error: a search and its probes need Linux")
 
 
 def test_a_page_of_runs_and_models_is_drawn_anywhere(tmp_path: Path) -> None:
-    from planner.schema import TrainSetting
-    from search.study.records import append_records
+    from planner.core.schema import TrainSetting
+    from search.loop.study.records import append_records
     from tests.search.tables import make_record
 
     probes = tmp_path / "probes.jsonl"
@@ -56,7 +55,7 @@ def test_a_page_of_runs_and_models_is_drawn_anywhere(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = planner("report", "native:swin_tiny", str(probes), "--output", str(page))
     assert done.returncode == 0, done.stderr
-    assert page.stat().st_size > 1_000_000
+    assert 200_000 < page.stat().st_size < 1_000_000
 
 
 def test_a_recommendation_is_emitted_anywhere(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 A `sh` block holds commands, one a line; a `console` block holds `$ command` lines, each followed by
 its true output. The two set-up commands are run by `.ci/run`, in a new virtual environment.
+Estimates move with torch's versions: the figures shown are those of the newest that was tried.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from planner.cli import cli
+from planner.core.torch_version import NEWEST_TRIED, as_of
+
+ESTIMATES = ("estimate", "advise")
 ROOT = Path(__file__).parents[1]
 PLANNER = str(Path(sys.executable).with_name("planner"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,13 +34,9 @@ SMALLER = {
         "--set image_size=32 --set embed_dim=16 --set depths=2,2 --set num_heads=1,2 "
         "--set window_size=4 --precision fp32 --compile off"
     ),
-    # All rows are compared in tests/test_published.py.
-    "planner validate --published tests/truth/public.jsonl": (
-        "planner validate --published some.jsonl"
-    ),
 }  # fmt: skip
 # What is timed several times takes its time once, or less of it.
-SHORTER = {"--measure 1s": "--measure 0.1s", "--workers 0,1 --prefetch 2": "--workers 0"}
+SHORTER = {"--workers 0,1 --prefetch 2": "--workers 0"}
 
 
 def shortened(command: str) -> str:
@@ -59,10 +61,9 @@ def commands() -> Iterator[tuple[str, str | None]]:
 @pytest.mark.workers
 def test_commands_run_in_order(tmp_path: Path) -> None:
     (tmp_path / "tests").symlink_to(ROOT / "tests")  # as where the repository is the directory
-    rows = (ROOT / "tests/truth/public.jsonl").read_text(encoding="utf-8").splitlines(True)
-    (tmp_path / "some.jsonl").write_text("".join(rows[::8]), encoding="utf-8")
     for command, shown in commands():
-        arguments = shlex.split(shortened(SMALLER.get(command, command)))
+        typed, _, kept = shortened(SMALLER.get(command, command)).partition(" > ")
+        arguments = shlex.split(typed)
         assert arguments[0] == "planner", command
         ended = subprocess.run(
             [PLANNER, *arguments[1:]],
@@ -70,17 +71,66 @@ def test_commands_run_in_order(tmp_path: Path) -> None:
             env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
         )  # fmt: skip
         assert ended.returncode == 0, f"{command}\n{ended.stderr}"
-        if shown is not None:
+        if kept and not kept.startswith("~"):  # what a shell would do
+            (tmp_path / kept).write_text(ended.stdout)
+        if shown is not None and command.split()[1] not in ESTIMATES:
             assert ended.stdout.rstrip() == shown, command
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"), [c for c in commands() if c[1] and c[0].split()[1] in ESTIMATES]
+)
+def test_estimates_are_those_of_the_newest_torch(
+    command: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with as_of(".".join(map(str, NEWEST_TRIED))):
+        printed = CliRunner().invoke(cli, shlex.split(command)[1:])
+    assert printed.exit_code == 0, printed.output
+    assert printed.stdout.rstrip() == shown
 
 
 def test_set_up_commands_are_there() -> None:
     lines = [line for _, block in BLOCK.findall(README) for line in block.splitlines()]
     setups = [line for line in lines if "pip install" in line]
-    assert len(setups) == 2
+    assert len(setups) == 3
     assert setups[0].startswith("python -m venv .venv && . .venv/bin/activate && pip install . && ")
+    assert setups[1].endswith(" && pip install --no-deps .")
     # The very line that .ci/run takes.
-    assert re.match(r"^pip install .* && pytest$", setups[1])
+    assert re.match(r"^pip install .* && pytest$", setups[2])
+
+
+def test_what_needs_no_torch_runs_with_the_packages_that_readme_installs(tmp_path: Path) -> None:
+    """All others of the project's dependencies cannot be imported."""
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}  # type: ignore[index]
+    (line,) = re.findall(r"^pip install (.*) && pip install --no-deps \.$", README, re.MULTILINE)
+    missing = wanted - set(line.split())
+    assert missing == {"torch", "optuna", "numpy", "sqlalchemy", "plotly"}
+    program = f"""
+import sys
+for name in {missing}:
+    sys.modules[name] = None
+from planner.cli import main
+for line in (
+    "estimate native:swin_tiny --batch-size 64 --gpu RTX4090",
+    "advise native:swin_tiny --batch-size 256 --gpu RTX4090",
+    "explain log.txt", "emit --help",
+):
+    try:
+        main(line.split())
+    except SystemExit:
+        pass
+main(["doctor"])
+"""
+    (tmp_path / "log.txt").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert "Traceback" not in ended.stderr, ended.stderr
+    assert ended.returncode == 0
+    assert "At the peak" in ended.stdout
 
 
 def test_extras_exist() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
 
-from planner.advice.bottleneck import Bottleneck, bottleneck
+from planner.advice.bottleneck import Bottleneck, bottleneck, treated
 from planner.advice.cards import Card, larger_cards
 from planner.advice.estimates import Estimates
 from planner.advice.flags import command, device_flags, flags
@@ -18,11 +19,14 @@ from planner.advice.search import Found, Offered, Refusal, offer, search
 from planner.advice.tracing import record_traces
 from planner.advice.waterfall import Fall, waterfall
 from planner.advice.wish import ALLOWED, Choice, Wish, read_wish
-from planner.arguments import ModelLike, SettingLike
-from planner.estimation import Estimate, default_precision
-from planner.hardware.gpu import Gpu
+from planner.core.errors import PlannerError
+from planner.core.schema import Model, TrainSetting
+from planner.core.units import format_range
+from planner.estimation.arguments import ModelLike, SettingLike
+from planner.estimation.estimate import Estimate
+from planner.machine.hardware.gpu import Gpu
 from planner.memory.allocator_config import AllocatorConfig
-from planner.schema import Model, TrainSetting
+from planner.throughput.cost import Training, read_training
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Way:
     def to_json(self) -> dict[str, Any]:
         return {
             "setting": self.setting.model_dump(mode="json"),
+            "allocator": self.estimate.allocator,
             "changes": dict(self.changes),
             "effects": list(self.effects),
             "device_total_bytes": self.estimate.device_total_bytes,
@@ -52,7 +57,10 @@ class Way:
             "high_bytes": self.estimate.high_bytes,
             "fits": self.estimate.fits,
             "fits_surely": self.estimate.fits_surely,
+            "as_eager": self.estimate.as_eager,
             "images_per_second": self.images_per_second,
+            "cost": self.estimate.cost.to_json() if self.estimate.cost else None,
+            "rate_uncertainty": self.estimate.throughput and self.estimate.throughput.uncertainty,
             "flags": list(self.flags),
             "command": self.command,
         }
@@ -61,8 +69,9 @@ class Way:
 @dataclass(frozen=True)
 class LeverState:
     """What became of a lever: `recommended`, `adopted` (it costs nothing), `not needed`, `kept` (by
-    your wish), `not allowed` (it changes the result) or `not available`, then for `reasons`. Where
-    nothing fits it is `in the nearest` or `not enough`."""
+    your wish), `not allowed` (it changes the result) or `not available`, then for `reasons`. Of one
+    that would make the recommended faster it is why not. Where nothing fits it is `in the nearest`
+    or `not enough`."""
 
     name: str
     effect: Effect
@@ -76,11 +85,15 @@ class Advice:
     """What `planner advise` answers. All sizes in bytes, times in seconds, rates in images per
     second of one device; predicted, nothing measured.
 
-    `plain` is the wish as it stands. `recommended` is the fastest way that fits, None where nothing
-    does; then `nearest` needs least, `missing_bytes` more than there are. `surely` is the fastest
-    way whose upper end fits, where that is another. `ways` are the fastest of each way to save
-    memory, fastest first; `front` the way from fast to small, each the fastest that
-    needs so little, in steps of 2% of the memory and down to half of the speed;
+    `share` are the images of a step on one device that every way sees, None where that was free.
+    `plain` is the wish as it stands. `recommended` is the best way that fits, None where nothing
+    does; then `nearest` needs least, `missing_bytes` more than there are. Of ways that the rates'
+    uncertainty cannot tell from the fastest the best fits surely, if one does, and its images of a
+    step are nearest to the wish's; `fastest` is the fastest by the figures, where that is another.
+    `surely` is the fastest way whose upper end fits, where the recommended's does not. `ways` are
+    the best of each way to save memory, the recommended first and then by speed; `front` the way
+    from fast to small, each the fastest that needs so little, in steps of 2% of the memory and down
+    to half of the speed;
     `waterfall` leads from `plain` to `recommended` (or `nearest`). `rated` is the card whose rates
     order the ways. `left_out` says what was not looked at.
     """
@@ -89,8 +102,10 @@ class Advice:
     gpu: str | None
     rated: str
     budget_bytes: int
+    share: int | None
     plain: Way
     recommended: Way | None
+    fastest: Way | None
     surely: Way | None
     nearest: Way | None
     missing_bytes: int
@@ -114,9 +129,11 @@ class Advice:
             "gpu": self.gpu,
             "rated": self.rated,
             "budget_bytes": self.budget_bytes,
+            "share": self.share,
             "fits": self.plain.estimate.fits,
             "plain": self.plain.to_json(),
             "recommended": shown(self.recommended),
+            "fastest": shown(self.fastest),
             "surely": shown(self.surely),
             "nearest": shown(self.nearest),
             "missing_bytes": self.missing_bytes,
@@ -154,6 +171,9 @@ def advise(
     allow: Iterable[str] = (),
     allocator: str | AllocatorConfig | None = None,
     link: str | None = None,
+    epochs: float | None = None,
+    images_per_epoch: int | None = None,
+    price_per_hour: float | None = None,
     **overrides: Any,
 ) -> Advice:
     """The fastest ways to train `model` in a memory, from estimates alone.
@@ -164,7 +184,8 @@ def advise(
     `keep` names fields of the setting that stay as they are, or effects that are not wanted
     (rounding, recipe, learning-rate, adapters); `allow` effects that are otherwise used only where
     nothing else fits (recipe), or not at all (adapters). `link` is what joins several GPUs
-    (`world_size`), as `planner.estimate` takes it.
+    (`world_size`), as `planner.estimate` takes it. `epochs`, `images_per_epoch` and
+    `price_per_hour` give every way a `cost`, as there.
     Raises UsageError for what is unknown or cannot be read, UnsupportedError for a wish that the
     model's library or the card cannot run.
     """
@@ -173,22 +194,29 @@ def advise(
         global_batch=global_batch, keep=keep, allow=allow, allocator=allocator,
         link=link, overrides=overrides,
     )  # fmt: skip
+    training = read_training(epochs, images_per_epoch, price_per_hour, wish.gpu)
     title = str(model) if isinstance(model, str | PathLike) else None
     of_model = {k: v for k, v in overrides.items() if k not in TrainSetting.model_fields}
     said = allocator if isinstance(allocator, str) else None
-    return _Advising(wish, title, of_model, said).advice()
+    return _Advising(wish, title, of_model, said, training).advice()
 
 
 class _Advising:
     """One wish being answered."""
 
     def __init__(
-        self, wish: Wish, title: str | None, of_model: Mapping[str, Any], allocator: str | None
+        self,
+        wish: Wish,
+        title: str | None,
+        of_model: Mapping[str, Any],
+        allocator: str | None,
+        training: Training | None,
     ) -> None:
         self.wish = wish
         self.title = title or wish.model.title
         self.of_model = of_model
         self.allocator = allocator
+        self.training = training
         self.notes = record_traces(wish)
         self.estimates = Estimates(wish)
 
@@ -197,30 +225,54 @@ class _Advising:
         budget = plain.estimate.budget_bytes
         assert budget is not None, "a GPU or a memory was named"
         wish, offered, found = self._search(budget)
-        goal = found.fastest or found.nearest
-        nearest = self._way(found.nearest) if found.nearest else None
+        goal = found.best or found.nearest
         best = goal or Choice(wish.plain)
-        surely = found.surely if found.surely != found.fastest else None
+        nearest = self._shown(found.nearest)
+        waits_for = bottleneck(self.wish, self.estimates, best, found.best)
         need = nearest.estimate.device_total_bytes if nearest else 0
         return Advice(
             model=wish.model,
             gpu=wish.gpu.name if wish.gpu else None,
             rated=wish.rated.name,
             budget_bytes=budget,
+            share=wish.share,
             plain=plain,
-            recommended=self._way(found.fastest) if found.fastest else None,
-            surely=self._way(surely) if surely else None,
+            recommended=self._shown(found.best),
+            fastest=self._shown(found.fastest),
+            surely=self._shown(found.surely),
             nearest=nearest,
             missing_bytes=max(0, need - budget),
             ways=tuple(self._way(choice) for choice in found.ways),
             front=tuple(self._way(choice) for choice in found.front),
             waterfall=waterfall(wish, self.estimates, goal) if goal else (),
-            bottleneck=bottleneck(wish, self.estimates, best, found.fastest),
-            cards=larger_cards(wish, self.estimates, found.fastest, budget),
-            more_gpus=more_gpus(wish, self.estimates, found.fastest),
-            levers=tuple(_lever_states(wish, offered, best, bool(found.fastest))),
-            left_out=(*self.notes, *what_is_left_out(wish, offered)),
+            bottleneck=waits_for,
+            cards=larger_cards(wish, self.estimates, found.best, budget),
+            more_gpus=more_gpus(wish, self.estimates, found.best, self.training),
+            levers=tuple(_lever_states(wish, offered, best, found.best, waits_for)),
+            left_out=(
+                *self.notes,
+                *(self._on_host(found.nearest) if found.nearest else ()),
+                *what_is_left_out(wish, offered),
+            ),
         )
+
+    def _on_host(self, nearest: Choice) -> Iterator[str]:
+        """Where nothing fits: what `nearest` needs with its optimizer on the host. It is no way
+        among the others, as nobody predicts its time."""
+        how = "state" if nearest.setting.accumulate > 1 else "state-and-gradients"
+        updates = {"offload_optimizer": how, "clip_grad": False}
+        if updates.keys() & self.wish.keep:
+            return
+        with suppress(PlannerError):
+            choice = self.wish.apply(nearest, updates)
+            if self.estimates.has_step(choice):
+                found = self.estimates.at(choice)
+                fits = "fits" if found.fits_surely else "may fit" if found.fits else "does not fit"
+                yield (
+                    "an optimizer on the host, whose time is not predicted: with --set "
+                    f"offload_optimizer={how} --set clip_grad=false the nearest needs "
+                    f"{format_range(found.low_bytes, found.high_bytes)}, which {fits}"
+                )
 
     def _search(self, budget: int) -> tuple[Wish, Offered, Found]:
         """First without another recipe; where nothing fits so, with one."""
@@ -231,17 +283,34 @@ class _Advising:
             wish = wish.allowing("recipe")
             offered = offer(wish, self.estimates)
             found = search(wish, self.estimates, offered.choices, budget)
+        self._treat(found)
         return wish, offered, found
+
+    def _treat(self, found: Found) -> None:
+        """Gives the best every lever that nothing is against; beside it stays only what it is not
+        itself: the fastest, and the fastest that fits surely."""
+        estimates = self.estimates
+        if found.best is None or found.fastest is None:
+            return
+        found.best = best = treated(self.wish, estimates, found.best)
+        found.ways = [best, *(choice for choice in found.ways[1:] if choice != best)]
+        if estimates.rate(found.fastest) <= estimates.rate(best):
+            found.fastest = None
+        if estimates.at(best).fits_surely:
+            found.surely = None
+
+    def _shown(self, choice: Choice | None) -> Way | None:
+        return self._way(choice) if choice else None
 
     def _way(self, choice: Choice) -> Way:
         wish = self.wish
-        chosen = flags(choice, self.allocator, default_precision(wish.gpu))
+        chosen = flags(choice, self.allocator, wish)
         changes = dict(choice.setting.differences(wish.plain))
         if choice.expandable:
             changes["allocator"] = "expandable_segments:True"
         return Way(
             setting=choice.setting,
-            estimate=self.estimates.at(choice),
+            estimate=self.estimates.at(choice).with_cost(self.training),
             changes=tuple(changes.items()),
             effects=effects(choice.setting, wish.plain),
             flags=chosen,
@@ -250,9 +319,10 @@ class _Advising:
 
 
 def _lever_states(
-    wish: Wish, offered: Offered, best: Choice, best_fits: bool
+    wish: Wish, offered: Offered, best: Choice, goal: Choice | None, waits_for: Bottleneck
 ) -> Iterable[LeverState]:
-    """`best` is what is recommended or, where nothing fits, the nearest."""
+    """`best` is what is recommended (`goal`) or, where nothing fits, the nearest."""
+    faster = {treatment.lever: treatment.why for treatment in waits_for.treatments}
     changed = set(best.setting.differences(wish.plain))
     if best.expandable:
         changed.add("allocator")
@@ -272,11 +342,13 @@ def _lever_states(
         elif sum(len(r.values) for r in refused) >= len(possible):
             state = "not available"
         elif changed & set(lever.fields) and _is_used(lever, possible, best):
-            state = "recommended" if best_fits else "in the nearest"
+            state = "recommended" if goal else "in the nearest"
         elif lever.name in offered.adopted:
             state = "adopted"
+        elif goal and lever.name in faster:
+            state = faster[lever.name]
         else:
-            unused = "not needed" if best_fits else "not enough"
+            unused = "not needed" if goal else "not enough"
             state = unused if lever.role != "adopt" else "does not pay"
         yield LeverState(lever.name, lever.effect, lever.says, state, said)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from planner.advice.estimates import Estimates
 from planner.advice.levers import LEVERS, Effect, Lever, effects
 from planner.advice.wish import Choice, Wish
-from planner.errors import PlannerError
-from planner.hardware.precisions import peak_flops
+from planner.core.errors import PlannerError
+from planner.machine.hardware.precisions import peak_flops
 from planner.throughput.parts import Accounts, Part
 
 FOR_SPEED = (
@@ -22,13 +22,15 @@ WORTH = 1.01  # times as fast: what gains less is not named
 
 @dataclass(frozen=True)
 class Treatment:
-    """One lever more: what it changes, the images per second with it, and whether that fits."""
+    """One lever more: what it changes, the images per second with it, whether that fits, and `why`
+    the step is without it."""
 
     lever: str
     changes: tuple[tuple[str, object], ...]
     effects: tuple[Effect, ...]
     images_per_second: float
     fits: bool | None
+    why: str
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,8 @@ class Bottleneck(Accounts):
 
 def bottleneck(wish: Wish, estimates: Estimates, choice: Choice, goal: Choice | None) -> Bottleneck:
     """Of `choice`, which is `goal` where there is one."""
-    time, budget = estimates.at(choice).throughput, estimates.at(choice).budget_bytes
+    time = estimates.at(choice).throughput
     assert time is not None, "there are rates"
-    assert budget is not None, "a GPU or a memory was named"
     model_share = None
     peak = peak_flops(wish.gpu, choice.setting.precision) if wish.gpu else None
     if peak is not None:
@@ -71,8 +72,20 @@ def bottleneck(wish: Wish, estimates: Estimates, choice: Choice, goal: Choice | 
         parts=time.parts,
         peak_share=time.peak_share,
         model_share=model_share,
-        treatments=tuple(_treatments(wish, estimates, choice, budget)),
+        treatments=tuple(t for _, t in _treatments(wish, estimates, choice)),
     )
+
+
+def treated(wish: Wish, estimates: Estimates, choice: Choice) -> Choice:
+    """A choice that fits, with every lever that makes it faster, is allowed and fits as surely: the
+    search combines few."""
+    while True:
+        found = (changed for changed, treatment in _treatments(wish, estimates, choice)
+                 if not treatment.why)  # fmt: skip
+        better = next(found, None)
+        if better is None:
+            return choice
+        choice = better
 
 
 def _model_flops(estimates: Estimates, choice: Choice) -> float:
@@ -81,26 +94,53 @@ def _model_flops(estimates: Estimates, choice: Choice) -> float:
     return estimates.matrix_flops(Choice(plain, choice.expandable))
 
 
-def _treatments(
-    wish: Wish, estimates: Estimates, choice: Choice, budget: int
-) -> Iterable[Treatment]:
-    """Single changes of any lever that make `choice` faster, the fastest first; one each."""
-    best: dict[str, Treatment] = {}
+def _treatments(wish: Wish, estimates: Estimates, choice: Choice) -> list[tuple[Choice, Treatment]]:
+    """Single changes of any lever that make `choice` faster, the fastest first; one each, rather
+    one that nothing is against."""
+    best: dict[str, tuple[Choice, Treatment]] = {}
     rate = estimates.rate(choice)
     for lever in LEVERS:
         for changed, updates in _changed(wish, estimates, choice, lever):
             faster = estimates.rate(changed)
-            known = best.get(lever.name)
-            if faster < rate * WORTH or (known and known.images_per_second >= faster):
+            if faster < rate * WORTH:
                 continue
-            best[lever.name] = Treatment(
+            found = Treatment(
                 lever.name,
                 updates,
                 effects(changed.setting, wish.plain),
                 faster,
-                estimates.least_bytes(changed) <= budget and bool(estimates.at(changed).fits),
+                _fits(estimates, changed),
+                _why_not(wish, estimates, choice, changed, lever),
             )
-    return sorted(best.values(), key=lambda t: -t.images_per_second)
+            known = best.get(lever.name)
+            if known is None or _rank(found) > _rank(known[1]):
+                best[lever.name] = changed, found
+    return sorted(best.values(), key=lambda pair: -pair[1].images_per_second)
+
+
+def _rank(treatment: Treatment) -> tuple[bool, float]:
+    return not treatment.why, treatment.images_per_second
+
+
+def _fits(estimates: Estimates, choice: Choice) -> bool:
+    budget = estimates.at(choice).budget_bytes
+    assert budget is not None, "a GPU or a memory was named"
+    return estimates.least_bytes(choice) <= budget and bool(estimates.at(choice).fits)
+
+
+def _why_not(
+    wish: Wish, estimates: Estimates, choice: Choice, changed: Choice, lever: Lever
+) -> str:
+    """Why `choice` is recommended and not what `lever` makes of it; empty where nothing is against
+    it. What the choice changes already is no reason."""
+    if not _fits(estimates, changed):
+        return "does not fit"
+    if estimates.at(choice).fits_surely and not estimates.at(changed).fits_surely:
+        return "may not fit"
+    if lever.effect in wish.allow:
+        return ""
+    known = lever.effect in effects(choice.setting, wish.plain)
+    return f"changes {lever.effect}{' further' if known else ''}"
 
 
 def _changed(

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from planner.advice.estimates import Estimates
 from planner.advice.wish import Choice, Wish
-from planner.hardware.catalogue import all_gpus
-from planner.hardware.gpu import Gpu
-from planner.hardware.precisions import lacks, peak_flops
+from planner.machine.hardware.catalogue import all_gpus
+from planner.machine.hardware.gpu import Gpu
+from planner.machine.hardware.precisions import lacks, peak_flops
 
 MAX_CARDS = 4
 LARGER = 1.05  # times the memory: what a driver keeps for itself differs by less

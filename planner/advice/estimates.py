@@ -11,26 +11,30 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from planner.advice.wish import Choice, Wish
-from planner.affine import HUGE, AffineLedger
-from planner.compiled import BOUNDED, TRACED, is_compiled
-from planner.errors import PlannerError, UnsupportedError
-from planner.estimation import Estimate, estimate_ledger
-from planner.hardware.overheads import overheads_for
-from planner.ledger import Ledger
-from planner.ledgers import affine_step, is_on_shapes, step_ledger
+from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.schema import ResolvedSetting, TrainSetting
+from planner.core.schema.setting import GRAPH_MODES
+from planner.core.units import MIB
+from planner.estimation.estimate import Estimate, estimate_ledger
+from planner.estimation.ledgers import affine_step, is_on_shapes, step_ledger
+from planner.ledger.affine import HUGE, AffineLedger
+from planner.ledger.ledger import Ledger
+from planner.machine.hardware.overheads import overheads_for
+from planner.memory.compiled import BOUNDED, TRACED, is_compiled
 from planner.memory.profile import steady_step, walk_ledger
-from planner.schema import ResolvedSetting, TrainSetting
-from planner.schema.setting import GRAPH_MODES
-from planner.throughput.prediction import DeviceRates, rates_for
+from planner.throughput.prediction import DeviceRates, StepTime, rates_for
 from planner.throughput.result import exchanges_of, step_time
-from planner.traced_step import alike
-from planner.units import MIB
+from planner.trace.kept_step import alike
 
 MAX_LEDGERS = 16  # held at once, each of some 10 MiB
 # Requests are rounded up to 512 B one by one; their line is rounded once. Less than this for the
 # few thousand requests of a step.
 ROUNDING = 2 * MIB
 _BYTES = 4  # of a gradient
+# Times as long: rates closer than this are not told apart. Of published rates on one card, those
+# that differ by a tenth are all predicted in their order (tests/throughput/test_public_order.py).
+APART = 1.1
+MOST_DOUBT = 0.9  # links may be doubtful by more
 _EAGER = {"compile": "off", "activation_memory_budget": 1.0}
 
 
@@ -77,7 +81,9 @@ def _is_hidden(a: tuple[int, int], b: tuple[int, int], c: tuple[int, int]) -> bo
 
 
 class Estimates:
-    """Estimates for a wish's model and card. Each is the very one that `planner.estimate` makes.
+    """Estimates for a wish's model and card. Each is the very one that `planner.estimate` makes,
+    but for what fits only where the allocator frees cached memory and tries again: that costs
+    time which no estimate knows, and does not fit here.
 
     Raises UnsupportedError for a choice that needs a trace which is not kept.
     """
@@ -95,8 +101,7 @@ class Estimates:
         self._resolved: dict[TrainSetting, ResolvedSetting] = {}
         self._lines: dict[ResolvedSetting, Line] = like._lines if like else {}
         self._ledgers: dict[tuple[int, int, bool], Ledger] = like._ledgers if like else {}
-        self._seconds: dict[ResolvedSetting, float] = {}
-        self._flops: dict[ResolvedSetting, float] = {}
+        self._times: dict[ResolvedSetting, StepTime] = {}
         self._found: dict[Choice, Estimate] = {}
 
     def resolved(self, setting: TrainSetting) -> ResolvedSetting:
@@ -179,24 +184,50 @@ class Estimates:
 
     def seconds(self, choice: Choice) -> float:
         """Of one optimizer step."""
-        setting = self.resolved(choice.setting)
-        if setting not in self._seconds:
-            ledger = self._ledger(setting)
-            exchanges = exchanges_of(ledger, setting, self.wish.rated, self.wish.link)
-            took = step_time(ledger, setting, self.rates, exchanges)
-            assert took is not None, "there are rates"
-            self._seconds[setting] = took.step_seconds
-            self._flops[setting] = took.matrix_flops
-        return self._seconds[setting]
+        return self._time(choice).step_seconds
 
     def matrix_flops(self, choice: Choice) -> float:
         """Of one optimizer step, by matmuls, convolutions and attention."""
-        self.seconds(choice)
-        return self._flops[self.resolved(choice.setting)]
+        return self._time(choice).matrix_flops
 
     def rate(self, choice: Choice) -> float:
         """Images per second of one device."""
         return choice.setting.batch_size * choice.setting.accumulate / self.seconds(choice)
+
+    def is_slower(self, choice: Choice, fastest: Choice) -> bool:
+        """Whether a choice is slower than `fastest`, whatever the card's rates are within their
+        uncertainty: both have the same rates, so that what both wait for alike cancels out, and
+        less than APART counts for nothing."""
+        more = self._seconds_by_bound(choice)
+        for bound, seconds in self._seconds_by_bound(fastest).items():
+            more[bound] = more.get(bound, 0.0) - seconds
+        doubt = self._doubt(choice, fastest) * sum(map(abs, more.values()))
+        is_apart = self.rate(choice) * APART < self.rate(fastest)
+        return is_apart and sum(more.values()) > doubt
+
+    def slowest_alike(self, fastest: Choice) -> float:
+        """As many times as long what `is_slower` cannot tell from `fastest` takes at most."""
+        doubt = max(self.rates.uncertainty, self.rates.other_uncertainty, self._doubt(fastest))
+        doubt = min(doubt, MOST_DOUBT)
+        return max(APART, (1 + doubt) / (1 - doubt))
+
+    def _doubt(self, *choices: Choice) -> float:
+        return max(self._time(choice).uncertainty for choice in choices)
+
+    def _seconds_by_bound(self, choice: Choice) -> dict[str, float]:
+        """Of one image."""
+        images = choice.setting.batch_size * choice.setting.accumulate
+        return {b: s / images for b, s in self._time(choice).bound_seconds.items()}
+
+    def _time(self, choice: Choice) -> StepTime:
+        setting = self.resolved(choice.setting)
+        if setting not in self._times:
+            ledger = self._ledger(setting)
+            exchanges = exchanges_of(ledger, setting, self.wish.rated, self.wish.link)
+            took = step_time(ledger, setting, self.rates, exchanges)
+            assert took is not None, "there are rates"
+            self._times[setting] = took
+        return self._times[setting]
 
     def _line(self, setting: ResolvedSetting) -> Line:
         key = alike(self.wish.model, setting)

@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from planner.advice.wish import Choice, Wish
-from planner.hardware.gpu import Gpu
-from planner.schema import TrainSetting
-from planner.units import exact_bytes
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.core.units import exact_bytes
+from planner.estimation.estimate import default_precision
+from planner.machine.hardware.gpu import Gpu
 
 # Fields that have an option of their own; of the others --set takes the name.
 OPTIONS = {
@@ -19,13 +20,15 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def flags(choice: Choice, allocator: str | None, precision: str) -> tuple[str, ...]:
-    """The options that make `planner estimate` estimate `choice`; `precision` is what it would take
-    by itself, `allocator` the text of the wish's options."""
+def flags(choice: Choice, allocator: str | None, wish: Wish) -> tuple[str, ...]:
+    """The options that make `planner estimate` estimate `choice`; `allocator` is the text of the
+    wish's options."""
     options = [allocator] if allocator else []
     if choice.expandable:
         options.append("expandable_segments:True")
-    return (*setting_flags(choice.setting, precision), *allocator_flags(",".join(options)))
+    setting = choice.setting.without_recipe(isinstance(wish.model, SwinConfig))
+    chosen = setting_flags(setting, default_precision(wish.gpu))
+    return (*chosen, *allocator_flags(",".join(options)))
 
 
 def setting_flags(

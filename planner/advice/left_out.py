@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from planner.advice.levers import FAITHFUL
 from planner.advice.search import MAX_BATCH, MAX_MICRO_BATCHES, PLAINLY_COMBINED, Offered, divisors
 from planner.advice.wish import SAMPLE_BATCH, Wish
-from planner.schema import SwinConfig
+from planner.core.schema import SwinConfig
 
 
 def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:

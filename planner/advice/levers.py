@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.hardware.gpu import Gpu
+from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.core.schema.setting import FUSED_FAMILIES
 from planner.libraries.registry import find_library
-from planner.schema import Model, SwinConfig, TrainSetting
-from planner.schema.setting import FUSED_FAMILIES
+from planner.machine.hardware.gpu import Gpu
 
 Effect = Literal["nothing", "rounding", "learning rate", "recipe", "trained part"]
 EFFECTS: Mapping[Effect, str] = {

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from planner.advice.estimates import Estimates
 from planner.advice.wish import Choice, Wish
-from planner.errors import PlannerError
-from planner.schema import TrainSetting
-from planner.schema.distribution import Parallelism
+from planner.core.errors import PlannerError
+from planner.core.schema import TrainSetting
+from planner.core.schema.distribution import Parallelism
+from planner.throughput.cost import Cost, Training, cost_of
 
 # What a person changes so that a step fits; a second GPU may do instead.
 _FOR_MEMORY = frozenset(
@@ -32,9 +33,12 @@ class MoreGpus:
     fits: bool
     images_per_second: float
     in_place_of: tuple[tuple[str, object], ...]
+    cost: Cost | None = None
 
 
-def more_gpus(wish: Wish, estimates: Estimates, goal: Choice | None) -> tuple[MoreGpus, ...]:
+def more_gpus(
+    wish: Wish, estimates: Estimates, goal: Choice | None, training: Training | None = None
+) -> tuple[MoreGpus, ...]:
     """Twice the GPUs of the wish, and its own with sharded weights. Empty where the link between
     them is not known, or a step of theirs is not on shapes."""
     if wish.gpu is None:
@@ -42,7 +46,8 @@ def more_gpus(wish: Wish, estimates: Estimates, goal: Choice | None) -> tuple[Mo
     found = []
     for setting in _settings(wish):
         try:
-            one = _on(Estimates(replace(wish, plain=setting), estimates), setting, wish, goal)
+            there = Estimates(replace(wish, plain=setting), estimates)
+            one = _on(there, setting, wish, goal, training)
         except PlannerError:  # an unknown link, a kind that the model's step has not
             continue
         found += [one] if one is not None else []
@@ -70,7 +75,11 @@ def _defaults(prefix: str) -> dict[str, object]:
 
 
 def _on(
-    there: Estimates, setting: TrainSetting, wish: Wish, goal: Choice | None
+    there: Estimates,
+    setting: TrainSetting,
+    wish: Wish,
+    goal: Choice | None,
+    training: Training | None,
 ) -> MoreGpus | None:
     choice = Choice(setting)
     if not there.has_step(choice):
@@ -92,4 +101,5 @@ def _on(
         fits=bool(found.fits),
         images_per_second=predicted.all_images_per_second,
         in_place_of=replaced,
+        cost=cost_of(training, predicted),
     )

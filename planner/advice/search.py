@@ -1,10 +1,14 @@
-"""Which choices are looked at, and which of them are the fastest that fit and the least for their
+"""Which choices are looked at, and which of them are the best that fit and the least for their
 speed.
 
 First the levers that cost nothing by themselves are adopted; then all combinations of the others
 are gone through from the fastest to the slowest. What a choice needs is bounded from below by what
 is live; the allocator is replayed only for those that the bound leaves open. So the answer is that
 of estimating every combination.
+
+The best is not the fastest by a figure: of those that `Estimates.is_slower` cannot tell from the
+fastest it is one that fits surely, then the one whose images of a step are nearest to the wish's,
+then the fastest.
 """
 
 from __future__ import annotations
@@ -19,8 +23,9 @@ from itertools import pairwise
 from planner.advice.estimates import Estimates
 from planner.advice.levers import ALLOCATOR, LEVERS, Lever
 from planner.advice.wish import Choice, Wish
-from planner.errors import PlannerError, UnsupportedError
-from planner.schema import TrainSetting
+from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.schema import TrainSetting
+from planner.memory.caching_allocator import SMALL_SEGMENT_BYTES
 
 MAX_MICRO_BATCHES = 12  # looked at for one combination of the other levers
 NO_TRACE = (
@@ -56,13 +61,53 @@ class Offered:
     refusals: tuple[Refusal, ...]
 
 
+class Best:
+    """The best of choices that come fastest first, of which `fastest` is the first that fits."""
+
+    def __init__(self, estimates: Estimates, fastest: Choice) -> None:
+        self.estimates = estimates
+        self.fastest = fastest
+        self.known: Choice | None = None  # none of those that follow can be better
+        self.others: list[Choice] = []
+        self.add(fastest)
+
+    def may_improve(self, choice: Choice, seconds: float, budget: int) -> bool:
+        """Whether one that takes `seconds` an image at least, and is slower, may be better."""
+        estimates = self.estimates
+        ratio = estimates.rate(self.fastest) * seconds
+        if self.known is not None or ratio > estimates.slowest_alike(self.fastest):
+            return False
+        return estimates.least_high_bytes(choice) <= budget or self._rank(choice) < self._rank(
+            self.fastest
+        )
+
+    def add(self, choice: Choice) -> None:
+        if self.known is not None or self.estimates.is_slower(choice, self.fastest):
+            return
+        if self._rank(choice) == 0 and self.estimates.at(choice).fits_surely:
+            self.known = choice
+        self.others.append(choice)
+
+    def choice(self) -> Choice:
+        """Estimates no more than it must."""
+        if self.known is not None:
+            return self.known
+        nearest = sorted(self.others, key=self._rank)  # the fastest first where they are alike
+        sure = (c for c in nearest if self.estimates.at(c).fits_surely)
+        return next(sure, None) or next(c for c in nearest if self.estimates.at(c).fits)
+
+    def _rank(self, choice: Choice) -> float:
+        return self.estimates.wish.distance(choice)
+
+
 @dataclass
 class Found:
-    """`fastest` fits and no other is faster; `surely` is the fastest whose upper end fits; `front`
-    are choices that fit, fastest first, each the fastest that needs less than the one before it by
-    FRONT_STEP of the memory; `ways` the
-    fastest of each way to save memory; `nearest` needs the least of all, where nothing fits."""
+    """`best` fits, and `fastest` of them by the figures; `surely` is the fastest whose upper end
+    fits; `front` are choices that fit, fastest first, each the fastest that needs less than the one
+    before it by FRONT_STEP of the memory; `ways` the best of each way to save memory, the best of
+    all first and then by speed; `nearest` needs the least of all, where nothing fits."""
 
+    best: Choice | None = None
     fastest: Choice | None = None
     surely: Choice | None = None
     front: list[Choice] = field(default_factory=list)
@@ -75,12 +120,18 @@ def offer(wish: Wish, estimates: Estimates) -> Offered:
     combine and what is not available."""
     refusals: list[Refusal] = []
     base = wish.sample
-    adopted = []
-    for lever in (lever for lever in LEVERS if lever.role == "adopt"):
-        better = _free(wish, estimates, base, lever, refusals)
-        if better is not None:
-            adopted.append(lever.name)
-            base = better
+    adopted: list[str] = []
+    untried = [lever for lever in LEVERS if lever.role == "adopt"]
+    while untried:  # what cost bytes may cost none beside what was adopted after it
+        left = []
+        for lever in untried:
+            better = _free(wish, estimates, base, lever, refusals)
+            if better is None:
+                left.append(lever)
+            else:
+                adopted.append(lever.name)
+                base = better
+        untried = left if len(left) < len(untried) else []
     searched = [lever for lever in LEVERS if lever.role == "search" and lever.effect in wish.allow]
     arms = [base]
     for lever in searched:
@@ -91,21 +142,24 @@ def offer(wish: Wish, estimates: Estimates) -> Offered:
         base,
         tuple(adopted),
         tuple(c for arm in unique for c in micro_batches(wish, arm)),
-        tuple(refusals),
+        tuple(dict.fromkeys(refusals)),
     )
 
 
 def _free(
     wish: Wish, estimates: Estimates, base: Choice, lever: Lever, refusals: list[Refusal]
 ) -> Choice | None:
-    """The fastest change of an "adopt" lever that costs neither bytes nor seconds."""
+    """The fastest change of an "adopt" lever that costs no seconds, and no bytes but for one of the
+    allocator's smallest segments, which whatever is small may need."""
     allocator = wish.config(base)
     if ALLOCATOR in lever.fields and allocator is not None and allocator.expandable_segments:
         return None
     best, before = None, _cost(estimates, base)
     for changed in _available(wish, estimates, base, lever, refusals):
         cost = _cost(estimates, changed)
-        if cost != before and cost[0] <= before[0] and cost[1] <= before[1]:
+        more = cost[1] - before[1]
+        is_faster = cost[0] < before[0] and more <= SMALL_SEGMENT_BYTES
+        if is_faster or (cost[0] == before[0] and more < 0):
             best, before = changed, cost
     return best
 
@@ -210,18 +264,29 @@ def search(wish: Wish, estimates: Estimates, choices: Iterable[Choice], budget: 
                 least[choice] = estimates.least_bytes(choice)
     step = int(FRONT_STEP * budget)
     next_below, slowest = budget + 1, 0.0
-    served: set[object] = set()
+    best: dict[object, Best] = {}  # by the way to save memory; of all by None
 
-    def may_matter(choice: Choice, seconds: float) -> bool:
-        """Of a choice that takes `seconds` an image at least. Once this is false it stays so:
-        `next_below` only falls, and what is found stays found."""
+    def is_first(choice: Choice, seconds: float) -> bool:
+        """Whether a choice that takes `seconds` an image at least may be the next of the front, or
+        the first that fits surely."""
         if least[choice] < next_below and 1 / seconds >= slowest:
             return True
-        may_be_sure = found.surely is None and estimates.least_high_bytes(choice) <= budget
-        return may_be_sure or _way(choice) not in served
+        return found.surely is None and estimates.least_high_bytes(choice) <= budget
+
+    def may_matter(choice: Choice, seconds: float) -> bool:
+        """Once this is false it stays so: `next_below` only falls, and what is found stays."""
+        if is_first(choice, seconds):
+            return True
+        known = [best[scope] for scope in _scopes(choice) if scope in best]
+        return len(known) < 2 or any(b.may_improve(choice, seconds, budget) for b in known)
 
     fitting = [choice for choice, need in least.items() if need <= budget]
     for choice in _fastest_first(estimates, fitting, may_matter):
+        known = [best[scope] for scope in _scopes(choice) if scope in best]
+        for one in known:
+            one.add(choice)
+        if len(known) == len(_scopes(choice)) and not is_first(choice, 1 / estimates.rate(choice)):
+            continue
         estimate = estimates.at(choice)
         if not estimate.fits:
             continue
@@ -229,15 +294,25 @@ def search(wish: Wish, estimates: Estimates, choices: Iterable[Choice], budget: 
             found.fastest, slowest = choice, FRONT_END * estimates.rate(choice)
         if found.surely is None and estimate.fits_surely:
             found.surely = choice
-        if _way(choice) not in served:
-            served.add(_way(choice))
-            found.ways.append(choice)
+        for scope in _scopes(choice):
+            if scope not in best:
+                best[scope] = Best(estimates, choice)
         if estimate.device_total_bytes < next_below and estimates.rate(choice) >= slowest:
             next_below = estimate.device_total_bytes - step
             found.front.append(choice)
     if found.fastest is None:
         found.nearest = _nearest(estimates, least)
+        return found
+    found.best = best.pop(None).choice()
+    del best[_way(found.best)]
+    others = [one.choice() for one in best.values()]
+    found.ways = [found.best, *sorted(others, key=estimates.rate, reverse=True)]
     return found
+
+
+def _scopes(choice: Choice) -> tuple[object, object]:
+    """In what a choice may be the best: of all, and of its way."""
+    return None, _way(choice)
 
 
 def _fastest_first(

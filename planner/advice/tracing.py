@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from planner.advice.levers import LEVERS
 from planner.advice.wish import Wish
-from planner.errors import PlannerError
-from planner.ledgers import is_on_shapes, record_ledgers
+from planner.core.errors import PlannerError
+from planner.core.schema import ResolvedSetting
+from planner.estimation.ledgers import is_on_shapes, record_ledgers
 from planner.libraries.limits import batch_unit
-from planner.schema import ResolvedSetting
-from planner.traced_step import alike, traced_step
+from planner.trace.kept_step import alike, traced_step
 
 MAX_TRACES = 8
 TRACED_LEVERS = ("fused optimizer", "optimizer in backward", "offload", "checkpointing")

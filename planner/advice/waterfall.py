@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planner.advice.estimates import Estimates
 from planner.advice.levers import ALLOCATOR, LEVERS
 from planner.advice.wish import Choice, Wish
-from planner.errors import PlannerError
+from planner.core.errors import PlannerError
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,9 @@ class Fall:
     saved_bytes: int
     seconds: float
     added_seconds: float
+    low_bytes: int
+    high_bytes: int
+    as_eager: bool
 
 
 def waterfall(wish: Wish, estimates: Estimates, goal: Choice) -> tuple[Fall, ...]:
@@ -47,7 +50,9 @@ def waterfall(wish: Wish, estimates: Estimates, goal: Choice) -> tuple[Fall, ...
             continue
         cost = _cost(wish, estimates, here)
         saved, added = before[0] - cost[0], cost[1] - before[1]
-        falls.append(Fall(tuple(names), tuple(changes), cost[0], saved, cost[1], added))
+        there = estimates.at(here)
+        between = there.low_bytes, there.high_bytes, there.as_eager
+        falls.append(Fall(tuple(names), tuple(changes), cost[0], saved, cost[1], added, *between))
         before, names, changes = cost, [], []
     assert here == goal, "every field of a goal belongs to a lever"
     return tuple(falls)

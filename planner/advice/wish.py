@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import log
 from typing import Any
 
 from planner.advice.levers import ALLOCATOR, EFFECTS, FAITHFUL, LEVERS, Effect, Lever, Updates
-from planner.arguments import (
+from planner.core.errors import UnsupportedError, UsageError, unknown_name
+from planner.core.schema import Model, ResolvedSetting, TrainSetting
+from planner.estimation.arguments import (
     ModelLike,
     SettingLike,
     allocator_here,
     read_gpu,
     read_memory,
 )
-from planner.errors import UnsupportedError, UsageError, unknown_name
-from planner.estimation import choose, resolve
-from planner.hardware.catalogue import find_gpu
-from planner.hardware.gpu import Gpu
-from planner.hardware.precisions import check_precision
-from planner.ledgers import is_on_shapes
+from planner.estimation.estimate import choose, resolve
+from planner.estimation.ledgers import is_on_shapes
+from planner.machine.hardware.catalogue import find_gpu
+from planner.machine.hardware.gpu import Gpu
+from planner.machine.hardware.precisions import check_precision
 from planner.memory.allocator_config import AllocatorConfig
-from planner.schema import Model, ResolvedSetting, TrainSetting
 
 # Whose rates order the ways where only a memory is named.
 REFERENCE = "a100-sxm-80gb"
@@ -78,6 +79,12 @@ class Wish:
         parts = 1 if self.is_splittable else self.plain.accumulate
         return Choice(self.plain.model_copy(update={"batch_size": batch, "accumulate": parts}))
 
+    def distance(self, choice: Choice) -> float:
+        """How far the images of a step are from those of the wish: 0 where they are the same."""
+        plain, setting = self.plain, choice.setting
+        images = setting.batch_size * setting.accumulate
+        return abs(log(images / (plain.batch_size * plain.accumulate)))
+
     def config(self, choice: Choice) -> AllocatorConfig | None:
         """The caching allocator's options under `choice`."""
         if not choice.expandable:
@@ -116,7 +123,8 @@ class Wish:
         if is_on_shapes(self.model, choice.setting) and not is_on_shapes(self.model, setting):
             raise UnsupportedError(
                 "advice compares steps on shapes, and this one is traced for each way: "
-                f"precision is {setting.precision}.",
+                f"precision is {setting.precision}. No gain of it was measured on any card: "
+                "'planner tune' does, with --precision bf16,fp8.",
                 f"Ask planner estimate with --precision {setting.precision}.",
             )
         return Choice(setting, choice.expandable or ALLOCATOR in updates)

@@ -20,13 +20,21 @@ from click.shell_completion import CompletionItem
 
 from planner import __version__
 from planner.cli.command import HELP_SETTINGS
-from planner.errors import PlannerError, UsageError, printable, unknown_name
+from planner.core.errors import (
+    PlannerError,
+    UsageError,
+    as_text,
+    printable,
+    shorten,
+    unknown_name,
+)
 
 COMPLETION = "_PLANNER_COMPLETE"  # click's variable: what a shell's script asks in it
 _WATCHING = (
-    "Write 'with planner.watch(\"run\") as watch:' around its loop (docs/watching.md); "
+    "Write 'with planner.watch(\"run\") as watch:' around its loop (docs/troubleshooting.md); "
     "'planner explain run' reads what it writes."
 )
+MAX_SAID = 600  # characters of click's own message, which holds what was typed
 INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 
 # heading -> name -> (where its click command is, what `planner --help` says of it)
@@ -34,6 +42,7 @@ GROUPS = {
     "Before you launch": {
         "estimate": ("planner.cli.estimate:command", "Predict a training step's memory and time."),
         "advise": ("planner.cli.advise:command", "Find the fastest ways to fit, lever by lever."),
+        "emulate": ("planner.cli.emulate:command", "Run your own program on an emulated GPU."),
     },
     "On your device": {
         "tune": ("planner.cli.tune:command", "Find the fastest setting by short training runs."),
@@ -60,7 +69,6 @@ GROUPS = {
     "About these commands": {
         "help": ("planner.cli.help:command", "Explain a command."),
         "completion": ("planner.cli.completion:command", "Print what makes a shell complete."),
-        "manual": ("planner.cli.manual:command", "Print all of this as a document, or for man(1)."),
     },
 }  # fmt: skip
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
@@ -125,10 +133,13 @@ class LazyGroup(click.Group):
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
 
-@click.group(cls=LazyGroup, context_settings=HELP_SETTINGS)
+@click.group(cls=LazyGroup, context_settings=HELP_SETTINGS, invoke_without_command=True)
 @click.version_option(__version__, prog_name="planner", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Train a Swin Transformer as fast as the card allows without running out of memory."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,8 +149,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     error in their own words, without a traceback.
     """
     _open_streams()
-    if COMPLETION in os.environ:  # a shell asks
-        importlib.import_module("planner.cli.completion")
     try:
         status = cli.main(args=arguments, prog_name="planner", standalone_mode=False)
         with _output_faults():
@@ -152,6 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("interrupted.", INTERRUPTED)
     except _OutputError as error:
         return _output_gone(error)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        name = shorten(as_text(os.fsdecode(error.filename)))
+        return _fail(f"{name} is longer than the name of any file.", 2)
     return status if isinstance(status, int) else 0
 
 
@@ -197,23 +211,38 @@ def _open_streams() -> None:
 
 def _usage(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
+    said = error.format_message()
+    said = said if len(said) <= MAX_SAID else f"{said[:MAX_SAID]}…"
     if context is None:
-        return error.format_message()
-    return f"{_as_field(error) or error.format_message()}\nSee '{context.command_path} --help'."
+        return said
+    return f"{_as_field(error) or said}\nSee '{context.command_path} --help'."
 
 
 def _as_field(error: click.ClickException) -> str | None:
-    """What to write in place of an option that is no option, and a field: its own option where the
-    command has one, else --set."""
+    """What to write in place of an option that is no option, and a field or another library's word
+    for one: its own option where the command has one, else --set."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return None
-    from planner.arguments import ALL_FIELDS
+    if error.option_name == "--plot":
+        return "No such option '--plot'. 'planner report MODEL' draws a step as a page."
+    if (error.ctx.info_name, error.option_name) == ("tune", "--gpu"):
+        return (
+            "No such option '--gpu'. A tune measures the device that is here (--device); "
+            "'planner advise MODEL --gpu NAME --json > advice.json' answers for another, and "
+            "--from advice.json begins there."
+        )
     from planner.cli.arguments import MODEL_OPTIONS, SEVERAL_OPTIONS
+    from planner.core.vocabulary import find_word
+    from planner.estimation.arguments import ALL_FIELDS
 
     field = error.option_name.lstrip("-").replace("-", "_")
     taken = {param.name for param in error.ctx.command.params}
-    if field not in ALL_FIELDS or "fields" not in taken:
+    word = None if field in ALL_FIELDS else find_word(field)
+    if "fields" not in taken or (field not in ALL_FIELDS and word is None):
         return None
+    if word is not None:
+        written = word.written(before="--set ")
+        return f"No such option '{error.option_name}', a word of {word.source}. {written}"
     named = {f: option for option, f in {**MODEL_OPTIONS, **SEVERAL_OPTIONS}.items()}
     own = named.get(field, field)
     way_out = f"--{own.replace('_', '-')}" if own in taken else f"--set {field}=VALUE"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,16 +13,17 @@ from planner.cli.arguments import (
     SEVERAL_OPTIONS,
     given_fields,
     read_gpu_option,
+    with_cost_options,
     with_options,
     with_time_option,
 )
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.cli.several import check_counts, link_of
-from planner.hardware import Gpu
-from planner.hardware.fabric import find_fabric
-from planner.schema import TrainSetting, parse
-from planner.schema.model import MAX_SIZE
+from planner.core.schema import TrainSetting, parse
+from planner.core.schema.model import MAX_SIZE
+from planner.machine.hardware import Gpu
+from planner.machine.hardware.fabric import find_fabric
 
 _COUNT = click.IntRange(1, MAX_SIZE)
 
@@ -58,10 +58,10 @@ _COUNT = click.IntRange(1, MAX_SIZE)
 )
 @click.option("--allocator", metavar="OPTIONS", help="Options in place of PYTORCH_ALLOC_CONF.")
 @with_options(SEVERAL_FLAGS)
+@with_cost_options
 @with_options(MODEL_FLAGS)
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 @with_time_option
-@click.option("--plot", metavar="FILE", help="Draw the front and the waterfall (png, svg, pdf).")
 def command(model: str, **given: Any) -> int:
     """Advise how to train MODEL in a GPU's memory as fast as it goes, before anything is launched.
 
@@ -70,10 +70,6 @@ def command(model: str, **given: Any) -> int:
     and costs, and what the device waits for. Exit status 1 where nothing fits.
     """
     gc.disable()  # a process that ends with its answer: the collector would only cost time
-    if given["plot"]:
-        from planner.report.timeline import check_plot
-
-        check_plot(given["plot"])
     of_model, of_setting = given_fields({"model": model, **given}, tuple(SEVERAL_OPTIONS))
     check_counts(of_setting)
     gpu, link = read_gpu_option(given["gpu"]), given["link"]
@@ -95,6 +91,9 @@ def command(model: str, **given: Any) -> int:
         allow=_words(given["allow"]),
         allocator=given["allocator"],
         link=link,
+        epochs=given["epochs"],
+        images_per_epoch=given["images_per_epoch"],
+        price_per_hour=given["price_per_hour"],
         **overrides,
     )
     if given["as_json"]:
@@ -109,11 +108,6 @@ def command(model: str, **given: Any) -> int:
         click.echo(
             "\n" + time_tables(advice.bottleneck.whose, advice.bottleneck), err=given["as_json"]
         )
-    if given["plot"]:
-        from planner.report.advice import draw_advice
-
-        draw_advice(advice, Path(given["plot"]))
-        click.echo(f"\nDrew {given['plot']}.", err=given["as_json"])
     return 0 if advice.recommended is not None else 1
 
 

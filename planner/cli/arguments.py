@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.arguments import MODEL_FIELDS, unknown_field
-from planner.errors import UsageError, alternatives, shorten
-from planner.schema import Model, TrainSetting, parse
-from planner.schema.distribution import PARALLELISMS
-from planner.schema.setting import ATTENTIONS, CHECKPOINTINGS, COMPILE_MODES, PRECISIONS
-from planner.units import parse_seconds
+from planner.core.errors import UsageError, alternatives, shorten
+from planner.core.files import MAX_RESULT_BYTES, parse_json
+from planner.core.schema import Model, TrainSetting, parse
+from planner.core.schema.distribution import PARALLELISMS
+from planner.core.schema.setting import ATTENTIONS, CHECKPOINTINGS, COMPILE_MODES, PRECISIONS
+from planner.core.units import parse_seconds
+from planner.estimation.arguments import MODEL_FIELDS, unknown_field
 
 if TYPE_CHECKING:
-    from planner.hardware import Gpu
+    from planner.machine.hardware import Gpu
 
 # command-line option -> field, of the model and of the setting
 MODEL_OPTIONS = {
@@ -39,6 +41,10 @@ MODEL_FLAGS: list[Callable[[Any], Any]] = [
 with_time_option = click.option(
     "--time", "times", is_flag=True, help="Tables of the predicted time, by phase and by operation."
 )
+way_flag = click.option(
+    "--way", type=click.IntRange(1), metavar="N",
+    help="Which of an advice's ways, or of several estimates (advice: the recommended).",
+)  # fmt: skip
 # Each axis: the letter that stands for a value, what the values are, what it is by default.
 _AXES = {
     "precision": ("P", alternatives(PRECISIONS), "bf16; fp16 on a GPU without it"),
@@ -72,6 +78,16 @@ _OPTIONS: list[Callable[[Any], Any]] = [
 ]
 
 
+# What a whole training is, for its hours and its price.
+_COST_FLAGS: list[Callable[[Any], Any]] = [
+    click.option("--epochs", type=float, metavar="N", help="Predict the hours of N epochs."),
+    click.option("--images-per-epoch", type=int, metavar="N",
+                 help="Images in an epoch (default: ImageNet-1k's)."),
+    click.option("--price-per-hour", type=float, metavar="X",
+                 help="Of one GPU, in your currency: what these hours cost."),
+]  # fmt: skip
+
+
 Command = Callable[..., Any]
 
 
@@ -86,6 +102,7 @@ def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command],
     return decorated
 
 
+with_cost_options = with_options(_COST_FLAGS)
 with_model_options = with_options(_OPTIONS)  # what describes a model and its settings
 # What describes how a training is spread over devices: of the wish of `advise`, and of rows.
 SEVERAL_FLAGS: list[Callable[[Any], Any]] = [
@@ -178,7 +195,7 @@ def split_fields(fields: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]
         elif field in MODEL_FIELDS:
             of_model[field] = value
         else:
-            raise unknown_field(field)
+            raise unknown_field(field, value, "--set ")
         if not value:
             raise UsageError(f"--set {field} has no value.", EMPTY)
     return of_model, of_setting
@@ -202,6 +219,19 @@ def refuse_empty(given: Mapping[str, Any]) -> None:
             raise UsageError(f"{name} has no value.", EMPTY)
 
 
+def read_piped(path: str) -> Any:
+    """The JSON on standard input, where `path` is `-`; else `path`. Raises UsageError."""
+    if path != "-":
+        return path
+    if sys.stdin.isatty():
+        raise UsageError(
+            "- is standard input, and nothing is piped into it.",
+            "Write for example 'planner advise MODEL --gpu NAME --json | planner emit - …'.",
+        )
+    text = sys.stdin.buffer.read(MAX_RESULT_BYTES).decode("utf-8-sig", errors="replace")
+    return parse_json(text, "standard input")
+
+
 def read_duration(option: str, text: str) -> float:
     """The seconds for which something may run, more than none. Raises UsageError."""
     seconds = parse_seconds(text)
@@ -212,7 +242,7 @@ def read_duration(option: str, text: str) -> float:
 
 def read_gpu_option(name: str | None) -> Gpu | None:
     """The GPU of --gpu, for commands that take --memory in its place. Raises UsageError."""
-    from planner.hardware import find_gpu
+    from planner.machine.hardware import find_gpu
 
     try:
         return None if name is None else find_gpu(name)

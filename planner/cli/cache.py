@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from planner import ledger_cache
 from planner.cli.command import Command
 from planner.cli.output import print_json, print_table
-from planner.errors import PlannerError
-from planner.ledger_cache import Entry
-from planner.ledger_key import ANY_BATCH
-from planner.units import format_bytes, format_seconds
+from planner.core.errors import PlannerError
+from planner.core.units import format_bytes, format_seconds
+from planner.ledger import cache as ledger_cache
+from planner.ledger.cache import Entry
+from planner.ledger.key import ANY_BATCH
 
 HEADERS = ("model", "kept", "setting", "size", "last used")
 
@@ -81,8 +81,8 @@ def _what(key: dict[str, Any]) -> str:
 def _setting(key: dict[str, Any]) -> str:
     if "setting" not in key:
         return ""
+    from planner.core.schema import TrainSetting
     from planner.report.settings import describe_setting
-    from planner.schema import TrainSetting
 
     return describe_setting(TrainSetting(**key["setting"])).partition(", ")[2]
 

@@ -18,17 +18,18 @@ HEADINGS: Headings = {
     ),
     "Device": ("device", "gpu", "memory", "headroom", "allocator"),
     "Several GPUs": ("gpus", "nodes", "parallelism", "link", "global_batch"),
+    "Whole training": ("steps", "epochs", "images_per_epoch", "price_per_hour"),
     "What may change": ("keep", "allow"),
     "Data": ("model", "data", "with_data", "synthetic", "pipelines", "workers", "prefetch"),
     "Search": (
-        "trials", "budget", "tolerance", "strategy", "steps", "epochs", "images_per_epoch",
-        "no_baseline", "seed", "replay",
+        "from_", "way", "start", "trials", "budget", "tolerance", "strategy", "no_baseline", "seed",
+        "replay",
     ),
     "Study": ("storage", "study_name", "accept_different"),
     "Trace": ("traced", "retrace"),
     "Output": (
-        "output", "folder", "tensorboard", "kind", "title", "force", "as_json", "quiet", "times",
-        "plot", "timeline", "snapshot", "chrome_trace",
+        "output", "title", "force", "as_json", "quiet", "times",
+        "timeline", "snapshot", "chrome_trace",
     ),
 }  # fmt: skip
 OTHERS = "Other options"

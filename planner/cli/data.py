@@ -14,7 +14,7 @@ from planner.cli.arguments import refuse_empty, with_options
 from planner.cli.command import Command
 from planner.cli.progress import quiet_flag
 from planner.cli.search_flags import said_options, search_flags
-from planner.errors import UsageError
+from planner.core.errors import UsageError
 from search import check_platform
 from search.loader.options import LoaderOptions
 
@@ -76,7 +76,7 @@ def _data(named: str | None, synthetic: int | None) -> Any:
                 "Pass a folder of pictures or MODULE:FACTORY, or --synthetic 2000 to make some.",
             )
         return named
-    from planner.loading.synthetic import make_synthetic
+    from planner.training.loading.synthetic import make_synthetic
 
     folder = _temporary(synthetic) if named is None else Path(named)
     return make_synthetic(folder, synthetic)

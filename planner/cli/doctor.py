@@ -13,13 +13,13 @@ import click
 from planner.cli.arguments import refuse_empty
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
-from planner.environment.doctor import Checkup, check_environment, check_machine
-from planner.environment.links.plan import plan_link, read_world_size
-from planner.environment.machine import DriverAnswer, load_machine
-from planner.environment.torch_build import why_not_usable
-from planner.errors import PlannerError, UsageError
-from planner.files import check_output, unwritable
-from planner.hardware.detect import read_device
+from planner.core.errors import PlannerError, UsageError
+from planner.core.files import check_output, unwritable
+from planner.machine.doctor import Checkup, check_environment, check_machine
+from planner.machine.hardware.detect import read_device
+from planner.machine.links.plan import plan_link
+from planner.machine.machine import load_machine
+from planner.machine.torch_build import why_not_usable
 from planner.report.environment import (
     checkup_text,
     comparison_text,
@@ -29,7 +29,7 @@ from planner.report.environment import (
 )
 
 if TYPE_CHECKING:
-    from planner.schema.link import LinkCurve
+    from planner.core.schema.link import LinkCurve
     from planner.throughput.prediction import DeviceRates
 
 
@@ -55,7 +55,12 @@ if TYPE_CHECKING:
     metavar="D",
     help="What --rates and --links measure: auto (the default), cuda:1, cpu.",
 )
-@click.option("--gpus", metavar="N", help="How many devices --links takes (all; of the CPU 2).")
+@click.option(
+    "--gpus",
+    type=click.IntRange(2),
+    metavar="N",
+    help="How many devices --links takes (all; of the CPU 2).",
+)
 @click.option(
     "--output", metavar="FILE", type=click.Path(), help="Write what --links measured to FILE."
 )
@@ -67,19 +72,16 @@ def command(files: tuple[str, ...], as_json: bool, **asked: Any) -> int:
     it is judged in place of this one. With --compare and several FILEs the status is 1 if they
     differ; with --together as well, if they differ in what a training over all of them needs alike.
     """
-    refuse_empty({"files": files, "gpus": asked["gpus"], "output": asked["output"]})
+    refuse_empty({"files": files, "output": asked["output"]})
     wish = _Wish(**asked)
     # A typing error is told before anything is examined.
     where = read_device("auto" if wish.device is None else wish.device)
-    world_size = None if wish.gpus is None else read_world_size(wish.gpus)
     _check(files, wish)
     if wish.comparing:
         return _compare(files, as_json, wish.together)
-    checkup = check_machine(load_machine(files[0])) if files else check_environment(
-        ask_driver=_ask_driver
-    )  # fmt: skip
+    checkup = check_machine(load_machine(files[0])) if files else check_environment()
     measured = _measure(_device(where, checkup), checkup) if wish.rates else None
-    link = _measure_link(where, world_size, checkup, wish.output) if wish.links else None
+    link = _measure_link(where, wish.gpus, checkup, wish.output) if wish.links else None
     if as_json:
         print_json({
             **checkup.to_json(),
@@ -104,7 +106,7 @@ class _Wish:
     rates: bool
     links: bool
     device: str | None
-    gpus: str | None
+    gpus: int | None
     output: str | None
 
 
@@ -133,15 +135,9 @@ def _check(files: Sequence[str], wish: _Wish) -> None:
         check_output(wish.output, "a link", ("",))
 
 
-def _ask_driver() -> DriverAnswer:
-    from search.probe.nvml import ask_driver
-
-    return ask_driver()
-
-
 def _compare(files: Sequence[str], as_json: bool, together: bool) -> int:
-    from planner.environment.layers import compare
-    from planner.environment.together import matters_together, sorted_together
+    from planner.machine.layers import compare
+    from planner.machine.together import matters_together, sorted_together
 
     titles = list(files) if len({Path(f).stem for f in files}) < len(files) else [
         Path(f).stem for f in files
@@ -183,8 +179,13 @@ def _device(device: str, checkup: Checkup) -> str:
 def _measure(device: str, checkup: Checkup) -> DeviceRates:
     """The rates of `device`, numbered by its bus as everywhere here; kept, unless others or
     throttling disturbed them."""
-    from planner.environment.rates import measure_rates, measuring_environment, save_rates
-    from search.surrogate.device_rates import watched
+    from planner.throughput.measured import (
+        measure_rates,
+        measuring_environment,
+        save_rates,
+        why_impossible,
+    )
+    from search.loop.surrogate.device_rates import watched
 
     kind, _, index = device.partition(":")
     memory_bytes = checkup.torch.gpus[int(index or 0)].total_bytes if kind == "cuda" else None
@@ -194,6 +195,10 @@ def _measure(device: str, checkup: Checkup) -> DeviceRates:
         measuring_environment(),
     ):
         measured = measure_rates(device)
+    if why := why_impossible(measured, memory_bytes):
+        raise PlannerError(
+            f"{device}: {why}.", "Nothing is kept. See whether this GPU is emulated or shared."
+        )
     _keep(disturbances, lambda: save_rates(measured, memory_bytes=memory_bytes))
     return measured
 
@@ -215,10 +220,10 @@ def _measure_link(
     """The link between this machine's devices; kept, unless others or throttling disturbed them."""
     from contextlib import ExitStack
 
-    from planner.environment.links.kept import save_link
-    from planner.environment.links.world import measure_link
-    from planner.hardware.link_file import write_link
-    from search.surrogate.device_rates import watched
+    from planner.machine.hardware.link_file import write_link
+    from planner.machine.links.kept import save_link
+    from search.loop.surrogate.device_rates import watched
+    from search.tuning.links.timing import measure_link
 
     plan = plan_link(where, world_size, checkup.facts)
     what = "GPUs over NCCL" if plan.backend == "nccl" else "processes over gloo"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from planner.cli.arguments import refuse_empty, split_fields
+from planner.cli.arguments import read_piped, refuse_empty, split_fields, way_flag
 from planner.cli.command import Command
-from planner.errors import PlannerError, UsageError
-from planner.files import unwritable, write_whole
+from planner.core.errors import PlannerError, UsageError
+from planner.core.files import unwritable, write_whole
 from planner.trainers.registry import TARGETS, find_trainer
 
 if TYPE_CHECKING:
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     examples=(
         "planner emit run --for timm --output args.yaml",
         "planner emit run --for pytorch --output train.py",
+        "planner emit advice.json --way 2 --for transformers",
     ),
 )
-@click.argument("result", type=click.Path())
+@click.argument("result", type=click.Path(allow_dash=True))
 @click.option(
     "--for", "trainer", required=True, metavar="TRAINER", help=f"One of {', '.join(TARGETS)}."
 )
+@way_flag
 @click.option("--output", type=click.Path(), help="Write here (a file or a directory).")
 @click.option("--force", is_flag=True, help="Also replace files that 'planner emit' did not write.")
 @click.option(
@@ -38,25 +40,28 @@ if TYPE_CHECKING:
     help="Change a field of the setting; the result is then not measured.",
 )
 def command(
-    result: str, trainer: str, output: str | None, force: bool, changes: tuple[str, ...]
-) -> None:
-    """Write RESULT, a recommendation.json or the directory of a `planner tune`, for a trainer.
+    result: str, trainer: str, way: int | None, output: str | None, force: bool,
+    changes: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Write RESULT for a trainer: the directory of a `planner tune` (or its recommendation.json),
+    or what `planner advise` or `planner estimate` printed with --json (- is standard input).
 
-    The file goes to standard output, or with --output to a file (and to a second one, where the
-    trainer needs Python code beside it). Warnings go to standard error. An earlier output is
-    replaced; any other file only with --force.
+    A setting that was only predicted is said to be, here and in the file. It goes to standard
+    output, or with --output to a file (and to a second one, where the trainer needs Python code
+    beside it). Warnings go to standard error. An earlier output is replaced; any other file only
+    with --force.
     """
     from planner.trainers.emission import emit
 
     refuse_empty({"result": result, "for": trainer, "output": output})
-    changed = _changes(changes)
+    found, changed = read_piped(result), _changes(changes)
     if output is None:
-        emitted = emit(result, trainer, changes=changed)
+        emitted = emit(found, trainer, way=way, changes=changed)
         click.echo(emitted.text, nl=False)
         _say(emitted, None)
     else:
         file = _file(Path(output), trainer)
-        emitted = emit(result, trainer, changes=changed, output=file)
+        emitted = emit(found, trainer, way=way, changes=changed, output=file)
         _say(emitted, write_files(contents_of(emitted, file), force))
 
 
@@ -74,26 +79,24 @@ def _changes(fields: tuple[str, ...]) -> dict[str, str]:
     of_model, of_setting = split_fields(fields)
     if of_model:
         raise UsageError(
-            f"--set {', '.join(of_model)} would make another model than the one that was tuned.",
+            f"--set {', '.join(of_model)} would make another model than the one that RESULT is of.",
             "Change fields of the setting only, or tune that model.",
         )
     return of_setting
 
 
 def contents_of(emitted: Emitted, file: Path) -> dict[Path, str]:
-    """What to write where: the file, and the code beside it.
+    """What to write where: the file, and what lies beside it.
 
-    Raises UsageError where the two would be one file.
+    Raises UsageError where two would be one file.
     """
-    if not emitted.code:
-        return {file: emitted.text}
-    beside = file.parent / emitted.code_filename
-    if beside == file:
+    beside = {file.parent / name: text for name, text in emitted.beside.items()}
+    if file in beside:
         raise UsageError(
-            f"{emitted.target} needs two files, and its code is written to {beside} too.",
+            f"{emitted.target} needs {len(beside) + 1} files, and {file} is one of the others.",
             f"Choose another name, as --output {file.parent / emitted.filename}.",
         )
-    return {file: emitted.text, beside: emitted.code}
+    return {file: emitted.text, **beside}
 
 
 def write_files(contents: dict[Path, str], force: bool) -> list[Path]:
@@ -148,10 +151,9 @@ def _say(emitted: Emitted, written: list[Path] | None) -> None:
         click.echo(f"Warning: {warning}", err=True)
     if written is not None:
         click.echo(f"Wrote {' and '.join(map(str, written))}.", err=True)
-    elif emitted.code:
+    elif emitted.beside:
         click.echo(
-            f"Not shown: {emitted.code_filename}, the model and the optimizer for your script; "
-            "--output DIR writes both.",
+            f"Not shown: {' and '.join(emitted.beside)}, which it needs; --output DIR writes all.",
             err=True,
         )
     click.echo(f"Run: {one_line(emitted.launch, 4000)}", err=True)

@@ -7,7 +7,6 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +16,7 @@ from planner.cli.arguments import (
     read_gpu_option,
     refuse_empty,
     split_fields,
+    with_cost_options,
     with_model_options,
     with_several_options,
     with_time_option,
@@ -25,26 +25,29 @@ from planner.cli.command import Command
 from planner.cli.exports import check_exports, write_exports
 from planner.cli.output import print_json
 from planner.cli.several import link_of
-from planner.errors import PlannerError, UsageError
-from planner.estimation import Estimate, default_precision, estimate_ledger, resolve
-from planner.hardware import Gpu, all_gpus
-from planner.hardware.precisions import check_precision, lacks
-from planner.ledger import Ledger
-from planner.ledgers import is_on_shapes, record_ledgers, step_ledger
+from planner.core.errors import PlannerError, UsageError
+from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
+from planner.core.units import format_bytes, parse_bytes
+from planner.estimation.estimate import Estimate, default_precision, estimate_ledger, resolve
+from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
+from planner.ledger.ledger import Ledger
 from planner.libraries.limits import SDPA_WINDOWS, batch_unit, largest_sdpa_batch
+from planner.machine.hardware import Gpu, all_gpus
+from planner.machine.hardware.overheads import processors_of
+from planner.machine.hardware.precisions import check_precision, lacks
 from planner.memory.allocator_config import (
     AllocatorConfig,
     environment_allocator,
     parse_allocator_config,
 )
-from planner.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
-from planner.traced_step import retrace, traced_step
-from planner.units import format_bytes, parse_bytes
+from planner.memory.scratch import on_device
+from planner.throughput.cost import Training, read_training
+from planner.trace.kept_step import retrace, traced_step
 
 Rows = list[tuple[Model, ResolvedSetting]]
 # What shows one estimate, by how it is typed.
 _OF_ONE_ROW = {
-    "--plot": "plot", "--timeline": "timeline", "--time": "times", "--snapshot": "snapshot",
+    "--timeline": "timeline", "--time": "times", "--snapshot": "snapshot",
     "--chrome-trace": "chrome_trace",
 }  # fmt: skip
 
@@ -60,6 +63,7 @@ _OF_ONE_ROW = {
 @click.argument("model")
 @with_model_options
 @with_several_options
+@with_cost_options
 @click.option("--gpu", metavar="NAME", help="A GPU of 'planner gpus', or all: rank the catalogue.")
 @click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")
 @click.option(
@@ -77,8 +81,7 @@ _OF_ONE_ROW = {
 @click.option("--retrace", is_flag=True, help="Trace again instead of reading the kept trace.")
 @click.option("--json", "as_json", is_flag=True, help="One object, or an array for several.")
 @with_time_option
-@click.option("--plot", metavar="FILE", help="Draw live bytes over the step (png, svg, pdf).")
-@click.option("--timeline", is_flag=True, help="The same in the terminal, coarser.")
+@click.option("--timeline", is_flag=True, help="Draw live bytes over the step.")
 @click.option("--snapshot", metavar="FILE", help="Write a snapshot for memory_viz (.pickle).")
 @click.option(
     "--chrome-trace", metavar="FILE", help="Write the step for Perfetto (.json, .json.gz)."
@@ -96,6 +99,9 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     rank = given["gpu"] is not None and given["gpu"].casefold() == "all"
     _refuse_together(given, rank)
     gpu = None if rank else read_gpu_option(given["gpu"])
+    for option, name in (("--time", "times"), ("--chrome-trace", "chrome_trace")):
+        if given[name] and gpu is None:
+            raise UsageError(f"{option} needs a device to predict for.", "Name one with --gpu.")
     memory = parse_bytes(given["memory"]) if given["memory"] else None
     precision = default_precision(gpu)
     defaults = {"precision": precision}
@@ -104,8 +110,11 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     chosen, settings = model_and_settings(model, given, defaults)
     for setting in settings:
         check_precision(gpu, setting.precision)
+    given["training"] = _training(given, rank, gpu)
     given["link"] = link_of(given["link"], settings, gpu)
     rows: Rows = [resolve(chosen, setting) for setting in settings]
+    if len(rows) > 1 and not (given["max_batch"] or rank):
+        _refuse_several(len(rows), given)
     allocator = read_allocator_option(given["allocator"])
     if memory is not None and not given["as_json"]:
         click.echo(f"--memory {given['memory']} is {format_bytes(memory)} ({memory:,} bytes).\n")
@@ -128,6 +137,7 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
         refused += [("--max-batch", given["max_batch"], way_out)]
         refused += [("--memory", given["memory"], "each GPU is judged by its own memory")]
         refused += [(o, given[o.strip("-")], way_out) for o in ("--gpus", "--link")]
+        refused += [("--price-per-hour", given["price_per_hour"], "each GPU has its own price")]
     elif given["max_batch"]:
         refused += [(o, v, "draw one batch, with --batch-size") for o, v in pictures]
         refused += [("--batch-size", sized, "it is what --max-batch finds")]
@@ -137,11 +147,13 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
     faults = [f"  {option}: {way_out}" for option, value, way_out in refused if value]
     if faults:
         raise UsageError("\n".join([f"{together} does not go with these options:", *faults]))
-    if given["plot"]:
-        from planner.report.timeline import check_plot
-
-        check_plot(given["plot"])
     check_exports(given)
+
+
+def _training(given: dict[str, Any], rank: bool, gpu: Gpu | None) -> Training | None:
+    """What a whole training is; of a ranking, whichever the card."""
+    asked = given["epochs"], given["images_per_epoch"], given["price_per_hour"]
+    return read_training(*asked, all_gpus()[0] if rank else gpu)
 
 
 def read_allocator_option(options: str | None) -> AllocatorConfig | None:
@@ -158,15 +170,12 @@ def _print_estimates(
     allocator: AllocatorConfig | None,
     given: dict[str, Any],
 ) -> None:
-    if len(rows) > 1:
-        _refuse_several(len(rows), given)
-    for option, name in (("--time", "times"), ("--chrome-trace", "chrome_trace")):
-        if given[name] and gpu is None:
-            raise UsageError(f"{option} needs a device to predict for.", "Name one with --gpu.")
     record_traces(rows, given)
     ledgers = [step_ledger(*row, given["traced"]) for row in rows]
     found = [
-        estimate_ledger(model, setting, ledger, gpu, memory, allocator, link=given["link"])
+        estimate_ledger(
+            model, setting, ledger, gpu, memory, allocator, link=given["link"], retries=True
+        ).with_cost(given["training"])
         for (model, setting), ledger in zip(rows, ledgers, strict=True)
     ]
     if given["gpus"]:
@@ -175,7 +184,7 @@ def _print_estimates(
         _print_objects([estimate.to_json() for estimate in found])
     else:
         click.echo(_table(found))
-    _draw(ledgers, found, given)
+    _draw(on_device(ledgers[0], processors_of(gpu)), found[0], given)
     write_exports(given, ledgers[0], found[0], gpu, memory, allocator)
 
 
@@ -191,7 +200,7 @@ def _refuse_several(num_rows: int, given: dict[str, Any]) -> None:
 
 def _print_scaled(found: Sequence[Estimate], gpu: Gpu | None, given: dict[str, Any]) -> None:
     """Rows of several devices beside one device."""
-    from planner.scaling import scaled
+    from planner.estimation.scaling import scaled
 
     rows = scaled(found, gpu, given["traced"])
     if given["as_json"]:
@@ -229,25 +238,18 @@ def _table(found: Sequence[Estimate]) -> str:
     return breakdown_table(found[0]) if len(found) == 1 else estimate_table(found)
 
 
-def _draw(ledgers: Sequence[Ledger], found: Sequence[Estimate], given: dict[str, Any]) -> None:
+def _draw(ledger: Ledger, found: Estimate, given: dict[str, Any]) -> None:
     if given["times"]:
         from planner.report.time import time_tables
 
-        assert found[0].throughput is not None, "a GPU was named"
-        click.echo("\n" + time_tables("the step", found[0].throughput), err=given["as_json"])
-    if not (given["plot"] or given["timeline"]):
-        return
-    from planner.report.settings import describe_setting
-    from planner.report.timeline import draw_timeline, timeline_text
-
+        assert found.throughput is not None, "a GPU was named"
+        started = f"The device runs {found.throughput.launches:,} kernels in a step."
+        tables = time_tables("the step", found.throughput)
+        click.echo(f"\n{tables}\n\n{started}", err=given["as_json"])
     if given["timeline"]:
-        click.echo("\n" + timeline_text(ledgers[0]), err=given["as_json"])
-    if given["plot"]:
-        title = f"{found[0].model.title}\n{describe_setting(found[0].setting)}"
-        draw_timeline(
-            ledgers[0], Path(given["plot"]), title=title, budget_bytes=found[0].budget_bytes
-        )
-        click.echo(f"\nDrew {given['plot']}.", err=given["as_json"])
+        from planner.report.timeline import timeline_text
+
+        click.echo("\n" + timeline_text(ledger), err=given["as_json"])
 
 
 def _print_largest(
@@ -257,7 +259,7 @@ def _print_largest(
     allocator: AllocatorConfig | None,
     given: dict[str, Any],
 ) -> None:
-    from planner.largest import largest_batch
+    from planner.estimation.largest import largest_batch
 
     smallest = [
         (model, setting.model_copy(update={"batch_size": 2 * batch_unit(setting)}))
@@ -271,39 +273,59 @@ def _print_largest(
         if error is not None:  # a row that nobody named
             click.echo(f"Without {_kind_of_row(setting)}: {error.message}\n", err=given["as_json"])
             continue
-        best = largest_batch(
-            model, setting, gpu, memory, allocator=allocator, traced=given["traced"],
-            link=given["link"],
+        best, most = (
+            largest_batch(
+                model, setting, gpu, memory, allocator=allocator, traced=given["traced"],
+                link=given["link"], retries=retries,
+            )
+            for retries in (False, True)
         )  # fmt: skip
-        found.append((model, setting, best))
+        most_images = max(_batch_size(best), _batch_size(most))
+        best = best.with_cost(given["training"]) if best else None
+        found.append((model, setting, best, most_images))
     if given["as_json"]:
         print_json(
             [
                 {
                     "precision": setting.precision,
                     "checkpointing": setting.checkpointing,
-                    "largest_batch_size": best.setting.batch_size if best else 0,
+                    "largest_batch_size": _batch_size(best),
+                    "largest_with_retries": most,
                     "estimate": best.to_json() if best else None,
                 }
-                for _, setting, best in found
+                for _, setting, best, most in found
             ]
         )
         return
-    fitting = [best for _, _, best in found if best is not None]
+    fitting = [best for _, _, best, _ in found if best is not None]
     if fitting:
         from planner.report.tables import estimate_table
 
         click.echo("The largest batch that fits, by setting:\n")
         click.echo(estimate_table(fitting))
-    for model, setting, best in found:
+    for model, setting, best, _ in found:
         if best is None:
             click.echo(_nothing_fits(model, setting, given["traced"]))
+    retried = [
+        f"{most}{f' ({_kind_of_row(setting)})' if len(found) > 1 else ''}"
+        for _, setting, best, most in found
+        if most > _batch_size(best)
+    ]
+    if retried:
+        click.echo(
+            "\nLarger ones run only by freeing cached memory, slower at least in the first steps: "
+            f"up to {', '.join(retried)}."
+        )
     bound = [best for best in fitting if _is_bound_by_sdpa(best)]
     if bound:
         click.echo(
             f"\nBatch {bound[0].setting.batch_size} is all that sdpa takes, however much memory "
             f"there is: its kernel takes {SDPA_WINDOWS:,} windows. --attention eager takes more."
         )
+
+
+def _batch_size(found: Estimate | None) -> int:
+    return found.setting.batch_size if found else 0
 
 
 def _is_bound_by_sdpa(best: Estimate) -> bool:
@@ -359,7 +381,8 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[st
     found = []
     for gpu, model, setting in ranked:
         ledger = step_ledger(model, setting, given["traced"])
-        found.append((gpu, estimate_ledger(model, setting, ledger, gpu, allocator=allocator)))
+        one = estimate_ledger(model, setting, ledger, gpu, allocator=allocator)
+        found.append((gpu, one.with_cost(given["training"])))
     found.sort(key=lambda pair: (not pair[1].fits, -_images(pair[1])))
     for said in without:
         click.echo(f"{said}\n", err=as_json)
@@ -367,7 +390,9 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[st
         print_json([{"gpu": gpu.name, **estimate.to_json()} for gpu, estimate in found])
         return
     from planner.cli.output import print_table
-    from planner.report.tables import fits_word, unit
+    from planner.report.cost import cost_cells, cost_headers
+    from planner.report.tables import fits_word, range_notes, total_text, unit
+    from planner.report.terminal import wrapped
 
     print_table(
         [
@@ -377,7 +402,8 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[st
                 estimate.setting.precision,
                 estimate.setting.checkpointing,
                 round(_images(estimate)),
-                format_bytes(estimate.device_total_bytes),
+                *cost_cells(estimate.cost),
+                total_text(estimate),
                 format_bytes(gpu.memory_bytes),
                 fits_word(estimate),
             )
@@ -385,9 +411,10 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[st
         ],
         (
             "gpu", "batch", "precision", "checkpointing", f"{unit(rows[0][0])}/s (predicted)",
-            "needs", "has", "fits",
+            *cost_headers([one.cost for _, one in found]), "needs", "has", "fits",
         ),
     )  # fmt: skip
+    click.echo("\n" + "\n".join(wrapped(n) for n in range_notes([one for _, one in found])))
 
 
 def _images(estimate: Estimate) -> float:

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.files import check_output
+from planner.core.files import check_output
 
 if TYPE_CHECKING:
-    from planner.estimation import Estimate
-    from planner.hardware import Gpu
-    from planner.ledger import Ledger
+    from planner.estimation.estimate import Estimate
+    from planner.ledger.ledger import Ledger
+    from planner.machine.hardware import Gpu
     from planner.memory.allocator_config import AllocatorConfig
 
 
 def check_exports(given: Mapping[str, Any]) -> None:
     """Raises UsageError and PlannerError for files that cannot be, before anything is estimated."""
     if given["snapshot"]:
-        from planner.report.snapshot import ENDINGS as OF_SNAPSHOTS
+        from planner.memory.snapshot import SNAPSHOT_ENDINGS as OF_SNAPSHOTS
 
         check_output(given["snapshot"], "a snapshot", OF_SNAPSHOTS)
     if given["chrome_trace"]:

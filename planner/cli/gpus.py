@@ -8,9 +8,9 @@ import click
 
 from planner.cli.command import Command
 from planner.cli.output import print_json, print_table
-from planner.hardware.catalogue import all_gpus, find_gpu, matching_gpus
-from planner.hardware.gpu import Gpu
-from planner.units import GIB
+from planner.core.units import GIB
+from planner.machine.hardware.catalogue import all_gpus, find_gpu, matching_gpus
+from planner.machine.hardware.gpu import Gpu
 
 HEADERS = ("name", "memory GiB", "GB/s", "fp32", "tf32", "bf16", "fp16", "architecture")
 

@@ -6,10 +6,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from planner.cli.command import Command
-from planner.errors import unknown_name
+from planner.core.errors import unknown_name
 
 
-def complete_command(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+def _complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The names that may follow those that were typed as the argument `command`."""
     found = find_command(ctx.find_root(), ctx.params.get("command") or ())
     if not isinstance(found.command, click.Group):
@@ -18,7 +18,7 @@ def complete_command(ctx: click.Context, incomplete: str) -> list[CompletionItem
 
 
 @click.command(cls=Command, examples=("planner help tune", "planner help bench attention"))
-@click.argument("command", nargs=-1)
+@click.argument("command", nargs=-1, shell_complete=_complete)
 @click.pass_context
 def command(ctx: click.Context, command: tuple[str, ...]) -> None:
     """Explain COMMAND and its options, or list all commands."""

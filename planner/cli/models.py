@@ -6,8 +6,8 @@ import click
 
 from planner.cli.command import Command
 from planner.cli.output import print_json, print_table
-from planner.errors import unknown_name
-from planner.schema.model import LIBRARIES, SwinConfig
+from planner.core.errors import unknown_name
+from planner.core.schema.model import LIBRARIES, SwinConfig
 
 HEADERS = ("model", "version", "image", "window", "channels", "depths", "classes")
 

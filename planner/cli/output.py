@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from planner.errors import printable
+from planner.core.errors import printable
+
+VERDICTS = {
+    "Fits": "green", "Recommended": "green", "Probably fits": "yellow", "Probably runs": "yellow",
+    "Probably does not": "red", "Does not fit": "red", "Nothing fits": "red",
+}  # fmt: skip
 
 
 def print_json(data: Any) -> None:
@@ -17,12 +24,30 @@ def print_json(data: Any) -> None:
 
 
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:
-    """`rows` under `headers`, numbers aligned; None is shown as `-`."""
-    from tabulate import tabulate
+    """`rows` under `headers`, numbers to the right; None is shown as `-`."""
+    from planner.report.terminal import table_text
 
-    say(tabulate(rows, headers=headers, tablefmt="simple", missingval="-"))
+    cells = [
+        [
+            None if cell is None else f"{cell:g}" if isinstance(cell, float) else f"{cell}"
+            for cell in row
+        ]
+        for row in rows
+    ]
+    sides = ["r" if all(_is_number(row[n]) for row in rows) else "l" for n in range(len(headers))]
+    say(table_text(cells, headers, "".join(sides)))
+
+
+def _is_number(cell: object) -> bool:
+    return cell is None or isinstance(cell, int | float)
 
 
 def say(text: str = "") -> None:
-    """A line for a person; names and messages of others cannot steer the terminal by it."""
-    click.echo(printable(text))
+    """Lines for a person; names and messages of others cannot steer the terminal by them. Their
+    first is bold on a terminal, and coloured where it is a verdict."""
+    first, newline, rest = printable(text).partition("\n")
+    plain = {"NO_COLOR", "CI"} & {n for n, v in os.environ.items() if v}
+    if newline and sys.stdout.isatty() and not plain and os.environ.get("TERM", "dumb") != "dumb":
+        colour = next((c for word, c in VERDICTS.items() if first.startswith(word)), None)
+        first = click.style(first, bold=True, fg=colour)
+    click.echo(f"{first}{newline}{rest}")

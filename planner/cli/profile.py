@@ -18,15 +18,16 @@ from planner.cli.arguments import (
 )
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
-from planner.errors import UsageError
-from planner.estimation import resolve
-from planner.files import TUNE_RESULT
-from planner.schema import Model, TrainSetting, parse
+from planner.core.errors import UsageError
+from planner.core.files import TUNE_RESULT
+from planner.core.schema import Model, TrainSetting, parse
+from planner.core.units import format_seconds
+from planner.estimation.estimate import resolve
 from planner.trainers.emission import read_result
-from planner.units import format_seconds
 from search import check_platform
 
 if TYPE_CHECKING:
+    from planner.core.schema.profile import ProfileRecord
     from search.probe.parent.runner import ProbeEvent
 
 _TOLD = {
@@ -37,9 +38,10 @@ _TOLD = {
 
 @click.command(
     cls=Command,
-    headings={"Profiling": ("steps", "deadline")},
+    headings={"Profiling": ("steps", "deadline", "against")},
     examples=(
         "planner profile run",
+        "planner profile run --output here --against there/profile.json",
         "planner profile native:swin_tiny --device cpu --batch-size 2 --steps 1",
     ),
 )
@@ -57,6 +59,10 @@ _TOLD = {
     "--output", type=click.Path(), default="profile", show_default=True,
     metavar="DIR", help="Where its files go.",
 )  # fmt: skip
+@click.option(
+    "--against", metavar="PROFILE",
+    help="Compare with a profile of another environment.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print profile.json.")
 def command(target: str, **given: Any) -> int:
     """Run a setting under torch's profiler: where its time goes, measured beside predicted.
@@ -64,16 +70,28 @@ def command(target: str, **given: Any) -> int:
     RUN is a folder or a recommendation.json of 'planner tune': its recommended setting is run,
     with what options change of it. MODEL is as of 'planner estimate'. DIR then holds the trace
     (open trace.json.gz at ui.perfetto.dev), the allocator's history on a GPU, and profile.json.
+
+    --against names a profile of the same setting from another machine, image or torch: how much
+    longer a step takes here than there, how sure that is, and where. RUN may then be a profile too.
     """
-    check_platform()
+    from search.report.two_profiles import read_profile
+
     refuse_empty({"target": target, **given})
+    if given["against"] is not None:
+        there = read_profile(given["against"])
+        if there is None:
+            raise UsageError(f"{given['against']} is no profile.", "Name a profile.json.")
+        here = read_profile(target)
+        if here is not None:
+            return _compared(there, here, given["as_json"])
+    check_platform()
     deadline = read_duration("--deadline", given["deadline"])
     model, setting = _asked(target, given)
     from planner.report.profile import profile_text
-    from search.interrupts import heard
-    from search.profiling.profiling import profile
+    from search.loop.interrupts import handle_signals
+    from search.tuning.profiling.profiling import profile
 
-    with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
+    with handle_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
         try:
             found = profile(
                 model, setting, Path(given["output"]), device=given["device"], steps=given["steps"],
@@ -83,12 +101,24 @@ def command(target: str, **given: Any) -> int:
         except KeyboardInterrupt:
             click.echo("Error: interrupted: no profile was written.", err=True)
             return interrupts.exit_status
+    if given["against"] is not None:
+        assert there is not None
+        return _compared(there, found, given["as_json"])
     if given["as_json"]:
         print_json(found.model_dump(mode="json"))
     else:
         say(profile_text(found))
         names = ", ".join(found.files)
         click.echo(f"\nWrote {names} into {given['output']}.", err=True)
+    return 0
+
+
+def _compared(there: ProfileRecord, here: ProfileRecord, as_json: bool) -> int:
+    """There is the first, here the second."""
+    from search.report.two_profiles import compare_profiles, two_profiles_text
+
+    compared = compare_profiles(there, here)
+    print_json(compared.to_json()) if as_json else say(two_profiles_text(compared))
     return 0
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from planner.errors import printable
-from planner.report.progress import progress_line
-from planner.report.standing import Standing, after
+from planner.core.errors import printable
+from search.loop.progress_text import progress_line
+from search.report.status import Status, after
 
 if TYPE_CHECKING:
-    from search.progress import Progress
+    from search.loop.progress import Progress
 
 WAY_OUT = "Ctrl-C ends with the best so far"
 
@@ -53,7 +53,7 @@ class Show:
     says_starts = False  # whether a probe's start is a line too
 
     def __init__(self, heading: str = "", way_out: str = WAY_OUT) -> None:
-        self.standing = Standing(heading=heading, way_out=way_out)
+        self.status = Status(heading=heading, way_out=way_out)
 
     def __enter__(self) -> Self:
         return self
@@ -66,14 +66,14 @@ class Show:
         line = progress_line(progress)
         if line and (progress.kind != "start" or self.says_starts):
             self.say(line)
-        self.stand(after(self.standing, progress, time.monotonic()))
+        self.show_status(after(self.status, progress, time.monotonic()))
 
     def say(self, line: str) -> None:
         """A line that stays."""
 
-    def stand(self, standing: Standing) -> None:
+    def show_status(self, status: Status) -> None:
         """It now stands so."""
-        self.standing = standing
+        self.status = status
 
 
 class PlainLines(Show):

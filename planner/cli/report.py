@@ -21,16 +21,16 @@ from planner.cli.arguments import (
 from planner.cli.command import Command
 from planner.cli.output import say
 from planner.cli.several import link_of
-from planner.errors import UsageError
-from planner.estimation import default_precision, resolve
-from planner.hardware.precisions import check_precision
-from planner.schema import Model, ResolvedSetting
-from planner.units import parse_bytes
+from planner.core.errors import UsageError
+from planner.core.schema import Model, ResolvedSetting
+from planner.core.units import parse_bytes
+from planner.estimation.estimate import default_precision, resolve
+from planner.machine.hardware.precisions import check_precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from planner.hardware import Gpu
+    from planner.machine.hardware import Gpu
     from planner.report.pages.step import Step
     from search.report.lead import Subject
 

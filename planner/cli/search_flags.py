@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from search.options import Option, declared_options, flag_of
+from search.loop.options import Option, declared_options, flag_of
 
 
 def search_flags(kind: type[Any]) -> Iterator[Callable[[Any], Any]]:

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from planner.cli.output import print_json, say
 from planner.cli.progress import show_on
-from search.interrupts import heard
-from search.progress import OnProgress
-from search.result_file import ResultNotWrittenError
+from search.loop.interrupts import handle_signals
+from search.loop.progress import OnProgress
+from search.loop.result_file import ResultNotWrittenError
 
 NOTHING_FOUND = 1  # the exit status
 
@@ -35,7 +35,7 @@ def search_and_print(
     ended the search, whose best so far is printed. Raises ResultNotWrittenError once what was found
     is printed.
     """
-    with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
+    with handle_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
         unwritten: ResultNotWrittenError | None = None
         try:
             with show_on(heading, quiet) as show:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import click
 
-from planner.errors import UsageError, shorten
-from planner.hardware import Gpu
-from planner.hardware.fabric import find_fabric, usual_link
-from planner.schema import TrainSetting
-from planner.schema.distribution import PARALLELISMS, owners
+from planner.core.errors import UsageError, shorten
+from planner.core.schema import TrainSetting
+from planner.core.schema.distribution import PARALLELISMS, owners
+from planner.machine.hardware import Gpu
+from planner.machine.hardware.fabric import find_fabric, usual_link
 
 Row = dict[str, str]
 
@@ -77,7 +78,8 @@ def _share(row: Row, global_batch: str) -> Row:
 
 
 def _count(option: str, text: str) -> int:
-    if not text.strip().isdecimal() or not int(text):
+    is_number = re.fullmatch(r"\s*[0-9]{1,12}\s*", text)
+    if not is_number or not int(text):
         raise UsageError(
             f"{option} takes a whole number from 1 on, not {shorten(text)}.",
             f"For example {option} 8.",
@@ -92,7 +94,7 @@ def link_of(text: str | None, settings: Sequence[TrainSetting], gpu: Gpu | None)
     most = max((setting.devices_per_node for setting in settings), default=1)
     if text is not None or gpu is None or most < 2:
         return text
-    from planner.environment.links.kept import kept_link
+    from planner.machine.links.kept import kept_link
 
     path = kept_link(gpu, most)
     if path is None or "," in str(path):  # a comma parts two links

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,19 +13,23 @@ from planner.cli.arguments import (
     MODEL_FLAGS,
     axis_flags,
     given_fields,
+    read_piped,
     split_values,
+    way_flag,
     with_options,
 )
 from planner.cli.command import Command
 from planner.cli.progress import quiet_flag
 from planner.cli.search_flags import said_options, search_flags
-from planner.errors import UsageError
-from planner.schema import Model, TrainSetting, parse
-from planner.schema.distribution import PARALLELISMS
-from planner.schema.result import Recommendation
+from planner.core.errors import UsageError
+from planner.core.schema import Model, SwinConfig, TrainSetting, parse
+from planner.core.schema.distribution import PARALLELISMS, Distribution
+from planner.core.schema.result import Recommendation
+from planner.estimation.arguments import read_model
+from planner.estimation.kept import Predicted, is_predicted, read_predicted
 from search import check_platform
-from search.axes import AXES, HELD, held_error
-from search.options import SearchOptions
+from search.loop.axes import AXES, HELD, held_error
+from search.loop.options import SearchOptions
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("model", required=False),
@@ -36,6 +41,12 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         help=f"How to spread over GPUs: {', '.join(PARALLELISMS[1:])} (default on several: ddp).",
     ),
     *MODEL_FLAGS,
+    click.option(
+        "--from", "from_", type=click.Path(allow_dash=True), metavar="FILE",
+        help="Begin at what 'planner advise' or 'planner estimate' printed with --json (- is "
+        "standard input): its model, memory and setting; options typed here win.",
+    ),
+    way_flag,
     *search_flags(SearchOptions),
     quiet_flag,
     click.option("--json", "as_json", is_flag=True, help="Print recommendation.json."),
@@ -53,18 +64,20 @@ _OPTIONS: list[Callable[[Any], Any]] = [
 def command(**given: Any) -> int:
     """Find the fastest way to train MODEL on a device, by short real training runs.
 
-    MODEL is LIBRARY:NAME, a YAML or JSON file, or package.module:factory; with --replay it may be
-    omitted. Run the same command again to continue where it stopped; Ctrl-C ends it with the best
-    setting so far.
+    MODEL is LIBRARY:NAME, a YAML or JSON file, or package.module:factory; with --replay or --from
+    it may be omitted. Run the same command again to continue where it stopped; Ctrl-C ends it with
+    the best setting so far.
     """
     check_platform()
     from planner.cli.searching import search_and_print
-    from planner.report.recommendation import recommendation_text
-    from search.tuning import tune
+    from search.report.recommendation import recommendation_text
+    from search.tuning.tune import tune
 
+    asked = _arguments(given)
+    named = given["model"] or given["replay"] or (asked["model"].title if given["from_"] else "")
     return search_and_print(
-        lambda on_progress: tune(**_arguments(given), on_progress=on_progress),
-        f"planner tune {given['model'] or given['replay'] or ''}",
+        lambda on_progress: tune(**asked, on_progress=on_progress),
+        f"planner tune {named}",
         lambda found: recommendation_text(found) + _next(found, given),
         lambda found: found.status == "recommended",
         given["quiet"],
@@ -74,7 +87,7 @@ def command(**given: Any) -> int:
 
 def _next(found: Recommendation, given: Mapping[str, Any]) -> str:
     """What to do with a recommendation that was kept, and where it is."""
-    from search.tuning import default_output
+    from search.tuning.tune import default_output
 
     if found.setting is None or (given["replay"] and not given["output"]):
         return ""
@@ -93,12 +106,69 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
         if "," in text:
             raise held_error(field)
     restrict = {field: tuple(split_values(text)) for field, text in setting_fields.items()}
-    return {
-        "model": _model(given["model"], model_fields, replay=given["replay"] is not None),
+    typed = {
         "batch_size": None if sizes is None else tuple(sizes.split(",")),
         "base": parse(TrainSetting, held, "--set"),
         "restrict": restrict,
         **dict(said_options(SearchOptions, given)),
+    }
+    if given["from_"] is None:
+        if given["way"] is not None:
+            raise UsageError("--way chooses among what --from names.", "Add --from FILE.")
+        return {"model": _model(given["model"], model_fields, replay="replay" in typed), **typed}
+    if "replay" in typed:
+        raise UsageError("--from begins a search on a device, and --replay needs none: omit one.")
+    return _from_predicted(_predicted(given), given, model_fields, held, typed)
+
+
+def _predicted(given: Mapping[str, Any]) -> Predicted:
+    """What --from names. Raises UsageError and UnsupportedError."""
+    from planner.core.files import MAX_RESULT_BYTES, parse_json, read_text
+
+    path = given["from_"]
+    data, source = read_piped(path), "standard input"
+    if path != "-":
+        data, source = parse_json(read_text(Path(path), MAX_RESULT_BYTES), path), path
+    if not is_predicted(data):
+        raise UsageError(
+            f"{source} is not what `planner advise` or `planner estimate` prints with --json.",
+            "A study is gone on with by the command that began it.",
+        )
+    return read_predicted(data, source, given["way"])
+
+
+def _from_predicted(
+    found: Predicted, given: Mapping[str, Any], of_model: dict[str, Any], held: dict[str, str],
+    typed: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """The parameters of `tune` that begin at a predicted setting; those that were `typed` win."""
+    setting = found.setting.without_recipe(isinstance(found.model, SwinConfig))
+    sized = typed["batch_size"] is not None or "global_batch" in typed
+    share = None if sized or "accumulate" in held else found.share
+    gone = {*AXES, "batch_size", *({"accumulate"} if sized or share else ())}
+    if "gpus" in typed or "world_size" in held:  # spread as it is typed
+        gone |= set(Distribution.model_fields)
+    base = {**setting.model_dump(exclude=gone), **held}
+    if setting.optimizer_implementation in ("foreach", "fused"):
+        base["optimizer"] = setting.optimizer_family
+    limits: dict[str, Any] = {
+        "memory_bytes": found.memory_bytes,
+        "allocator": found.allocator,
+        "global_batch": share and share * setting.world_size,
+        "start": None if found.lacks else setting.model_dump(include={*AXES, "batch_size"}),
+    }
+    how = f"is not probed first: it {found.lacks}" if found.lacks else "is probed first"
+    click.echo(
+        f"From {found.source}, the setting predicted at {found.said} on {found.where} {how}.",
+        err=True,
+    )
+    text = given["model"]
+    model = read_model(found.model, of_model) if text is None else _model(text, of_model, False)
+    return {
+        "model": model,
+        **{name: value for name, value in limits.items() if value is not None},
+        **typed,
+        "base": parse(TrainSetting, base, found.source),
     }
 
 

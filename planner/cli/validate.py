@@ -17,18 +17,15 @@ from planner.cli.arguments import (
     with_model_options,
 )
 from planner.cli.command import Command
-from planner.cli.observations import print_list, print_observations
 from planner.cli.output import print_json, print_table
 from planner.cli.progress import quiet_flag, show_on
-from planner.errors import PlannerError, UsageError
-from planner.schema import FactoryModel, MeasurementRecord
-from planner.schema.observation import ObservationRecord
-from planner.units import format_bytes, format_seconds
+from planner.core.errors import PlannerError, UsageError
+from planner.core.schema import FactoryModel, MeasurementRecord
+from planner.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from search.study.records import RecordFile
-    from search.validation.compare import Comparison
-    from search.validation.matrix import Matrix, Row
+    from search.tuning.validation.compare import Comparison
+    from search.tuning.validation.matrix import Row
 
 WAY_OUT = "Ctrl-C ends; the same command goes on from there"
 DEFAULT_GRID = {
@@ -40,8 +37,7 @@ DEFAULT_GRID = {
     cls=Command,
     headings={
         "Rows": (
-            "matrix", "record", "replay", "published", "held_out", "rehearse", "only_list",
-            "budget", "fit",
+            "matrix", "record", "replay", "only_list", "budget",
         ),
     },
     examples=(
@@ -66,24 +62,10 @@ DEFAULT_GRID = {
     help="Measure nothing: compare the records of FILE; may be repeated.",
 )
 @click.option(
-    "--published",
-    metavar="FILE",
-    help="Measure nothing: compare what others published, as tests/truth/public.jsonl quotes it.",
-)
-@click.option(
     "--device", metavar="DEVICE", default="auto", show_default=True, help="auto, cpu, cuda:0 …"
 )
-@click.option(
-    "--budget", metavar="TIME", help="Stop within this time: 90s, 10m (a matrix may set it)."
-)
-@click.option("--held-out", is_flag=True, help="Only the rows that judge the fit.")
-@click.option("--fit", is_flag=True, help="Print what the records say of the device's constants.")
+@click.option("--budget", metavar="TIME", help="Stop within this time: 90s, 10m.")
 @click.option("--list", "only_list", is_flag=True, help="Print the rows and measure nothing.")
-@click.option(
-    "--rehearse",
-    is_flag=True,
-    help="Run the whole list with tiny models and short times, to see that all of it works here.",
-)
 @quiet_flag
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def command(models: tuple[str, ...], **given: Any) -> int:  # fmt: skip
@@ -91,58 +73,30 @@ def command(models: tuple[str, ...], **given: Any) -> int:  # fmt: skip
 
     With MODELs, every combination of the options' values (batch 8 and 32, fp32 and bf16, with and
     without checkpointing unless given); with --matrix, the rows of a file; with --replay, existing
-    records. Run the same command again to continue where it stopped. A matrix may also name things
-    to observe first, such as the text of an error: tests/truth/first.yaml is for the first minutes
-    on a new device.
+    records. Run the same command again to continue where it stopped.
     """
     refuse_empty({"model": models, **given})
     from search import check_platform
-    from search.study.mixture import describe_mixture
-    from search.validation.compare import compare
+    from search.loop.study.mixture import describe_mixture
+    from search.tuning.validation.compare import compare
 
-    if given["published"]:
-        from planner.cli.published import print_published
-
-        _refuse_beside_published(models, given)
-        print_published(given["published"], given["as_json"])
-        return 0
     budget_seconds = _check(models, given)
     check_platform()
     if given["replay"]:
-        found, status = _replayed(given["replay"]), 0
+        records, status = _replayed(given["replay"]), 0
     else:
-        found, status = _measured(models, given, budget_seconds)
-    if given["only_list"] or status:
+        records, status = _measured(models, given, budget_seconds)
+    if given["only_list"] or status not in (0, 128 + signal.SIGINT):  # nobody reads a comparison
         return status
-    records = found.records
     mixture = describe_mixture(records)
     if mixture:
         click.echo(f"{mixture} See what else differs: planner doctor --compare.", err=True)
     comparisons = compare(records)
-    if given["held_out"]:
-        comparisons = [c for c in comparisons if c.held_out]
-    if given["fit"]:
-        from search.validation.compare import fit_overheads
-
-        print_json(fit_overheads(comparisons))
-    elif given["as_json"]:
+    if given["as_json"]:
         print_json([_as_json(c) for c in comparisons])
     else:
-        if found.observations:
-            print_observations(found.observations)
-        if records or not found.observations:
-            _print_comparison(comparisons, records)
-    return 0
-
-
-def _refuse_beside_published(models: tuple[str, ...], given: dict[str, Any]) -> None:
-    others = ["a MODEL"] * bool(models)
-    others += [f"--{name}" for name in ("matrix", "replay", "fit") if given[name]]
-    if others:
-        raise UsageError(
-            f"{others[0]} and --published were both given: published figures are only compared.",
-            "Name one of them.",
-        )
+        _print_comparison(comparisons, records)
+    return status
 
 
 def _check(models: tuple[str, ...], given: dict[str, Any]) -> float | None:
@@ -156,104 +110,80 @@ def _check(models: tuple[str, ...], given: dict[str, Any]) -> float | None:
     return None if given["budget"] is None else read_duration("--budget", given["budget"])
 
 
-def _replayed(files: Sequence[str]) -> RecordFile:
-    from search.study.records import RecordFile, read_records
+def _replayed(files: Sequence[str]) -> Sequence[MeasurementRecord]:
+    from search.loop.study.records import read_records
 
     records: list[MeasurementRecord] = []
-    observations: list[ObservationRecord] = []
     for file in files:
         if not Path(file).exists():
             raise UsageError(f"{file} does not exist.", "Name a file of records (JSON lines).")
         read = read_records(file)
-        if read.fault and not read.records and not read.observations:
+        if read.fault and not read.records:
             raise PlannerError(f"{read.fault}: no record was read.")
         records += read.records
-        observations += read.observations
         if read.fault:
             click.echo(f"{read.fault}; {len(read.records)} records before it were read.", err=True)
-    return RecordFile(tuple(records), observations=tuple(observations))
+    return records
 
 
 def _measured(
     models: tuple[str, ...], given: dict[str, Any], budget_seconds: float | None
-) -> tuple[RecordFile, int]:
+) -> tuple[Sequence[MeasurementRecord], int]:
     """The records of the list, once it was carried out, and the exit status of a signal or 0."""
-    from planner.cli.watching import ListShown
-    from search.interrupts import heard
+    from planner.cli.watching import ListShown, describe_row
+    from search.loop.interrupts import handle_signals
+    from search.loop.study.records import check_writable, read_records
     from search.probe.device import check_world, choose_device, describe_device, why_no_gpu
-    from search.study.records import RecordFile, check_writable, read_records
-    from search.validation.observe import remaining_observations
-    from search.validation.run import remaining_rows
-    from search.validation.survey import carry_out
+    from search.tuning.validation.run import measure, remaining_rows
 
-    matrix = _matrix(models, given)
+    rows = _rows(models, given)
     file = Path(given["record"])
-    known = read_records(file)
     device = choose_device(given["device"])
-    name = describe_device(device).name
-    to_see = remaining_observations(matrix.observations, known.observations, name)
-    left = remaining_rows(matrix.rows, known.records, name)
+    name = describe_device(device).title
+    left = remaining_rows(rows, read_records(file).records, name)
     if given["only_list"]:
-        print_list(matrix, [o.name for o in to_see], left, file)
-        return RecordFile(()), 0
+        for row in rows:
+            click.echo(f"{'  ' if row in left else 'ok'} {describe_row(row)}")
+        click.echo(f"{len(rows)} rows, {len(rows) - len(left)} of them in {file}.")
+        return (), 0
     check_writable(file, "--record")
-    for row in matrix.rows:
+    for row in rows:
         check_world(device, row.setting)
     status = 0
-    with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
+    with handle_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
         try:
             with show_on("planner validate", given["quiet"], WAY_OUT) as show:
-                show.say(f"{_what(matrix, len(to_see), len(left))} on {device}; records in {file}.")
+                show.say(f"{len(left)} of {len(rows)} rows to measure on {device}; "
+                         f"records in {file}.")  # fmt: skip
                 if device == "cpu":
                     show.say(f"Measuring on the CPU ({why_no_gpu() or 'the CPU was asked for'}): "
                              "the estimate is of a CUDA device, so its figures are not held "
                              "against these.")  # fmt: skip
-                budget_seconds = budget_seconds or matrix.budget_seconds
                 shown = ListShown(show, budget_seconds)
-                carry_out(matrix, device, file, shown.seen, shown.measured, budget_seconds,
-                          given["rehearse"], shown.run)  # fmt: skip
+                measure(rows, device, file, shown.measured, budget_seconds, shown.run)
         except KeyboardInterrupt:
             click.echo("Stopped. The same command goes on from here.", err=True)
-            if interrupts.number != signal.SIGINT:  # whoever ended it reads no comparison
-                status = interrupts.exit_status
-    found = read_records(file)
-    num_left = len(remaining_rows(matrix.rows, found.records, name))
-    if not given["rehearse"]:
-        num_left += len(remaining_observations(matrix.observations, found.observations, name))
-    if num_left:
+            status = interrupts.exit_status
+    records = read_records(file).records
+    if num_left := len(remaining_rows(rows, records, name)):
         click.echo(f"{num_left} of the list are left for the same command.", err=True)
-    return found, status
+    return records, status
 
 
-def _what(matrix: Matrix, num_to_see: int, num_left: int) -> str:
-    seen = f"{num_to_see} of {len(matrix.observations)} things to see and " if num_to_see else ""
-    return f"{seen}{num_left} of {len(matrix.rows)} rows to measure"
-
-
-def _matrix(models: tuple[str, ...], given: dict[str, Any]) -> Matrix:
-    """What is to be done: the file's list or the command line's rows, made small to rehearse."""
-    from search.validation.matrix import Matrix
-    from search.validation.reading import read_matrix
-    from search.validation.rehearsal import rehearse
+def _rows(models: tuple[str, ...], given: dict[str, Any]) -> Sequence[Row]:
+    """The file's rows or the command line's."""
+    from search.tuning.validation.matrix import Row, read_matrix
 
     if given["matrix"] and models:
         raise UsageError("a MODEL and a --matrix were both given.", "Name one of them.")
     if given["matrix"]:
-        matrix = read_matrix(Path(given["matrix"]))
-    else:
-        matrix = Matrix(tuple(_rows(models, given)))
-    return rehearse(matrix) if given["rehearse"] else matrix
-
-
-def _rows(models: tuple[str, ...], given: dict[str, Any]) -> list[Row]:
-    from search.validation.matrix import Row
-
+        return read_matrix(Path(given["matrix"]))
     if not models:
         raise UsageError(
             "no model to measure was named.",
-            "Name a MODEL, --matrix FILE, --replay FILE or --published FILE.",
+            "Name a MODEL, --matrix FILE or --replay FILE.",
         )
-    from planner.estimation import resolve
+    from planner.estimation.estimate import resolve
     from planner.libraries.factory import check_factory
 
     rows = []
@@ -271,7 +201,7 @@ def _print_comparison(
     comparisons: Sequence[Comparison], records: Sequence[MeasurementRecord]
 ) -> None:
     from planner.report.settings import describe_setting
-    from search.validation.compare import QUANTITIES, accuracy, rank_correlation
+    from search.tuning.validation.compare import QUANTITIES, accuracy, rank_correlation
 
     if not comparisons:
         click.echo(f"None of {len(records)} records was measured on a GPU: nothing to compare.")
@@ -279,7 +209,7 @@ def _print_comparison(
     rows = [
         (
             c.record.model.title,
-            describe_setting(c.record.setting),
+            describe_setting(c.record.setting, c.record.model),
             *(_pair(c, quantity) for quantity in QUANTITIES),
         )
         for c in comparisons
@@ -308,11 +238,11 @@ def _print_comparison(
 def _print_ranks(comparisons: Sequence[Comparison]) -> None:
     """What each rank of a probe over several measured, against the estimate of the worst one."""
     from planner.report.settings import describe_setting
-    from search.validation.compare import QUANTITIES
+    from search.tuning.validation.compare import QUANTITIES
 
     rows = [
         (
-            describe_setting(c.record.setting),
+            describe_setting(c.record.setting, c.record.model),
             rank,
             *(_figure(quantity, figures.get(quantity)) for quantity in QUANTITIES),
         )
@@ -327,7 +257,7 @@ def _print_ranks(comparisons: Sequence[Comparison]) -> None:
 def _print_phases(comparisons: Sequence[Comparison]) -> None:
     from statistics import median
 
-    from search.validation.compare import PHASES
+    from search.tuning.validation.compare import PHASES
 
     rows = []
     for phase in PHASES:
@@ -359,7 +289,6 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
         "model": comparison.record.model.model_dump(mode="json"),
         "setting": comparison.record.setting.model_dump(mode="json"),
         "device": json.loads(comparison.record.device.model_dump_json()),
-        "held_out": comparison.held_out,
         "figures": {
             quantity: {"predicted": predicted, "measured": measured}
             for quantity, (predicted, measured) in comparison.figures.items()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from planner.cli.observations import STATUS_WORDS, describe_row
 from planner.cli.progress import Show
-from planner.report.standing import Ended, ended_probe
-from planner.units import format_bytes, format_seconds
+from planner.core.units import format_bytes, format_seconds
+from planner.report.settings import describe_setting
+from search.report.status import ended_probe
 
 if TYPE_CHECKING:
-    from planner.schema import MeasurementRecord
+    from planner.core.schema import MeasurementRecord
     from search.probe.parent.runner import ProbeEvent
-    from search.validation.run import Begun, Progress
-    from search.validation.survey import Seen
+    from search.tuning.validation.matrix import Row
+    from search.tuning.validation.run import Begun, Progress
 
 
 class ListShown:
@@ -25,29 +25,18 @@ class ListShown:
         self.ends_at = None if budget_seconds is None else time.monotonic() + budget_seconds
 
     def run(self, news: Begun | ProbeEvent) -> None:
-        from search.validation.matrix import Row
-        from search.validation.run import Begun
+        from search.tuning.validation.run import Begun
 
-        standing, now = self.show.standing, time.monotonic()
+        status, now = self.show.status, time.monotonic()
         if not isinstance(news, Begun):
-            self.show.stand(standing.stepped(news.phase, news.num_steps, news.step_seconds))
+            self.show.show_status(status.stepped(news.phase, news.num_steps, news.step_seconds))
             return
         left = None if self.ends_at is None else self.ends_at - now
-        is_row = isinstance(news.what, Row)
-        title = describe_row(news.what) if isinstance(news.what, Row) else news.what.what
-        self.show.stand(
-            standing.counting("row" if is_row else "thing to see")
+        self.show.show_status(
+            status.counting("row")
             .limited(news.total, left, now)
-            .begun(title, news.number, now, news.deadline_seconds)
+            .begun(describe_row(news.row), news.number, now, news.deadline_seconds)
         )
-
-    def seen(self, seen: Seen) -> None:
-        record = seen.record
-        word = STATUS_WORDS[record.status]
-        took = format_seconds(record.seconds)
-        self.show.say(f"{seen.number}/{seen.total} {record.what}: {word} ({took})")
-        is_good = record.status in ("seen", "not_here")
-        self._end(Ended(seen.number, record.what, word, is_good=is_good))
 
     def measured(self, progress: Progress) -> None:
         title, found = describe_row(progress.row), _found(progress.record)
@@ -55,10 +44,13 @@ class ListShown:
             f"{progress.number}/{progress.total} {title}: {found} "
             f"({format_seconds(progress.seconds)})"
         )
-        self._end(ended_probe(progress.number, title, progress.record))
+        ended = ended_probe(progress.number, title, progress.record)
+        self.show.show_status(self.show.status.finished(ended))
 
-    def _end(self, ended: Ended) -> None:
-        self.show.stand(self.show.standing.finished(ended))
+
+def describe_row(row: Row) -> str:
+    """A row in words."""
+    return f"{row.model.title}, {describe_setting(row.setting, row.model)}"
 
 
 def _found(record: MeasurementRecord) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.schema import SwinConfig
+from planner.core.schema import SwinConfig
 from planner.step.nn import GELU, Conv2d, Dropout, DropPath, Identity, LayerNorm, Linear, Module
 from planner.step.tensor import Device, Tensor
 from planner.step.views import cat, flatten, pad, permute, reshape, slice_, view

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from planner.core.schema import FactoryModel, Model, NamedModel, TrainSetting
 from planner.libraries.factory import load_factory
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.named import build_named
 from planner.libraries.registry import find_library
-from planner.schema import FactoryModel, Model, NamedModel, TrainSetting
 
 Build = Callable[[], Any]
-"""Makes a module, or whatever else a user's factory returns (`planner.tasks.as_task`)."""
+"""Makes a module, or whatever else a user's factory returns (`planner.training.tasks.as_task`)."""
 
 
 def build_for(model: Model, setting: TrainSetting) -> Build:

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from planner.errors import PlannerError, UsageError, unknown_name
-from planner.schema.any_model import is_factory
+from planner.core.errors import PlannerError, UsageError, unknown_name
+from planner.core.schema.any_model import is_factory
 
 
 def load_factory(spec: str) -> Callable[[], Any]:
@@ -22,7 +22,7 @@ def load_factory(spec: str) -> Callable[[], Any]:
 
     The current directory is searched first, as `python -m` does. Calling the result calls the
     factory: what it prints goes to standard error, and PlannerError is raised where it raises.
-    What it may return, `planner.tasks.as_task` says. A name may also be a task itself.
+    What it may return, `planner.training.tasks.as_task` says. A name may also be a task itself.
     Raises UsageError where there is no such module or name, PlannerError where importing fails.
     """
     if not is_factory(spec):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.compiled import breaks_graphs
-from planner.errors import UnsupportedError
+from planner.core.errors import UnsupportedError
+from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.core.schema.distribution import SHARDED
+from planner.core.schema.setting import GRAPH_MODES, OPTIMIZER_FAMILIES
 from planner.libraries.maps import feature_maps
-from planner.schema import Model, SwinConfig, TrainSetting
-from planner.schema.distribution import SHARDED
-from planner.schema.setting import GRAPH_MODES
+from planner.memory.compiled import breaks_graphs
 
 # The kernel's batch is the z of its grid (NVIDIA, CUDA C++ Programming Guide: at most 65,535). From
 # 2.8 on torch goes in chunks (pull requests 154029 and 154663), but adds up the mask's gradient
@@ -73,7 +73,9 @@ def limit_of(model: Model, setting: TrainSetting, attention: str) -> SettingFaul
 def graph_limit(setting: TrainSetting) -> SettingFault | None:
     """CUDA graphs write gradients into their own pool, where the next replay of forward overwrites
     them: torch raises "accessing tensor output of CUDAGraphs that has been overwritten" (issue
-    169545 of pytorch/pytorch; torch 2.9 to 2.13, torch/_inductor/cudagraph_trees.py)."""
+    169545 of pytorch/pytorch; torch 2.9 to 2.12, torch/_inductor/cudagraph_trees.py), from 2.13 on
+    "accessing gradient tensor output …", and names `.grad` tensors made before the first graph as a
+    way out, for which no trainer's file has a place."""
     if setting.compile not in GRAPH_MODES:
         return None
     if setting.accumulate > 1:
@@ -141,7 +143,7 @@ def setting_limit(setting: TrainSetting) -> SettingFault | None:
 def sharding_limit(setting: TrainSetting) -> SettingFault | None:
     """What torch 2.13 raises on where `fully_shard` made weights DTensors: optimizer steps without
     a rule for them, and weights that are not contiguous (`_fsdp_param.py`)."""
-    if setting.parallelism not in SHARDED or setting.fsdp_version == 1:
+    if setting.parallelism not in SHARDED:
         return None
     if setting.memory_format != "contiguous":
         return SettingFault(
@@ -155,10 +157,11 @@ def sharding_limit(setting: TrainSetting) -> SettingFault | None:
         return None
     is_sgd = setting.optimizer_family == "sgd"
     step = "fused SGD" if is_sgd else "Adafactor"
+    others = ", ".join(family for family in OPTIMIZER_FAMILIES if family != "adafactor")
     return SettingFault(
         f"FSDP2 keeps weights as DTensors, on which torch's {step} does not step",
         f"optimizer is {setting.optimizer}",
-        f"Choose {'sgd-foreach' if is_sgd else 'adamw, sgd, lion, rmsprop, nadam or radam'}.",
+        f"Choose {'sgd-foreach' if is_sgd else f'one of {others}'}.",
         field="optimizer",
         instead="sgd" if is_sgd else "adamw",
     )

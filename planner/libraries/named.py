@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner import ledger_cache
-from planner.errors import PlannerError, UnsupportedError
-from planner.files import MAX_MODEL_BYTES, read_text
-from planner.ledger_key import name_key
-from planner.schema import NamedModel, parse
+from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.files import MAX_MODEL_BYTES, read_text
+from planner.core.schema import NamedModel, parse
+from planner.ledger import cache as ledger_cache
+from planner.ledger.key import name_key
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,12 +78,12 @@ def _look_up(fields: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def _of_library(library: str, function: str) -> Any:
-    """A function of the library's `at_large`, which reports where the library is not installed."""
+    """A function of the library's `by_name`, which reports where the library is not installed."""
     assert library in LIBRARIES
 
     def call(argument: Any) -> Any:
         try:
-            module = importlib.import_module(f"planner.libraries.{library}.at_large")
+            module = importlib.import_module(f"planner.libraries.{library}.by_name")
             return getattr(module, function)(argument)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from planner.schema import Library, SwinConfig
+from planner.core.schema import Library, SwinConfig
 
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "tiny": {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24)},

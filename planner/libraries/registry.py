@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planner.errors import unknown_name
+from planner.core.errors import unknown_name
 from planner.libraries.microsoft.spec import SPEC as MICROSOFT
 from planner.libraries.native.spec import SPEC as NATIVE
 from planner.libraries.spec import LibrarySpec

@@ -9,12 +9,12 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from planner.errors import UsageError, nearest, unknown_name
+from planner.core.errors import UsageError, nearest, unknown_name
+from planner.core.schema import FactoryModel, Model, SwinConfig, parse
 from planner.libraries.microsoft.yaml_files import is_authors_file, read_authors_file
 from planner.libraries.named import LIBRARIES as NAMED_LIBRARIES
 from planner.libraries.named import find_named
 from planner.libraries.registry import SPECS, find_library
-from planner.schema import FactoryModel, Model, SwinConfig, parse
 
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 LIST_MODELS = "List models with 'planner models'."
@@ -114,7 +114,7 @@ def _from_file(path: Path, overrides: Mapping[str, Any]) -> SwinConfig:
 
 def _read(path: Path) -> Mapping[str, Any]:
     """The mapping in a YAML or JSON file. Raises UsageError."""
-    from planner.files import MAX_MODEL_BYTES, parse_json, parse_yaml, read_text
+    from planner.core.files import MAX_MODEL_BYTES, parse_json, parse_yaml, read_text
 
     text = read_text(path, MAX_MODEL_BYTES)
     parse_text = parse_json if path.suffix.lower() == ".json" else parse_yaml

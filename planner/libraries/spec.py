@@ -9,11 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from planner.errors import PlannerError, UnsupportedError, alternatives
+from planner.core.errors import PlannerError, UnsupportedError, alternatives
+from planner.core.schema import Library, ResolvedSetting, SwinConfig, TrainSetting
 from planner.libraries.drift import drift_notes, package_folder
 from planner.libraries.limits import SettingFault, block_limit, limit_of
 from planner.libraries.trainable import FrozenNames, Trainable, stem_and_layers
-from planner.schema import Library, ResolvedSetting, SwinConfig, TrainSetting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -111,7 +111,8 @@ class LibrarySpec:
                 "\n".join(dict.fromkeys(fault.way_out for fault in faults)),
             )
         attention = self._attention(config, setting)
-        return ResolvedSetting(setting.model_copy(update={"attention": attention}))
+        told = setting.with_recipe(of_swin=True)
+        return ResolvedSetting(told.model_copy(update={"attention": attention}))
 
     def setting_faults(
         self, config: SwinConfig, setting: TrainSetting, title: str | None = None
@@ -140,7 +141,7 @@ class LibrarySpec:
                 raise
             raise self._not_installed(missing) from error
         if setting.chosen_blocks is not None:
-            from planner.checkpointing import checkpoint_in_place
+            from planner.libraries.checkpointing import checkpoint_in_place
 
             blocks = self._blocks(built.modules())[setting.chosen_blocks]
             checkpoint_in_place(blocks, setting.checkpointing == "selective")

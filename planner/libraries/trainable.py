@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner.schema import TrainSetting
+from planner.core.schema import TrainSetting
 
 # The linear layers in and out of attention, and those of the MLP, as timm, native, torchvision and
 # the authors call them, and as transformers does in versions 1 and 2.

@@ -1,4 +1,4 @@
-"""Checkpointing in place on shapes: what `planner.checkpointing` does to real modules."""
+"""Checkpointing in place on shapes: what `planner.libraries.checkpointing` does to real modules."""
 
 from __future__ import annotations
 

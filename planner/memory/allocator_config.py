@@ -1,21 +1,24 @@
 """What PYTORCH_ALLOC_CONF says to the CUDA caching allocator, as a value.
 
 Keys, ranges and the meaning of `roundup_power2_divisions` are quoted from PyTorch's
-c10/core/AllocatorConfig.{h,cpp} and c10/cuda/CUDAAllocatorConfig.h (torch 2.9 to 2.13).
+c10/core/AllocatorConfig.{h,cpp} and c10/cuda/CUDAAllocatorConfig.h (torch 2.9 to 2.15).
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from planner.errors import UnsupportedError, UsageError, unknown_name
-from planner.units import MIB
+from planner.core.errors import UnsupportedError, UsageError, shorten, unknown_name
+from planner.core.units import MIB
 
 # In the order in which torch asks for them: the first that is set wins and the others are not read
-# (c10/cuda/CUDAAllocatorConfig.h of torch 2.13, `CUDAAllocatorConfig::instance`).
+# (c10/cuda/CUDAAllocatorConfig.h of torch 2.15, `CUDAAllocatorConfig::instance`). What the project
+# writes is the first: it hides the other, and 2.9.1 ignores expandable_segments in the second
+# (pytorch/pytorch#183387; 2.13.0 and 2.15.0 take either, without a warning: run on 2026-11-23).
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 RECORDED_AS = "allocator_config"  # the key of a record's versions that holds the options
 # kRoundUpPowerOfTwoIntervals: 1 MiB, 2 MiB … 32 GiB and above.
@@ -23,12 +26,14 @@ NUM_ROUNDUP_INTERVALS = 16
 
 _EXAMPLE = "Write it as in PYTORCH_ALLOC_CONF: expandable_segments:True,max_split_size_mb:128."
 # Keys torch accepts that touch host memory, locks or error timing: no effect on these statistics.
+# `…_by_class` (torch 2.15) is for streams that a program gives a class, as no training does.
 _WITHOUT_EFFECT = frozenset({
     "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register",
     "pinned_use_hip_host_register", "pinned_num_register_threads",
     "pinned_reserve_segment_size_mb", "pinned_use_background_threads", "pinned_free_catch_all",
     "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb",
     "graph_capture_record_stream_reuse", "throw_on_cudamalloc_oom",
+    "expandable_segments_reserve_by_class",
 })  # fmt: skip
 
 
@@ -75,13 +80,13 @@ def parse_allocator_config(text: str) -> AllocatorConfig:
         if key in _WITHOUT_EFFECT:
             continue
         try:
-            if key == "backend":
-                _check_backend(value)
+            if key in _CHECKS:
+                _CHECKS[key](value)
             elif key in _READERS:
                 field, read = _READERS[key]
                 values[field] = read(value, large_segment_bytes)
             else:
-                known = [*_READERS, "backend", *_WITHOUT_EFFECT]
+                known = [*_READERS, *_CHECKS, *_WITHOUT_EFFECT]
                 raise unknown_name("allocator option", key, known)
         except UsageError as error:
             faults.append(error.message)
@@ -92,6 +97,26 @@ def parse_allocator_config(text: str) -> AllocatorConfig:
         said = "; ".join(fault.removesuffix(".") for fault in faults)
         raise UsageError(said if said.endswith("?") else f"{said}.", _EXAMPLE)
     return AllocatorConfig(**values)  # type: ignore[arg-type]
+
+
+def options_text(config: AllocatorConfig) -> str:
+    """The options of `config` that are not torch's defaults, as `parse_allocator_config` reads
+    them; "" where all are."""
+    default = parse_allocator_config(f"large_segment_size_mb:{config.large_segment_bytes // MIB}")
+    default = replace(default, large_segment_bytes=AllocatorConfig.large_segment_bytes)
+    found = [
+        f"{key}:{_option_text(value)}"
+        for key, (name, _) in _READERS.items()
+        if (value := getattr(config, name)) != getattr(default, name)
+    ]
+    # first what bounds the others, which torch reads in the order in which they stand
+    return ",".join(sorted(found, key=lambda text: not text.startswith("large_segment")))
+
+
+def _option_text(value: object) -> str:
+    if isinstance(value, tuple):
+        return "[" + ",".join(f"{1 << at}:{parts}" for at, parts in enumerate(value)) + "]"
+    return str(value // MIB) if type(value) is int else str(value)
 
 
 def environment_allocator(environment: Mapping[str, str]) -> AllocatorConfig | None:
@@ -137,11 +162,11 @@ def allocator_in_environment(options: str | None) -> Iterator[None]:
         yield
         return
     before = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
-    os.environ[VARIABLES[-1]] = options
+    os.environ[VARIABLES[0]] = options
     try:
         yield
     finally:
-        del os.environ[VARIABLES[-1]]
+        del os.environ[VARIABLES[0]]
         os.environ.update(before)
 
 
@@ -181,6 +206,26 @@ def _check_backend(value: str) -> None:
         raise UsageError(f"backend is native or cudaMallocAsync, not {value!r}")
 
 
+def _check_reserve(value: str) -> None:
+    """`expandable_segments_reserve` of torch 2.15: the addresses of an expandable segment, as a
+    share of the device's memory, or `40G`. Unless it is set they are 9/8 of it, and never more
+    (`clamp_reserve_bytes`)."""
+    try:
+        share = float(value.upper().removesuffix("G"))
+    except ValueError:
+        share = 0.0
+    if not 0 < share < math.inf:
+        raise UsageError(
+            f"expandable_segments_reserve is a share or GiB (0.5 or 40G), not {value!r}"
+        )
+    if value[-1] in "gG" or share < 9 / 8:
+        raise UnsupportedError(
+            f"expandable_segments_reserve:{value} ends a segment early: a request that does not "
+            "fit opens another, or fails, and neither is modelled.",
+            "Leave it out: a segment then has room for all of the device's memory.",
+        )
+
+
 def _read_expandable(value: str, _: int) -> bool:
     if value not in ("True", "False"):
         raise UsageError(f"expandable_segments is True or False, not {value!r}")
@@ -201,9 +246,17 @@ def _read_rounding(value: str, large_segment_bytes: int) -> int:
 
 def _read_mib(key: str, value: str, minimum: int) -> int:
     """Whole MiB, although torch's option says mb."""
-    if not value.isdecimal() or int(value) < minimum:
-        raise UsageError(f"{key} is a whole number of MiB, {minimum} or more, not {value!r}")
-    return int(value) * MIB
+    number = _whole(value)
+    if number is None or number < minimum:
+        law = f"{minimum} or more and under 2^44"
+        raise UsageError(f"{key} is a whole number of MiB, {law}, not {shorten(value, 40)}")
+    return number * MIB
+
+
+def _whole(value: str) -> int | None:
+    """What torch reads as a whole number (std::stoull), as far as MiB can be counted in bytes."""
+    is_number = value.isascii() and value.isdecimal() and len(value) <= 20
+    return int(value) if is_number and int(value) < 2**64 // MIB else None
 
 
 def _read_threshold(value: str, _: int) -> float:
@@ -252,8 +305,8 @@ def _read_divisions(value: str, _: int) -> tuple[int, ...]:
 
 
 def _read_power_of_two(value: str, *, zero_allowed: bool) -> int:
-    number = int(value) if value.isdecimal() else -1
-    if number < 0 or number & (number - 1) or (number == 0 and not zero_allowed):
+    number = _whole(value)
+    if number is None or number & (number - 1) or (number == 0 and not zero_allowed):
         raise UsageError(
             f"roundup_power2_divisions counts in powers of two (4, or [256:1,512:2,>:8]), "
             f"not {value!r}"
@@ -269,4 +322,9 @@ _READERS: dict[str, tuple[str, Callable[[str, int], object]]] = {
     "garbage_collection_threshold": ("garbage_collection_threshold", _read_threshold),
     "roundup_power2_divisions": ("roundup_power2_divisions", _read_divisions),
     "per_process_memory_fraction": ("per_process_memory_fraction", _read_fraction),
+}
+# Read for their faults only.
+_CHECKS: dict[str, Callable[[str], None]] = {
+    "backend": _check_backend,
+    "expandable_segments_reserve": _check_reserve,
 }

@@ -20,8 +20,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
+from planner.core.units import MIB
 from planner.memory.allocator_config import AllocatorConfig
-from planner.units import MIB
 
 UNIT_BITS = 9
 UNIT_BYTES = 1 << UNIT_BITS  # kMinBlockSize

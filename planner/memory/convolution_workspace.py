@@ -15,10 +15,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.ledger import Ledger
-from planner.units import MIB, format_bytes
+from planner.core.units import MIB, format_bytes
+from planner.ledger.ledger import Ledger
 
 CAP_VARIABLE = "CUDNN_CONV_WSCAP_DBG"  # MiB; cuDNN's own, which torch's documentation names
+
+
+# What planner/memory/scratch.py has no law for.
+UNCOUNTED_SCRATCH = "the scratch memory of kernels other than those that the estimate counts"
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,14 @@ class ConvolutionWorkspace:
     def left_out(self) -> str:
         """What the estimate leaves out, in words."""
         if self.num_convolutions == 0:
-            return "kernels' scratch memory"
+            return UNCOUNTED_SCRATCH
         if self.num_convolutions == 1:
-            return "cuDNN's workspace for the patch embedding and kernels' scratch memory"
+            return f"cuDNN's workspace for the patch embedding, and {UNCOUNTED_SCRATCH}"
         return (
             f"cuDNN's workspaces for {self.num_convolutions} convolutions: the range has up to "
             f"{format_bytes(self.high_bytes)} for them, as much as the largest reads and writes. "
-            f"cuDNN may take more where more is free ({CAP_VARIABLE}=MIB limits it). And kernels' "
-            "scratch memory"
+            f"cuDNN may take more where more is free ({CAP_VARIABLE}=MIB limits it). And "
+            f"{UNCOUNTED_SCRATCH}"
         )
 
 

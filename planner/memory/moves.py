@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from planner.ledger import Ledger
+from planner.ledger.ledger import Ledger
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import (
     SMALL,
@@ -19,11 +19,10 @@ from planner.memory.caching_allocator import (
     UNIT_BITS,
     Block,
     CachingAllocator,
-    OutOfMemoryError,
     Pool,
 )
 from planner.memory.profile import Walk, steady_requests
-from planner.memory.replay import handed_on
+from planner.memory.replay import handed_on, play_steady, repeated
 
 Action = Literal[
     "alloc", "free", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
@@ -87,73 +86,54 @@ def allocator_moves(
     """Every move of the allocator in a predicted training. A limit counts as in `replay_steady`:
     only where garbage is collected, and not where the steps cannot live within it."""
     walked, requests, steady_from = steady_requests(ledger, workspace_bytes)
-    collects = config is not None and bool(config.garbage_collection_threshold)
-    for limit in (allowed_bytes if collects else None, None):
-        player = _Player(requests, walked.streams, config, limit)
-        try:
-            player.play(0)
-            then = handed_on(requests, steady_from, walked.streams)
-            if then is not None:
-                player.play(steady_from, then)
-            break
-        except OutOfMemoryError:
+    player, is_twice = play_steady(
+        requests, steady_from, config, allowed_bytes, walked.streams, walked.emptied, _Recording
+    )
+    assert isinstance(player.allocator, _Recording)
+    end, period = len(requests), len(requests) - steady_from
+    streams = walked.streams
+    played = list(requests)
+    if is_twice:
+        left = handed_on(requests, steady_from, streams) or {}
+        played += repeated(requests, steady_from, left, 1)[0]
+    moves: list[Move] = []
+    held: dict[int, Held] = {}
+    segments = iter(player.allocator.segments)
+    segment = next(segments, None)
+    for entry, (request, (address, units)) in enumerate(zip(played, player.blocks, strict=True)):
+        again = entry >= end
+        cause = entry - period if again else entry
+        while segment is not None and segment.entry == entry:
+            moves.append(segment._replace(entry=cause, cause=cause, again=again))
+            segment = next(segments, None)
+        if not units:
             continue
+        block = address << UNIT_BITS, units << UNIT_BITS
+        asked = entry if request > 0 else ~request
+        served = asked - period if asked >= end else asked
+        moves.append(
+            Move("alloc" if request > 0 else "free", *block, streams[served], served, cause, again)
+        )
+        if request > 0:
+            held[address] = Held(units, served)
+        else:
+            del held[address]
     expandable = config is not None and config.expandable_segments
-    return Moves(walked, requests, player.allocator.moves, player.runs(), expandable)
+    return Moves(walked, requests, moves, _runs(player.allocator, held, streams), expandable)
 
 
-class _Player:
-    """Plays requests, and keeps which block serves which of them."""
-
-    def __init__(
-        self,
-        requests: Sequence[int],
-        streams: Sequence[int],
-        config: AllocatorConfig | None,
-        allowed_bytes: int | None,
-    ) -> None:
-        self.requests, self.streams = requests, streams
-        num_streams = max(streams, default=0) + 1
-        self.allocator = _Recording(config, allowed_bytes=allowed_bytes, num_streams=num_streams)
-        self.live: dict[int, Block] = {}  # request -> block, of the turn that asked last
-        self.before: dict[int, Block] = {}  # the same, from before the steady step's second turn
-
-    def play(self, start: int, again: dict[int, int] | None = None) -> None:
-        """The requests from `start` on; `again` is what the step before left for which of them."""
-        if again is not None:
-            self.before, self.live = self.live, {}
-        allocator = self.allocator
-        for entry in range(start, len(self.requests)):
-            request, stream = self.requests[entry], self.streams[entry]
-            allocator.begin(entry, again is not None)
-            if request > 0:
-                block = self.live[entry] = allocator.allocate(request, stream)
-                allocator.note("alloc", block, stream, entry)
-            elif request < 0 and self.requests[~request] > 0:
-                block = self._taken(~request, again)
-                allocator.note("free", block, stream, ~request)
-                allocator.free(block, stream)
-
-    def _taken(self, entry: int, again: dict[int, int] | None) -> Block:
-        if entry in self.live:
-            return self.live.pop(entry)
-        assert again is not None, "a release follows its request"
-        return self.before.pop(again.get(entry, entry))
-
-    def runs(self) -> list[Run]:
-        """What lies side by side: segments are apart, and a segment has no gap."""
-        held = [*self.before.items(), *self.live.items()]
-        by_pool: dict[tuple[int, bool], dict[int, tuple[int, int | None]]] = {}
-        for entry, (address, units) in held:
-            key = self.streams[entry], self.allocator.is_small(units)
-            by_pool.setdefault(key, {})[address] = units, entry
-        for key, pool in self.allocator.pools():
-            blocks = by_pool.setdefault(key, {})
-            blocks |= {address: (units, None) for address, units in pool.starts.items()}
-        return sorted(
-            run for (stream, small), blocks in by_pool.items()
-            for run in _side_by_side(blocks, stream, small)
-        )  # fmt: skip
+def _runs(allocator: _Recording, held: dict[int, Held], streams: Sequence[int]) -> list[Run]:
+    """What lies side by side: segments are apart, and a segment has no gap. `held` has units."""
+    by_pool: dict[tuple[int, bool], dict[int, tuple[int, int | None]]] = {}
+    for address, (units, entry) in held.items():
+        by_pool.setdefault((streams[entry], units <= SMALL), {})[address] = units, entry
+    for key, pool in allocator.pools():
+        blocks = by_pool.setdefault(key, {})
+        blocks |= {address: (units, None) for address, units in pool.starts.items()}
+    return sorted(
+        run for (stream, small), blocks in by_pool.items()
+        for run in _side_by_side(blocks, stream, small)
+    )  # fmt: skip
 
 
 def _side_by_side(
@@ -176,39 +156,30 @@ def _side_by_side(
 
 
 class _Recording(CachingAllocator):
-    """The allocator that keeps its moves. Segments begin at whole 2 MiB, as the driver's do."""
+    """The allocator that keeps what it takes from the driver and gives back: as moves whose `entry`
+    is the number of the entry that is played. Segments begin at whole 2 MiB, as the driver's do."""
 
     def __init__(
-        self, config: AllocatorConfig | None, *, allowed_bytes: int | None, num_streams: int
+        self,
+        played: Sequence[Block],
+        config: AllocatorConfig | None,
+        allowed_bytes: int | None,
+        num_streams: int,
     ) -> None:
         super().__init__(config, allowed_bytes=allowed_bytes, num_streams=num_streams)
-        self.moves: list[Move] = []
-        self._cause, self._again = 0, False
+        self.segments: list[Move] = []
+        self._played = played
         self._stream_of = {id(pool): key[0] for key, pool in self.pools()}
-
-    def begin(self, entry: int, again: bool) -> None:
-        """From here on moves are made for `entry`."""
-        self._cause, self._again = entry, again
-
-    def note(self, action: Action, block: Block, stream: int, entry: int) -> None:
-        address, units = block
-        self.moves.append(
-            Move(
-                action, address << UNIT_BITS, units << UNIT_BITS, stream, entry, self._cause,
-                self._again,
-            )
-        )  # fmt: skip
 
     def pools(self) -> list[tuple[tuple[int, bool], Pool]]:
         """((stream, whether it is the small one), pool)."""
         sides = ((True, self.small), (False, self.large))
         return [((n, small), pool) for small, pools in sides for n, pool in enumerate(pools)]
 
-    def is_small(self, units: int) -> bool:
-        return units <= SMALL
-
     def _note_segment(self, action: Action, pool: Pool, address: int, units: int) -> None:
-        self.note(action, (address, units), self._stream_of[id(pool)], self._cause)
+        block = address << UNIT_BITS, units << UNIT_BITS
+        stream, entry = self._stream_of[id(pool)], len(self._played)
+        self.segments.append(Move(action, *block, stream, entry, entry, again=False))
 
     def _new_address(self, units: int) -> int:
         self._next_address = -(-self._next_address // SMALL_SEGMENT) * SMALL_SEGMENT

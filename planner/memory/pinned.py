@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
-from planner.ledger import TO_HOST, Ledger
+from planner.ledger.ledger import TO_HOST, WEIGHT_TO_DEVICE, Ledger
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """`num_bytes` leave the device in one forward; `pinned_bytes` is what holds them. No block is
+    """`num_bytes` are held of what is on the device, in `pinned_bytes`. No block is
     split, and each is rounded up to a power of two (aten/src/ATen/core/CachingHostAllocator.h;
     issue 150517 of pytorch/pytorch)."""
 
@@ -27,4 +27,14 @@ def pinned_memory(ledger: Ledger) -> Pinned:
         if phase == "forward"
     ]
     most = max(moved, key=sum, default=[])
-    return Pinned(sum(most), sum(1 << (size - 1).bit_length() for size in most if size))
+    return _pinned(most)
+
+
+def pinned_by_optimizer(ledger: Ledger) -> Pinned:
+    """Of an optimizer on the host: a copy of each weight that it updates, and of its gradient."""
+    weights = [op.num_bytes for _, op in ledger.operations() if op.name == WEIGHT_TO_DEVICE]
+    return _pinned(2 * weights)
+
+
+def _pinned(sizes: list[int]) -> Pinned:
+    return Pinned(sum(sizes), sum(1 << (size - 1).bit_length() for size in sizes if size))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from planner import __version__
-from planner.ledger import Allocated, Event, Ledger, Marked, Tagged
+from planner.ledger.ledger import Allocated, Event, Ledger, Marked, Tagged
 from planner.memory.allocator_config import NUM_ROUNDUP_INTERVALS, AllocatorConfig
 from planner.memory.moves import Move, Moves, Run, allocator_moves
 

@@ -12,24 +12,32 @@ from functools import lru_cache
 from itertools import accumulate, islice, pairwise
 from typing import Any
 
-from planner.ledger import (
+from planner.core.torch_version import torch_version
+from planner.core.units import MIB
+from planner.ledger.ledger import (
     CATEGORIES,
     Allocated,
     Category,
     Computed,
+    Emptied,
     Event,
     Freed,
     Ledger,
     Marked,
+    Scratch,
     Tagged,
 )
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import rounded
-from planner.memory.replay import replay_steady
+from planner.memory.replay import SteadyPeaks, replay_steady, replay_within
 
 NUM_LARGEST = 8  # storages that an instant names
 TRANSIENT: tuple[Category, ...] = ("temporaries", "activations")
 NUM_KEPT = 8  # walks and profiles kept: one ledger is asked for every GPU of a list
+# What cuBLASLt works in from torch 2.15 on, on every device (what torch 2.15's own code asks for).
+LT_WORKSPACE_BYTES = MIB
+# Matrix products that cuBLASLt does: those that add a bias (aten/src/ATen/native/cuda/Blas.cpp).
+LT_PRODUCTS = frozenset(("aten.addmm", "aten._scaled_mm"))
 NUM_OUTLINES = 24  # kept, each of about 1 MiB: one step is asked for at many batches
 
 
@@ -39,9 +47,12 @@ class Walk:
 
     `live` are the bytes alive after each event, `marks` the ends of phases with their indices.
     `requests` are what the allocator is asked, as `replay` takes it, and `events` the index of the
-    event behind each; those at `workspaces` are of 0 bytes, to be set to a device's workspace: one
-    is asked for at the first matrix product of forward, another at backward's first. `streams` are
-    the numbers of the requests' streams and `stream_names` their names, that which computes first.
+    event behind each; those at `workspaces` are of 0 bytes, to be set to a device's workspace: up
+    to torch 2.14 one is asked for at the first matrix product of forward, another at backward's
+    first; from 2.15 on one at each, and given back, and those at `lt_workspaces` are cuBLASLt's.
+    `streams` are the numbers of the requests' streams and `stream_names` their names, that which
+    computes first. Before those at `emptied`, of the first step, the allocator gives back what it
+    has cached.
     """
 
     live: list[int]
@@ -49,14 +60,20 @@ class Walk:
     requests: list[int]
     events: list[int]
     workspaces: list[int]
+    lt_workspaces: list[int]
     streams: list[int]
     stream_names: tuple[str, ...]
+    emptied: list[int]
 
     @property
     def moves(self) -> list[int]:
         """The indices of the allocations and releases."""
-        workspaces = set(self.workspaces)
-        return [index for entry, index in enumerate(self.events) if entry not in workspaces]
+        beside = {*self.workspaces, *self.lt_workspaces}
+        pairs = enumerate(zip(self.requests, self.events, strict=True))
+        return [
+            index for entry, (request, index) in pairs
+            if entry not in beside and ~request not in beside
+        ]  # fmt: skip
 
     def peak(self, start: int, stop: int | None = None) -> int:
         """The index of the first event from `start` up to `stop` after which the most is alive."""
@@ -68,6 +85,8 @@ class Walk:
         requests = list(self.requests)
         for entry in self.workspaces:
             requests[entry] = workspace_bytes
+        for entry in self.lt_workspaces:
+            requests[entry] = LT_WORKSPACE_BYTES
         return requests
 
 
@@ -120,9 +139,10 @@ class MemoryProfile:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     reserved_by_stream: dict[str, int]
+    num_alloc_retries: int = 0
+    retries_each_step: int = 0
 
 
-@lru_cache(maxsize=NUM_KEPT)
 def profile_memory(
     ledger: Ledger,
     workspace_bytes: int,
@@ -133,8 +153,39 @@ def profile_memory(
 
     `allowed_bytes` is what the allocator may reserve, where a memory fraction limits it.
     """
+    keeps = has_kept_workspaces()
+    return _profile_memory(ledger, workspace_bytes, config, allowed_bytes, keeps)
+
+
+@lru_cache(maxsize=NUM_KEPT)
+def _profile_memory(
+    ledger: Ledger,
+    workspace_bytes: int,
+    config: AllocatorConfig | None,
+    allowed_bytes: int | None,
+    _keeps: bool,
+) -> MemoryProfile:
     walked, requests, steady_from = steady_requests(ledger, workspace_bytes)
-    peaks = replay_steady(requests, steady_from, config, allowed_bytes, walked.streams)
+    peaks = replay_steady(
+        requests, steady_from, config, allowed_bytes, walked.streams, walked.emptied
+    )
+    return _profile_of(ledger, walked, peaks)
+
+
+def profile_within(
+    ledger: Ledger, workspace_bytes: int, config: AllocatorConfig | None, allowed_bytes: int
+) -> MemoryProfile | None:
+    """The same where the driver has `allowed_bytes` and no more; None where memory runs out."""
+    if steady_step(ledger).peak_bytes > allowed_bytes:
+        return None
+    walked, requests, steady_from = steady_requests(ledger, workspace_bytes)
+    peaks = replay_within(
+        requests, steady_from, config, allowed_bytes, walked.streams, walked.emptied
+    )
+    return None if peaks is None else _profile_of(ledger, walked, peaks)
+
+
+def _profile_of(ledger: Ledger, walked: Walk, peaks: SteadyPeaks) -> MemoryProfile:
     live = steady_step(ledger)
     return MemoryProfile(
         live,
@@ -142,22 +193,33 @@ def profile_memory(
         peaks.allocated_bytes,
         peaks.reserved_bytes,
         dict(zip(walked.stream_names, peaks.reserved_by_stream, strict=True)),
+        peaks.num_alloc_retries,
+        peaks.retries_each_step,
     )
 
 
 def walk(events: Iterable[Event]) -> Walk:
     """One pass over the events of a ledger, or of any part that releases only its own storages."""
-    outline = _outline(events)
+    outline = _outline(events, has_kept_workspaces())
     return outline.with_requests(outline.requests)
 
 
-@lru_cache(maxsize=NUM_KEPT)
 def walk_ledger(ledger: Ledger) -> Walk:
     """The walk over a ledger, kept: several readers ask for it."""
+    return _walk_ledger(ledger, has_kept_workspaces())
+
+
+@lru_cache(maxsize=NUM_KEPT)
+def _walk_ledger(ledger: Ledger, keeps: bool) -> Walk:
     if ledger.like is None:
-        outline = _outline_of(ledger)
+        outline = _outline_of(ledger, keeps)
         return outline.with_requests(outline.requests)
-    return _outline_of(ledger.like).at_sizes_of(ledger.events)
+    return _outline_of(ledger.like, keeps).at_sizes_of(ledger.events)
+
+
+def has_kept_workspaces() -> bool:
+    """Whether cuBLAS's workspaces are asked for once and kept: up to torch 2.14."""
+    return torch_version() < (2, 15)
 
 
 @dataclass(frozen=True)
@@ -170,8 +232,10 @@ class _Outline:
     marks: list[tuple[int, Marked]]
     events: list[int]
     workspaces: list[int]
+    lt_workspaces: list[int]
     streams: list[int]
     stream_numbers: dict[str, int]
+    emptied: list[int]
 
     def with_requests(self, requests: list[int]) -> Walk:
         """The walk whose requests are these; a size is rounded once."""
@@ -181,30 +245,33 @@ class _Outline:
         after = list(accumulate(changes, initial=0))
         course = [after[num_served] for num_served in self.served]
         names = tuple(self.stream_numbers)
-        return Walk(course, self.marks, requests, self.events, self.workspaces, self.streams, names)
+        return Walk(
+            course, self.marks, requests, self.events, self.workspaces, self.lt_workspaces,
+            self.streams, names, self.emptied,
+        )  # fmt: skip
 
     def at_sizes_of(self, events: Sequence[Any]) -> Walk:
         """The walk over events that differ from those of this outline only in their sizes."""
         pairs = zip(self.requests, self.events, strict=True)
         requests = [r if r < 0 else events[index].num_bytes for r, index in pairs]
-        for entry in self.workspaces:
+        for entry in (*self.workspaces, *self.lt_workspaces):
             requests[entry] = 0
         return self.with_requests(requests)
 
 
 @lru_cache(maxsize=NUM_OUTLINES)
-def _outline_of(ledger: Ledger) -> _Outline:
-    return _outline(ledger.events)
+def _outline_of(ledger: Ledger, keeps: bool) -> _Outline:
+    return _outline(ledger.events, keeps)
 
 
-def _outline(events: Iterable[Event]) -> _Outline:
-    found = _Outline([], [], [], [], [], [], {"": 0})
+def _outline(events: Iterable[Event], keeps: bool) -> _Outline:
+    found = _Outline([], [], [], [], [], [], [], {"": 0}, [])
     requests, served, origins = found.requests, found.served, found.events
     streams, numbers = found.streams, found.stream_numbers
     held: dict[int, int] = {}  # storage -> its request
     wants_workspace = comes_before_optimizer = True
     for index, event in enumerate(events):
-        if type(event) is Allocated:
+        if type(event) is Allocated or type(event) is Scratch:
             held[event.storage] = len(requests)
             requests.append(event.num_bytes)
             origins.append(index)
@@ -215,12 +282,17 @@ def _outline(events: Iterable[Event]) -> _Outline:
             origins.append(index)
             streams.append(streams[request])
         elif type(event) is Computed:
-            if wants_workspace and event.kind == "matmul":
+            if event.kind == "matmul" and (wants_workspace or not keeps):
+                is_lt = not keeps and event.name in LT_PRODUCTS
+                entries = found.lt_workspaces if is_lt else found.workspaces
+                entries.append(len(requests))
+                asked = [0] if keeps else [0, ~len(requests)]
+                requests += asked
+                origins += [index] * len(asked)
+                streams += [0] * len(asked)
                 wants_workspace = False
-                found.workspaces.append(len(requests))
-                requests.append(0)
-                origins.append(index)
-                streams.append(0)
+        elif type(event) is Emptied and comes_before_optimizer:
+            found.emptied.append(len(requests))
         elif type(event) is Marked:
             found.marks.append((index, event))
             comes_before_optimizer = comes_before_optimizer and event.phase != "backward"
@@ -294,12 +366,12 @@ def instant(ledger: Ledger, event_index: int) -> Instant:
     )
 
 
-def find_alive(events: Sequence[Event], index: int) -> list[tuple[Allocated, Category]]:
+def find_alive(events: Sequence[Event], index: int) -> list[tuple[Allocated | Scratch, Category]]:
     """The requests that are served right after event `index`, oldest first, and what each is."""
-    alive: dict[int, Allocated] = {}
+    alive: dict[int, Allocated | Scratch] = {}
     categories: dict[int, Category] = {}
     for event in islice(events, _with_tags(events, index)):
-        if type(event) is Allocated:
+        if type(event) is Allocated or type(event) is Scratch:
             alive[event.storage] = event
         elif type(event) is Freed:
             del alive[event.storage]
@@ -321,9 +393,9 @@ def category_bytes(events: Sequence[Event], start: int, stop: int) -> dict[Categ
             points[category].append(num_bytes)
 
     for index, event in enumerate(islice(events, stop)):
-        if isinstance(event, Allocated | Freed) and index >= start:
+        if isinstance(event, Allocated | Scratch | Freed) and index >= start:
             keep()
-        if isinstance(event, Allocated):
+        if isinstance(event, Allocated | Scratch):
             held[event.storage] = rounded(event.num_bytes), "temporaries"
             now["temporaries"] += held[event.storage][0]
         elif isinstance(event, Freed):

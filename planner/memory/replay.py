@@ -6,12 +6,14 @@ a segment goes back to the driver only when memory runs out. So the sequence is 
 
 An entry n >= 0 of `requests` asks for n bytes (0 takes no memory, as in torch); an entry -k - 1,
 that is `~k`, releases what entry k got. `streams` are the numbers of the CUDA streams that the
-entries are of, a release that of what it releases; without any, all are of stream 0.
+entries are of, a release that of what it releases; without any, all are of stream 0. Before the
+entries `emptied` the allocator's cache is emptied: all of them before the steady step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 
@@ -25,6 +27,11 @@ from planner.memory.caching_allocator import (
 )
 
 _NO_BLOCK: Block = (0, 0)
+# Steps played within a limit, at most: those of a Swin recur from the second to the sixth on.
+MAX_STEPS = 16
+# An allocator from what the entries played so far got or gave back, its options, the bytes that it
+# may reserve and the number of streams.
+Maker = Callable[[Sequence[Block], AllocatorConfig | None, int | None, int], CachingAllocator]
 
 
 @dataclass(frozen=True)
@@ -54,11 +61,15 @@ class Replay:
 class SteadyPeaks:
     """The most allocated and reserved from the steady step on, what it began with included, as
     after `torch.cuda.reset_peak_memory_stats()`. `reserved_by_stream` is how the streams, by
-    number, share what is reserved at the end: the most, where nothing went back to the driver."""
+    number, share what is reserved at the end: the most, where nothing went back to the driver.
+    `num_alloc_retries` is how often cached memory was freed to serve a request, from the beginning
+    on, and `retries_each_step` how often of these in the step that was played last."""
 
     allocated_bytes: int
     reserved_bytes: int
     reserved_by_stream: tuple[int, ...] = field(default=(), compare=False)
+    num_alloc_retries: int = 0
+    retries_each_step: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,7 @@ def replay(
     streams: Sequence[int] = (),
 ) -> Replay:
     """Play all `requests` once, through a fresh allocator that may reserve `allowed_bytes`."""
-    player = _Player(config, allowed_bytes, streams)
+    player = Player(config, allowed_bytes, streams)
     out_of_memory_at = None
     try:
         player.play(requests, 0)
@@ -105,22 +116,52 @@ def replay_steady(
     config: AllocatorConfig | None = None,
     allowed_bytes: int | None = None,
     streams: Sequence[int] = (),
+    emptied: Sequence[int] = (),
 ) -> SteadyPeaks:
     """What a steady step, the requests from entry `steady_from` on, needs by itself.
 
     It is played twice: reserved bytes can still rise the second time, as the step before it left
-    other holes than it leaves itself. A device measured after warm-up is past that.
+    other holes than it leaves itself, and blocks be others than the first time. A device measured
+    after warm-up is past that: the most allocated is that of the second time.
 
     Memory does not run out. A limit changes what is needed only through garbage collection, which
     torch does only where a memory fraction was set; a step that cannot live within `allowed_bytes`
     even so is played without the limit, so that what it needs is known.
     """
-    player, _ = _play_steady(requests, steady_from, config, allowed_bytes, streams)
-    return SteadyPeaks(
-        player.peak_allocated << UNIT_BITS,
-        player.peak_reserved << UNIT_BITS,
-        player.allocator.reserved_by_stream,
-    )
+    player, _ = play_steady(requests, steady_from, config, allowed_bytes, streams, emptied)
+    return player.peaks()
+
+
+def replay_within(
+    requests: Sequence[int],
+    steady_from: int,
+    config: AllocatorConfig | None,
+    allowed_bytes: int,
+    streams: Sequence[int] = (),
+    emptied: Sequence[int] = (),
+) -> SteadyPeaks | None:
+    """What it needs where the driver has `allowed_bytes` and no more: a request that it cannot
+    serve frees what is cached and asks again. None where memory runs out even so.
+
+    What is freed is asked for anew, in other segments, so that the next step finds other holes: it
+    is played until every block lies where it lay in the step before, `MAX_STEPS` times at most.
+    """
+    left = handed_on(requests, steady_from, streams)
+    num_steps = 1 if left is None else MAX_STEPS
+    of_repeated = list(streams[steady_from:]) * (num_steps - 1)
+    player = Player(config, allowed_bytes, [*streams, *of_repeated])
+    period = len(requests) - steady_from
+    try:
+        player.begin(requests, steady_from, emptied)
+        player.play(requests[steady_from:], steady_from)
+        for number in range(1, num_steps):
+            player.reset_peaks()
+            player.play(*repeated(requests, steady_from, left or {}, number))
+            if player.blocks[-period:] == player.blocks[-2 * period : -period]:
+                break
+    except OutOfMemoryError:
+        return None
+    return player.peaks()
 
 
 def steady_course(
@@ -129,9 +170,10 @@ def steady_course(
     config: AllocatorConfig | None = None,
     allowed_bytes: int | None = None,
     streams: Sequence[int] = (),
+    emptied: Sequence[int] = (),
 ) -> SteadyCourse:
     """How `replay_steady` comes to its peaks, entry by entry."""
-    player, is_twice = _play_steady(requests, steady_from, config, allowed_bytes, streams)
+    player, is_twice = play_steady(requests, steady_from, config, allowed_bytes, streams, emptied)
     count = len(requests)
     end = count + (count - steady_from if is_twice else 0)
     allocated = _allocated(requests, player.blocks[:count])
@@ -153,38 +195,48 @@ def _allocated(requests: Sequence[int], blocks: Sequence[Block], before: int = 0
     return list(accumulate(changes, initial=before))
 
 
-def _play_steady(
+def play_steady(
     requests: Sequence[int],
     steady_from: int,
     config: AllocatorConfig | None,
     allowed_bytes: int | None,
     streams: Sequence[int],
-) -> tuple[_Player, bool]:
-    """What has played the steady step, and whether twice."""
-    collects = config is not None and config.garbage_collection_threshold
-    if collects and allowed_bytes is not None:
-        try:
-            return _play_within(requests, steady_from, config, allowed_bytes, streams)
-        except OutOfMemoryError:
-            pass
-    return _play_within(requests, steady_from, config, None, streams)
-
-
-def _play_within(
-    requests: Sequence[int],
-    steady_from: int,
-    config: AllocatorConfig | None,
-    allowed_bytes: int | None,
-    streams: Sequence[int],
-) -> tuple[_Player, bool]:
-    player = _Player(config, allowed_bytes, streams)
-    player.play(requests[:steady_from], 0)
-    player.reset_peaks()
-    player.play(requests[steady_from:], steady_from)
+    emptied: Sequence[int],
+    make: Maker | None = None,
+) -> tuple[Player, bool]:
+    """What has played the steady step, and whether twice: once where it leaves other blocks than
+    it takes over. The allocator that `make` makes plays every entry of both turns."""
+    collects = config is not None and bool(config.garbage_collection_threshold)
     left = handed_on(requests, steady_from, streams)
-    if left is not None:
-        player.play_again(requests, steady_from, left)
-    return player, left is not None
+    for limit in (allowed_bytes, None) if collects and allowed_bytes is not None else (None,):
+        player = Player(config, limit, streams, make)
+        with suppress(OutOfMemoryError):
+            player.begin(requests, steady_from, emptied)
+            player.play(requests[steady_from:], steady_from)
+            if left is None:
+                return player, False
+            player.peak_allocated = player.allocated
+            if make is None:
+                player.play_again(requests, steady_from, left)
+            else:
+                player.streams = [*streams, *streams[steady_from:]]
+                player.play(*repeated(requests, steady_from, left, 1))
+            return player, True
+    raise AssertionError("without a limit memory does not run out")
+
+
+def repeated(
+    requests: Sequence[int], start: int, left: dict[int, int], number: int
+) -> tuple[list[int], int]:
+    """The steady step's requests for the `number`-th time after the first, and their first entry:
+    what it releases of the step before it are the entries `left` of that one."""
+    period = len(requests) - start
+    later, before = number * period, (number - 1) * period
+    again = [
+        n if n >= 0 else n - later if ~n >= start else ~(left[~n] + before) if ~n in left else n
+        for n in requests[start:]
+    ]
+    return again, start + later
 
 
 def handed_on(
@@ -206,7 +258,7 @@ def handed_on(
     return dict(zip(taken_over, left, strict=True))
 
 
-class _Player:
+class Player:
     """An allocator and what became of the entries played, in units.
 
     `blocks` is what each entry got or gave back, `reservations` each change of what is reserved as
@@ -215,22 +267,57 @@ class _Player:
     """
 
     def __init__(
-        self, config: AllocatorConfig | None, allowed_bytes: int | None, streams: Sequence[int]
+        self,
+        config: AllocatorConfig | None,
+        allowed_bytes: int | None,
+        streams: Sequence[int],
+        make: Maker | None = None,
     ) -> None:
         num_streams = max(streams, default=0) + 1
-        self.allocator = CachingAllocator(
-            config, allowed_bytes=allowed_bytes, num_streams=num_streams
+        self.blocks: list[Block] = []
+        self.allocator = (
+            CachingAllocator(config, allowed_bytes=allowed_bytes, num_streams=num_streams)
+            if make is None
+            else make(self.blocks, config, allowed_bytes, num_streams)
         )
         self.streams = streams
-        self.blocks: list[Block] = []
         self.reservations: list[tuple[int, tuple[int, ...]]] = []
         self.grown_at = [-1, -1] * num_streams
         self.allocated = self.peak_allocated = 0
         self.reserved = self.peak_reserved = 0
+        self.retries_before = 0
+
+    def begin(self, requests: Sequence[int], steady_from: int, emptied: Sequence[int]) -> None:
+        """Play what comes before the steady step. Raises OutOfMemoryError."""
+        begun = 0
+        for entry in emptied:
+            self.play(requests[begun:entry], begun)
+            self.empty_cache()
+            begun = entry
+        self.play(requests[begun:steady_from], begun)
+        self.reset_peaks()
 
     def reset_peaks(self) -> None:
         """As `torch.cuda.reset_peak_memory_stats()`."""
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
+        self.retries_before = self.allocator.num_alloc_retries
+
+    def peaks(self) -> SteadyPeaks:
+        return SteadyPeaks(
+            self.peak_allocated << UNIT_BITS,
+            self.peak_reserved << UNIT_BITS,
+            self.allocator.reserved_by_stream,
+            self.allocator.num_alloc_retries,
+            self.allocator.num_alloc_retries - self.retries_before,
+        )
+
+    def empty_cache(self) -> None:
+        """As `torch.cuda.empty_cache()`, before the next entry."""
+        self.allocator.empty_cache()
+        self.reserved = self.allocator.reserved_units
+        if self.blocks:
+            entry = len(self.blocks) - 1
+            self.reservations.append((entry, self.allocator.reserved_by_stream))
 
     def reserved_until(self, num_entries: int) -> list[tuple[int, ...]]:
         """Bytes that each stream has reserved before the first entry, and after each."""
@@ -285,6 +372,8 @@ class _Player:
             if not (recurs[pool] or num_moved[pool]) and grown_at[pool] < entry:
                 recurs[pool] = not allocator.is_limited
                 if all(recurs):
+                    rest = _allocated(requests[entry:], blocks[entry : len(requests)])
+                    peak = max(peak, allocated + (max(rest) >> UNIT_BITS))
                     break
             if request > 0:
                 if not recurs[pool]:

@@ -1,20 +1,20 @@
-"""Advice as text, and as a picture."""
+"""Advice as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from planner.advice.advising import Advice, Way
 from planner.advice.bottleneck import Bottleneck, Treatment
 from planner.advice.more_gpus import MoreGpus
 from planner.advice.waterfall import Fall
+from planner.core.units import format_bytes, format_range, format_seconds
+from planner.estimation.estimate import Estimate
+from planner.report.cost import cost_cells, cost_headers, cost_notes, cost_text, training_text
 from planner.report.settings import describe_setting, in_words
-from planner.report.tables import fits_word, unit, verdict
+from planner.report.tables import NOT_TRACED, fits_word, total_text, unit, verdict
+from planner.report.terminal import command_text, table_text, wrapped
 from planner.report.time import time_lines
-from planner.report.timeline import new_figure, save_figure
-from planner.report.wrapping import wrapped
-from planner.units import GIB, format_bytes, format_seconds
 
 MAX_WAYS = 8  # rows; --json has them all
 
@@ -26,6 +26,7 @@ def advice_text(advice: Advice) -> str:
         _heading(advice),
         _answer(advice),
         _ways(advice),
+        _next(advice),
         _waterfall(advice),
         _front(advice),
         _bottleneck(advice),
@@ -41,8 +42,9 @@ def _heading(advice: Advice) -> str:
     plain = advice.plain.estimate
     where = advice.gpu or f"memory of {format_bytes(advice.budget_bytes)}"
     first = verdict(plain).splitlines()[0]
+    setting = describe_setting(advice.plain.setting, advice.model)
     said = [
-        f"{advice.model.title} on {where}, as it stands: {describe_setting(advice.plain.setting)}",
+        f"{advice.model.title} on {where}, as it stands: {setting}",
         f"{first} {_rate(advice.plain, advice)}, {_step(advice.plain)} (predicted).",
     ]
     if advice.gpu is None:
@@ -63,16 +65,34 @@ def _answer(advice: Advice) -> str:
                 f"Nothing fits. The nearest needs {format_bytes(advice.missing_bytes)} more "
                 f"({advice.missing_bytes:,} bytes):",
                 f"  {_changes(near.changes)}",
-                f"  {format_bytes(near.estimate.device_total_bytes)}, {_rate(near, advice)}",
-                f"  {near.command}",
+                f"  {total_text(near.estimate)}, {_rate(near, advice)}",
+                command_text(near.command),
             ]
         )
-    lines = ["Recommended, the fastest that fits:", *_way(best, advice)]
+    lines = [wrapped(f"Recommended{_standing(best, advice)}:"), *_way(best, advice)]
+    if advice.fastest is not None:
+        lines += [
+            "Faster by the figures, though not for sure:",
+            *_way(advice.fastest, advice),
+        ]
     if advice.surely is not None:
-        lines += ["The fastest that fits surely:", *_way(advice.surely, advice)]
+        lines += ["The fastest that fits even in the worst case:", *_way(advice.surely, advice)]
     elif not best.estimate.fits_surely:
-        lines.append("No way was found that fits surely: 'planner tune' measures.")
+        lines.append("No way was found that fits even in the worst case: 'planner tune' measures.")
     return "\n".join(lines)
+
+
+def _standing(best: Way, advice: Advice) -> str:
+    """What is best about what is recommended."""
+    fastest = advice.fastest
+    if fastest is None:
+        return ", the fastest that fits"
+    found = []
+    if best.estimate.fits_surely and not fastest.estimate.fits_surely:
+        found.append("fits even in the worst case")
+    if best.setting.global_batch != fastest.setting.global_batch:
+        found.append(f"is nearer to a batch of {advice.plain.setting.global_batch}")
+    return f": it {' and '.join(found)}, and no way that fits is known to be faster"
 
 
 def _way(way: Way, advice: Advice) -> list[str]:
@@ -80,11 +100,22 @@ def _way(way: Way, advice: Advice) -> list[str]:
     assert found.throughput is not None, "advice has rates"
     return [
         f"  {_changes(way.changes)}",
-        f"  {format_bytes(found.device_total_bytes)} (up to {format_bytes(found.high_bytes)}), "
+        f"  {_memory(found)}, "
         f"{_rate(way, advice)} ±{found.throughput.uncertainty:.0%}, {_step(way)}; "
         f"changes: {_effects(way.effects)}",
-        f"  {way.command}",
+        *(
+            [f"  {training_text(found.cost)} {unit(advice.model)}: {cost_text(found.cost)}"]
+            if found.cost
+            else []
+        ),
+        command_text(way.command),
     ]
+
+
+def _memory(found: Estimate) -> str:
+    if found.as_eager:
+        return f"{total_text(found)} ({NOT_TRACED})"
+    return f"{total_text(found)} (up to {format_bytes(found.high_bytes)})"
 
 
 def _ways(advice: Advice) -> str:
@@ -92,21 +123,45 @@ def _ways(advice: Advice) -> str:
         return ""
     rows = [
         [
+            str(number),
             f"{way.images_per_second:,.0f}",
-            format_bytes(way.estimate.device_total_bytes),
+            total_text(way.estimate),
             fits_word(way.estimate),
+            *cost_cells(way.estimate.cost),
             _effects(way.effects),
             _own(way, advice),
         ]
-        for way in advice.ways[:MAX_WAYS]
+        for number, way in enumerate(advice.ways[:MAX_WAYS], 1)
     ]
-    headers = [f"{unit(advice.model)}/s", "memory", "fits", "changes", "by"]
+    costs = [way.estimate.cost for way in advice.ways]
+    titles = (f"{unit(advice.model)}/s", "memory", "fits", *cost_headers(costs), "changes", "by")
+    headers = ["way", *titles]
     more = len(advice.ways) - MAX_WAYS
     common = _common(advice)
-    title = "Ways that fit, fastest first"
+    title = "Ways that fit, the recommended first and then by speed"
     title += f"; all with {_changes(common)}:" if common else ":"
-    text = wrapped(title) + "\n" + _tabulate(rows, headers)
-    return text + (f"\nand {more} more, with --json" if more > 0 else "")
+    text = wrapped(title) + "\n" + table_text(rows, headers, "rrrl")
+    text += f"\nand {more} more, with --json" if more > 0 else ""
+    return "\n".join([text, *map(wrapped, cost_notes(costs, unit(advice.model)))])
+
+
+def _next(advice: Advice) -> str:
+    """The lines for a shell that go on from the recommended way, and from any."""
+    best = advice.recommended
+    if best is None:
+        return ""
+    held = ""
+    if advice.share is not None:
+        held = f" --global-batch {advice.share * best.setting.world_size}"
+    return "\n".join(
+        [
+            "To measure from the recommended way on, or to write it (predicted) for a trainer:",
+            command_text(f"{best.command} --json | planner tune --from -{held}"),
+            command_text(f"{best.command} --json | planner emit - --for pytorch --output train.py"),
+            "From another way: --json > advice.json, then --from advice.json --way N, or emit "
+            "advice.json --way N.",
+        ]
+    )
 
 
 def _common(advice: Advice) -> tuple[tuple[str, object], ...]:
@@ -132,16 +187,18 @@ def _waterfall(advice: Advice) -> str:
     rows = [["as it stands", "", format_bytes(need), "", format_seconds(seconds)]]
     rows += [_fall(fall) for fall in advice.waterfall]
     headers = ["lever", "saves", "memory", "costs", f"{images} {unit(advice.model)}"]
-    return "From the wish to it, lever by lever:\n" + _tabulate(
-        rows, headers, ("left", "right", "right", "right", "right")
+    return "From your setting to the recommendation, lever by lever:\n" + table_text(
+        rows, headers, "lr"
     )
 
 
 def _fall(fall: Fall) -> list[str]:
     return [
         _changes(fall.changes),
-        format_bytes(fall.saved_bytes),
-        format_bytes(fall.num_bytes),
+        NOT_TRACED if fall.as_eager else format_bytes(fall.saved_bytes),
+        format_range(fall.low_bytes, fall.high_bytes)
+        if fall.as_eager
+        else format_bytes(fall.num_bytes),
         ("-" if fall.added_seconds < 0 else "+") + format_seconds(abs(fall.added_seconds)),
         format_seconds(fall.seconds),
     ]
@@ -152,14 +209,14 @@ def _front(advice: Advice) -> str:
         return ""
     rows = [
         [
-            format_bytes(way.estimate.device_total_bytes),
+            total_text(way.estimate),
             f"{way.images_per_second:,.0f}",
             _own(way, advice),
         ]
         for way in advice.front
     ]
-    return "Less memory, less speed (each the fastest that needs so little):\n" + _tabulate(
-        rows, ["memory", f"{unit(advice.model)}/s", "by"], ("right", "right", "left")
+    return "Less memory, less speed (each the fastest that needs so little):\n" + table_text(
+        rows, ["memory", f"{unit(advice.model)}/s", "by"], "rrl"
     )
 
 
@@ -182,9 +239,8 @@ def _treatments(found: Bottleneck, advice: Advice) -> str:
 
 
 def _treatment(treatment: Treatment, advice: Advice) -> str:
-    why = "does not fit" if treatment.fits is False else f"changes {_effects(treatment.effects)}"
     rate = f"{treatment.images_per_second:,.0f} {unit(advice.model)}/s"
-    return f"{_changes(treatment.changes)} ({rate}, {why})"
+    return f"{_changes(treatment.changes)} ({rate}, {treatment.why})"
 
 
 def _cards(advice: Advice) -> str:
@@ -203,9 +259,7 @@ def _cards(advice: Advice) -> str:
     per_second = f"{unit(advice.model)}/s"
     headers = ["larger card", "memory", "fits as\nit stands", f"then\n{per_second}",
                f"recommended\n{per_second}"]  # fmt: skip
-    return "The same on larger cards:\n" + _tabulate(
-        rows, headers, ("left", "right", "left", "right", "right")
-    )
+    return "The same on larger cards:\n" + table_text(rows, headers, "lrlr")
 
 
 def _more_gpus(advice: Advice) -> str:
@@ -229,6 +283,8 @@ def _more(more: MoreGpus, advice: Advice) -> str:
         text += f", {times:.2f} times the recommended"
     if more.in_place_of:
         text += f", without {_changes(more.in_place_of)}"
+    if more.cost is not None:
+        text += f"; {cost_text(more.cost)}"
     return f"{text}."
 
 
@@ -262,32 +318,3 @@ def _rate(way: Way, advice: Advice) -> str:
 def _step(way: Way) -> str:
     assert way.estimate.throughput is not None, "advice has rates"
     return f"{format_seconds(way.estimate.throughput.step_seconds)} a step"
-
-
-def _tabulate(
-    rows: list[list[str]], headers: Sequence[str], align: Sequence[str] | None = None
-) -> str:
-    from tabulate import tabulate
-
-    colalign = align or ("right", "right", *["left"] * (len(headers) - 2))
-    return tabulate(rows, headers, "simple", disable_numparse=True, colalign=colalign)
-
-
-def draw_advice(advice: Advice, file: Path) -> None:
-    """The front of memory against speed, and the waterfall. Raises PlannerError where the picture
-    cannot be made."""
-    figure = new_figure(13, 5.5)
-    left, right = figure.subplots(1, 2)
-    figure.suptitle(f"{advice.model.title} on {advice.gpu or 'the memory named'} (predicted)")
-    points = sorted((w.estimate.device_total_bytes / GIB, w.images_per_second)
-                    for w in advice.front)  # fmt: skip
-    left.step([x for x, _ in points], [y for _, y in points], where="post", marker="o")
-    left.axvline(advice.budget_bytes / GIB, color="black", linewidth=1, linestyle="--")
-    left.set_xlabel("device total (GiB)")
-    left.set_ylabel(f"{unit(advice.model)}/s")
-    names = ["as it stands", *(_changes(fall.changes) for fall in advice.waterfall)]
-    sizes = [advice.plain.estimate.device_total_bytes, *(f.num_bytes for f in advice.waterfall)]
-    right.barh(names[::-1], [size / GIB for size in sizes[::-1]])
-    right.axvline(advice.budget_bytes / GIB, color="black", linewidth=1, linestyle="--")
-    right.set_xlabel("device total (GiB), lever by lever")
-    save_figure(figure, file)

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
-from planner.arguments import ModelLike, SettingLike, allocator_here, read_gpu
-from planner.errors import UsageError
-from planner.estimation import Estimate, choose, estimate_ledger, may_reserve
-from planner.files import check_output, write_output
-from planner.hardware import Gpu
-from planner.hardware.overheads import overheads_for
-from planner.ledger import CATEGORIES, Computed, Ledger
-from planner.ledgers import step_ledger
+from planner.core.errors import UsageError
+from planner.core.files import check_output, write_output
+from planner.estimation.arguments import ModelLike, SettingLike, allocator_here, read_gpu
+from planner.estimation.estimate import Estimate, choose, estimate_ledger, may_reserve
+from planner.estimation.ledgers import step_ledger
+from planner.ledger.ledger import CATEGORIES, Computed, Ledger
+from planner.machine.hardware import Gpu
+from planner.machine.hardware.overheads import overheads_for
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import steady_step
+from planner.memory.scratch import on_device
 from planner.report.live import step_allocator_bytes, step_live_bytes
 from planner.report.settings import describe_setting
 from planner.throughput.result import datasheet_rates, exchanges_of
@@ -75,7 +76,7 @@ def trace_of(
     setting = found.setting
     step = step_spans(ledger, setting, rates, exchanges_of(ledger, setting, gpu, link))
     title = f"{found.model.title} on {gpu.name}, predicted"
-    shown = f"{describe_setting(setting)}, of {gpu.title}"
+    shown = f"{describe_setting(setting, found.model)}, of {gpu.title}"
     events = [
         *_names(title, step),
         *_phases(step.of("device"), "device"),
@@ -169,9 +170,11 @@ def _memory(
     ledger: Ledger, gpu: Gpu, allocator: AllocatorConfig | None, step: StepSpans
 ) -> Iterator[Event]:
     """Live bytes by category, and what the allocator has given out and reserved."""
+    outside = overheads_for(gpu)
+    ledger = on_device(ledger, outside.processors)
     live = step_live_bytes(ledger)
     played = step_allocator_bytes(
-        ledger, live, overheads_for(gpu).workspace_bytes, allocator,
+        ledger, live, outside.workspace_bytes, allocator,
         may_reserve(gpu, None, allocator),
     )  # fmt: skip
     allocated, reserved = played.allocated_bytes, played.reserved_bytes
@@ -180,6 +183,7 @@ def _memory(
     for point, at in _shown(times, live.total):
         of_category = {c.replace("_", " "): live.by_category[c][point] for c in categories}
         yield _counter("live bytes", at, of_category)
+    for point, at in _shown(times, allocated):
         of_allocator = {"allocated": allocated[point], "reserved": reserved[point]}
         yield _counter("allocator bytes", at, of_allocator)
 

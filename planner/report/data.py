@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.core.schema.loading import DataRecommendation, LoaderRecord, StepRate
+from planner.core.units import format_bytes, format_seconds
 from planner.report.settings import describe_setting
-from planner.schema.loading import DataRecommendation, LoaderRecord, StepRate
-from planner.units import format_bytes, format_seconds
+from planner.report.terminal import table_text
 
 HEADERS = ("", "loader", "images/s", "CPU an image", "a worker", "/dev/shm", "start", "bound by")
 MAX_ROWS, MAX_FAULTS = 12, 8  # lines; data.json has them all
@@ -15,7 +16,7 @@ MAX_ROWS, MAX_FAULTS = 12, 8  # lines; data.json has them all
 def data_text(found: DataRecommendation) -> str:
     """The loader with its evidence, the others, what bounds, and the ways out."""
     parts = [_nothing(found) if found.setting is None else _recommended(found)]
-    parts += [_step_lines(found.step, found.evidence)] if found.step else []
+    parts += [step_lines(found.step, found.evidence)]
     parts += [_listed("What would load faster:", found.ways_out)]
     parts += [_listed("In the way:", found.warnings)]
     parts += [_fault_lines(found)]
@@ -56,13 +57,11 @@ def _data(found: DataRecommendation) -> str:
 
 
 def _table(evidence: LoaderRecord, others: Sequence[LoaderRecord]) -> list[str]:
-    from tabulate import tabulate
-
     shown = [evidence, *others][:MAX_ROWS]
     rows = [[str(rank), *_cells(record)] for rank, record in enumerate(shown, start=1)]
     more = 1 + len(others) - len(shown)
     rest = [f"and {more} more, in data.json"] if more > 0 else []
-    return [tabulate(rows, headers=HEADERS, tablefmt="simple", disable_numparse=True), *rest]
+    return [table_text(rows, HEADERS), *rest]
 
 
 def _cells(record: LoaderRecord) -> list[str]:
@@ -83,7 +82,10 @@ def _cells(record: LoaderRecord) -> list[str]:
     ]
 
 
-def _step_lines(step: StepRate, evidence: LoaderRecord | None) -> list[str]:
+def step_lines(step: StepRate | None, evidence: LoaderRecord | None) -> list[str]:
+    """Which of a predicted step and the loader bounds; nothing where no step was named."""
+    if step is None:
+        return []
     low, high = (step.images_per_second * (1 + sign * step.uncertainty) for sign in (-1, 1))
     lines = [
         f"A step of {step.model} on {step.gpu} takes {step.images_per_second:.4g} images/s "

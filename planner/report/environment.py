@@ -8,17 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from planner.environment.facts import names
-from planner.environment.findings.finding import LAYERS, LEVELS, Finding
-from planner.environment.layers import Difference, Line, describe
-from planner.environment.together import matters_together
-from planner.report.wrapping import wrapped
-from planner.schema.link import LinkCurve, LinkPoint, bus_factor
-from planner.units import format_bytes, format_seconds
+from planner.core.schema.link import LinkCurve, LinkPoint, bus_factor
+from planner.core.units import format_bytes, format_seconds
+from planner.machine.facts import names
+from planner.machine.findings.finding import LAYERS, LEVELS, Finding
+from planner.machine.layers import Difference, Line, describe
+from planner.machine.together import matters_together
+from planner.report.terminal import table_text, wrapped
 
 if TYPE_CHECKING:
-    from planner.environment.doctor import Checkup
-    from planner.environment.facts import Facts
+    from planner.machine.doctor import Checkup
+    from planner.machine.facts import Facts
     from planner.throughput.prediction import DeviceRates
 
 _VALUE_CHARACTERS = 34  # of a line of a value in the table that compares
@@ -29,6 +29,9 @@ def checkup_text(checkup: Checkup) -> str:
     parts = [_verdict(checkup.findings)]
     alike = groupby(checkup.findings, key=lambda finding: (finding.level, finding.name))
     parts += [_finding_text(*found) for _, found in alike]
+    if checkup.to_type:  # each on one line, to be pasted
+        lines = [f"  # {where}\n  {command}" for where, command in checkup.to_type]
+        parts.append("\n".join(["To type:", *lines]))
     cards = _cards_text(checkup.facts)
     parts += [cards] if cards else []
     parts.append(_layers_text(checkup.facts))
@@ -59,8 +62,6 @@ def _finding_text(finding: Finding, *others: Finding) -> str:
 
 
 def _cards_text(facts: Facts) -> str:
-    from tabulate import tabulate
-
     rows = [
         (
             f"cuda:{card.position}" if card.position is not None else "hidden", card.gpu.name,
@@ -70,8 +71,7 @@ def _cards_text(facts: Facts) -> str:
         for card in facts.cards
     ]  # fmt: skip
     headers = ("device", "name", "memory", "in use", "capability", "driver")
-    return tabulate(rows, headers=headers, tablefmt="simple", missingval="-",
-                    disable_numparse=True) if rows else ""  # fmt: skip
+    return table_text(rows, headers)
 
 
 def _layers_text(facts: Facts) -> str:
@@ -96,13 +96,11 @@ def comparison_text(checkups: Mapping[str, Checkup], differences: Sequence[Diffe
     """What differs, grouped by layer, and which findings only some of the machines have."""
     if not differences:
         return "The machines do not differ in anything that was read."
-    from tabulate import tabulate
-
     rows = [
         (d.layer, d.name, *(_cell(value) for value in d.values), d.matters_for) for d in differences
     ]
     headers = ("layer", "what", *checkups, "matters for")
-    table = tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
+    table = table_text(rows, headers)
     only = list(_only_some(checkups))
     return "\n\n".join([table, *(["\n".join(only)] if only else []), _advice(differences)])
 
@@ -111,12 +109,10 @@ def together_text(checkups: Mapping[str, Checkup], joint: Sequence[Difference]) 
     """Of machines that are to train together: what they must have alike and have not."""
     if not joint:
         return f"These {len(checkups)} machines can train together: what must be alike is alike."
-    from tabulate import tabulate
-
     rows = [(d.name, *(_cell(value) for value in d.values), _cell(matters_together(d)))
             for d in joint]  # fmt: skip
     headers = ("what", *checkups, "in a training over all")
-    table = tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
+    table = table_text(rows, headers)
     return f"Make these alike before a training over these {len(checkups)} machines:\n\n{table}"
 
 
@@ -151,8 +147,6 @@ def _cell(value: str) -> str:
 
 def rates_text(rates: DeviceRates) -> str:
     """What `--rates` measured."""
-    from tabulate import tabulate
-
     rows = [
         (f"matmul {dtype}", f"{r / 1e12:.3g} TFLOP/s") for dtype, r in rates.matmul_flops.items()
     ]
@@ -166,13 +160,12 @@ def rates_text(rates: DeviceRates) -> str:
         (f"host, one {phase} operation", format_seconds(seconds))
         for phase, seconds in rates.host_seconds.items()
     ]
-    table = tabulate(rows, headers=("what", "rate"), tablefmt="simple")
+    table = table_text(rows, ("what", "rate"))
     return f"\nRates, {rates.basis}:\n{table}"
 
 
 def link_text(curve: LinkCurve) -> str:
     """What `--links` measured, in the columns of nccl-tests."""
-    from tabulate import tabulate
 
     def row(point: LinkPoint) -> tuple[str, ...]:
         algbw = point.num_bytes / point.seconds / 1e9
@@ -182,8 +175,7 @@ def link_text(curve: LinkCurve) -> str:
 
     rows = [row(point) for point in curve.points]
     headers = ("collective", "array", "µs", "algbw GB/s", "busbw GB/s")
-    table = tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True,
-                     colalign=("left", *["right"] * 4))  # fmt: skip
+    table = table_text(rows, headers, "lr")
     versions = ", ".join(f"{name} {version}" for name, version in curve.versions.items())
     about = [f"{curve.backend}, {curve.world_size} ranks of {curve.device}", curve.topology,
              versions, *(f"{name}={value}" for name, value in curve.variables.items())]  # fmt: skip

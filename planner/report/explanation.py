@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tabulate import tabulate
-
-from planner.explaining.explanation import Explanation
-from planner.explaining.finding import Finding
-from planner.explaining.relief import Relief
-from planner.explaining.snapshot_reading import SnapshotReading
+from planner.core.units import format_bytes, format_seconds
 from planner.report.settings import in_words
-from planner.units import format_bytes, format_seconds
+from planner.report.terminal import table_text
+from planner.watching.explaining.explanation import Explanation
+from planner.watching.explaining.finding import MAX_SHOWN, Finding
+from planner.watching.explaining.relief import Relief
+from planner.watching.explaining.snapshot_reading import SnapshotReading
 
 # What a snapshot calls a kind of block -> the rows of an estimate's breakdown that it stands for.
 _PREDICTED = {
@@ -46,7 +45,7 @@ def _parts(found: Explanation) -> Iterator[str]:
     rows = [[_SEEN[key], format_bytes(num_bytes)] for key, num_bytes in seen.items()
             if num_bytes is not None and (num_bytes or key != "other_bytes")]  # fmt: skip
     if rows:
-        yield tabulate(rows, tablefmt="plain", colalign=("left", "right"))
+        yield table_text(rows, align="lr")
     if found.snapshot is not None:
         yield _alive(found.snapshot, found)
     yield "\n".join(found.differs)
@@ -58,19 +57,21 @@ def _parts(found: Explanation) -> Iterator[str]:
 def _run(found: Explanation) -> str:
     start, end = found.run.get("start", {}), found.run.get("end", {})
     last = end.get("steady") or found.run.get("interval", {})
-    lines = [f"{start.get('device', {}).get('name', 'a device')}, begun {start.get('date', '?')}:"]
-    status = end.get("status", "no last line")
+    device = start.get("device")
+    name = device.get("name", "a device") if isinstance(device, dict) else "a device"
+    lines = [f"{name!s:.{MAX_SHOWN}}, begun {start.get('date', '?')!s:.{MAX_SHOWN}}:"]
+    status = str(end.get("status", "no last line"))[:MAX_SHOWN]
     steps = end.get("step", found.run.get("interval", {}).get("step", 0))
     seconds = end.get("seconds") or found.run.get("interval", {}).get("seconds") or 0.0
     lines.append(f"- {steps} steps in {format_seconds(seconds)}; {status}")
     plan = start.get("plan") or {}
     for key, unit in (("images_per_second", "images/s"), ("wait_share", "of the time waiting")):
-        if isinstance(last.get(key), float | int):
+        if key in last:
             text = f"{last[key]:.4g} {unit}" if key != "wait_share" else f"{last[key]:.0%} {unit}"
             said = plan.get(key)
             lines.append(f"- {text}" + (f" (plan: {said:.4g})" if said else ""))
     for key in ("peak_allocated_bytes", "peak_reserved_bytes"):
-        if isinstance(end.get(key), int):
+        if key in end:
             said = plan.get(key)
             words = key.removesuffix("_bytes").replace("_", " ")
             lines.append(
@@ -83,13 +84,16 @@ def _run(found: Explanation) -> str:
 
 
 def _finding(finding: Finding, is_plain: bool) -> str:
-    title = finding.kind[0].upper() + finding.kind[1:]
+    title = f"possibly {finding.kind}" if finding.apart else finding.kind
+    title = title[0].upper() + title[1:]
     times = f" ({finding.count} times)" if finding.count > 1 else ""
     ranks = f", rank {', '.join(map(str, finding.ranks))}" if finding.ranks else ""
     lines = [f"{title}{times}{ranks}: {finding.means}"]
     if not is_plain:
         lines += [f"  line {number}: {text}" for number, text in finding.evidence]
     lines += [f"- {text}" for text in finding.todo]
+    if finding.apart:
+        lines.append(f"- To tell: {finding.apart}")
     return "\n".join(lines)
 
 
@@ -99,16 +103,14 @@ def _alive(reading: SnapshotReading, found: Explanation) -> str:
     for category, num_bytes in reading.categories.items():
         keys = _PREDICTED.get(category, ())
         said = sum(breakdown.get(key, 0) for key in keys) if breakdown and keys else None
-        rows.append([category, format_bytes(num_bytes), format_bytes(said) if said else None])
+        rows.append([category, format_bytes(num_bytes), format_bytes(said) if said else ""])
     headers = ["alive", "seen", *(["predicted at the peak"] if breakdown else [])]
-    table = tabulate(
-        [row[: len(headers)] for row in rows], headers=headers, missingval="",
-        colalign=["left"] + ["right"] * (len(headers) - 1),
-    )  # fmt: skip
-    places = tabulate(
-        [[format_bytes(g.num_bytes), g.count, g.category, g.where] for g in reading.groups],
-        headers=["bytes", "blocks", "what", "where"], colalign=("right", "right", "left", "left"),
-    )  # fmt: skip
+    table = table_text([row[: len(headers)] for row in rows], headers, "lr")
+    places = table_text(
+        [[format_bytes(g.num_bytes), str(g.count), g.category, g.where] for g in reading.groups],
+        ["bytes", "blocks", "what", "where"],
+        "rrl",
+    )
     free = (
         f"{format_bytes(reading.free_bytes)} of {format_bytes(reading.reserved_bytes)} reserved "
         f"are free, in {reading.num_free_blocks} blocks of {reading.num_segments} segments; the "
@@ -135,10 +137,7 @@ def _relief(relief: Relief) -> str:
         for lever in relief.levers
     ]
     now = relief.images_per_second
-    table = tabulate(
-        rows, headers=["lever", "frees", "images/s", "changes"],
-        colalign=("left", "right", "right", "left"),
-    )  # fmt: skip
+    table = table_text(rows, ["lever", "frees", "images/s", "changes"], "lrrl")
     as_it_is = f" (as it is: {now:.3g})" if now else ""
     all_with = f", all with {in_words(shared)}" if shared else ""
     return (

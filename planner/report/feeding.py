@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from planner.report.wrapping import WIDTH
-from planner.schema.loading import DataSource, FedRecord, Feeding
+from planner.core.schema.loading import DataSource, FedRecord, Feeding
+from planner.report.terminal import width
 
 
 def feeding_text(feeding: Feeding) -> list[str]:
@@ -17,7 +17,7 @@ def feeding_text(feeding: Feeding) -> list[str]:
         *feeding.notes,
     ]
     text = " ".join(sentence for sentence in sentences if sentence)
-    lines = textwrap.wrap(text, WIDTH - 2, break_on_hyphens=False, break_long_words=False)
+    lines = textwrap.wrap(text, width() - 2, break_on_hyphens=False, break_long_words=False)
     return [f"Fed from {describe_data(feeding.evidence.data)}:", *(f"  {line}" for line in lines)]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 
-from planner.errors import PlannerError
-from planner.ledger import Allocated, Category, Ledger
+from planner.core.errors import PlannerError
+from planner.ledger.ledger import Allocated, Category, Ledger
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import category_bytes, steady_requests, walk_ledger
 from planner.memory.replay import SteadyCourse, steady_course
@@ -110,12 +111,14 @@ def step_allocator_bytes(
     config: AllocatorConfig | None = None,
     allowed_bytes: int | None = None,
 ) -> SteadyCourse:
-    """What the caching allocator has given out and reserved at each point of `live`, the last step
-    of `ledger`. The arguments are those of `planner.memory.profile.profile_memory`."""
+    """The most that the caching allocator has given out and reserved from each point of `live`, the
+    last step of `ledger`, until the next: workspaces come and go in between. The arguments are
+    those of `planner.memory.profile.profile_memory`."""
     walked, requests, start = steady_requests(ledger, workspace_bytes)
-    played = steady_course(requests, start, config, allowed_bytes, walked.streams)
+    played = steady_course(requests, start, config, allowed_bytes, walked.streams, walked.emptied)
     entries = [bisect_right(walked.events, event) - start for event in live.events]
+    spans = list(pairwise([*entries, len(played.allocated_bytes)]))
     return SteadyCourse(
-        [played.allocated_bytes[entry] for entry in entries],
-        [played.reserved_by_stream[entry] for entry in entries],
+        [max(played.allocated_bytes[entry:end]) for entry, end in spans],
+        [max(played.reserved_by_stream[entry:end], key=sum) for entry, end in spans],
     )

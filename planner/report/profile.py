@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from planner.core.schema.profile import ProfiledPart, ProfileRecord
+from planner.core.units import format_seconds
 from planner.report.settings import describe_setting
-from planner.report.wrapping import wrapped
-from planner.schema.profile import ProfiledPart, ProfileRecord
-from planner.units import format_seconds
+from planner.report.terminal import table_text, wrapped
 
 _NUM_TOP = 8  # rows; profile.json has more
 _NAME_CHARACTERS = 60
@@ -20,9 +20,9 @@ def profile_text(found: ProfileRecord) -> str:
     unit = "operation" if found.probe.device.kind == "cpu" else "kernel"
     parts = [
         _heading(found),
-        _compared("phase", found, lambda part: part.phase),
-        _compared("operation", found, lambda part: part.kind),
-        _top(found, unit),
+        _compared("phase", found, lambda part: part.phase) if found.parts else "",
+        _compared("operation", found, lambda part: part.kind) if found.parts else "",
+        _top(found, unit) if found.top else "",
         "\n".join(wrapped(f"- {note}", "  ") for note in found.notes),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -44,8 +44,9 @@ def sums(
 
 def _heading(found: ProfileRecord) -> str:
     probe = found.probe
+    setting = describe_setting(probe.setting, probe.model)
     lines = [
-        f"{probe.model.title} on {probe.device.name}: {describe_setting(probe.setting)}",
+        f"{probe.model.title} on {probe.device.title}: {setting}",
         f"{format_seconds(found.step_seconds)} a step measured "
         f"({_steps(len(probe.step_seconds))}); "
         f"{format_seconds(found.profiled_step_seconds)} under the profiler "
@@ -81,7 +82,7 @@ def _compared(what: str, found: ProfileRecord, key: Callable[[ProfiledPart], str
     headers = [what, "measured", "share"]
     if predicted_total is not None:
         headers += ["predicted", "share", "measured /\npredicted"]
-    return _tabulate(rows, headers)
+    return table_text(rows, headers, "lr")
 
 
 def _ratio(ratio: float) -> str:
@@ -101,16 +102,8 @@ def _top(found: ProfileRecord, unit: str) -> str:
         for operation in found.top[:_NUM_TOP]
     ]
     headers = [f"{unit}, its own time", "measured", "share", "calls", "counts as"]
-    return _tabulate(rows, headers, num_text=1)
+    return table_text(rows, headers, "lrrrl")
 
 
 def _shortened(name: str) -> str:
     return name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…"
-
-
-def _tabulate(rows: list[list[str]], headers: list[str], num_text: int = 0) -> str:
-    """The first column to the left, and the last `num_text`."""
-    from tabulate import tabulate
-
-    align = ["left", *["right"] * (len(headers) - 1 - num_text), *["left"] * num_text]
-    return tabulate(rows, headers, "simple", disable_numparse=True, colalign=align)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from planner.core.units import format_seconds
+from planner.estimation.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
+from planner.report.cost import cost_cells, cost_headers
 from planner.report.settings import value_text
-from planner.report.tables import ALWAYS_SHOWN, fits_word, header, shown_fields, tabulated, unit
-from planner.report.wrapping import wrapped
-from planner.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
-from planner.units import format_bytes, format_seconds
+from planner.report.tables import (
+    ALWAYS_SHOWN,
+    fits_word,
+    header,
+    range_notes,
+    shown_fields,
+    total_text,
+    unit,
+)
+from planner.report.terminal import table_text, wrapped
 
 Column = tuple[str, Callable[[Scaled], str]]
 _SPREAD = ("world_size", "nodes", "parallelism", "batch_size")  # have columns of their own
@@ -19,11 +28,8 @@ def scaling_table(rows: Sequence[Scaled]) -> str:
     """One row for each number of devices and kind of parallelism, and what the figures mean."""
     columns = _columns(rows)
     names = [name for name, _ in columns]
-    table = tabulated(
-        [[show(row) for _, show in columns] for row in rows],
-        colalign=["left" if name in _TEXT else "right" for name in names],
-        headers=names,
-    )
+    align = "".join("l" if name in _TEXT else "r" for name in names)
+    table = table_text([[show(row) for _, show in columns] for row in rows], names, align)
     return "\n".join([table, "", *(wrapped(note, indent="  ") for note in _notes(rows))])
 
 
@@ -42,7 +48,7 @@ def _columns(rows: Sequence[Scaled]) -> list[Column]:
         *(_field(field) for field in differing),
         ("batch\nper gpu", lambda row: str(row.estimate.setting.batch_size)),
         ("global\nbatch", lambda row: str(row.estimate.setting.global_batch)),
-        ("needs\nper gpu", lambda row: format_bytes(row.estimate.device_total_bytes)),
+        ("needs\nper gpu", lambda row: total_text(row.estimate)),
     ]  # fmt: skip
     if any(row.estimate.fits is not None for row in rows):
         found.append(("fits", lambda row: fits_word(row.estimate)))
@@ -53,12 +59,18 @@ def _columns(rows: Sequence[Scaled]) -> list[Column]:
             ("step", _step),
             ("exposed", _exposed),
         ]
+    names = cost_headers([row.estimate.cost for row in rows])
+    found += [(name, _cost(number)) for number, name in enumerate(names)]
     if any(row.linear_rate is not None for row in rows):
         found += [
             ("lr\n(linear)", lambda row: _number(row.linear_rate)),
             ("lr\n(root)", lambda row: _number(row.root_rate)),
         ]
     return found
+
+
+def _cost(number: int) -> Callable[[Scaled], str]:
+    return lambda row: cost_cells(row.estimate.cost)[number]
 
 
 def _field(field: str) -> Column:
@@ -102,14 +114,11 @@ def _number(value: float | None) -> str:
 
 def _notes(rows: Sequence[Scaled]) -> list[str]:
     """What the columns mean, and what several devices rest on."""
-    found = []
-    predicted = [row.estimate.throughput for row in rows if row.estimate.throughput is not None]
-    if predicted:
-        off = max(one.uncertainty for one in predicted)
+    found = range_notes([row.estimate for row in rows])
+    if any(row.estimate.throughput is not None for row in rows):
         found.append(
-            f"Predicted, not measured, within ±{off:.0%}. Efficiency: against as many GPUs that "
-            f"each work by themselves{_above(rows)}. Exposed: the part of a step in which a GPU "
-            "only waits for the others."
+            f"Efficiency: against as many GPUs that each work by themselves{_above(rows)}. "
+            "Exposed: the part of a step in which a GPU only waits for the others."
         )
     if any(row.linear_rate is not None for row in rows):
         found.append(f"Learning rates, from 5e-4 for 512 images: {LINEAR_SOURCE}; {ROOT_SOURCE}.")

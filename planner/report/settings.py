@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from planner.schema import TrainSetting
+from planner.core.schema import Model, SwinConfig, TrainSetting
 
 ALWAYS_SAID = ("batch_size", "precision", "optimizer", "checkpointing")
-_NAMED_BY_VALUE = ("precision", "optimizer")
+_NAMED_BY_VALUE = ("precision", "optimizer", "loss")
 
 
-def describe_setting(setting: TrainSetting) -> str:
+def describe_setting(setting: TrainSetting, model: Model | None = None) -> str:
     """`batch 64, bf16, adamw, checkpointing none, accumulate 4`: what is always worth saying, then
-    what differs from the default."""
+    what differs from the default and the recipe of `model`; where no model is at hand, from that of
+    a Swin and of others."""
+    for of_swin in (True, False) if model is None else (isinstance(model, SwinConfig),):
+        setting = setting.without_recipe(of_swin)
     other = setting.differences(_default())
     always = {field: getattr(setting, field) for field in ALWAYS_SAID}
     return in_words({**always, **other})

@@ -7,17 +7,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.arguments import ModelLike, SettingLike, allocator_here, read_gpu, read_memory
-from planner.estimation import choose, may_reserve
-from planner.files import check_output, write_output
-from planner.hardware import Gpu
-from planner.hardware.overheads import overheads_for
-from planner.ledger import Ledger
-from planner.ledgers import step_ledger
+from planner.core.files import check_output, write_output
+from planner.estimation.arguments import (
+    ModelLike,
+    SettingLike,
+    allocator_here,
+    read_gpu,
+    read_memory,
+)
+from planner.estimation.estimate import choose, may_reserve
+from planner.estimation.ledgers import step_ledger
+from planner.ledger.ledger import Ledger
+from planner.machine.hardware import Gpu
+from planner.machine.hardware.overheads import overheads_for
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.predicted_snapshot import predicted_snapshot
+from planner.memory.scratch import on_device
+from planner.memory.snapshot import SNAPSHOT_ENDINGS
 
-ENDINGS = (".pickle", ".pkl")
 PROTOCOL = 4  # what torch's own dumps have; memory_viz reads pickles with code of its own
 
 
@@ -50,11 +57,13 @@ def snapshot_on(
 ) -> dict[str, Any]:
     """The snapshot of a ledger on a device, as its estimate plays it."""
     allowed = may_reserve(gpu, memory_bytes, allocator)
-    return predicted_snapshot(ledger, overheads_for(gpu).workspace_bytes, allocator, allowed)
+    outside = overheads_for(gpu)
+    ledger = on_device(ledger, outside.processors)
+    return predicted_snapshot(ledger, outside.workspace_bytes, allocator, allowed)
 
 
 def write_snapshot(snapshot: Mapping[str, Any], path: str | Path) -> Path:
     """Writes a snapshot as `torch.cuda.memory._dump_snapshot` does. Raises as `check_output`, and
     PlannerError where the disk is full."""
-    path = check_output(path, "a snapshot", ENDINGS)
+    path = check_output(path, "a snapshot", SNAPSHOT_ENDINGS)
     return write_output(path, pickle.dumps(dict(snapshot), protocol=PROTOCOL))

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner.estimation import Estimate
-from planner.report.settings import describe_setting, value_text
+from planner.core.schema import Model, NamedModel, SwinConfig, TrainSetting
+from planner.core.units import format_bytes, format_range, format_seconds
+from planner.estimation.estimate import Estimate
+from planner.report.cost import (
+    LEFT_OUT,
+    cost_cells,
+    cost_headers,
+    cost_notes,
+    cost_text,
+    training_text,
+)
+from planner.report.settings import describe_setting, in_words, value_text
+from planner.report.terminal import table_text, wrapped
 from planner.report.time import time_lines
-from planner.report.wrapping import wrapped
-from planner.schema import Model, NamedModel, SwinConfig, TrainSetting
 from planner.throughput.communication import Communication
-from planner.units import format_bytes, format_seconds
 
 # The order people add up in: tensors first, then what PyTorch and the driver put around them.
 BREAKDOWN_ROWS = {
@@ -25,20 +33,22 @@ BREAKDOWN_ROWS = {
     "cuda_context": "CUDA context",
     "communication": "NCCL's own buffers",
 }
+NOT_TRACED = "not traced"
+MAX_NOTES = 10  # below a table, of what its rows assume
 # Fields of a setting that a row shows when not all estimates agree on them, or always.
 ALWAYS_SHOWN = ("batch_size", "precision", "checkpointing")
 _TEXT_FIELDS = [n for n, f in TrainSetting.model_fields.items() if f.annotation is not int]
 
 
 def breakdown_table(estimate: Estimate) -> str:
-    """One estimate in full: what is alive at the peak and where that is, the totals and what
-    separates them, the verdict, the predicted speed, and what it rests on."""
+    """One estimate in full: the verdict, the predicted rate and what to do next; then what is alive
+    at the peak and where that is, the totals and what separates them, and what it rests on."""
     parts = [
+        "\n".join(filter(None, [verdict(estimate), _rate(estimate), _next(estimate)])),
         _heading(estimate),
         f"At the peak, in {estimate.peak_at}\n" + _breakdown(estimate),
         _largest(estimate),
         _totals(estimate),
-        verdict(estimate) + _way_out(estimate),
         _speed(estimate),
         _notes("Assumed", estimate.assumed),
         _notes("Left out", estimate.left_out),
@@ -48,7 +58,8 @@ def breakdown_table(estimate: Estimate) -> str:
 
 def estimate_table(estimates: Sequence[Estimate]) -> str:
     """One row for each estimate: the settings in which they differ, the totals, the verdict and,
-    where predicted, images (or clips, or samples) a second."""
+    where predicted, images (or clips, or samples) a second; then how sure that is, and what it
+    rests on."""
     fields = shown_fields([e.setting for e in estimates])
     models = len({e.model for e in estimates}) > 1
     judged = any(e.fits is not None for e in estimates)
@@ -62,29 +73,89 @@ def estimate_table(estimates: Sequence[Estimate]) -> str:
         "peak\nreserved",
         "device\ntotal",
         *(["fits"] if judged else []),
-        *([f"{unit(estimates[0].model)}/s{each}"] if timed else []),
+        *([f"predicted\n{unit(estimates[0].model)}/s{each}"] if timed else []),
+        *cost_headers([e.cost for e in estimates]),
         "peak at",
     ]
     rows = [
         [
             *([e.model.title] if models else []),
             *(value_text(getattr(e.setting, field)) for field in fields),
-            format_bytes(e.saved_activation_bytes),
-            format_bytes(e.peak_allocated_bytes),
-            format_bytes(e.peak_reserved_bytes),
-            format_bytes(e.device_total_bytes),
+            *_peaks(e),
+            total_text(e),
             *([fits_word(e)] if judged else []),
             *([_images(e)] if timed else []),
+            *cost_cells(e.cost),
             e.peak_at.split()[0],
         ]
         for e in estimates
     ]
     text = {"model", "fits", "peak at", *map(header, _TEXT_FIELDS)}
-    return tabulated(
-        rows,
-        headers=headers,
-        colalign=["left" if header in text else "right" for header in headers],
-    )
+    table = table_text(rows, headers, "".join("l" if name in text else "r" for name in headers))
+    notes = [wrapped(note) for note in range_notes(estimates)]
+    return "\n".join([table, "", *notes, _notes("Assumed", _assumed(estimates))])
+
+
+def _peaks(estimate: Estimate) -> list[str]:
+    """What is saved, allocated and reserved: not of a compiled step that was not traced."""
+    if estimate.as_eager:
+        return [NOT_TRACED] * 3
+    return [
+        format_bytes(estimate.saved_activation_bytes),
+        format_bytes(estimate.peak_allocated_bytes),
+        format_bytes(estimate.peak_reserved_bytes),
+    ]
+
+
+def total_text(estimate: Estimate) -> str:
+    """The device total; of a compiled step that was not traced between what it is expected."""
+    if estimate.as_eager:
+        return format_range(estimate.low_bytes, estimate.high_bytes)
+    return format_bytes(estimate.device_total_bytes)
+
+
+def range_notes(estimates: Sequence[Estimate]) -> list[str]:
+    """How far the figures of a table may be off: its rates, and its device totals."""
+    found = []
+    rates = [e.throughput for e in estimates if e.throughput is not None]
+    if rates:
+        least, most = (f"±{f(rate.uncertainty for rate in rates):.0%}" for f in (min, max))
+        off = most if least == most else f"{least} to {most}"
+        basis = {rate.basis for rate in rates}
+        on = f" ({basis.pop()})" if len(basis) == 1 else ""
+        found.append(f"{unit(estimates[0].model)}/s: predicted, not measured, within {off}{on}.")
+    found += cost_notes([e.cost for e in estimates], unit(estimates[0].model))
+    known = [e for e in estimates if not e.as_eager]
+    if known:
+        low = min(e.low_bytes / e.device_total_bytes for e in known)
+        high = max(e.high_bytes / e.device_total_bytes for e in known)
+        found.append(
+            f"Memory: the device total is expected between {low:.0%} and {high:.0%} of the figure."
+        )
+    return [f"{note[0].upper()}{note[1:]}" for note in found]
+
+
+def _assumed(estimates: Sequence[Estimate]) -> list[str]:
+    """What the rows rest on, each once; what only some do with those that do."""
+    rows: dict[str, list[Estimate]] = {}
+    for estimate in estimates:
+        for line in estimate.assumed:
+            rows.setdefault(line, []).append(estimate)
+    lines = [f"{_of_rows(those, estimates)}{line}" for line, those in rows.items()]
+    more = len(lines) - MAX_NOTES
+    said = f"{more} more, of some rows: one setting by itself shows all of its own"
+    return [*lines[:MAX_NOTES], *([said] if more > 0 else [])]
+
+
+def _of_rows(those: Sequence[Estimate], estimates: Sequence[Estimate]) -> str:
+    """`compile default, max-autotune: `, if that is what tells those rows from the others."""
+    if len(those) == len(estimates):
+        return ""
+    for field in shown_fields([e.setting for e in estimates]):
+        values = dict.fromkeys(getattr(e.setting, field) for e in those)
+        if len(those) == sum(getattr(e.setting, field) in values for e in estimates):
+            return f"{in_words({field: ', '.join(map(value_text, values))})}: "
+    return "some rows: "
 
 
 def verdict(estimate: Estimate) -> str:
@@ -98,17 +169,21 @@ def verdict(estimate: Estimate) -> str:
     spare = budget - estimate.device_total_bytes
     if estimate.fits and estimate.fits_surely:
         answer = f"Fits in {format_bytes(budget)} with {format_bytes(spare)} to spare."
+    elif estimate.num_alloc_retries:
+        answer = (
+            f"Probably runs in {format_bytes(budget)}, but only by freeing cached memory: slower."
+        )
     elif estimate.fits:
         more = format_bytes(estimate.high_bytes - estimate.device_total_bytes)
         answer = (
-            f"Likely fits in {format_bytes(budget)}, by {format_bytes(spare)}: less than the "
-            f"{more} that it may need beyond this figure."
+            f"Probably fits in {format_bytes(budget)}: {format_bytes(spare)} free, but the "
+            f"estimate may be {more} low."
         )
     elif spare < 0 and estimate.low_bytes <= budget:
         less = format_bytes(estimate.device_total_bytes - estimate.low_bytes)
         answer = (
-            f"Unlikely to fit in {format_bytes(budget)}: it needs {format_bytes(-spare)} more, "
-            f"less than the {less} by which this figure may be too high."
+            f"Probably does not fit in {format_bytes(budget)}: it needs {format_bytes(-spare)} "
+            f"more, but the estimate may be {less} high."
         )
     elif spare < 0:
         answer = f"Does not fit in {format_bytes(budget)}: it needs {format_bytes(-spare)} more."
@@ -119,16 +194,19 @@ def verdict(estimate: Estimate) -> str:
     return f"{answer}\n{between}"
 
 
-def _way_out(estimate: Estimate) -> str:
-    if estimate.fits is not False:
-        return ""
-    return "\nWays to make it fit: 'planner advise' with the same model, batch and device."
+def _next(estimate: Estimate) -> str:
+    if estimate.fits is None:
+        return ""  # the verdict says what to pass
+    advise = "'planner advise' with the same model, batch and device"
+    if estimate.fits:
+        return wrapped(f"Next: {advise} looks for faster ways; 'planner tune' measures.")
+    return wrapped(f"Next: {advise} finds ways to make it fit.")
 
 
 def _heading(estimate: Estimate) -> str:
     return (
         f"{estimate.model.title}: {estimate.num_parameters:,} parameters\n"
-        f"{describe_setting(estimate.setting)}"
+        f"{describe_setting(estimate.setting, estimate.model)}"
     )
 
 
@@ -149,7 +227,7 @@ def _breakdown(estimate: Estimate) -> str:
         for key in unknown
     ]
     rows.append(["device total", format_bytes(total), _share(total, total)])
-    return _aligned(rows)
+    return table_text(rows, align="lr")
 
 
 def _largest(estimate: Estimate) -> str:
@@ -160,7 +238,7 @@ def _largest(estimate: Estimate) -> str:
     ]
     if not rows:
         return ""
-    return "Largest then\n" + tabulated(rows, colalign=["left", "left", "right"])
+    return "Largest tensors at the peak\n" + table_text(rows, align="llr")
 
 
 def _totals(estimate: Estimate) -> str:
@@ -189,12 +267,14 @@ def _totals(estimate: Estimate) -> str:
     saved = "held from forward to backward, of one micro-batch"
     rows.append(["saved for backward", format_bytes(estimate.saved_activation_bytes), "", saved])
     if estimate.pinned_host_bytes:
-        held = "of the host's memory, for what backward needs"
+        optimizer = estimate.setting.offload_optimizer != "none"
+        held = "of the host's memory, for what " + ("the optimizer" if optimizer else "backward")
+        held += " needs"
         rows.append(["pinned", format_bytes(estimate.pinned_host_bytes), "", held])
-    return _aligned(rows, num_right=2)
+    return table_text(rows, align="lrrl")
 
 
-def _speed(estimate: Estimate) -> str:
+def _rate(estimate: Estimate) -> str:
     predicted = estimate.throughput
     if predicted is None:
         return ""
@@ -203,14 +283,32 @@ def _speed(estimate: Estimate) -> str:
         each = (
             f" on each of {predicted.devices} GPUs, {predicted.all_images_per_second:,.0f} in all"
         )
-    lines = [
-        f"Predicted, not measured: {predicted.images_per_second:,.0f} {unit(estimate.model)}/s"
+    return wrapped(
+        f"Predicted, not measured: {'' if predicted.is_whole else 'up to '}"
+        f"{predicted.images_per_second:,.0f} {unit(estimate.model)}/s"
         f"{each}, {format_seconds(predicted.step_seconds)} a step, ±{predicted.uncertainty:.0%} "
-        f"({predicted.basis}).",
+        f"({predicted.basis})."
+    )
+
+
+def _speed(estimate: Estimate) -> str:
+    """Where the predicted time goes, what devices exchange, and what a whole training costs."""
+    predicted = estimate.throughput
+    if predicted is None:
+        return ""
+    lines = [
         *(time_lines("the step", predicted) if predicted.parts else []),
         *_communication(predicted.communication),
+        *_cost(estimate),
     ]
     return "\n".join(wrapped(line) for line in lines)
+
+
+def _cost(estimate: Estimate) -> list[str]:
+    cost = estimate.cost
+    if cost is None:
+        return []
+    return [f"{training_text(cost)} {unit(estimate.model)}: {cost_text(cost)}; {LEFT_OUT}."]
 
 
 def _communication(found: Communication | None) -> list[str]:
@@ -229,20 +327,6 @@ def _communication(found: Communication | None) -> list[str]:
 def _notes(title: str, notes: Iterable[str]) -> str:
     lines = [wrapped(f"- {note}", indent="  ") for note in notes]
     return "\n".join([f"{title}:", *lines]) if lines else ""
-
-
-def _aligned(rows: list[list[str]], num_right: int = 2) -> str:
-    """Rows without a header: the first column to the left, the next `num_right` to the right."""
-    align = ["left", *["right"] * num_right, *["left"] * (len(rows[0]) - 1 - num_right)]
-    return tabulated(rows, colalign=align)
-
-
-def tabulated(rows: list[list[str]], colalign: list[str], headers: Sequence[str] = ()) -> str:
-    # Imported here, since `planner estimate --json` has no use for it and is timed.
-    from tabulate import tabulate
-
-    tablefmt = "simple" if headers else "plain"
-    return tabulate(rows, headers, tablefmt, disable_numparse=True, colalign=colalign)
 
 
 def shown_fields(settings: Sequence[TrainSetting]) -> list[str]:

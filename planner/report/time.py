@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from planner.core.units import format_seconds
+from planner.report.terminal import table_text
 from planner.throughput.parts import Accounts
-from planner.units import format_seconds
 
 # What is less than this share of a step is not named in a line.
 _LEAST_NAMED = 1 / 200
@@ -61,10 +62,5 @@ def _rows(seconds: Mapping[str, float], notes: Mapping[str, str]) -> list[list[s
 
 
 def _table(rows: list[list[str]], names: list[str]) -> str:
-    from tabulate import tabulate
-
     headers = [names[0], "time", "share", *names[1:]]
-    return tabulate(
-        [row[: len(headers)] for row in rows], headers, "simple", disable_numparse=True,
-        colalign=("left", "right", "right", "left")[: len(headers)],
-    )  # fmt: skip
+    return table_text([row[: len(headers)] for row in rows], headers, "lrrl")

@@ -1,4 +1,4 @@
-"""One optimizer step's live bytes over time, stacked by category: as a picture, and in a terminal.
+"""One optimizer step's live bytes over time, stacked by category, in a terminal.
 
 The horizontal axis counts allocations and releases, not seconds.
 """
@@ -6,20 +6,11 @@ The horizontal axis counts allocations and releases, not seconds.
 from __future__ import annotations
 
 import sys
-from io import BytesIO
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from planner.errors import PlannerError
-from planner.files import check_output, write_output
-from planner.ledger import Category, Ledger
-from planner.report.colours import COLOURS, STACK
+from planner.core.units import GIB, MIB, format_bytes
+from planner.ledger.ledger import Category, Ledger
+from planner.report.colours import STACK
 from planner.report.live import LiveBytes, Phase, step_live_bytes
-from planner.units import GIB, MIB, format_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BLOCK_GLYPHS: dict[Category, str] = {
     "parameters": "█", "buffers": "▪", "optimizer_state": "▓", "gradients": "▒",
@@ -29,139 +20,12 @@ ASCII_GLYPHS: dict[Category, str] = {
     "parameters": "#", "buffers": "b", "optimizer_state": "%", "gradients": "+",
     "activations": ":", "temporaries": "o",
 }  # fmt: skip
-FORMATS = (".png", ".svg", ".pdf")
-# More columns than a wide picture has pixels would only make the file larger.
-NUM_COLUMNS = 1600
-# Width of one character of a phase's name as a share of the axis (measured on a drawing).
-CHARACTER_SHARE = 0.0088
-
-
-def check_plot(path: str | Path) -> Path:
-    """The path of a plot. Raises as `check_output`."""
-    return check_output(path, "a plot", FORMATS)
-
-
-def draw_timeline(
-    ledger: Ledger, path: str | Path, *, title: str = "", budget_bytes: int | None = None
-) -> None:
-    """Draw the steady step's live bytes to `path`: PNG, SVG or PDF by its ending.
-
-    `budget_bytes` adds a line at a device's memory where that is near enough to be seen. Raises
-    UsageError for another ending, PlannerError where matplotlib is missing or `path` cannot be
-    written.
-    """
-    figure = new_figure(12, 5.6)
-    live = step_live_bytes(ledger)
-    axes = figure.subplots()
-    _draw_stack(axes, live)
-    _draw_phases(axes, live)
-    _draw_limits(axes, live, budget_bytes)
-    _draw_peak(axes, live)
-    figure.suptitle(title or "Live bytes of one optimizer step", x=0.01, ha="left", fontsize=13)
-    save_figure(figure, path)
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches. Raises PlannerError where matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise PlannerError(
-            "a plot needs matplotlib, which is not installed.",
-            "pip install planner[plots], or see the same in the terminal.",
-        ) from None
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
-
-
-def save_figure(figure: Figure, path: str | Path) -> None:
-    """Writes PNG, SVG or PDF by the ending. Raises UsageError for another one, PlannerError where
-    `path` cannot be written."""
-    path = check_plot(path)
-    drawn = BytesIO()
-    figure.savefig(drawn, format=path.suffix[1:].lower())
-    write_output(path, drawn.getvalue())  # a full disk leaves what was there
-
-
-def _draw_stack(axes: Axes, live: LiveBytes) -> None:
-    points, _ = live.thin(NUM_COLUMNS)
-    categories = [c for c in STACK if max(live.by_category[c])]
-    axes.stackplot(
-        points,
-        [[live.by_category[c][i] / GIB for i in points] for c in categories],
-        colors=[COLOURS[c] for c in categories],
-        labels=[
-            f"{c.replace('_', ' ')}  {format_bytes(live.by_category[c][live.peak])}"
-            for c in categories
-        ],
-        step="post",
-        linewidth=0,
-    )
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(
-        handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False,
-        title="at the peak", alignment="left", handlelength=1.2,
-    )  # fmt: skip
-    axes.set_xlabel("allocations and releases, in order")
-    axes.set_ylabel("live bytes (GiB)")
-    axes.set_xlim(0, max(len(live.total) - 1, 1))
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_phases(axes: Axes, live: LiveBytes) -> None:
-    """A shaded band behind every other phase, and its name above where there is room."""
-    count = len(live.total)
-    for number, phase in enumerate(live.phases):
-        if number % 2:
-            axes.axvspan(phase.start, phase.stop, color="black", alpha=0.05, linewidth=0, zorder=0)
-        if number:
-            axes.axvline(phase.start, color="black", alpha=0.35, linewidth=0.7, linestyle=":")
-        share = (phase.stop - phase.start) / count
-        upright = share < CHARACTER_SHARE * len(phase.name)
-        if share > 2 * CHARACTER_SHARE:
-            axes.text(
-                (phase.start + phase.stop) / 2,
-                0.98 if upright else 1.02,
-                phase.name.replace("_", " "),
-                ha="center",
-                va="top" if upright else "bottom",
-                rotation=90 if upright else 0,
-                transform=axes.get_xaxis_transform(),
-                color="#444444",
-            )
-
-
-def _draw_limits(axes: Axes, live: LiveBytes, budget_bytes: int | None) -> None:
-    top = live.peak_bytes * 1.16
-    # A budget more than twice the peak would only squeeze the picture.
-    if budget_bytes is not None and budget_bytes <= 2 * live.peak_bytes:
-        top = max(top, budget_bytes * 1.06)
-        axes.axhline(budget_bytes / GIB, color="black", linewidth=1, linestyle="--")
-        axes.text(
-            0.005, budget_bytes / GIB, f"budget {format_bytes(budget_bytes)}", va="bottom",
-            ha="left", transform=axes.get_yaxis_transform(), fontsize=9,
-        )  # fmt: skip
-    axes.set_ylim(0, top / GIB)
-
-
-def _draw_peak(axes: Axes, live: LiveBytes) -> None:
-    height = live.peak_bytes / GIB
-    right = live.peak > len(live.total) * 0.55
-    axes.plot([live.peak], [height], marker="v", color="black", markersize=7, clip_on=False)
-    axes.annotate(
-        f"peak {format_bytes(live.peak_bytes)}\n{live.peak_at}",
-        (live.peak, height),
-        xytext=(-10 if right else 10, 4),
-        textcoords="offset points",
-        ha="right" if right else "left",
-        va="bottom",
-        fontsize=9,
-    )
 
 
 def timeline_text(
     ledger: Ledger, width: int = 100, height: int = 20, *, ascii_only: bool | None = None
 ) -> str:
-    """The same in a terminal: `height` rows of cells, no line wider than `width` characters.
+    """The steady step as `height` rows of cells, no line wider than `width` characters.
 
     A cell shows the category that fills most of it. By default block characters are used where
     standard output can show them.

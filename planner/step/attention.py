@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from planner.core.torch_version import torch_version
 from planner.step.autocast import cast_down
 from planner.step.autograd import Gradients, Node, begin, finish, only_gradient
 from planner.step.kept import kept
 from planner.step.strides import Shape
-from planner.step.tensor import Tensor, empty
+from planner.step.tensor import Device, Tensor, empty
 from planner.step.views import expand, pad_last, slice_
 
 MASK_ROW_ELEMENTS = 8  # rows of the mask are padded to a multiple of this (preprocess_mask)
@@ -23,6 +24,9 @@ LOGSUMEXP_ROW_ELEMENTS = 32  # the kernel's query block
 # 64 channels are one block wide). Needed from capability 7.0 on, in every dtype.
 BLOCK_ROWS = 64
 BLOCK_BYTES = 16 + 64 * 64 * 4
+
+
+SEED_ON_DEVICE = (2, 15)  # from that torch on
 
 
 class Scratch(NamedTuple):
@@ -57,7 +61,7 @@ def scaled_dot_product_attention(
     [batch, heads, N, N]. The result is [batch, heads, N, d] laid out as [batch, N, heads, d].
 
     Saves q, k, v, the mask, the result and its logsumexp. Dropout happens inside the kernel;
-    its seed and offset are scalars on the host.
+    its seed and offset are scalars, on the host up to torch 2.14.
     """
     if q.storage.device.autocast is not None:
         # The arguments of the C++ call are evaluated from the last to the first.
@@ -89,15 +93,23 @@ def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, draws: b
     node = begin(name, (q, k, v, mask), _attention_backward, (mask, k, q, v), flops)
     blocks = -(-num_queries // LOGSUMEXP_ROW_ELEMENTS) if node is not None else 0
 
-    def compute() -> tuple[Tensor, Tensor]:
+    def compute() -> tuple[Tensor, ...]:
+        drawn = _random_state(device, label)
         out = _heads_inside(q, v.shape[-1], label)
         row = blocks * LOGSUMEXP_ROW_ELEMENTS
         logsumexp = empty(device, (batch, heads, row), "float32", label)
         device.compute(label, "attention", q.dtype, flops, _moved(q, k, v, out, mask))
-        return (out, logsumexp)
+        return (out, logsumexp, *drawn)
 
-    out, logsumexp = compute() if draws else kept(device, compute)
-    return finish(out, node, (logsumexp, out))
+    out, logsumexp, *drawn = compute() if draws else kept(device, compute)
+    return finish(out, node, (logsumexp, out, *drawn))
+
+
+def _random_state(device: Device, label: str) -> tuple[Tensor, ...]:
+    """Seed and offset of the random numbers: from torch 2.15 on they are on the device."""
+    if torch_version() < SEED_ON_DEVICE:
+        return ()
+    return (empty(device, (), "int64", label), empty(device, (), "int64", label))
 
 
 def _moved(*tensors: Tensor) -> int:

@@ -118,13 +118,13 @@ class AccumulateGrad(Node):
             # getrefcount counts its own argument and the name `new`.
             stolen = getrefcount(new) == 2 and _same_layout(new, node.strides)
             node.cell.grad = new.detach() if stolen else _clone_as(new, node.strides)
-            if node.cell.is_of_parameter:
-                node.cell.grad.storage.assign("gradients")
+            if node.cell.weight:
+                node.cell.grad.storage.assign("gradients", node.cell.weight)
         else:
             total = node.cell.grad
             pointwise_cost(total.device, "aten.add_", total, 2)
         hook = node.cell.grad.device.on_gradient
-        if hook is not None and node.cell.is_of_parameter:
+        if hook is not None and node.cell.weight:
             hook(node.cell)
         return ()
 

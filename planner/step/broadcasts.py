@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from planner.core.units import MIB
 from planner.step.reducer import BROADCAST_LABEL, Gradients, Weight, assign_buckets
-from planner.units import MIB
 
 CHUNK_BYTES = 250 * MIB  # `broadcast_bucket_size` of DistributedDataParallel
 MAX_IN_FLIGHT = 2

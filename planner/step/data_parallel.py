@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from planner.kinds import kind_of
-from planner.ledger import Collective
-from planner.schema import TrainSetting
+from planner.core.collectives import Collective
+from planner.core.schema import TrainSetting
+from planner.ledger.kinds import kind_of
 from planner.step.broadcasts import States
 from planner.step.nn import Module
 from planner.step.pointwise import clone

@@ -12,8 +12,9 @@ from planner.step.autocast import cast_down
 from planner.step.autograd import Gradients, Node, begin, finish, only_gradient, record
 from planner.step.kept import kept
 from planner.step.pointwise import add, add_backward, each_for_the_other
+from planner.step.reductions import take_reduction
 from planner.step.strides import Shape, is_contiguous
-from planner.step.tensor import Device, Tensor, empty
+from planner.step.tensor import Device, Tensor, empty, take_bytes
 from planner.step.views import expand, reshape, t, transpose, view
 
 
@@ -191,6 +192,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tenso
     inner = channels * kernel_h * kernel_w
     node = begin("ConvolutionBackward0", (x, weight, bias), _conv_backward, (x, weight), inner)
     y = empty(device, shape, x.dtype, "aten.convolution", strides)
+    device.try_convolution("forward", x.shape, x.dtype, x.strides, weight.shape, stride)
     device.compute(
         "aten.convolution", "conv", y.dtype, 2 * y.numel * inner,
         x.num_bytes + weight.num_bytes + y.num_bytes,
@@ -208,15 +210,21 @@ def _conv_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     device = grad.storage.device
     flops, moved = 2 * grad.numel * node.data, grad.num_bytes + x.num_bytes + weight.num_bytes
     results: list[Tensor | None] = [None, None, None]
+    label = "aten.convolution_backward"
+    # cuDNN takes it in the layout of the input.
+    copied = None if _same_order(grad, x) else take_bytes(device, grad.num_bytes, label)
     for index, source in ((0, x), (1, weight)):
         if node.needs(index):
-            results[index] = empty(
-                device, source.shape, source.dtype, "aten.convolution_backward", source.strides
-            )
-            device.compute("aten.convolution_backward", "conv", grad.dtype, flops, moved)
+            results[index] = empty(device, source.shape, source.dtype, label, source.strides)
+            device.try_convolution(index, x.shape, x.dtype, x.strides, weight.shape, grad.shape)
+            device.compute(label, "conv", grad.dtype, flops, moved)
+    del copied
     if node.needs(2):
-        results[2] = empty(device, (weight.shape[0],), grad.dtype, "aten.convolution_backward")
-        device.compute(
-            "aten.convolution_backward", "reduction", grad.dtype, grad.numel, grad.num_bytes
-        )
+        results[2] = empty(device, (weight.shape[0],), grad.dtype, label)
+        take_reduction(grad, (0, 2, 3), label)
+        device.compute(label, "reduction", grad.dtype, grad.numel, grad.num_bytes)
     return tuple(results)
+
+
+def _same_order(a: Tensor, b: Tensor) -> bool:
+    return a.is_contiguous == b.is_contiguous

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from planner.ledger.ledger import Allocated, Event, Tagged
 from planner.step.matmul import conv2d, linear
 from planner.step.normalization import layer_norm
 from planner.step.pointwise import dropout, gelu, mul, new_empty, relu, relu_
@@ -76,6 +77,25 @@ def name_modules(root: Module, path: str = "") -> None:
     root.path = path
     for name, child in root.children():
         name_modules(child, f"{path}.{name}" if path else name)
+
+
+def move_in_order(root: Module, device: Device) -> None:
+    """Puts what building `root` allocated into the order in which `module.to(device)` does: of each
+    module that of its submodules first, then its own parameters and its own buffers."""
+    groups: dict[int, list[Event]] = {}
+    for event in device.events:
+        assert isinstance(event, Allocated | Tagged), "building only allocates"
+        groups.setdefault(event.storage, []).append(event)
+    ordered = [groups.pop(n) for n in _moved(root) if n in groups]
+    device.events[:] = [event for group in (*ordered, *groups.values()) for event in group]
+
+
+def _moved(module: Module) -> Iterator[int]:
+    for _, child in module.children():
+        yield from _moved(child)
+    own = [value for value in vars(module).values() if isinstance(value, Tensor)]
+    for tensor in sorted(own, key=lambda value: not isinstance(value, Parameter)):
+        yield tensor.storage.ident
 
 
 def _device_of(args: tuple[Any, ...]) -> Device:

@@ -11,7 +11,8 @@ from planner.step.pointwise import (
     like,
     unary,
 )
-from planner.step.tensor import Tensor, empty
+from planner.step.reductions import take_reduced, take_reduction
+from planner.step.tensor import DTYPE_BYTES, TakenScratch, Tensor, empty, take_bytes
 from planner.step.views import expand
 
 
@@ -22,6 +23,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     node = begin(
         "NativeLayerNormBackward0", (x, weight, bias), _layer_norm_backward, (x, weight, bias)
     )
+    copied = _contiguous(x, "aten.native_layer_norm")
     y = empty(device, x.shape, x.dtype, "aten.native_layer_norm")
     rows = (*x.shape[:-1], 1)
     # The statistics are fp32 on CUDA for low-precision inputs too (pure bf16).
@@ -30,7 +32,13 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     device.compute(
         "aten.native_layer_norm", "reduction", x.dtype, 8 * x.numel, x.num_bytes + y.num_bytes
     )
+    del copied
     return finish(y, node, (mean, rstd))
+
+
+def _contiguous(x: Tensor, label: str) -> TakenScratch | None:
+    """The copy that the kernel makes of what does not lie row by row."""
+    return None if x.is_contiguous else take_bytes(x.storage.device, x.num_bytes, label)
 
 
 def _layer_norm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
@@ -40,15 +48,41 @@ def _layer_norm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     device = x.storage.device
     label = "aten.native_layer_norm_backward"
     results: list[Tensor | None] = [None, None, None]
+    copied = _contiguous(x, label)
     if node.needs(0):
         results[0] = empty(device, x.shape, x.dtype, label)
-    if node.needs(1):
-        results[1] = empty(device, weight.shape, weight.dtype, label)
-    if node.needs(2):
-        results[2] = empty(device, bias.shape, bias.dtype, label)
+    _norm_of_columns(node, grad, (x, weight, bias), results, label)
     device.compute(label, "reduction", x.dtype, 16 * x.numel, grad.num_bytes + 2 * x.num_bytes, 2)
-    del mean, rstd
+    del mean, rstd, copied
     return tuple(results)
+
+
+def _norm_of_columns(
+    node: Node,
+    grad: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    results: list[Tensor | None],
+    label: str,
+) -> None:
+    """The gradients of weight and bias. Where rows are many, blocks leave partial sums, and sums of
+    these take the place of the gradients that were there: where not, "norm_replaced" is nothing,
+    and what stands for the sums are the gradients themselves."""
+    x, *others = inputs
+    device = x.storage.device
+    wanted = [place for place in (1, 2) if node.needs(place)]
+    sizes = (x.numel // x.shape[-1], x.shape[-1])
+    itemsize = DTYPE_BYTES[x.dtype]
+    replaced = [device.take("norm_replaced", (*sizes, itemsize), label) for _ in wanted]
+    copied = _contiguous(grad, label)
+    parts = [device.take("norm_parts", (*sizes, itemsize), label) for _ in wanted]
+    for place in wanted:
+        like = others[place - 1]
+        results[place] = empty(device, like.shape, like.dtype, label)
+        take_reduced(device, "norm_", sizes, label)
+        del replaced[0]
+    while parts:
+        parts.pop()
+    del copied
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -85,9 +119,13 @@ def _softmax_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     result = node.unpack(0)
     label, dtype = node.data
     y = like(result, label, dtype)
+    product = None
+    if label == "aten._softmax_backward_data":  # of gradient and result (cuda/SoftMax.cu)
+        product = take_bytes(y.storage.device, result.num_bytes, label)
     y.storage.device.compute(
         label, "reduction", dtype, 4 * y.numel, 2 * result.num_bytes + y.num_bytes
     )
+    del product
     del grad
     return (y,)
 
@@ -106,6 +144,7 @@ def vector_norm(x: Tensor) -> Tensor:
     dtype = "float32" if low else x.dtype
     node = begin("LinalgVectorNormBackward0", (x,), _norm_backward, (x,))
     y = empty(x.storage.device, (*x.shape[:-1], 1), dtype, "aten.linalg_vector_norm")
+    take_reduction(x, (len(x.shape) - 1,), "aten.linalg_vector_norm")
     x.storage.device.compute(
         "aten.linalg_vector_norm", "reduction", x.dtype, 2 * x.numel, x.num_bytes + y.num_bytes
     )

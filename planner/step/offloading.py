@@ -1,4 +1,6 @@
-"""Activations in the host's memory, on shapes: `planner/offloading.py`'s mirror; change both."""
+"""Activations in the host's memory, on shapes: the mirror of `planner/training/offloading.py`;
+change both.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from planner.ledger import TO_DEVICE, TO_HOST
+from planner.ledger.ledger import TO_DEVICE, TO_HOST
 from planner.step.strides import Shape
 from planner.step.tensor import Device, Storage, Tensor
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.core.torch_version import torch_version
 from planner.step.autograd import (
     Gradients,
     Node,
@@ -19,6 +20,7 @@ from planner.step.autograd import (
     record,
     tracks,
 )
+from planner.step.reductions import take_reduction
 from planner.step.strides import (
     Shape,
     broadcast_shapes,
@@ -28,6 +30,7 @@ from planner.step.strides import (
 )
 from planner.step.tensor import Tensor, empty
 
+_LINEAR_IS_NO_VIEW = (2, 15)  # 2.14.1 still rewrites a view: the nodes of both on a CPU, 2026-11-23
 _RANK = {"bool": 0, "uint8": 1, "int32": 2, "int64": 3, "bfloat16": 4, "float16": 4,
          "float32": 5, "float64": 6}  # fmt: skip
 
@@ -216,16 +219,16 @@ def relu(x: Tensor) -> Tensor:
 def relu_(x: Tensor) -> Tensor:
     """`F.relu(x, inplace=True)` on the result of a linear layer: saves x as it is afterwards.
 
-    Where that result is a matrix, it is rewritten itself. Otherwise it is a view of the whole of
-    another tensor (`linear` of more than two dimensions), so the history of that other tensor is
-    rewritten (`CopySlices`), and of x it is `as_strided` (the view again for fake tensors, which
-    have no such thing).
+    Where that result is a matrix, it is rewritten itself. Otherwise, up to torch 2.14, it is a view
+    of the whole of another tensor (`linear` of more than two dimensions), so the history of that
+    other tensor is rewritten (`CopySlices`), and of x it is `as_strided` (the view again for fake
+    tensors, which have no such thing). torch 2.15 makes it by `_unsafe_view`, which is no view.
     """
     pointwise_cost(x.storage.device, "aten.relu_", x, 1)
     if not tracks(x):
         return x
     assert x.node is not None
-    if x.node.name != "ViewBackward0":
+    if x.node.name != "ViewBackward0" or torch_version() >= _LINEAR_IS_NO_VIEW:
         node = begin("ReluBackward0", (x,), _result_backward, data="aten.threshold_backward")
         return finish(x, node, (x,))
     (base,) = x.node.edges
@@ -338,6 +341,7 @@ def reduce_sum(
     kept = tuple(1 if i in where else s for i, s in enumerate(x.shape))
     shape = kept if keepdim else tuple(s for i, s in enumerate(x.shape) if i not in where)
     y = empty(x.storage.device, shape, dtype or x.dtype, label)
+    take_reduction(x, where, label)
     x.storage.device.compute(label, "reduction", x.dtype, x.numel, x.num_bytes + y.num_bytes)
     return y
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from planner.errors import UnsupportedError
-from planner.ledger import Collective
-from planner.schema import TrainSetting
+from planner.core.collectives import Collective
+from planner.core.errors import UnsupportedError
+from planner.core.schema import TrainSetting
+from planner.core.units import MIB
 from planner.step.tensor import DTYPE_BYTES
-from planner.units import MIB
 
 # `_DEFAULT_FIRST_BUCKET_BYTES` and `bucket_cap_mb`; a cap that is given holds for the first too.
 DEFAULT_LIMITS = (MIB, 25 * MIB)
@@ -78,6 +78,19 @@ class Bucket:
     compressed: Any = None
 
 
+def steps_until_steady(setting: TrainSetting) -> int:
+    """How many optimizer steps there are until one repeats the one before: where buckets are
+    rebuilt, the one after still holds the first: the second, of a static graph the third."""
+    if setting.parallelism != "ddp" or _is_dynamic(setting):
+        return 2
+    return 3 + setting.ddp_static_graph
+
+
+def _is_dynamic(setting: TrainSetting) -> bool:
+    """Whether each step may leave out other weights."""
+    return setting.ddp_find_unused and not setting.ddp_static_graph
+
+
 def assign_buckets(weights: Iterable[Weight], limits: Sequence[int]) -> list[list[int]]:
     """Which of `weights` share a bucket, by place (`compute_bucket_assignment_by_size`): one closes
     when it has reached its limit, which it may overshoot. The last limit holds for all further
@@ -100,7 +113,7 @@ def assign_buckets(weights: Iterable[Weight], limits: Sequence[int]) -> list[lis
 def first_buckets(weights: Sequence[Weight], setting: TrainSetting) -> list[list[int]]:
     """Those that it is made with, in the order in which they are reduced: all weights at once, or
     where some may go unused by registration, the last first (`_ddp_init_helper`)."""
-    keeps = setting.ddp_find_unused and not setting.ddp_static_graph
+    keeps = _is_dynamic(setting)
     limits = bucket_limits(setting) if keeps else (sum(w.num_bytes for w in weights) + 1,)
     return sorted(assign_buckets(weights, limits), key=min)[::-1]
 
@@ -121,7 +134,7 @@ class Reducer:
         self.gradients = gradients
         self.weights = weights
         self.setting = setting
-        self.is_dynamic = setting.ddp_find_unused and not setting.ddp_static_graph
+        self.is_dynamic = _is_dynamic(setting)
         self.syncs = True
         self.num_iterations = 0
         self.order: list[int] = []  # of readiness, until the buckets are rebuilt
@@ -134,6 +147,8 @@ class Reducer:
         self.num_sent = 0
         self.used_map: Any = None
         self.used_handle = 0
+        self.stash: list[Any] = []  # what was sent and NCCL holds
+        self.handed_over: list[Any] = []  # of that, what the next collective lets go
         self.buckets: list[Bucket] = []
         self._make_buckets(first_buckets(weights, setting))
         if setting.ddp_find_unused or setting.ddp_static_graph:
@@ -152,12 +167,16 @@ class Reducer:
 
     def begin(self) -> None:
         """`prepare_for_forward`, `_rebuild_buckets`."""
+        self.rebuild()
         if self.syncs:
             self.num_iterations += 1
-        self.rebuild()
 
     def expect(self, unused: Sequence[int] = ()) -> None:
-        """`prepare_for_backward`, after a forward; `unused` weights do not enter its output."""
+        """`prepare_for_backward`, after a forward; `unused` weights do not enter its output.
+
+        What was sent before counts as seen by NCCL's watchdog from here on: see `_send`."""
+        self.handed_over += self.stash
+        self.stash.clear()
         if not self.syncs:
             return
         self.is_expecting = True
@@ -174,7 +193,7 @@ class Reducer:
         if not self.is_expecting:
             return
         self.is_begun = True
-        if not self.is_rebuilt and not self.is_dynamic:
+        if len(self.order) < len(self.weights) and not (self.is_rebuilt or self.is_dynamic):
             self.order.append(index)
         if self._delays:
             return
@@ -210,12 +229,14 @@ class Reducer:
         self.is_expecting = self.is_begun = False
 
     def rebuild(self) -> None:
-        """`_rebuild_buckets`: the old ones go first, but those that gradients are views of stay
+        """`_rebuild_buckets`, of a static graph after its second iteration. torch lets go of the
+        old ones first, but NCCL holds what it sent, and those that gradients are views of stay
         until their gradients are copied. Raises UnsupportedError where backward has left out a
         weight, as torch does here."""
         if self.is_begun:
             raise self._unfinished()
-        if self.is_rebuilt or not self.order:
+        num_needed = 2 if self.setting.ddp_static_graph else 1
+        if self.is_rebuilt or not self.order or self.num_iterations < num_needed:
             return
         order, self.order = self.order, []
         found = assign_buckets([self.weights[i] for i in order], bucket_limits(self.setting))
@@ -286,7 +307,13 @@ class Reducer:
 
     def _send(self, bucket: Bucket) -> None:
         """`all_reduce_bucket`, with `_compress_hook` where there is one. A bucket that has the
-        hook's dtype is its own copy."""
+        hook's dtype is its own copy.
+
+        torch waits for the future of a collective, not for its `Work`, so NCCL holds the tensor
+        until its watchdog, which looks every 100 ms, has seen that it was summed, and then until
+        another collective is handed over (ProcessGroupNCCL.cpp of torch 2.13, `workEnqueue`,
+        `shelvesToUnstash_`, `kWatchdogThreadSleepMillis`). Taken here is the first of the next
+        backward: an optimizer's step is shorter than that, and few forwards are much longer."""
         gradients, num_bytes = self.gradients, bucket.num_bytes
         dtype = COMPRESSED.get(self.setting.ddp_compression, bucket.dtype)
         if dtype != bucket.dtype:
@@ -296,10 +323,11 @@ class Reducer:
         if self.setting.ddp_compression != "none":
             gradients.compute("aten.div_", dtype, 2 * num_bytes)
         bucket.handle = gradients.send("all_reduce", num_bytes, dtype, follows=True)
+        self.handed_over.clear()
+        self.stash.append(bucket.flat if bucket.compressed is None else bucket.compressed)
 
     def _receive(self, bucket: Bucket) -> None:
-        """`finalize_backward` of a bucket. A compressed copy lives until here: NCCL lets go of it
-        when its watchdog sees that it is done, which is no earlier in a short backward."""
+        """`finalize_backward` of a bucket; a compressed copy stays where `_send` put it."""
         gradients = self.gradients
         gradients.wait(bucket.handle)
         if bucket.compressed is not None:

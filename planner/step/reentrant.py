@@ -24,7 +24,7 @@ class _Leaf(Parameter):
     def __init__(self, x: Tensor) -> None:
         Tensor.__init__(self, x.storage, x.shape, x.strides, x.dtype)
         self.requires_grad = True
-        self.cell = GradientCell(is_of_parameter=False)
+        self.cell = GradientCell()
 
 
 def checkpoint_reentrantly(function: Callable[..., Any], x: Tensor) -> Tensor:

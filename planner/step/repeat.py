@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner.ledger import Allocated, Awaited, Event, Freed, Marked, Sent, Tagged
+from planner.ledger.ledger import (
+    Allocated,
+    Awaited,
+    Emptied,
+    Event,
+    Freed,
+    Marked,
+    Scratch,
+    Sent,
+    Tagged,
+)
 
 
 def repeated(
@@ -16,14 +26,16 @@ def repeated(
     again: list[Event] = []
     new: dict[int, int] = {}  # storage -> the one in its place; emptied as they are freed
     for event in events:
-        if type(event) is Allocated:
+        if type(event) is Emptied:
+            continue  # what was tried once is known
+        if type(event) is Allocated or type(event) is Scratch:
             last_storage += 1
             new[event.storage] = last_storage
             event = event._replace(storage=last_storage)
         elif type(event) is Freed:
             event = Freed(new.pop(event.storage, event.storage))
         elif type(event) is Tagged:
-            event = Tagged(new.get(event.storage, event.storage), event.category)
+            event = event._replace(storage=new.get(event.storage, event.storage))
         elif type(event) is Marked:
             event = Marked(event.phase, step)
         elif type(event) is Sent or type(event) is Awaited:
@@ -34,4 +46,4 @@ def repeated(
 
 def num_allocated(events: Sequence[Event]) -> int:
     """How many storages `events` allocate."""
-    return sum(type(event) is Allocated for event in events)
+    return sum(isinstance(event, Allocated | Scratch) for event in events)

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from planner.ledger import Collective, Group
-from planner.schema import TrainSetting
+from planner.core.collectives import Collective, Group
+from planner.core.schema import TrainSetting
+from planner.core.torch_version import torch_version
 from planner.step.autograd import Gradients, Node, edge_of, pointwise_cost
 from planner.step.nn import Module
 from planner.step.pointwise import to_dtype, unary
@@ -31,6 +32,8 @@ _COMPUTED = {
     "bf16": ("bf16", "pure-bf16"),
     "fp16": ("fp16",),
 }
+_RELEASES_SOONER = (2, 15)  # read in 2.13.0, 2.14.1 and 2.15.0
+_CASTS_ON_ARRIVAL = (2, 15)
 COPY_IN, REDUCE_SCATTER, ALL_REDUCE = "all_gather_copy_in", "reduce_scatter", "all_reduce"
 
 
@@ -39,7 +42,6 @@ def follows_fsdp(setting: TrainSetting) -> bool:
 
     Stages that are checkpointed run their blocks' forward in backward, weights that are not trained
     have no gradients, and what is gathered in another dtype than autocast's meets buffers in fp32.
-    FSDP1 goes by the ledger of FSDP2 (`fsdp1.py`).
     """
     return (
         setting.precision in _COMPUTED[setting.fsdp_param_dtype]
@@ -136,13 +138,16 @@ class _Unit:
 
     def wait_for_unshard(self, is_forward: bool) -> None:
         """Copies what was gathered into the weights. In forward the gathered copy stays until the
-        next unit has done so (`previous` lives until this returns), else it goes at once."""
+        next unit has done so (`previous` lives until this returns; from torch 2.15 on it goes
+        before, in `release_all_gather_state_for_comm_reuse`), else it goes at once."""
         if self.gathered is None:
             return
         output, handle = self.gathered
         previous = None
         if is_forward:
             previous, self.link.all_gather_output = self.link.all_gather_output, None
+            if torch_version() >= _RELEASES_SOONER:
+                previous = None
         if output is None:
             self._copy_shards()
         else:
@@ -241,6 +246,8 @@ class _Unit:
         self.group_state = "pre_backward"
         self.unshard()
         self.wait_for_unshard(is_forward=False)
+        if not self.link.syncs and torch_version() >= _CASTS_ON_ARRIVAL:
+            self._cast_on_arrival()
         if self.forwards:
             place = self.forwards.pop()
             if place > 0:
@@ -272,6 +279,14 @@ class _Unit:
                 pointwise_cost(self.device, "aten.add_", total, 2)
                 weight.cell.grad = None
 
+    def _cast_on_arrival(self) -> None:
+        """`_set_unsharded_grad_dtypes`: autograd casts the first gradients that stay whole."""
+        for weight in self.weights:
+            found = weight.cell.accumulator
+            accumulator = None if found is None else found()
+            if accumulator is not None and weight.cell.grad is None:
+                accumulator.metadata[0] = (weight.shape, self.link.reduce_dtype)
+
     def _keep_in_reduce_dtype(self) -> None:
         """`to_accumulated_grad_if_needed`: gradients that stay whole until a later micro-batch."""
         dtype = self.link.reduce_dtype
@@ -302,8 +317,8 @@ class _Unit:
     def _reduce(self, shards: list[Shard], grads: list[Tensor]) -> tuple[Tensor, int | None]:
         """`foreach_reduce`: a copy of all gradients, their sum over devices, and this device's
         share of it, of which the shards' gradients are views. Returns the copy, which lives until
-        the next unit has made its own. The last of `grads` lives until this returns, where there
-        is more than one device."""
+        the next unit has made its own. Up to torch 2.14 the last of `grads` lives until this
+        returns, where there is more than one device."""
         link, device = self.link, self.device
         dtype = link.reduce_dtype
         numel = sum(shard.padded_numel for shard in shards)
@@ -314,7 +329,8 @@ class _Unit:
         whole_bytes = whole.num_bytes + sum(grad.num_bytes for grad in grads)
         device.compute("fsdp.chunk_cat", "copy", dtype, 0, whole_bytes)
         del table
-        last = grads[-1] if link.num_shards > 1 else None
+        keeps_last = link.num_shards > 1 and torch_version() < _RELEASES_SOONER
+        last = grads[-1] if keeps_last else None
         grads.clear()
         with device.on(REDUCE_SCATTER):
             output = empty(device, (numel,), dtype, "aten.empty")

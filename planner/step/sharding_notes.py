@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.schema import TrainSetting
+from planner.core.schema import TrainSetting
 
 
 def sharding_notes(

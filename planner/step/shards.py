@@ -62,7 +62,7 @@ class Shard(Parameter):
         Tensor.__init__(self, storage, shape, contiguous_strides(shape), weight.dtype)
         storage.assign("parameters")
         self.requires_grad = weight.requires_grad
-        self.cell = GradientCell()
+        self.cell = GradientCell(storage.ident)
 
 
 def chunk_cat_table(chunks: Sequence[int], dtype: str, whole_dtype: str) -> int:

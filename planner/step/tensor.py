@@ -12,17 +12,18 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from planner.ledger import (
+from planner.core.collectives import Collective, Group
+from planner.ledger.ledger import (
     Allocated,
     Awaited,
     Category,
-    Collective,
     Computed,
+    Emptied,
     Event,
     Freed,
-    Group,
     Marked,
     OperationKind,
+    Scratch,
     Sent,
     Tagged,
 )
@@ -75,6 +76,8 @@ class Device:
         self.kept_results: KeptResults | None = None
         # Told of each parameter whose gradient is ready, where several devices share it.
         self.on_gradient: Callable[[GradientCell], None] | None = None
+        # The convolutions that cuDNN has tried its algorithms for, where it does.
+        self.tried_convolutions: set[object] | None = None
         self.offloads = False  # some saved tensors are on the host, until a node needs them
         self.next_sequence = 0
         self.num_storages = self.num_collectives = 0
@@ -88,11 +91,24 @@ class Device:
         self.events.append(Allocated(self.num_storages, num_bytes, label, self.scope, self.stream))
         return self.num_storages
 
+    def take(self, law: str, sizes: tuple[int, ...], label: str) -> TakenScratch:
+        """What a kernel asks for beside its results, until it is dropped."""
+        self.num_storages += 1
+        self.events.append(Scratch(self.num_storages, law, sizes, label, self.scope))
+        return TakenScratch(self, self.num_storages)
+
+    def try_convolution(self, *key: object) -> None:
+        """cuDNN tries all algorithms for a convolution that it meets for the first time; torch then
+        empties the cache (aten/src/ATen/native/cudnn/Conv_v8.cpp, get_plans_from_find)."""
+        if self.tried_convolutions is not None and key not in self.tried_convolutions:
+            self.tried_convolutions.add(key)
+            self.events.append(Emptied(self.scope))
+
     def release(self, storage: int) -> None:
         self.events.append(Freed(storage))
 
-    def tag(self, storage: int, category: Category) -> None:
-        self.events.append(Tagged(storage, category))
+    def tag(self, storage: int, category: Category, weight: int = 0) -> None:
+        self.events.append(Tagged(storage, category, weight))
 
     def mark(self, phase: str, step: int) -> None:
         self.events.append(Marked(phase, step))
@@ -161,11 +177,11 @@ class Storage:
     def __del__(self) -> None:
         self.device.release(self.ident)
 
-    def assign(self, category: Category) -> None:
-        """From now on these bytes are parameters, gradients …"""
+    def assign(self, category: Category, weight: int = 0) -> None:
+        """From now on these bytes are parameters, gradients of the storage `weight` …"""
         if self.category != category:
             self.category = category
-            self.device.tag(self.ident, category)
+            self.device.tag(self.ident, category, weight)
 
     def hold(self) -> None:
         """Something saved this storage for backward."""
@@ -177,6 +193,19 @@ class Storage:
         self.holds -= 1
         if self.holds == 0 and self.category is None:
             self.device.tag(self.ident, "temporaries")
+
+
+class TakenScratch:
+    """Scratch of a kernel that runs."""
+
+    __slots__ = ("device", "ident")
+
+    def __init__(self, device: Device, ident: int) -> None:
+        self.device = device
+        self.ident = ident
+
+    def __del__(self) -> None:
+        self.device.release(self.ident)
 
 
 class Tensor:
@@ -246,17 +275,22 @@ def empty(
     return Tensor(storage, shape, strides or contiguous_strides(shape), dtype)
 
 
+def take_bytes(device: Device, num_bytes: int, label: str) -> TakenScratch:
+    """Scratch that is as large on every device."""
+    return device.take("bytes", (num_bytes,), label)
+
+
 class GradientCell:
     """Where a leaf's gradient is kept. Apart from the leaf, so that nothing forms a cycle.
 
-    Only a parameter's gradient counts as one: the leaf that stands for a checkpoint's input has a
-    cell too.
+    Only a parameter's gradient counts as one, and its storage is `weight`: the leaf that stands for
+    a checkpoint's input has a cell too.
     """
 
-    __slots__ = ("accumulator", "grad", "is_of_parameter")
+    __slots__ = ("accumulator", "grad", "weight")
 
-    def __init__(self, is_of_parameter: bool = True) -> None:
-        self.is_of_parameter = is_of_parameter
+    def __init__(self, weight: int = 0) -> None:
+        self.weight = weight
         self.grad: Tensor | None = None
         self.accumulator: ReferenceType[AccumulateGrad] | None = None
 
@@ -272,4 +306,4 @@ class Parameter(Tensor):
         super().__init__(storage, shape, device.dense_strides(shape), dtype)
         storage.assign("parameters")
         self.requires_grad = True
-        self.cell = GradientCell()
+        self.cell = GradientCell(storage.ident)

@@ -1,4 +1,4 @@
-"""The training step on shapes: `planner/training.py`, line by line. Change both."""
+"""The training step on shapes: `planner/training/step.py`, line by line. Change both."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from planner.ledger import IN_BACKWARD, OPTIMIZER_CALL, Ledger
-from planner.schema import SwinConfig, TrainSetting
-from planner.schema.distribution import SHARDED
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.core.schema.distribution import SHARDED
+from planner.ledger.ledger import IN_BACKWARD, OPTIMIZER_CALL, Ledger
 from planner.step.autocast import AutocastScope
 from planner.step.data_parallel import DataParallel
 from planner.step.engine import backward
 from planner.step.frames import plain_calls
 from planner.step.loss import cross_entropy
-from planner.step.nn import Module, name_modules
+from planner.step.nn import Module, move_in_order, name_modules
 from planner.step.offloading import offload_activations
 from planner.step.optimizers import Optimizer, clip_gradients, make_optimizer
 from planner.step.optimizers.adamw_8bit import notes_of
+from planner.step.optimizers.offloaded import offloading_notes
 from planner.step.pointwise import like, mul, scale
-from planner.step.reducer_notes import reducer_notes
+from planner.step.reducer import steps_until_steady
+from planner.step.reducer_notes import bound, reducer_notes
 from planner.step.repeat import num_allocated, repeated
 from planner.step.sharding import Sharding
 from planner.step.sharding_notes import sharding_notes
@@ -121,16 +123,15 @@ class Training:
         setting: TrainSetting,
         batch: Batch,
         sharding: Sharding | None = None,
+        parallel: DataParallel | None = None,
     ) -> None:
         self.device = device
         self.module = module
         self.setting = setting
         self.batch = batch
         self.sharding = sharding
-        self.parallel: DataParallel | None = None
-        if setting.parallelism == "ddp":
-            self.parallel = DataParallel(device, module, setting)
-        self.call: Callable[[Tensor], Tensor] = self.parallel or module
+        self.parallel = parallel
+        self.call: Callable[[Tensor], Tensor] = parallel or module
         parameters = [p for p in self.parameters() if p.requires_grad]
         self.optimizers: dict[int, Optimizer] = {}
         if setting.optimizer_in_backward:
@@ -329,36 +330,41 @@ def record_training(
     in_place_sums: bool = True,
     rank: int = 0,
 ) -> Ledger:
-    """Builds the model on shapes and runs two optimizer steps, then the validation that the setting
-    asks for; returns all their events.
+    """Builds the model on shapes and runs optimizer steps until one repeats the one before, then
+    the validation that the setting asks for; returns all their events.
 
     Lifetimes are those of reference counts, so calls are Python's own, and the cyclic collector is
     off meanwhile: it would only cost time (a test shows that it finds nothing).
     """
     device = Device(in_place_sums, "bfloat16" if setting.precision == "pure-bf16" else "float32")
     device.channels_last = setting.memory_format == "channels_last"
+    device.tried_convolutions = set() if setting.cudnn_benchmark else None
     with plain_calls(), _no_collector():
         module = build(device)
         name_modules(module)
+        move_in_order(module, device)
         is_sharded = setting.parallelism in SHARDED
         sharding = Sharding(device, module, setting, rank) if is_sharded else None
-        training = Training(device, module, setting, make_batch(device, model, setting), sharding)
+        parallel = DataParallel(device, module, setting) if setting.parallelism == "ddp" else None
+        batch = make_batch(device, model, setting)
+        training = Training(device, module, setting, batch, sharding, parallel)
+        del batch, parallel
         device.mark("build", 0)
         if training.repeats:
             training.step_twice()
         else:
-            training.step()
-            training.step()
+            for _ in range(steps_until_steady(setting)):
+                training.step()
         if setting.validation_batch_size:
             training.validate()
         num_parameters = sum(p.numel for p in module.parameters())
         events = tuple(device.events)
-        notes = (*training.notes_of_devices(rank), *notes_of(setting))
+        notes = (*training.notes_of_devices(rank), *notes_of(setting), *offloading_notes(setting))
         device.on_gradient = None  # else device and reducer would keep each other
         if sharding is not None:
             sharding.close()
         del training, module, sharding
-    return Ledger(events, setting.batch_size, num_parameters, notes)
+    return bound(Ledger(events, setting.batch_size, num_parameters, notes), setting)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from planner.step.autograd import (
     Gradients,
@@ -23,7 +24,7 @@ from planner.step.strides import (
     resolve_shape,
     view_strides,
 )
-from planner.step.tensor import Tensor, empty
+from planner.step.tensor import Tensor, empty, take_bytes
 
 __all__ = [
     "alias", "cat", "chunk", "contiguous", "expand", "flatten", "pad", "pad_image", "pad_last",
@@ -49,11 +50,14 @@ def alias(x: Tensor) -> Tensor:
 
 
 def view(x: Tensor, *shape: int, name: str = "ViewBackward0") -> Tensor:
-    """`x.view(shape)`. AssertionError where only a copy has that shape."""
+    """`x.view(shape)`. AssertionError where only a copy has that shape. `_unsafe_view`, which is of
+    what nobody else sees, keeps no base."""
     target = resolve_shape(x.numel, shape)
     strides = view_strides(x.shape, x.strides, target)
     assert strides is not None, f"view of {x.shape} {x.strides} as {target} needs a copy"
     y = _alias(x, target, strides)
+    if name == "UnsafeViewBackward0":
+        y.base = None
     if tracks(x):
         record(y, name, (x,), _view_backward, data=x.shape)
     return y
@@ -338,7 +342,27 @@ def _index_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     index = node.unpack(0)
     device = grad.storage.device
     zeros = empty(device, node.data, grad.dtype, "aten.new_zeros")
+    result = zeros
+    if not device.in_place_sums:
+        result = empty(device, node.data, grad.dtype, "aten.index_put")
+    _sort_indices(grad, index, node.data[0])
     device.compute("aten.index_put", "copy", grad.dtype, 0, 2 * grad.num_bytes + index.num_bytes, 4)
-    if device.in_place_sums:
-        return (zeros,)
-    return (empty(device, node.data, grad.dtype, "aten.index_put"),)
+    return (result,)
+
+
+def _sort_indices(grad: Tensor, index: Tensor, num_rows: int) -> None:
+    """What `index_put` takes to add up rows of one index (cuda/Indexing.cu,
+    index_put_with_sort_kernel): indices made linear, the values row by row, the indices sorted and
+    their places, and what the sort takes itself."""
+    device, label = grad.storage.device, "aten.index_put"
+    indices = partial(take_bytes, device, index.num_bytes, label)
+    raw = indices()
+    linear = indices()
+    del raw
+    values = None if grad.is_contiguous else take_bytes(device, grad.num_bytes, label)
+    held = [indices() for _ in range(3)]
+    held.append(device.take("sort", (index.numel, num_rows), label))
+    while held:
+        held.pop()
+    del values
+    del linear

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from planner.ledger import Computed
-from planner.schema import SwinConfig, TrainSetting
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.ledger.ledger import Computed
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import DeviceRates, StepTime, device_seconds
 

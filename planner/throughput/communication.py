@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from planner.ledger import Exchanged, Group, Sent
-from planner.schema import TrainSetting
-from planner.schema.link import bus_factor
+from planner.core.collectives import Group
+from planner.core.schema import TrainSetting
+from planner.core.schema.link import bus_factor
+from planner.ledger.ledger import Exchanged, Sent
 
 if TYPE_CHECKING:
-    from planner.hardware.fabric import Fabric
+    from planner.machine.hardware.fabric import Fabric
 
 # How much longer computing and communicating take while both go on. Published of A100: 1.1256
 # (PKU-DAIR/Hetu-Galvatron @cea12ff, hardware_configs/overlap_coefficient.json).

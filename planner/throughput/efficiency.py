@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from planner.hardware.gpu import Gpu
+from planner.machine.hardware.gpu import Gpu
 
 # Fitted, 2026-11-21. Of the bandwidth, by what moves large tensors element by element.
 BANDWIDTH_SHARE = MappingProxyType({"HBM": 0.51, "GDDR": 0.84})

@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.schema.loading import LoaderBound
+from planner.core.schema.loading import LoaderBound
 
 # Of the processors that a loader could keep busy, from which on they are what bounds it: the rest
 # goes to waiting for disks and to the queue. A judgement.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from planner.compiled import FUSED_PREFIX
-from planner.ledger import Computed, Exchanged
-from planner.schema.setting import TrainSetting
+from planner.core.schema.setting import TrainSetting
+from planner.ledger.ledger import Computed, Exchanged
+from planner.memory.compiled import FUSED_PREFIX
 
 Operation = tuple[str, Computed]  # (phase, operation), as `Ledger.operations` yields them
 
@@ -24,7 +24,7 @@ def with_updates_last(
     """Updates in backward follow that of a compiled model: it hands over all gradients as it
     returns."""
     is_whole = setting.compile != "off" and setting.compile_scope == "model"
-    if not setting.optimizer_in_backward or not is_whole:
+    if not setting.updates_beside or not is_whole:
         return operations
     return sorted(operations, key=lambda operation: operation[0] == "optimizer")
 

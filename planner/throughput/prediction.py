@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from planner.hardware.gpu import ASSUMED_LINK, Gpu
-from planner.ledger import COMPILED_CALL, Computed, Exchanged, OperationKind, Sent
-from planner.schema.setting import GRAPH_MODES, TrainSetting
+from planner.core.schema.setting import GRAPH_MODES, TrainSetting
+from planner.ledger.ledger import COMPILED_CALL, Computed, Exchanged, OperationKind, Sent
+from planner.machine.hardware.gpu import ASSUMED_LINK, Gpu
 from planner.throughput import efficiency
 from planner.throughput.communication import (
     Communication,
@@ -126,6 +126,7 @@ class DeviceRates:
         """Of a step of `setting`, relative: what was measured narrows it only for its like."""
         alike = setting.compile == "off" and setting.attention == "eager"
         alike = alike and setting.precision not in ("tf32", "fp8") and setting.offload == "none"
+        alike = alike and setting.offload_optimizer == "none"
         return self.uncertainty if alike else self.other_uncertainty
 
 
@@ -134,8 +135,8 @@ class StepTime(Accounts):
     """One steady optimizer step, predicted. The seconds of its `parts` sum to `step_seconds`;
     `host_seconds` and `device_seconds` are what each would take alone. `images_per_second` are
     those of one device. `matrix_flops` are the FLOPs of its matmuls, convolutions and attention,
-    recomputed ones too. `communication` is what it exchanges with other devices, where its ledger
-    and the links say so."""
+    recomputed ones too, `launches` its kernels. `communication` is what it exchanges with
+    other devices, where its ledger and the links say so."""
 
     step_seconds: float
     images_per_second: float
@@ -143,6 +144,7 @@ class StepTime(Accounts):
     uncertainty: float
     parts: tuple[Part, ...]
     matrix_flops: float
+    launches: int
     host_seconds: float
     device_seconds: float
     left_out: tuple[str, ...] = ()
@@ -165,6 +167,8 @@ def predict_step(
     """
     step, kernels, exchanges = prepared(operations, rates, setting, recorded_accumulate, exchanges)
     step.matrix_flops = _matrix_flops(kernels)
+    for phase, operation in kernels:
+        step.launches[phase] += operation.kernels
     alone = step.time(None)
     return alone if exchanges is None else _together(step, exchanges, alone)
 
@@ -264,9 +268,10 @@ def _bound_device_seconds(
     start *= operation.kernels
     bound = BANDWIDTH
     if operation.kind == "transfer":
-        # On the stream that computes, which waits. A CPU's tensors are on the host: none moves.
+        # On the stream that computes, which waits, but for one without a kernel there: that goes
+        # beside. A CPU's tensors are on the host: none moves.
         busy, bound = operation.num_bytes / rates.link_bandwidth, LINK
-        if not rates.asynchronous:
+        if not rates.asynchronous or not operation.kernels:
             busy = 0.0
     elif operation.kind in _MATRIX_KINDS:
         rate = rates.matrix_rate(phase, operation, setting.precision)
@@ -355,6 +360,7 @@ class _Step:
         self.setting = setting
         self.recorded = recorded
         self.matrix_flops: Mapping[str, int] = {}
+        self.launches: dict[str, int] = defaultdict(int)
 
     def share_of(self, exchange: Exchanged) -> float:
         """How many times a recorded exchange happens in a step: the last micro-batch may exchange
@@ -403,6 +409,11 @@ class _Step:
         left_out = ["loading the data", "clocks falling under sustained load"]
         if setting.world_size > 1 and exchanges is None:
             left_out.append("communication between devices")
+        if setting.offload_optimizer != "none":
+            left_out.append(
+                "the update of weights on the host, whose processor's rate nobody measured: the "
+                "step takes at least what is predicted"
+            )
         return StepTime(
             step_seconds=total,
             images_per_second=setting.batch_size * setting.accumulate / total if total else 0.0,
@@ -410,6 +421,7 @@ class _Step:
             uncertainty=rates.uncertainty_of(setting),
             parts=tuple(parts),
             matrix_flops=sum(self._scaled(p, flops) for p, flops in self.matrix_flops.items()),
+            launches=round(sum(self._scaled(p, n) for p, n in self.launches.items())),
             host_seconds=sum(self._scaled(p, s) for p, s in line.issuing.items()),
             device_seconds=total - waited - exposed,
             left_out=tuple(left_out),

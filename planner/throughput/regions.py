@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner.compiled import is_kernel
-from planner.ledger import Computed
-from planner.schema import TrainSetting
+from planner.core.schema import TrainSetting
+from planner.ledger.ledger import Computed
+from planner.memory.compiled import is_kernel
 
 COMPILED_PHASES = frozenset(("forward", "backward"))  # the optimizer's step is not compiled
 WHOLE = ""  # the region that is the model, and what the step does around it

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from planner.hardware.gpu import Gpu
-from planner.hardware.precisions import peak_flops
-from planner.ledger import RECORDED_MICRO_BATCHES, Ledger
-from planner.schema import Model, SwinConfig, TrainSetting
+from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
+from planner.machine.hardware.gpu import Gpu
+from planner.machine.hardware.precisions import peak_flops
 from planner.throughput.parts import Accounts, Cost, Part
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ class Throughput(Accounts):
     The seconds of its `parts` (by phase, kind of operation, and what bounds it: host, bandwidth,
     matrix units, kernel starts, links), where it has any, sum to `step_seconds`; `host_seconds` is
     what the host needs to issue the step. `matrix_flops` are the step's FLOPs on matrix units,
-    recomputed ones too; `peak_share` the share that they are of the named GPU's peak.
-    `images_per_second` are those of one of `devices`. `communication` is what they exchange, where
-    that is known.
+    recomputed ones too; `peak_share` the share that they are of the named GPU's peak; `launches`
+    are its kernels. `images_per_second` are those of one of `devices`. `communication` is what they
+    exchange, where that is known. With `host_updates` the host updates weights, which is left out.
     """
 
     step_seconds: float
@@ -37,8 +37,10 @@ class Throughput(Accounts):
     host_seconds: float = 0.0
     matrix_flops: float = 0.0
     peak_share: float | None = None
+    launches: int = 0
     devices: int = 1
     communication: Communication | None = None
+    host_updates: bool = False
 
     @property
     def all_images_per_second(self) -> float:
@@ -47,8 +49,9 @@ class Throughput(Accounts):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds what devices exchange; else the rate of several is an upper bound."""
-        return self.devices == 1 or self.communication is not None
+        """Whether it holds what devices exchange, and all updates; else the rate is an upper
+        bound."""
+        return not self.host_updates and (self.devices == 1 or self.communication is not None)
 
     def to_json(self) -> dict[str, Any]:
         rate = {"all_images_per_second": self.all_images_per_second}
@@ -76,7 +79,7 @@ def exchanges_of(
     events = ledger.exchanges()
     if not events:
         return None
-    from planner.hardware.fabric import find_fabric, has_usual_link
+    from planner.machine.hardware.fabric import find_fabric, has_usual_link
     from planner.throughput.communication import Exchanges
 
     if link is None and gpu is not None and not has_usual_link(gpu):
@@ -167,8 +170,10 @@ def throughput_of(
         time.host_seconds,
         time.matrix_flops,
         None if peak is None else time.matrix_flops / time.step_seconds / peak,
+        time.launches,
         setting.world_size,
         time.communication,
+        setting.offload_optimizer != "none",
     )
 
 

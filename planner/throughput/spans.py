@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from planner.ledger import Computed, Exchanged, Group, Ledger, Sent
-from planner.schema import TrainSetting
+from planner.core.collectives import Group
+from planner.core.schema import TrainSetting
+from planner.ledger.ledger import Computed, Exchanged, Ledger, Sent
 from planner.throughput.fusing import Operation, with_updates_last
 from planner.throughput.timeline import BETWEEN, HOST, OTHERS, WAITING, Priced, Timeline
 
@@ -64,7 +65,7 @@ def step_spans(
     exchanges: Exchanges | None = None,
 ) -> StepSpans:
     """The recorded micro-batches of a ledger's steady step, as `step_time` predicts them."""
-    from planner.ledger import RECORDED_MICRO_BATCHES
+    from planner.ledger.ledger import RECORDED_MICRO_BATCHES
     from planner.throughput.prediction import prepared
 
     recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)

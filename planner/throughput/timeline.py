@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from planner.ledger import Exchanged, Sent
+from planner.ledger.ledger import Exchanged, Sent
 from planner.throughput.communication import Traffic
 
 WAITING = "waiting for the host"  # the entry of `kind_seconds` in which the device is idle

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.core.schema import Model, TrainSetting
 from planner.libraries.building import Build
-from planner.schema import Model, TrainSetting
-from planner.tasks import Task, as_task
-from planner.tasks.blocks import checkpoint_as_set
-from planner.tasks.making import GivenTask
-from planner.training import float8_notes, lay_out
+from planner.training.step import float8_notes, lay_out
+from planner.training.tasks import Task, as_task
+from planner.training.tasks.blocks import checkpoint_as_set
+from planner.training.tasks.making import GivenTask
 
 _LARGE = 1 << 16  # elements: above this nothing but a weight is made while a model is built
 _FILLED = tuple(

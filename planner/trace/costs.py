@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from planner.kinds import NO_KERNEL, kind_of
-from planner.ledger import Computed
+from planner.ledger.kinds import NO_KERNEL, kind_of
+from planner.ledger.ledger import Computed
 from planner.trace.trees import tensors_in
 
 aten = torch.ops.aten

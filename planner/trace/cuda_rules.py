@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from planner.core.torch_version import torch_version
 from planner.trace.trees import tensors_in
 
 aten = torch.ops.aten
@@ -60,6 +61,8 @@ _BANNED = ("binary_cross_entropy",)
 # The alignment of the memory-efficient kernel's mask
 # (aten/src/ATen/native/transformers/attention.cpp, preprocess_mask).
 _MASK_ROW_ELEMENTS = 8
+# Run on 2.13.0, 2.14.1 and 2.15.0 (2026-11-23): the nodes of torch's own CUDA code.
+_UNBATCHED_FUSED = (2, 14)
 _FLASH_MAX_HEAD_CHANNELS = 256  # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
 
 
@@ -259,8 +262,14 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """The kernel CUDA picks (sdp_utils.cpp): flash where there is no mask and the dtype is of 16
-    bits, else memory-efficient; the plain formula where neither can run."""
-    if query.dim() != 4 or enable_gqa or _wider_head(query, value):
+    bits, else memory-efficient; the plain formula where neither can run. From torch 2.14 on what
+    has no batch gets one of 1 (`normalize_unbatched_input` of sdp_utils_cpp.h)."""
+    unfused = enable_gqa or _wider_head(query, value)
+    if query.dim() == 3 and not unfused and torch_version() >= _UNBATCHED_FUSED:
+        mask = attn_mask if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())]
+        batch = (query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask)
+        return _attention(*batch, dropout_p, is_causal, scale=scale).squeeze(0)
+    if query.dim() != 4 or unfused:
         plain: Tensor = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]

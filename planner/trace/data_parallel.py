@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from planner.ledger import Collective
-from planner.schema import TrainSetting
+from planner.core.collectives import Collective
+from planner.core.schema import TrainSetting
 from planner.step.broadcasts import States
 from planner.step.reducer import Reducer, Weight
-from planner.tasks.trees import map_tensors
 from planner.trace.recorder import Recorder
 from planner.trace.trees import tensors_in
+from planner.training.tasks.trees import map_tensors
 
 
 class LeafGradients:

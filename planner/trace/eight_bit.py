@@ -14,9 +14,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from planner.schema import TrainSetting
+from planner.core.schema import TrainSetting
 from planner.step.optimizers.adamw_8bit import BLOCK, TABLE, work_of
-from planner.training import import_adamw_8bit
+from planner.training.step import import_adamw_8bit
 
 
 def load_8bit(setting: TrainSetting) -> None:

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import (
 )
 
 import planner
-from planner.errors import PlannerError, UnsupportedError
-from planner.schema import Model
-from planner.schema.any_model import FactoryModel
+from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.schema import Model
+from planner.core.schema.any_model import FactoryModel
 
 # Frames in these are not what a person would mend.
 _OTHERS = tuple(str(Path(package.__file__ or "").parent) + "/" for package in (torch, planner))

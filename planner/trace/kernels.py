@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.core.torch_version import torch_version
 from planner.step import shards
+from planner.step.attention import SEED_ON_DEVICE
 
 aten = torch.ops.aten
 
@@ -28,7 +30,9 @@ def run_as_on_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def host_results(func: Any, result: Any) -> Sequence[Tensor]:
     """Those tensors of `result` that CUDA's kernel makes on the host."""
-    if func is aten._scaled_dot_product_efficient_attention.default:
+    if func is aten._scaled_dot_product_efficient_attention.default and (
+        torch_version() < SEED_ON_DEVICE
+    ):
         # Seed and offset of the random numbers, but for graph capture
         # (aten/src/ATen/native/transformers/cuda/attention.cu, Note [Seed and Offset Device]).
         return result[2:4]  # type: ignore[no-any-return]

@@ -6,20 +6,21 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from planner.compiled import in_graph_pool
-from planner.errors import UnsupportedError
-from planner.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
+from planner.core.errors import UnsupportedError
+from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.core.schema.distribution import SHARDED
+from planner.core.schema.setting import GRAPH_MODES
+from planner.ledger.ledger import Allocated, Event, Freed, Ledger, Marked, Scratch, Tagged
 from planner.libraries.building import Build, build_for
-from planner.schema import Model, SwinConfig, TrainSetting
-from planner.schema.distribution import SHARDED
-from planner.schema.setting import GRAPH_MODES
+from planner.memory.compiled import in_graph_pool
+from planner.step.reducer_notes import bound
 from planner.trace.compiled import compile_regions
 from planner.trace.faults import BrokenTraceError, trace_error
 from planner.trace.run import trace_training
 
 
 def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = None) -> Ledger:
-    """Two optimizer steps of the real module on fake tensors, with gradients summed as eager does.
+    """The optimizer steps of the real module on fake tensors, with gradients summed as eager does.
     Compiled, its forward and backward are the kernels of torch's own graph at the setting's batch.
 
     `build` makes the module; without it, the library of a `SwinConfig` or the factory that a
@@ -27,6 +28,7 @@ def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = No
     depends on data), and PlannerError with the line of code where the step fails on shapes.
     """
     _check(model, setting)
+    setting = setting.with_recipe(isinstance(model, SwinConfig))
     build = build or build_for(model, setting)
     compiled = compile_regions(build, model, setting) if setting.compile != "off" else None
     try:
@@ -37,11 +39,13 @@ def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = No
         raise trace_error(model, broken) from broken.__cause__
     notes = (
         f"traced on fake tensors with torch {torch.__version__}",
-        "the trace does not see the scratch memory that CUDA kernels take for themselves",
+        "of the scratch memory that CUDA kernels take for themselves the trace counts what sums, "
+        "norms, softmax, convolutions and index_put take, and no other",
         *trace.assumptions,
     )
-    events = tuple(_short_names(_tag_activations(trace.events)))
-    ledger = Ledger(events, setting.batch_size, trace.num_parameters, notes)
+    end = max(i for i, event in enumerate(trace.events) if isinstance(event, Marked)) + 1
+    events = tuple(_short_names(_tag_activations(trace.events[:end])))
+    ledger = bound(Ledger(events, setting.batch_size, trace.num_parameters, notes), setting)
     return in_graph_pool(ledger) if setting.compile in GRAPH_MODES else ledger
 
 
@@ -62,7 +66,7 @@ def _check(model: Model, setting: TrainSetting) -> None:
 
 def _check_sharded(setting: TrainSetting) -> None:
     """What was never laid beside real ranks: gathered weights come and go in all of these."""
-    for field, followed in (("fsdp_version", 2), ("compile", "off"), ("offload", "none")):
+    for field, followed in (("compile", "off"), ("offload", "none")):
         if (value := getattr(setting, field)) != followed:
             raise UnsupportedError(
                 f"a trace follows FSDP2 in eager steps that keep activations on the device, and "
@@ -102,7 +106,7 @@ def _with_tags(events: Iterable[Event], saved: set[int]) -> Iterator[Event]:
 def _short_names(events: Iterable[Event]) -> Iterator[Event]:
     """`aten.mm.default` is `aten.mm` in a ledger, as on shapes."""
     for event in events:
-        if isinstance(event, Allocated) and event.label.startswith("aten."):
+        if isinstance(event, Allocated | Scratch) and event.label.startswith("aten."):
             yield event._replace(label=".".join(event.label.split(".")[:2]))
         else:
             yield event

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
-from planner.kinds import kind_of
-from planner.ledger import (
+from planner.core.collectives import Collective, Group
+from planner.ledger.kinds import kind_of
+from planner.ledger.ledger import (
     IN_BACKWARD,
     OPTIMIZER_CALL,
     TO_DEVICE,
@@ -25,12 +26,12 @@ from planner.ledger import (
     Allocated,
     Awaited,
     Category,
-    Collective,
     Computed,
+    Emptied,
     Event,
     Freed,
-    Group,
     Marked,
+    Scratch,
     Sent,
     Tagged,
 )
@@ -39,6 +40,7 @@ from planner.trace.costs import copy_cost, cost_of, transfer_cost
 from planner.trace.faults import data_read
 from planner.trace.kernels import chunk_cat_table, host_results, run_as_on_cuda
 from planner.trace.paths import ModulePaths
+from planner.trace.scratch import FOLLOWED
 from planner.trace.sums import GradientSums, InPlaceSums
 from planner.trace.trees import tensors_in
 from planner.trace.values import Values
@@ -80,6 +82,9 @@ class Recorder(TorchDispatchMode):
         self.optimizing = False  # the optimizer may read values, and 10 is as good as any
         self.scalars_on_host = False  # its `step` and the like, unless fused or capturable
         self.values = Values()
+        # The convolutions that cuDNN has tried its algorithms for, where it does.
+        self.tried_convolutions: set[object] | None = None
+        self._path_of_result = ""
         self._label = ""  # what is made under `labelled` is called, and it counts as no operation
         self.num_collectives = 0
         self.is_paused = False  # what runs now is no part of the step
@@ -134,8 +139,7 @@ class Recorder(TorchDispatchMode):
             return result
         on_host = self._is_result_on_host((args, kwargs))
         self.note_host(tensors_in(result) if on_host else host_results(func, result))
-        self.note(result, self._label or self.running, path)
-        self._note_attention_scratch(func, args, path)
+        self._note_result(func, args, result, path, on_host)
         if not self.optimizing:
             self.values.follow(func, args, kwargs, result)
         if self._paths is not None and self._transfer:
@@ -145,6 +149,36 @@ class Recorder(TorchDispatchMode):
         del scratch
         self.running = ""
         return result
+
+    def _note_result(
+        self, func: Any, args: tuple[Any, ...], result: Any, path: str, on_host: bool
+    ) -> None:
+        """Counts the result, and what CUDA's kernel asks for beside it."""
+        follow = None if on_host or self._label or self._transfer else FOLLOWED.get(func)
+        if follow is None:
+            self.note(result, self._label or self.running, path)
+            self._note_attention_scratch(func, args, path)
+            return
+        self._path_of_result = path
+        follow(self, args, result)
+        self.note(result, self.running, path)
+
+    def took(self, law: str, sizes: tuple[int, ...]) -> int:
+        number, self._next = self._next, self._next + 1
+        self.events.append(Scratch(number, law, sizes, self.running, self._path_of_result))
+        return number
+
+    def gave_back(self, number: int) -> None:
+        self.events.append(Freed(number))
+
+    def made(self, result: Tensor | None) -> None:
+        if result is not None:
+            self.add(result, self.running, self._path_of_result)
+
+    def tried_convolution(self, *key: object) -> None:
+        if self.tried_convolutions is not None and key not in self.tried_convolutions:
+            self.tried_convolutions.add(key)
+            self.events.append(Emptied(self._path_of_result))
 
     def _device_of(self, tensor: FakeTensor) -> torch.device:
         """FakeTensorMode's own answer, at once: it is asked more often than any operation runs."""
@@ -180,7 +214,7 @@ class Recorder(TorchDispatchMode):
         """Counts what CUDA's kernel allocates and a fake one does not; returns what lives until the
         result exists: `roll` goes one dimension at a time
         (aten/src/ATen/native/cuda/TensorTransformations.cu)."""
-        if func._schema.name == "fsdp::chunk_cat":
+        if func._schema.name in ("fsdp::chunk_cat", "fsdp::chunk_cat_mixed_dtype"):
             table = torch.empty(chunk_cat_table(args[0], args[2], kwargs["out"]), dtype=torch.uint8)
             self.note(table, self.running, path)
             return table
@@ -279,12 +313,16 @@ class Recorder(TorchDispatchMode):
             if address not in self._alive:
                 self._host[address] = weakref.ref(storage, partial(self._forget, address))
 
-    def tag(self, tensors: Iterable[Tensor], category: Category) -> None:
-        """From here on the storages of `tensors` count as `category` (with `paths` only)."""
+    def tag(
+        self, tensors: Iterable[Tensor], category: Category, weight: Tensor | None = None
+    ) -> None:
+        """From here on the storages of `tensors` count as `category` (with `paths` only), as
+        gradients of `weight` where one is given."""
         if self._paths is None:
             return
+        of = None if weight is None else self._alive.get(weight.untyped_storage()._cdata)
         for tensor in tensors:
-            self._tag(tensor.untyped_storage()._cdata, category)
+            self._tag(tensor.untyped_storage()._cdata, category, of[0] if of else 0)
 
     @contextmanager
     def labelled(self, label: str) -> Iterator[None]:
@@ -362,7 +400,7 @@ class Recorder(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         of_gradient = node is not None and node.name() == _ACCUMULATE_GRAD
         if of_gradient and not self.optimizing:
-            self.tag(tensors_in(result), "gradients")
+            self.tag(tensors_in(result), "gradients", node.variable)  # type: ignore[attr-defined]
 
     def _note_recomputation(self, result: Any) -> None:
         """Checkpointing runs a forward within the backward: what that leaves alive is saved."""
@@ -377,11 +415,11 @@ class Recorder(TorchDispatchMode):
             if address in self._alive and self._alive[address][0] not in self._tagged:
                 self._tag(address, "activations")
 
-    def _tag(self, address: int, category: Category) -> None:
+    def _tag(self, address: int, category: Category, weight: int = 0) -> None:
         known = self._alive.get(address)
         if known is not None:
             self._tagged.add(known[0])
-            self.events.append(Tagged(known[0], category))
+            self.events.append(Tagged(known[0], category, weight))
 
     def _forget(self, address: int, _: Any) -> None:
         del self._host[address]

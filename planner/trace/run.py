@@ -1,4 +1,4 @@
-"""A real module trained for two steps on fake tensors: what it allocates, in order."""
+"""A real module trained for some steps on fake tensors: what it allocates, in order."""
 
 from __future__ import annotations
 
@@ -17,31 +17,35 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from planner import offloading
-from planner.errors import PlannerError
-from planner.ledger import Allocated, Event, Freed, Marked, Tagged
+from planner.core.errors import PlannerError
+from planner.core.schema import Model, TrainSetting
+from planner.core.schema.distribution import SHARDED
+from planner.ledger.ledger import Allocated, Event, Freed, Marked, Scratch, Tagged
 from planner.libraries.building import Build
 from planner.memory.profile import walk
-from planner.parallel.spreading import Spread
-from planner.schema import Model, TrainSetting
-from planner.schema.distribution import SHARDED
 from planner.step.frames import plain_calls
 from planner.step.optimizers.adamw_8bit import notes_of
+from planner.step.optimizers.offloaded import offloading_notes
+from planner.step.reducer import steps_until_steady
 from planner.step.reducer_notes import reducer_notes
-from planner.tasks import Task
-from planner.tasks.blocks import blocks_to_shard
-from planner.tasks.trees import map_tensors, tensors_of
 from planner.trace.building import build_task, given_batch, make_fake
 from planner.trace.compiled import Regions
 from planner.trace.cuda_rules import as_on_cuda
 from planner.trace.data_parallel import DataParallel
 from planner.trace.eight_bit import compiled_step_as_measured, load_8bit
 from planner.trace.faults import BrokenTraceError, quiet_fakes
+from planner.trace.offloaded import Offloaded
 from planner.trace.paths import ModulePaths
 from planner.trace.recorder import Recorder
 from planner.trace.sums import GradientSums
 from planner.trace.trees import tensors_in
-from planner.training import Training, import_lion
+from planner.training import offloading
+from planner.training import step as training_step
+from planner.training.parallel.spread import Spread
+from planner.training.step import Training, import_lion
+from planner.training.tasks import Task
+from planner.training.tasks.blocks import blocks_to_shard
+from planner.training.tasks.trees import map_tensors, tensors_of
 
 if TYPE_CHECKING:
     from planner.trace.sharding import Sharding
@@ -57,9 +61,9 @@ class Trace:
     num_steps: int
     assumptions: tuple[str, ...] = ()
 
-    def storages(self) -> list[Allocated | Freed | Marked]:
+    def storages(self) -> list[Allocated | Scratch | Freed | Marked]:
         """The events without what is computed and what storages are for."""
-        return [e for e in self.events if isinstance(e, Allocated | Freed | Marked)]
+        return [e for e in self.events if isinstance(e, Allocated | Scratch | Freed | Marked)]
 
     def live(self) -> Iterator[tuple[Event, int]]:
         """Each event with the live bytes after it, every request rounded up to 512 B."""
@@ -105,7 +109,7 @@ def trace_training(
     build: Build,
     model: Model,
     setting: TrainSetting,
-    num_steps: int = 2,
+    num_steps: int | None = None,
     gradient_sums: GradientSums = "out_of_place",
     detailed: bool = False,
     compiled: Regions | None = None,
@@ -123,7 +127,8 @@ def trace_training(
     if setting.optimizer_family == "lion":
         import_lion()  # else it would be imported amid fake tensors
     with sharding_of(setting, rank) as sharding:
-        return _trace(build, model, setting, num_steps, gradient_sums, detailed, compiled, sharding)
+        steps = steps_until_steady(setting) if num_steps is None else num_steps
+        return _trace(build, model, setting, steps, gradient_sums, detailed, compiled, sharding)
 
 
 def _trace(
@@ -145,6 +150,7 @@ def _trace(
         held_out = given_batch(task, setting.validation_batch_size)
     with plain_calls(), collector_off(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         recorder = Recorder(gradient_sums, ModulePaths(module) if detailed else None)
+        recorder.tried_convolutions = set() if setting.cudnn_benchmark else None
         make_fake(module, mode, recorder.values.learn)
         num_parameters = sum(p.numel() for p in module.parameters())
         add_module(recorder, module)
@@ -167,7 +173,8 @@ def _trace(
                 raise BrokenTraceError(recorder.running) from error
         events = tuple(in_steady_order(recorder.events))
         del module
-    assumptions = (*notes, *notes_of(setting), *sorted(recorder.values.assumed))
+    known = (*notes_of(setting), *offloading_notes(setting))
+    assumptions = (*notes, *known, *sorted(recorder.values.assumed))
     return Trace(events, num_parameters, num_steps, assumptions)
 
 
@@ -214,6 +221,7 @@ def _train(
     spread: Spread | None,
 ) -> tuple[str, ...]:
     """Returns what is to be said of it."""
+    parallel = DataParallel(recorder, module, setting) if setting.parallelism == "ddp" else None
     batch = given.batch
     if batch is None:
         batch = task.batch(setting.batch_size, torch.device("cpu"))
@@ -221,7 +229,6 @@ def _train(
     recorder.note(tensors, "batch")
     recorder.values.forget_values(tensors)
     recorder.tag(tensors, "activations")
-    parallel = DataParallel(recorder, module, setting) if setting.parallelism == "ddp" else None
     training = Training(module, setting, task, batch, parallel, parallel or spread)
     recorder.tag([p for t in training.ema or [] for p in _parts(t)], "optimizer_state")
     watch_optimizer(recorder, training)
@@ -322,11 +329,14 @@ def scaler_as_on_cuda() -> Iterator[None]:
 @contextlib.contextmanager
 def offload_as_on_cuda(recorder: Recorder) -> Iterator[None]:
     """The fake tensors of the device say that they are on a CPU: the recorder knows which are."""
-    with mock.patch.multiple(
-        offloading,
-        is_on_device=recorder.is_on_device,
-        copy_to_host=recorder.to_host,
-        copy_back=recorder.to_device,
+    with (
+        mock.patch.multiple(
+            offloading,
+            is_on_device=recorder.is_on_device,
+            copy_to_host=recorder.to_host,
+            copy_back=recorder.to_device,
+        ),
+        mock.patch.object(training_step, "offload_optimizer", partial(Offloaded, recorder)),
     ):
         yield
 

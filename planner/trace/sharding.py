@@ -30,12 +30,12 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner.errors import UnsupportedError
-from planner.ledger import Group
-from planner.parallel.fully_sharded import Sharded, make_mesh, shard_in_place
-from planner.schema import TrainSetting
+from planner.core.collectives import Group
+from planner.core.errors import UnsupportedError
+from planner.core.schema import TrainSetting
 from planner.step.sharding_notes import sharding_notes
 from planner.trace.recorder import SENDING, Recorder
+from planner.training.parallel.fully_sharded import Sharded, make_mesh, shard_in_place
 
 # In the order in which FSDP2 makes them (`FSDPCommContext.lazy_init`).
 STREAMS = ("all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce")

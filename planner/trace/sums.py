@@ -93,8 +93,9 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _owners(tensor: Tensor) -> tuple[int, int]:
-    storage = tensor.untyped_storage()
-    return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    counted: Any = tensor  # torch's stubs know of these counts from 2.15 on
+    core: Any = torch._C
+    return counted._use_count(), core._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 @functools.cache

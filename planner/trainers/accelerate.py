@@ -10,14 +10,16 @@ accelerator.py).
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
 
-from planner.schema import SwinConfig, TrainSetting
-from planner.schema.distribution import DEEPSPEED, SHARDED
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.core.schema.distribution import DEEPSPEED, SHARDED
+from planner.estimation.recipe import learning_rate_note
 from planner.trainers.building import FILENAME as CODE_FILENAME
-from planner.trainers.building import building_source
+from planner.trainers.building import building_source, forward_source
 from planner.trainers.engine import ZERO_PARALLEL, engine_source, on_gpus, zero_notes
 from planner.trainers.launch import PORT, launch, nodes_notes, torchrun
 from planner.trainers.loader import train_loader
@@ -35,8 +37,8 @@ from planner.trainers.plan import (
     refused,
 )
 from planner.trainers.pretrained import build_call, fine_tuning_notes
-from planner.trainers.recipe import learning_rate_note, recipe_of
-from planner.trainers.source import arguments, compiles_whole, image_lines, offloaded
+from planner.trainers.source import arguments, compiles_whole, image_lines
+from planner.trainers.templates import render
 
 FILENAME = "accelerate.yaml"
 
@@ -61,12 +63,12 @@ def write(plan: Plan) -> Written:
     tuning = fine_tuning_notes(plan.model, setting)
     machines = nodes_notes(setting)
     machines += (_BY_TORCHRUN,) if by_torchrun else (_RANK,) if several else ()
-    notes = (learning_rate_note(setting), *machines, *zero_notes(setting))
-    notes = (*notes, *loop_notes(setting), *tuning)
+    notes = (learning_rate_note(setting, plan.model), *machines, *zero_notes(setting))
+    notes = (*notes, *tuning)
     batch = {
         "train_micro_batch_size_per_gpu": setting.batch_size,
         "gradient_accumulation_steps": setting.accumulate,
-        "gradient_clipping": recipe_of(setting).clip_norm or 0.0,
+        "gradient_clipping": plan.recipe.clip_norm or 0.0,
     }
     more = f"The model, the optimizer and what your script does with them: {CODE_FILENAME}."
     text = plan.comment(run, more, notes=notes) + yaml.safe_dump(_values(plan), sort_keys=False)
@@ -91,7 +93,7 @@ def _values(plan: Plan) -> dict[str, Any]:
         "distributed_type": _distributed_type(setting, cpu),
         "num_machines": setting.nodes,
         "num_processes": setting.world_size,
-        "mixed_precision": setting.precision if autocast else "no",
+        "mixed_precision": _autocast(setting) if autocast else "no",
         "use_cpu": cpu,
     }
     if by_deepspeed:  # its configuration: in building.py
@@ -114,6 +116,11 @@ def _values(plan: Plan) -> dict[str, Any]:
             "dynamo_use_fullgraph": setting.compile_fullgraph,
         }
     return values
+
+
+def _autocast(setting: TrainSetting) -> str:
+    """Its "fp8" would convert the model by itself: building.py has, and the rest is bf16."""
+    return "bf16" if setting.precision == "fp8" else setting.precision
 
 
 def _environment(plan: Plan) -> dict[str, str]:
@@ -140,22 +147,17 @@ def _distributed_type(setting: TrainSetting, cpu: bool) -> str:
 
 
 def _fsdp_values(plan: Plan) -> dict[str, Any]:
-    """Keys of utils/launch.py, prepare_multi_gpu_env. Version 1 calls `reshard_after_forward` by
-    its strategy."""
+    """Keys of utils/launch.py, prepare_multi_gpu_env. Its own FSDP is version 1 unless told."""
     setting = plan.setting
-    reshard: bool | str = setting.fsdp_reshard
-    if setting.fsdp_version == 1:
-        reshard = "FULL_SHARD" if setting.fsdp_reshard else "SHARD_GRAD_OP"
     return {
-        "fsdp_version": setting.fsdp_version,
+        "fsdp_version": 2,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_transformer_layer_cls_to_wrap": ",".join(block_classes(plan.swin, setting)),
-        "fsdp_reshard_after_forward": reshard,
+        "fsdp_reshard_after_forward": setting.fsdp_reshard,
         "fsdp_state_dict_type": "FULL_STATE_DICT",
         "fsdp_cpu_ram_efficient_loading": False,
         "fsdp_offload_params": False,
         "fsdp_activation_checkpointing": False,  # the model checkpoints itself
-        **({"fsdp_use_orig_params": True} if setting.fsdp_version == 1 else {}),
     }
 
 
@@ -175,10 +177,9 @@ def _wrapping(setting: TrainSetting) -> tuple[tuple[str, ...], tuple[str, ...]]:
         before.append(f"wrapping = DistributedDataParallelKwargs({options})")
         given.append("kwargs_handlers=[wrapping]")
     if setting.parallelism in SHARDED:
-        kind = "MixedPrecisionPolicy" if setting.fsdp_version == 2 else "MixedPrecision"
         policy = policy_source(setting)
         before += [
-            f"policy = {kind}({policy})  # of torch.distributed.fsdp",
+            f"policy = MixedPrecisionPolicy({policy})",
             "sharding = FullyShardedDataParallelPlugin(mixed_precision_policy=policy)",
         ]
         given.append("fsdp_plugin=sharding")
@@ -188,96 +189,44 @@ def _wrapping(setting: TrainSetting) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(before), (steps, *given)
 
 
-def _script(plan: Plan) -> tuple[str, ...]:
-    """The lines of a script that trains with `building.py`."""
-    setting, recipe = plan.setting, recipe_of(plan.setting)
-    rate = "LEARNING_RATE" if recipe.learning_rate is not None else "LR"
-    built, stepped = _stepping(setting)
+def _script(plan: Plan) -> str:
+    """The script that trains with `building.py`."""
+    setting = plan.setting
     before, given = _wrapping(setting)
-    clip = (
-        "        if accelerator.sync_gradients:",
-        "            accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)",
+    called = re.findall(r"\b[A-Z]\w+(?=[(.])", " ".join((*before, *given)))
+    helpers = {"DataLoaderConfiguration", "set_seed", *called} - {"MixedPrecisionPolicy"}
+    return render(
+        "accelerate.j2",
+        setting=setting,
+        recipe=plan.recipe,
+        rate=plan.recipe.learning_rate,
+        helpers=", ".join(sorted(helpers)),
+        sharded=setting.parallelism in SHARDED,
+        non_blocking=train_loader(plan).pin_memory,
+        before=before,
+        given=", ".join(given),
+        build=build_call(plan.model, setting),
+        image_lines=image_lines(setting),
+        forward=forward_source(setting, "model", " " * 16),
     )
-    return (
-        "loader = DataLoader(data, shuffle=True, **LOADER)",
-        "# What Accelerator is given is in accelerate.utils.",
-        f"loading = DataLoaderConfiguration(non_blocking={train_loader(plan).pin_memory})",
-        *before,
-        "accelerator = Accelerator(",
-        f"    {', '.join((*given, 'dataloader_config=loading'))})",
-        f"model = {build_call(plan.model, setting)}.to(accelerator.device)",
-        *(line.replace("RATE", rate) for line in built),
-        "for images, targets in loader:",
-        *(("    images, targets = mix(images, targets)",) if recipe.mixes else ()),
-        *(f"    {line}" for line in image_lines(setting)),
-        "    with accelerator.accumulate(model):",
-        *loss_lines(setting, "model", "        accelerator.backward"),
-        *(clip if recipe.clip_norm is not None else ()),
-        *stepped,
-    )
-
-
-def _own_sharding(setting: TrainSetting) -> dict[str, Any]:
-    """Its FSDP is version 1 unless told, and gathers and reduces in the dtype of autocast
-    (utils/dataclasses.py, set_mixed_precision)."""
-    return {"fsdp_version": 1, **sharded_in_autocast(setting)}
 
 
 def sharded_in_autocast(setting: TrainSetting) -> dict[str, Any]:
+    """It gathers and reduces in the dtype of autocast (utils/dataclasses.py,
+    set_mixed_precision)."""
     name = {"bfloat16": "bf16", "float16": "fp16"}.get(setting.autocast_dtype or "", "fp32")
     return {"fsdp_param_dtype": name, "fsdp_reduce_dtype": name}
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """It finds blocks by the name of their class, which is not known of a factory's."""
-    unknown = plan.setting.parallelism in SHARDED and not isinstance(plan.model, SwinConfig)
+    """It finds blocks by the name of their class, which is not known of a factory's; and torch's
+    AveragedModel is a copy of the model, which has to be whole."""
+    setting = plan.setting
+    sharded = setting.parallelism in SHARDED
+    unknown = sharded and not isinstance(plan.model, SwinConfig)
     law = "it shards by the names of blocks' classes, which are not known of a factory's model"
-    return refused((unknown, law, "parallelism=ddp"))
-
-
-def _stepping(setting: TrainSetting) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The lines that build the optimizer of rate RATE and its schedule, and those that step both;
-    in backward each weight has its own, and `accelerator` knows of none."""
-    if setting.optimizer_in_backward:
-        return (
-            "optimizers = build_optimizers(model, RATE)  # keep them: backward steps each",
-            "schedules = [build_schedule(optimizer, steps) for optimizer in optimizers]",
-            "model, loader = accelerator.prepare(model, loader)",
-        ), ("        for schedule in schedules:", "            schedule.step()")
-    return (
-        "optimizer = build_optimizer(model, RATE)",
-        "schedule = build_schedule(optimizer, steps)  # of the optimizer, on one device",
-        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
-    ), (
-        "        optimizer.step()",
-        f"        optimizer.zero_grad(set_to_none={setting.zero_grad_to_none})",
-        "        if accelerator.sync_gradients:",
-        "            schedule.step()",
-    )
-
-
-def loss_lines(setting: TrainSetting, model: str, backward: str) -> tuple[str, ...]:
-    """The forward of a loop and its backward, which `backward` calls (as far in as it is written).
-    What is called in the model's place is `model`."""
-    margin = " " * (len(backward) - len(backward.lstrip()))
-    loss = f"training_loss({model}(images), targets)"
-    if setting.offload == "none":
-        return (f"{backward}({loss})",)
-    forward = offloaded(f"{margin}loss = {loss}\n", setting, model, "images, targets")
-    return (*forward.splitlines(), f"{backward}(loss)")
-
-
-def loop_notes(setting: TrainSetting) -> tuple[str, ...]:
-    """What the setting asks of a script that the file does not write out."""
-    found = []
-    if setting.ema:
-        found.append("Keep an average of the weights in your loop (ema), as the probe did.")
-    if setting.validation_batch_size:
-        found.append(
-            f"Validate with batches of {setting.validation_batch_size} images "
-            "(VALIDATION_BATCH_SIZE), as probed."
-        )
-    return tuple(found)
+    whole = f"its script averages whole weights, and {setting.parallelism} gives a device a part"
+    return refused((unknown, law, "parallelism=ddp"), (sharded and setting.ema, whole, "ema=false"))
 
 
 TRAINER = Trainer(
@@ -289,10 +238,17 @@ TRAINER = Trainer(
     parallel={
         "ddp": Parallel(DDP_OPTIONS | SYNC),
         # accelerator.py and state.py look for FSDP and DeepSpeed where there is no `cpu` only.
-        "fsdp": Parallel(FSDP_OPTIONS | SYNC | {"fsdp_version"}, _own_sharding, True),
+        "fsdp": Parallel(FSDP_OPTIONS | SYNC, sharded_in_autocast, True),
         "hsdp": Parallel(FSDP_OPTIONS | SYNC | {"fsdp_shard_size"}, sharded_in_autocast, True),
         **on_gpus(ZERO_PARALLEL),
     },
     # Pure bf16 and gradients that stay are up to the script's own loop, which the file shows.
-    expresses=(*IN_A_SCRIPT, "optimizer_in_backward", "zero_grad_to_none", "ema", "pure-bf16"),
+    expresses=(
+        *IN_A_SCRIPT,
+        "optimizer_in_backward",
+        "zero_grad_to_none",
+        "ema",
+        "pure-bf16",
+        "fp8",
+    ),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _BLOCK_FINDERS = ("CONTAINERS", "TORCH_BLOCKS", "repeated_blocks", "_kind", "_may_be_block")
-_PACKAGE = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 class Source(NamedTuple):
@@ -24,17 +24,21 @@ def sections(*parts: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def copied(file: str, *names: str) -> Source:
-    """What a file of the planner's that imports only torch defines as `names` (all, where none are
-    given), with the imports that it needs."""
-    text = (_PACKAGE / file).read_text(encoding="utf-8")
+def copied(module: str, *names: str, without: tuple[str, ...] = ()) -> Source:
+    """What a module of the planner's that imports only torch defines as `names` (all, where none
+    are given, but `without`), with the imports that it needs."""
+    file = _ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    text = file.read_text(encoding="utf-8")
     nodes = ast.parse(text).body
     imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     lines = text.splitlines(keepends=True)
     if names:
         chosen = [node for node in nodes if not set(names).isdisjoint(_names(node))]
-        body = "\n\n".join("".join(lines[n.lineno - 1 : n.end_lineno]) for n in chosen)
+        body = "\n\n".join("".join(lines[place_of(n)]) for n in chosen)
     else:
+        for node in nodes:
+            if not set(without).isdisjoint(_names(node)):
+                lines[place_of(node)] = [""] * len(lines[place_of(node)])
         body = "".join(lines[imports[-1].end_lineno :]).strip("\n") + "\n"
     return Source(imports=tuple(_needed(imports, body)), body=body + "\n\n")
 
@@ -50,13 +54,13 @@ def _needed(imports: list[ast.Import | ast.ImportFrom], body: str) -> Iterator[s
 
 def block_finding() -> Source:
     """`repeated_blocks` and what it calls."""
-    return copied("checkpointing.py", *_BLOCK_FINDERS)
+    return copied("planner.libraries.checkpointing", *_BLOCK_FINDERS)
 
 
 def compiled_blocks(source: Source, how: str) -> Source:
     """`source`, its `build_model` compiling each repeated block; `how` are arguments of
     `torch.compile`."""
-    compiling = copied("compilation.py", "compile_blocks")
+    compiling = copied("planner.training.compilation", "compile_blocks")
     finding = block_finding()
     if "def repeated_blocks" in source.body:
         finding = Source()
@@ -72,6 +76,12 @@ def before_return(body: str, lines: str) -> str:
     end = "    return model\n"
     assert body.count(end) == 1, body
     return body.replace(end, lines + end)
+
+
+def place_of(node: ast.stmt) -> slice:
+    """The lines of a statement, its decorators with it."""
+    decorators = getattr(node, "decorator_list", [])
+    return slice(min(part.lineno for part in (node, *decorators)) - 1, node.end_lineno)
 
 
 def _names(node: ast.stmt) -> list[str]:

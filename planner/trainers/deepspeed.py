@@ -13,26 +13,33 @@ workers as devices and no key for another number: the script makes the DataLoade
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from planner.parallel.deepspeed_configuration import STAGES, configuration
-from planner.schema import TrainSetting
-from planner.trainers.accelerate import loop_notes, loss_lines
-from planner.trainers.building import building_source
+from planner.core.schema import TrainSetting
+from planner.core.units import format_bytes
+from planner.estimation.recipe import learning_rate_note
+from planner.trainers.building import building_source, forward_source
 from planner.trainers.comments import WRITTEN_BY, one_line
 from planner.trainers.engine import ZERO_PARALLEL, zero_notes
 from planner.trainers.launch import launch
 from planner.trainers.loader import train_loader
+from planner.trainers.parallelism import BUCKET_ELEMENTS
 from planner.trainers.plan import IN_A_SCRIPT, Parallel, Plan, Trainer, Written
 from planner.trainers.pretrained import build_call, fine_tuning_notes
-from planner.trainers.recipe import learning_rate_note, recipe_of
 from planner.trainers.source import compiles_whole, image_lines, literal
+from planner.trainers.steps import offloads
+from planner.trainers.templates import render
+from planner.training.parallel.deepspeed_configuration import STAGES, configuration
 
 FILENAME = "ds_config.json"
 
 
 def write(plan: Plan) -> Written:
     """`ds_config.json`, with `building.py` as code: build the optimizer and hand it over."""
-    setting = plan.setting
+    setting = _as_engine(plan)
+    if setting is not plan.setting:  # the engine moves the optimizer that it is given
+        on_device = plan.setting.model_copy(update={"offload_optimizer": "none"})
+        plan = replace(plan, setting=on_device)
     cpu = plan.device == "cpu"
     count = "--num_accelerators" if cpu else "--num_gpus"
     several = setting.nodes > 1
@@ -43,7 +50,11 @@ def write(plan: Plan) -> Written:
         {"DS_ACCELERATOR": "cpu"} if cpu else None,
     )
     machines = (_HOSTS,) if several else ()
-    notes = (*_notes(setting), *machines, *fine_tuning_notes(plan.model, setting))
+    notes = (
+        *_notes(replace(plan, setting=setting)),
+        *machines,
+        *fine_tuning_notes(plan.model, setting),
+    )
     about = [WRITTEN_BY + ".", *plan.heading, f"Run: {run}", *notes]
     values = {"comment": [one_line(line, 2000) for line in about], **configuration(setting)}
     code = building_source(plan, run, _script(plan), notes)
@@ -56,57 +67,65 @@ _HOSTS = (
 )
 
 
-def _script(plan: Plan) -> tuple[str, ...]:
-    """The lines of a script that trains with `building.py`."""
-    setting, recipe = plan.setting, recipe_of(plan.setting)
-    rate = "LEARNING_RATE" if recipe.learning_rate is not None else "LR"
-    several = setting.parallelism != "none"
-    shuffle = "sampler=sampler" if several else "shuffle=True"
-    later = ", non_blocking=True" if train_loader(plan).pin_memory else ""
-    config = literal(one_line(str(plan.output or FILENAME)))
+def _on_host_note(setting: TrainSetting) -> str:
+    """A bucket for each dtype in which gradients cross; a buffer of the largest weight, and its
+    gradient in fp64 for the norm (`temp_grad_buffer_for_gpu_offload`, `get_norm_dtype`)."""
+    buckets = 1 + (setting.autocast_dtype is not None)
+    taken = format_bytes(buckets * 4 * setting.zero_reduce_bucket)
+    return (
+        "DeepSpeed moves the optimizer to the host (ZeRO-Offload), where torchao's was "
+        f"counted: on the device lie {taken} of buckets besides, and up to three times the largest "
+        "weight. deepspeed.ops.adam.DeepSpeedCPUAdam is its own AdamW for the host, "
+        "which it compiles."
+    )
+
+
+def _as_engine(plan: Plan) -> TrainSetting:
+    """With an optimizer on the host of a GPU, the stage of one device that keeps it there
+    (ZeRO-Offload): the second frees gradients as backward goes."""
+    setting = plan.setting
+    if not offloads(plan):
+        return setting
+    stage = "zero1" if setting.offload_optimizer == "state" else "zero2"
+    small = dict.fromkeys(("zero_reduce_bucket", "zero_allgather_bucket"), BUCKET_ELEMENTS)
+    return setting.model_copy(update={"parallelism": stage, **small})
+
+
+def _script(plan: Plan) -> str:
+    """The script that trains with `building.py`."""
+    setting = plan.setting
     compiled = f"engine.compile(compile_kwargs={literal(setting.compile_arguments)})"
-    return (
-        *(_joined(plan) if several else ()),
-        f"loader = DataLoader(data, {shuffle}, **LOADER)",
-        f"model = {build_call(plan.model, setting)}",
-        f"model = model.to({literal(plan.device)})  # before the optimizer takes its parameters",
-        f"optimizer = build_optimizer(model, {rate})",
-        "schedule = build_schedule(optimizer, steps)  # of the optimizer",
-        "engine, *_ = deepspeed.initialize(",
-        f"    model=model, optimizer=optimizer, lr_scheduler=schedule, config={config})",
-        *((compiled,) if compiles_whole(setting) else ()),
-        "for images, targets in loader:",
-        f"    images = images.to(engine.device{later})",
-        f"    targets = targets.to(engine.device{later})",
-        *(("    images, targets = mix(images, targets)",) if recipe.mixes else ()),
-        *(f"    {line}" for line in image_lines(setting)),
-        *loss_lines(setting, "engine", "    engine.backward"),
-        "    engine.step()",
+    return render(
+        "deepspeed.j2",
+        setting=setting,
+        recipe=plan.recipe,
+        rate=plan.recipe.learning_rate,
+        cuda=plan.device == "cuda",
+        device=literal(plan.device),
+        later=", non_blocking=True" if train_loader(plan).pin_memory else "",
+        config=literal(one_line(str(plan.output or FILENAME))),
+        compiled=compiled if compiles_whole(setting) else "",
+        build=build_call(plan.model, setting),
+        image_lines=image_lines(setting),
+        forward=forward_source(setting, "engine", " " * 12),
     )
 
 
-def _joined(plan: Plan) -> tuple[str, ...]:
-    """Before a sampler can ask for its rank, and a model for the device of its own."""
-    device = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
-    return (
-        *((device,) if plan.device == "cuda" else ()),
-        "deepspeed.init_distributed()",
-        "sampler = DistributedSampler(data)  # of torch.utils.data; set_epoch before each epoch",
-    )
-
-
-def _notes(setting: TrainSetting) -> tuple[str, ...]:
+def _notes(plan: Plan) -> tuple[str, ...]:
+    setting, on_host = plan.setting, offloads(plan)
     found = [
         "Pass the optimizer of building.py to deepspeed.initialize(optimizer=…): the engine's own "
         '"AdamW" is another kernel.',
-        learning_rate_note(setting),
-        *zero_notes(setting),
+        learning_rate_note(setting, plan.model),
+        *(() if on_host else zero_notes(setting)),
     ]
     if setting.parallelism not in STAGES:
         found.append(
             "The engine copies all gradients into one flat tensor at each optimizer step, on one "
             "device too: it takes as many bytes as the parameters, after the activations are freed."
         )
+    if on_host:
+        found.append(_on_host_note(setting))
     if setting.autocast_dtype is not None:
         found.append(
             "torch_autocast is what was probed; bf16.enabled or fp16.enabled would convert the "
@@ -119,7 +138,7 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
         )
     if setting.compile != "off":
         found.append(f"Compilation (mode {setting.compile}) is a call in building.py.")
-    return (*found, *loop_notes(setting))
+    return tuple(found)
 
 
 TRAINER = Trainer(
@@ -129,5 +148,5 @@ TRAINER = Trainer(
     write=write,
     parallel={"ddp": Parallel(), **ZERO_PARALLEL},
     # In pure bf16 the engine would add fp32 masters of its own: another setting.
-    expresses=(*IN_A_SCRIPT, "ema"),
+    expresses=(*IN_A_SCRIPT, "ema", "offload_optimizer"),
 )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
-from planner.errors import UnsupportedError, UsageError
-from planner.files import (
+from planner.core.errors import UnsupportedError, UsageError
+from planner.core.files import (
     MAX_RESULT_BYTES,
     TUNE_RESULT,
     NoFileError,
@@ -17,14 +18,21 @@ from planner.files import (
     parse_json,
     read_text,
 )
-from planner.hardware.precisions import check_device_precision
-from planner.memory.allocator_config import RECORDED_AS
-from planner.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
-from planner.schema.result import RESULT_FORMAT, Recommendation
+from planner.core.schema import DeviceInfo, FactoryModel, Model, SwinConfig, TrainSetting, parse
+from planner.core.schema.distribution import Distribution
+from planner.core.schema.result import RESULT_FORMAT, Recommendation
+from planner.core.schema.setting import COMPILED_FIELDS
+from planner.core.units import format_bytes
+from planner.estimation.kept import Predicted, is_predicted, read_predicted
+from planner.machine.hardware.precisions import check_device_precision
+from planner.memory.allocator_config import RECORDED_AS, AllocatorConfig
 from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.comments import one_line
+from planner.trainers.imports import BESIDE
 from planner.trainers.levers import lever_refusals
 from planner.trainers.loader import loader_heading, loader_warnings
+from planner.trainers.native_file import FILENAME as NATIVE_FILENAME
+from planner.trainers.native_file import native_source
 from planner.trainers.parallelism import (
     as_written,
     fitted_buckets,
@@ -32,10 +40,9 @@ from planner.trainers.parallelism import (
     parallel_refusals,
     parallel_setting,
 )
-from planner.trainers.plan import Emitted, Plan, Trainer, refuse
+from planner.trainers.plan import Emitted, Plan, Trainer, Written, refuse
 from planner.trainers.ported_model import port_model, setting_refusals
 from planner.trainers.registry import TARGETS, TRAINERS, find_trainer
-from planner.units import format_bytes
 
 __all__ = ["TARGETS", "Emitted", "emit", "emit_setting", "read_result"]
 
@@ -43,7 +50,10 @@ TASK_TRAINER = "pytorch"  # the one that trains any task
 
 
 _FITTED = "DeepSpeed's own buckets hold 500,000,000 elements, and these are fit for the model"
-_CHANGED = "the setting was changed after the probe"
+_FACTORY = (
+    "An estimate does not keep whether a factory makes a task: this file gives the model images "
+    "and takes logits."
+)
 
 
 class Judged(Protocol):
@@ -59,29 +69,55 @@ Estimator = Callable[[SwinConfig, TrainSetting, DeviceInfo | None], Judged]
 """(model, setting, device or None) -> an estimate; `planner.estimate` unless another is given."""
 
 
+class Answer(Protocol):
+    """An Estimate or an Advice: what is printed of it as JSON."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+Result = Recommendation | Answer | Mapping[str, Any] | Sequence[Any] | str | Path
+
+
 def emit(
-    result: Recommendation | Mapping[str, Any] | str | Path,
+    result: Result,
     target: str,
     *,
+    way: int | None = None,
     changes: Mapping[str, Any] | None = None,
     estimator: Estimator | None = None,
     output: str | PurePath | None = None,
 ) -> Emitted:
-    """The recommended setting for `target`, one of `TARGETS`.
+    """A setting that was found, for `target`, one of `TARGETS`.
 
-    `result` is a Recommendation, its JSON as a mapping, or the path of `recommendation.json` or of
-    the directory that holds it. `changes` are fields of TrainSetting to set otherwise than probed.
-    A trainer of another library than the one probed trains that library's version of the
-    model: it is estimated anew (`estimator`), and the file says that it was not measured; so is a
-    setting that trains under DDP. `output` is where you will write the file, for its launch line.
+    `result` is a Recommendation, an Estimate or an Advice; the JSON of one (of estimates several);
+    or the path of a file that holds it, or of the directory of `planner tune`. Of several
+    estimates, and of an Advice's `ways`, `way` chooses one, counted from 1; an Advice's recommended
+    one needs no number. `changes` are fields of TrainSetting to set otherwise.
+    What was only predicted is called so, in the file and in the warnings. A trainer of another
+    library trains that library's version of the model: it is estimated anew (`estimator`), and the
+    file says that it was not measured; so is a setting that trains under DDP. `output` is where you
+    will write the file, for its launch line.
 
-    Raises UsageError (unknown target, unreadable result, a bad change) and UnsupportedError
-    (nothing was found to fit, the trainer cannot express the setting, or it would not fit).
+    Raises UsageError (unknown target, unreadable result, no such way, a bad change) and
+    UnsupportedError (nothing was found to fit, the trainer cannot express the setting, or it would
+    not fit).
     """
     trainer = find_trainer(target)
+    source = "result"
     if isinstance(result, str | Path):
-        result = read_result(result)
-    found = result if isinstance(result, Recommendation) else _as_result(result, "result")
+        result, source = _read_json(result)
+    elif not isinstance(result, Recommendation | Mapping | Sequence):
+        source, result = type(result).__name__, result.to_json()
+    path = PurePath(output) if output is not None else None
+    if is_predicted(result):
+        predicted = read_predicted(result, source, way)
+        plan = _plan_of_predicted(predicted, changes or {}, path)
+        changed = plan.setting != predicted.setting
+        return _write(trainer, plan, changed, _device_of(predicted), estimator)
+    if way is not None:
+        raise UsageError(f"--way chooses among predicted settings, and {source} was measured.",
+                         "Omit --way.")  # fmt: skip
+    found = result if isinstance(result, Recommendation) else _as_result(result, source)
     if found.setting is None or found.evidence is None:
         raise UnsupportedError(
             f"there is nothing to emit: no setting of {found.model.title} "
@@ -95,13 +131,55 @@ def emit(
         _origin(found, setting),
         device=found.device.kind,
         allocator=found.evidence.versions.get(RECORDED_AS),
-        output=PurePath(output) if output is not None else None,
+        output=path,
         unit=found.evidence.unit,
         loader=found.feeding.loader if found.feeding else None,
         fed=found.feeding.evidence if found.feeding else None,
     )
     changed = bool(setting.differences(found.setting))
     return _write(trainer, plan, changed, found.device, estimator)
+
+
+def _plan_of_predicted(
+    found: Predicted, changes: Mapping[str, Any], output: PurePath | None
+) -> Plan:
+    """Raises UnsupportedError where it does not fit as it was predicted."""
+    setting = _changed(found.setting, changes)
+    if found.lacks and setting == found.setting:
+        raise UnsupportedError(
+            f"there is nothing to emit: {found.model.title} with this setting {found.lacks}.",
+            "`planner advise` with the same model and GPU lists ways that fit.",
+        )
+    over = ", whose upper end does not fit" if found.may_exceed else ""
+    said = f"{found.said} on {found.where}{over}"
+    heading = [f"planner: {one_line(found.model.title)}, predicted and not measured: {said}."]
+    changed = setting.differences(found.setting)
+    if changed:
+        heading.append(_changes_line(changed, "predicted"))
+    unknown = (_FACTORY,) if isinstance(found.model, FactoryModel) else ()
+    return Plan(
+        found.model,
+        setting,
+        (*heading, *unknown),
+        allocator=found.allocator,
+        output=output,
+        warnings=(f"Predicted, not measured: {said}. `planner tune` measures.", *unknown),
+        known_by="estimate",
+    )
+
+
+def _device_of(found: Predicted) -> DeviceInfo | None:
+    """The device that was predicted for, as a probe on it would name it."""
+    gpu, budget = found.gpu, found.figures.budget_bytes
+    if gpu is None:
+        return DeviceInfo(kind="cuda", name="", total_bytes=budget) if budget is not None else None
+    return DeviceInfo(
+        kind="cuda",
+        name=(*gpu.device_names, gpu.title)[0],
+        total_bytes=gpu.memory_bytes,
+        capability=gpu.capability,
+        memory_cap_bytes=found.memory_bytes,
+    )
 
 
 def emit_setting(
@@ -132,6 +210,12 @@ def read_result(path: str | PathLike[str]) -> Recommendation:
 
     Raises UsageError: no such file, not JSON, another format version, or fields that do not fit.
     """
+    data, source = _read_json(path)
+    return _as_result(data, source)
+
+
+def _read_json(path: str | PathLike[str]) -> tuple[Any, str]:
+    """What is in a result's file, and the path of that."""
     file = named_path(path, "result")
     if file.is_dir():
         file = file / TUNE_RESULT
@@ -143,19 +227,24 @@ def read_result(path: str | PathLike[str]) -> Recommendation:
             f"`planner tune MODEL --output DIR` writes {TUNE_RESULT} into DIR.",
         ) from None
     try:
-        data = parse_json(text, str(file))
+        return parse_json(text, str(file)), str(file)
     except UsageError as error:
         raise UsageError(
             error.message,
-            "Run the same `planner tune` again: it goes on from its study and rewrites the file.",
+            "Run the command that wrote it again: `planner tune` goes on from its study.",
         ) from None
-    return _as_result(data, str(file))
 
 
 def _as_result(data: object, source: str) -> Recommendation:
     if not isinstance(data, Mapping):
         raise UsageError(f"{source} holds no recommendation: it is not a JSON object.")
     version = data.get("format")
+    if version is None:
+        raise UsageError(
+            f"{source} holds no result of `planner tune`, `planner estimate --json` or "
+            "`planner advise --json`.",
+            "Name the folder of a tune, or what one of them printed.",
+        )
     if version != RESULT_FORMAT:
         raise UsageError(
             f"{source} has result format {version!r}, and this planner reads {RESULT_FORMAT}.",
@@ -165,7 +254,17 @@ def _as_result(data: object, source: str) -> Recommendation:
 
 
 def _changed(setting: TrainSetting, changes: Mapping[str, Any]) -> TrainSetting:
-    return parse(TrainSetting, {**setting.model_dump(), **changes}, "--set") if changes else setting
+    """`setting` with `changes`. Where they take away a parallelism, the compiler or adapters, what
+    belongs to these goes too."""
+    if not changes:
+        return setting
+    gone = set(COMPILED_FIELDS) if changes.get("compile") == "off" else set()
+    if str(changes.get("lora_rank")) == "0":
+        gone.add("lora_targets")
+    if "parallelism" in changes:
+        gone |= Distribution.all_options() - Distribution.own_options(changes["parallelism"])
+    kept = setting.model_dump(exclude=gone)
+    return parse(TrainSetting, {**kept, **changes}, "--set")
 
 
 def _write(
@@ -176,18 +275,20 @@ def _write(
     estimator: Estimator | None,
 ) -> Emitted:
     title, library = trainer.title, trainer.library
-    if plan.is_task and trainer.name != TASK_TRAINER:
+    named = trainer.names(plan)
+    if plan.is_task and trainer.name != TASK_TRAINER and not named:
         raise UnsupportedError(
             f"{title} is written for images -> logits, and {plan.model.title} has a step of its "
             "own.",
             f"Use --for {TASK_TRAINER}, whose script trains any task.",
         )
-    trained = port_model(plan.model, library, title) if library else plan.model
+    trained = port_model(plan.model, library, title) if library and not named else plan.model
     moved = trained is not plan.model
     if device is not None:
         check_device_precision(device, plan.setting.precision)
     faults = setting_refusals(trained, plan.setting, trainer.models)
-    asked = parallel_setting(plan.setting, trainer.always_ddp)
+    told = plan.setting if named else plan.setting.with_recipe(isinstance(trained, SwinConfig))
+    asked = parallel_setting(told, trainer.always_ddp)
     planned = replace(plan, model=trained, setting=asked)
     several = parallel_refusals(trainer, planned, TRAINERS.values())
     levers = lever_refusals(trainer, planned)
@@ -201,11 +302,12 @@ def _write(
         probed = one_line(plan.model.title)
         reasons.append(f"the setting was found for {probed}, and this is {trained.library}'s Swin")
     if changed:
-        reasons.append(_CHANGED)
+        reasons.append(f"the setting was changed after the {plan.known_by}")
     if fitted != asked:
         reasons.append(_FITTED)
     reasons += parallel_reasons(trainer, plan.setting, fitted, run)
-    judged = _judge(trained, run, device, reasons, estimator) if reasons else ()
+    judge = estimator or partial(_estimate, allocator=plan.allocator)
+    judged = _judge(trained, run, device, reasons, judge) if reasons else ()
     loads = loader_warnings(trainer, planned)
     heading = (*plan.heading, *judged, *loader_heading(planned), *loads)
     written = trainer.write(replace(planned, heading=heading))
@@ -214,10 +316,17 @@ def _write(
         filename=trainer.filename,
         text=written.text,
         launch=written.run,
-        warnings=(*judged, *loads, *written.notes),
+        warnings=(*plan.warnings, *judged, *loads, *written.notes),
         code=written.code,
         code_filename=CODE_FILENAME if written.code else "",
+        modules=_modules(written),
     )
+
+
+def _modules(written: Written) -> dict[str, str]:
+    """What a file imports that no package holds."""
+    taken = f"from {BESIDE} import" in written.text + written.code
+    return {NATIVE_FILENAME: native_source()} if taken else {}
 
 
 def _judge(
@@ -225,14 +334,14 @@ def _judge(
     setting: TrainSetting,
     device: DeviceInfo | None,
     reasons: list[str],
-    estimator: Estimator | None,
+    estimator: Estimator,
 ) -> tuple[str, ...]:
     """A warning of what was not measured and its estimated memory. Raises where it cannot fit."""
     why = "; ".join(reasons)
     if not isinstance(model, SwinConfig):
         return (f"Not measured: {why}.",)
     try:
-        estimate = (estimator or _estimate)(model, setting, device)
+        estimate = estimator(model, setting, device)
     except UnsupportedError as error:
         return (f"Not measured, nor estimated: {why}; {error.message}",)
     total = format_bytes(estimate.device_total_bytes)
@@ -245,15 +354,18 @@ def _judge(
     return (f"Not measured: {why}. It is estimated to take {total} on a CUDA device.",)
 
 
-def _estimate(model: SwinConfig, setting: TrainSetting, device: DeviceInfo | None) -> Judged:
-    from planner.estimation import estimate
-    from planner.hardware import recognise_gpu
+def _estimate(
+    model: SwinConfig, setting: TrainSetting, device: DeviceInfo | None, allocator: str | None
+) -> Judged:
+    from planner.estimation.estimate import estimate
+    from planner.machine.hardware import recognise_gpu
 
+    chosen = allocator or AllocatorConfig()
     if device is None:
-        return estimate(model, setting)
+        return estimate(model, setting, allocator=chosen)
     gpu = recognise_gpu(device.name, device.total_bytes) if device.kind == "cuda" else None
     budget = device.memory_cap_bytes or device.total_bytes
-    return estimate(model, setting, gpu=gpu, memory_bytes=budget)
+    return estimate(model, setting, gpu=gpu, memory_bytes=budget, allocator=chosen)
 
 
 def _origin(found: Recommendation, setting: TrainSetting) -> tuple[str, ...]:
@@ -268,14 +380,20 @@ def _origin(found: Recommendation, setting: TrainSetting) -> tuple[str, ...]:
         if found.device.memory_cap_bytes is not None
         else ""
     )
-    model, device = one_line(found.model.title), one_line(found.device.name)
+    model, device = one_line(found.model.title), one_line(found.device.title)
     torch = one_line(evidence.versions.get("torch", "unknown"))
+    if found.device.emulated:
+        rate += " (predicted, not measured)"
     lines = [
         f"planner: {model} on {device}{emulated}, probed {one_line(evidence.date)}:",
         f"{rate}{memory}, torch {torch}.",
     ]
     changed = setting.differences(found.setting) if found.setting else {}
     if changed:
-        said = ", ".join(f"{field}={value}" for field, value in changed.items())
-        lines.append(f"Changed since, and so not what was measured: {said}.")
+        lines.append(_changes_line(changed, "measured"))
     return tuple(lines)
+
+
+def _changes_line(changed: Mapping[str, Any], how: str) -> str:
+    said = ", ".join(f"{field}={value}" for field, value in changed.items())
+    return f"Changed since, and so not what was {how}: {said}."

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner.parallel.deepspeed_configuration import SIZES, STAGES, engine_values
-from planner.schema import TrainSetting
-from planner.schema.distribution import Parallelism
+from planner.core.schema import TrainSetting
+from planner.core.schema.distribution import Parallelism
 from planner.trainers.plan import Parallel
 from planner.trainers.source import mapping
+from planner.training.parallel.deepspeed_configuration import SIZES, STAGES, engine_values
 
 
 def reduces_each(setting: TrainSetting) -> dict[str, str]:

@@ -6,25 +6,30 @@ the same, event by event.
 
 from __future__ import annotations
 
+from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.estimation.recipe import fine_tunes
 from planner.libraries.registry import find_library
 from planner.libraries.trainable import HEADS, Trainable
-from planner.schema import Model, SwinConfig, TrainSetting
 from planner.trainers.copies import Source, before_return, copied
-from planner.trainers.pretrained import fine_tunes, weights_name
+from planner.trainers.pretrained import weights_name
 from planner.trainers.source import call, literal, model_source
 from planner.trainers.timm import create_model_arguments
 
 _WIDTH = 96
 
 
-def trained_source(model: Model, setting: TrainSetting, by_peft: bool = False) -> Source:
-    """`build_model()` as `model_source` writes it, trained where `setting` trains it."""
+def trained_source(
+    model: Model, setting: TrainSetting, by_peft: bool = False, weights: str | None = None
+) -> Source:
+    """`build_model()` as `model_source` writes it, trained where `setting` trains it; with
+    `weights`, or what a setting fine-tunes, it is `build_model(pretrained)`."""
     built = model_source(model, setting)
+    if (weights := weights or weights_name(model, setting)) is not None:
+        assert isinstance(model, SwinConfig)  # no other has published weights
+        built = _with_weights(built, model, weights)
     if not fine_tunes(setting):
         return built
     assert isinstance(model, SwinConfig), "`setting_refusals` refuses any other"
-    if (weights := weights_name(model, setting)) is not None:
-        built = _with_weights(built, model, weights)
     chosen = Trainable.of(setting, find_library(model.library).frozen_names)
     added = _peft(chosen) if by_peft and chosen.lora_rank else _own(chosen)
     head, _, lines = added.body.rpartition("\n\n\n")
@@ -68,9 +73,9 @@ def _with_weights(built: Source, model: SwinConfig, weights: str) -> Source:
 def _own(chosen: Trainable) -> Source:
     """The helpers, and below them the lines of `build_model` that use them."""
     patterns, lines = _pattern("FROZEN", chosen.frozen), "    freeze(model, FROZEN)\n"
-    helpers = copied("libraries/adapters.py", "freeze")
+    helpers = copied("planner.libraries.adapters", "freeze")
     if chosen.lora_rank:
-        helpers = copied("libraries/adapters.py", "LoraLinear", "freeze", "add_adapters")
+        helpers = copied("planner.libraries.adapters", "LoraLinear", "freeze", "add_adapters")
         patterns += _pattern("ADAPTED", chosen.adapted)
         lines += f"    add_adapters(model, ADAPTED, {chosen.lora_rank})\n"
     return Source(helpers.imports, f"{patterns}\n\n{helpers.body}{lines}")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+BESIDE = "native_swin"  # a module that lies beside the file
+
 
 def import_block(imports: tuple[str, ...], standard: tuple[str, ...] = ()) -> str:
-    """The imports of a file, in isort's order: the standard library's, then all others."""
+    """The imports of a file, in isort's order: the standard library's, all others, and those of
+    what lies beside it."""
     plain = {*imports, *(f"import {name}" for name in standard), "import torch"}
     lines = _merged({*plain, "from torch import nn"})
     first = sorted((line for line in lines if _module(line) in _STANDARD), key=_isort_key)
-    second = sorted((line for line in lines if _module(line) not in _STANDARD), key=_isort_key)
-    blocks = ["from __future__ import annotations", "\n".join(first), "\n".join(second)]
+    rest = sorted((line for line in lines if _module(line) not in _STANDARD), key=_isort_key)
+    second = [line for line in rest if _module(line) != BESIDE]
+    third = [line for line in rest if _module(line) == BESIDE]
+    blocks = ["from __future__ import annotations", *map("\n".join, (first, second, third))]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -34,8 +39,8 @@ def _import(module: str, names: list[str]) -> str:
 
 
 _STANDARD = frozenset(
-    ("argparse", "collections", "contextlib", "functools", "itertools", "math", "os", "pathlib",
-     "re", "sys", "time", "typing", "weakref")
+    ("argparse", "collections", "contextlib", "dataclasses", "functools", "itertools", "json",
+     "math", "os", "pathlib", "random", "re", "sys", "time", "typing", "weakref")
 )  # fmt: skip
 
 

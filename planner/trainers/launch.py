@@ -5,21 +5,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from planner.schema import TrainSetting
+from planner.core.schema import TrainSetting
+from planner.memory.allocator_config import VARIABLES as ALLOCATOR_VARIABLES
 from planner.trainers.plan import Plan
 
 PORT = 29500  # torchrun's and accelerate's own
 
 
 def launch(plan: Plan, command: str, variables: Mapping[str, str] | None = None) -> str:
-    """`command` behind its environment: the allocator's as it was probed, and `variables`.
-
-    torch reads PYTORCH_ALLOC_CONF from 2.9 on, before that PYTORCH_CUDA_ALLOC_CONF
-    (c10/core/AllocatorConfig.h). On the CPU it says nothing.
-    """
+    """`command` behind its environment: the allocator's as it was probed, and `variables`. On the
+    CPU it says nothing of the allocator."""
     given = dict(variables or {})
     if plan.allocator and plan.device == "cuda":
-        given = {"PYTORCH_ALLOC_CONF": plan.allocator, **given}
+        given = {ALLOCATOR_VARIABLES[0]: plan.allocator, **given}
     words = [f"{name}={shlex.quote(value)}" for name, value in given.items()]
     return " ".join((*words, command))
 
@@ -52,12 +50,28 @@ def nodes_notes(setting: TrainSetting) -> tuple[str, ...]:
     )
 
 
-def tf32_notes(setting: TrainSetting, why: str) -> tuple[str, ...]:
+def tf32_notes(plan: Plan, why: str) -> tuple[str, ...]:
     """What the variables of `tf32_environment` do, and `why` it is they that do it."""
+    if plan.device == "cpu":
+        return ()
     return {
         "fp32": ("NVIDIA_TF32_OVERRIDE=0 keeps convolutions in plain fp32 too.",),
         "tf32": (f"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: {why}.",),
-    }.get(setting.precision, ())
+    }.get(plan.setting.precision, ())
+
+
+OLDER_PILLOW = (
+    "With pillow<13: timm's RandAugment posterizes to no bits at times, and Pillow 13 refuses that."
+)
+"""Measured 2026-11-24 with timm 1.0.31: 9 of 5,000 pictures raise ValueError in Pillow 13.0.0. With
+12.3.0 and before no bits make a black picture."""
+RESUMES = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
+"""For trainers whose checkpoints hold more than weights, and which load them as torch before 2.6
+did: from then on torch.load refuses all else unless told."""
+RESUMES_NOTE = (
+    "Without TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 torch 2.6 and later refuse to load its checkpoints "
+    "when training goes on from one: give it such files only as you trust."
+)
 
 
 def tf32_environment(plan: Plan) -> dict[str, str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
-from planner.schema import TrainSetting
+from planner.core.schema import TrainSetting
 from planner.trainers.plan import LeverName, Plan, Refusal, Trainer, way_out
 
 
@@ -43,6 +44,8 @@ LEVERS = (
           "sets no activation memory budget", "activation_memory_budget=1"),
     Lever("optimizer_in_backward", lambda s: s.optimizer_in_backward,
           "has one optimizer, which steps after backward", "optimizer_in_backward=false"),
+    Lever("offload_optimizer", lambda s: s.offload_optimizer != "none",
+          "makes its optimizer on the device", "offload_optimizer=none"),
     Lever("zero_grad_to_none", lambda s: not s.zero_grad_to_none,
           "always sets gradients to None", "zero_grad_to_none=true"),
     Lever("frozen_stages", lambda s: s.frozen_stages > 0,
@@ -52,6 +55,8 @@ LEVERS = (
     Lever("ema", lambda s: s.ema, "keeps no average of the weights", "ema=false"),
     Lever("memory_format", lambda s: s.memory_format == "channels_last",
           "does not lay images out channels_last", "memory_format=contiguous"),
+    Lever("cudnn_benchmark", lambda s: not s.cudnn_benchmark,
+          "always has cuDNN try its algorithms", "cudnn_benchmark=true"),
     Lever("pure-bf16", lambda s: s.precision == "pure-bf16",
           "has no pure bf16 training", "precision=bf16"),
     Lever("fp8", lambda s: s.precision == "fp8",
@@ -66,12 +71,38 @@ LEVERS = (
 def lever_refusals(trainer: Trainer, plan: Plan) -> list[Refusal]:
     """A refusal for each lever that the setting asks and `trainer` does not express."""
     return [
-        Refusal(f"it {lever.law} ({lever.field}={_value(plan, lever)})", way_out(lever.change))
+        Refusal(
+            f"it {lever.law} ({lever.field}={_value(plan, lever)})",
+            way_out(_change(trainer, plan, lever)),
+        )
+        for lever in _refused(trainer, plan)
+    ]
+
+
+def _refused(trainer: Trainer, plan: Plan) -> list[Lever]:
+    return [
+        lever
         for lever in LEVERS
         if lever.name not in trainer.expresses
         and lever.asked(plan.setting)
         and (plan.device == "cpu" or not lever.on_cpu_only)
     ]
+
+
+def _change(trainer: Trainer, plan: Plan, lever: Lever) -> str:
+    """What --set takes to do without: of the precisions the nearest that `trainer` does not refuse
+    in its turn."""
+    if lever.field != "precision":
+        return lever.change
+    laws = {refusal.law for refusal in trainer.refusals(plan)}
+    for precision in (lever.change.partition("=")[2], "fp16", "fp32"):
+        setting = plan.setting.model_copy(update={"precision": precision})
+        other = replace(plan, setting=setting)
+        others = (refused.field for refused in _refused(trainer, other))
+        own = {refusal.law for refusal in trainer.refusals(other)}
+        if own <= laws and "precision" not in others:
+            return f"precision={precision}"
+    return lever.change
 
 
 def _value(plan: Plan, lever: Lever) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from string import Template
 from typing import Any
 
-from planner.schema import TrainSetting
-from planner.schema.distribution import DEEPSPEED
+from planner.core.schema import TrainSetting
+from planner.core.schema.distribution import DEEPSPEED
+from planner.estimation.recipe import learning_rate_note
+from planner.trainers.building import shown
 from planner.trainers.copies import Source, sections
 from planner.trainers.engine import ZERO_PARALLEL, engine_source, on_gpus, zero_notes
 from planner.trainers.fine_tuning import trained_source
@@ -34,7 +36,6 @@ from planner.trainers.plan import (
     refused,
 )
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
-from planner.trainers.recipe import EPOCHS, learning_rate_note, recipe_of
 from planner.trainers.source import (
     arguments,
     compiles_whole,
@@ -45,33 +46,34 @@ from planner.trainers.source import (
     process_source,
 )
 from planner.trainers.steps import loader_source, rate_source, step_source
+from planner.trainers.templates import render
 
 FILENAME = "training_lightning.py"
 PRECISIONS = {
     # Lightning's names: "mixed" is autocast; "true" converts the model and its inputs.
     "fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed",
-    "pure-bf16": "bf16-true",
+    "pure-bf16": "bf16-true", "fp8": "bf16-mixed",
 }  # fmt: skip
 
 
 def write(plan: Plan) -> Written:
     """`training_lightning.py`: `TRAINER`, `build_model()`, `Training` (a LightningModule)."""
     run = launch(plan, torchrun("your_script.py", plan))
-    found = (learning_rate_note(plan.setting), *nodes_notes(plan.setting))
+    found = (learning_rate_note(plan.setting, plan.model), *nodes_notes(plan.setting))
     notes = (*found, *zero_notes(plan.setting), *fine_tuning_notes(plan.model, plan.setting))
     return Written(_text(plan, run, notes), run, notes)
 
 
 def trainer_arguments(plan: Plan) -> dict[str, Any]:
     """The keyword arguments of `Trainer` for the setting."""
-    setting, recipe = plan.setting, recipe_of(plan.setting)
+    setting, recipe = plan.setting, plan.recipe
     # DeepSpeed autocasts by itself: for "mixed" Lightning would let it convert the model.
     by_deepspeed = setting.parallelism in DEEPSPEED
     values: dict[str, Any] = {
         "precision": "32-true" if by_deepspeed else PRECISIONS[setting.precision],
         "accumulate_grad_batches": setting.accumulate,
         "devices": setting.devices_per_node,
-        "benchmark": True,
+        "benchmark": setting.cudnn_benchmark,
     }
     if setting.nodes > 1:
         values["num_nodes"] = setting.nodes
@@ -112,39 +114,35 @@ def _clips_by_itself(setting: TrainSetting) -> bool:
     With bf16 nothing is scaled, and the gradients are what they are.
     """
     fused = setting.optimizer_implementation == "fused"
-    return setting.clip_grad and fused and setting.precision == "bf16"
+    return bool(setting.clip_grad) and fused and setting.precision in ("bf16", "fp8")
 
 
 def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
-    setting, recipe = plan.setting, recipe_of(plan.setting)
+    setting, recipe = plan.setting, plan.recipe
     model = trained_source(plan.model, setting)
     strategy_imports, strategy = strategy_source(setting)
     sharding_imports, sharding = sharding_source(setting)
-    step = step_source(setting)
+    step = step_source(plan)
     imports = (*model.imports, *step.imports, *strategy_imports, *sharding_imports)
-    rate = "" if recipe.learning_rate is not None else "lr=LR"
-    use = (
-        f"In your script: from {plan.module(FILENAME)} import *",
-        "    train_loader = DataLoader(data, shuffle=True, **LOADER)",
-        "    validation_loader = DataLoader(validation_data, **VALIDATION_LOADER)",
-        f"    trainer = lightning.Trainer(**TRAINER, max_epochs={EPOCHS})",
-        f"    trainer.fit(Training({rate}), train_loader, validation_loader)",
-        "For Lightning 2.6.",
+    script = render(
+        "lightning.j2", module=plan.module(FILENAME), rate=recipe.learning_rate is not None
     )
     head = (
-        plan.comment(run, *use, notes=notes),
+        plan.comment(run, *shown(script, "for Lightning 2.6"), notes=notes),
         import_block((*imports, "import lightning")),
         "\n" + process_source(setting),
         f"\nVALIDATION_BATCH_SIZE = {recipe.validation_batch_size}\n",
         f"NUM_CLASSES = {plan.model.num_classes}\n",
-        rate_source(setting),
+        f"EPOCHS = {recipe.epochs}\n",
+        f"ACCUMULATE = {setting.accumulate}  # micro-batches of one optimizer step\n",
+        rate_source(plan),
         loader_source(plan),
         engine_source(setting),
         mapping("TRAINER", trainer_arguments(plan)),
         _assigned('TRAINER["strategy"]', strategy),
     )
     built = placed(without_twice(model.body, sharding), _laid_out(setting))
-    module = _module(setting, weights_name(plan.model, setting) is not None)
+    module = _module(plan, weights_name(plan.model, setting) is not None)
     return sections("".join(head), built, sharding, step.body, module)
 
 
@@ -162,15 +160,19 @@ def _assigned(name: str, call: str) -> str:
 
 def _laid_out(setting: TrainSetting) -> TrainSetting:
     """What is left to bring model and images into: "bf16-true" converts both by itself."""
-    return setting.model_copy(update={"precision": "bf16"})
+    kept = "fp8" if setting.precision == "fp8" else "bf16"
+    return setting.model_copy(update={"precision": kept})
 
 
-def _module(setting: TrainSetting, pretrained: bool) -> str:
-    recipe = recipe_of(setting)
+def _module(plan: Plan, pretrained: bool) -> str:
+    setting, recipe = plan.setting, plan.recipe
     compiled = f"        self.model.compile({arguments(setting.compile_arguments)})\n"
     mixed = "        images, targets = mix(images, targets)\n"
     layout = "".join(f"        {line}\n" for line in image_lines(_laid_out(setting)))
-    loss = "        return training_loss(self.model(images), targets)\n"
+    loss, batches = "        return training_loss(self.model(images), targets)", ""
+    if setting.accumulate > 1:
+        batches = "        batches = int(self.trainer.num_training_batches)\n"
+        loss += " * rest_scale(batch_index, batches)"
     return _MODULE.substitute(
         rate="lr: float = LEARNING_RATE" if recipe.learning_rate is not None else "lr: float",
         asked=", pretrained: bool = True" if pretrained else "",
@@ -178,7 +180,8 @@ def _module(setting: TrainSetting, pretrained: bool) -> str:
         compiled=compiled if compiles_whole(setting) else "",
         mixed=mixed if recipe.mixes else "",
         layout=layout,
-        loss=offloaded(loss, setting, "self.model", "images, targets"),
+        batches=batches,
+        loss=offloaded(f"{loss}\n", setting, "self.model", "images, targets"),
         configured=_CONFIGURED if setting.parallelism == "fsdp" else "",
         clipping=_CLIPPING.format(norm=recipe.clip_norm) if _clips_by_itself(setting) else "",
     )
@@ -192,15 +195,17 @@ class Training(lightning.LightningModule):
         self.lr = lr
         self.model = build_model($pretrained)
 $compiled
+    def on_train_epoch_start(self) -> None:
+        # Lightning restores no random numbers: each epoch of each device has its own.
+        torch.manual_seed(self.current_epoch * self.trainer.world_size + self.global_rank)
+
     def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:
         images, targets = batch
-$mixed$layout$loss
+$mixed$layout$batches$loss
     def validation_step(self, batch: Any, batch_index: int) -> None:
         images, targets = batch
 $layout\
-        output = self.model(images)
-        best = getattr(output, "logits", output).argmax(dim=1)
-        self.log("accuracy", (best == targets).float().mean(), sync_dist=True)
+        self.log("accuracy", is_right(self.model(images), targets).float().mean(), sync_dist=True)
 $configured$clipping
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(self.model, self.lr)
@@ -241,7 +246,7 @@ TRAINER = Trainer(
     title="Lightning's Trainer",
     filename=FILENAME,
     write=write,
-    expresses=(*IN_A_SCRIPT, "pure-bf16"),
+    expresses=(*IN_A_SCRIPT, "pure-bf16", "fp8"),
     refusals=refusals,
     parallel={
         "ddp": Parallel(DDP_OPTIONS),

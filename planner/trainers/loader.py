@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.schema.loading import LoaderRecord, LoaderSetting, recorded_processors
+from planner.core.schema.loading import LoaderRecord, LoaderSetting, recorded_processors
+from planner.estimation.recipe import usual_loader
 from planner.trainers.comments import one_line
 from planner.trainers.plan import Plan, Trainer
-from planner.trainers.recipe import recipe_of, usual_loader
 
 EVERY_FIELD = ("workers", "prefetch_factor", "pin_memory", "persistent_workers")
 """What a DataLoader is told of a LoaderSetting beside the batch."""
@@ -48,7 +48,7 @@ def training_load(plan: Plan) -> dict[str, Any]:
 def validation_load(plan: Plan) -> dict[str, Any]:
     """The arguments of a DataLoader for validation: as many workers, since those of the training
     rest meanwhile, and none that hold their memory until the next validation."""
-    batch_size = recipe_of(plan.setting).validation_batch_size
+    batch_size = plan.recipe.validation_batch_size
     given = {**_given(train_loader(plan)), "batch_size": batch_size}
     return {**given, "persistent_workers": False}
 

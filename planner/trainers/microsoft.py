@@ -13,20 +13,21 @@ from typing import Any
 
 import yaml
 
-from planner.schema import SwinConfig, TrainSetting
-from planner.trainers.launch import launch, nodes_notes, tf32_environment, tf32_notes, torchrun
+from planner.core.augmentation import Augmentation
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.estimation.recipe import BASE_LR, Recipe, learning_rate_note, rounded
+from planner.trainers.launch import (
+    OLDER_PILLOW,
+    RESUMES,
+    RESUMES_NOTE,
+    launch,
+    nodes_notes,
+    tf32_environment,
+    tf32_notes,
+    torchrun,
+)
 from planner.trainers.loader import train_loader
 from planner.trainers.plan import Parallel, Plan, Refusal, Trainer, Written, refused, way_out
-from planner.trainers.recipe import (
-    BASE_LR,
-    EPOCHS,
-    FINAL_SHARE,
-    WARMUP_EPOCHS,
-    WARMUP_START,
-    learning_rate_note,
-    recipe_of,
-    rounded,
-)
 
 FILENAME = "swin_microsoft.yaml"
 _DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_dataset
@@ -34,26 +35,31 @@ _DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_da
 
 def write(plan: Plan) -> Written:
     """`swin_microsoft.yaml`."""
-    setting, recipe, loader = plan.setting, recipe_of(plan.setting), train_loader(plan)
+    setting, recipe, loader = plan.setting, plan.recipe, train_loader(plan)
     command = torchrun("main.py", plan, f"--cfg {plan.path(FILENAME)} --data-path DATA")
-    run = launch(plan, command, tf32_environment(plan))
+    run = launch(plan, command, {**RESUMES, **tf32_environment(plan)})
+    augmentation = recipe.augmentation
+    assert augmentation is not None, "a Swin's authors have one"
     values = {
         "DATA": {
             "BATCH_SIZE": setting.batch_size,
             "IMG_SIZE": plan.swin.image_size[0],
             "DATASET": _DATA_SETS[plan.swin.num_classes],
+            "INTERPOLATION": augmentation.interpolation,
             "NUM_WORKERS": loader.workers,
             "PIN_MEMORY": loader.pin_memory,
         },
         "MODEL": {**_model_values(plan.swin), "LABEL_SMOOTHING": recipe.smoothing},
-        "TRAIN": _train_values(setting),
-        "AUG": {"MIXUP": recipe.mixup, "CUTMIX": recipe.cutmix},
+        "TRAIN": _train_values(plan),
+        "AUG": _augmentation_values(recipe, augmentation),
+        "TEST": {"CROP": True},  # of build.py's 224 / 256, the recipe's share
         "AMP_ENABLE": setting.precision == "fp16",
     }
-    notes = _notes(plan.swin, setting)
+    notes = _notes(plan)
     more = (
         "DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, in the authors' checkout.",
         "With timm==0.4.12, which their get_started.md asks for: later ones refuse its t_mul.",
+        OLDER_PILLOW,
     )
     text = plan.comment(run, *more, notes=notes) + yaml.safe_dump(values, sort_keys=False)
     return Written(text, run, notes)
@@ -84,14 +90,14 @@ def _model_values(model: SwinConfig) -> dict[str, Any]:
     }
 
 
-def _train_values(setting: TrainSetting) -> dict[str, Any]:
-    recipe = recipe_of(setting)
+def _train_values(plan: Plan) -> dict[str, Any]:
+    setting, recipe = plan.setting, plan.recipe
     return {
-        "EPOCHS": EPOCHS,
-        "WARMUP_EPOCHS": WARMUP_EPOCHS,
+        "EPOCHS": recipe.epochs,
+        "WARMUP_EPOCHS": recipe.warmup_epochs,
         "BASE_LR": BASE_LR,  # for 512 images: main.py scales the three
-        "WARMUP_LR": rounded(BASE_LR * WARMUP_START),
-        "MIN_LR": rounded(BASE_LR * FINAL_SHARE),
+        "WARMUP_LR": rounded(BASE_LR * recipe.warmup_start),
+        "MIN_LR": rounded(BASE_LR * recipe.final_share),
         # Before 22e57f4 the cosine began with the warm-up: such a checkout refuses the key.
         "LR_SCHEDULER": {"NAME": "cosine", "WARMUP_PREFIX": True},
         "WEIGHT_DECAY": recipe.weight_decay,
@@ -99,6 +105,20 @@ def _train_values(setting: TrainSetting) -> dict[str, Any]:
         "ACCUMULATION_STEPS": setting.accumulate,
         "USE_CHECKPOINT": setting.checkpointing == "blocks",
         "OPTIMIZER": {"NAME": setting.optimizer_family},
+    }
+
+
+def _augmentation_values(recipe: Recipe, augmentation: Augmentation) -> dict[str, Any]:
+    """They are config.py's own, but for the mixing that a setting leaves out."""
+    return {
+        "COLOR_JITTER": augmentation.color_jitter,
+        "AUTO_AUGMENT": augmentation.auto_augment,
+        "REPROB": augmentation.erasing,
+        "REMODE": "pixel",
+        "RECOUNT": 1,
+        "MIXUP": recipe.mixup,
+        "CUTMIX": recipe.cutmix,
+        "MIXUP_SWITCH_PROB": recipe.switch,
     }
 
 
@@ -140,23 +160,30 @@ def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
     )
 
 
-def _notes(model: SwinConfig, setting: TrainSetting) -> tuple[str, ...]:
-    rate = recipe_of(setting).learning_rate
+def _notes(plan: Plan) -> tuple[str, ...]:
+    model, setting = plan.swin, plan.setting
+    rate = plan.recipe.learning_rate
     assert rate is not None, "only adamw is left"
     found = [
         *nodes_notes(setting),
         "main.py scales the learning rate by itself: BASE_LR × "
         f"{setting.batch_size} × {setting.world_size} × {setting.accumulate} / 512 = {rate:g}. "
         "Do not change TRAIN.BASE_LR when the batch changes.",
-        learning_rate_note(setting),
+        learning_rate_note(setting, plan.model),
         "main.py wraps the model in DDP even on one device, applies no weight decay to biases and "
         "norms, and keeps a GradScaler even in fp32.",
+        RESUMES_NOTE,
     ]
+    if setting.accumulate > 1:
+        found.append(
+            f"What is left of an epoch's batches after whole steps of {setting.accumulate} is not "
+            "learned from: main.py begins each epoch without gradients."
+        )
     if model.image_size[0] <= 32:  # data/build.py, build_transform
         found.append(
             "main.py resizes nothing to 32 pixels or fewer: its images must have that size."
         )
-    return (*found, *tf32_notes(setting, "main.py has no key for it"))
+    return (*found, *tf32_notes(plan, "main.py has no key for it"))
 
 
 TRAINER = Trainer(

@@ -10,42 +10,53 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.schema import SwinConfig, TrainSetting
-from planner.schema.setting import EMA_DECAY
-from planner.trainers.launch import launch, nodes_notes, tf32_environment, tf32_notes, torchrun
+from planner.core.augmentation import Augmentation
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.core.schema.setting import EMA_DECAY
+from planner.estimation.recipe import UNDECAYED, Recipe, fine_tunes, learning_rate_note, rounded
+from planner.trainers.launch import (
+    RESUMES,
+    RESUMES_NOTE,
+    launch,
+    nodes_notes,
+    tf32_environment,
+    tf32_notes,
+    torchrun,
+)
 from planner.trainers.loader import training_load, validation_load
 from planner.trainers.parallel_source import ddp_arguments
 from planner.trainers.plan import DDP_OPTIONS, Parallel, Plan, Refusal, Trainer, Written, refused
-from planner.trainers.pretrained import fine_tunes, fine_tuning_notes
-from planner.trainers.recipe import (
-    EPOCHS,
-    FINAL_SHARE,
-    WARMUP_EPOCHS,
-    WARMUP_START,
-    learning_rate_note,
-    recipe_of,
-    rounded,
-)
+from planner.trainers.pretrained import fine_tuning_notes
 from planner.trainers.source import literal
 
 FILENAME = "swin_mmpretrain.py"
 
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "rmsprop": "RMSprop",
                "nadam": "NAdam", "radam": "RAdam"}  # fmt: skip
+_MEAN, _STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]  # of ImageNet, red first
+_RAND_AUGMENT = {
+    # timm's words in mmpretrain's: two operations of the increasing kind, of magnitude 9 of 10 with
+    # a deviation of a half.
+    "rand-m9-mstd0.5-inc1": {
+        "policies": "timm_increasing", "num_policies": 2, "total_level": 10, "magnitude_level": 9,
+        "magnitude_std": 0.5,
+    },
+}  # fmt: skip
 
 
 def write(plan: Plan) -> Written:
     """`swin_mmpretrain.py`: model, data, schedule and all."""
     setting = plan.setting
     launcher = " --launcher pytorch" if setting.parallelism != "none" else ""
-    rated = recipe_of(setting).learning_rate is not None
+    rated = plan.recipe.learning_rate is not None
     rate = "" if rated else " optim_wrapper.optimizer.lr=LR"
     arguments = (
         f"{plan.path(FILENAME)}{launcher} --cfg-options train_dataloader.dataset.data_root="
         f"DATA/train val_dataloader.dataset.data_root=DATA/val{rate}"
     )
-    run = launch(plan, torchrun("tools/train.py", plan, arguments), tf32_environment(plan))
-    notes = (*_notes(setting), *fine_tuning_notes(plan.model, setting))
+    command = torchrun("tools/train.py", plan, arguments)
+    run = launch(plan, command, {**RESUMES, **tf32_environment(plan)})
+    notes = (*_notes(plan), *fine_tuning_notes(plan.model, setting))
     sections = _sections(plan)
     text = "".join(f"{name} = {_written(value)}\n" for name, value in sections.items())
     more = ("DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, in mmpretrain's checkout.",)
@@ -57,22 +68,22 @@ def _sections(plan: Plan) -> dict[str, Any]:
     setting = plan.setting
     preprocessor = {
         "num_classes": plan.swin.num_classes,
-        "mean": [123.675, 116.28, 103.53],
-        "std": [58.395, 57.12, 57.375],
+        "mean": _MEAN,
+        "std": _STD,
         "to_rgb": True,
     }
     found: dict[str, Any] = {
         "default_scope": "mmpretrain",
-        "model": _model(plan.swin, setting),
+        "model": _model(plan),
         "data_preprocessor": preprocessor,
-        "optim_wrapper": _optim_wrapper(setting),
-        "param_scheduler": _schedule(setting),
-        "train_cfg": {"by_epoch": True, "max_epochs": EPOCHS, "val_interval": 1},
+        "optim_wrapper": _optim_wrapper(plan),
+        "param_scheduler": _schedule(plan.recipe),
+        "train_cfg": {"by_epoch": True, "max_epochs": plan.recipe.epochs, "val_interval": 1},
         "val_cfg": {},
         "train_dataloader": _loader(plan, train=True),
         "val_dataloader": _loader(plan, train=False),
         "val_evaluator": {"type": "Accuracy", "topk": (1,)},
-        "env_cfg": {"cudnn_benchmark": True},
+        "env_cfg": {"cudnn_benchmark": setting.cudnn_benchmark},
     }
     if setting.parallelism == "ddp":
         wrapper = {"type": "MMDistributedDataParallel", **ddp_arguments(setting)}
@@ -80,53 +91,86 @@ def _sections(plan: Plan) -> dict[str, Any]:
     if setting.compile != "off":
         found["compile"] = {"backend": "inductor", **setting.compile_arguments}
     if setting.ema:
+        # It counts batches, of which a step takes several.
         hook = {"type": "EMAHook", "momentum": rounded(1 - EMA_DECAY)}
-        found["custom_hooks"] = [hook]
+        found["custom_hooks"] = [{**hook, "interval": setting.accumulate}]
     return found
 
 
 def _loader(plan: Plan, train: bool) -> dict[str, Any]:
     """Images of a folder of classes; where it is, data_root, is given when training starts."""
-    height, width = plan.swin.image_size
-    scale = (width, height)  # mmcv's order
-    load: dict[str, Any] = {"type": "LoadImageFromFile"}
-    pack: dict[str, Any] = {"type": "PackInputs"}
-    if train:
-        crop: list[dict[str, Any]] = [
-            {"type": "RandomResizedCrop", "scale": scale},
-            {"type": "RandomFlip", "prob": 0.5, "direction": "horizontal"},
-        ]
-    else:
-        crop = [{"type": "Resize", "scale": scale}]
+    augmentation = plan.recipe.augmentation
+    assert augmentation is not None, "a Swin's authors have one"
+    size = plan.swin.image_size
+    pipeline = [
+        {"type": "LoadImageFromFile"},
+        *(_augmented(size, augmentation) if train else _cropped(size, augmentation)),
+        {"type": "PackInputs"},
+    ]
     return {
         **(training_load(plan) if train else validation_load(plan)),
         "sampler": {"type": "DefaultSampler", "shuffle": train},
-        "dataset": {"type": "CustomDataset", "data_root": "DATA", "pipeline": [load, *crop, pack]},
+        "dataset": {"type": "CustomDataset", "data_root": "DATA", "pipeline": pipeline},
     }
 
 
-def _schedule(setting: TrainSetting) -> list[dict[str, Any]]:
+def _augmented(size: tuple[int, int], augmentation: Augmentation) -> list[dict[str, Any]]:
+    """As mmpretrain's imagenet_bs64_swin_224.py; OpenCV's images are blue first."""
+    how = {"interpolation": augmentation.interpolation}
+    mean, std = _MEAN[::-1], _STD[::-1]
+    return [
+        {"type": "RandomResizedCrop", "scale": size[::-1], "backend": "pillow", **how},
+        {"type": "RandomFlip", "prob": 0.5, "direction": "horizontal"},
+        {
+            "type": "RandAugment",
+            **_RAND_AUGMENT[augmentation.auto_augment],
+            "hparams": {"pad_val": [round(value) for value in mean], **how},
+        },
+        {
+            "type": "RandomErasing",
+            "erase_prob": augmentation.erasing,
+            "mode": "rand",
+            "min_area_ratio": 0.02,
+            "max_area_ratio": 1 / 3,
+            "fill_color": mean,
+            "fill_std": std,
+        },
+    ]
+
+
+def _cropped(size: tuple[int, int], augmentation: Augmentation) -> list[dict[str, Any]]:
+    """The longer side is what the short edge is resized for: a crop fits into any picture."""
+    how = {"backend": "pillow", "interpolation": augmentation.interpolation}
+    edge = int(max(size) / augmentation.crop_share)
+    return [
+        {"type": "ResizeEdge", "scale": edge, "edge": "short", **how},
+        {"type": "CenterCrop", "crop_size": size[::-1]},
+    ]
+
+
+def _schedule(recipe: Recipe) -> list[dict[str, Any]]:
     """Warm-up and cosine by optimizer step; mmengine counts epochs and converts them."""
     warmup = {
         "type": "LinearLR",
-        "start_factor": WARMUP_START,
+        "start_factor": recipe.warmup_start,
         "by_epoch": True,
-        "end": WARMUP_EPOCHS,
+        "end": recipe.warmup_epochs,
         "convert_to_iter_based": True,
     }
     cosine = {
         "type": "CosineAnnealingLR",
-        "eta_min_ratio": FINAL_SHARE,
+        "eta_min_ratio": recipe.final_share,
         "by_epoch": True,
-        "begin": WARMUP_EPOCHS,
-        "end": EPOCHS,
-        "T_max": EPOCHS - WARMUP_EPOCHS,
+        "begin": recipe.warmup_epochs,
+        "end": recipe.epochs,
+        "T_max": recipe.epochs - recipe.warmup_epochs,
         "convert_to_iter_based": True,
     }
     return [warmup, cosine]
 
 
-def _model(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
+def _model(plan: Plan) -> dict[str, Any]:
+    model, setting, recipe = plan.swin, plan.setting, plan.recipe
     architecture: dict[str, Any] = {
         "embed_dims": model.embed_dim,
         "depths": list(model.depths),
@@ -152,31 +196,40 @@ def _model(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
     if model.version == 2:
         backbone["pretrained_window_sizes"] = list(model.pretrained_windows)
     loss: dict[str, Any] = {"type": "CrossEntropyLoss", "loss_weight": 1.0}
-    recipe = recipe_of(setting)
     if recipe.smoothing:  # of soft targets as well, which Mixup and CutMix make
         loss = {"type": "LabelSmoothLoss", "label_smooth_val": recipe.smoothing, "mode": "original"}
     head = {
         "type": "LinearClsHead",
         "num_classes": model.num_classes,
         "in_channels": model.stage_channels(model.num_stages - 1),
+        "init_cfg": None,  # the model's, below
         "loss": loss,
     }
-    augments = [
-        {"type": "Mixup", "alpha": recipe.mixup},
-        {"type": "CutMix", "alpha": recipe.cutmix},
+    begins = [  # as Swin does; torch's layers have their own way
+        {"type": "TruncNormal", "layer": "Linear", "std": 0.02, "bias": 0.0},
+        {"type": "Constant", "layer": "LayerNorm", "val": 1.0, "bias": 0.0},
     ]
+    mixing = {
+        "augments": [
+            {"type": "Mixup", "alpha": recipe.mixup},
+            {"type": "CutMix", "alpha": recipe.cutmix},
+        ],
+        "probs": [1 - recipe.switch, recipe.switch],
+    }
     return {
         "type": "ImageClassifier",
         "backbone": backbone,
         "neck": {"type": "GlobalAveragePooling"},
         "head": head,
-        **({"train_cfg": {"augments": augments}} if recipe.mixes else {}),
+        "init_cfg": begins,
+        **({"train_cfg": mixing} if recipe.mixes else {}),
     }
 
 
-def _optim_wrapper(setting: TrainSetting) -> dict[str, Any]:
+def _optim_wrapper(plan: Plan) -> dict[str, Any]:
+    setting = plan.setting
     optimizer: dict[str, Any] = {"type": _OPTIMIZERS[setting.optimizer_family]}
-    recipe = recipe_of(setting)
+    recipe = plan.recipe
     if recipe.learning_rate is not None:
         optimizer["lr"] = recipe.learning_rate
     optimizer["weight_decay"] = recipe.weight_decay
@@ -192,6 +245,10 @@ def _optim_wrapper(setting: TrainSetting) -> dict[str, Any]:
         wrapper = {"type": "AmpOptimWrapper", "dtype": setting.autocast_dtype}
         wrapper["loss_scale"] = "dynamic" if setting.precision == "fp16" else 1.0
     wrapper |= {"optimizer": optimizer, "accumulative_counts": setting.accumulate}
+    if recipe.weight_decay:
+        spared = {name: {"decay_mult": 0.0} for name in UNDECAYED}
+        kinds = {f"{kind}_decay_mult": 0.0 for kind in ("norm", "bias", "flat")}
+        wrapper["paramwise_cfg"] = {**kinds, "custom_keys": spared}
     if recipe.clip_norm is not None:
         wrapper["clip_grad"] = {"max_norm": recipe.clip_norm}
     return wrapper
@@ -250,20 +307,27 @@ def _optimizer_refusals(setting: TrainSetting) -> list[Refusal]:
     return refused((other, law, "optimizer=adamw"))
 
 
-def _notes(setting: TrainSetting) -> tuple[str, ...]:
+def _notes(plan: Plan) -> tuple[str, ...]:
+    setting = plan.setting
     found = [
         "The estimate is of microsoft's Swin, which mmpretrain's follows: the planner has no "
         "transcription of mmpretrain's.",
-        learning_rate_note(setting),
+        learning_rate_note(setting, plan.model),
         *nodes_notes(setting),
         "Edit this file itself: used as a second _base_ it would clash with mmpretrain's own.",
+        RESUMES_NOTE,
     ]
+    if plan.recipe.weight_decay:
+        found.append(
+            "mmengine makes a group of each weight where some have no decay: the optimizer steps "
+            "one weight after the other, foreach and fused too."
+        )
     if fine_tunes(setting):
         found.append(
             "mmpretrain runs frozen stages in evaluation mode, without drop path. Give it weights "
             "with --cfg-options load_from=FILE."
         )
-    return (*found, *tf32_notes(setting, "mmengine has no key"))
+    return (*found, *tf32_notes(plan, "mmengine has no key"))
 
 
 def _own(setting: TrainSetting) -> dict[str, Any]:
@@ -276,7 +340,14 @@ TRAINER = Trainer(
     title="mmengine",
     filename=FILENAME,
     write=write,
-    expresses=("compile", "compile_dynamic", "compile_fullgraph", "frozen_stages", "ema"),
+    expresses=(
+        "compile",
+        "compile_dynamic",
+        "compile_fullgraph",
+        "frozen_stages",
+        "ema",
+        "cudnn_benchmark",
+    ),
     refusals=refusals,
     library="microsoft",
     # Runner.wrap_model (runner/runner.py), and `no_sync` in OptimWrapper.optim_context. Its FSDP

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.schema import Library, SwinConfig, TrainSetting
-from planner.schema.distribution import SHARDED
+from planner.core.schema import Library, SwinConfig, TrainSetting
+from planner.core.schema.distribution import SHARDED
 from planner.trainers.copies import Source, block_finding
 from planner.trainers.source import mapping
 
@@ -33,15 +33,12 @@ def compression_hook(setting: TrainSetting) -> tuple[str, str]:
 
 
 def policy_source(setting: TrainSetting) -> str:
-    """The arguments of MixedPrecisionPolicy: "" where everything stays in fp32. Without a dtype,
-    gradients are reduced in that of the weights."""
-    found = {}
-    weights = "bf16" if setting.precision == "pure-bf16" else setting.fsdp_param_dtype
-    if setting.fsdp_param_dtype != "fp32":
-        found["param_dtype"] = DTYPES[setting.fsdp_param_dtype]
-    if setting.fsdp_reduce_dtype != weights:
-        found["reduce_dtype"] = DTYPES[setting.fsdp_reduce_dtype]
-    return ", ".join(f"{name}={value}" for name, value in found.items())
+    """The arguments of MixedPrecisionPolicy. Gradients without a `reduce_dtype` are reduced in
+    `param_dtype` up to torch 2.14, and from 2.15 on in their own dtype."""
+    reduced = f"reduce_dtype={DTYPES[setting.fsdp_reduce_dtype]}"
+    if setting.fsdp_param_dtype == "fp32":
+        return reduced
+    return f"param_dtype={DTYPES[setting.fsdp_param_dtype]}, {reduced}"
 
 
 def distribute_source(setting: TrainSetting) -> Source:
@@ -68,9 +65,13 @@ def _ddp(setting: TrainSetting) -> Source:
         "def distribute(model: nn.Module, call: nn.Module, device: torch.device) -> nn.Module:\n"
         '    """`call`, whose gradients are summed over all devices as backward goes."""\n'
         '    ids = [device] if device.type == "cuda" else None\n'
-        f"    wrapped = DistributedDataParallel(call, device_ids=ids{unpacked})\n"
-        f"{hook}"
-        "    return wrapped\n"
+        + (
+            f"    wrapped = DistributedDataParallel(call, device_ids=ids{unpacked})\n"
+            f"{hook}"
+            "    return wrapped\n"
+            if hook
+            else f"    return DistributedDataParallel(call, device_ids=ids{unpacked})\n"
+        )
     )
     return Source(tuple(imports), body)
 
@@ -117,9 +118,13 @@ def _fsdp(setting: TrainSetting) -> Source:
     more = (
         "from torch.distributed.device_mesh import init_device_mesh",
         "from torch.distributed.checkpoint.state_dict import StateDictOptions",
-        "from torch.distributed.checkpoint.state_dict import get_model_state_dict",
+        "from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict",
+        *(("from torch.distributed.tensor import distribute_tensor",) if setting.ema else ()),
     )
     body = (
+        "\n\n"
+        "# Of a checkpoint: whole weights on the host.\n"
+        "WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)\n"
         "\n\n"
         "def distribute(model: nn.Module, call: nn.Module, device: torch.device) -> nn.Module:\n"
         f'    """Shards `model` over {over}."""\n'
@@ -164,26 +169,3 @@ def synchronised(setting: TrainSetting, body: str) -> str:
         f"{last}        assert isinstance(call, DistributedDataParallel)\n"
         f"        with nullcontext() if last else call.no_sync():\n{inner}"
     )
-
-
-def checkpoint_source(setting: TrainSetting) -> str:
-    """The lines that save a checkpoint: sharded weights are gathered by all ranks, and rank 0
-    writes them."""
-    average = ', "average": average' if setting.ema else ""
-    if setting.parallelism not in SHARDED:
-        return f"""            if rank == 0 and options.output is not None:
-                options.output.parent.mkdir(parents=True, exist_ok=True)
-                state = {{"model": model.state_dict(), "step": step{average}}}
-                torch.save(state, options.output)
-"""
-    whole = "                full = StateDictOptions(full_state_dict=True, cpu_offload=True)\n"
-    gathered = average and "                whole = [p.full_tensor().cpu() for p in average]\n"
-    average = ', "average": whole' if setting.ema else ""
-    return f"""            if options.output is not None:  # on every rank: each gives its part
-{whole}{gathered}\
-                weights = get_model_state_dict(model, options=full)
-                if rank == 0:
-                    options.output.parent.mkdir(parents=True, exist_ok=True)
-                    state = {{"model": weights, "step": step{average}}}
-                    torch.save(state, options.output)
-"""

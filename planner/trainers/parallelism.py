@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.core.schema.distribution import ALONE, DEEPSPEED, SHARDED
 from planner.libraries.adapters_on_shapes import named_parameters
 from planner.libraries.registry import find_library
-from planner.schema import Model, SwinConfig, TrainSetting
-from planner.schema.distribution import ALONE, DEEPSPEED, SHARDED
 from planner.step.tensor import Device
 from planner.trainers.plan import Plan, Refusal, Trainer
 
@@ -82,32 +82,53 @@ def _said(value: object) -> str:
 def parallel_refusals(trainer: Trainer, plan: Plan, trainers: Iterable[Trainer]) -> list[Refusal]:
     """A parallelism that `trainer` cannot run, and what no trainer can."""
     parallelism = plan.setting.parallelism
-    found = _impossible(plan.model, as_written(trainer, plan.setting))
+    found = _impossible(plan.model, plan.setting, as_written(trainer, plan.setting))
     if parallelism != "none" and parallelism not in trainer.parallel:
-        others = ", ".join(t.name for t in trainers if parallelism in t.parallel)
         known = " or ".join(trainer.parallel)
         law = f"it does not train under {parallelism}, only {known}"
-        way_out = f"Emit with --set parallelism={next(iter(trainer.parallel))} (not measured)"
-        found.append(Refusal(law, f"{way_out}, or --for {others}."))
-    elif plan.device == "cpu" and parallelism != "none" and trainer.parallel[parallelism].needs_gpu:
+        change = f"parallelism={next(iter(trainer.parallel))}"
+        found.append(Refusal(law, _way_out(change, plan, trainers)))
+    elif not _runs(trainer, plan):
         law = f"it trains under {parallelism} on GPUs only, not on the CPU"
-        found.append(Refusal(law, "Emit with --set world_size=1, or --for pytorch."))
-    if plan.device == "cpu" and plan.setting.ddp_compression == "bf16":
+        nodes = " --set nodes=1" if plan.setting.nodes > 1 else ""
+        change = f"world_size=1{nodes} --set parallelism=none"
+        found.append(Refusal(law, _way_out(change, plan, trainers)))
+    elif plan.device == "cpu" and plan.setting.ddp_compression == "bf16":
         law = "torch's bf16_compress_hook needs NCCL, and so a GPU (ddp_compression=bf16)"
-        found.append(Refusal(law, "Emit with --set ddp_compression=fp16, or =none."))
+        found.append(
+            Refusal(law, "Emit with --set ddp_compression=fp16, or --set ddp_compression=none.")
+        )
     return found
 
 
-def _impossible(model: Model, setting: TrainSetting) -> list[Refusal]:
+def _runs(trainer: Trainer, plan: Plan) -> bool:
+    """Whether `trainer` runs the parallelism of `plan` on its device, and can build its model."""
+    parallelism = plan.setting.parallelism
+    builds = isinstance(plan.model, SwinConfig) or trainer.names(plan)
+    if trainer.library is not None and not builds:
+        return False
+    if parallelism == "none":
+        return True
+    own = trainer.parallel.get(parallelism)
+    return own is not None and not (own.needs_gpu and plan.device == "cpu")
+
+
+def _way_out(change: str, plan: Plan, trainers: Iterable[Trainer]) -> str:
+    others = ", ".join(trainer.name for trainer in trainers if _runs(trainer, plan))
+    return f"Emit with --set {change} (not measured){others and f', or --for {others}'}."
+
+
+def _impossible(model: Model, asked: TrainSetting, setting: TrainSetting) -> list[Refusal]:
+    """What no step can do that is `asked`, as a trainer runs it (`setting`)."""
     found = []
-    several = setting.accumulate > 1 and setting.gradient_sync == "last"
-    if setting.ddp_static_graph and several:
+    last = setting.accumulate > 1 and setting.gradient_sync == "last" != asked.gradient_sync
+    if setting.ddp_static_graph and last:
         law = (
-            "ddp_static_graph needs gradients summed in the first backward of all, and "
-            "gradient_sync=last leaves it out (torch fails with expect_autograd_hooks_)"
+            "ddp_static_graph needs gradients summed in the first backward of all, and it has no "
+            "word for gradient_sync=every, but sums in the last (torch fails with "
+            "expect_autograd_hooks_)"
         )
-        way_out = "Emit with --set ddp_static_graph=false, or --set gradient_sync=every."
-        found.append(Refusal(law, way_out))
+        found.append(Refusal(law, "Emit with --set ddp_static_graph=false (not measured)."))
     if setting.parallelism not in SHARDED:
         return found
     low = setting.fsdp_param_dtype != "fp32" and setting.precision in ("fp32", "tf32")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from planner.errors import UnsupportedError, UsageError
-from planner.schema import Library, Model, NamedModel, SwinConfig, TrainSetting
-from planner.schema.distribution import Parallelism
-from planner.schema.loading import LoaderRecord, LoaderSetting, Pipeline
+from planner.core.errors import UnsupportedError, UsageError
+from planner.core.files import write_whole
+from planner.core.schema import Library, Model, NamedModel, SwinConfig, TrainSetting
+from planner.core.schema.distribution import Parallelism
+from planner.core.schema.loading import LoaderRecord, LoaderSetting, Pipeline
+from planner.estimation.recipe import Recipe, recipe_of
 from planner.trainers.comments import comment
 
 
@@ -21,6 +23,7 @@ class Emitted:
 
     `launch` is the command that trains with it. `code` is Python for the user's own script where
     the trainer's file cannot hold it all (model, checkpointing wrapper, optimizer), else "".
+    `modules` are further files that these import, by name.
     """
 
     target: str
@@ -30,6 +33,22 @@ class Emitted:
     warnings: tuple[str, ...] = ()
     code: str = ""
     code_filename: str = ""
+    modules: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def beside(self) -> dict[str, str]:
+        """Every file that lies beside the first, by its name."""
+        return {**({self.code_filename: self.code} if self.code else {}), **self.modules}
+
+    def write(self, folder: Path) -> Path:
+        """Writes every file into a folder, which it makes, and returns the path of the first.
+
+        Replaces what lies there by these names. Raises OSError where it cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in {self.filename: self.text, **self.beside}.items():
+            write_whole(folder / name, text)
+        return folder / self.filename
 
 
 @dataclass(frozen=True)
@@ -41,7 +60,8 @@ class Plan:
     is where the file will be written, None where that is not known: then it is called by its usual
     name. `unit` is what a task calls an item of its batch, None where images go in and logits come
     out. `loader` is how the training data are loaded, None where that was not measured; `fed` is
-    the probe that measured it.
+    the probe that measured it. `warnings` are of where the setting comes from, and `known_by` says
+    what told of it.
     """
 
     model: Model
@@ -53,6 +73,8 @@ class Plan:
     unit: str | None = None
     loader: LoaderSetting | None = None
     fed: LoaderRecord | None = None
+    warnings: tuple[str, ...] = ()
+    known_by: Literal["probe", "estimate"] = "probe"
 
     @property
     def swin(self) -> SwinConfig:
@@ -63,7 +85,14 @@ class Plan:
     @property
     def is_task(self) -> bool:
         """Whether its step is a task's: a factory's own, or that of a model of a library."""
-        return self.unit is not None or isinstance(self.model, NamedModel)
+        if isinstance(self.model, NamedModel):
+            return not self.model.is_plain
+        return self.unit is not None
+
+    @property
+    def recipe(self) -> Recipe:
+        """What the trainer is told beside the setting."""
+        return recipe_of(self.setting, self.model)
 
     def path(self, usual: str) -> str:
         """The file on a command line: where it is written, else its usual name."""
@@ -96,9 +125,9 @@ class Written(NamedTuple):
 
 LeverName = Literal[
     "checkpointing-in-parts", "offload", "compile", "compile_scope", "compile_dynamic",
-    "compile_fullgraph", "activation_memory_budget", "optimizer_in_backward", "zero_grad_to_none",
-    "frozen_stages", "lora_rank", "ema", "memory_format", "pure-bf16", "fp8", "bf16-on-cpu",
-    "fp16-on-cpu",
+    "compile_fullgraph", "activation_memory_budget", "optimizer_in_backward", "offload_optimizer",
+    "zero_grad_to_none", "frozen_stages", "lora_rank", "ema", "memory_format", "cudnn_benchmark",
+    "pure-bf16", "fp8", "bf16-on-cpu", "fp16-on-cpu",
 ]  # fmt: skip
 """The levers that not every trainer can express (`planner/trainers/levers.py`)."""
 COMPILING: tuple[LeverName, ...] = (
@@ -107,7 +136,7 @@ COMPILING: tuple[LeverName, ...] = (
 
 IN_A_SCRIPT: tuple[LeverName, ...] = (
     *COMPILING, "checkpointing-in-parts", "offload", "frozen_stages", "lora_rank", "memory_format",
-    "bf16-on-cpu",
+    "cudnn_benchmark", "bf16-on-cpu",
 )  # fmt: skip
 """Those that Python beside the trainer's own configuration can."""
 
@@ -157,7 +186,7 @@ class Trainer:
     `loads_by_itself` are the fields of a LoaderSetting that it has no word for, with the values it
     loads with. `reads` says how it reads pictures, None where the data set is the user's;
     `pipelines` are the measured ones that it runs by itself. `parallel` are the parallelisms that
-    it can run.
+    it can run. `trains_named`: it also trains any classifier of its library, given the name.
     """
 
     name: str
@@ -173,6 +202,11 @@ class Trainer:
     loads_by_itself: Mapping[str, Any] = field(default_factory=dict)
     reads: str | None = None
     pipelines: tuple[Pipeline, ...] = ()
+    trains_named: bool = False
+
+    def names(self, plan: Plan) -> bool:
+        """Whether it trains the model of `plan` by its name alone, from images to logits."""
+        return self.trains_named and isinstance(plan.model, NamedModel) and plan.model.is_plain
 
 
 def refused(*cases: tuple[object, str, str]) -> list[Refusal]:

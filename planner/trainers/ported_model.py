@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner.errors import UnsupportedError
+from planner.core.errors import UnsupportedError
+from planner.core.schema import FactoryModel, Library, Model, SwinConfig, TrainSetting
 from planner.libraries.limits import SettingFault, setting_limit
 from planner.libraries.registry import find_library
-from planner.schema import FactoryModel, Library, Model, SwinConfig, TrainSetting
 from planner.trainers.plan import Refusal, refuse
 
 
@@ -19,7 +19,11 @@ def port_model(model: Model, library: Library, trainer: str) -> SwinConfig:
             f"{trainer} builds its models by name, and {model.factory} is a factory of your own.",
             "Use --for pytorch, accelerate, lightning or deepspeed, which train any module.",
         )
-    assert isinstance(model, SwinConfig), "any other model is a task, which `emit` refuses"
+    if not isinstance(model, SwinConfig):
+        raise UnsupportedError(
+            f"{trainer} is written here for Swins, and {model.title} is none.",
+            "Use --for pytorch, accelerate, lightning or deepspeed, which train any module.",
+        )
     if model.library == library:
         return model
     moved = model.model_copy(update={"library": library, "name": None})
@@ -40,33 +44,32 @@ def setting_refusals(
     if not isinstance(model, SwinConfig):
         return _own_refusals(model, setting)
     faults = find_library(model.library).setting_faults(model, setting, models)
-    return [Refusal(fault.message, _way_out(fault, model)) for fault in faults]
+    own = f", or tune {model.library}'s own model"
+    return [Refusal(fault.message, _way_out(fault, own)) for fault in faults]
 
 
-def _way_out(fault: SettingFault, model: SwinConfig) -> str:
+def _way_out(fault: SettingFault, else_: str = "") -> str:
     if not fault.field:
         return fault.way_out
-    return (
-        f"Emit with --set {fault.field}={fault.instead} (not measured), or tune {model.library}'s "
-        "own model."
-    )
+    return f"Emit with --set {fault.field}={fault.instead} (not measured){else_}."
 
 
 def _own_refusals(model: Model, setting: TrainSetting) -> list[Refusal]:
-    way_out = f"Let {model.title} do it, and emit with --set"
+    let = f", and let {model.title} do it."
     found = []
     if not setting.checkpoints_any_model:
         law = (
             f"checkpointing {setting.checkpointing} cannot be set from outside the model "
             f"{model.title}"
         )
-        found.append(Refusal(law, f"{way_out} checkpointing=none, or =blocks."))
+        blocks = "Emit with --set checkpointing=blocks, or --set checkpointing=none"
+        found.append(Refusal(law, f"{blocks}{let}"))
     if setting.attention == "sdpa":
         law = f"attention sdpa cannot be set from outside the model {model.title}"
-        found.append(Refusal(law, f"{way_out} attention=library."))
+        found.append(Refusal(law, f"Emit with --set attention=library{let}"))
     for field in ("frozen_stages", "lora_rank"):
         if getattr(setting, field):
             law = f"what is trained is a matter of the model {model.title} ({field})"
-            found.append(Refusal(law, f"{way_out} {field}=0."))
+            found.append(Refusal(law, f"Emit with --set {field}=0{let}"))
     limit = setting_limit(setting)
-    return [*found, *([Refusal(limit.message, limit.way_out)] if limit is not None else [])]
+    return [*found, *([Refusal(limit.message, _way_out(limit))] if limit is not None else [])]

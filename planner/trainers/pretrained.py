@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.estimation.recipe import fine_tunes
 from planner.libraries.registry import find_library
-from planner.schema import Model, SwinConfig, TrainSetting
 
 # In which fields a model may differ from the published one whose weights it loads. timm fits
 # position biases to other windows and the patch embedding to other channels.
@@ -19,21 +20,21 @@ _FREE: Mapping[str, frozenset[str]] = {
 }
 
 RECIPE_NOTE = (
-    "The recipe is that of training from scratch. From the weights of ImageNet-22k the authors "
-    "trained all of a model at 2e-5 for 512 images, for 30 epochs with 5 of warm-up, with a weight "
-    "decay of 1e-8 (microsoft/Swin-Transformer @f0ca48c, "
-    "configs/swin/swin_base_patch4_window7_224_22kto1k_finetune.yaml)."
+    "The recipe is the authors' from the weights of ImageNet-22k, for all of a model: 2e-5 for 512 "
+    "images, 30 epochs with 5 of warm-up, a weight decay of 1e-8 (microsoft/Swin-Transformer "
+    "@f0ca48c, configs/swin/swin_base_patch4_window7_224_22kto1k_finetune.yaml). Adapters and few "
+    "stages often take a larger rate."
 )
-
-
-def fine_tunes(setting: TrainSetting) -> bool:
-    """Whether a part of the model stays as it was."""
-    return bool(setting.frozen_stages or setting.lora_rank)
 
 
 def weights_name(model: Model, setting: TrainSetting) -> str | None:
     """What the library of `model` calls the weights to fine-tune; None without a name or a need."""
-    if not isinstance(model, SwinConfig) or model.name is None or not fine_tunes(setting):
+    return published_weights(model) if fine_tunes(setting) else None
+
+
+def published_weights(model: Model) -> str | None:
+    """What the library of `model` calls weights that fit it; None where none do."""
+    if not isinstance(model, SwinConfig) or model.name is None:
         return None
     free = _FREE.get(model.library)
     published = find_library(model.library).find(model.name)

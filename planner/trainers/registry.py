@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planner.errors import unknown_name
+from planner.core.errors import unknown_name
 from planner.trainers.accelerate import TRAINER as ACCELERATE
 from planner.trainers.deepspeed import TRAINER as DEEPSPEED
 from planner.trainers.lightning import TRAINER as LIGHTNING

@@ -7,11 +7,11 @@ from string import Template
 from textwrap import indent
 from typing import Any
 
+from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting
 from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE
 from planner.libraries.microsoft.arguments import class_arguments as microsoft_arguments
 from planner.libraries.torchvision.arguments import class_arguments as torchvision_arguments
 from planner.libraries.transformers.arguments import config_arguments
-from planner.schema import FactoryModel, Model, SwinConfig, TrainSetting
 from planner.trainers.copies import Source, before_return, compiled_blocks, copied
 
 
@@ -20,7 +20,7 @@ def model_source(model: Model, setting: TrainSetting) -> Source:
     blocks as in `setting`; and of the context that moves saved activations, where it needs it."""
     found = _source_of(model, setting)
     if setting.offload != "none":
-        helper = copied("offloading.py")
+        helper = copied("planner.training.offloading")
         found = Source((*found.imports, *helper.imports), helper.body + found.body)
     if setting.activation_memory_budget < 1:
         found = found._replace(imports=(*found.imports, BUDGET_IMPORT))
@@ -32,7 +32,8 @@ def model_source(model: Model, setting: TrainSetting) -> Source:
 def _source_of(model: Model, setting: TrainSetting) -> Source:
     if isinstance(model, FactoryModel):
         return _factory(model, setting)
-    assert isinstance(model, SwinConfig), "`setting_faults` refuses what is neither"
+    if isinstance(model, NamedModel):
+        return _named(model, setting)
     writers = {
         "native": _native,
         "timm": _timm,
@@ -98,17 +99,37 @@ def _function(lines: str) -> str:
 def _factory(model: FactoryModel, setting: TrainSetting) -> Source:
     module, name = model.parts
     outermost = name.partition(".")[0]
-    helper = copied("checkpointing.py") if setting.checkpointing != "none" else Source()
-    wrapped = f"    checkpoint_blocks({_blocks_to_wrap(setting)})\n" if helper.body else ""
-    return Source(
-        imports=("import sys", *helper.imports),
-        body=helper.body
-        + _function(
-            '    sys.path.insert(0, "")  # your module is found where you stand\n'
-            f"    from {module} import {outermost}\n\n"
-            f"    model: nn.Module = {name}()\n{wrapped}"
-        ),
+    return _any(
+        "import sys",
+        '    sys.path.insert(0, "")  # your module is found where you stand\n'
+        f"    from {module} import {outermost}\n\n"
+        f"    model: nn.Module = {name}()\n",
+        setting,
     )
+
+
+def _named(model: NamedModel, setting: TrainSetting) -> Source:
+    """A classifier of timm's, as `planner.libraries.timm.by_name` builds it."""
+    given = {"in_chans": model.in_channels, "num_classes": model.num_classes}
+    created = call("timm.create_model", given, (literal(model.name), "**sized"))
+    weights = f"timm.models.get_pretrained_cfg({literal(model.name)})"
+    return _any(
+        "import timm",
+        f"    weights = {weights}\n"
+        "    fixed = weights is not None and weights.fixed_input_size\n"
+        f'    sized = {{"img_size": {model.image_size}}} if fixed else {{}}\n'
+        f"    model: nn.Module = {created}\n",
+        setting,
+    )
+
+
+def _any(line: str, built: str, setting: TrainSetting) -> Source:
+    """The source of a model whose blocks are found, and wrapped from outside."""
+    if setting.checkpointing == "none":
+        return Source((line,), _function(built))
+    helper = copied("planner.libraries.checkpointing")
+    wrapped = f"    checkpoint_blocks({_blocks_to_wrap(setting)})\n"
+    return Source((line, *helper.imports), helper.body + _function(built + wrapped))
 
 
 def _blocks_to_wrap(setting: TrainSetting) -> str:
@@ -140,14 +161,11 @@ def offloaded(lines: str, setting: TrainSetting, module: str, batch: str) -> str
 
 
 def _native(model: SwinConfig, setting: TrainSetting) -> Source:
-    fields = model.model_dump(exclude_defaults=True, exclude={"name"})
+    fields = model.model_dump(exclude_defaults=True, exclude={"name", "library"})
     attention = "eager" if setting.attention == "eager" else "sdpa"
     in_parts = setting.chosen_blocks is not None
     checkpointing = literal("none" if in_parts else setting.checkpointing)
-    imports = (
-        "from planner.schema import SwinConfig",
-        "from planner.libraries.native.module import build_swin",
-    )
+    imports = ("from native_swin import SwinConfig, build_swin",)
     built = (
         f"    config = {call('SwinConfig', fields)}\n"
         f"    model: nn.Module = build_swin(config, {literal(attention)}, {checkpointing})\n"
@@ -245,7 +263,12 @@ def _wrapped(
             "from torch.utils.checkpoint import create_selective_checkpoint_contexts",
         ]
         definitions = copied(
-            "checkpointing.py", "KEPT_OPERATIONS", "Keep", "_storages", "keep", "_leave_results"
+            "planner.libraries.checkpointing",
+            "KEPT_OPERATIONS",
+            "Keep",
+            "_storages",
+            "keep",
+            "_leave_results",
         ).body
         before, how = "    _leave_results(module)\n", "context_fn=keep, "
         kept = " and what KEPT_OPERATIONS give"
@@ -299,20 +322,22 @@ def _microsoft(model: SwinConfig, setting: TrainSetting) -> Source:
     return _wrapped(imports, built, "model.layers", setting)
 
 
-BENCHMARK = "torch.backends.cudnn.benchmark = True\n"
-"""cuDNN chooses its convolution by trying them, as it did in the probe."""
+def benchmark_source(setting: TrainSetting) -> str:
+    """Whether cuDNN chooses its convolution by trying them, as in the probe."""
+    return f"torch.backends.cudnn.benchmark = {setting.cudnn_benchmark}\n"
 
 
 def process_source(setting: TrainSetting) -> str:
     """What is set once in a process: the precision of fp32 matrices, cuDNN's choice, and what the
     compiler keeps of activations."""
     kept = budget_source(setting)
+    benchmark = benchmark_source(setting)
     if setting.precision not in ("fp32", "tf32"):
-        return BENCHMARK + kept
+        return benchmark + kept
     tf32 = setting.precision == "tf32"
     return (
         f'torch.set_float32_matmul_precision("{"high" if tf32 else "highest"}")\n'
-        f"torch.backends.cudnn.allow_tf32 = {tf32}\n{BENCHMARK}{kept}"
+        f"torch.backends.cudnn.allow_tf32 = {tf32}\n{benchmark}{kept}"
     )
 
 
@@ -361,6 +386,10 @@ def image_lines(setting: TrainSetting) -> tuple[str, ...]:
     if setting.memory_format == "channels_last":
         found.append("images = images.contiguous(memory_format=torch.channels_last)")
     return tuple(found)
+
+
+# Where a script computes unless it is told, by whether it was planned for a GPU.
+SCRIPT_DEVICE = {True: '"cuda" if torch.cuda.is_available() else "cpu"', False: '"cpu"'}
 
 
 def compiles_whole(setting: TrainSetting) -> bool:

@@ -2,60 +2,64 @@
 
 from __future__ import annotations
 
-from string import Template
 from typing import Any
 
-from planner.schema import TrainSetting
-from planner.schema.setting import EMA_DECAY, LABEL_SMOOTHING
-from planner.trainers.copies import Source
+from planner.core.augmentation import Augmentation
+from planner.core.schema import Model, TrainSetting
+from planner.core.schema.setting import EMA_DECAY, FUSED_FAMILIES, OPTIMIZER_CLASSES
+from planner.estimation.recipe import UNDECAYED, Recipe
+from planner.trainers.copies import Source, sections
 from planner.trainers.loader import training_load, validation_load
 from planner.trainers.plan import Plan
-from planner.trainers.recipe import (
-    CUTMIX,
-    EPOCHS,
-    FINAL_SHARE,
-    MIXUP,
-    WARMUP_EPOCHS,
-    WARMUP_START,
-    recipe_of,
-)
-from planner.trainers.source import literal, mapping
+from planner.trainers.source import SCRIPT_DEVICE, arguments, compiles_whole, literal, mapping
+from planner.trainers.templates import macro
 
 _CLASSES = {
-    "adamw": "torch.optim.AdamW", "adam": "torch.optim.Adam", "sgd": "torch.optim.SGD",
-    "adafactor": "torch.optim.Adafactor", "rmsprop": "torch.optim.RMSprop",
-    "nadam": "torch.optim.NAdam", "radam": "torch.optim.RAdam", "lion": "Lion",
-    "adamw-8bit": "AdamW8bit",
+    **{family: f"torch.optim.{name}" for family, name in OPTIMIZER_CLASSES.items()},
+    "lion": "Lion", "adamw-8bit": "AdamW8bit",
 }  # fmt: skip
 _FUNCTIONAL = "from torch.nn import functional as F"
 
 
-def optimizer_source(setting: TrainSetting) -> Source:
+def optimizer_source(plan: Plan) -> Source:
     """`build_optimizer(model, lr)`: the optimizer that was probed, decay as in the recipe."""
+    setting = plan.setting
     family, implementation = setting.optimizer_family, setting.optimizer_implementation
-    arguments: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     if implementation == "8bit":
         family = setting.optimizer
-    if family.startswith("adamw"):
-        arguments["weight_decay"] = recipe_of(setting).weight_decay
+    decays = family.startswith("adamw")
     if family == "sgd":
-        arguments["momentum"] = 0.9
+        given["momentum"] = 0.9
     if setting.amsgrad:
-        arguments["amsgrad"] = True
+        given["amsgrad"] = True
     if implementation != "8bit":
-        arguments["foreach"] = implementation == "foreach"
+        given["foreach"] = implementation == "foreach"
     if implementation == "fused":
-        arguments["fused"] = True
-    keywords = "".join(f", {k}={literal(v)}" for k, v in arguments.items())
-    if setting.optimizer_in_backward:
-        body = _IN_BACKWARD.substitute(made=f"{_CLASSES[family]}([parameter], lr=lr{keywords})")
-        return Source(_optimizer_imports(family), body)
-    body = (
-        "def build_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:\n"
-        "    parameters = [p for p in model.parameters() if p.requires_grad]\n"
-        f"    return {_CLASSES[family]}(parameters, lr=lr{keywords})\n"
+        given["fused"] = True
+    elif offloads(plan) and family in FUSED_FAMILIES:
+        given["fused"] = False  # torchao's own for AdamW is fused
+    made = _CLASSES[family]
+    keywords = "".join(f", {k}={literal(v)}" for k, v in given.items())
+    if offloads(plan):
+        frees = setting.offload_optimizer == "state-and-gradients"
+        keywords = f", optimizer_class={made}, offload_gradients={frees}{keywords}"
+        made = "CPUOffloadOptimizer"
+    body = macro("decay_groups", undecayed=literal(UNDECAYED)) if decays else ""
+    body += macro(
+        "optimizers_in_backward" if setting.optimizer_in_backward else "optimizer",
+        recipe=plan.recipe,
+        decays=decays,
+        made=made,
+        keywords=keywords,
     )
-    return Source(_optimizer_imports(family), body)
+    more = ("from torchao.optim import CPUOffloadOptimizer",) if offloads(plan) else ()
+    return Source(("from typing import Any", *_optimizer_imports(family), *more), body)
+
+
+def offloads(plan: Plan) -> bool:
+    """Whether the optimizer is on the host of a GPU; on a CPU every one is."""
+    return plan.setting.offload_optimizer != "none" and plan.device == "cuda"
 
 
 def _optimizer_imports(family: str) -> tuple[str, ...]:
@@ -65,139 +69,111 @@ def _optimizer_imports(family: str) -> tuple[str, ...]:
     return (lines[family],) if family in lines else ()
 
 
-_IN_BACKWARD = Template(
-    '''def build_optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """One for each trained weight, which backward updates as soon as it has its gradient."""
-    optimizers: dict[torch.Tensor, torch.optim.Optimizer] = {}
-
-    def update(parameter: torch.Tensor) -> None:
-        optimizers[parameter].step()
-        parameter.grad = None
-
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            optimizers[parameter] = $made
-            parameter.register_post_accumulate_grad_hook(update)
-    return list(optimizers.values())
-'''
-)
-
-
-def update_source(setting: TrainSetting, module: str) -> str:
-    """What follows the backwards of a step: gradients clipped, all weights of `module` updated,
-    their average moved, gradients let go. In backward the weights were updated already."""
-    clip, average = "", ""
-    if setting.clip_grad:
-        trained = f"[p for p in {module}.parameters() if p.requires_grad]"
-        clip = f"""    if scaler is not None:
-        scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_({trained}, CLIP_NORM)
-"""
-    if setting.ema:
-        average = f"""    with torch.no_grad():
-        torch._foreach_lerp_(average, list({module}.parameters()), 1 - EMA_DECAY)
-"""
-    if setting.optimizer_in_backward:
-        return average
-    return f"""{clip}    if scaler is not None:
-        scaler.step(optimizer)
-        scaler.update()
-    else:
-        optimizer.step()
-{average}    optimizer.zero_grad(set_to_none={setting.zero_grad_to_none})
-"""
-
-
 def loader_source(plan: Plan) -> str:
     """`LOADER` and `VALIDATION_LOADER`: the arguments of a DataLoader for each."""
     validation = mapping("VALIDATION_LOADER", validation_load(plan))
     return mapping("LOADER", training_load(plan)) + validation
 
 
-def rate_source(setting: TrainSetting) -> str:
+def rate_source(plan: Plan) -> str:
     """`LEARNING_RATE = …`, or a comment where the optimizer has no published one."""
-    rate = recipe_of(setting).learning_rate
+    rate, batch = plan.recipe.learning_rate, plan.setting.global_batch
     if rate is None:
-        return f"# LEARNING_RATE is yours to set, for a global batch of {setting.global_batch}.\n"
-    return f"LEARNING_RATE = {rate:g}  # for a global batch of {setting.global_batch}\n"
+        return f"# LEARNING_RATE is yours to set, for a global batch of {batch}.\n"
+    return f"LEARNING_RATE = {rate:g}  # for a global batch of {batch}\n"
 
 
-SCHEDULE = Source(
-    ("import math",),
-    f'''def build_schedule(
-    optimizer: torch.optim.Optimizer, steps: int, warmup: int = 0
-) -> torch.optim.lr_scheduler.LambdaLR:
-    """A linear warm-up over the first optimizer steps, then half a cosine.
-
-    `warmup` steps, or {WARMUP_EPOCHS}/{EPOCHS} of all where none are given.
-    """
-    warmup = max(1, warmup or steps * {WARMUP_EPOCHS} // {EPOCHS})
-
-    def rate(step: int) -> float:
-        if step < warmup:
-            return {WARMUP_START} + (1 - {WARMUP_START}) * step / warmup
-        share = min(1.0, (step - warmup) / max(1, steps - warmup))
-        return {FINAL_SHARE} + (1 - {FINAL_SHARE}) * 0.5 * (1 + math.cos(math.pi * share))
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-''',
-)
-"""`build_schedule(optimizer, steps)`: the published warm-up and cosine, over `steps`."""
+def schedule_source(recipe: Recipe) -> Source:
+    """`build_schedule(optimizer, steps)`: the published warm-up and cosine, over `steps`."""
+    return Source(("import math",), macro("schedule", recipe=recipe))
 
 
-MIXING = Source(
-    (_FUNCTIONAL,),
-    f'''\
-def mix(images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mixup or CutMix of a batch with itself, turned round; targets [batch, classes] are soft."""
-    soft = F.one_hot(targets, NUM_CLASSES).float()
-    soft = (1 - {LABEL_SMOOTHING}) * soft + {LABEL_SMOOTHING} / NUM_CLASSES
-    if torch.rand(()) < 0.5:
-        share = float(torch.distributions.Beta({MIXUP}, {MIXUP}).sample())
-        images = share * images + (1 - share) * images.flip(0)
-    else:
-        side = (1 - float(torch.distributions.Beta({CUTMIX}, {CUTMIX}).sample())) ** 0.5
-        height, width = images.shape[2:]
-        down, across = int(height * side), int(width * side)
-        top = int(torch.randint(height - down + 1, ()))
-        left = int(torch.randint(width - across + 1, ()))
-        cut = (slice(None), slice(None), slice(top, top + down), slice(left, left + across))
-        other = images.flip(0)
-        images = images.clone()
-        images[cut] = other[cut]
-        share = 1 - down * across / (height * width)
-    return images, share * soft + (1 - share) * soft.flip(0)
-''',
-)
-"""`mix(images, targets)`: Mixup and CutMix by turns, and smoothed soft targets."""
+def mixing_source(recipe: Recipe) -> Source:
+    """`mix(images, targets)`: Mixup and CutMix by turns, and smoothed soft targets; nothing where
+    no images are mixed."""
+    if not recipe.mixes:
+        return Source()
+    return Source((_FUNCTIONAL, "from typing import Any"), macro("mixing", recipe=recipe))
 
 
-def loss_source(setting: TrainSetting) -> Source:
-    """`training_loss(output, targets)`; hard targets or soft ones, as `mix` gives them."""
-    smoothing = f", label_smoothing={LABEL_SMOOTHING}" if setting.loss == "label-smoothing" else ""
+def transforms_source(recipe: Recipe, model: Model) -> Source:
+    """`train_transform()` and `validation_transform()`, for a data set of pictures."""
+    assert model.image_size is not None
+    usual = recipe.augmentation or Augmentation()
+    body = macro(
+        "transforms",
+        augmentation=recipe.augmentation,
+        magnitude=usual.auto_augment.split("-")[1].removeprefix("m"),
+        height=model.image_size[0],
+        width=model.image_size[1],
+        channels=model.in_channels,
+        resized=int(max(model.image_size) / usual.crop_share),
+    )
+    return Source(("from typing import Any",), body)
+
+
+def loss_source(recipe: Recipe) -> Source:
+    """`training_loss(output, targets)`; hard targets or soft ones, as `mix` gives them; and
+    `is_right(output, targets)` for validation."""
+    smooths = recipe.smoothing and not recipe.mixes
+    smoothing = f", label_smoothing={recipe.smoothing}" if smooths else ""
     body = (
         "def training_loss(output: Any, targets: torch.Tensor) -> torch.Tensor:\n"
         '    logits = getattr(output, "logits", output)\n'
         f"    return F.cross_entropy(logits, targets{smoothing})\n"
+        "\n\n"
+        "def is_right(output: Any, targets: torch.Tensor) -> torch.Tensor:\n"
+        '    """[batch]: whether the best class is the target."""\n'
+        '    return getattr(output, "logits", output).argmax(dim=1) == targets\n'
     )
     return Source(("from typing import Any", _FUNCTIONAL), body)
 
 
-def step_source(setting: TrainSetting) -> Source:
-    """Optimizer, schedule and loss of a script of the user's own, and `mix` where it needs that."""
-    pieces = [optimizer_source(setting), SCHEDULE, loss_source(setting)]
-    if recipe_of(setting).mixes:
-        pieces.append(MIXING)
+def step_source(plan: Plan) -> Source:
+    """Transforms, optimizer, schedule and loss of a script of the user's own, and `mix` and
+    `rest_scale` where it needs them."""
+    recipe = plan.recipe
+    pieces = [
+        transforms_source(recipe, plan.model),
+        optimizer_source(plan),
+        schedule_source(recipe),
+        loss_source(recipe),
+        mixing_source(recipe),
+        Source((), macro("rest") if plan.setting.accumulate > 1 else ""),
+    ]
     imports = tuple(line for piece in pieces for line in piece.imports)
-    return Source(imports, "\n\n".join(piece.body for piece in pieces))
+    return Source(imports, sections(*(piece.body for piece in pieces)))
 
 
-def step_constants(setting: TrainSetting) -> list[str]:
+def step_constants(plan: Plan) -> list[str]:
     """What a whole script's step reads: `AUTOCAST`, and `EMA_DECAY` and `CLIP_NORM` if needed."""
+    setting = plan.setting
     dtype = setting.autocast_dtype
     lines = [f"AUTOCAST: torch.dtype | None = {f'torch.{dtype}' if dtype else None}"]
     if setting.ema:
         lines.append(f"EMA_DECAY = {EMA_DECAY}")
     if setting.clip_grad:
-        lines.append(f"CLIP_NORM = {recipe_of(setting).clip_norm}")
+        lines.append(f"CLIP_NORM = {plan.recipe.clip_norm}")
     return lines
+
+
+def step_values(plan: Plan) -> dict[str, Any]:
+    """What `train.py.j2` takes of any step, a task's too."""
+    setting, recipe = plan.setting, plan.recipe
+    return {
+        "setting": setting,
+        "recipe": recipe,
+        "optimizer": optimizer_source(plan).body,
+        "decays": setting.optimizer_family == "adamw",
+        "offloads": offloads(plan),
+        "schedule": schedule_source(recipe).body,
+        "compiled": arguments(setting.compile_arguments) if compiles_whole(setting) else "",
+        "scaler": "torch.amp.GradScaler(device.type)" if setting.precision == "fp16" else "None",
+        "device": SCRIPT_DEVICE[plan.device == "cuda"],
+    }
+
+
+def own_imports(setting: TrainSetting) -> tuple[str, ...]:
+    """What a whole script's loop imports for a setting."""
+    several = ("import torch.distributed as dist",) if setting.parallelism != "none" else ()
+    return (*several, *(("from contextlib import contextmanager",) if setting.ema else ()))

@@ -3,8 +3,12 @@
 Keys are the `dest` names of train.py's argument parser, which `-c` sets as its defaults
 (huggingface/pytorch-image-models @aa4b585, timm 1.0.29.dev0; the package does not hold that file).
 What it does by itself, read there: TF32 and cuDNN benchmark on, labels smoothed by 0.1, weight
-decay 2e-5, a warm-up from 1e-5 whatever the batch; `create_model` does not get `img_size`; biases
-and norms are not decayed.
+decay 2e-5, a warm-up from 1e-5 whatever the batch, no auto-augment nor erasing, crops resized by
+bilinear or bicubic at random; `create_model` does not get `img_size`. Biases, norms and what a
+model's `no_weight_decay` names are not decayed.
+
+Any other model of timm that maps images to logits is named, and its recipe is train.py's but for
+what the setting asks.
 """
 
 from __future__ import annotations
@@ -13,21 +17,13 @@ from typing import Any
 
 import yaml
 
+from planner.core.schema import NamedModel, SwinConfig
+from planner.core.schema.setting import EMA_DECAY
+from planner.estimation.recipe import Recipe, learning_rate_note, rounded
 from planner.libraries.timm.names import PUBLISHED
-from planner.schema import SwinConfig, TrainSetting
-from planner.schema.setting import EMA_DECAY
-from planner.trainers.launch import launch, nodes_notes, torchrun
+from planner.trainers.launch import OLDER_PILLOW, launch, nodes_notes, torchrun
 from planner.trainers.loader import train_loader
 from planner.trainers.plan import Parallel, Plan, Refusal, Trainer, Written, refused
-from planner.trainers.recipe import (
-    EPOCHS,
-    FINAL_SHARE,
-    WARMUP_EPOCHS,
-    WARMUP_START,
-    learning_rate_note,
-    recipe_of,
-    rounded,
-)
 
 FILENAME = "args.yaml"
 
@@ -47,14 +43,16 @@ _OPTIMIZERS = {
 
 def write(plan: Plan) -> Written:
     """`args.yaml`."""
-    setting = plan.setting
-    values = {**_model_values(plan.swin), **_setting_values(plan)}
-    rate = "" if recipe_of(setting).learning_rate is not None else " --lr LR"
+    model = plan.model
+    named = _named_values(model) if isinstance(model, NamedModel) else _model_values(plan.swin)
+    values = {**named, **_setting_values(plan)}
+    rate = "" if plan.recipe.learning_rate is not None else " --lr LR"
     arguments = f"-c {plan.path(FILENAME)} --data-dir DATA{rate}"
     run = launch(plan, torchrun("train.py", plan, arguments), _environment(plan))
-    notes = _notes(setting)
+    notes = _notes(plan)
     layout = "DATA/train/CLASS/*.jpg and DATA/validation/CLASS/*.jpg, in timm's checkout."
-    text = plan.comment(run, layout, notes=notes) + yaml.safe_dump(values, sort_keys=False)
+    more = (layout, OLDER_PILLOW) if plan.recipe.augmentation else (layout,)
+    text = plan.comment(run, *more, notes=notes) + yaml.safe_dump(values, sort_keys=False)
     return Written(text, run, notes)
 
 
@@ -88,6 +86,13 @@ def _model_values(model: SwinConfig) -> dict[str, Any]:
     return {**values, "drop_path": model.drop_path_rate}
 
 
+def _named_values(model: NamedModel) -> dict[str, Any]:
+    """As the probe built it (`planner.libraries.timm.by_name`); drop path is the model's own."""
+    assert model.image_size is not None
+    size = [model.in_channels, *model.image_size]
+    return {"model": model.name, "num_classes": model.num_classes, "input_size": size}
+
+
 def _listed(value: Any) -> Any:
     """YAML has no tuples."""
     return [_listed(item) for item in value] if isinstance(value, tuple) else value
@@ -98,7 +103,7 @@ def _setting_values(plan: Plan) -> dict[str, Any]:
     values: dict[str, Any] = {
         "batch_size": setting.batch_size,
         "grad_accum_steps": setting.accumulate,
-        "validation_batch_size": recipe_of(setting).validation_batch_size,
+        "validation_batch_size": plan.recipe.validation_batch_size,
         "grad_checkpointing": setting.checkpointing == "blocks",
         "amp": setting.autocast_dtype is not None,
     }
@@ -115,21 +120,30 @@ def _setting_values(plan: Plan) -> dict[str, Any]:
     values |= _loader_values(plan)
     if setting.parallelism == "ddp":
         values["no_ddp_bb"] = not setting.ddp_broadcast_buffers
-    return {**values, **_optimizer_values(setting), **_recipe_values(setting)}
+    values |= _optimizer_values(plan)
+    if not isinstance(plan.model, NamedModel):
+        values |= {"weight_decay": plan.recipe.weight_decay, **_schedule_values(plan.recipe)}
+    return {**values, **_loss_values(plan), **_augmentation_values(plan.recipe)}
 
 
 def _loader_values(plan: Plan) -> dict[str, Any]:
-    """`use_multi_epochs_loader` lets workers go on into the next epoch without a new start."""
+    """`use_multi_epochs_loader` lets workers go on into the next epoch without a new start.
+
+    One worker at least: before timm 1.0.31 its persistent workers need one.
+    """
+    if isinstance(plan.model, NamedModel) and plan.loader is None:
+        return {}
     loader = train_loader(plan)
     return {
-        "workers": loader.workers,
+        "workers": max(1, loader.workers),
         "pin_mem": loader.pin_memory,
         "no_prefetcher": False,
         "use_multi_epochs_loader": loader.persistent_workers,
     }
 
 
-def _optimizer_values(setting: TrainSetting) -> dict[str, Any]:
+def _optimizer_values(plan: Plan) -> dict[str, Any]:
+    setting = plan.setting
     values: dict[str, Any] = {"opt": _OPTIMIZERS[setting.optimizer_family]}
     arguments: dict[str, Any] = {}
     if setting.optimizer_implementation != "foreach":
@@ -142,34 +156,58 @@ def _optimizer_values(setting: TrainSetting) -> dict[str, Any]:
         values["opt_kwargs"] = arguments
     if setting.optimizer_family == "rmsprop":
         values["momentum"] = 0.0  # train.py's 0.9 would keep one more copy of the parameters
-    # train.py's 2e-5 for all makes torch copy the gradients of the others once more.
-    values["weight_decay"] = recipe_of(setting).weight_decay
     return values
 
 
-def _recipe_values(setting: TrainSetting) -> dict[str, Any]:
-    """The schedule, the loss and mixing, clipping and averaging, also where train.py's own hold."""
-    recipe = recipe_of(setting)
+def _schedule_values(recipe: Recipe) -> dict[str, Any]:
+    """The rates of each optimizer step, also where train.py's own hold."""
     values: dict[str, Any] = {
         "sched": "cosine",
         "sched_on_updates": True,
-        "epochs": EPOCHS - WARMUP_EPOCHS,  # train.py adds the warm-up to them
-        "warmup_epochs": WARMUP_EPOCHS,
+        "epochs": recipe.epochs - recipe.warmup_epochs,  # train.py adds the warm-up to them
+        "warmup_epochs": recipe.warmup_epochs,
         "warmup_prefix": True,
         "warmup_lr": 0.0,
     }
     if recipe.learning_rate is not None:
         values |= {
             "lr": recipe.learning_rate,
-            "warmup_lr": rounded(recipe.learning_rate * WARMUP_START),
-            "min_lr": rounded(recipe.learning_rate * FINAL_SHARE),
+            "warmup_lr": rounded(recipe.learning_rate * recipe.warmup_start),
+            "min_lr": rounded(recipe.learning_rate * recipe.final_share),
         }
-    values |= {"smoothing": recipe.smoothing, "mixup": recipe.mixup, "cutmix": recipe.cutmix}
+    return values
+
+
+def _loss_values(plan: Plan) -> dict[str, Any]:
+    """Smoothing and mixing, clipping and averaging; of a named model what its setting asks."""
+    setting, recipe = plan.setting, plan.recipe
+    values: dict[str, Any] = {}
+    if setting.loss != "library":
+        values |= {"smoothing": recipe.smoothing, "mixup": recipe.mixup, "cutmix": recipe.cutmix}
+    if recipe.mixes:
+        values["mixup_switch_prob"] = recipe.switch
     if recipe.clip_norm is not None:
         values |= {"clip_grad": recipe.clip_norm, "clip_mode": "norm"}
     if setting.ema:
         values |= {"model_ema": True, "model_ema_decay": EMA_DECAY}
     return values
+
+
+def _augmentation_values(recipe: Recipe) -> dict[str, Any]:
+    """Each mode and count as well: they are the authors', whatever train.py's come to be."""
+    asked = recipe.augmentation
+    if asked is None:
+        return {}
+    return {
+        "aa": asked.auto_augment,
+        "color_jitter": asked.color_jitter,
+        "reprob": asked.erasing,
+        "remode": "pixel",
+        "recount": 1,
+        "train_interpolation": asked.interpolation,
+        "interpolation": asked.interpolation,
+        "crop_pct": asked.crop_share,
+    }
 
 
 def refusals(plan: Plan) -> list[Refusal]:
@@ -192,13 +230,14 @@ def _environment(plan: Plan) -> dict[str, str]:
     return found
 
 
-def _notes(setting: TrainSetting) -> tuple[str, ...]:
-    found = [learning_rate_note(setting), *nodes_notes(setting)]
+def _notes(plan: Plan) -> tuple[str, ...]:
+    setting = plan.setting
+    found = [learning_rate_note(setting, plan.model), *nodes_notes(setting)]
     if setting.attention == "sdpa":
         found.append(
             "Fused attention is off for Swin unless TIMM_FUSED_ATTN=2 is in the environment."
         )
-    if setting.precision == "fp32":
+    if setting.precision == "fp32" and plan.device == "cuda":
         found.append(
             "train.py turns TF32 on: NVIDIA_TF32_OVERRIDE=0 in the environment keeps plain fp32."
         )
@@ -207,10 +246,44 @@ def _notes(setting: TrainSetting) -> tuple[str, ...]:
             "train.py compiles without the probe's dynamic=False: a batch of another size compiles "
             "again."
         )
-    found.append(
-        f"{WARMUP_EPOCHS} epochs of warm-up come before the {EPOCHS - WARMUP_EPOCHS} of `epochs`."
-    )
-    return tuple(found)
+    if plan.loader is not None and not plan.loader.workers:
+        found.append("It loads with 1 worker, not in the training process as was measured.")
+    own = _named_notes(plan) if isinstance(plan.model, NamedModel) else _swin_notes(plan)
+    return (*found, *own)
+
+
+def _named_notes(plan: Plan) -> list[str]:
+    found = [
+        "The schedule, weight decay, augmentation and whatever else of the recipe this file does "
+        "not say is as train.py and the model have it: nobody asked otherwise.",
+        "train.py gives input_size to the data only: a model of one size, as a ViT is, takes "
+        "another than its own where you add model_kwargs: {img_size: [HEIGHT, WIDTH]}.",
+    ]
+    if plan.setting.checkpointing != "none":
+        found.append(
+            "train.py checkpoints what the model's own set_grad_checkpointing does, and the probe "
+            "each repeated block: memory may differ."
+        )
+    return found
+
+
+def _swin_notes(plan: Plan) -> list[str]:
+    model, recipe = plan.swin, plan.recipe
+    found = [
+        f"{recipe.warmup_epochs} epochs of warm-up come before the "
+        f"{recipe.epochs - recipe.warmup_epochs} of `epochs`."
+    ]
+    new = []  # as run with 1.0.29, 1.0.30 and 1.0.31
+    if model.version == 2:
+        new.append("spares logit_scale and cpb_mlp from decay")
+    if isinstance(model.window_size, tuple) and model.num_stages == 2:
+        new.append("builds a window for each of two stages")
+    if model.version == 2 and model.image_size[0] != model.image_size[1]:
+        new.append("builds version 2 for images that are not square")
+    if new:
+        what = " and ".join(new)
+        found.append(f"timm {what} from 1.0.31 on: take a checkout of that or later.")
+    return found
 
 
 def _published_name(model: SwinConfig) -> str:
@@ -248,7 +321,9 @@ TRAINER = Trainer(
     refusals=refusals,
     library="timm",
     # train.py: NativeDDP with torch's own options, and `no_sync` where it accumulates.
-    parallel={"ddp": Parallel(frozenset(("ddp_broadcast_buffers",)))},
+    # On the CPU it gives DDP `device_ids=[cpu]`, which DDP refuses.
+    parallel={"ddp": Parallel(frozenset(("ddp_broadcast_buffers",)), needs_gpu=True)},
+    trains_named=True,
     # create_loader's own (timm/data/loader.py), for which train.py has no argument.
     loads_by_itself={"prefetch_factor": 2, "persistent_workers": True},
     reads="timm's transforms, with bytes to the device and normalised there",

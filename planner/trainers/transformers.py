@@ -3,7 +3,8 @@
 Argument names as in transformers 5.23, training_args.py; `activation_checkpointing` is what was
 called `gradient_checkpointing` before. What the Trainer does by itself, read there: it clips
 gradients at 1.0, decays nothing, warms nothing up and keeps the last, smaller batch; its learning
-rate is 5e-5 whatever the batch, its optimizer is `adamw_torch_fused` and `num_labels` is 2.
+rate is 5e-5 whatever the batch, its optimizer is `adamw_torch_fused` and `num_labels` is 2. The
+last step of an epoch may have fewer micro-batches, and it takes their mean.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 from string import Template
 from typing import Any
 
-from planner.parallel.deepspeed_configuration import engine_values
-from planner.schema import TrainSetting
-from planner.schema.distribution import DEEPSPEED
+from planner.core.schema import TrainSetting
+from planner.core.schema.distribution import DEEPSPEED
+from planner.core.units import format_bytes
+from planner.estimation.recipe import Recipe, learning_rate_note, rounded
 from planner.trainers.accelerate import sharded_in_autocast
-from planner.trainers.copies import Source, before_return, sections
+from planner.trainers.building import shown
+from planner.trainers.copies import before_return, sections
 from planner.trainers.engine import ZERO_PARALLEL, on_gpus, zero_notes
 from planner.trainers.fine_tuning import trained_source
 from planner.trainers.imports import import_block
@@ -28,42 +31,26 @@ from planner.trainers.plan import (
     SYNC,
     Parallel,
     Plan,
-    Refusal,
     Trainer,
     Written,
-    refused,
 )
 from planner.trainers.pretrained import fine_tuning_notes, weights_name
-from planner.trainers.recipe import (
-    EPOCHS,
-    FINAL_SHARE,
-    WARMUP_EPOCHS,
-    WARMUP_START,
-    learning_rate_note,
-    recipe_of,
-    rounded,
-)
 from planner.trainers.source import (
-    BENCHMARK,
     arguments,
+    benchmark_source,
     budget_source,
+    compiles_whole,
     image_lines,
     mapping,
     offloaded,
     placed,
     transformers_own,
 )
-from planner.trainers.steps import MIXING, optimizer_source
-from planner.units import format_bytes
+from planner.trainers.steps import mixing_source, optimizer_source, transforms_source
+from planner.trainers.templates import render
+from planner.training.parallel.deepspeed_configuration import engine_values
 
 FILENAME = "training_transformers.py"
-
-_OPTIMIZERS = {
-    # The Trainer's names for the very optimizer that was probed; every other is built in the file.
-    "adamw": "adamw_torch", "adamw-foreach": "adamw_torch", "adamw-fused": "adamw_torch_fused",
-    "adamw-8bit": "adamw_torch_8bit",  # torchao's, in the same blocks (trainer_optimizer.py)
-    "rmsprop": "rmsprop", "rmsprop-foreach": "rmsprop",
-}  # fmt: skip
 
 
 def write(plan: Plan) -> Written:
@@ -75,13 +62,13 @@ def write(plan: Plan) -> Written:
 
 def training_arguments(plan: Plan) -> dict[str, Any]:
     """The keyword arguments of `TrainingArguments` for the setting, `output_dir` left to you."""
-    setting, recipe = plan.setting, recipe_of(plan.setting)
+    setting, recipe = plan.setting, plan.recipe
     values: dict[str, Any] = {
         "per_device_train_batch_size": setting.batch_size,
         "gradient_accumulation_steps": setting.accumulate,
         "per_device_eval_batch_size": recipe.validation_batch_size,
         # DeepSpeed autocasts by itself: from here it would convert the model instead.
-        "bf16": setting.precision == "bf16" and setting.parallelism not in DEEPSPEED,
+        "bf16": setting.precision in ("bf16", "fp8") and setting.parallelism not in DEEPSPEED,
         "fp16": setting.precision == "fp16" and setting.parallelism not in DEEPSPEED,
     }
     if plan.device == "cpu":
@@ -89,27 +76,38 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
     elif setting.precision in ("fp32", "tf32"):
         values["tf32"] = setting.precision == "tf32"
     values["activation_checkpointing"] = transformers_own(plan.swin, setting)
-    values["torch_compile"] = setting.compile != "off" and not _compiles_itself(setting)
-    if values["torch_compile"]:
-        values["torch_compile_mode"] = setting.compile
-    if _optimizer_name(setting) is not None:
-        values["optim"] = _optimizer_name(setting)
     if recipe.learning_rate is not None:
         values["learning_rate"] = recipe.learning_rate
     values |= {
         "weight_decay": recipe.weight_decay,
         "max_grad_norm": recipe.clip_norm or 0.0,
-        "num_train_epochs": EPOCHS,
+        "num_train_epochs": recipe.epochs,
         "lr_scheduler_type": "cosine_warmup_with_min_lr",
-        "warmup_steps": rounded(WARMUP_EPOCHS / EPOCHS),  # below 1, a share of all steps
-        "lr_scheduler_kwargs": {"min_lr_rate": FINAL_SHARE, "warmup_lr_rate": WARMUP_START},
+        # Below 1, a share of all steps.
+        "warmup_steps": rounded(recipe.warmup_epochs / recipe.epochs),
+        "lr_scheduler_kwargs": {
+            "min_lr_rate": recipe.final_share,
+            "warmup_lr_rate": recipe.warmup_start,
+        },
         **_loader_values(plan),
     }
     values |= _parallel_values(plan)
-    if setting.loss == "label-smoothing":
-        values["label_smoothing_factor"] = recipe.smoothing
-    # Images pass through a transform, whose columns the Trainer would drop before it sees them.
-    return {**values, "remove_unused_columns": False}
+    return {
+        **values,
+        "save_strategy": "epoch",
+        "save_total_limit": 2,  # the best and the last
+        "label_names": ["labels"],  # which it does not find in a model of peft's
+        # Images pass through a transform, whose columns it would drop before it sees them.
+        "remove_unused_columns": False,
+    }
+
+
+VALIDATION = {
+    "eval_strategy": "epoch",
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "accuracy",
+}
+"""Further arguments where there are pictures to validate."""
 
 
 def _parallel_values(plan: Plan) -> dict[str, Any]:
@@ -160,135 +158,144 @@ def _loader_values(plan: Plan) -> dict[str, Any]:
     return {f"dataloader_{name}": value for name, value in given.items()}
 
 
-def _compiles_itself(setting: TrainSetting) -> bool:
-    """Whether `build_model` compiles: the Trainer has arguments for the whole model and its mode
-    only (transformers 5.23, `TrainingArguments`)."""
-    own = setting.compile_scope == "blocks"
-    return own or setting.compile_dynamic or setting.compile_fullgraph
-
-
-def _optimizer_name(setting: TrainSetting) -> str | None:
-    return None if setting.amsgrad else _OPTIMIZERS.get(setting.optimizer)
-
-
 def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
-    setting = plan.setting
+    setting, recipe = plan.setting, plan.recipe
     own = transformers_own(plan.swin, setting)  # then the Trainer turns it on, from its argument
     built = setting.model_copy(update={"checkpointing": "none"}) if own else setting
     model = trained_source(plan.model, built, by_peft=True)
     body = model.body
-    if _compiles_itself(setting) and setting.compile_scope == "model":
+    if compiles_whole(setting):  # the Trainer itself compiles graphs of any batch
         line = f"    model.compile({arguments(setting.compile_arguments)})\n"
         body = before_return(body, line)
-    optimizer_imports, optimizer = optimizer_source(setting)
-    own_optimizer = _optimizer_name(setting) is None
-    mixing_imports, mixing = MIXING if _soft(setting) else Source()
-    config = "SwinConfig" if plan.swin.version == 1 else "Swinv2Config"
-    imports = [
-        "from typing import Any",
-        *(line for line in model.imports if "transformers" not in line),
-        *(optimizer_imports if own_optimizer else ()),
-        *mixing_imports,
-        f"from transformers import AutoModelForImageClassification, {config}",
-        "from transformers import Trainer, TrainingArguments",
-    ]
-    rate = "" if recipe_of(setting).learning_rate is not None else ", learning_rate=LR"
-    use = (
-        f"In your script: from {plan.module(FILENAME)} import build_trainer",
-        f"                build_trainer(train_dataset, eval_dataset{rate}).train()",
-        f"For transformers 5.23{' and peft 0.21' if setting.lora_rank else ''}.",
+    step = (
+        transforms_source(recipe, plan.model),
+        optimizer_source(plan),
+        mixing_source(recipe),
     )
+    config = "SwinConfig" if plan.swin.version == 1 else "Swinv2Config"
+    imports = (
+        "from typing import Any",
+        "from torch.nn import functional as F",
+        *(line for line in model.imports if "transformers" not in line),
+        *(line for piece in step for line in piece.imports),
+        f"from transformers import AutoModelForImageClassification, {config}",
+        "from transformers import EvalPrediction, Trainer, TrainingArguments, set_seed",
+    )
+    rate = recipe.learning_rate is not None
+    script = render("transformers.j2", module=plan.module(FILENAME), rate=rate)
+    versions = f"for transformers 5.23{' and peft 0.21' if setting.lora_rank else ''}"
     head = (
-        plan.comment(run, *use, notes=notes),
-        import_block(tuple(imports)) + "\n",
-        BENCHMARK + budget_source(setting),
-        f"NUM_CLASSES = {plan.model.num_classes}\n" if mixing else "",
+        plan.comment(run, *shown(script, versions), notes=notes),
+        import_block(imports) + "\n",
+        benchmark_source(setting) + budget_source(setting),
+        f"NUM_CLASSES = {plan.model.num_classes}\n" if recipe.mixes else "",
         mapping("ARGUMENTS", training_arguments(plan)),
+        mapping("VALIDATION", VALIDATION),
     )
     return sections(
         "".join(head),
         placed(body, setting),
-        optimizer if own_optimizer else "",
+        *(piece.body for piece in step),
         _collate(setting),
-        mixing,
-        _MIXING_TRAINER if mixing else "",
-        _offloading_trainer(setting) if setting.offload != "none" else "",
-        _trainer(setting, own_optimizer, weights_name(plan.model, setting) is not None),
+        _ACCURACY,
+        _LOSS.substitute(smoothing=_smoothing(recipe)),
+        _trainer_class(plan),
+        _trainer(plan, weights_name(plan.model, setting) is not None),
     )
-
-
-def _soft(setting: TrainSetting) -> bool:
-    return setting.loss == "soft-target"
 
 
 def _collate(setting: TrainSetting) -> str:
-    lines = '    images = torch.stack([example["pixel_values"] for example in examples])\n'
-    lines += "".join(f"    {line}\n" for line in image_lines(setting))
-    return (
-        "def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:\n"
-        '    """One example: pixel_values [channels, height, width], and labels, its class."""\n'
-        f"{lines}"
-        '    labels = torch.tensor([example["labels"] for example in examples])\n'
-        '    return {"pixel_values": images, "labels": labels}\n'
-    )
+    return _COLLATE + "".join(f"    {line}\n" for line in image_lines(setting)) + _COLLATED
 
 
-_MIXING_TRAINER = '''class MixingTrainer(Trainer):
-    """Mixes the images of each training batch, on the device."""
+_COLLATE = '''\
+def collate(examples: list[Any]) -> dict[str, torch.Tensor]:
+    """One example: an image [channels, height, width] and its class, as a pair or under
+    "pixel_values" and "labels"."""
+    names = "pixel_values", "labels"
+    pairs = [[e[name] for name in names] if isinstance(e, dict) else e for e in examples]
+    images = torch.stack([image for image, _ in pairs])
+'''
+_COLLATED = """\
+    return {"pixel_values": images, "labels": torch.tensor([label for _, label in pairs])}
+"""
+_ACCURACY = """\
+def accuracy(found: EvalPrediction) -> dict[str, float]:
+    return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
+"""
+_LOSS = Template('''\
+def image_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    """Cross-entropy over all images of an optimizer step: a model's own is the mean of each
+    micro-batch, of which the Trainer would add up all."""
+    if num_items_in_batch is None:  # to evaluate
+        return F.cross_entropy(outputs.logits, labels)
+    summed = F.cross_entropy(outputs.logits, labels, reduction="sum"$smoothing)
+    return summed / num_items_in_batch
+''')
 
+
+def _smoothing(recipe: Recipe) -> str:
+    """What mixing has not put into the targets already."""
+    return f", label_smoothing={recipe.smoothing}" if recipe.smoothing and not recipe.mixes else ""
+
+
+def _trainer_class(plan: Plan) -> str:
+    """The Trainer, with the recipe's optimizer; with images mixed on the device, and with what
+    backward needs in the memory of the host, where the setting asks."""
+    setting = plan.setting
+    decay = ", self.args.weight_decay" if setting.optimizer_family == "adamw" else ""
+    text = _OPTIMIZING.replace("DECAY", decay)
+    if plan.recipe.mixes:
+        text += _MIXING
+    if setting.offload != "none":
+        lines = "        return super().compute_loss(model, inputs, *more, **given)\n"
+        text += _OFFLOADING + offloaded(lines, setting, "model", "*tensors")
+    return text
+
+
+_OPTIMIZING = '''class ImageTrainer(Trainer):
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """The Trainer's own groups would decay other weights."""
+        if self.optimizer is None:
+            model = self.model if model is None else model
+            self.optimizer = build_optimizer(model, self.args.learning_rateDECAY)
+        return self.optimizer
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Of every picture: the Trainer's own drops a last, smaller batch where training does."""
+        self.args.dataloader_drop_last = False
+        loader = super().get_eval_dataloader(eval_dataset)
+        self.args.dataloader_drop_last = ARGUMENTS["dataloader_drop_last"]
+        return loader
+'''
+_MIXING = '''
     def training_step(self, model: Any, inputs: dict[str, Any], *more: Any) -> torch.Tensor:
+        """Images are mixed on the device."""
         inputs = self._prepare_inputs(inputs)
         images, labels = mix(inputs["pixel_values"], inputs["labels"])
         return super().training_step(model, {"pixel_values": images, "labels": labels}, *more)
-
-
-def soft_target_loss(
-    outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None
-) -> torch.Tensor:
-    """Cross-entropy with soft targets, over all the images of an optimizer step while training."""
-    if num_items_in_batch is None:
-        return F.cross_entropy(outputs.logits, labels)
-    return F.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+'''
+_OFFLOADING = '''
+    def compute_loss(self, model: Any, inputs: Any, *more: Any, **given: Any) -> Any:
+        """What backward needs waits in the memory of the host."""
+        tensors = [t for t in inputs.values() if isinstance(t, torch.Tensor)]
 '''
 
 
-def _offloading_trainer(setting: TrainSetting) -> str:
-    lines = "        return super().compute_loss(model, inputs, *more, **given)\n"
-    return (
-        f"class OffloadingTrainer({_mixing(setting)}):\n"
-        '    """What backward needs waits in the memory of the host."""\n\n'
-        "    def compute_loss(self, model: Any, inputs: Any, *more: Any, **given: Any) -> Any:\n"
-        "        tensors = [t for t in inputs.values() if isinstance(t, torch.Tensor)]\n"
-        + offloaded(lines, setting, "model", "*tensors")
-    )
-
-
-def _mixing(setting: TrainSetting) -> str:
-    return "MixingTrainer" if _soft(setting) else "Trainer"
-
-
-def _trainer(setting: TrainSetting, own_optimizer: bool, pretrained: bool) -> str:
-    keywords, given = [], "output_dir, **{**ARGUMENTS, **more}"
-    if recipe_of(setting).learning_rate is None:
+def _trainer(plan: Plan, pretrained: bool) -> str:
+    keywords, given = [], ""
+    if plan.recipe.learning_rate is None:
         keywords = ["    learning_rate: float,\n"]
-        given = (
-            '\n        output_dir, **{**ARGUMENTS, "learning_rate": learning_rate, **more}\n    '
-        )
+        given = '    more = {"learning_rate": learning_rate, **more}\n'
     if pretrained:
         keywords.append("    pretrained: bool = True,\n")
-    more = "        compute_loss_func=soft_target_loss,\n" if _soft(setting) else ""
     return _TRAINER.substitute(
         keywords="".join(["    *,\n", *keywords]) if keywords else "",
         given=given,
         pretrained="pretrained" if pretrained else "",
-        moved=_MOVED if own_optimizer else "",
-        kind="OffloadingTrainer" if setting.offload != "none" else _mixing(setting),
-        more=_OPTIMIZER + more if own_optimizer else more,
     )
 
 
-_MOVED = "    model.to(arguments.device)  # before the optimizer takes its parameters\n"
-_OPTIMIZER = "        optimizers=(build_optimizer(model, arguments.learning_rate), None),\n"
 _TRAINER = Template(
     '''\
 def build_trainer(
@@ -299,16 +306,19 @@ $keywords\
     **more: Any,
 ) -> Trainer:
     """`more` are further TrainingArguments, or others than those above."""
-    arguments = TrainingArguments($given)
-    model = build_model($pretrained)
-$moved\
-    return $kind(
-        model,
+$given\
+    if eval_dataset is not None:
+        more = {**VALIDATION, **more}
+    arguments = TrainingArguments(output_dir, **{**ARGUMENTS, **more})
+    set_seed(arguments.seed)  # the same weights each time, and on every device
+    return ImageTrainer(
+        build_model($pretrained),
         arguments,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         data_collator=collate,
-$more\
+        compute_metrics=accuracy,
+        compute_loss_func=image_loss,
     )
 '''
 )
@@ -316,7 +326,7 @@ $more\
 
 def _notes(plan: Plan) -> tuple[str, ...]:
     model, setting = plan.swin, plan.setting
-    found = [learning_rate_note(setting), *nodes_notes(setting), *zero_notes(setting)]
+    found = [learning_rate_note(setting, plan.model), *nodes_notes(setting), *zero_notes(setting)]
     if setting.lora_rank:
         classifier = model.stage_channels(model.num_stages - 1) + 1
         copy = format_bytes(4 * classifier * model.num_classes)
@@ -324,17 +334,11 @@ def _notes(plan: Plan) -> tuple[str, ...]:
             f"The adapters are peft's, which must be installed. It keeps the classifier as it was "
             f"beside the trained one: {copy} more than estimated."
         )
-    if recipe_of(setting).weight_decay and _optimizer_name(setting) is not None:
-        found.append("The Trainer applies no weight decay to biases and norms.")
+    found.append(
+        "The optimizer is build_optimizer's, not one that `optim` names: those decay position "
+        "embeddings and v2's logit_scale, which the recipe does not."
+    )
     return tuple(found)
-
-
-def refusals(plan: Plan) -> list[Refusal]:
-    """An optimizer built in the file, where the Trainer takes none (trainer.py, __init__)."""
-    setting = plan.setting
-    law = f"it takes no optimizer of yours under fsdp, and {setting.optimizer} is none of its own"
-    own = setting.parallelism == "fsdp" and _optimizer_name(setting) is None
-    return refused((own, law, "optimizer=adamw"))
 
 
 TRAINER = Trainer(
@@ -342,8 +346,7 @@ TRAINER = Trainer(
     title="transformers' Trainer",
     filename=FILENAME,
     write=write,
-    expresses=(*IN_A_SCRIPT, "pure-bf16"),
-    refusals=refusals,
+    expresses=(*IN_A_SCRIPT, "pure-bf16", "fp8"),
     library="transformers",
     parallel={
         "ddp": Parallel(DDP_OPTIONS - {"ddp_bucket_view", "ddp_compression"} | SYNC, _own_ddp),

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from planner.units import KIB
+from planner.core.units import KIB
 
 
 class Device(Protocol):
@@ -39,7 +39,7 @@ class CpuDevice:
     index: None = None
 
     def describe(self) -> dict[str, Any]:
-        from planner.hardware.processor import cpu_name
+        from planner.machine.hardware.processor import cpu_name
 
         return {"kind": "cpu", "name": cpu_name()}
 
@@ -83,11 +83,10 @@ def find_driver_device(device: Device) -> Any | None:
     torch tells none or the driver knows none by it."""
     if device.index is None:
         return None
-    from search.probe import nvml
+    from planner.machine import nvml
 
     uuid = (device.describe().get("uuid") or "").casefold().removeprefix("gpu-")
-    for index in range(nvml.count_devices()) if uuid else ():
-        found = nvml.device_at(index)
+    for found in nvml.devices() if uuid else ():
         if found is not None and (found.uuid or "").casefold().removeprefix("gpu-") == uuid:
             return found
     return None

@@ -8,11 +8,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.errors import UsageError
-from planner.files import named_path
+from planner.core.errors import UsageError
+from planner.core.files import named_path
 
 if TYPE_CHECKING:
-    from planner.schema.result import Recommendation
+    from planner.core.schema.result import Recommendation
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,11 @@ def read_expectation(plan: Any) -> Expectation | None:
 
 
 def _read_file(path: Path) -> Expectation:
-    from planner.files import MAX_RESULT_BYTES, TUNE_RESULT, parse_json, read_text
+    from planner.core.files import MAX_RESULT_BYTES, TUNE_RESULT, parse_json, read_text
 
     file = path / TUNE_RESULT if path.is_dir() else path
+    if file.exists() and not file.is_file():  # a pipe would be waited for
+        raise UsageError(f"{file} is no regular file.", "Name a file, or the folder of a run.")
     data = parse_json(read_text(file, MAX_RESULT_BYTES), str(file))
     if isinstance(data, list) and len(data) == 1:  # `planner estimate --json` of one setting
         data = data[0]
@@ -72,8 +74,8 @@ def _read_file(path: Path) -> Expectation:
 def _of_mapping(data: Mapping[str, Any], source: str) -> Expectation:
     if "peak_live_bytes" in data and "setting" in data:
         return _of_estimate(data, source)
-    from planner.schema import parse
-    from planner.schema.result import Recommendation
+    from planner.core.schema import parse
+    from planner.core.schema.result import Recommendation
 
     return _of_recommendation(parse(Recommendation, dict(data), source), source)
 

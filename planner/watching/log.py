@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from planner.units import MIB
+from planner.core.units import MIB
 
 LOG_FORMAT = 1
 LOG_FILE = "watch.jsonl"
@@ -65,6 +65,7 @@ class LogFile:
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        flags |= os.O_NONBLOCK  # a pipe that nobody reads is an error, and is not waited for
         self._descriptor = os.open(self.path, flags, 0o666)
         self._size = os.fstat(self._descriptor).st_size
         self._is_torn = self._size > 0 and not self._ends_with_newline()

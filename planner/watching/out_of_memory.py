@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from planner.core.failures import is_allocation_failure
+
 MAX_SNAPSHOTS = 3  # of one run: a loop may catch the error and go on
 
 Observer = Callable[[dict[str, Any]], None]
@@ -23,8 +25,6 @@ _attached_in: int | None = None
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Of the device or of the host, by its type or its text."""
-    from search.probe.failure import is_allocation_failure
-
     if error is None:
         return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

@@ -45,8 +45,9 @@ class Sampler:
 
 
 def _read(device: Any) -> dict[str, Any]:
-    memory = device.memory
+    memory, utilization = device.memory, device.utilization
     return {
+        "busy_percent": utilization.gpu_percent if utilization is not None else None,
         "sm_mhz": device.sm_mhz,
         "temperature_c": device.temperature_c,
         "power_watts": device.power_watts,
@@ -56,9 +57,10 @@ def _read(device: Any) -> dict[str, Any]:
 
 
 def summary(readings: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The lowest clock, the highest temperature, the mean power and the most memory in use on the
-    device; `limits` are all reasons for lower clocks, `slowed_by` those that are no power cap."""
-    from planner.hardware.throttling import DISTURBING_REASONS
+    """The lowest clock, the highest temperature, mean power and utilisation, and the most memory in
+    use on the device; `limits` are all reasons for lower clocks, `slowed_by` those that are no
+    power cap."""
+    from planner.machine.hardware.throttling import DISTURBING_REASONS
 
     if not readings:
         return None
@@ -67,9 +69,10 @@ def summary(readings: list[dict[str, Any]]) -> dict[str, Any] | None:
         return [reading[key] for reading in readings if reading[key] is not None]
 
     reasons = {reason for reading in readings for reason in reading["reasons"]}
-    watts = known("power_watts")
+    watts, busy = known("power_watts"), known("busy_percent")
     return {
         "readings": len(readings),
+        "busy_percent": sum(busy) / len(busy) if busy else None,
         "sm_mhz": min(known("sm_mhz"), default=None),
         "temperature_c": max(known("temperature_c"), default=None),
         "power_watts": sum(watts) / len(watts) if watts else None,

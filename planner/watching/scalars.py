@@ -1,11 +1,9 @@
-"""What a watched training writes for TensorBoard: the loop's rates and memory, and the plan's."""
+"""What a watched training tells a TensorBoard writer that its loop has: rates, memory, the plan."""
 
 from __future__ import annotations
 
-from os import PathLike
 from typing import Any
 
-from planner.errors import PlannerError
 from planner.watching.expectation import Expectation
 
 # Of an interval's line, and of what was expected, where that is known.
@@ -14,18 +12,6 @@ SHOWN = (
     "peak_allocated_bytes", "peak_reserved_bytes", "loss",
 )  # fmt: skip
 PLANNED = ("images_per_second", "peak_allocated_bytes", "peak_reserved_bytes")
-
-
-def summary_writer(folder: str | PathLike[str]) -> Any:
-    """torch's SummaryWriter. Raises PlannerError where torch or tensorboard is missing."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise PlannerError(
-            "TensorBoard's files need torch and tensorboard, and one is not installed.",
-            "Install it with: pip install 'planner[tensorboard]'",
-        ) from None
-    return SummaryWriter(str(folder))
 
 
 def write_scalars(

@@ -21,13 +21,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from planner.watching.analysis import judge
 from planner.watching.counters import Count
 from planner.watching.expectation import Expectation, read_expectation
-from planner.watching.judging import judge
 from planner.watching.loaders import Timed, time_in_place
 from planner.watching.log import LOG_FORMAT, LogFile, log_path
 from planner.watching.process import folder_of, rank_and_size, versions
-from planner.watching.scalars import summary_writer, write_scalars
+from planner.watching.scalars import write_scalars
 
 if TYPE_CHECKING:
     from planner.watching.device import Device, Scalar
@@ -69,10 +69,9 @@ class Watch:
     Estimate, the file of `planner estimate --json`, or None. `folder` is where `watch.jsonl` goes:
     the plan's own, or else the current one. `history` is how many events of the allocator are kept
     with their stacks for a snapshot at an out-of-memory error; 0 keeps none, and the snapshot then
-    says sizes only. `writer` is a TensorBoard writer that the loop already has; `tensorboard` is
-    a folder for one of its own (of rank 0). `device` is "cuda:N" or "cpu": the current one, where
-    None. Where a loader is watched (`batches`, `time`), the images and the waits are its own. Each
-    rank writes a file of its own. Raises nothing.
+    says sizes only. `writer` is a TensorBoard writer that the loop already has. `device` is
+    "cuda:N" or "cpu": the current one, where None. Where a loader is watched (`batches`, `time`),
+    the images and the waits are its own. Each rank writes a file of its own. Raises nothing.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class Watch:
         interval_seconds: float = INTERVAL_SECONDS,
         history: int = 0,
         writer: Any = None,
-        tensorboard: str | PathLike[str] | None = None,
         device: str | None = None,
     ) -> None:
         self._is_off = False
@@ -97,7 +95,6 @@ class Watch:
         self._interval_seconds = interval_seconds
         self._history = history
         self._writer = writer
-        self._tensorboard = tensorboard
         self._wanted = device
         self._is_open = self._is_timed = self._is_observed = False
         self._log: LogFile | None = None
@@ -275,9 +272,6 @@ class Watch:
 
         with self._survive("the plan cannot be read"):
             self._expected = read_expectation(self._plan)
-        if self._tensorboard is not None and self._writer is None and rank == 0:
-            with self._survive("TensorBoard's files cannot be written"):
-                self._writer = summary_writer(self._tensorboard)
         with self._survive("the device cannot be asked"):
             self._device = find_device(self._wanted)
         described = self._device.describe() if self._device else {}
@@ -390,9 +384,11 @@ class Watch:
 
     def _finish(self) -> None:
         now = time.perf_counter()
-        self._now.seconds = now - self._since
         is_warm = self._num_steps > WARM_UP_STEPS
-        if self._now.steps:
+        if is_warm and not self._steady.steps and self._now.steps >= WARM_UP_STEPS:
+            self._close_interval(now)  # all that a short run can be judged by
+        elif self._now.steps:
+            self._now.seconds = now - self._since
             (self._steady if is_warm else self._warm).add(self._now)
         if self._device is not None:
             self._remember(self._device.memory())
@@ -409,9 +405,6 @@ class Watch:
         })  # fmt: skip
         if self._log is not None:
             self._log.close()
-        if self._tensorboard is not None and self._writer is not None:
-            self._writer.close()  # ours; one that the loop has is the loop's to close
-            self._writer = None
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._log is None or self._process != os.getpid():

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from planner.environment.host import Host
-from planner.schema.loading import (
+from planner.core.schema.loading import (
     DataSource,
     ItemFault,
     LoaderBound,
@@ -17,14 +16,15 @@ from planner.schema.loading import (
     Pipeline,
     StepRate,
 )
-from planner.units import GIB, format_bytes, format_seconds
-from search.loader.law import batch_bytes
+from planner.core.units import GIB, format_bytes, format_seconds
+from planner.machine.host import Host
 from search.loader.pictures import SMALLER_PX
+from search.loader.space import batch_bytes
+from search.probe.evidence import others_ran
 
 CPU_BOUNDS: tuple[LoaderBound, ...] = ("decode", "transform", "collate")
 SMALL_SHARED_BYTES = GIB  # a container's is 64 MiB by default; eight workers' batches need 1 GiB
 SMALL_FILE_LIMIT = 1024  # the usual soft limit: each batch that waits in shared memory holds two
-BUSY_SHARE = 0.6  # of the processors, below which a loader that is bound by them shared them
 _WORTH_SAYING = 0.02  # of the time: a stage below it is no way out
 MAX_FAULTS = 100
 
@@ -85,20 +85,11 @@ def bound_line(found: Advised) -> str:
     )
 
 
-def busy_note(found: Advised) -> str:
-    """Where processors bound and were not busy with it: something else took them."""
-    busy = found.rate * found.cpu_seconds / found.host.cpus
-    enough = found.chosen.setting.workers >= found.host.cpus
-    if found.chosen.bound not in CPU_BOUNDS or not enough or busy > BUSY_SHARE:
-        return ""
-    return (
-        f"The loader had {busy:.0%} of the processors: other processes took the rest. Measure "
-        "again when the machine is quiet."
-    )
-
-
 def ways_out(found: Advised) -> list[str]:
-    """What would load faster, for what bounds the chosen loader; nothing where the step does."""
+    """What would load faster, for what bounds the chosen loader; nothing where the step does, and
+    nothing from a measurement that others disturbed."""
+    if others_ran(found.chosen.flags):
+        return []
     if found.step is not None and found.step.bound == "step":
         return []
     bound = found.chosen.bound
@@ -244,6 +235,7 @@ def warnings_of(
 ) -> list[str]:
     """What of the machine or the data is in the way, with the way out."""
     checks: tuple[Callable[[], str], ...] = (
+        lambda: _others(records),
         lambda: _shared_memory(host, left_out),
         lambda: _quota(host),
         lambda: _files(host, left_out),
@@ -252,6 +244,19 @@ def warnings_of(
         lambda: _beyond_memory(host, source),
     )
     return [said for check in checks if (said := check())]
+
+
+def _others(records: Sequence[LoaderRecord]) -> str:
+    """Whether the probes had the machine to themselves; of those that had not, the last."""
+    measured = [r for r in records if r.status == "measured"]
+    said = [flag for r in measured if (flag := others_ran(r.flags))]
+    if not said:
+        return ""
+    return (
+        f"{len(said)} of {len(measured)} probes were not alone: {said[-1]}. Rates are too low, and "
+        "how many workers pay cannot be told from them: measure again when the machine is idle, "
+        "with another --output."
+    )
 
 
 def _shared_memory(host: Host, left_out: Sequence[str]) -> str:

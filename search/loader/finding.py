@@ -11,24 +11,21 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Unpack
 
-from planner.arguments import ModelLike, read_gpu, read_model
-from planner.environment.host import Host, read_host
-from planner.errors import UsageError
-from planner.estimation import estimate
-from planner.files import DATA_PROBES, DATA_RESULT
-from planner.loading.sources import find_source
-from planner.schema import Model
-from planner.schema.loading import (
+from planner.core.errors import UsageError
+from planner.core.files import DATA_PROBES, DATA_RESULT
+from planner.core.schema import Model
+from planner.core.schema.loading import (
     DataRecommendation,
     DataSource,
     LoaderRecord,
     LoaderSetting,
     StepRate,
 )
-from search.interrupts import ENDINGS, heard
-from search.limits import Limits
-from search.loader.advice import Advised, all_faults, bound_line, busy_note, warnings_of, ways_out
-from search.loader.law import ASSUMED_IMAGE_SECONDS, ImageCost, expected_rate
+from planner.estimation.arguments import ModelLike, read_gpu, read_model
+from planner.estimation.estimate import estimate
+from planner.machine.host import Host, read_host
+from planner.training.loading.sources import find_source
+from search.loader.advice import Advised, all_faults, bound_line, warnings_of, ways_out
 from search.loader.options import LoaderKeywords, LoaderOptions
 from search.loader.pictures import smaller_share
 from search.loader.prober import LoaderProber
@@ -37,18 +34,21 @@ from search.loader.result import choose_loader, measured_loaders
 from search.loader.space import is_plain_loader, make_loader_space
 from search.loader.strategy import LoaderStrategy, SkipUnsupported
 from search.loader.study import LoaderIdentity
+from search.loop.interrupts import ENDINGS, handle_signals
+from search.loop.limits import Limits
+from search.loop.prober import Prober
+from search.loop.progress import OnProgress, note_taker
+from search.loop.result.recommend import how_ended
+from search.loop.result_file import make_folder, write_result
+from search.loop.session import Session
+from search.loop.space import Space
+from search.loop.strategies.in_order import ListStrategy
+from search.loop.strategies.optuna_sampler import SamplerStrategy, tpe_sampler
+from search.loop.strategies.strategy import Choice, Strategy
+from search.loop.study.lock import hold_gpu
+from search.loop.study.optuna_study import open_study
 from search.probe.device import choose_device, describe_device, versions
-from search.prober import Prober
-from search.progress import OnProgress, note_taker
-from search.result.recommend import how_ended
-from search.result_file import make_folder, write_result
-from search.session import Session
-from search.space import Space
-from search.strategies.optuna_samplers import SamplerStrategy, make_sampler
-from search.strategies.strategy import Choice, Strategy
-from search.strategies.walks import ListStrategy
-from search.study.lock import hold_gpu
-from search.study.optuna_study import open_study
+from search.probe.evidence import others_ran
 
 IMAGE_SIZE = (224, 224)
 # A probe that takes longer is hung: the start of its processes took under ten seconds on two busy
@@ -56,6 +56,9 @@ IMAGE_SIZE = (224, 224)
 START_SECONDS = 90.0
 ROUNDS_TO_WAIT = 12
 MAX_DEADLINE_SECONDS = 900.0
+# What PIL takes to decode a photograph of ImageNet's size and torchvision to crop it, in seconds of
+# one processor: an assumption, and only until the first probe has said what it is here.
+ASSUMED_IMAGE_SECONDS = 0.01
 
 LoaderProbe = Prober[LoaderSetting, LoaderRecord]
 LoaderProgress = OnProgress[LoaderSetting, LoaderRecord]
@@ -77,16 +80,16 @@ def find_loader(
     of its images, and with `gpu` what its step takes by the estimate, and so which of the two
     bounds. `batch_size`, `image_size`, `pipelines`, `workers` and `prefetch` hold what is
     searched. It ends after `trials` probes in the study, `budget_seconds` (those that earlier runs
-    took included), or when no other setting is expected to gain `tolerance` (a share). `output`
-    (default data-NAME) receives data.json, loader.jsonl and, unless `storage` names another place,
-    study.db; the same call goes on from there. `prober` runs a probe in place of a process. Ctrl-C
-    ends with the best so far. Nothing is written into the data. Raises UsageError,
-    UnsupportedError, StudyError, RecordsNotWrittenError and ResultNotWrittenError (PlannerErrors
-    all).
+    took included), or when all loaders beside the fastest are probed; workers are doubled while
+    that gains `tolerance` (a share). `output` (default data-NAME) receives data.json, loader.jsonl
+    and, unless `storage` names another place, study.db; the same call goes on from there. `prober`
+    runs a probe in place of a process. Ctrl-C ends with the best so far. Nothing is written into
+    the data. Raises UsageError, UnsupportedError, StudyError, RecordsNotWrittenError and
+    ResultNotWrittenError (PlannerErrors all).
     """
     asked, chosen = read_question(model, gpu, options)
     source = data if isinstance(data, DataSource) else find_source(fspath(data))
-    with heard(signal.SIGINT):
+    with handle_signals(signal.SIGINT):
         return _probed(source, asked, chosen, gpu, prober, on_progress)
 
 
@@ -137,7 +140,7 @@ def _probed(
             is_plain_loader,
         )  # fmt: skip
         say(f"{len(space)} loaders; {asked.batch_size} images of {size[0]}×{size[1]} px a batch.")
-        strategy = make_strategy(asked, space, host)
+        strategy = make_strategy(asked, space)
         stopped, said = session.run_to_end(lambda: session.run(strategy))
     found = recommend(session, identity, step, [*notes, *said], stopped)
     write_result(output / DATA_RESULT, found, study.spilled or study.records_path)
@@ -146,24 +149,23 @@ def _probed(
 
 
 def make_strategy(
-    asked: LoaderOptions, space: Space[LoaderSetting], host: Host
+    asked: LoaderOptions, space: Space[LoaderSetting]
 ) -> Strategy[LoaderSetting, LoaderRecord]:
     if asked.strategy == "planner":
-        return LoaderStrategy(space, host.cpus, asked.tolerance, asked.seed)
+        return LoaderStrategy(space, asked.tolerance)
     if asked.strategy == "grid":
         return SkipUnsupported(ListStrategy(space.candidates), space)
-    sampler = make_sampler(asked.strategy, asked.seed)
-    return SkipUnsupported(SamplerStrategy(space, sampler, None), space)
+    return SkipUnsupported(SamplerStrategy(space, tpe_sampler(asked.seed), None), space)
 
 
 def deadline(host: Host) -> Callable[[Choice[LoaderSetting]], float]:
-    """Seconds after which a probe is hung and not slow, by what is expected of it."""
-    guess = ImageCost(ASSUMED_IMAGE_SECONDS, ASSUMED_IMAGE_SECONDS)
+    """Seconds after which a probe is hung and not slow, by the slowest probe so far."""
 
     def seconds(choice: Choice[LoaderSetting]) -> float:
         setting = choice.candidate.setting
-        rate = choice.expected_rate or expected_rate(setting, guess, host.cpus)
-        batches = max(setting.workers, 1) * (ROUNDS_TO_WAIT + (setting.prefetch_factor or 0))
+        processes = max(setting.workers, 1)
+        rate = choice.expected_rate or min(processes, host.cpus) / ASSUMED_IMAGE_SECONDS
+        batches = processes * (ROUNDS_TO_WAIT + (setting.prefetch_factor or 0))
         return START_SECONDS + min(2 * batches * setting.batch_size / rate, MAX_DEADLINE_SECONDS)
 
     return seconds
@@ -203,9 +205,13 @@ def recommend(
     )  # fmt: skip
     said = [
         bound_line(advised),
-        busy_note(advised),
         _plainer_note(found[0].evidence, chosen),
         _start_note(chosen),
+        *(
+            f"Of its probe: {flag.rstrip('?.')}."
+            for flag in chosen.flags
+            if flag != others_ran(chosen.flags)  # a warning says it
+        ),
         *notes,
     ]
     return DataRecommendation(
@@ -297,7 +303,9 @@ def _advice(
     if not records and stopped in ENDINGS.values():
         return "No probe was made before that: run the same command again."
     if not records or all(r.cut_short for r in records):
-        return "The budget ended before any probe did: allow more time with --budget."
+        longest = max(records, key=lambda r: r.probe_seconds, default=None)
+        said = f" (the longest: {longest.message})" if longest and longest.message else ""
+        return f"The budget ended before any probe did{said}: allow more time with --budget."
     return how_ended([r for r in records if not r.cut_short])
 
 

@@ -25,18 +25,19 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
-from planner.environment.host import read_host
-from planner.errors import PlannerError
-from planner.loading.datasets import EndlessSampler, PictureSet
-from planner.loading.loader import OpenData, load, open_data, pins, to_device
-from planner.loading.pictures import BadItemError
-from planner.schema.loading import LoaderSetting, LoaderStage, LoaderStatus
+from planner.core.errors import PlannerError
+from planner.core.schema.loading import LoaderSetting, LoaderStage, LoaderStatus
+from planner.machine.host import read_host
+from planner.training.loading.datasets import EndlessSampler, PictureSet
+from planner.training.loading.loader import OpenData, load, open_data, pins, to_device
+from planner.training.loading.pictures import BadItemError
 from search.loader.protocol import LoaderOutcome, LoaderRequest
 from search.loader.stages import COLD_SHARE, MOST_IMAGES, find_bound, time_stages
 from search.loader.usage import Snapshot, UsageWatch
 from search.loader.verdict import classify_loader
-from search.loader.watching import NamingCollate, Watch, name_of, watched
+from search.loader.watching import NamingCollate, Watch, describe_item, name_of, watched
 from search.probe.failure import count_kernel_kills, shorten
+from search.probe.quiet import QuietWatch
 from search.probe.stopping import StopRule
 from search.probe.worker.report import Report
 
@@ -111,20 +112,21 @@ class LoaderRun:
         numbers = self._numbers()
         if request.warm:
             self.report.enter("warm")
-            numbers = read_ahead(data.dataset, numbers, self._share_of_time(_READING_SHARE))
+            seconds = self._share_of_time(_READING_SHARE)
+            numbers = read_ahead(data.dataset, numbers, seconds, self.watch)
         self.report.enter("stages")
         self.stage_seconds = time_stages(data, setting, self.device, numbers, self.watch)
         batches = self._start(data, numbers if request.warm else None)
         self.report.enter("warm-up")
         self._drain(batches)
         self.report.enter("measure")
-        before = Snapshot.take()
+        before, quiet = Snapshot.take(), QuietWatch()
         began = time.monotonic()
         rule = StopRule(request, began, self.answer_at)
         self._time_rounds(batches, rule)
         seconds = time.monotonic() - began
         used = Snapshot.take() - before
-        self.flags += rule.flags(self.rounds)
+        self.flags += rule.flags(self.rounds) + quiet.flags()
         return self._measured(used, seconds)
 
     def _numbers(self) -> list[int]:
@@ -324,7 +326,7 @@ class Processes(ForkContext):
             process.join(_JOIN_SECONDS)
 
 
-def read_ahead(dataset: Any, numbers: list[int], seconds: float) -> list[int]:
+def read_ahead(dataset: Any, numbers: list[int], seconds: float, watch: Watch) -> list[int]:
     """Read pictures into the page cache, for `seconds` at most; returns those that were read.
 
     Of a stream, and of a user's own Dataset, nobody knows which files it will read.
@@ -334,8 +336,10 @@ def read_ahead(dataset: Any, numbers: list[int], seconds: float) -> list[int]:
     until = time.monotonic() + seconds
     done = 0
     for done, number in enumerate(numbers, 1):  # noqa: B007
+        watch.begin(number)
         with contextlib.suppress(BadItemError):
             dataset.items.read(number)
+        watch.end("")
         if time.monotonic() > until:
             break
     return numbers[:done]
@@ -355,6 +359,8 @@ def num_bytes(batch: Any) -> int:
 def odd_batch(batch: Any, setting: LoaderSetting) -> list[str]:
     """What of a batch is not as the setting says: its pictures' sides or type."""
     images = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    if not num_bytes(batch):
+        return [f"a batch is {describe_item(batch)}, without a tensor: there are no pictures in it"]
     if not isinstance(images, torch.Tensor) or images.dim() != 4:
         return []
     told = []

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.errors import UsageError, shorten, unknown_name
-from planner.schema import SwinConfig, parse
-from planner.schema.loading import MAX_WORKERS, PIPELINES, Pipeline
-from planner.schema.model import MAX_SIZE
-from planner.units import parse_percent
-from search.options import (
+from planner.core.errors import UsageError, shorten, unknown_name
+from planner.core.schema import SwinConfig, parse
+from planner.core.schema.loading import MAX_WORKERS, PIPELINES, Pipeline
+from planner.core.schema.model import MAX_SIZE
+from planner.core.units import parse_percent
+from search.loop.options import (
     MANY,
     AnySearchKeywords,
     bound_faults,
@@ -27,10 +27,10 @@ from search.options import (
     read_keywords,
     refuse,
 )
-from search.strategies.strategy import TOLERANCE
-from search.study.study import STUDY_NAME
+from search.loop.strategies.strategy import TOLERANCE
+from search.loop.study.study import STUDY_NAME
 
-STRATEGIES = ("planner", "grid", "random", "tpe")
+STRATEGIES = ("planner", "grid", "tpe")
 BATCH_SIZE = 64  # as an estimate's, unless another is asked for
 _MOST_PREFETCH = 1 << 16
 
@@ -121,7 +121,7 @@ class LoaderOptions:
         flag="--budget", metavar="TIME", typed=read_budget,
     )  # fmt: skip
     tolerance: float = option(
-        f"{TOLERANCE:.1%}", "Stop when no other setting is expected to gain as much.",
+        f"{TOLERANCE:.1%}", "Double the workers while that gains as much.",
         typed=parse_percent, metavar="SHARE",
     )  # fmt: skip
     strategy: str = option(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.errors import PlannerError
-from planner.loading.folder import find_pictures, split_folder
-from planner.schema.loading import DataSource
+from planner.core.errors import PlannerError
+from planner.core.schema.loading import DataSource
+from planner.training.loading.folder import find_pictures, split_folder
 
 SMALLER_PX = 256  # what a crop of 224 px is usually cut from
 NUM_LOOKED_AT = 64

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.schema.loading import DataSource, LoaderRecord, LoaderSetting
+from planner.core.schema.loading import DataSource, LoaderRecord, LoaderSetting
 from search.loader.probing import loader_server, probe_loader
+from search.loop.prober import show_steps
+from search.loop.progress import OnProgress
+from search.loop.space import Space
+from search.loop.strategies.strategy import Choice
 from search.probe.parent.fork_server import ForkServer
-from search.prober import show_steps
-from search.progress import OnProgress
-from search.space import Space
-from search.strategies.strategy import Choice
 
 
 class LoaderProber:

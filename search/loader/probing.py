@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
-from planner.environment.host import Host, read_host
-from planner.schema.loading import DataSource, ItemFault, LoaderRecord, LoaderSetting
+from planner.core.schema.loading import DataSource, ItemFault, LoaderRecord, LoaderSetting
+from planner.machine.host import Host, read_host
 from search.loader import worker
 from search.loader.protocol import (
     ANSWERS,
@@ -25,10 +25,9 @@ from search.loader.protocol import (
     LoaderRequest,
 )
 from search.probe.device import choose_device, versions
-from search.probe.parent.attendance import Listener, attend, choose_spawn
+from search.probe.parent.attendance import Attendance
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import Hearing, ProbeEvent
-from search.probe.protocol import AnswerReader
 
 # What a loader's processes import; the first must be there.
 LOADER_MODULES = (
@@ -94,21 +93,14 @@ def probe_loader(
             counts[answer.item, answer.message] += 1
 
     hearing = Hearing(started, on_progress, heard)
-    listener = Listener(AnswerReader(request.probe_id, ANSWERS), hearing.hear)
-    deadline = started + deadline_seconds
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    silence = attend(
-        choose_spawn(fork_server, deadline, module=worker), listener,
-        lambda left: LoaderOrder(request=request, deadline_seconds=left),
-        deadline, deadline_seconds,
-    )  # fmt: skip
-    outcome = hearing.outcome
-    if silence is not None:
-        outcome = LoaderOutcome(
-            probe_id=request.probe_id, status=silence.status, message=silence.message
-        )
+    order = LoaderOrder(request=request, deadline_seconds=deadline_seconds)
+    outcome = Attendance(
+        [order], LoaderOutcome, hearing.hear, deadline_seconds, fork_server, worker.__name__,
+        answers=ANSWERS,
+    ).run()  # fmt: skip
     hearing.tell("end")
-    return _record(request, outcome, counts, listener.all_flags, host, date, started)
+    return _record(request, outcome, counts, host, date, started)
 
 
 def stays_cached(source: DataSource, host: Host) -> bool:
@@ -121,14 +113,13 @@ def _record(
     request: LoaderRequest,
     outcome: LoaderOutcome,
     counts: Counter[tuple[str, str]],
-    parent_flags: tuple[str, ...],
     host: Host,
     date: str,
     started: float,
 ) -> LoaderRecord:
     seconds = median(outcome.batch_seconds) if outcome.batch_seconds else None
-    found = outcome.model_dump(exclude={"format", "type", "flags"})
-    flags = (*outcome.flags, *parent_flags, *_limits(outcome, host))
+    found = outcome.model_dump(exclude={"format", "type", "flags", "phase", "lost_others"})
+    flags = (*outcome.flags, *_limits(outcome, host))
     return LoaderRecord(
         **found,
         data=request.source,

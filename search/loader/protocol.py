@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from planner.schema.loading import (
+from planner.core.schema.loading import (
     DataSource,
     LoaderBound,
     LoaderSetting,
     LoaderStage,
     LoaderStatus,
 )
-from planner.schema.record import Seconds
+from planner.core.schema.record import Seconds
 from search.probe.protocol import (
     AnswerMessage,
     AnyOutcome,

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.schema.loading import LoaderRecord, LoaderSetting
+from planner.core.schema.loading import LoaderRecord, LoaderSetting
 from search.loader.space import plainness
-from search.result.contenders import Ran, groups_that_ran, level_with_best
+from search.loop.result.contenders import Ran, groups_that_ran, level_with_best
 
 Loader = Ran[LoaderSetting, LoaderRecord]
 

@@ -7,14 +7,13 @@ import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
-from planner.environment.host import Host
-from planner.errors import UnsupportedError
-from planner.loading.sources import check_pipeline
-from planner.schema.loading import DataSource, LoaderSetting, Pipeline
-from planner.units import MIB, format_bytes
-from search.axes import in_order
-from search.loader.law import batch_bytes
-from search.space import Candidate, Space, refusal_line, setting_id
+from planner.core.errors import UnsupportedError
+from planner.core.schema.loading import DataSource, LoaderSetting, Pipeline
+from planner.core.units import MIB, format_bytes
+from planner.machine.host import Host
+from planner.training.loading.sources import check_pipeline
+from search.loop.axes import in_order
+from search.loop.space import Candidate, Space, refusal_line, setting_id
 
 # In the order in which a person would try them: of two that are equally fast the first is plainer.
 LIBRARIES: dict[Pipeline, str] = {
@@ -24,6 +23,7 @@ LIBRARIES: dict[Pipeline, str] = {
     "transformers": "transformers",
 }
 PREFETCH_FACTORS = (2, 4, 8)
+BYTES_PER_CHANNEL = 4  # float32; timm's loader hands over bytes and divides on the device
 # At the least, of what a forked worker has for itself beside the pages it shares: the smallest of
 # this project's probes had 15 MiB.
 LEAST_WORKER_BYTES = 8 * MIB
@@ -117,6 +117,13 @@ def loader_space(
         left_out=refused,
         rung_field="workers",
     )
+
+
+def batch_bytes(setting: LoaderSetting) -> int:
+    """A batch as it crosses from a worker: [B, 3, H, W] and a label of 8 bytes for each image."""
+    height, width = setting.image_size
+    channel = 1 if setting.pipeline == "timm" else BYTES_PER_CHANNEL
+    return setting.batch_size * (3 * height * width * channel + 8)
 
 
 def loader_candidate(setting: LoaderSetting) -> Candidate[LoaderSetting]:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from planner.loading.datasets import PictureSet, PictureStream
-from planner.loading.loader import OpenData, to_device
-from planner.schema.loading import LoaderBound, LoaderSetting, LoaderStage
+from planner.core.schema.loading import LoaderBound, LoaderSetting, LoaderStage
+from planner.training.loading.datasets import PictureSet, PictureStream
+from planner.training.loading.loader import OpenData, to_device
 from search.loader.watching import Watch
 
 # Images that are timed by themselves, and how long that may take.

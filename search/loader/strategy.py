@@ -1,37 +1,30 @@
-"""The planner's strategy for loaders: one process first, then what is expected to gain most."""
+"""The planner's strategy for loaders: twice the workers while that is faster, then what lies beside
+the fastest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 
-from planner.schema.expected import Expected
-from planner.schema.loading import LoaderRecord, LoaderSetting, Pipeline
-from search.loader.law import ASSUMED_IMAGE_SECONDS, ImageCost, expected_rate
-from search.loader.posterior import Posterior, draw_unknowns
-from search.space import Candidate, Space
-from search.strategies.strategy import Choice, Phase, Situation, Strategy
+from planner.core.schema.loading import LoaderRecord, LoaderSetting, Pipeline
+from search.loop.space import Candidate, Space
+from search.loop.strategies.strategy import Choice, Situation, Strategy
 
-LEAST_PROBES = 3  # that ended well, before a search may end: a start, a step, and what it gained
-
-# Of all settings, that are probed at most: what no third of them shows, no probe more would.
-MOST_SHARE = 1 / 3
+# Of all settings, that are probed at most. Three at least: a start, a step, and what it gained.
+MOST_SHARE, LEAST_PROBES = 1 / 3, 3
+_AXES = ("pipeline", "workers", "prefetch_factor", "pin_memory")
 LoaderCandidate = Candidate[LoaderSetting]
 LoaderChoice = Choice[LoaderSetting]
 
 
 class LoaderStrategy:
-    """Every pipeline without workers, which says what one image costs in it; then, by the law and
-    all probes so far, the setting with the largest expected gain over the best, until none is
-    expected to gain `tolerance` of it and the next larger number of workers of the best is known.
-    Of settings that should gain alike, the plainest."""
+    """The first pipeline that runs with 0, 1, 2, 4 … workers, until twice as many gain less than
+    the share `tolerance`; then every neighbour of the fastest setting so far: the other pipelines,
+    and the next number of workers, of batches ahead and of pinning, up and down. It ends when these
+    are all probed, or a third of all settings and each pipeline."""
 
-    def __init__(
-        self, space: Space[LoaderSetting], cpus: float, tolerance: float, seed: int = 0
-    ) -> None:
-        self.space, self.cpus, self.tolerance = space, cpus, tolerance
-        self.candidates = space.candidates
-        self.unknowns = draw_unknowns(len(space), seed)
+    def __init__(self, space: Space[LoaderSetting], tolerance: float) -> None:
+        self.space, self.tolerance = space, tolerance
         self.records: dict[str, list[LoaderRecord]] = {}
         self.stopped_because = ""
 
@@ -40,77 +33,83 @@ class LoaderStrategy:
             self.records.setdefault(candidate.id, []).append(record)
 
     def ask(self, situation: Situation) -> LoaderChoice | None:
-        able = self._able(situation)
-        if not able:
-            self.stopped_because = "every setting that can run is probed"
-            return None
-        start = self._unknown_pipeline(able)
-        if start is not None:
-            return self._unknown(start)
-        if len(self.records) >= max(LEAST_PROBES, int(MOST_SHARE * len(self.space))):
-            self.stopped_because = f"{len(self.records)} of {len(self.space)} settings are probed"
-            return None
-        posterior = Posterior(self.space, self.cpus, self.unknowns, self._all())
-        measured = [r.images_per_second for r in self._all() if r.images_per_second]
-        best = max(measured, default=min(posterior.expected()))
-        gains = posterior.gains(best)
-        at = {c.id: i for i, c in enumerate(self.space.candidates)}
-        choice = max(able, key=lambda c: (round(gains[at[c.id]], 3), -at[c.id]))
-        if gains[at[choice.id]] < self.tolerance and len(measured) >= LEAST_PROBES:
-            more = self._next_of_best(able)
-            if more is not None:
-                return self._expecting(posterior, at[more.id], "finalists")
-            self.stopped_because = (
-                f"no other setting is expected to gain {self.tolerance:.1%} or more"
-            )
-            return None
-        return self._expecting(posterior, at[choice.id], "search")
+        """The first step of the walk that is not probed and may be: the walk begins anew each time,
+        so that others' probes, and those of earlier runs, are steps of it too."""
+        records = [record for of_one in self.records.values() for record in of_one]
+        rates = [record.images_per_second for record in records if record.images_per_second]
+        probed, allowed = len(self.records), max(LEAST_PROBES, int(MOST_SHARE * len(self.space)))
+        for candidate in self._walk():
+            if candidate.id in self.records or candidate.id in situation.busy:
+                continue
+            if candidate.setting.workers > most_workers(records, candidate.setting.pipeline):
+                continue
+            is_known = any(r.setting.pipeline == candidate.setting.pipeline for r in records)
+            if is_known and probed >= allowed:
+                self.stopped_because = f"{probed} of {len(self.space)} loaders are probed"
+                return None
+            left, quickest = situation.seconds_left, self._quickest(records)
+            if left is not None and quickest is not None and left < quickest:
+                self.stopped_because = "the quickest probe takes longer than the budget has left"
+                return None
+            return Choice(candidate, "search", expected_rate=min(rates, default=None))
+        self.stopped_because = (
+            "all loaders beside the fastest are probed"
+            if rates
+            else "none ran, and more workers would load the same items"
+        )
+        return None
 
-    def _unknown(self, candidate: LoaderCandidate) -> LoaderChoice:
-        """The first of its pipeline, of which only a guess is known."""
-        guess = ImageCost(ASSUMED_IMAGE_SECONDS, ASSUMED_IMAGE_SECONDS)
-        rate = expected_rate(candidate.setting, guess, self.cpus)
-        return Choice(candidate, "calibrate", expected_rate=rate)
+    @staticmethod
+    def _quickest(records: Sequence[LoaderRecord]) -> float | None:
+        """Seconds of the quickest probe that ran."""
+        return min((r.probe_seconds for r in records if r.status == "measured"), default=None)
 
-    def _expecting(self, posterior: Posterior, index: int, phase: Phase) -> LoaderChoice:
-        rates = posterior.range_of(index)
-        expected = Expected(phase=phase, basis="probes", images_per_second=rates)
-        rate = float(posterior.expected()[index])
-        return Choice(self.candidates[index], phase, expected_rate=rate, expected=expected)
+    def _walk(self) -> Iterator[LoaderCandidate]:
+        for pipeline in self.space.choices["pipeline"]:
+            yield from self._double(pipeline)
+            if self._rate(self._fastest()):
+                break
+        for axis in _AXES:
+            yield from self._beside(self._fastest(), axis)
 
-    def _next_of_best(self, able: list[LoaderCandidate]) -> LoaderCandidate | None:
-        """The best with the next larger number of workers, where it was not probed: a curve that
-        still rises ends no search."""
-        ran = [r for r in self._all() if r.images_per_second]
-        best = max(ran, key=lambda r: r.images_per_second or 0.0).setting
-        same = [
-            c
-            for c in able
-            if c.setting.workers > best.workers
-            and c.setting.model_copy(update={"workers": best.workers}) == best
-        ]
-        wanted = next((n for n in self.space.rungs if n > best.workers), None)
-        return next((c for c in same if c.setting.workers == wanted), None)
+    def _double(self, pipeline: object) -> Iterator[LoaderCandidate]:
+        fastest, last = 0.0, 0
+        for workers in self.space.rungs:
+            if workers < 2 * last:
+                continue
+            candidate = self._like(self.space.candidates[0], pipeline=pipeline, workers=workers)
+            yield candidate
+            rate = self._rate(candidate)
+            # One worker does no more than the process itself, which then waits.
+            if workers > 1 and rate <= fastest * (1 + self.tolerance):
+                return
+            fastest, last = max(fastest, rate), workers
 
-    def _all(self) -> list[LoaderRecord]:
-        return [record for records in self.records.values() for record in records]
+    def _beside(self, center: LoaderCandidate, axis: str) -> Iterator[LoaderCandidate]:
+        values = self.space.rungs if axis == "workers" else self.space.choices[axis]
+        if axis in ("workers", "prefetch_factor"):
+            at = values.index(getattr(center.setting, axis))
+            values = (*values[at + 1 : at + 2], *values[max(at - 1, 0) : at])
+        for value in values:
+            yield self._like(center, **{axis: value})
 
-    def _unknown_pipeline(self, able: list[LoaderCandidate]) -> LoaderCandidate | None:
-        """The plainest setting of a pipeline of which nothing is measured."""
-        known = {r.setting.pipeline for r in self._all() if r.status == "measured"}
-        return next((c for c in able if c.setting.pipeline not in known), None)
+    def _like(self, center: LoaderCandidate, **fields: object) -> LoaderCandidate:
+        """The plainest of those with these fields that share most of the others with `center`."""
+        wanted = center.setting.model_copy(update=fields)
 
-    def _able(self, situation: Situation) -> list[LoaderCandidate]:
-        """What is not probed, and not ruled out by a failure in its pipeline."""
-        records = self._all()
-        most = {p: most_workers(records, p) for p in {c.setting.pipeline for c in self.candidates}}
-        return [
-            c
-            for c in self.candidates
-            if c.id not in self.records
-            and c.id not in situation.busy
-            and c.setting.workers <= most[c.setting.pipeline]
-        ]
+        def likeness(candidate: LoaderCandidate) -> tuple[int, ...]:
+            same = [getattr(candidate.setting, axis) == getattr(wanted, axis) for axis in _AXES]
+            return sum(same[_AXES.index(name)] for name in fields), sum(same)
+
+        return max(self.space.candidates, key=likeness)
+
+    def _fastest(self) -> LoaderCandidate:
+        return max(self.space.candidates, key=self._rate)
+
+    def _rate(self, candidate: LoaderCandidate) -> float:
+        """The mean of its probes; 0 where none ran."""
+        ran = [r.images_per_second or 0.0 for r in self.records.get(candidate.id, ())]
+        return sum(ran) / len(ran) if ran else 0.0
 
 
 class SkipUnsupported:

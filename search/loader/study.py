@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planner.environment.host import Host
-from planner.schema.loading import LOADER_FORMAT, DataSource, LoaderRecord
-from search.study.identity import differences_between
+from planner.core.schema.loading import LOADER_FORMAT, DataSource, LoaderRecord
+from planner.machine.host import Host
+from search.loop.study.identity import differences_between
 
 # What of a machine decides how fast it loads; what is free of it changes by the minute.
 TELLING = (

@@ -1,4 +1,4 @@
-"""What the processes of a loader take, read from /proc: processor time, memory, files, disk.
+"""What the processes of a loader take: processor time, memory, files, disk.
 
 Bytes are integers, times are seconds. Linux only; what is not told is None.
 """
@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from planner.units import KIB, MIB
+import psutil
+
+from planner.core.units import MIB
 from search.probe.processes import children, cpu_seconds
 
 # How often processes are looked at. Their memory is read less often: the kernel walks their pages.
@@ -30,11 +31,9 @@ _LEAST_READINGS = 6
 def private_bytes(pid: int) -> int | None:
     """What is the process's own and would be free without it (USS); None where it is not told."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
+        return int(psutil.Process(pid).memory_full_info().uss)
+    except psutil.Error:
         return None
-    kib = [int(line.split()[1]) for line in lines if line.startswith("Private_")]
-    return sum(kib) * KIB
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,12 @@ class Disk:
 
 
 def read_disk(pid: int) -> Disk:
-    """From /proc/PID/io (rchar and read_bytes); zeros where that is not told."""
+    """Zeros where it is not told."""
     try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    except OSError:
+        found = psutil.Process(pid).io_counters()
+    except psutil.Error:
         return Disk()
-    fields = dict(line.split(": ") for line in lines if ": " in line)
-    return Disk(int(fields.get("rchar", 0)), int(fields.get("read_bytes", 0)))
+    return Disk(found.read_chars, found.read_bytes)
 
 
 def shared_memory(pids: Iterable[int]) -> tuple[int, int]:
@@ -116,7 +114,8 @@ class Snapshot:
 
 @dataclass
 class Peaks:
-    """The most that was seen, and each worker's memory as it went, from one reading to the next."""
+    """The most that was seen, and how the memory of each process that loads went, from one reading
+    to the next."""
 
     worker_bytes: int | None = None
     main_bytes: int | None = None
@@ -125,14 +124,14 @@ class Peaks:
     history: dict[int, list[int]] = field(default_factory=dict)
 
     def flags(self) -> list[str]:
-        """One for a worker whose memory grows steadily."""
+        """One for a process whose memory grows steadily."""
         growths = [growth for seen in self.history.values() if (growth := steady_growth(seen))]
         if not growths:
             return []
         share, num_bytes = max(growths)
         return [
-            f"the memory of a worker grows: {num_bytes / MIB:+.0f} MiB ({share:+.0%}) in the "
-            "second half of the probe. Does the Dataset keep what it has loaded?"
+            f"the memory of a process that loads grows: {num_bytes / MIB:+.0f} MiB ({share:+.0%}) "
+            "in the second half of the probe. Does the Dataset keep what it has loaded?"
         ]
 
 
@@ -196,3 +195,5 @@ class UsageWatch:
         own = private_bytes(os.getpid())
         if own is not None:
             self.peaks.main_bytes = max(self.peaks.main_bytes or 0, own)
+        if own and not workers:  # it loads itself
+            self.peaks.history.setdefault(os.getpid(), []).append(own)

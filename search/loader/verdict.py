@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 
-from planner.environment.host import read_host
-from planner.errors import PlannerError, UnsupportedError
-from planner.loading.pictures import BadItemError
-from planner.schema.loading import LoaderStatus
-from planner.units import format_bytes
+from planner.core import failures
+from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.schema.loading import LoaderStatus
+from planner.core.units import format_bytes
+from planner.machine.host import read_host
+from planner.training.loading.pictures import BadItemError
 from search.loader.watching import Watch
 from search.probe import failure
 from search.probe.worker.verdict import causes, classify
@@ -30,7 +31,7 @@ def classify_loader(
             return "faulty", str(link)
         if isinstance(link, PlannerError):
             return "crashed", str(link)
-    if signal.SIGBUS in endings or failure.is_shared_memory_failure(text):
+    if signal.SIGBUS in endings or failures.is_shared_memory_failure(text):
         how = "a worker ended by a bus error" if signal.SIGBUS in endings else _last_line(text)
         return "out_of_memory", f"{_shared_memory()} ({how})"
     if signal.SIGKILL in endings and failure.kernel_ran_out(kernel_kills):
@@ -38,7 +39,7 @@ def classify_loader(
     fatal = endings - {signal.SIGTERM}
     if fatal:
         return "crashed", f"a worker ended: {failure.describe_exit(min(fatal))}"
-    if failure.is_out_of_files(text):
+    if failures.is_out_of_files(text):
         return "crashed", f"{_last_line(text)}: raise the limit of open files (ulimit -n)"
     status, message = classify(error)
     return ("out_of_memory" if status == "out_of_memory" else "crashed"), message

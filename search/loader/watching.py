@@ -17,13 +17,13 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from planner.errors import as_text
-from planner.loading.datasets import PictureStream
-from planner.loading.pictures import BadItemError
-from planner.schema.loading import MAX_WORKERS, LoaderStatus
-from planner.tasks.contract import describe
+from planner.core import failures
+from planner.core.errors import as_text
+from planner.core.schema.loading import MAX_WORKERS, LoaderStatus
+from planner.training.loading.datasets import PictureStream
+from planner.training.loading.pictures import BadItemError
+from planner.training.tasks.contract import describe
 from search.loader.protocol import MAX_TEXT, FaultMessage
-from search.probe import failure
 from search.probe.protocol import encode
 
 # Items after a broken one that are tried in its place, one after another.
@@ -258,7 +258,7 @@ def why_not_collated(items: list[Any], names: list[str], error: BaseException) -
     none of the items'."""
     if not isinstance(error, TypeError | ValueError | RuntimeError | AttributeError | KeyError):
         return None
-    if failure.is_shared_memory_failure(str(error)) or failure.is_allocation_failure(str(error)):
+    if failures.is_shared_memory_failure(str(error)) or failures.is_allocation_failure(str(error)):
         return None
     kinds = [describe_item(item) for item in items]
     usual = max(kinds, key=kinds.count)

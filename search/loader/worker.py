@@ -12,12 +12,10 @@ from search.loader.protocol import LoaderOrder
 from search.probe.worker.report import Report
 from search.probe.worker.worker import serve
 
-COMMAND = (sys.executable, "-P", "-m", "search.loader.worker")
-
 
 def work(request_fd: int, result_fd: int) -> NoReturn:
     """Load as the order says."""
-    serve(LoaderOrder, COMMAND, request_fd, result_fd, _carry_out)
+    serve(LoaderOrder, "search.loader.worker", request_fd, result_fd, _carry_out)
 
 
 def _carry_out(order: LoaderOrder, deadline: float, report: Report) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.hardware.overheads import CONTEXT_BYTES
-from planner.units import GIB, MIB
+from planner.core.units import GIB, MIB
+from planner.machine.hardware.overheads import CONTEXT_BYTES
 
 # What a process holds of a GPU beside the caching allocator's segments is within these: contexts of
 # 287 to 667 MB are reported, and kernels that are loaded and recorded graphs add to them.

@@ -17,21 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
-from planner.environment.host import memory_room
-from planner.environment.torch_build import (
+from planner.core.errors import UsageError
+from planner.core.schema import DeviceInfo, TrainSetting
+from planner.machine import nvml
+from planner.machine.emulated import is_emulated
+from planner.machine.hardware.detect import DetectedGpu, read_device, visible_gpus
+from planner.machine.hardware.processor import cpu_name
+from planner.machine.host import memory_room
+from planner.machine.torch_build import (
     TorchBuild,
     TorchGpu,
     ask_torch,
     bus_ordered,
     why_not_usable,
 )
-from planner.errors import UsageError
-from planner.hardware.detect import DetectedGpu, read_device, visible_gpus
-from planner.hardware.processor import cpu_name
 from planner.memory.allocator_config import RECORDED_AS, environment_options
-from planner.schema import DeviceInfo, TrainSetting
-from planner.schema.setting import CUDNN_BENCHMARK
-from search.probe import nvml
 from search.probe.accounting import agree
 
 # Packages whose versions decide what a probe measures.
@@ -116,6 +116,7 @@ def _describe_cuda(index: int) -> DeviceInfo:
         capability=gpu.capability,
         driver=nvml.driver_version(),
         uuid=(device.uuid if device is not None else None) or gpu.uuid or None,
+        emulated=is_emulated(),
     )
 
 
@@ -190,7 +191,6 @@ def _versions(packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
             continue
     if torch_build() not in (None, "cpu"):
         found["cuda"] = str(torch_build())
-        found["cudnn_benchmark"] = str(CUDNN_BENCHMARK)
     return tuple(found.items())
 
 

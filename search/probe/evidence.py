@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from planner.schema import MeasurementRecord
-from search.kinds import RecordT
+from planner.core.schema import MeasurementRecord
 from search.probe.interval import median_interval
+from search.probe.kinds import RecordT
 
 REPEAT_SHARE = 0.01  # two processes of one setting differ by about this, whatever each one says
+OTHERS_RAN = "other programs kept"  # how the flag begins of a machine that was not quiet
 # Words of the flags of a probe whose samples may be slower than the device is by itself.
-DISTURBANCES = (
-    "throttled:", "other processes on the GPU", "other processes took", "drifted by",
-)  # fmt: skip
+DISTURBANCES = ("throttled:", "other processes on the GPU", "other processes took", "drifted by")
+
+
+def others_ran(flags: Iterable[str]) -> str:
+    """The flag that says so, "" where the machine was quiet."""
+    return next((flag for flag in flags if flag.startswith(OTHERS_RAN)), "")
 
 
 def is_disturbed(record: MeasurementRecord) -> bool:

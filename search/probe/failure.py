@@ -1,91 +1,19 @@
-"""How a failure is recognised and told: the one place that reads the text of errors."""
+"""How a probe's end is judged and told. What errors say is known to `planner.core.failures`."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 from pathlib import Path
 from typing import Literal
 
-# An allocation that failed outside of torch's caching allocator has only its text. Each stands here
-# as its library writes it (read in torch 2.13's headers unless another place is named).
-_ALLOCATION_TEXTS = (
-    "DefaultCPUAllocator: can't allocate memory",  # c10/core/impl/alloc_cpu.cpp
-    "std::bad_alloc",  # C++ operator new, as the runtime's terminate handler prints it
-    # The caching allocator's own, where no exception of torch's is left to tell: a process that
-    # ended by std::terminate, or an error that was raised anew from its text.
-    "CUDA out of memory",  # c10/cuda/CUDACachingAllocator.cpp
-    "HIP out of memory",  # the same file, translated for ROCm
-    # The same file: out of memory, and NVML does not tell it what the message should say (on MIG,
-    # Jetson and in some containers: pytorch #112377, #122068, #185240).
-    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
-    "CUDA error: out of memory",  # cudaErrorMemoryAllocation, raised by a library or a kernel
-    "HIP error: out of memory",
-    # Expandable segments (c10/cuda/driver_api.h) and Inductor's static launcher
-    # (ATen/cuda/Exceptions.h).
-    "CUDA driver error: out of memory",
-    # Triton loading a kernel (triton-lang/triton @04e0bbd third_party/nvidia/backend/driver.c,
-    # gpuAssert). Its "out of resource: shared memory" speaks of a kernel that no GPU of the kind
-    # could hold.
-    "Triton Error [CUDA]: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",  # cuBLAS handle or workspace
-    "CUDNN_STATUS_ALLOC_FAILED",  # until cuDNN 8
-    # Since cuDNN 9: cudnn_graph.h, statuses 4003 and 4004.
-    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
-    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-)
-# What libraries say when they find no memory, and also when something else is wrong: where the
-# device's free memory can be read, it decides.
-_AMBIGUOUS_TEXTS = (
-    # ATen/cuda/CublasHandlePool.cpp: the handle that the backward's thread makes for itself, at the
-    # fullest moment of a step; also after an illegal access (EleutherAI/lm-evaluation-harness #1689
-    # has both).
-    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",
-    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasLtCreate",
-    # ATen/native/cudnn/Conv_v8.cpp; it begins with "GET was", "FIND was" or "Unable". No engine
-    # found memory for its kernels or its workspace (pytorch #108645, #81620), or none supports this
-    # GPU or this dtype on it.
-    "nable to find an engine to execute this computation",
-)
-# oneDNN has one text for a primitive whose code or scratchpad found no memory; one that does not
-# exist is "could not create a primitive descriptor …".
-_ONEDNN_TEXT = re.compile(r"could not create a primitive\s*$", re.MULTILINE)
+from planner.core.failures import is_allocation_failure
+
 # Frames of a fatal signal that are worth keeping: the innermost ones come first.
 _FATAL_LINES = 6
 _LAST_LINES = 5
 _MESSAGE_CHARACTERS = 1500
 _FIRST_LINE_CHARACTERS = 500
-
-
-def is_allocation_failure(text: str) -> bool:
-    """Whether an error's text says that there was no memory, or may well mean it."""
-    return (
-        any(known in text for known in _ALLOCATION_TEXTS)
-        or bool(_ONEDNN_TEXT.search(text))
-        or is_ambiguous(text)
-    )
-
-
-def is_ambiguous(text: str) -> bool:
-    """Whether an error's text may mean that there was no memory, and may mean something else."""
-    return any(known in text for known in _AMBIGUOUS_TEXTS)
-
-
-# What a rank says whose collective another rank has left: gloo's transport, which begins with its
-# file ("[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer", and as often "Read error …
-# Connection reset by peer": torch 2.13), and NCCL through c10d's watchdog, which ends the process
-# (ncclRemoteError is what NCCL calls a peer that is gone: nccl.h).
-_LOST_PEER_TEXTS = (
-    "gloo/transport/",
-    "ncclRemoteError",
-    "Watchdog caught collective operation timeout",
-)
-
-
-def is_lost_peer(text: str) -> bool:
-    """Whether an error's text says that another rank is gone."""
-    return any(known in text for known in _LOST_PEER_TEXTS)
 
 
 def shorten(text: str) -> str:
@@ -154,21 +82,3 @@ def kernel_ran_out(kills_before: int | None) -> bool:
     """
     kills = count_kernel_kills()
     return kills is None or kills_before is None or kills > kills_before
-
-
-# A loader's batch for which /dev/shm has no room (torch 2.13: aten/src/ATen/MapAllocator.cpp).
-# Where pages run out later, a worker ends by SIGBUS.
-_SHARED_MEMORY_TEXTS = (
-    "unable to allocate shared memory(shm)",
-    "unable to write to file </torch_",
-)
-
-
-def is_shared_memory_failure(text: str) -> bool:
-    """Whether a loader's error says that /dev/shm is full."""
-    return any(known in text for known in _SHARED_MEMORY_TEXTS)
-
-
-def is_out_of_files(text: str) -> bool:
-    """Whether no more files could be opened (EMFILE, ENFILE as the C library says them)."""
-    return "Too many open files" in text or "received 0 items of ancdata" in text

@@ -12,7 +12,10 @@ _CPUCLOCK_SCHED = 2
 
 
 def children() -> list[int]:
-    """The processes that this one has started and that still live, of whichever thread."""
+    """The processes that this one has started and that still live, of whichever thread.
+
+    psutil would walk through all processes of the machine, and disturb what is timed here.
+    """
     found: list[int] = []
     for task in os.listdir("/proc/self/task"):  # noqa: PTH208
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from typing import Annotated, Any, Generic, Literal, TypeVar, overload
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -20,10 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from planner.schema import Model, ProbeStatus, TrainSetting
-from planner.schema.loading import DataSource, ItemFault, LoaderSetting
-from planner.schema.record import Clocks, PhaseBytes, Seconds
-from planner.schema.world import RankRecord, WorldInfo
+from planner.core.schema import Model, ProbeStatus, TrainSetting
+from planner.core.schema.loading import DataSource, ItemFault, LoaderSetting
+from planner.core.schema.record import Clocks, PhaseBytes, Seconds
+from planner.core.schema.world import RankRecord, WorldInfo
 
 # Longer than any message of ours (a thousand samples take about 25 kB), short enough that a flood
 # without a newline costs the parent nothing.
@@ -173,9 +173,13 @@ class ProgressMessage(AnswerMessage):
 
 
 class AnyOutcome(AnswerMessage):
-    """How the probe ended: a worker's last word."""
+    """How the probe ended, in which phase: a worker's last word. `lost_others` is a failure because
+    other ranks of its world are gone, who know why."""
 
     type: Literal["outcome"] = "outcome"
+    status: str
+    phase: str = ""
+    lost_others: bool = False
     message: str = ""
     flags: tuple[str, ...] = ()
 
@@ -183,13 +187,11 @@ class AnyOutcome(AnswerMessage):
 class OutcomeMessage(AnyOutcome):
     """How a training ended, in the fields of a `MeasurementRecord`.
 
-    What only ranks of a world tell: `lost_others` is a failure because other ranks are gone, who
-    know why; `forward_seconds` as in a `RankRecord`; `world` as this rank saw it. `ranks` is
-    what the tuner puts together of them.
+    What only ranks of a world tell: `forward_seconds` as in a `RankRecord`; `world` as this rank
+    saw it. `ranks` is what the tuner puts together of them.
     """
 
     status: ProbeStatus
-    phase: str = ""
     step_seconds: tuple[Seconds, ...] = ()
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -200,7 +202,6 @@ class OutcomeMessage(AnyOutcome):
     clocks: Clocks | None = None
     free_bytes: int | None = None
     taken_bytes: int | None = None
-    lost_others: bool = False
     forward_seconds: float | None = None
     world: WorldInfo | None = None
     ranks: tuple[RankRecord, ...] = ()
@@ -218,8 +219,9 @@ class FedMessage(AnswerMessage):
 
 
 ProbeAnswer = PhaseMessage | ProgressMessage | FedMessage | OutcomeMessage
-_ANSWER: TypeAdapter[ProbeAnswer] = TypeAdapter(Annotated[ProbeAnswer, Field(discriminator="type")])
-A = TypeVar("A", bound=AnswerMessage)
+PROBE_ANSWERS: TypeAdapter[ProbeAnswer] = TypeAdapter(
+    Annotated[ProbeAnswer, Field(discriminator="type")]
+)
 
 
 def encode(message: BaseModel) -> bytes:
@@ -234,26 +236,20 @@ def send(channel: int, data: bytes) -> None:
         data = data[os.write(channel, data) :]
 
 
-class AnswerReader(Generic[A]):
+class AnswerReader:
     """Bytes of the result channel in, answers of one probe out; what is not one is counted.
 
     `answers` says what is an answer. Holds at most `MAX_MESSAGE_BYTES`, however much is sent.
     """
 
-    @overload
-    def __init__(self: AnswerReader[ProbeAnswer], probe_id: str) -> None: ...
-
-    @overload
-    def __init__(self, probe_id: str, answers: TypeAdapter[A]) -> None: ...
-
-    def __init__(self, probe_id: str, answers: TypeAdapter[Any] = _ANSWER) -> None:
+    def __init__(self, probe_id: str, answers: TypeAdapter[Any] = PROBE_ANSWERS) -> None:
         self.probe_id = probe_id
         self.answers = answers
         self.num_garbage = 0
         self._line = bytearray()
         self._overlong = False
 
-    def feed(self, data: bytes) -> list[A]:
+    def feed(self, data: bytes) -> list[Any]:
         """The answers that `data` completes, in order."""
         *lines, rest = data.split(b"\n")
         answers = []
@@ -278,14 +274,14 @@ class AnswerReader(Generic[A]):
         if not self._overlong:
             self._line += piece
 
-    def _take_line(self) -> A | None:
+    def _take_line(self) -> AnswerMessage | None:
         line, overlong = bytes(self._line), self._overlong
         self._line.clear()
         self._overlong = False
         if not line and not overlong:
             return None
         try:
-            answer: A | None = None if overlong else self.answers.validate_json(line)
+            answer: AnswerMessage | None = None if overlong else self.answers.validate_json(line)
         except ValidationError:
             answer = None
         if answer is None or answer.probe_id != self.probe_id:

@@ -1,33 +1,37 @@
-"""The page's first section of a search: what to train with, in one sentence."""
+"""The page's first sections of a search: what to train with, and why that."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
-from planner.page.contents import Copyable, Facts, Part, Section, Text
+from planner.core.schema import MeasurementRecord
+from planner.core.schema.result import Recommendation
+from planner.core.units import format_bytes, format_rate
+from planner.report.page.contents import Copyable, Facts, Folded, Number, Part, Section, Table, Text
 from planner.report.settings import describe_setting
-from planner.schema import MeasurementRecord
-from planner.schema.result import Recommendation
-from planner.units import format_bytes
+from search.loop.result.contenders import Contender, choose
 from search.report.run import Run
 from search.report.trainers import first_choice
 from search.report.wording import (
+    bytes_cell,
     bytes_text,
     count,
     date_text,
     images_of,
+    interval_of,
     interval_text,
-    rate_text,
+    rate_cell,
+    seconds_cell,
     seconds_text,
     within_text,
 )
-from search.result.contenders import Contender, choose
 
 
 def answer(run: Run) -> list[Section]:
     """The recommendation in one sentence, and how to start with it; what there is of one while a
     search goes on, and why there is none. None of a search that is only for a loader."""
-    if run.found is None and not run.records and (run.loaders or run.fed or run.observations):
+    if run.found is None and not run.records and (run.loaders or run.fed):
         parts = faults_of(run) if run.loaders is None else []
         return [Section("answer", "Answer", parts)] if parts else []
     if run.found is None:
@@ -56,17 +60,18 @@ def sentence(run: Run, found: Recommendation) -> str:
     assert setting is not None, "asked for"
     gain = ""
     if found.gain is not None and found.baseline is not None:
-        base = rate_text(found.baseline.images_per_second)
+        base = format_rate(found.baseline.images_per_second)
         gain = f", {found.gain:.2f} × the plain default's {base}"
     return (
-        f"Train {found.model.title} with {describe_setting(setting)}: {_rate(run, evidence)} on "
-        f"{found.device.name}{gain}, in {_memory(run, evidence.used_bytes)}."
+        f"Train {found.model.title} with {describe_setting(setting, found.model)}: "
+        f"{_rate(run, evidence)} on {found.device.title}{gain}, in "
+        f"{_memory(run, evidence.used_bytes)}."
     )
 
 
 def _rate(run: Run, record: MeasurementRecord) -> str:
     each = "" if record.world is None or record.world.world_size == 1 else " of each device"
-    return f"{rate_text(record.images_per_second)} {run.unit}/s{each}{within_text(record)}"
+    return f"{format_rate(record.images_per_second)} {run.unit}/s{each}{within_text(record)}"
 
 
 def _memory(run: Run, used: int | None) -> str:
@@ -94,16 +99,15 @@ def _facts(run: Run, found: Recommendation) -> list[tuple[str, str]]:
     evidence = found.evidence
     assert evidence is not None, "asked for"
     rate = evidence.images_per_second or 0.0
-    probe = f"{evidence.probe_id[:8]} of {date_text(evidence.date)}, " if evidence.probe_id else ""
+    probe = f"{run.proof(evidence)} of {date_text(evidence.date)}"
     base = found.baseline
     plain = "not measured, so no gain is reported"
     if base is not None:
-        plain = (
-            f"{describe_setting(base.setting)}: {rate_text(base.images_per_second)} {run.unit}/s, "
-            f"{bytes_text(base.used_bytes)}"
-        )
+        rate_of_it = f"{format_rate(base.images_per_second)} {run.unit}/s"
+        title = describe_setting(base.setting, base.model)
+        plain = f"{title}: {rate_of_it}, {bytes_text(base.used_bytes)}"
     facts = [
-        ("Proof", f"probe {probe}{count(len(evidence.step_seconds), 'step')} timed"),
+        ("Proof", f"{probe}, {count(len(evidence.step_seconds), 'step')} timed"),
         ("Step", seconds_text(images_of(evidence) / rate if rate else None)),
         *(
             [("Compiling", seconds_text(evidence.compile_seconds))]
@@ -123,17 +127,17 @@ def _facts(run: Run, found: Recommendation) -> list[tuple[str, str]]:
 def _all_devices(run: Run, record: MeasurementRecord) -> list[tuple[str, str]]:
     if record.world is None or record.world.world_size == 1:
         return []
-    rate = rate_text(record.world_images_per_second)
+    rate = format_rate(record.world_images_per_second)
     return [(f"All {record.world.world_size} devices", f"{rate} {run.unit}/s")]
 
 
 def _nothing(found: Recommendation) -> list[Part]:
     said = (
-        f"Nothing is recommended for {found.model.title} on {found.device.name}: "
+        f"Nothing is recommended for {found.model.title} on {found.device.title}: "
         f"{count(found.num_probes, 'probe')} of {found.num_candidates:,} settings, and none ran "
         "within the budget."
         if found.num_probes
-        else f"Nothing is recommended for {found.model.title} on {found.device.name}: no setting "
+        else f"Nothing is recommended for {found.model.title} on {found.device.title}: no setting "
         "was probed."
     )
     return [
@@ -152,12 +156,67 @@ def _best_so_far(run: Run, several: bool) -> list[Part]:
     if not run.contenders:
         return [Text(f"{about}{probes}, and none ran well.", "lead")]
     best = choose(run.contenders)
+    setting = describe_setting(best.setting, best.records[0].model)
     said = (
-        f"{about}best of {probes}: {describe_setting(best.setting)}, {_contender(run, best)}, in "
+        f"{about}best of {probes}: {setting}, {_contender(run, best)}, in "
         f"{_memory(run, best.num_bytes)}."
     )
     return [Text(said, "lead")]
 
 
 def _contender(run: Run, best: Contender) -> str:
-    return f"{rate_text(best.rate)} {run.unit}/s ({interval_text(best.interval)})"
+    return f"{format_rate(best.rate)} {run.unit}/s ({interval_text(best.interval)})"
+
+
+def reasons(run: Run) -> list[Section]:
+    """Why this setting: none where the search recommends nothing yet."""
+    found = run.found
+    if found is None:
+        return []
+    parts: list[Part] = [*_runners_up(run, found), *map(Text, found.notes), *_ruled_out(found)]
+    return [Section("reasons", "Why this setting", parts)] if parts else []
+
+
+def _runners_up(run: Run, found: Recommendation) -> list[Part]:
+    if found.evidence is None:
+        return []
+    ranked = [(str(n), r) for n, r in enumerate((found.evidence, *found.runners_up), start=1)]
+    if found.baseline is not None and all(found.baseline != r for _, r in ranked):
+        ranked.append(("plain default", found.baseline))
+    headers = ("", "setting", f"{run.unit}/s", "memory", "compile", "step", "interval")
+    rows = [(rank, *_cells(record)) for rank, record in ranked]
+    caption = "The recommended setting, the runners-up and the plain default, as measured."
+    return [Table(headers, rows, caption, marked=(0,)).filled()]
+
+
+def _cells(record: MeasurementRecord) -> Sequence[str | Number]:
+    rate = record.images_per_second
+    step = images_of(record) / rate if rate else None
+    return (
+        describe_setting(record.setting, record.model),
+        rate_cell(rate),
+        Number(record.used_bytes, bytes_text(record.used_bytes)),
+        seconds_cell(record.compile_seconds),
+        seconds_cell(step),
+        interval_text(interval_of(record)),
+    )
+
+
+def _ruled_out(found: Recommendation) -> list[Part]:
+    """What was not probed and why; each line stands for larger batches too."""
+    if not found.ruled_out:
+        return []
+    rows = [
+        (
+            describe_setting(ruled.setting, found.model),
+            bytes_cell(ruled.predicted_bytes),
+            ruled.reason,
+        )
+        for ruled in found.ruled_out
+    ]
+    table = Table(
+        ("setting", "expected memory", "why"),
+        rows,
+        "Larger batches of these were not probed either.",
+    )
+    return [Folded(f"Not worth a probe: {count(len(rows), 'setting')}", [table])]

@@ -1,24 +1,31 @@
-"""The page's section of the environment: device, software, clocks, what disturbed the probes."""
+"""The page's sections of the environment: device, software, clocks, what disturbed the probes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
-from planner.page.contents import Chart, Facts, Folded, Number, Part, Section, Table, Text
-from planner.page.plotting import BLUE, ORANGE, PURPLE, VERMILION, new_figure
+from planner.core.schema import DeviceInfo, MeasurementRecord
+from planner.core.schema.record import noteworthy_bytes
+from planner.core.units import format_bytes
+from planner.report.page.contents import (
+    Chart,
+    Facts,
+    Folded,
+    Number,
+    Part,
+    Section,
+    Table,
+    Text,
+)
+from planner.report.page.plotting import restyled
 from planner.report.settings import describe_setting
-from planner.schema import DeviceInfo, MeasurementRecord
-from planner.schema.record import noteworthy_bytes
-from planner.units import format_bytes
+from search.loop.study.mixture import describe_mixture
 from search.probe.evidence import is_disturbed
-from search.report.again import search_again
-from search.report.marks import legend_below, points, probe_axis
+from search.report.rerun import search_again
 from search.report.run import Run
-from search.report.wording import count, flags_text, hover, short
-from search.study.mixture import describe_mixture
+from search.report.wording import count, flags_text, short
 
 MOST_DISTURBED = 200  # rows; the table of probes has every flag
 
@@ -49,7 +56,7 @@ def _devices(run: Run) -> list[DeviceInfo]:
 
 def _facts(run: Run, device: DeviceInfo) -> list[tuple[str, str]]:
     records = [r for r in run.records if r.device.is_like(device)]
-    facts = [("Device", device.name), ("Memory", format_bytes(device.total_bytes))]
+    facts = [("Device", device.title), ("Memory", format_bytes(device.total_bytes))]
     if device.memory_cap_bytes is not None:
         cap = f"{format_bytes(device.memory_cap_bytes)}: a smaller device is emulated"
         facts.append(("Capped at", cap))
@@ -95,73 +102,35 @@ def _others(records: Sequence[MeasurementRecord]) -> str:
     return f"{said}; {more}"
 
 
-_Reading = Callable[[MeasurementRecord], float | None]
-# (axis, colour, what is read of a probe's clocks)
-_READINGS: tuple[tuple[str, str, _Reading], ...] = (
-    ("SM clock, MHz", BLUE, lambda r: r.clocks.sm_mhz if r.clocks else None),
-    ("temperature, °C", ORANGE, lambda r: r.clocks.temperature_c if r.clocks else None),
-    ("power, W", PURPLE, lambda r: r.clocks.power_watts if r.clocks else None),
-)
+_READINGS = {
+    "sm_mhz": "SM clock, MHz", "temperature_c": "temperature, °C", "power_watts": "power, W",
+}  # fmt: skip
 
 
 def _clocks(records: Sequence[MeasurementRecord], key: str) -> list[Part]:
     """Clock, temperature and power over the probes, above one another; none where nothing was
     read."""
-    read = [(name, colour, of) for name, colour, of in _READINGS
-            if any(of(r) is not None for r in records)]  # fmt: skip
+    from plotly.subplots import make_subplots
+
+    clocks = {n: r.clocks for n, r in enumerate(records, start=1) if r.clocks is not None}
+    read = [f for f in _READINGS if any(getattr(c, f) is not None for c in clocks.values())]
     if not read:
         return []
-    traces: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {"legend": legend_below(), "hovermode": "closest"}
-    height = 1 / len(read)
-    for row, (name, colour, of) in enumerate(read):
-        axis = "" if row == 0 else str(row + 1)
-        bottom = 1 - (row + 1) * height
-        layout[f"yaxis{axis}"] = {
-            "title": {"text": name},
-            "domain": [bottom + 0.04, bottom + height],
-        }
-        traces.append(_readings(records, name, colour, f"y{axis}", of))
-    traces += _throttled(records)
-    last = f"y{len(read)}" if len(read) > 1 else "y"
-    layout["xaxis"] = {**probe_axis(len(records)), "anchor": last}
-    held_back = sum(bool(r.clocks and r.clocks.throttle_reasons) for r in records)
-    said = f"Clocks while the steps were timed, of {count(len(records), 'probe')}."
-    said += f" {held_back} were throttled." if held_back else " None was throttled."
-    return [Chart(key, new_figure(traces, **layout), said, 130 + 120 * len(read))]
-
-
-def _readings(
-    records: Sequence[MeasurementRecord], name: str, colour: str, axis: str, of: _Reading
-) -> dict[str, Any]:
-    known = [(n, v) for n, r in enumerate(records, start=1) if (v := of(r)) is not None]
-    return points(
-        (n for n, _ in known),
-        (v for _, v in known),
-        (hover([f"probe {n}", f"{name} {v:.4g}"]) for n, v in known),
-        mode="lines+markers",
-        name=name,
-        yaxis=axis,
-        line={"color": colour, "width": 1},
-        marker={"size": 5},
+    figure = make_subplots(
+        len(read), shared_xaxes=True, subplot_titles=[_READINGS[f] for f in read]
     )
-
-
-def _throttled(records: Sequence[MeasurementRecord]) -> list[dict[str, Any]]:
-    """Probes whose clock something held back, on the first axis."""
-    held = [
-        (n, r.clocks) for n, r in enumerate(records, start=1)
-        if r.clocks is not None and r.clocks.throttle_reasons
-    ]  # fmt: skip
-    if not held:
-        return []
+    for row, field in enumerate(read, start=1):
+        figure.add_scatter(
+            x=list(clocks), y=[getattr(c, field) for c in clocks.values()], row=row, col=1,
+            mode="lines+markers", name=_READINGS[field],
+        )  # fmt: skip
+    figure.update_xaxes(title="probe", row=len(read), col=1)
+    held_back = sum(bool(c.throttle_reasons) for c in clocks.values())
     said = (
-        hover([f"probe {n}", f"throttled: {', '.join(clocks.throttle_reasons)}"])
-        for n, clocks in held
+        f"Clocks while the steps of {count(len(clocks), 'probe')} were timed; "
+        f"{count(held_back, 'was', 'were')} throttled."
     )
-    mark = {"symbol": "x", "size": 10, "color": VERMILION}
-    heights = (clocks.sm_mhz for _, clocks in held)
-    return [points((n for n, _ in held), heights, said, name="throttled", marker=mark)]
+    return [Chart(key, restyled(figure, showlegend=False), said, 130 + 120 * len(read))]
 
 
 def _disturbed(records: Sequence[MeasurementRecord]) -> list[Part]:
@@ -172,7 +141,7 @@ def _disturbed(records: Sequence[MeasurementRecord]) -> list[Part]:
     kinds = Counter(short(flag.partition(":")[0], 60) for _, r in held for flag in r.flags)
     said = ", ".join(f"{flag} ({number})" for flag, number in kinds.most_common(5))
     rows = [
-        (Number(n, str(n)), describe_setting(r.setting), flags_text(r.flags))
+        (Number(n, str(n)), describe_setting(r.setting, r.model), flags_text(r.flags))
         for n, r in held[:MOST_DISTURBED]
     ]
     table = Table(("probe", "setting", "what"), rows)

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from planner.page.contents import Cell, Chart, Number, Part, Section, Table, Text
-from planner.page.plotting import BLUE, GREEN, ORANGE, VERMILION, new_figure
+from planner.core.schema.loading import FedRecord, Feeding
+from planner.core.units import format_rate
 from planner.report.feeding import describe_data, together_text
+from planner.report.page.contents import Cell, Chart, Number, Part, Section, Table, Text
+from planner.report.page.plotting import BLUE, GREEN, ORANGE, VERMILION, new_figure
 from planner.report.settings import describe_setting
-from planner.schema.loading import FedRecord, Feeding
 from search.report.run import Run
 from search.report.wording import (
     date_text,
     rate_cell,
-    rate_text,
     reason_text,
     seconds_cell,
 )
@@ -68,12 +68,12 @@ def rates_chart(run: Run, found: Feeding, key: str) -> Chart:
         "x": [rate for _, rate, _ in known],
         "y": [name for name, _, _ in known],
         "marker": {"color": [colour for _, _, colour in known]},
-        "text": [f"{rate_text(rate)} images/s" for _, rate, _ in known],
+        "text": [f"{format_rate(rate)} images/s" for _, rate, _ in known],
         "textposition": "auto",
         "hoverinfo": "skip",
     }
     layout = {"xaxis": {"title": {"text": "images/s"}}, "yaxis": {"autorange": "reversed"}}
-    said = "; ".join(f"{name} {rate_text(rate)}" for name, rate, _ in known)
+    said = "; ".join(f"{name} {format_rate(rate)}" for name, rate, _ in known)
     return Chart(key, new_figure([trace], **layout), f"Images/s of {said}.", 110 + 45 * len(known))
 
 
@@ -88,7 +88,7 @@ def _table(fed: Sequence[FedRecord]) -> Table:
 
 def _row(record: FedRecord) -> list[Cell]:
     return [
-        describe_setting(record.setting),
+        describe_setting(record.setting, record.model),
         record.loader.title,
         rate_cell(record.images_per_second),
         reason_text(record.status, record.message),

@@ -9,10 +9,10 @@ from statistics import median
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from planner.errors import PlannerError, UsageError
-from planner.files import TUNE_PROBES, named_path
-from planner.schema import MeasurementRecord, TrainSetting
-from search.study.records import read_records
+from planner.core.errors import PlannerError, UsageError
+from planner.core.files import TUNE_PROBES, named_path
+from planner.core.schema import MeasurementRecord, TrainSetting
+from search.loop.study.records import read_records
 
 if TYPE_CHECKING:
     import pandas

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from planner.errors import UsageError
-from planner.schema import MeasurementRecord
-from planner.schema.loading import LoaderRecord
-from search.study.records import parse_line
-from search.study.storage import StudyError, hidden_password, open_storage, storage_faults
-from search.study.study import STUDY_NAME
+from planner.core.errors import UsageError
+from planner.core.schema import MeasurementRecord
+from planner.core.schema.loading import LoaderRecord
+from search.loop.study.records import parse_line
+from search.loop.study.storage import StudyError, hidden_password, open_storage, storage_faults
+from search.loop.study.study import STUDY_NAME
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.report.pages.differences import short_names, step_fields
-from planner.report.pages.predicted_time import rate_text as predicted_rate
-from planner.report.pages.side_by_side import best_text
+from planner.core.units import format_bytes, format_rate
+from planner.report.pages.predicted_time import predicted_rate
+from planner.report.pages.side_by_side import best_text, short_names
 from planner.report.pages.step import Step
+from planner.report.pages.verdicts import is_shown_as_running, verdict_of, verdict_text
 from planner.report.settings import describe_setting
 from planner.report.tables import unit
-from planner.units import format_bytes
 from search.report.run import Run
-from search.report.side_by_side import loader_text, world_interval
-from search.report.wording import count, interval_text, rate_text
+from search.report.side_by_side import world_interval
+from search.report.wording import count, interval_text
 
 Subject = Step | Run
 
@@ -25,14 +25,17 @@ def title_of(subjects: Sequence[Subject]) -> str:
     (subject,) = subjects
     if isinstance(subject, Run):
         return _run_title(subject)
-    return f"{subject.title}: batch {subject.estimate.setting.batch_size} {_verdict(subject)}"
+    estimate = subject.estimate
+    fits = verdict_of(estimate).word.lower()
+    if estimate.fits is None:
+        fits = f"needs {format_bytes(estimate.device_total_bytes)}"
+    return f"{subject.title}: batch {estimate.setting.batch_size} {fits}"
 
 
 def lead_of(subjects: Sequence[Subject]) -> str:
-    """The answer; "" for one estimate, whose title and first section say it."""
+    """The answer; "" for one subject, whose title and first section say it."""
     if len(subjects) == 1:
-        (subject,) = subjects
-        return only_run_lead(subject) if isinstance(subject, Run) else ""
+        return ""
     steps = [subject for subject in subjects if isinstance(subject, Step)]
     runs = [subject for subject in subjects if isinstance(subject, Run)]
     said = []
@@ -48,7 +51,7 @@ def group_titles(subjects: Sequence[Subject]) -> list[str]:
     steps = [subject for subject in subjects if isinstance(subject, Step)]
     if len(steps) == 1:
         return [subject.title for subject in subjects]
-    names = iter(short_names([step_fields(step) for step in steps]))
+    names = iter(short_names(steps))
     return [
         subject.title if isinstance(subject, Run) else _step_title(subject, next(names))
         for subject in subjects
@@ -56,18 +59,13 @@ def group_titles(subjects: Sequence[Subject]) -> list[str]:
 
 
 def step_lead(step: Step) -> str:
-    """`Batch 64 fits in 23.52 GiB with 3.2 GiB to spare; 412 images/s predicted (±35%).`"""
-    estimate = step.estimate
-    batch = f"Batch {estimate.setting.batch_size} of {estimate.model.title}"
-    time = estimate.throughput
-    rate = f"; {predicted_rate(time, unit(estimate.model))}" if time is not None else ""
-    needs = format_bytes(estimate.device_total_bytes)
-    if estimate.budget_bytes is None:
-        return f"{batch} needs {needs} of a device{rate}."
-    budget, spare = format_bytes(estimate.budget_bytes), estimate.headroom_bytes or 0
-    if spare < 0:
-        return f"{batch} {_verdict(step)} in {budget}: it needs {format_bytes(-spare)} more{rate}."
-    return f"{batch} {_verdict(step)} in {budget} with {format_bytes(spare)} to spare{rate}."
+    """`Batch 64 of native:swin_tiny. Fits: 2 GiB of 23.52 GiB free. 412 images/s (±35%).`"""
+    estimate, time = step.estimate, step.estimate.throughput
+    rate = ""
+    if time is not None and is_shown_as_running(estimate):
+        rate = f" {predicted_rate(time, unit(estimate.model))}."
+    fits = verdict_text(estimate)
+    return f"Batch {estimate.setting.batch_size} of {estimate.model.title}. {fits}{rate}"
 
 
 def run_lead(run: Run) -> str:
@@ -78,7 +76,7 @@ def run_lead(run: Run) -> str:
         recommended = run.loaders is not None and run.loaders.found is not None
         return (
             f"{'Recommended loader' if recommended else 'Best loader so far'}: "
-            f"{loader_text(loader.setting)}, {rate_text(loader.images_per_second)} images/s."
+            f"{loader.setting.title}, {format_rate(loader.images_per_second)} images/s."
         )
     probes = count(len(run.records), "probe")
     if found is None and len(run.parts) > 1:
@@ -88,35 +86,20 @@ def run_lead(run: Run) -> str:
             return f"Nothing to recommend: {found.advice or found.stopped_because}"
         return f"Nothing fits, after {probes}." if run.records else "No probe of a setting is kept."
     within = f" ({interval_text(world_interval(best))})" if best.step_seconds else ""
-    rate = rate_text(best.world_images_per_second)
-    said = f"{describe_setting(best.setting)}: {rate} {run.unit}/s{within}"
+    rate = format_rate(best.world_images_per_second)
+    said = f"{describe_setting(best.setting, best.model)}: {rate} {run.unit}/s{within}"
     if found is None or found.setting is None:
         return f"No recommendation yet: the best of {probes} is {said}."
     gain = f", {found.gain:.2f} × the plain default" if found.gain is not None else ""
     return f"Recommended: {said}{gain}."
 
 
-def only_run_lead(run: Run) -> str:
-    """`Recommended after 11 probes, 1.50 × the plain default.`: the first section below it has the
-    setting and its rate."""
-    found = run.found
-    probes = count(len(run.records), "probe")
-    if found is not None and found.setting is None:
-        return f"Nothing to recommend, after {probes}."
-    if found is None and run.best is not None:
-        return f"No recommendation yet, after {probes}."
-    if found is None:
-        return run_lead(run)
-    gain = f", {found.gain:.2f} × the plain default" if found.gain is not None else ""
-    return f"Recommended after {count(found.num_probes, 'probe')}{gain}."
-
-
 def _run_title(run: Run) -> str:
     found, best = run.found, run.best
     if found is None or found.setting is None or best is None:
         return f"Search: {run.title}"
-    rate = rate_text(best.world_images_per_second)
-    return f"{found.model.title} on {found.device.name}: {rate} {run.unit}/s"
+    rate = format_rate(best.world_images_per_second)
+    return f"{found.model.title} on {found.device.title}: {rate} {run.unit}/s"
 
 
 def _runs_lead(runs: Sequence[Run]) -> str:
@@ -127,10 +110,10 @@ def _runs_lead(runs: Sequence[Run]) -> str:
     if len({best.model for _, best in known}) > 1:
         return f"{len(runs)} runs of different models: their rates cannot be compared."
     run, best = max(known, key=lambda pair: pair[1].world_images_per_second or 0.0)
-    rate = rate_text(best.world_images_per_second)
+    rate = format_rate(best.world_images_per_second)
     return (
         f"Of {len(runs)} runs, {run.title} found the fastest setting: "
-        f"{describe_setting(best.setting)}, {rate} {run.unit}/s."
+        f"{describe_setting(best.setting, best.model)}, {rate} {run.unit}/s."
     )
 
 
@@ -153,13 +136,3 @@ def _model_title(subject: Subject) -> str:
 def _step_title(step: Step, name: str) -> str:
     title = step.estimate.model.title
     return name if not name or name.startswith(title) else f"{title}: {name}"
-
-
-def _verdict(step: Step) -> str:
-    estimate = step.estimate
-    if estimate.fits is None:
-        return f"needs {format_bytes(estimate.device_total_bytes)}"
-    if estimate.fits:
-        return "fits" if estimate.fits_surely else "likely fits"
-    near = estimate.low_bytes <= (estimate.budget_bytes or 0)
-    return "is unlikely to fit" if near else "does not fit"

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from planner.page.contents import (
+from planner.core.schema.loading import (
+    STAGES,
+    DataRecommendation,
+    LoaderRecord,
+    LoaderSetting,
+)
+from planner.core.units import format_bytes, format_rate, format_seconds
+from planner.report.data import step_lines
+from planner.report.feeding import describe_data
+from planner.report.page.contents import (
+    Cell,
     Chart,
     Copyable,
     Facts,
@@ -16,31 +25,24 @@ from planner.page.contents import (
     Table,
     Text,
 )
-from planner.page.plotting import CYCLE, VERMILION, new_figure, plot_text
-from planner.report.feeding import describe_data
-from planner.report.settings import describe_setting
-from planner.schema.loading import (
-    STAGES,
-    DataRecommendation,
-    LoaderRecord,
-    LoaderSetting,
-    StepRate,
-)
-from planner.units import format_bytes, format_seconds
+from planner.report.page.plotting import CYCLE, LEGEND_ABOVE, new_figure, plot_text
 from search.report.answer import faults_of
-from search.report.loader_probes import loader_table, order_chart
-from search.report.marks import legend_below, named_point, points
 from search.report.run import LoaderRun, Run
+from search.report.statistics import axes_parts, history_parts
 from search.report.wording import (
+    bytes_cell,
     count,
     date_text,
-    hover,
-    rate_text,
+    end_of,
+    flags_text,
+    interval_of,
+    interval_text,
+    rate_cell,
+    reason_text,
+    seconds_cell,
     seconds_text,
     within_text,
 )
-
-_SHAPES = ("circle", "square", "diamond", "triangle-up", "pentagon")
 
 
 def loader(run: Run, key: str) -> list[Section]:
@@ -55,11 +57,9 @@ def loader(run: Run, key: str) -> list[Section]:
         parts += [Copyable(loader_code(best.setting), "The loader"), Facts(_facts(best))]
     if held.found is not None:
         parts += _advice(held.found)
-    if any(record.images_per_second for record in held.records):
-        parts.append(workers_chart(held, f"{key}-workers"))
+    parts += axes_parts(held.records, "images", None, f"{key}-loader")
     parts += _stages(held.records, f"{key}-stages")
-    if len(held.records) > 1:
-        parts.append(order_chart(held.records, f"{key}-loader-order"))
+    parts += history_parts(held.records, "images", None, f"{key}-loader-order")
     parts.append(loader_table(held.records, best))
     return [Section("loader", "Loader", parts)]
 
@@ -77,7 +77,7 @@ def sentence(held: LoaderRun, best: LoaderRecord | None) -> str:
     bound = f", bound by {best.bound}" if best.bound else ""
     return (
         f"{so_far} {describe_data(best.data)} with {best.setting.title}: "
-        f"{rate_text(best.images_per_second)} images/s{within_text(best)}{bound}."
+        f"{format_rate(best.images_per_second)} images/s{within_text(best)}{bound}."
     )
 
 
@@ -130,7 +130,7 @@ def _facts(best: LoaderRecord) -> list[tuple[str, str]]:
 def _advice(found: DataRecommendation) -> list[Part]:
     """What bounds, what would load faster, what is in the way."""
     parts: list[Part] = [Text(line) for line in found.notes]
-    parts += [Text(line) for line in _step_lines(found.step)]
+    parts += [Text(line) for line in step_lines(found.step, found.evidence)]
     if found.ways_out:
         parts.append(Folded("What would load faster", [Text(line) for line in found.ways_out]))
     parts += [Text(line, "warning") for line in found.warnings]
@@ -142,91 +142,6 @@ def _advice(found: DataRecommendation) -> list[Part]:
         parts.append(Folded("Left out", [Text(line) for line in found.left_out]))
     ended = f"The search ended because {found.stopped_because}." if found.stopped_because else ""
     return [*parts, Text(ended, "note")] if ended else parts
-
-
-def _step_lines(step: StepRate | None) -> list[str]:
-    if step is None:
-        return []
-    said = (
-        f"A step of {step.model} on {step.gpu} is predicted to take "
-        f"{rate_text(step.images_per_second)} images/s (±{step.uncertainty:.0%}, "
-        f"{describe_setting(step.setting)}): the {step.bound} bounds."
-    )
-    if step.bound == "step" or step.needed_cpus is None:
-        return [said]
-    return [f"{said} To feed it takes about {step.needed_cpus:.3g} processors."]
-
-
-def workers_chart(run: LoaderRun, key: str) -> Chart:
-    """Images/s by workers, a line for each pipeline and number of batches ahead."""
-    groups: dict[tuple[str, int | None, bool], list[LoaderRecord]] = {}
-    for record in run.records:
-        if record.status == "measured" and record.images_per_second is not None:
-            setting = record.setting
-            kind = (setting.pipeline, setting.prefetch_factor, setting.pin_memory)
-            groups.setdefault(kind, []).append(record)
-    pipelines = list(dict.fromkeys(kind[0] for kind in groups))
-    ahead = sorted({kind[1] or 0 for kind in groups})
-    traces = [
-        _line(kind, held, pipelines.index(kind[0]), ahead.index(kind[1] or 0))
-        for kind, held in sorted(groups.items(), key=lambda g: (g[0][0], g[0][1] or 0, g[0][2]))
-    ]
-    traces += [_named(run, run.best)] if run.best is not None else []
-    layout = {
-        "xaxis": {
-            "title": {"text": "workers"},
-            "dtick": 1 if _most_workers(run.records) <= 16 else None,
-        },
-        "yaxis": {"title": {"text": "images/s"}, "rangemode": "tozero"},
-        "legend": legend_below(),
-        "hovermode": "closest",
-    }
-    described = "Images/s of the loaders by their workers, a line for each way to load."
-    if run.best is not None:
-        described += " The star is the plainest that noise cannot tell from the fastest."
-    return Chart(key, new_figure(traces, **layout), described, 400 + 12 * len(groups))
-
-
-def _most_workers(records: Sequence[LoaderRecord]) -> int:
-    return max((record.setting.workers for record in records), default=0)
-
-
-def _line(
-    kind: tuple[str, int | None, bool], held: list[LoaderRecord], colour: int, shape: int
-) -> dict[str, Any]:
-    pipeline, ahead, pinned = kind
-    held = sorted(held, key=lambda record: record.setting.workers)
-    dash = "dot" if pinned else "solid"
-    name = f"{pipeline}, {f'{ahead} batches ahead' if ahead else 'no workers'}"
-    return points(
-        (record.setting.workers for record in held),
-        (record.images_per_second for record in held),
-        map(loader_hover, held),
-        mode="lines+markers",
-        name=plot_text(name + (", pinned" if pinned else "")),
-        line={"color": CYCLE[colour % len(CYCLE)], "width": 1, "dash": dash},
-        marker={"symbol": _SHAPES[shape % len(_SHAPES)], "size": 8},
-    )
-
-
-def _named(run: LoaderRun, best: LoaderRecord) -> dict[str, Any]:
-    """The recommended one, by shape and by word."""
-    name = "recommended" if run.found is not None else "best so far"
-    mark = {"symbol": "star", "size": 18, "color": VERMILION}
-    rate = best.images_per_second or 0.0
-    side = "left" if best.setting.workers > _most_workers(run.records) / 2 else "right"
-    said, place = loader_hover(best), f"bottom {side}"
-    return named_point(name, best.setting.workers, rate, said, place, mark, legendrank=1)
-
-
-def loader_hover(record: LoaderRecord) -> str:
-    return hover(
-        [
-            record.setting.title,
-            f"{rate_text(record.images_per_second)} images/s{within_text(record)}",
-            f"bound by {record.bound}" if record.bound else "",
-        ]
-    )
 
 
 def _stages(records: Sequence[LoaderRecord], key: str) -> list[Part]:
@@ -254,7 +169,36 @@ def _stages(records: Sequence[LoaderRecord], key: str) -> list[Part]:
     layout = {
         "barmode": "stack",
         "xaxis": {"title": {"text": "ms an image, one process"}},
-        "legend": {**legend_below(), "traceorder": "normal"},
+        "legend": LEGEND_ABOVE,
     }
     said = "What the stages of one image take, timed in one process without others."
     return [Chart(key, new_figure(traces, **layout), said, 190 + 40 * len(timed))]
+
+
+def loader_table(records: Sequence[LoaderRecord], best: LoaderRecord | None) -> Table:
+    """Every probe."""
+    headers = (
+        "probe", "loader", "images/s", "ended", "interval", "bound by", "CPU an image",
+        "a worker", "shared memory", "first batch", "took", "date", "flags",
+    )  # fmt: skip
+    rows = [_probe_row(number, record) for number, record in enumerate(records, start=1)]
+    marked = [i for i, r in enumerate(records) if best is not None and r.setting == best.setting]
+    return Table(headers, rows, "Every probe of a loader.", marked).filled()
+
+
+def _probe_row(number: int, record: LoaderRecord) -> list[Cell]:
+    return [
+        Number(number, str(number)),
+        record.setting.title,
+        rate_cell(record.images_per_second),
+        reason_text(end_of(record, None), record.message),
+        interval_text(interval_of(record)) or "-",
+        record.bound or "-",
+        seconds_cell(record.cpu_seconds_per_image),
+        bytes_cell(record.worker_bytes),
+        bytes_cell(record.shared_memory_bytes),
+        seconds_cell(record.first_batch_seconds),
+        seconds_cell(record.probe_seconds),
+        date_text(record.date),
+        flags_text(record.flags),
+    ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from planner.errors import PlannerError, as_text, shorten
-from planner.files import check_output, unwritable, write_output
-from planner.page.contents import Page
-from planner.page.rendering import is_page, page_html
+from planner.core.errors import PlannerError, as_text, shorten
+from planner.core.files import check_output, unwritable, write_output
+from planner.report.page.contents import Page
+from planner.report.page.rendering import is_page, page_html
 
 _ENDINGS = (".html", ".htm")
 _SNIFFED = 2000  # bytes of a file, in which a page says that it is one

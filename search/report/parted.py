@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from planner.page.contents import Part, Section, Text
+from planner.report.page.contents import Part, Section, Text
 from search.report.run import Run
 
 

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from planner.page.contents import Cell, Chart, Copyable, Folded, Number, Part, Section, Table, Text
-from planner.page.plotting import GREY, new_figure, plot_text
-from planner.report.settings import describe_setting
-from planner.units import format_seconds
-from search.probe.evidence import is_feasible
-from search.report.marks import (
-    best_line,
-    by_end,
-    by_kind,
-    end_mark,
-    order_layout,
-    points,
-    precision_mark,
+from planner.core.schema.world import RankRecord
+from planner.core.units import format_seconds
+from planner.report.page.contents import (
+    Cell,
+    Copyable,
+    Folded,
+    Number,
+    Part,
+    Section,
+    Table,
+    Text,
 )
-from search.report.probe import Probe
-from search.report.ranks import ranks_parts
-from search.report.run import Run
-from search.report.spent import spent_chart
+from planner.report.settings import describe_setting
+from search.loop.space import setting_id
+from search.report.run import Probe, Run
+from search.report.statistics import history_parts
 from search.report.wording import (
     MAX_MESSAGE,
+    bytes_cell,
     bytes_text,
     count,
     date_text,
@@ -34,11 +33,9 @@ from search.report.wording import (
     interval_of,
     interval_text,
     rate_cell,
-    rate_text,
     seconds_cell,
     short,
 )
-from search.space import setting_id
 
 # Messages that are shown whole below the table; the file of records has all.
 MOST_MESSAGES, MOST_CHARACTERS = 40, 1 << 20
@@ -51,17 +48,16 @@ def probes(run: Run, key: str) -> list[Section]:
         return []
     parts: list[Part] = [Text(_said(run, held))]
     if len(run.parts) == 1:  # rates of several models have no best
-        parts.append(order_chart(run, held, f"{key}-order"))
-    parts += [spent_chart(run.records, f"{key}-spent"), _table(run, held)]
-    parts += [*ranks_parts(held), *_messages(held)]
+        parts += history_parts(run.records, run.unit, run.budget_bytes, f"{key}-order")
+    parts += [_table(run, held), *ranks_parts(held), *_messages(held)]
     return [Section("probes", "Probes in order", parts)]
 
 
 def _said(run: Run, held: Sequence[Probe]) -> str:
     """How many, how they ended, in what time, and by whom."""
-    ends = [f"{len(group)} {end_text(end)}" for end, group in by_end(held).items()]
-    ran = sum(probe.ran for probe in held)
-    failed = f", {', '.join(ends)}" if ends else ""
+    ends = Counter(end_text(probe.end) for probe in held if not probe.ran)
+    failed = "".join(f", {number} {end}" for end, number in ends.items())
+    ran = len(held) - ends.total()
     tuners = {run.tuners[p.record.probe_id] for p in held if p.record.probe_id in run.tuners}
     by = f" {len(tuners)} tuners shared the search." if len(tuners) > 1 else ""
     return f"{count(len(held), 'probe')}: {ran} ran{failed}. {_span(run)}{by}"
@@ -69,81 +65,15 @@ def _said(run: Run, held: Sequence[Probe]) -> str:
 
 def _span(run: Run) -> str:
     """What the probes took together, and when that was."""
-    spent = format_seconds(sum(record.probe_seconds for record in run.records))
-    dates = sorted(date_text(record.date) for record in run.records)  # ISO 8601 sorts as text
+    records = run.records
+    spent = format_seconds(sum(record.probe_seconds for record in records))
+    compiling = sum(record.compile_seconds or 0.0 for record in records)
+    wasted = sum(r.probe_seconds for r in records if r.status != "measured")
+    dates = sorted(date_text(record.date) for record in records)  # ISO 8601 sorts as text
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    return f"Together they took {spent} ({when} UTC)."
-
-
-def order_chart(run: Run, held: Sequence[Probe], key: str) -> Chart:
-    """Images/s by the number of the probe, with the fastest so far as steps."""
-    within = _feasible_rates(run, held)
-    traces = [best_line(within), *_expected_marks(held)]
-    for precision, group in _by_precision(held).items():
-        traces.append(_marks(group, **precision_mark(precision)))
-    for end, group in by_end(held).items():
-        traces.append(_marks(group, cliponaxis=False, **end_mark(end)))
-    rates = {"title": {"text": plot_text(f"{run.unit}/s")}, "range": _range(held)}
-    layout = order_layout(len(held), rates)
-    described = f"{run.unit.capitalize()}/s of each probe in order. {_best_words(within)}"
-    return Chart(key, new_figure(traces, **layout), described, height_px=420)
-
-
-def _range(held: Sequence[Probe]) -> tuple[float, float]:
-    """From a little below 0, where those without a rate stand, to above the fastest. What was
-    expected may lie outside."""
-    top = max((p.record.images_per_second or 0.0 for p in held), default=0.0) or 1.0
-    return -0.06 * top, 1.1 * top
-
-
-def _by_precision(held: Sequence[Probe]) -> dict[str, list[Probe]]:
-    """Those that ran."""
-    groups: dict[str, list[Probe]] = {}
-    for (precision, _, _), group in by_kind([probe for probe in held if probe.ran]).items():
-        groups.setdefault(precision, []).extend(group)
-    return groups
-
-
-def _feasible_rates(run: Run, held: Sequence[Probe]) -> list[float]:
-    """The rate of each probe; 0 of those that did not run within the budget."""
-    return [
-        (p.record.images_per_second or 0.0) if is_feasible(p.record, run.budget_bytes) else 0.0
-        for p in held
-    ]
-
-
-def _best_words(rates: Sequence[float]) -> str:
-    best = max(rates)
-    if not best:
-        return "None ran within the budget."
-    return f"The fastest, {rate_text(best)}, was found by probe {rates.index(best) + 1}."
-
-
-def _expected_marks(held: Sequence[Probe]) -> list[dict[str, Any]]:
-    """What the search expected of each, where its record says."""
-    said = {
-        probe.number: probe.record.expected.images_per_second[1]
-        for probe in held
-        if probe.record.expected and probe.record.expected.images_per_second
-    }
-    if not said:
-        return []
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "expected",
-            "x": list(said),
-            "y": list(said.values()),
-            "marker": {"symbol": "line-ew-open", "size": 9, "color": GREY, "line": {"width": 2}},
-            "hoverinfo": "skip",
-        }
-    ]
-
-
-def _marks(group: Sequence[Probe], **more: Any) -> dict[str, Any]:
-    rates = (probe.record.images_per_second or 0.0 for probe in group)
-    return points((p.number for p in group), rates, (p.hover for p in group), **more)
+    of_it = [f"{format_seconds(compiling)} of compiling"] if compiling else []
+    of_it += [f"{format_seconds(wasted)} of probes that did not end well"] if wasted else []
+    return f"Together they took {spent} ({when} UTC){': ' if of_it else ''}{', '.join(of_it)}."
 
 
 def _table(run: Run, held: Sequence[Probe]) -> Table:
@@ -172,12 +102,12 @@ def _table(run: Run, held: Sequence[Probe]) -> Table:
 def _found(run: Run, probe: Probe) -> list[Cell]:
     record = probe.record
     return [
-        describe_setting(record.setting),
+        describe_setting(record.setting, record.model),
         rate_cell(record.images_per_second),
         Number(record.used_bytes, bytes_text(record.used_bytes)),
         ended_text(probe),
         interval_text(interval_of(record)) or "-",
-        expected_text(record, run.unit).removeprefix("expected ") or "-",
+        expected_text(record, run.unit),
         seconds_cell(record.compile_seconds),
         seconds_cell(record.probe_seconds),
         date_text(record.date),
@@ -216,3 +146,30 @@ def _messages(held: Sequence[Probe]) -> list[Part]:
 def _of_probes(numbers: Sequence[int]) -> str:
     listed = ", ".join(map(str, numbers[:8]))
     return f"probe {listed}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+
+
+HEADERS = (
+    "probe", "rank", "device", "step", "forward", "allocated", "reserved", "of the device",
+)  # fmt: skip
+
+
+def ranks_parts(held: Sequence[Probe]) -> list[Part]:
+    """A row for each rank of each probe; none where no probe had several."""
+    rows = [_rank_row(probe.number, rank) for probe in held for rank in probe.record.ranks]
+    said = (
+        "Of each rank the median of its own steps and its own peaks. Ranks wait for each other in "
+        "every step: a slow one is seen in the first forward, in which it waits for nobody."
+    )
+    return [Folded("Each rank by itself", [Table(HEADERS, rows, said).filled()])] if rows else []
+
+
+def _rank_row(number: int, rank: RankRecord) -> list[Cell]:
+    sizes = (rank.peak_allocated_bytes, rank.peak_reserved_bytes, rank.device_bytes)
+    return [
+        Number(number, str(number)),
+        Number(rank.rank, str(rank.rank)),
+        rank.device,
+        seconds_cell(rank.step_seconds),
+        seconds_cell(rank.forward_seconds),
+        *map(bytes_cell, sizes),
+    ]

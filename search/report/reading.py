@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from planner.errors import PlannerError, UsageError
-from planner.files import (
+from planner.core.errors import PlannerError, UsageError
+from planner.core.files import (
     DATA_FOLDER,
     DATA_PROBES,
     DATA_RESULT,
@@ -21,16 +21,16 @@ from planner.files import (
     STUDY,
     TUNE_PROBES,
     TUNE_RESULT,
+    open_at_once,
     parse_json,
     read_text,
 )
-from planner.schema import MeasurementRecord, parse
-from planner.schema.loading import LOADER_FORMAT, DataRecommendation, FedRecord, LoaderRecord
-from planner.schema.observation import ObservationRecord
-from planner.schema.result import Recommendation
+from planner.core.schema import MeasurementRecord, parse
+from planner.core.schema.loading import LOADER_FORMAT, DataRecommendation, FedRecord, LoaderRecord
+from planner.core.schema.result import Recommendation
 from planner.trainers.emission import read_result
+from search.loop.study.records import read_records
 from search.report.run import LoaderRun, Run
-from search.study.records import read_records
 
 FILES = (TUNE_RESULT, TUNE_PROBES, STUDY, DATA_RESULT, DATA_PROBES, FED_RUNS)
 STORAGES = (".db", ".journal", ".log")
@@ -65,7 +65,7 @@ def read_run(target: str | Path, study_name: str | None = None) -> Run:
         run = _of_result(path)
     else:
         run = _of_records(path)
-    if run.found or run.records or run.loaders or run.fed or run.observations:
+    if run.found or run.records or run.loaders or run.fed:
         return run
     why = "\n".join(run.faults)
     raise UsageError(why or f"{path} holds no search: no {TUNE_RESULT}, no probes.", _WAY_OUT)
@@ -94,24 +94,21 @@ class _Reader:
 
     def records(self, path: Path, kind: Any) -> tuple[Any, ...]:
         """The records of a file up to its first fault."""
-        return self.lines(path, kind)[0]
-
-    def lines(self, path: Path, kind: Any) -> tuple[tuple[Any, ...], tuple[ObservationRecord, ...]]:
         try:
             file = read_records(path, kind)
         except PlannerError as error:
             self.faults.append(error.message)
-            return (), ()
+            return ()
         if file.fault:
             self.faults.append(f"{file.fault}; what stands before it was read.")
-        return file.records, file.observations
+        return file.records
 
 
 def _of_folder(folder: Path, study_name: str | None) -> Run:
     reader = _Reader()
     found = reader.result(read_result, folder / TUNE_RESULT)
-    records, observations = reader.lines(folder / TUNE_PROBES, MeasurementRecord)
-    run = Run(folder, found, records, observations=observations)
+    records = reader.records(folder / TUNE_PROBES, MeasurementRecord)
+    run = Run(folder, found, records)
     kept = folder / STUDY
     data = folder / DATA_FOLDER
     loaders = _loaders(data if (data / DATA_RESULT).is_file() else folder, reader)
@@ -143,7 +140,7 @@ def _cited(found: DataRecommendation) -> tuple[LoaderRecord, ...]:
 
 
 def _of_storage(storage: str, study_name: str | None) -> Run:
-    from search.study.storage import hidden_password
+    from search.loop.study.storage import hidden_password
 
     reader, path = _Reader(), Path(storage.removeprefix(_SQLITE))
     is_file = "://" not in storage.removeprefix(_SQLITE)
@@ -187,16 +184,13 @@ def _of_result(path: Path) -> Run:
 def _of_records(path: Path) -> Run:
     """A file of records, of whichever kind its first line is."""
     reader, first = _Reader(), _first_line(path)
-    if "bench" in first:
-        raise UsageError(f"{path} holds timings of 'planner bench', and no search.", _WAY_OUT)
     run = Run(path.parent, None, (), name=path.name)
     if "loader_format" in first and "loader" in first:
         run = replace(run, fed=reader.records(path, FedRecord))
     elif "loader_format" in first:
         run = replace(run, loaders=LoaderRun(records=reader.records(path, LoaderRecord)))
     else:
-        records, observations = reader.lines(path, MeasurementRecord)
-        run = replace(run, records=records, observations=observations)
+        run = replace(run, records=reader.records(path, MeasurementRecord))
     if run.loaders is not None and not run.loaders.records:
         run = replace(run, loaders=None)
     return replace(run, faults=tuple(reader.faults))
@@ -205,7 +199,7 @@ def _of_records(path: Path) -> Run:
 def _first_line(path: Path) -> dict[str, Any]:
     """The fields of a file's first line; none where it is no JSON object."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_at_once) as file:
             line = next((part for part in file.read(_SNIFFED).split(b"\n") if part.strip()), b"")
         data = json.loads(line)
     except (OSError, ValueError, RecursionError):  # reading the records says what is wrong

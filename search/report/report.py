@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner.arguments import (
+from planner.core.errors import UsageError
+from planner.core.schema import Model, ResolvedSetting
+from planner.estimation.arguments import (
     MODEL_FIELDS,
     ModelLike,
     SettingLike,
@@ -16,13 +18,11 @@ from planner.arguments import (
     read_gpu,
     read_memory,
 )
-from planner.errors import UsageError
-from planner.estimation import choose, estimate_ledger
-from planner.hardware import Gpu
-from planner.ledgers import step_ledger
+from planner.estimation.estimate import choose, estimate_ledger
+from planner.estimation.ledgers import step_ledger
+from planner.machine.hardware import Gpu
 from planner.memory.allocator_config import AllocatorConfig
 from planner.report.pages.step import Step
-from planner.schema import Model, ResolvedSetting
 from search.report.lead import Subject
 from search.report.output import check_page, write_page
 from search.report.reading import is_run, read_run

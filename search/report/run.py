@@ -7,15 +7,27 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from planner.core.schema import DeviceInfo, MeasurementRecord, Model
+from planner.core.schema.loading import DataRecommendation, FedRecord, LoaderRecord
+from planner.core.schema.result import Recommendation
 from planner.report.tables import unit
-from planner.schema import DeviceInfo, MeasurementRecord, Model
-from planner.schema.loading import DataRecommendation, FedRecord, LoaderRecord
-from planner.schema.observation import ObservationRecord
-from planner.schema.result import Recommendation
 from search.loader.result import choose_loader, measured_loaders
-from search.report.probe import Probe
+from search.loop.result.contenders import Contender, choose, contenders
 from search.report.wording import end_of
-from search.result.contenders import Contender, choose, contenders
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A record with its number in the run, from 1 on, and how it ended."""
+
+    number: int
+    record: MeasurementRecord
+    end: str
+
+    @property
+    def ran(self) -> bool:
+        """Whether it has a rate and stayed within the budget."""
+        return self.end == "measured" and self.record.images_per_second is not None
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class Run:
 
     `loaders` is the search for a loader, where there was one, by itself or beside the step's;
     `fed` are runs of both together. `tuners` say who made a probe, by its id, where the study was
-    read; `observations` is what `planner validate` saw of the device.
+    read.
     """
 
     folder: Path
@@ -51,7 +63,6 @@ class Run:
     loaders: LoaderRun | None = None
     fed: tuple[FedRecord, ...] = ()
     tuners: Mapping[str, str] = field(default_factory=dict)
-    observations: tuple[ObservationRecord, ...] = ()
     name: str = ""
 
     @property
@@ -71,7 +82,7 @@ class Run:
         if self.found is None:
             return ()
         held = (self.found.evidence, *self.found.runners_up, self.found.baseline)
-        by_id = {record.model_dump_json(): record for record in held if record is not None}
+        by_id = {repr(record): record for record in held if record is not None}
         return tuple(by_id.values())
 
     @cached_property
@@ -102,9 +113,14 @@ class Run:
     def probes(self) -> list[Probe]:
         """The records with their numbers and how they ended."""
         return [
-            Probe(number, record, end_of(record, self.budget_bytes), self.unit)
+            Probe(number, record, end_of(record, self.budget_bytes))
             for number, record in enumerate(self.records, start=1)
         ]
+
+    def proof(self, record: MeasurementRecord) -> str:
+        """`probe 3`, as the table of probes numbers it; else by the start of its id."""
+        known = (p.number for p in self.probes if p.record.probe_id == record.probe_id)
+        return f"probe {next(known, record.probe_id[:8])}" if record.probe_id else "a probe"
 
     @cached_property
     def parts(self) -> list[Run]:

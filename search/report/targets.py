@@ -6,8 +6,8 @@ import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from planner.errors import UsageError, as_text, nearest, shorten
-from planner.files import NoFileError, named_path
+from planner.core.errors import UsageError, as_text, shorten
+from planner.core.files import NoFileError, named_path
 from planner.libraries.resolve import CONFIG_SUFFIXES, resolve_model
 from planner.report.settings import describe_setting
 from search.report.lead import Subject
@@ -22,13 +22,13 @@ WHAT_A_RUN_IS = (
 
 
 def check_target(target: str) -> None:
-    """Raises UsageError where a target is neither a run nor a model, with what is near."""
+    """Raises UsageError where a target is neither a run nor a model."""
     named_path(target, "target")
     if is_run(target) or ":" in target:  # LIBRARY:NAME and factories say themselves what is wrong
         return
     if _is_path(target):
         if not Path(target).exists():
-            raise UsageError(f"{_shown(target)} does not exist.{_near(target)}", WHAT_A_RUN_IS)
+            raise UsageError(f"{_shown(target)} does not exist.", WHAT_A_RUN_IS)
         if not target.lower().endswith(CONFIG_SUFFIXES):
             raise UsageError(f"{_shown(target)} is neither a run nor a model.", WHAT_A_RUN_IS)
         return
@@ -37,8 +37,7 @@ def check_target(target: str) -> None:
     except NoFileError:
         raise
     except UsageError as error:
-        near = _near(target)
-        raise UsageError(f"{error.message}{near}", WHAT_A_RUN_IS) from None
+        raise UsageError(error.message, WHAT_A_RUN_IS) from None
 
 
 def check_options(given: Mapping[str, object], targets: Sequence[str]) -> None:
@@ -87,31 +86,14 @@ def _identity(subject: Subject) -> Hashable:
 def _named(subject: Subject) -> str:
     if isinstance(subject, Run):
         return f"the run {_shown(subject.title)}"
-    return f"{subject.title} with {describe_setting(subject.estimate.setting)}"
+    estimate = subject.estimate
+    return f"{subject.title} with {describe_setting(estimate.setting, estimate.model)}"
 
 
 def _is_path(target: str) -> bool:
     """Whether a target is written as a path, or is one."""
     written = os.sep in target or target.startswith((".", "~")) or Path(target).suffix == ".html"
     return written or target.lower().endswith(CONFIG_SUFFIXES) or Path(target).exists()
-
-
-def _near(target: str) -> str:
-    """A run whose name is like a target's, in the folder where it would lie."""
-    path = Path(target)
-    try:
-        beside = [entry for entry in path.parent.iterdir() if entry.is_dir()]
-    except (OSError, ValueError):
-        return ""
-    names = {entry.name: entry for entry in beside if _holds_run(entry)}
-    near = nearest(path.name, names, count=1)
-    return f" Did you mean the run {_shown(str(names[near[0]]))}?" if near else ""
-
-
-def _holds_run(folder: Path) -> bool:
-    from search.report.reading import FILES
-
-    return any((folder / name).is_file() for name in FILES)
 
 
 def _shown(path: str) -> str:

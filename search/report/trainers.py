@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner.errors import PlannerError
-from planner.page.contents import Copyable, Part, Section, Tabs, Text
-from planner.schema import SwinConfig
-from planner.schema.result import Recommendation
+from planner.core.errors import PlannerError
+from planner.core.schema import SwinConfig
+from planner.core.schema.result import Recommendation
+from planner.report.page.contents import Copyable, Part, Section, Tabs, Text
 from planner.trainers.emission import TARGETS, emit
 from planner.trainers.plan import Emitted
 from planner.trainers.registry import TRAINERS
@@ -20,8 +20,12 @@ def trainers(run: Run, key: str) -> list[Section]:
     if found is None or found.setting is None:
         return []
     tabs = [(target, _parts(found, target)) for target in _in_order(found)]
-    said = Text("The recommended setting as each trainer has it.", "note")
-    return [Section("trainers", "For your trainer", [said, Tabs(f"{key}-trainers", tabs)])]
+    said = Text(
+        "The recommended setting as each trainer has it. A learning rate in these files is already "
+        "scaled to this batch; a note above on scaling one is for a rate of your own.",
+        "note",
+    )
+    return [Section("trainers", "For your trainer", [said, Tabs(f"{key}-trainers", tabs)], False)]
 
 
 def first_choice(found: Recommendation) -> Emitted | None:
@@ -54,6 +58,4 @@ def _parts(found: Recommendation, target: str) -> list[Part]:
         Copyable(emitted.launch, "Launch"),
         Copyable(emitted.text, emitted.filename),
     ]
-    if emitted.code:
-        parts.append(Copyable(emitted.code, emitted.code_filename))
-    return parts
+    return [*parts, *(Copyable(text, name) for name, text in emitted.beside.items())]

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from planner.page.contents import Cell, Folded, Number, Part, Section, Table, Tabs, Text
+from planner.core.schema import SwinConfig
+from planner.core.units import GIB, format_bytes, format_seconds
+from planner.report.page.contents import Cell, Folded, Number, Part, Section, Table, Tabs, Text
 from planner.report.settings import describe_setting, value_text
-from planner.schema import SwinConfig
-from planner.units import GIB, format_bytes, format_seconds
-from search.report.against import Point, Words, diagonal
-from search.report.axis_pairs import varied_axes
-from search.report.importance import axis_name
+from search.report.against import Point, Words, can_be_drawn, diagonal
 from search.report.parted import section_of
 from search.report.run import Run
+from search.report.statistics import axis_name, varied_axes
 from search.report.wording import count_cell, share_cell
-from search.validation.compare import (
+from search.tuning.validation.compare import (
     PHASES,
     QUANTITIES,
     Comparison,
@@ -89,12 +88,6 @@ def _lead(compared: Sequence[Comparison]) -> str:
             if correlation >= 0.9
             else f"The rank correlation of predicted and measured step time is {correlation:.2f}."
         )
-    held_out = sum(c.held_out for c in compared)
-    if held_out:
-        said.append(
-            f"{held_out} of {len(compared)} records are of the quarter that no constant was fitted "
-            "to."
-        )
     return " ".join(said)
 
 
@@ -107,12 +100,12 @@ def _points(compared: Sequence[Comparison], quantity: str) -> tuple[Point, ...]:
     scale = 1e-3 if quantity == TIME else GIB
     return tuple(
         Point(
-            number, describe_setting(c.record.setting),
+            number, describe_setting(c.record.setting, c.record.model),
             "eager" if c.record.setting.compile == "off" else "compiled",
             pair[0] / scale, pair[1] / scale,
         )
         for number, c in enumerate(compared, start=1)
-        if (pair := c.figures.get(quantity)) is not None and min(pair) > 0
+        if (pair := c.figures.get(quantity)) is not None and can_be_drawn(*pair)
     )  # fmt: skip
 
 
@@ -176,7 +169,7 @@ def _table(compared: Sequence[Comparison]) -> Table:
         headers += [f"{quantity.capitalize()} measured", "Error"]
     rows: list[list[Cell]] = [
         [
-            describe_setting(c.record.setting),
+            describe_setting(c.record.setting, c.record.model),
             *(cell for quantity in QUANTITIES for cell in _cells(c, quantity)),
         ]
         for c in compared

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
-from planner.errors import printable
-from planner.page.contents import Number
-from planner.page.plotting import plot_text
-from planner.schema import MeasurementRecord
-from planner.schema.loading import LoaderRecord, LoaderSetting
-from planner.units import format_bytes, format_seconds
-from search.kinds import ProbeRecord
+from planner.core.errors import printable
+from planner.core.schema import MeasurementRecord
+from planner.core.schema.loading import LoaderRecord, LoaderSetting
+from planner.core.units import format_bytes, format_rate, format_seconds
+from planner.report.page.contents import Number
 from search.probe.evidence import rate_interval
+from search.probe.kinds import ProbeRecord
 
 MAX_MESSAGE = 160  # characters in a table's cell; the whole stands below the table
-_HOVER_WIDTH = 46  # characters: a telephone shows no more beside a pointer
 
 # What a probe that did not end well is called, in the order of legends.
 ENDS = {
@@ -31,15 +28,8 @@ ENDS = {
 }
 
 
-def rate_text(rate: float | None) -> str:
-    """Images/s to what a reader takes in: `1,268`, `843.8`, `0.512`."""
-    if rate is None:
-        return "-"
-    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
-
-
 def interval_text(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f"{rate_text(interval[0])} to {rate_text(interval[1])}"
+    return "" if interval is None else f"{format_rate(interval[0])} to {format_rate(interval[1])}"
 
 
 def images_of(record: MeasurementRecord | LoaderRecord) -> int:
@@ -68,7 +58,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def rate_cell(rate: float | None) -> Number:
-    return Number(rate, rate_text(rate))
+    return Number(rate, format_rate(rate))
 
 
 def count_cell(number: int) -> Number:
@@ -96,7 +86,7 @@ def end_of(record: ProbeRecord, budget_bytes: int | None) -> str:
     """How a probe ended: "measured", or a key of ENDS."""
     if record.cut_short:
         return "cut_short"
-    if record.inconclusive:
+    if record.inconclusive and not record.lost_device:
         return "others"
     if record.status != "measured":
         return record.status
@@ -124,30 +114,20 @@ def short(message: str, length: int = MAX_MESSAGE) -> str:
     return line if len(line) <= length else f"{line[:length]}…"
 
 
-def hover(lines: Sequence[str]) -> str:
-    """Lines beside a chart's pointer: each wrapped, and shown letter by letter by plotly."""
-    wrapped = [part for line in lines if line for part in _wrapped(line)]
-    return "<br>".join(plot_text(part) for part in wrapped)
-
-
-def _wrapped(line: str) -> list[str]:
-    return [line] if len(line) <= _HOVER_WIDTH else textwrap.wrap(line, _HOVER_WIDTH)
-
-
 def count(number: int, one: str, many: str = "") -> str:
     """`1 probe`, `12 probes`; `many` where the plural has no s by itself."""
     return f"{number:,} {one}" if number == 1 else f"{number:,} {many or f'{one}s'}"
 
 
 def expected_text(record: MeasurementRecord | LoaderRecord, unit: str) -> str:
-    """What the search expected of it, "" where that was not kept."""
+    """What the search expected of it."""
     expected = record.expected
     if expected is None:
-        return ""
+        return "-"
     said = []
     if expected.images_per_second is not None:
-        low, middle, high = map(rate_text, expected.images_per_second)
+        low, middle, high = map(format_rate, expected.images_per_second)
         said.append(f"{middle} {unit}/s ({low} to {high})")
     if expected.used_bytes is not None:
         said.append(bytes_text(int(expected.used_bytes[1])))
-    return f"expected {' in '.join(said)}" if said else ""
+    return " in ".join(said) or "-"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,13 @@ from click.testing import CliRunner
 
 from planner import SwinConfig, advise, estimate
 from planner.advice.advising import Advice
-from planner.advice.wish import read_wish
+from planner.advice.bottleneck import bottleneck, treated
+from planner.advice.estimates import Estimates
+from planner.advice.levers import FAITHFUL, LEVERS
+from planner.advice.wish import ALLOWED, Choice, read_wish
 from planner.cli import main
-from planner.errors import UnsupportedError, UsageError
+from planner.core.errors import UnsupportedError, UsageError
+from planner.report.advice import advice_text
 
 TINY = {
     "image_size": 56, "depths": [2, 2], "num_heads": [1, 2], "embed_dim": 32, "num_classes": 10,
@@ -96,10 +103,125 @@ def test_the_front_is_a_front(advice: Advice) -> None:
         )
 
 
-def test_ways_come_fastest_first_and_the_recommended_is_the_first(advice: Advice) -> None:
-    rates = [way.images_per_second for way in advice.ways]
+def test_the_recommended_comes_first_and_then_the_fastest(advice: Advice) -> None:
+    rates = [way.images_per_second for way in advice.ways[1:]]
     assert rates == sorted(rates, reverse=True)
-    assert advice.recommended == advice.ways[0] == advice.front[0]
+    assert advice.recommended == advice.ways[0]
+    assert (advice.fastest or advice.recommended).flags == advice.front[0].flags
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu"),
+    [("timm:swin_large_patch4_window7_224", "rtx 3090"),
+     ("timm:swin_base_patch4_window7_224", "rtx 4090")],
+)  # fmt: skip
+def test_what_rates_cannot_tell_apart_is_ordered_by_what_fits_surely_and_by_the_batch(
+    model: str, gpu: str
+) -> None:
+    """A larger batch, 1 or 2% faster by figures of ±35%, came first: it might not fit, and was
+    another recipe."""
+    kept = ("checkpointing", "offload", "attention", "memory_format", "activation_memory_budget")
+    found = advise(model, gpu=gpu, keep=kept)
+    best, fastest = found.recommended, found.fastest
+    assert best is not None
+    assert fastest is not None
+    assert 1 < fastest.images_per_second / best.images_per_second < 1.1
+    assert best.estimate.fits_surely
+    assert not fastest.estimate.fits_surely
+    assert best.setting.batch_size == 64
+    assert "learning rate" not in best.effects
+    said = advice_text(found)
+    assert (
+        "Recommended: it fits even in the worst case and is nearer to a batch of 64, and no" in said
+    )
+    assert "Faster by the figures, though not for sure:" in said
+
+
+def test_where_the_wish_may_not_fit_a_batch_that_surely_does_comes_first() -> None:
+    kept = ("checkpointing", "offload", "attention", "memory_format", "optimizer", "allocator",
+            "compile", "activation_memory_budget")  # fmt: skip
+    found = advise("native:swin_tiny", gpu="rtx 3090", memory_bytes="5200MiB", keep=kept)
+    assert found.plain.estimate.fits
+    assert not found.plain.estimate.fits_surely
+    assert found.fastest is not None
+    assert found.fastest.setting.batch_size == 64
+    assert found.recommended is not None
+    assert found.recommended.setting.batch_size == 48
+    assert found.recommended.estimate.fits_surely
+
+
+def test_ways_that_share_their_rates_are_told_apart_by_what_differs() -> None:
+    """As long on the same bound, so that no rate of the card turns the order; or not."""
+    wish = read_wish(
+        "native:swin_tiny", None, gpu="rtx 4090", memory_bytes=None, batch_size=64,
+        global_batch=None, keep=(), allow=(), allocator=None, overrides={},
+    )  # fmt: skip
+    estimates = Estimates(wish)
+
+    def choice(**changes: Any) -> Choice:
+        return Choice(wish.plain.model_copy(update=changes))
+
+    again = choice(checkpointing="blocks")
+    assert estimates.is_slower(again, choice())
+    fused = choice(compile="default", attention="sdpa")
+    assert estimates.rate(fused) > 1.1 * estimates.rate(choice(attention="eager"))
+    assert not estimates.is_slower(choice(optimizer="adamw-fused"), choice())
+    other = choice(compile="default", attention="eager", checkpointing="blocks:every-2")
+    assert 1.1 < estimates.rate(fused) / estimates.rate(other) < 2
+    assert not estimates.is_slower(other, fused)  # more bandwidth, fewer FLOPs
+
+
+def test_the_recommended_has_every_lever_that_nothing_is_against() -> None:
+    """The search combines few: what it leaves was a lever that is faster, without a reason."""
+    wish = read_wish(
+        MODEL, None, gpu="rtx 3090", memory_bytes=None, batch_size=16, global_batch=None,
+        keep=(), allow=(), allocator=None, overrides={},
+    )  # fmt: skip
+    estimates = Estimates(wish)
+    found = treated(wish, estimates, Choice(wish.plain))
+    assert estimates.rate(found) > estimates.rate(Choice(wish.plain))
+    assert found.setting.compile != "off"
+    left = bottleneck(wish, estimates, found, found).treatments
+    assert [treatment.why for treatment in left] == ["changes recipe"]
+
+
+REASONS = {
+    "fits": ("native:swin_tiny", {"gpu": "rtx 3090", "global_batch": 32}),
+    "may not": ("timm:swin_large_patch4_window7_224", {"gpu": "rtx 3090", "keep": ["offload"]}),
+    "does not": ("native:swin_base", {"gpu": "rtx 4090", "batch_size": 256}),
+    "no bf16": ("native:swin_tiny", {"gpu": "v100-sxm-16gb", "batch_size": 256}),
+    "fp32": ("native:swin_tiny", {"gpu": "a100-sxm-80gb", "precision": "fp32", "batch_size": 64}),
+    "recipe": (MODEL, {"gpu": "rtx 3090", "memory_bytes": "470MiB", "batch_size": 16}),
+    "allowed": (MODEL, {"gpu": "rtx 3090", "batch_size": 16, "allow": ["recipe"]}),
+    "strict": (MODEL, {"gpu": "rtx 3090", "batch_size": 16, "keep": ["rounding"]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.combinations if model != MODEL else ())
+        for case, (model, _) in REASONS.items()
+    ],
+)
+def test_no_reason_against_a_lever_holds_for_the_recommended_too(case: str) -> None:
+    """adamw-fused was rejected since it changes rounding, as the recommended did."""
+    model, wish = REASONS[case]
+    found = advise(model, **wish)
+    best = found.recommended or found.nearest
+    assert best is not None
+    allowed = {*FAITHFUL, *(ALLOWED[name] for name in wish.get("allow", ()))}
+    states = {lever.name: lever.state for lever in found.levers}
+    for treatment in found.bottleneck.treatments:
+        effect = next(lever.effect for lever in LEVERS if lever.name == treatment.lever)
+        if treatment.why == "does not fit":
+            assert not treatment.fits
+        elif treatment.why == "may not fit":
+            assert best.estimate.fits_surely
+        else:
+            assert treatment.why == f"changes {effect}{' further' * (effect in best.effects)}"
+            assert effect not in allowed
+        assert states[treatment.lever] not in ("does not pay", "not needed")
 
 
 def test_what_levers_save_and_cost_adds_up(advice: Advice) -> None:
@@ -135,11 +257,6 @@ def test_what_is_to_be_kept_is_kept() -> None:
     assert state["compile"] == state["fused optimizer"] == state["allocator"] == "kept"
 
 
-def test_an_effect_that_is_not_wanted_is_not_there() -> None:
-    found = advise(MODEL, gpu="rtx 3090", batch_size=32, keep=["rounding"])
-    assert all(way.effects == ("nothing",) for way in (*found.ways, *found.front))
-
-
 def test_another_recipe_is_tried_only_where_it_is_allowed() -> None:
     wish: dict[str, Any] = {"gpu": "rtx 3090", "batch_size": 16}
     unasked, asked = advise(MODEL, **wish), advise(MODEL, **wish, allow=["recipe"])
@@ -148,15 +265,6 @@ def test_another_recipe_is_tried_only_where_it_is_allowed() -> None:
     assert asked.front[0].images_per_second >= unasked.front[0].images_per_second
     state = {lever.name: lever.state for lever in unasked.levers}
     assert state["other optimizers"] == state["adapters"] == "not allowed"
-
-
-def test_advice_begins_no_trace_of_8_bits() -> None:
-    found = read_wish(
-        "native:swin_tiny", None, gpu="h100-sxm-80gb", memory_bytes=None, batch_size=64,
-        global_batch=None, keep=(), allow=("recipe",), allocator=None, overrides={},
-    )  # fmt: skip
-    with pytest.raises(UnsupportedError, match="traced for each way"):
-        found.apply(found.sample, {"precision": "fp8"})
 
 
 def test_a_wish_that_nothing_satisfies_gets_the_nearest(
@@ -236,30 +344,52 @@ def test_what_the_card_lacks_is_refused_with_the_reason() -> None:
     assert "needs compute capability 8.0" in said[0]
 
 
-def test_the_object_says_all_that_the_class_does(advice: Advice) -> None:
-    said = json.loads(json.dumps(advice.to_json()))
-    assert set(said) - {"fits"} == set(Advice.__dataclass_fields__)
-    assert said["waterfall"][-1]["num_bytes"] == said["recommended"]["device_total_bytes"]
-
-
-def test_a_picture_is_drawn(capsys: pytest.CaptureFixture[str], tiny: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "advice.svg"
-    status, out, _ = ask(
-        capsys, tiny, "--gpu", "rtx 3090", "--batch-size", "8", "--plot", str(file)
-    )
-    assert status == 0
-    assert f"Drew {file}" in out
-    assert file.read_text().startswith("<?xml")
-
-
 def test_a_lever_whose_step_would_be_traced_is_named_and_no_trace_begins(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """fp8 is traced even of a Swin: advice began the trace to say how fast it would be."""
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
-    found = advise("native:swin_tiny", gpu="rtx 4090", batch_size=32, allow=["recipe"])
+    found = advise(MODEL, gpu="rtx 4090", batch_size=32, allow=["recipe"])
     assert "Tracing" not in capsys.readouterr().err
     state, said = next((x.state, x.reasons) for x in found.levers if x.name == "fp8")
     assert state == "not available"
     assert "traced" in said[0]
+    assert "No gain of it was measured on any card" in said[0]
+
+
+def test_where_nothing_fits_an_optimizer_on_the_host_is_named_with_what_it_needs() -> None:
+    """And is no way: its time is not predicted."""
+    found = advise(MODEL, gpu="rtx 3090", memory_bytes="450MiB", batch_size=32, allow=["recipe"])
+    assert found.recommended is None
+    (said,) = (line for line in found.left_out if "optimizer on the host" in line)
+    assert "--set offload_optimizer=state" in said
+    assert "the nearest needs" in said
+    fitting = advise(MODEL, gpu="rtx 3090", batch_size=32)
+    assert not any("on the host" in line for line in fitting.left_out)
+
+
+def test_the_lines_that_go_on_from_it_run_as_they_stand(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pasted into a shell: the file is written; and the search, cut short, begins at that way."""
+    wish = ("--gpu", "rtx 3090", "--memory", "1GiB", "--batch-size", "8", "--keep", "compile")
+    status, said, _ = ask(capsys, tiny, *wish)
+    assert status == 0
+    tuning, emitting = (line for line in said.splitlines() if "| planner" in line)
+    programs = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    for line in (emitting, f"{tuning} --device cpu --trials 1 --no-baseline --output run"):
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {line}"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "redicted" in done.stderr
+    assert "predicted and not measured" in (tmp_path / "train.py").read_text()
+    found = json.loads((tmp_path / "run/recommendation.json").read_text())
+    best = advise(json.loads(Path(tiny).read_text()), gpu="rtx 3090", memory_bytes="1GiB",
+                  batch_size=8, keep=["compile"]).recommended  # fmt: skip
+    assert best is not None
+    for field in ("batch_size", "accumulate", "precision", "optimizer", "checkpointing"):
+        assert found["setting"][field] == getattr(best.setting, field)
+    assert (found["asked"]["global_batch"], found["asked"]["memory_bytes"]) == (8, 2**30)

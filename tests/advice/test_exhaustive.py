@@ -9,8 +9,8 @@ import pytest
 from planner import SwinConfig, TrainSetting, advise, estimate
 from planner.advice.estimates import Estimates
 from planner.advice.search import FRONT_END, FRONT_STEP, offer
-from planner.advice.wish import Choice, read_wish
-from planner.estimation import Estimate
+from planner.advice.wish import Choice, Wish, read_wish
+from planner.estimation.estimate import Estimate
 from planner.memory.allocator_config import parse_allocator_config
 
 TINY = SwinConfig(
@@ -22,27 +22,35 @@ WISHES: dict[str, tuple[Any, dict[str, Any]]] = {
     "fits": (TINY, {"gpu": "rtx 3090", "batch_size": 16}),
     "a global batch": (TINY, {"gpu": "a100-sxm-80gb", "memory_bytes": "1GiB",
                               "global_batch": 96}),
+    "a free batch": (TINY, {"gpu": "rtx 3090", "memory_bytes": "900MiB"}),
     "nothing compiled": (TINY, {"gpu": "v100-sxm-16gb", "memory_bytes": "650MiB",
                                 "batch_size": 64, "keep": ["compile"]}),
+    "a Swin-B": (MODEL, {"gpu": "rtx 4090", "batch_size": 256}),
 }  # fmt: skip
 
 
-def every_estimate(model: Any, wish: dict[str, Any]) -> list[tuple[Choice, Estimate]]:
-    """All that the search may choose from, each by `planner.estimate`."""
-    read = read_wish(
+def wish_of(model: Any, wish: dict[str, Any]) -> Wish:
+    return read_wish(
         model, None, gpu=wish["gpu"], memory_bytes=wish.get("memory_bytes"),
         batch_size=wish.get("batch_size"), global_batch=wish.get("global_batch"),
         keep=wish.get("keep", ()), allow=wish.get("allow", ()), allocator=None, overrides={},
     )  # fmt: skip
+
+
+def every_estimate(model: Any, wish: dict[str, Any]) -> list[tuple[Choice, Estimate]]:
+    """All that the search may choose from, each by `planner.estimate`, but for what fits only by
+    the allocator's retries, which is not advised."""
+    read = wish_of(model, wish)
     choices = offer(read, Estimates(read)).choices
     expandable = parse_allocator_config("expandable_segments:True")
-    return [
+    found = [
         (choice, estimate(
             model, choice.setting, gpu=wish["gpu"], memory_bytes=wish.get("memory_bytes"),
             allocator=expandable if choice.expandable else None,
         ))
         for choice in choices
     ]  # fmt: skip
+    return [(choice, each) for choice, each in found if not each.num_alloc_retries]
 
 
 def check(model: Any, wish: dict[str, Any]) -> None:
@@ -52,16 +60,32 @@ def check(model: Any, wish: dict[str, Any]) -> None:
     assert fitting
     assert found.recommended is not None
     fastest = max(rate for _, _, rate in fitting)
-    assert found.recommended.images_per_second == pytest.approx(fastest)
+    by_figures = found.fastest or found.recommended
+    assert by_figures.images_per_second > 0.999_999 * fastest
+    best = best_of(model, wish, fitting)
+    assert found.recommended.estimate.fits_surely >= bool(best[1].fits_surely)
+    assert found.recommended.images_per_second > 0.999_999 * best[2]
     sure = [rate for _, e, rate in fitting if e.fits_surely]
-    surely = found.surely or found.recommended
-    assert bool(sure) == bool(surely.estimate.fits_surely)
-    if sure:
-        assert surely.images_per_second == pytest.approx(max(sure))
+    if found.surely is not None:
+        assert found.surely.images_per_second == pytest.approx(max(sure))
+    else:
+        assert bool(found.recommended.estimate.fits_surely) == bool(sure)
     assert front_of(fitting, found.budget_bytes) == [
         (way.estimate.device_total_bytes, pytest.approx(way.images_per_second))
         for way in found.front
     ]
+
+
+def best_of(
+    model: Any, wish: dict[str, Any], fitting: list[tuple[Choice, Estimate, float]]
+) -> tuple[Choice, Estimate, float]:
+    """By its definition: of those not known to be slower than the fastest, one that fits surely,
+    then one as near to the wish, then the fastest."""
+    read = wish_of(model, wish)
+    estimates = Estimates(read)
+    fastest = max(fitting, key=lambda row: row[2])[0]
+    alike = [row for row in fitting if not estimates.is_slower(row[0], fastest)]
+    return min(alike, key=lambda row: (not row[1].fits_surely, read.distance(row[0]), -row[2]))
 
 
 def front_of(fitting: list[tuple[Choice, Estimate, float]], budget: int) -> list[tuple[int, float]]:
@@ -80,17 +104,12 @@ def changes(choice: Choice) -> int:
     return len(choice.setting.differences(TrainSetting()))
 
 
-@pytest.mark.parametrize("case", ["nothing compiled"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case == "nothing compiled" else pytest.mark.combinations)
+        for case in WISHES
+    ],
+)
 def test_the_answer_is_that_of_every_combination(case: str) -> None:
     check(*WISHES[case])
-
-
-@pytest.mark.combinations
-@pytest.mark.parametrize("case", [case for case in WISHES if case != "nothing compiled"])
-def test_the_answer_is_that_of_every_combination_of_other_wishes(case: str) -> None:
-    check(*WISHES[case])
-
-
-@pytest.mark.combinations
-def test_the_answer_for_a_swin_b_is_that_of_every_combination() -> None:
-    check(MODEL, {"gpu": "rtx 4090", "batch_size": 256})

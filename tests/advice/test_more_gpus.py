@@ -9,7 +9,7 @@ import pytest
 
 from planner.advice.advising import Advice, advise
 from planner.advice.more_gpus import MoreGpus
-from planner.estimation import estimate
+from planner.estimation.estimate import estimate
 from planner.report.advice import advice_text
 from tests.cli.test_estimate import TINY, run, tiny
 
@@ -41,11 +41,6 @@ def test_the_images_of_a_step_stay_on_twice_the_gpus() -> None:
     assert (more.gpus, more.batch_size, more.parallelism) == (4, 32, "fsdp")
     (free,) = more_of(world_size=2, parallelism="fsdp", batch_size=None)
     assert free.batch_size == 64
-
-
-def test_ddp_is_held_beside_sharded_weights() -> None:
-    kinds = {more.parallelism for more in more_of(world_size=2, parallelism="ddp")}
-    assert "fsdp" in kinds
 
 
 def test_a_gpu_whose_link_is_not_known_has_no_such_line() -> None:

@@ -1,0 +1,1 @@
+"""Benchmarks of parts of a model, on the device at hand."""

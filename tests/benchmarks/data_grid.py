@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from planner.environment.host import read_host
-from planner.loading.synthetic import make_synthetic
-from planner.schema.loading import LoaderRecord, LoaderSetting, Pipeline, recorded_processors
-from planner.units import format_seconds, parse_seconds
-from search.limits import Limits
+from planner.core.schema.loading import LoaderRecord, LoaderSetting, Pipeline
+from planner.core.units import format_seconds, parse_seconds
+from planner.machine.host import read_host
+from planner.training.loading.synthetic import make_synthetic
 from search.loader.finding import deadline
 from search.loader.options import read_pipelines
 from search.loader.prober import LoaderProber
@@ -32,12 +31,13 @@ from search.loader.result import Loader, choose_loader, measured_loaders
 from search.loader.space import is_plain_loader, loader_space, make_loader_space
 from search.loader.strategy import LoaderStrategy
 from search.loader.study import LoaderIdentity
+from search.loop.limits import Limits
+from search.loop.session import Session
+from search.loop.space import Space, setting_id
+from search.loop.strategies.strategy import TOLERANCE, Choice
+from search.loop.study.records import append_records, read_records
+from search.loop.study.study import MemoryStudy
 from search.probe.device import describe_device, versions
-from search.session import Session
-from search.space import Space, setting_id
-from search.strategies.strategy import TOLERANCE, Choice
-from search.study.records import append_records, read_records
-from search.study.study import MemoryStudy
 
 NUM_PICTURES = 2000
 BATCH_SIZE, IMAGE_SIZE = 32, (224, 224)
@@ -80,14 +80,11 @@ def replay(records: Sequence[LoaderRecord]) -> Outcome:
     """The search over a recorded grid, as `planner data` does it on a machine."""
     grid = measured_loaders(records)
     space = loader_space(loader.setting for loader in grid)
-    host = records[0].host
-    cpus = recorded_processors(host)
-    assert cpus is not None, "recorded"
     prober = GridProber(records)
     session: Session[LoaderSetting, LoaderRecord] = Session(
         space, MemoryStudy(), prober, Limits(), lambda choice: 60.0, None, plain=is_plain_loader
     )
-    session.run(LoaderStrategy(space, cpus, TOLERANCE))
+    session.run(LoaderStrategy(space, TOLERANCE))
     wanted = choose_loader(measured_loaders(session.records)).setting
     chosen = next(loader for loader in grid if loader.setting == wanted)
     return Outcome(chosen, grid[0], len(session.records), len(space))

@@ -24,10 +24,10 @@ from typing import Any
 
 from tabulate import tabulate
 
-from planner.estimation import choose, estimate
-from planner.hardware import find_gpu
-from planner.ledgers import step_ledger
-from planner.schema import SwinConfig, TrainSetting
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.estimation.estimate import choose, estimate
+from planner.estimation.ledgers import step_ledger
+from planner.machine.hardware import find_gpu
 from tests.benchmarks.dated import latest_results, write_results
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -113,7 +113,7 @@ def _time_ranking() -> dict[str, Any]:
 def _time_trace(model: str, of_setting: dict[str, Any]) -> float:
     """CPU seconds of the same step of the real module on fake tensors, imports left out."""
     from planner.libraries.building import build_for
-    from planner.trace import trace_estimate
+    from planner.trace.ledger import trace_estimate
 
     config, setting = choose(model, TrainSetting(**of_setting), None, {})
     build_for(config, setting)()  # the library's import

@@ -11,23 +11,22 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log
-from pathlib import Path
 
-from planner.hardware import Gpu
+from planner.core.schema import TrainSetting
+from planner.core.torch_version import as_of
+from planner.machine.hardware import Gpu
 from planner.report.settings import describe_setting
-from planner.schema import TrainSetting
 from planner.throughput.efficiency import memory_kind
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import DeviceRates, device_seconds, rates_for
-from search.validation.compare import accuracy_of
-from search.validation.published import (
+from search.tuning.validation.compare import accuracy_of
+from tests.truth.published import (
     PublishedRow,
     predicted_rate,
     read_published,
     timed_operations,
 )
 
-ROWS = Path(__file__).parents[1] / "truth" / "public.jsonl"
 TERA = 1e12
 
 # Where the fit starts, and between which limits it stays: a share is no more than all there is.
@@ -53,14 +52,15 @@ class Timed:
 
 def timed_rows() -> list[Timed]:
     """The rows whose time an estimate is held to, in the file's order."""
-    return [_timed(row) for row in read_published(ROWS) if row.why_time_is_only_listed is None]
+    return [_timed(row) for row in read_published() if row.why_time_is_only_listed is None]
 
 
 def _timed(row: PublishedRow) -> Timed:
     _, setting = row.resolved
     assert row.device is not None
     assert row.images_per_second is not None
-    operations = Counter((p, o._replace(path="")) for p, o in timed_operations(row))
+    with as_of(row.release):
+        operations = Counter((p, o._replace(path="")) for p, o in timed_operations(row))
     seconds = setting.batch_size / row.images_per_second
     return Timed(row, row.device, setting, tuple(operations.items()), seconds)
 
@@ -111,7 +111,8 @@ def errors(rows: list[Timed], shares: Mapping[str, float]) -> list[tuple[Timed, 
     """(row, relative error of the predicted rate), the host's time counted too."""
     found = []
     for timed in rows:
-        rate = predicted_rate(timed.row, rates_with(timed.gpu, shares))
+        with as_of(timed.row.release):
+            rate = predicted_rate(timed.row, rates_with(timed.gpu, shares))
         assert rate is not None
         assert timed.row.images_per_second is not None
         found.append((timed, rate / timed.row.images_per_second - 1))

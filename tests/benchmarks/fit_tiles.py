@@ -15,8 +15,8 @@ from math import ceil
 from statistics import fmean, median
 from unittest import mock
 
-from planner.hardware import Gpu
-from planner.ledger import Computed
+from planner.ledger.ledger import Computed
+from planner.machine.hardware import Gpu
 from planner.step import matmul
 from planner.step.tensor import Device, Tensor
 from tests.benchmarks.fit_rates import Timed, fit, predicted_seconds, timed_rows

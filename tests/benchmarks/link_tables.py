@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from planner.hardware.links import Link, Rate, all_links, find_link, read_catalogue
-from planner.schema.link import bus_factor
-from planner.units import KIB, MIB
+from planner.core.schema.link import bus_factor
+from planner.core.units import KIB, MIB
+from planner.machine.hardware.links import Link, Rate, all_links, find_link, read_catalogue
 
 # Sizes at which a link of one rate is laid beside a link of many.
 SIZES = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from planner.estimation import choose, estimate
-from planner.schema import SwinConfig, TrainSetting
-from planner.units import GIB
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.core.units import GIB
+from planner.estimation.estimate import choose, estimate
 from tests.benchmarks.dated import latest_results, write_results
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Tool:
 
 def ask_reference(model: SwinConfig, setting: TrainSetting) -> int:
     from planner.memory.profile import steady_step
-    from planner.trace import trace_estimate
+    from planner.trace.ledger import trace_estimate
 
     return steady_step(trace_estimate(model, setting)).peak_bytes
 
@@ -97,9 +97,9 @@ def _mem_tracker_peak(
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    from planner.tasks import as_task
     from planner.trace.building import make_fake
-    from planner.training import Training
+    from planner.training.step import Training
+    from planner.training.tasks import as_task
 
     module = _module(model, setting)
     device = torch.device("cpu")

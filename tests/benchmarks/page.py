@@ -33,13 +33,13 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 from tabulate import tabulate
 
-from planner.estimation import choose, estimate_ledger
-from planner.hardware import find_gpu
-from planner.ledgers import step_ledger
-from planner.page.contents import Page
-from planner.page.rendering import page_html
+from planner.core.schema import TrainSetting
+from planner.estimation.estimate import choose, estimate_ledger
+from planner.estimation.ledgers import step_ledger
+from planner.machine.hardware import find_gpu
+from planner.report.page.contents import Page
+from planner.report.page.rendering import page_html
 from planner.report.pages.step import Step
-from planner.schema import TrainSetting
 from search.report.reading import read_run
 from search.report.run import Run
 from search.report.writing import make_page

@@ -15,7 +15,7 @@ from statistics import median
 
 from tabulate import tabulate
 
-from planner.schema import SwinConfig, TrainSetting
+from planner.core.schema import SwinConfig, TrainSetting
 from search.probe.device import choose_device, describe_device, versions
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe

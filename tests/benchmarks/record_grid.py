@@ -16,17 +16,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
-from search.limits import Limits
+from planner.core.schema import MeasurementRecord, SwinConfig, TrainSetting
+from search.loop.limits import Limits
+from search.loop.prober import DeviceProber
+from search.loop.progress import Progress
+from search.loop.session import Session
+from search.loop.space import Candidate, Space, make_space
+from search.loop.strategies.strategy import Choice, Situation
+from search.loop.study.identity import Identity
+from search.loop.study.optuna_study import make_study
+from search.loop.study.records import append_records, read_records
 from search.probe.device import describe_device, versions
-from search.prober import DeviceProber
-from search.progress import Progress
-from search.session import Session
-from search.space import Candidate, Space, make_space
-from search.strategies.strategy import Choice, Situation
-from search.study.identity import Identity
-from search.study.optuna_study import make_study
-from search.study.records import append_records, read_records
 
 MODEL = SwinConfig(
     name="grid", image_size=(56, 56), embed_dim=32, depths=(1, 1), num_heads=(2, 4),

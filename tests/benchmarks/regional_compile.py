@@ -23,7 +23,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from planner.schema import SwinConfig, TrainSetting
+from planner.core.schema import SwinConfig, TrainSetting
 from tests.benchmarks.dated import latest_results, write_results
 
 SCOPES = ("model", "blocks")
@@ -40,9 +40,9 @@ def compile_once(scope: str) -> dict[str, Any]:
     """In this process: what the first step took, and how many graphs were compiled."""
     import torch
 
-    from planner.tasks import task_for
-    from planner.tasks.compiling import compile_as_set
-    from planner.training import Training
+    from planner.training.step import Training
+    from planner.training.tasks import task_for
+    from planner.training.tasks.compiling import compile_as_set
 
     setting = TrainSetting.model_validate(
         {"batch_size": 2, "precision": "fp32", "compile": "default", "compile_scope": scope}

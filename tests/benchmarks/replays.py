@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from planner.schema import MeasurementRecord
-from search.replay import Replay
-from search.space import setting_id
-from search.strategies.strategy import Situation, Strategy
+from planner.core.schema import MeasurementRecord
+from search.loop.replay import Replay
+from search.loop.space import setting_id
+from search.loop.strategies.strategy import Situation, Strategy
 
 
 def pooled(records: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:

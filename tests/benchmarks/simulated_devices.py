@@ -15,19 +15,25 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
-from planner.schema import MeasurementRecord
-from search.limits import Limits, probe_deadline
-from search.options import SearchOptions
-from search.phases import search_and_recommend
-from search.replay import ReplayProber
-from search.session import Session
-from search.strategies.strategy import Choice
-from search.study.identity import Identity
-from search.study.study import MemoryStudy
+from planner.core.schema import MeasurementRecord
+from search.loop import phases
+from search.loop.limits import Limits, probe_deadline
+from search.loop.options import SearchOptions
+from search.loop.phases import search_and_recommend
+from search.loop.replay import ReplayProber
+from search.loop.session import Session
+from search.loop.space import Space
+from search.loop.strategies.strategy import Choice, Strategy
+from search.loop.study.identity import Identity
+from search.loop.study.study import MemoryStudy
+from search.loop.surrogate.prior import Prior
 from tests.benchmarks import simulated_report as report
 from tests.benchmarks.simulated_draws import (
     PAIRS,
@@ -39,6 +45,7 @@ from tests.benchmarks.simulated_draws import (
     restricted,
 )
 from tests.benchmarks.simulated_report import Run
+from tests.benchmarks.strategies import STRATEGIES
 
 WITHIN = 0.01
 MAX_PROBES = 40  # of a search without a budget that does not end by itself
@@ -86,6 +93,17 @@ class Watch:
         return record
 
 
+def searched_by(name: str) -> AbstractContextManager[object]:
+    """A context in which a search goes by one of the strategies that are compared."""
+    if name == "planner":
+        return nullcontext()
+
+    def make(_: str, space: Space, prior: Prior, budget: int, *, seed: int, **__: Any) -> Strategy:
+        return STRATEGIES[name](space, prior, budget, seed)
+
+    return patch.object(phases, "make_strategy", make)
+
+
 def search_device(
     device: Device, way: str, strategy: str = "planner", budget_seconds: float | None = None,
     max_probes: int = MAX_PROBES, seed: int = 0,
@@ -96,14 +114,15 @@ def search_device(
     limits = Limits(trials, budget_seconds, clock=lambda: 0.0)
     watch = Watch(device, limits)
     options = SearchOptions(
-        trials=trials, budget_seconds=budget_seconds, strategy=strategy, seed=seed,
+        trials=trials, budget_seconds=budget_seconds, seed=seed,
         baseline=budget_seconds is not None,
     )  # fmt: skip
     identity = Identity(pair.model, pair.device, {"simulated": "not measured"})
     began = time.process_time()
     deadline = probe_deadline(pair.prior)
     session = Session(pair.space, MemoryStudy(), watch, limits, deadline, pair.budget_bytes)
-    found = search_and_recommend(session, identity, pair.prior, options, [])
+    with searched_by(strategy):
+        found = search_and_recommend(session, identity, pair.prior, options, [])
     best = float(watch.rates.max())
     index = pair.space.index(found.setting) if found.setting else None
     chosen = float(watch.rates[index]) if index is not None else 0.0
@@ -136,7 +155,7 @@ def _at(seconds: float, trace: Sequence[tuple[float, float]], best: float) -> fl
 
 
 def _ended_by_itself(why: str) -> bool:
-    return "all further probes" in why or "every candidate" in why
+    return "more probes would gain" in why or "every candidate" in why
 
 
 def choose_devices(number: int, pairs: Sequence[str], first: int = 0) -> list[tuple[str, int]]:

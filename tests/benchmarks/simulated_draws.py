@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.estimation import choose
-from planner.hardware import recognise_gpu
+from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.core.units import GIB, MIB
+from planner.estimation.estimate import choose
 from planner.libraries.resolve import resolve_model
-from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.machine.hardware import recognise_gpu
 from planner.throughput.prediction import DeviceRates, rates_for
-from planner.units import GIB, MIB
-from search.space import Candidate, Space, make_space, space_of
-from search.surrogate.estimator import DeviceEstimator
-from search.surrogate.prior import Prior, estimated_prior
+from search.loop.space import Candidate, Space, make_space, space_of
+from search.loop.surrogate.estimator import DeviceEstimator
+from search.loop.surrogate.prior import Prior, estimated_prior
 from tests.benchmarks.simulated_physics import (
     MATRIX_KINDS,
     RECORDED,

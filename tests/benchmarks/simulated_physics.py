@@ -14,10 +14,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.estimation import choose
-from planner.ledger import Computed
-from planner.ledgers import step_ledger
-from planner.schema import SwinConfig, TrainSetting
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.estimation.estimate import choose
+from planner.estimation.ledgers import step_ledger
+from planner.ledger.ledger import Computed
 from planner.throughput.prediction import DeviceRates
 
 Array = NDArray[np.float64]

@@ -1,7 +1,6 @@
 """Compares strategies over recorded tables: how many probes, and recorded seconds, to the best.
 
     python -m tests.benchmarks.strategies TABLE… [--seeds 50] [--output DIRECTORY]
-    python -m tests.benchmarks.strategies TABLE… --strategies NAME,… --before DIRECTORY --output …
     python -m tests.benchmarks.strategies --show DIRECTORY
 
 A strategy has arrived when it has probed a setting within 1% of the fastest of the table. The prior
@@ -18,23 +17,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Any
 
 import numpy as np
 
-from search.replay import Replay
-from search.space import Candidate, Space
-from search.strategies.planner_strategy import PlannerStrategy
-from search.strategies.strategy import Strategy
-from search.strategies.walks import WALKS
-from search.study.records import read_records
-from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
+from search.loop.replay import Replay
+from search.loop.space import Candidate, Space
+from search.loop.strategies.planner_strategy import PlannerStrategy
+from search.loop.strategies.strategy import Strategy
+from search.loop.study.records import read_records
+from search.loop.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 from tests.benchmarks import strategy_report as report
 from tests.benchmarks.replays import Step, pooled, probes_to_within, run_strategy
 from tests.benchmarks.strategy_report import Run
+from tests.benchmarks.walks import WALKS
 
 ERRORS = (0.0, 0.05, 0.1, 0.2)
 WITHIN = 0.01
@@ -96,12 +97,25 @@ def _truth(replay: Replay, c: Candidate) -> tuple[float, float]:
 
 def _sampler(name: str, seeded: bool = False) -> Make:
     def make(space: Space, prior: Prior, budget: int, seed: int) -> Strategy:
-        from search.strategies.optuna_samplers import SamplerStrategy, make_sampler
+        from search.loop.strategies.optuna_sampler import SamplerStrategy, tpe_sampler
 
-        first = _fastest_fitting(space, prior, budget) if seeded else None
-        return SamplerStrategy(space, make_sampler(name, seed), budget, first)
+        sampler = tpe_sampler(seed) if name == "tpe" else gp_sampler(seed)
+        strategy = SamplerStrategy(space, sampler, budget)
+        if seeded:
+            first = strategy.params.of(_fastest_fitting(space, prior, budget))
+            strategy.study.enqueue_trial(first, skip_if_exists=True)
+        return strategy
 
     return make
+
+
+def gp_sampler(seed: int) -> Any:
+    """Optuna's GPSampler, which imports torch and scipy."""
+    import optuna
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=5)
 
 
 def _fastest_fitting(space: Space, prior: Prior, budget: int) -> Candidate:
@@ -110,23 +124,19 @@ def _fastest_fitting(space: Space, prior: Prior, budget: int) -> Candidate:
     return max(fitting, key=lambda p: p[0].images / p[1].seconds)[0]
 
 
-def _walk(name: str) -> Make:
-    return WALKS[name]
-
-
 STRATEGIES: dict[str, Make] = {
     "planner": lambda space, prior, budget, seed: PlannerStrategy(space, prior, budget),
     # The same order of probes, without the rule that ends it: comparable to walks that never end.
     "planner-unended": lambda space, prior, budget, seed: PlannerStrategy(
         space, prior, budget, tolerance=0.0
     ),
-    "boundary-walk": _walk("boundary-walk"),
-    "random": _walk("random-walk"),
+    "boundary-walk": WALKS["boundary-walk"],
+    "random": WALKS["random"],
     "tpe": _sampler("tpe"),
     "gp": _sampler("gp"),
     "gp-seeded": _sampler("gp", seeded=True),
-    "largest-batch": _walk("largest-batch"),
-    "bounded-grid": _walk("bounded-grid"),
+    "largest-batch": WALKS["largest-batch"],
+    "bounded-grid": WALKS["bounded-grid"],
 }
 USE_PRIOR = {"planner", "planner-unended", "boundary-walk", "gp-seeded"}
 
@@ -147,7 +157,6 @@ def run_once(
         arrived.probes if arrived else None, arrived.seconds if arrived else None,
         last.probes, last.seconds,
         tuple(round(1 - s.best_rate / best, 5) for s in steps),
-        tuple(round(s.seconds, 2) for s in steps),
     )  # fmt: skip
 
 
@@ -167,10 +176,7 @@ def main() -> None:
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--independent", action="store_true")
     parser.add_argument("--output", type=Path)
-    parser.add_argument(
-        "--before", type=Path, help="results to take the strategies from that are not run again"
-    )
-    parser.add_argument("--show", type=Path, help="print the README's table from that directory")
+    parser.add_argument("--show", type=Path, help="print the table from that directory")
     args = parser.parse_args()
     if args.show:
         print(report.show(args.show))
@@ -183,9 +189,7 @@ def main() -> None:
             print(json.dumps(report.summarise(runs[-1:])[0] | {"runs": len(runs)}), flush=True)
     for row in report.summarise(runs):
         print(json.dumps(row))
-    if args.output and args.before:
-        report.rewrite(args.output, args.before, runs)
-    elif args.output:
+    if args.output:
         report.write(args.output, runs)
 
 

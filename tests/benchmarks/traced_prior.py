@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.traced_prior
 
-Over `tests/truth/cpu_factory_2026-11-22.jsonl` (`record_factory.py`), with the rates of the same
+Over `tests/truth/cpu_factory_2026-11-22.jsonl` (tests/truth/README.md), with the rates of the same
 processor, measured on the same day while others used it too. The model is traced, or its ledgers
 are read from the cache.
 """
@@ -14,14 +14,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
-from planner.schema import MeasurementRecord
+from planner.core.schema import MeasurementRecord
 from planner.throughput.prediction import DeviceRates
-from search.replay import Replay
-from search.space import setting_id
-from search.strategies.planner_strategy import PlannerStrategy
-from search.study.records import read_records
-from search.surrogate.device_prior import device_prior
-from search.surrogate.prior import Prior, generic_prior
+from search.loop.replay import Replay
+from search.loop.space import setting_id
+from search.loop.strategies.planner_strategy import PlannerStrategy
+from search.loop.study.records import read_records
+from search.loop.surrogate.device_prior import device_prior
+from search.loop.surrogate.prior import Prior, generic_prior
 from tests.benchmarks.replays import Step, pooled, probes_to_within, run_strategy
 
 TRUTH = Path(__file__).parents[1] / "truth"

@@ -83,10 +83,6 @@ class Terminal:
     def send(self, number: signal.Signals) -> None:
         os.kill(self.process, number)
 
-    def resize(self, columns: int, rows: int) -> None:
-        self.screen.resize(rows, columns)
-        fcntl.ioctl(self.file, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
     def hang_up(self) -> None:
         """The window is closed: SIGHUP comes, and nothing can be written any more."""
         os.close(self.file)

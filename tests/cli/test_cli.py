@@ -13,10 +13,9 @@ import click
 import pytest
 
 from planner.cli import COMMANDS, cli, main
-from planner.cli.gpus import gpu_as_json
-from planner.environment.doctor import check_machine
-from planner.errors import PlannerError, UsageError
-from planner.hardware import all_gpus
+from planner.core.errors import PlannerError, UsageError
+from planner.machine.doctor import check_machine
+from planner.machine.hardware import all_gpus
 from planner.throughput.prediction import DeviceRates
 from tests.environment.recorded import recorded
 
@@ -46,17 +45,7 @@ def test_help_imports_no_command() -> None:
         assert name in done.stdout
     loaded = set(done.stderr.split())
     assert not {module.partition(":")[0] for module, _ in COMMANDS.values()} & loaded
-    assert not loaded & {"torch", "numpy", "pydantic", "optuna", "planner.schema"}
-
-
-def test_listing_gpus_imports_neither_torch_nor_pydantic() -> None:
-    code = (
-        "import sys; from planner.cli import main; main(['gpus', '--json']);"
-        "print(*sys.modules, file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert len(json.loads(done.stdout)) == len(all_gpus())
-    assert not set(done.stderr.split()) & {"torch", "numpy", "pydantic", "optuna"}
+    assert not loaded & {"torch", "numpy", "pydantic", "optuna", "planner.core.schema"}
 
 
 @pytest.mark.parametrize("arguments", [["gpus", "--json"], ["tune", "--help"], ["--version"]])
@@ -135,7 +124,7 @@ def test_an_unknown_command_gets_the_nearest(capsys: pytest.CaptureFixture[str])
     captured = capsys.readouterr()
     assert captured.out == ""
     first, second = captured.err.strip().split("\n")
-    assert first == "Error: unknown command 'estimat'. Did you mean 'estimate'?"
+    assert first == "Error: unknown command 'estimat'. Did you mean 'estimate' or 'emulate'?"
     assert second == "List commands with 'planner --help'."
 
 
@@ -161,13 +150,6 @@ def test_a_field_that_is_no_option_is_written_as_a_field(
         assert f"No such option '{typed}'. Write {option}." in capsys.readouterr().err
     assert main(["gpus", "--window-size", "12"]) == 2  # takes no --set
     assert "--set" not in capsys.readouterr().err
-
-
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    from planner import __version__
-
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"planner {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -207,15 +189,6 @@ def test_our_own_mistakes_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) 
         main(["gpus"])
 
 
-def test_a_commands_own_status_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    @click.command()
-    def seven() -> int:
-        return 7
-
-    monkeypatch.setattr(cli, "get_command", lambda ctx, name: seven)
-    assert main(["gpus"]) == 7
-
-
 def test_gpus_lists_all_and_some(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpus"]) == 0
     table = capsys.readouterr().out
@@ -225,13 +198,6 @@ def test_gpus_lists_all_and_some(capsys: pytest.CaptureFixture[str]) -> None:
     assert [gpu["name"] for gpu in listed] == ["h100-sxm-80gb", "h100-pcie-80gb", "h100-nvl-94gb"]
     assert listed[0]["bf16_flops"] == 989.5e12
     assert listed[0]["sources"]["bf16_flops"]
-
-
-def test_gpus_says_its_sources(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gpus", "v100", "--sources"]) == 0
-    out = capsys.readouterr().out
-    assert "NVIDIA V100 Tensor Core GPU datasheet" in out
-    assert gpu_as_json(all_gpus()[0])["bf16_flops"] is None
 
 
 def test_models_are_arguments_of_estimate(capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,7 +216,7 @@ def test_the_doctor_answers_in_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The real command with real (tiny) measurements: standard output is one JSON object."""
-    from planner.environment import rates
+    from planner.throughput import measured as rates
 
     tiny = rates.Workload(
         rows=64, channels=32, copy_bytes=2**16, images=1, side=14, host_layers=2,
@@ -261,7 +227,9 @@ def test_the_doctor_answers_in_json(
     status = main(["doctor", "--rates", "--device", "cpu", "--json"])
     checkup = json.loads(capsys.readouterr().out)
     assert status == (0 if checkup["healthy"] else 1)
-    assert checkup["machine"]["torch"]["version"] == checkup["machine"]["versions"]["torch"]
+    # A wheel's metadata may leave out what the build says after the plus: 2.15.0 is 2.15.0+cu132.
+    said, installed = (checkup["machine"][key] for key in ("torch", "versions"))
+    assert said["version"].partition("+")[0] == installed["torch"].partition("+")[0]
     assert checkup["rates"]["matmul_flops"]["float32"] > 0
     assert len(list((tmp_path / "planner" / "rates").iterdir())) == 1
 
@@ -276,10 +244,10 @@ def test_the_doctor_measures_by_bus_order_and_keeps_what_nobody_disturbed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from planner.cli import doctor
-    from planner.environment import rates
-    from planner.hardware import find_gpu
+    from planner.machine.hardware import find_gpu
+    from planner.throughput import measured as rates
     from planner.throughput.prediction import rates_for
-    from search.surrogate import device_rates as search_rates
+    from search.loop.surrogate import device_rates as search_rates
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)

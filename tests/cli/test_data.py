@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
-from planner.loading.synthetic import make_synthetic
-from planner.schema.loading import LoaderRecord
-from search.study.records import read_records
+from planner.core.schema.loading import LoaderRecord
+from planner.training.loading.synthetic import make_synthetic
+from search.loop.study.records import read_records
 from tests.cli.test_tune import planner
 
 TINY = [
@@ -54,6 +54,7 @@ def test_it_searches_real_loaders_and_goes_on_from_there(pictures: Path, tmp_pat
     assert listing(pictures) == before
 
 
+@pytest.mark.workers
 def test_where_nothing_loads_the_status_is_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +74,6 @@ def test_where_nothing_loads_the_status_is_1(
         ([], "no data were named"),
         (["picures"], "there is no folder or file"),
         (["nosuch:make"], "nor a module 'nosuch'"),
-        (["."], ""),
         (["--synthetic", "0"], "0 is not in the range"),
         (["d", "--synthetic", "1", "--strategy", "grit"], "Did you mean 'grid'"),
         (["d", "--synthetic", "1", "--workers", ""], "--workers has no value"),

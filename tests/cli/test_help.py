@@ -13,10 +13,7 @@ import pytest
 from planner.cli import COMMANDS, EXAMPLES, GROUPS, cli, main
 from planner.cli.command import OTHERS, Command
 from planner.cli.help import find_command
-
-
-def planner_context() -> click.Context:
-    return click.Context(cli, info_name="planner", **cli.context_settings)  # as click makes it
+from tests.reference import REFERENCE, planner_context, reference
 
 
 def _commands() -> Iterator[click.Context]:
@@ -36,6 +33,10 @@ ALL = {found.command_path: found for found in _commands()}
 def _shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(arguments) == 0
     return capsys.readouterr().out
+
+
+def test_the_reference_is_that_of_the_commands() -> None:
+    assert REFERENCE.read_text("utf-8") == reference(), "run 'python -m tests.reference'"
 
 
 def test_commands_are_grouped_by_what_one_wants_to_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,16 +92,6 @@ def _read(example: str) -> None:
         assert found is not None
         command = found
     command.make_context(name, arguments, parent=context)
-
-
-QUICK = ("estimate", "gpus", "models", "help", "completion")
-
-
-@pytest.mark.parametrize("path", [f"planner {name}" for name in QUICK])
-def test_the_first_example_runs(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ALL[path].command
-    assert isinstance(command, Command)
-    assert _shown(_words(command.examples[0])[1:], capsys)
 
 
 @pytest.mark.parametrize(

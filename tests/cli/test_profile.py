@@ -11,9 +11,9 @@ import pytest
 
 from planner.cli import main
 from planner.cli.profile import _asked
-from planner.errors import UsageError
-from planner.schema import TrainSetting
-from planner.schema.result import Recommendation
+from planner.core.errors import UsageError
+from planner.core.schema import TrainSetting
+from planner.core.schema.result import Recommendation
 from tests.cli.test_tune import command, environment
 from tests.trainers.cases import recommendation, tiny
 

@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 import search
 from planner.cli import cli
 from planner.cli.report import command
-from planner.errors import PlannerError, UsageError
-from planner.page.rendering import is_page
-from planner.schema import TrainSetting
+from planner.core.errors import PlannerError, UsageError
+from planner.core.schema import TrainSetting
+from planner.report.page.rendering import is_page
+from search.loop.study.records import append_records
 from search.report.run import Run
-from search.study.records import append_records
 from tests.search.tables import make_record
 
 SMALL = "native:swin_tiny"
@@ -71,11 +71,10 @@ def test_the_whole_catalogue_is_ranked_on_one_page(page: str) -> None:
     assert "are compared above, and not shown one by one" in Path(page).read_text()
 
 
-@pytest.mark.parametrize("option", ["--memory=3GiB", "--gpus=2", "--link=nvlink-a100"])
-def test_all_cards_are_judged_each_by_itself(page: str, option: str) -> None:
-    assert f"does not go with {option.split('=')[0]}" in refused(
-        SMALL, "--gpu", "all", option, "--output", page
-    )
+def test_all_cards_are_judged_each_by_itself(page: str) -> None:
+    for option in ("--memory=3GiB", "--gpus=2", "--link=nvlink-a100"):
+        said = refused(SMALL, "--gpu", "all", option, "--output", page)
+        assert f"does not go with {option.split('=')[0]}" in said
 
 
 def test_a_model_is_drawn_without_torch_and_without_optuna(page: str) -> None:
@@ -89,29 +88,14 @@ def test_a_model_is_drawn_without_torch_and_without_optuna(page: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_folder_that_is_not_there_is_told_with_the_run_that_is(
-    page: str, run_folder: str
-) -> None:
+def test_a_folder_that_is_not_there_is_told(page: str, run_folder: str) -> None:
     said = refused(f"{run_folder}s", "--output", page)
-    assert f"does not exist. Did you mean the run '{run_folder}'?" in said
+    assert "does not exist." in said
     assert "A RUN is the --output of a 'planner tune'" in said
-
-
-def test_a_bare_word_may_be_a_run_nearby(
-    page: str, run_folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(Path(run_folder).parent)
-    assert "unknown model 'tund'. Did you mean the run 'tuned'?" in refused(
-        "tund", "--output", page
-    )
 
 
 def test_a_mistyped_model_is_told_with_its_neighbours(page: str) -> None:
     assert "Did you mean 'swin_tiny'" in refused("native:swin_tyny", "--output", page)
-
-
-def test_a_folder_without_a_run_is_refused(page: str, tmp_path: Path) -> None:
-    assert "holds no search" in refused(str(tmp_path), "--output", page)
 
 
 def test_options_of_a_model_have_no_effect_on_a_run(page: str, run_folder: str) -> None:
@@ -121,21 +105,11 @@ def test_options_of_a_model_have_no_effect_on_a_run(page: str, run_folder: str) 
     assert "--study-name is for the study of a RUN" in said
 
 
-@pytest.mark.parametrize(
-    "twice",
-    [
-        (SMALL, SMALL),
-        (SMALL, "--batch-size", "2,2"),
-        (SMALL, "--gpu", "rtx4090,RTX 4090"),
-    ],
-    ids=str,
-)
-def test_nothing_is_drawn_twice(page: str, twice: tuple[str, ...]) -> None:
-    assert "is named twice" in refused(*twice, *OPTIONS, "--output", page)
-
-
-def test_a_run_is_not_drawn_twice_by_two_of_its_names(page: str, run_folder: str) -> None:
-    assert "is named twice" in refused(run_folder, f"{run_folder}/../tuned", "--output", page)
+def test_nothing_is_drawn_twice(page: str, run_folder: str) -> None:
+    """A run neither by two of its names."""
+    same_run = (run_folder, f"{run_folder}/../tuned")
+    for twice in (same_run, (SMALL, SMALL, *OPTIONS), (SMALL, "--gpu", "rtx4090,RTX 4090")):
+        assert "is named twice" in refused(*twice, "--output", page)
 
 
 def test_more_than_a_page_can_compare_is_refused(page: str) -> None:
@@ -150,11 +124,6 @@ def test_somebody_s_file_is_replaced_only_by_force(page: str) -> None:
     assert Path(page).read_text() == "my notes"
     assert report(SMALL, *OPTIONS, "--output", page, "--force").exit_code == 0
     assert report(SMALL, *OPTIONS, "--output", page).exit_code == 0  # it is ours now
-
-
-def test_an_empty_file_is_nobody_s_loss(page: str) -> None:
-    Path(page).touch()
-    assert report(SMALL, *OPTIONS, "--output", page).exit_code == 0
 
 
 def test_a_link_is_replaced_only_by_force_and_stays_a_link(page: str, tmp_path: Path) -> None:
@@ -192,21 +161,12 @@ def test_an_output_that_can_be_no_page_is_refused_first(
 def test_a_full_disk_leaves_what_was_there(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report(SMALL, *OPTIONS, "--output", page).exit_code == 0
     before = Path(page).read_bytes()
-    from planner import files
+    from planner.core import files
 
     full = os.open("/dev/full", os.O_WRONLY)
     monkeypatch.setattr(files.os, "open", lambda *arguments: full)
     assert "No space left on device" in refused(SMALL, *OPTIONS, "--output", page)
     assert Path(page).read_bytes() == before
-
-
-def test_a_folder_that_may_not_be_written_to_is_told_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
-    assert "may not be written to" in refused(
-        "native:no_such_model", "--output", str(tmp_path / "page.html")
-    )
 
 
 def test_python_writes_the_same_page(page: str, run_folder: str) -> None:

@@ -10,12 +10,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from planner.cli import main
-from planner.schema import TrainSetting
-from search.study.records import format_record, read_records
+from planner.cli.tune import _arguments
+from planner.cli.tune import command as tune_command
+from planner.core.schema import TrainSetting
+from planner.core.units import GIB
+from search.loop.options import SearchOptions
+from search.loop.study.records import format_record, read_records
 from tests.search.tables import invented_table
 
 TINY = [
@@ -112,12 +117,12 @@ def test_an_interrupt_leaves_the_best_so_far_and_no_process(tmp_path: Path) -> N
 def test_a_replay_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "table.jsonl"
     table.write_bytes(b"".join(format_record(r) for r in invented_table()))
-    assert main(["tune", "--replay", str(table), "--strategy", "boundary-walk"]) == 0
+    assert main(["tune", "--replay", str(table), "--strategy", "tpe"]) == 0
     out = capsys.readouterr().out
     assert "nothing was run" in out
     assert "Next:" not in out  # nothing was kept
     kept = tmp_path / "kept here"
-    assert main(["tune", "--replay", str(table), "--strategy", "boundary-walk", "--output",
+    assert main(["tune", "--replay", str(table), "--strategy", "tpe", "--output",
                  str(kept)]) == 0  # fmt: skip
     assert capsys.readouterr().out.endswith(
         f"\n\nNext: planner emit '{kept}' --for TRAINER, or planner report '{kept}'\n"
@@ -149,6 +154,7 @@ def test_a_replay_through_the_command_writes_over_no_measured_run(
         (["native:swin_tiny", "--set", "embed_dims=3"], 2, "embed_dim"),
         (["native:swin_tiny", "--batch-size", "many"], 2, "many"),
         (["native:swin_tiny", "--device", "tpu"], 2, "tpu"),
+        (["native:swin_tiny", "--gpu", "rtx 3090"], 2, "--from advice.json begins there"),
         (["native:swin_tiny", "--device", "cpu", "--precision", "fp16"], 1, "fp32 and bf16"),
         (["native:swin_tiny", "--device", "cpu", "--storage", "study"], 2, "neither"),
         ([], 2, "MODEL"),
@@ -183,3 +189,30 @@ def test_it_tunes_over_two_real_ranks(tmp_path: Path) -> None:
     assert "images/s of all 2 devices" in done.stdout
     assert "Each probe is 2 ranks" in done.stdout
     assert "1 thread of the CPU" in done.stdout, "OMP_NUM_THREADS said so"
+
+
+def test_what_is_typed_wins_over_what_it_begins_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wish = ["--gpu", "rtx 3090", "--memory", "2GiB", "--batch-size", "256", "--keep", "compile"]
+    assert main(["advise", "native:swin_tiny", *wish, "--num-classes", "10", "--json"]) == 0
+    file = tmp_path / "advice.json"
+    file.write_text(capsys.readouterr().out)
+    ways = json.loads(file.read_text())["ways"]
+
+    def asked(*typed: str) -> dict[str, Any]:
+        return _arguments(tune_command.make_context("tune", ["--from", str(file), *typed]).params)
+
+    found = asked("--way", "2")
+    way = ways[1]["setting"]
+    assert (found["model"].num_classes, found["memory_bytes"]) == (10, 2 * GIB)
+    assert (found["global_batch"], found["start"]["batch_size"]) == (256, way["batch_size"])
+    assert found.get("allocator") == ways[1]["allocator"]
+    found = asked("--memory", "3GiB", "--batch-size", "8", "--num-classes", "5", "--gpus", "2")
+    assert (found["model"].num_classes, found["memory_bytes"]) == (5, "3GiB")
+    assert "global_batch" not in found
+    del found["model"]
+    assert SearchOptions.of(found).base.world_size == 2
+    assert main(["tune", "--way", "2"]) == 2
+    assert main(["tune", "--from", str(file), "--replay", "x"]) == 2
+    assert main(["tune", "--from", str(file), "--way", "99"]) == 2

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
-from planner.schema.loading import FedRecord
-from planner.schema.result import Recommendation
+from planner.core.schema.loading import FedRecord
+from planner.core.schema.result import Recommendation
 from tests.cli.test_tune import TINY, command, environment, planner
 from tests.search.feeding.pictures import make_folder
 
@@ -36,13 +36,15 @@ def test_it_finds_the_step_then_the_loader_and_proves_both(tmp_path: Path) -> No
     assert feeding.together is not None, feeding.notes
     assert feeding.together.status == "measured", feeding.together.message
     assert feeding.together.setting == found.setting
-    assert f"Fed from {folder} (64 items in 4 classes)" in done.stdout
-    assert "The data have 4 classes and the model 10" in done.stdout
+    said = " ".join(done.stdout.split())  # a paragraph, wrapped where its figures let it
+    assert f"Fed from {folder} (64 items in 4 classes)" in said
+    assert "The data have 4 classes and the model 10" in said
     assert sorted(folder.rglob("*")) == before, "nothing is written into the data"
-    # The same command goes on in both parts: nothing is left to run.
+    # The same command goes on in both parts, where the first run left something to be measured.
     again = planner(*arguments, "--budget", "4m", "--json", timeout=900)
     assert again.returncode == 0, again.stderr
-    assert Recommendation.model_validate(json.loads(again.stdout)).feeding is not None
+    gone_on = Recommendation.model_validate(json.loads(again.stdout)).feeding
+    assert gone_on is not None
     lines = (run / "fed.jsonl").read_text().splitlines()
     assert [FedRecord.model_validate_json(line).status for line in lines][:1] == ["measured"]
     # What `planner data` left is taken as it is, and the run that proved it too.
@@ -51,7 +53,7 @@ def test_it_finds_the_step_then_the_loader_and_proves_both(tmp_path: Path) -> No
     assert third.returncode == 0, third.stderr
     kept = Recommendation.model_validate(json.loads(third.stdout)).feeding
     assert kept is not None
-    assert kept.loader == feeding.loader
+    assert kept.loader == gone_on.loader
 
 
 @pytest.mark.workers

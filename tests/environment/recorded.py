@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from planner.environment.machine import Machine, machine_from_json
+from planner.machine.machine import Machine, machine_from_json
 
 FOLDER = Path(__file__).parent / "machines"
 _ANSWERS = {

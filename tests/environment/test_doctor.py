@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.environment.doctor import check_machine
+from planner.machine.doctor import check_machine
 from tests.environment.recorded import NAMES, expected, recorded
 
 

@@ -7,25 +7,25 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from planner.environment.bench import Bench, Trial, best_of_rounds
-from planner.environment.rates import (
+from planner.core.units import GIB, MIB
+from planner.machine.hardware import find_gpu
+from planner.throughput.bench import Bench, Trial, best_of_rounds
+from planner.throughput.measured import (
     Workload,
     load_rates,
     measure_rates,
     measuring_environment,
     rates_path,
     save_rates,
+    why_impossible,
 )
-from planner.hardware import find_gpu
-from planner.ledger import Computed
-from planner.schema import TrainSetting
-from planner.throughput.prediction import DeviceRates, predict_step, rates_for
-from planner.units import GIB, MIB
+from planner.throughput.prediction import DeviceRates, rates_for
 
 TINY = Workload(
     rows=64, channels=32, copy_bytes=2**16, images=1, side=14, host_layers=2, sample_seconds=1e-4
@@ -53,14 +53,6 @@ def test_every_rate_is_measured(measured: DeviceRates) -> None:
     assert "torch" in measured.basis
 
 
-def test_measured_rates_predict_a_step(measured: DeviceRates) -> None:
-    work = Computed("aten.mm", "matmul", "float32", 10**9, 10**6, 1, "")
-    took = predict_step([("forward", work)], measured, TrainSetting(precision="fp32"))
-    least = 10**9 / measured.matmul_flops["float32"]
-    assert took.step_seconds >= least
-    assert took.basis == measured.basis
-
-
 def test_the_precision_of_fp32_matmuls_is_left_as_it_was() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
@@ -86,10 +78,6 @@ def test_what_disturbs_for_a_while_falsifies_no_dtype() -> None:
     samples = {name: sampler(name, s) for name, s in (("a", 1.0), ("b", 2.0), ("c", 3.0))}
     assert best_of_rounds(samples, rounds=3) == {"a": 1.0, "b": 2.0, "c": 3.0}
     assert taken == ["a", "b", "c"] * 3, "in turns"
-
-
-def test_one_round_is_taken_however_late_it_is() -> None:
-    assert best_of_rounds({"a": lambda: 2.0}, deadline=-math.inf) == {"a": 2.0}
 
 
 def test_waiting_for_other_processes_is_no_time_of_a_cpu() -> None:
@@ -150,15 +138,34 @@ def test_rates_are_kept_and_read_back(rates: DeviceRates | None, measured: Devic
     assert list(path.parent.iterdir()) == [path], "no temporary file is left"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 99, "rates": {}}'])
-def test_a_damaged_file_counts_as_not_measured(text: str, measured: DeviceRates) -> None:
-    save_rates(measured).write_text(text)
-    assert load_rates(measured.name) is None
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("NVIDIA H200", {"bfloat16": 1.2 * 989e12}, None),
+        ("NVIDIA H200", {"bfloat16": 1.3 * 989e12}, "1,286 TFLOP/s in bf16, where no H200"),
+        ("NVIDIA H200", {"bandwidth": 1e13}, "10,000 GB/s, where no H200"),
+        ("Unheard-of GPU", {"bfloat16": 2e15}, None),  # as a B200 may
+        ("Unheard-of GPU", {"bfloat16": 1.42e17}, "142,000 TFLOP/s in bf16, where no card"),
+        ("NVIDIA H200", {"float32": math.inf}, "inf TFLOP/s in fp32"),
+    ],
+)
+def test_rates_that_no_card_reaches_are_nonsense(
+    name: str, change: dict[str, float], words: str | None
+) -> None:
+    plain = replace(rates_for(find_gpu("h200")), name=name)
+    moved = {"bandwidth": change.pop("bandwidth")} if "bandwidth" in change else {}
+    rates = replace(plain, matmul_flops={**plain.matmul_flops, **change}, **moved)
+    said = why_impossible(rates)
+    assert (said is None) == (words is None)
+    assert words is None or words in (said or "")
+    save_rates(rates)
+    assert (load_rates(name) is None) == (words is not None), "what an older planner kept"
 
 
-def test_a_file_with_a_missing_rate_counts_as_not_measured(measured: DeviceRates) -> None:
+def test_a_damaged_file_counts_as_not_measured(measured: DeviceRates) -> None:
     path = save_rates(measured)
-    data = json.loads(path.read_text())
-    del data["rates"]["bandwidth"]
-    path.write_text(json.dumps(data))
-    assert load_rates(measured.name) is None
+    lacking = json.loads(path.read_text())
+    del lacking["rates"]["bandwidth"]
+    for text in ("", "{", "[]", "{}", '{"format": 99, "rates": {}}', json.dumps(lacking)):
+        path.write_text(text)
+        assert load_rates(measured.name) is None

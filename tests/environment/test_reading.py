@@ -10,26 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from planner.environment import doctor
-from planner.environment.facts import as_bus_address, cpus_of, gather_facts
-from planner.environment.machine import (
+from planner.core.errors import PlannerError
+from planner.machine import doctor
+from planner.machine.facts import cpus_of, gather_facts
+from planner.machine.machine import (
     DriverAnswer,
     DriverFigures,
     load_machine,
-    machine_from_json,
 )
-from planner.environment.reading.files import (
+from planner.machine.reading.files import (
     as_cpu_list,
     read_device_files,
     read_kernel_module,
     read_numa_nodes,
     read_pci,
 )
-from planner.environment.reading.here import read_machine
-from planner.environment.reading.tools import ask_tool
-from planner.environment.smi import parse_smi
-from planner.environment.topology import parse_topology
-from planner.errors import PlannerError
+from planner.machine.reading.here import read_machine
+from planner.machine.reading.tools import ask_tool
+from planner.machine.smi import parse_smi
+from planner.machine.topology import parse_topology
 from tests.environment.recorded import FOLDER, NAMES, recorded
 
 
@@ -89,10 +88,6 @@ def test_lists_of_cpus_are_read_as_they_are_written(cpus: list[int]) -> None:
     assert as_cpu_list([0, 1, 2, 8]) == "0-2,8"
 
 
-def test_addresses_of_the_driver_and_of_the_kernel_are_one() -> None:
-    assert as_bus_address("00000000:0A:00.0") == as_bus_address("0000:0a:00.0") == "0000:0a:00.0"
-
-
 def test_topology() -> None:
     text = (FOLDER / "h100-pair" / "topology.txt").read_text()
     assert parse_topology(text) == {(0, 1): "NV18"}
@@ -148,44 +143,38 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
         load_machine(tmp_path / "binary.json")
 
 
-def test_this_machine_is_read_and_kept() -> None:
-    """Nothing stands in for anything here."""
-    machine = read_machine()
-    assert machine.host.num_cpus >= 1
-    assert machine.torch.version
-    assert machine_from_json(json.loads(json.dumps(machine.to_json()))) == machine
-
-
 def test_the_drivers_library_is_asked_where_nvidia_smi_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from planner.environment.reading import here
+    from planner.machine.reading import here
 
     monkeypatch.setattr(here, "ask_torch", lambda _: recorded("a100").torch)
     monkeypatch.setattr(here, "import_errors", lambda *_: {})  # seconds, and no part of this
     monkeypatch.setenv("PATH", str(tmp_path))
     gpu = recorded("no-smi").gpus[0]
     figures = {gpu.uuid: DriverFigures(persistence=1, temperature=40)}
-    machine = read_machine({}, tmp_path, lambda: DriverAnswer((gpu,), figures))
+    monkeypatch.setattr(here, "ask_driver", lambda: DriverAnswer((gpu,), figures))
+    machine = read_machine({}, tmp_path)
     assert (machine.gpus, machine.gpus_from, machine.smi.error) == ((gpu,), "NVML", "missing")
     assert machine.figures == figures
+    monkeypatch.setattr(here, "ask_driver", DriverAnswer)
     assert read_machine({}, tmp_path).gpus_from == ""
 
 
-def test_nvidia_smi_is_asked_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from planner.environment.reading import here
+def test_nvidia_smi_tells_more_of_cards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from planner.machine.reading import here
 
     monkeypatch.setattr(here, "ask_torch", lambda _: recorded("a100").torch)
     monkeypatch.setattr(here, "import_errors", lambda *_: {})
-    xml, csv = FOLDER / "a100" / "smi.xml", tmp_path / "csv"
-    csv.write_text("0, NVIDIA A100-SXM4-80GB, GPU-513536b6-0000-0000-0000-1e69664bb298, 81920, 1, "
-                   "580.95.05, 8.0, Disabled, 00000000:01:00.0\n")  # fmt: skip
+    figures = {"GPU-513536b6-0000-0000-0000-1e69664bb298": DriverFigures(temperature=40)}
+    told = DriverAnswer(recorded("a100").gpus, figures)
+    monkeypatch.setattr(here, "ask_driver", lambda: told)
     tool(tmp_path, "nvidia-smi", f"""case "$1" in
--q) exec cat {xml};; topo) exec cat {FOLDER / 'h100-pair' / 'topology.txt'};;
-*) exec cat {csv};; esac""")  # fmt: skip
+-q) exec cat {FOLDER / 'a100' / 'smi.xml'};;
+topo) exec cat {FOLDER / 'h100-pair' / 'topology.txt'};; esac""")  # fmt: skip
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
     machine = read_machine({}, tmp_path)
-    assert machine.gpus_from == "nvidia-smi"
+    assert (machine.gpus_from, machine.figures) == ("NVML", {})
     facts = gather_facts(machine)
     assert [card.smi is not None for card in facts.cards] == [True]
     assert (facts.driver, facts.driver_cuda) == ("580.95.05", "13.0")

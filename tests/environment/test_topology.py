@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from planner.environment.doctor import check_machine
-from planner.environment.facts import gather_facts
-from planner.environment.findings.finding import Finding
-from planner.environment.links.proposal import propose_link
-from planner.environment.machine import Answer, Machine, Nic
-from planner.environment.reading.here import read_machine
-from planner.environment.reading.network import read_nics
-from planner.environment.topology import NvLinks, parse_nvlinks, parse_peers, parse_topology
-from planner.hardware.fabric import find_fabric
+from planner.machine.doctor import check_machine
+from planner.machine.facts import gather_facts
+from planner.machine.findings.finding import Finding
+from planner.machine.hardware.fabric import find_fabric
+from planner.machine.links.proposal import propose_link
+from planner.machine.machine import Answer, Machine, Nic
+from planner.machine.reading.here import read_machine
+from planner.machine.reading.network import read_nics
+from planner.machine.topology import NvLinks, parse_nvlinks, parse_peers, parse_topology
 from tests.environment.recorded import FOLDER, recorded
 
 ETHERNET = Nic("ethernet", 10.0, True, 0)
@@ -71,11 +71,6 @@ def test_nvlink_that_nccl_may_not_use_is_no_link(variables: dict[str, str]) -> N
     assert found.link == "no-p2p"
     assert [f.level for f in findings(machine).values()] == ["warning"]
     assert next(iter(variables)) in findings(machine)["settings.nccl-p2p"].message
-
-
-def test_a_variable_that_is_0_disables_nothing() -> None:
-    variables = {"NCCL_P2P_DISABLE": "0", "NCCL_IB_DISABLE": "0", "NCCL_SHM_DISABLE": "0"}
-    assert findings(replace(recorded("dgx-a100"), variables=variables)) == {}
 
 
 def test_no_p2p_says_how_the_cards_are_joined_and_why() -> None:
@@ -171,7 +166,7 @@ def test_network_cards_are_read(tmp_path: Path) -> None:
 
 
 def test_variables_of_nccl_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from planner.environment.reading import here
+    from planner.machine.reading import here
 
     monkeypatch.setattr(here, "ask_torch", lambda _: recorded("a100").torch)
     monkeypatch.setattr(here, "import_errors", lambda *_: {})

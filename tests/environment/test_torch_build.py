@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.environment.torch_build import (
+from planner.core.units import GIB
+from planner.machine.torch_build import (
     TorchBuild,
     TorchGpu,
     ask_torch,
@@ -17,8 +18,7 @@ from planner.environment.torch_build import (
     has_code_for,
     import_errors,
 )
-from planner.environment.torch_build import why_not_usable as why_not
-from planner.units import GIB
+from planner.machine.torch_build import why_not_usable as why_not
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,6 @@ def test_code_runs_where_cudas_rules_say(
     capability: tuple[int, int], arch_list: tuple[str, ...], runs: bool
 ) -> None:
     assert has_code_for(capability, arch_list) == runs
-
-
-def test_the_installed_torch_answers() -> None:
-    import torch
-
-    build = ask_torch()
-    assert build.version == torch.__version__
-    assert build.error == ""
-    assert build.available == torch.cuda.is_available()
 
 
 STAND_IN = """
@@ -175,13 +166,50 @@ def test_a_torch_that_cannot_be_imported_is_told(stand_in: dict[str, str]) -> No
     assert "libcudart" in ask_torch(stand_in).error
 
 
-@pytest.mark.parametrize(
-    "code", ["import os; os._exit(0)", "import atexit; atexit.register(print, 'goodbye')"]
-)
-def test_a_torch_without_an_answer_is_told(stand_in: dict[str, str], code: str) -> None:
+def test_a_torch_without_an_answer_is_told(stand_in: dict[str, str]) -> None:
     with Path(stand_in["PYTHONPATH"], "torch.py").open("a") as file:
-        file.write(f"\n{code}\n")
+        file.write("\nos._exit(0)\n")
     assert ask_torch(stand_in).error == "the process that imports it printed no answer"
+
+
+def test_an_answer_counts_however_the_process_ends(stand_in: dict[str, str]) -> None:
+    with Path(stand_in["PYTHONPATH"], "torch.py").open("a") as file:
+        file.write("\nimport atexit; atexit.register(os._exit, 3); atexit.register(print, 'bye')\n")
+    build = ask_torch(stand_in, ())
+    assert (build.error, len(build.gpus)) == ("", 4)
+
+
+@pytest.mark.parametrize(
+    ("code", "question", "line"),
+    [
+        ("cuda.is_available = lambda: 1 / 0", "torch.cuda.is_available()", "division by zero"),
+        ("cuda.get_arch_list = lambda: os.abort()", "torch.cuda.get_arch_list()", "status -6"),
+        ("class nccl: version = lambda: os.abort()\ncuda.nccl = nccl", "torch.cuda.nccl.version()",
+         "status -6"),
+        ("class cudnn: version = lambda: sys.exit('no cuDNN for you')\n"
+         "class backends: cudnn = cudnn", "torch.backends.cudnn.version()", "no cuDNN for you"),
+    ],
+)  # fmt: skip
+def test_a_question_that_fails_condemns_no_torch(
+    stand_in: dict[str, str], code: str, question: str, line: str
+) -> None:
+    with Path(stand_in["PYTHONPATH"], "torch.py").open("a") as file:
+        file.write(f"\nimport sys\n{code}\n")
+    build = ask_torch(stand_in, ())
+    assert (build.error, build.version) == ("", "2.13.0+cu130")
+    assert list(build.failed) == [question]
+    assert line in build.failed[question]
+    assert len(build.gpus) == (0 if "is_available" in code else 4)
+    assert (why_not(build) is None) != ("is_available" in code)
+
+
+def test_a_card_on_which_a_kernel_ends_the_process_hides_no_other(stand_in: dict[str, str]) -> None:
+    with Path(stand_in["PYTHONPATH"], "torch.py").open("a") as file:
+        file.write("\nTensor.item = lambda self: os.abort()\n")
+    build = ask_torch(stand_in, (0, 2))
+    assert list(build.failed) == ["a kernel on cuda:0"]
+    assert "status -6" in build.gpus[0].error
+    assert (len(build.gpus), build.gpus[2].error) == (4, "")
 
 
 def test_rocms_numbers_are_not_cudas() -> None:

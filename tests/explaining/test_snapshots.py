@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
+import math
 import pickle
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import planner
-from planner.errors import PlannerError
-from planner.explaining.explanation import explain
-from planner.explaining.relief import find_relief
-from planner.explaining.snapshot_reading import NO_STACK, place_of, read_snapshot
-from planner.hardware.catalogue import find_gpu
+from planner.core.errors import PlannerError
+from planner.core.schema import TrainSetting
 from planner.memory.snapshot import replay_snapshot
 from planner.report.explanation import explanation_text
-from planner.schema import TrainSetting
+from planner.watching.explaining.explanation import explain
+from planner.watching.explaining.snapshot_reading import NO_STACK, place_of, read_snapshot
 from tests.memory.histories import recorded_history
 from tests.trainers.cases import recommendation, tiny
 
@@ -70,11 +70,6 @@ def failed_snapshot(requested: int = 256 * MIB, device_free: int = 64 * MIB) -> 
 @pytest.mark.parametrize("category", STACKS)
 def test_a_stack_says_what_a_block_is(category: str) -> None:
     assert place_of(STACKS[category])[0] == category
-
-
-def test_a_place_is_the_innermost_line_that_is_not_torchs() -> None:
-    where = place_of(STACKS["forward: activations"])[1]
-    assert where == "models/swin_transformer.py:205 forward"
 
 
 def test_what_is_alive_and_what_is_free_add_up() -> None:
@@ -162,9 +157,76 @@ def test_a_plan_is_the_setting_that_trained(tmp_path: Path) -> None:
         explain(path, tiny(), plan=tmp_path)
 
 
-def test_nothing_frees_more_than_the_step_needs() -> None:
-    setting = TrainSetting(batch_size=2)
-    predicted = planner.estimate(tiny(), setting)
-    relief = find_relief(predicted, 100 * GIB, None, find_gpu("rtx 3090"), None)
-    assert relief.levers == ()
-    assert relief.why_none
+def explained(path: Path, data: bytes) -> str:
+    """What is said of it; of what is refused, the reason."""
+    path.write_bytes(data)
+    try:
+        return explanation_text(explain(path))
+    except PlannerError as error:
+        return error.message
+
+
+HUGE_MEMO = b"\x80\x04Nr\xff\xff\xff\x0f."  # asks for 4 GiB
+HUGE_BYTES = b"\x80\x05\x96\x00\x00\x00\x00\x04\x00\x00\x00."
+
+
+@pytest.mark.parametrize(
+    "data", [HUGE_MEMO, HUGE_BYTES, gzip.compress(HUGE_MEMO)], ids=["memo", "bytes", "packed"]
+)
+def test_a_few_bytes_do_not_ask_for_gigabytes(data: bytes, tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    assert "cannot be read as a memory snapshot" in explained(tmp_path / "a.pickle", data)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < GIB // 1024  # KiB
+    assert resource.getrlimit(resource.RLIMIT_AS) == limit
+
+
+def nested(depth: int) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [math.nan, math.inf, 10**400, -1, True, "1", None, (1,), nested(60), {}],
+    ids=["nan", "inf", "huge", "negative", "bool", "text", "none", "tuple", "nested", "dict"],
+)
+@pytest.mark.parametrize(
+    "place", ["size", "total_size", "device", "state", "frames", "category", "failed", "free"]
+)
+def test_a_value_that_cannot_be_is_refused_or_passed_over(
+    place: str, bad: object, tmp_path: Path
+) -> None:
+    snapshot = failed_snapshot()
+    segment = snapshot["segments"][0]
+    failure = snapshot["device_traces"][0][-1]
+    block = next(b for b in segment["blocks"] if b.get("frames"))
+    entry, key = {
+        "total_size": (segment, "total_size"), "device": (segment, "device"),
+        "failed": (failure, "size"), "free": (failure, "device_free"),
+    }.get(place, (block, place))  # fmt: skip
+    entry[key] = bad
+    said = explained(tmp_path / "a.pickle", pickle.dumps(snapshot))
+    assert len(said) < 5000
+    if place in ("size", "total_size", "failed", "free"):
+        assert "is no number of bytes" in said
+
+
+def test_lists_that_are_there_many_times_over_are_not_followed(tmp_path: Path) -> None:
+    blocks = [{"size": 512, "state": "inactive"}] * 10_000
+    segment = {"device": 0, "total_size": 512, "blocks": blocks}
+    snapshot = {"segments": [segment] * 10_000, "device_traces": []}
+    said = explained(tmp_path / "a.pickle", pickle.dumps(snapshot))
+    assert "more events or blocks" in said
+
+
+def test_damaged_snapshots_are_refused_or_told(tmp_path: Path) -> None:
+    """One bit turned, or an end cut off, at each of some hundred places."""
+    whole = pickle.dumps(failed_snapshot())
+    for place in range(0, len(whole), max(len(whole) // 150, 1)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        for data in (bytes(flipped), whole[:place]):
+            assert explained(tmp_path / "a.pickle", data)

@@ -17,11 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from planner.ledger import Allocated, Event, Marked
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.ledger.ledger import Allocated, Event, Marked
 from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.libraries.microsoft.names import PUBLISHED
 from planner.libraries.registry import find_library
-from planner.schema import SwinConfig, TrainSetting
 from tests.equality import phase_ends
 from tests.libraries.steps import Changes, setting_of
 
@@ -32,6 +32,7 @@ SMALL: Changes = {
     "library": "microsoft", "image_size": 56, "depths": (2, 2), "num_heads": (1, 2),
     "embed_dim": 32, "num_classes": 10,
 }  # fmt: skip
+PLAIN: Changes = {"loss": "cross-entropy", "clip_grad": False}  # as the facts were recorded
 PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16")
 CHECKPOINTINGS = ("none", "blocks", "stages", "stages:1")
 MODELS: tuple[Changes, ...] = (
@@ -64,7 +65,7 @@ DROPPED: Changes = {"image_size": 112, "drop_rate": 0.1, "attn_drop_rate": 0.1}
 
 @dataclass(frozen=True)
 class Case:
-    """One step of one model: what differs from SMALL and from `setting_of({})`, or a name."""
+    """One step of one model: what differs from SMALL and from `setting_of(PLAIN)`, or a name."""
 
     model: Changes
     setting: Changes
@@ -78,7 +79,7 @@ class Case:
     @property
     def train_setting(self) -> TrainSetting:
         spec = find_library("microsoft")
-        return spec.resolve(self.config, setting_of(self.setting))
+        return spec.resolve(self.config, setting_of({**PLAIN, **self.setting}))
 
     @property
     def title(self) -> str:
@@ -129,7 +130,7 @@ def read_facts() -> dict[str, Any]:
 
 
 def _trace(case: Case) -> dict[str, Any]:
-    from planner.trace import trace_training
+    from planner.trace.run import trace_training
 
     config, setting = case.config, case.train_setting
     build = find_library("microsoft").build

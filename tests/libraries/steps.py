@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 
+from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE, named_checkout
 from planner.libraries.registry import find_library
-from planner.schema import SwinConfig, TrainSetting
 from planner.step.training import record_training
 from tests.equality import assert_equal_steps, phase_ends
 

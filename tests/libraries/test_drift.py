@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.estimation import estimate
+from planner.core.schema import SwinConfig
+from planner.estimation.estimate import estimate
 from planner.libraries import drift
 from planner.libraries.drift import drift_notes, package_folder
 from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.libraries.registry import SPECS, find_library
-from planner.schema import SwinConfig
 
 LIBRARIES = ("timm", "torchvision", "transformers")
 
@@ -100,7 +100,7 @@ def test_an_estimate_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_nothing_is_imported_to_compare() -> None:
     code = (
         "import sys; from planner.libraries.registry import SPECS; "
-        "from planner.schema import SwinConfig; "
+        "from planner.core.schema import SwinConfig; "
         "[s.drift(SwinConfig(library=n)) for n, s in SPECS.items()]; "
         "print([m for m in ('torch', 'timm', 'torchvision', 'transformers') if m in sys.modules])"
     )

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from planner.errors import PlannerError, UsageError
+from planner.core.errors import PlannerError, UsageError
+from planner.core.schema import FactoryModel, TrainSetting
 from planner.libraries.factory import check_factory, load_factory
-from planner.schema import FactoryModel, TrainSetting
 
 FACTORIES = """
     from torch import nn
@@ -82,7 +82,7 @@ def test_what_it_prints_stays_off_standard_output(
     ],
 )
 def test_a_factory_at_fault(own_models: str, attribute: str, message: str) -> None:
-    from planner.tasks import task_for
+    from planner.training.tasks import task_for
 
     with pytest.raises(PlannerError, match=message) as caught:
         task_for(FactoryModel(factory=f"{own_models}:{attribute}"), TrainSetting())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.schema import SwinConfig
+from planner.core.schema import SwinConfig
 from tests.libraries.steps import assert_equal_to_trace, needs, needs_checkout, setting_of
 
 LIBRARIES = [

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import PlannerError, UnsupportedError, UsageError
+from planner.core.errors import PlannerError, UnsupportedError, UsageError
+from planner.core.schema import DeviceInfo, MeasurementRecord, NamedModel, SwinConfig, TrainSetting
 from planner.libraries.resolve import resolve_model
-from planner.schema import DeviceInfo, MeasurementRecord, NamedModel, SwinConfig, TrainSetting
 
 
 def need(library: str) -> None:
@@ -111,7 +111,7 @@ def test_an_unknown_name_is_said_with_the_nearest(text: str, message: str) -> No
 )
 def test_a_step_that_is_not_known_is_refused_with_the_way_out(text: str) -> None:
     need(text.partition(":")[0])
-    with pytest.raises(UnsupportedError, match=r"planner\.tasks"):
+    with pytest.raises(UnsupportedError, match=r"planner\.training\.tasks"):
         resolve_model(text, {})
 
 

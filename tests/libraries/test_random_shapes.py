@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.errors import UnsupportedError
+from planner.core.errors import UnsupportedError
+from planner.core.schema import SwinConfig
 from planner.libraries.registry import find_library
-from planner.schema import SwinConfig
 from tests.libraries.steps import assert_equal_to_trace, needs, setting_of
 
 LIBRARIES = ("timm", "torchvision", "transformers")

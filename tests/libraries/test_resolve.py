@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import PlannerError, UnsupportedError, UsageError
+from planner.core.errors import PlannerError, UnsupportedError, UsageError
+from planner.core.schema import FactoryModel, SwinConfig
 from planner.libraries.resolve import resolve_model
-from planner.schema import FactoryModel, SwinConfig
 
 
 def test_reads_a_librarys_name() -> None:

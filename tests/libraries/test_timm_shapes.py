@@ -9,8 +9,8 @@ import itertools
 
 import pytest
 
+from planner.core.schema import SwinConfig
 from planner.libraries.timm.names import PUBLISHED
-from planner.schema import SwinConfig
 from tests.covering import covering, each_value_and_long_pairs
 from tests.libraries.steps import (
     Changes,
@@ -30,18 +30,6 @@ SMALL = SwinConfig(
 KINDS: tuple[tuple[int, str], ...] = ((1, "eager"), (1, "sdpa"), (2, "eager"))
 PRECISIONS = ("fp32", "bf16", "fp16", "pure-bf16")
 CHECKPOINTINGS = ("blocks", "blocks:2", "blocks:every-2", "selective", "stages", "stages:1")
-MODELS: tuple[Changes, ...] = (
-    {"image_size": (60, 76)},  # 15x19 tokens: padded windows, odd sides to merge
-    {"image_size": (56, 112), "depths": (1, 2)},  # then 7x14 tokens, shifted along one side
-    {"image_size": 48, "window_size": 5},
-    {"image_size": 112, "window_size": (7, 14)},  # a window for each stage, as swin_s3_*
-    {"image_size": 58, "in_channels": 1},  # patches do not divide the image
-    {"image_size": 28, "patch_size": 2, "depths": (1, 2), "mlp_ratio": 2.0},
-    {"depths": (1, 2, 1), "num_heads": (3, 6, 12), "qkv_bias": False},
-    {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.0},
-    {"drop_path_rate": 0.3, "num_classes": 21841},
-    {"num_heads": (1, 2), "image_size": 64, "window_size": 8},  # strides of one head are kept
-)
 SETTINGS: tuple[Changes, ...] = (
     {"batch_size": 1},
     {"batch_size": 5},
@@ -50,7 +38,7 @@ SETTINGS: tuple[Changes, ...] = (
 )
 
 
-# The same models, several changes at once: as many as there are kinds of checkpointing.
+# Several changes at once: as many as there are kinds of checkpointing.
 JOINED: tuple[Changes, ...] = (
     {"image_size": (60, 76), "drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.0},
     {"image_size": (56, 112), "depths": (1, 2), "drop_path_rate": 0.3, "num_classes": 21841},
@@ -82,20 +70,6 @@ def test_a_step(
     assert_equal_to_trace(small(version, model), setting_of({**asked, **changes}))
 
 
-@pytest.mark.combinations
-@pytest.mark.parametrize(("version", "attention"), KINDS)
-@pytest.mark.parametrize("changes", MODELS, ids=name_of)
-def test_every_model(version: int, attention: str, changes: Changes) -> None:
-    assert_equal_to_trace(small(version, changes), setting_of({"attention": attention}))
-
-
-@pytest.mark.combinations
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("changes", SETTINGS, ids=name_of)
-def test_every_setting(version: int, changes: Changes) -> None:
-    assert_equal_to_trace(small(version, {}), setting_of(changes))
-
-
 def test_window_of_pretraining_changes_no_bytes() -> None:
     assert_equal_to_trace(small(2, {"pretrained_window_size": (4, 2)}), setting_of({}))
 
@@ -113,19 +87,3 @@ def test_real_tensors(version: int, changes: Changes) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models(name: str) -> None:
     assert_equal_to_trace(PUBLISHED[name], setting_of({}))
-
-
-@pytest.mark.combinations
-@pytest.mark.parametrize(
-    ("name", "precision", "checkpointing"),
-    list(
-        itertools.product(
-            ("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"),
-            PRECISIONS,
-            ("none", *CHECKPOINTINGS),
-        )
-    ),
-)
-def test_tiny_in_every_way(name: str, precision: str, checkpointing: str) -> None:
-    setting = setting_of({"precision": precision, "checkpointing": checkpointing})
-    assert_equal_to_trace(PUBLISHED[name], setting)

@@ -1,6 +1,6 @@
 """transformers' Swin v1 and v2 on shapes are the real modules, event by event.
 
-Shown with torch 2.13.0 and transformers 5.23.0.
+Shown with torch 2.14.1 and transformers 5.24.0.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import itertools
 
 import pytest
 
+from planner.core.schema import SwinConfig
 from planner.libraries.transformers.names import PUBLISHED
-from planner.schema import SwinConfig
 from tests.covering import covering, each_value_and_long_pairs
 from tests.libraries.steps import (
     Changes,
@@ -43,18 +43,6 @@ CHECKPOINTINGS = (
     "stages:1",
     "nested",
 )
-MODELS: tuple[Changes, ...] = (
-    {"image_size": (60, 76)},  # 15x19 tokens: padded windows, odd sides to merge
-    {"image_size": (56, 112), "depths": (1, 2)},  # then 7x14 tokens, with no shift at all
-    {"image_size": (112, 60)},  # 28x15 tokens, then 14x8
-    {"image_size": 58, "in_channels": 1},  # patches do not divide the image: it is padded
-    {"image_size": (57, 64), "window_size": 5},
-    {"image_size": 28, "patch_size": 2, "depths": (1, 2), "mlp_ratio": 2.0},
-    {"image_size": 64, "depths": (1, 2, 1), "num_heads": (3, 6, 12), "window_size": 4,
-     "qkv_bias": False},
-    {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.0},
-    {"drop_path_rate": 0.3, "num_classes": 21841},
-)  # fmt: skip
 SETTINGS: tuple[Changes, ...] = (
     {"batch_size": 1},
     {"batch_size": 5},
@@ -63,7 +51,7 @@ SETTINGS: tuple[Changes, ...] = (
 )
 
 
-# The same models, several changes at once: as many as there are kinds of checkpointing.
+# Several changes at once: as many as there are kinds of checkpointing.
 JOINED: tuple[Changes, ...] = (
     {},
     {"image_size": (60, 76), "drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.0},
@@ -101,34 +89,16 @@ def test_a_step(
     assert_equal_to_trace(small(version, model), setting_of({**asked, **changes}))
 
 
-@pytest.mark.combinations
-@pytest.mark.parametrize(("version", "attention"), KINDS)
-@pytest.mark.parametrize("changes", MODELS, ids=name_of)
-def test_every_model(version: int, attention: str, changes: Changes) -> None:
-    assert_equal_to_trace(small(version, changes), setting_of({"attention": attention}))
-
-
-@pytest.mark.combinations
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("changes", SETTINGS, ids=name_of)
-def test_every_setting(version: int, changes: Changes) -> None:
-    assert_equal_to_trace(small(version, {}), setting_of(changes))
-
-
-@pytest.mark.parametrize(
-    "attention", ["eager", pytest.param("sdpa", marks=pytest.mark.combinations)]
-)
-def test_dropout_inside_nested_checkpoints(attention: str) -> None:
+def test_dropout_inside_nested_checkpoints() -> None:
     config = small(1, {"image_size": (60, 76), "drop_rate": 0.1, "attn_drop_rate": 0.1})
-    setting = setting_of({"attention": attention, "checkpointing": "nested", "precision": "fp32"})
+    setting = setting_of({"attention": "eager", "checkpointing": "nested", "precision": "fp32"})
     assert_equal_to_trace(config, setting)
 
 
-@pytest.mark.parametrize("batch_size", [1, pytest.param(3, marks=pytest.mark.combinations)])
-def test_absolute_positions(batch_size: int) -> None:
+def test_absolute_positions() -> None:
     """Only version 1 has them that work."""
     config = small(1, {"absolute_position_embedding": True, "drop_rate": 0.1})
-    assert_equal_to_trace(config, setting_of({"batch_size": batch_size}))
+    assert_equal_to_trace(config, setting_of({"batch_size": 1}))
 
 
 @pytest.mark.parametrize("window", [16, 7])
@@ -152,21 +122,3 @@ def test_real_tensors(version: int, changes: Changes) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models(name: str) -> None:
     assert_equal_to_trace(PUBLISHED[name], setting_of({}))
-
-
-@pytest.mark.combinations
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("checkpointing", ["none", *CHECKPOINTINGS])
-@pytest.mark.parametrize(("version", "attention"), KINDS)
-def test_tiny_in_every_way(
-    version: int, attention: str, checkpointing: str, precision: str
-) -> None:
-    if version == 2 and checkpointing == "nested":
-        pytest.skip("version 2 checkpoints only its stages")
-    name = (
-        "microsoft/swin-tiny-patch4-window7-224"
-        if version == 1
-        else "microsoft/swinv2-tiny-patch4-window8-256"
-    )
-    changes = {"attention": attention, "checkpointing": checkpointing, "precision": precision}
-    assert_equal_to_trace(PUBLISHED[name], setting_of(changes))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from planner.loading.pictures import BadItemError, decode_with_pil
+from planner.training.loading.pictures import BadItemError, decode_with_pil
 from tests.loading.made import BROKEN, SIDE, UNUSUAL, encoded
 
 

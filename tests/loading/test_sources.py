@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import UsageError
-from planner.loading.folder import find_pictures, split_folder
-from planner.loading.sources import expand_shards, find_source
+from planner.core.errors import UsageError
+from planner.training.loading.folder import find_pictures, split_folder
+from planner.training.loading.items import FolderItems
+from planner.training.loading.pictures import BadItemError
+from planner.training.loading.sources import expand_shards, find_source
 from tests.loading.made import encoded, folder_of, listing
 
 
@@ -27,15 +29,6 @@ def test_a_folder_of_classes(tmp_path: Path) -> None:
     assert source.total_bytes == sum(path.stat().st_size for path in root.rglob("*.jpg"))
     assert source.faults == ()
     assert listing(root) == before
-
-
-def test_pictures_have_their_names_and_classes(tmp_path: Path) -> None:
-    pictures = find_pictures(folder_of(tmp_path / "data", 5))
-    found = [(pictures.name(i), pictures.label(i)) for i in range(len(pictures))]
-    assert found == [
-        ("cat/0000.jpg", 0), ("cat/0002.jpg", 0), ("cat/0004.jpg", 0),
-        ("dog/0001.jpg", 1), ("dog/0003.jpg", 1),
-    ]  # fmt: skip
 
 
 def test_they_are_those_of_torchvisions_image_folder(tmp_path: Path) -> None:
@@ -75,6 +68,24 @@ def test_what_is_no_picture_is_counted(tmp_path: Path) -> None:
     assert (fault.count, fault.message) == (3, "no picture (.txt)")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_what_has_no_end_is_no_picture(tmp_path: Path) -> None:
+    """Nor does it become one by being named a picture, or being put there later."""
+    root = folder_of(tmp_path / "data")
+    os.mkfifo(root / "cat" / "pipe.jpg")
+    (root / "dog" / "zero.png").symlink_to("/dev/zero")
+    (root / "dog" / "gone.png").symlink_to("nowhere")
+    assert {name for name in messages(root) if "no picture" in messages(root)[name]} == {
+        "cat/pipe.jpg", "dog/zero.png",
+    }  # fmt: skip
+    items = FolderItems(find_pictures(root))
+    path = root / items.name(0)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(BadItemError, match="no regular file"):
+        items.read(0)
+
+
 def test_a_picture_of_no_class_is_named(tmp_path: Path) -> None:
     root = folder_of(tmp_path / "data")
     (root / "stray.jpg").write_bytes(encoded())
@@ -92,7 +103,7 @@ def test_a_link_that_leads_back_ends(tmp_path: Path) -> None:
 
 SCAN = """
 import os, sys
-from planner.loading.sources import find_source
+from planner.training.loading.sources import find_source
 os.setuid(65534)
 source = find_source(sys.argv[1])
 print(source.num_items, source.faults[0].item, source.faults[0].message)
@@ -158,15 +169,10 @@ def test_a_factory_is_found_and_not_imported() -> None:
     assert "tests.loading.exploding" not in sys.modules
 
 
-def test_a_factory_of_no_module() -> None:
-    with pytest.raises(UsageError, match="nor a module 'nowhere'"):
-        find_source("nowhere:make")
-
-
 def test_finding_data_imports_no_torch(tmp_path: Path) -> None:
     root = folder_of(tmp_path / "data", 2)
     code = (
-        "import sys; from planner.loading.sources import find_source;"
+        "import sys; from planner.training.loading.sources import find_source;"
         "find_source(sys.argv[1]); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(root)], check=True)

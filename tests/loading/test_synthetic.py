@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from planner.errors import UsageError
-from planner.loading.synthetic import SIZES, make_synthetic
+from planner.core.errors import UsageError
+from planner.training.loading.synthetic import SIZES, make_synthetic
 from tests.loading.made import listing
 
 
@@ -64,8 +64,8 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from planner.errors import PlannerError
-from planner.loading.synthetic import make_synthetic
+from planner.core.errors import PlannerError
+from planner.training.loading.synthetic import make_synthetic
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:
     make_synthetic(Path(sys.argv[1]), 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from planner.units import MIB
+from planner.core.units import MIB
 
 
 def random_requests(source: random.Random, count: int) -> list[int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from planner.errors import PlannerError, UnsupportedError, UsageError
+from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.memory.allocator_config import (
     AllocatorConfig,
     environment_allocator,
+    options_text,
     parse_allocator_config,
 )
 
@@ -23,6 +24,9 @@ def test_an_allocator_config_is_read_as_torch_reads_it() -> None:
     assert parse_allocator_config("backend:native,pinned_use_background_threads:True,") == (
         AllocatorConfig()
     )
+    # From torch 2.15 on: as much as without it, and for streams that are given a class.
+    text = "expandable_segments_reserve:1.125,expandable_segments_reserve_by_class:[a:0.5,b:8G]"
+    assert parse_allocator_config(text) == AllocatorConfig()
     large = parse_allocator_config("max_split_size_mb:64,large_segment_size_mb:32")
     assert (large.large_segment_bytes, large.max_non_split_rounding_bytes) == (32 * MIB, 32 * MIB)
 
@@ -81,12 +85,18 @@ def test_divisions_fill_below_the_first_interval_and_above_the_last() -> None:
         ("max_split_size_mb:19", "20 or more"),
         ("max_split_size_mb:24,large_segment_size_mb:32", "32 or more"),
         ("max_split_size_mb", "key:value"),
+        ("max_split_size_mb:99999999999999999999", "under 2.44"),
+        pytest.param("max_split_size_mb:" + "9" * 5000, "under 2.44", id="long"),
+        pytest.param("roundup_power2_divisions:" + "8" * 5000, "powers of two", id="long_power"),
         ("garbage_collection_threshold:1", "below 1"),
         ("roundup_power2_divisions:3", "powers of two"),
         ("roundup_power2_divisions:[256:1,", "closing bracket"),
         ("backend:cudaMallocSync", "cudaMallocAsync"),
         ("backend:cudaMallocAsync", "driver"),
         ("per_process_memory_fraction:1.5", "1 at most"),
+        ("expandable_segments_reserve:0.5", "ends a segment early"),
+        ("expandable_segments_reserve:40G", "ends a segment early"),
+        ("expandable_segments_reserve:-1", "a share or GiB"),
     ],
 )
 def test_a_fault_in_an_allocator_config_is_named(text: str, words: str) -> None:
@@ -140,3 +150,17 @@ def test_what_is_accepted_is_what_torch_accepts(text: str) -> None:
     except UsageError:
         ours = False
     assert ours == accepted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "expandable_segments:True", "max_split_size_mb:128,garbage_collection_threshold:0.8",
+        "roundup_power2_divisions:[256:1,512:2,>:8]", "per_process_memory_fraction:0.5",
+        "large_segment_size_mb:64", "large_segment_size_mb:16,max_non_split_rounding_mb:20",
+    ],
+)  # fmt: skip
+def test_options_are_written_as_they_are_read(text: str) -> None:
+    config = parse_allocator_config(text)
+    assert parse_allocator_config(options_text(config)) == config
+    assert options_text(AllocatorConfig()) == ""

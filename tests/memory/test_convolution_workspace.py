@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from planner import estimate
-from planner.estimation import estimate_ledger
-from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked
-from planner.left_out import left_out
+from planner.core.schema import FactoryModel, TrainSetting
+from planner.core.units import MIB
+from planner.estimation.estimate import estimate_ledger
+from planner.estimation.left_out import left_out
+from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked
 from planner.memory.convolution_workspace import ConvolutionWorkspace, convolution_workspace
-from planner.schema import FactoryModel, TrainSetting
-from planner.units import MIB
 
 MODEL = FactoryModel(factory="my_models:build")
 SETTING = TrainSetting(batch_size=2)
@@ -78,7 +78,7 @@ def test_it_is_said() -> None:
 
 
 def test_swins_range_is_as_it_was() -> None:
-    """Derived: 5% either way of what is reserved, and the two ends of a context."""
+    """Derived: 2% either way of what is reserved, and the two ends of a context."""
     swin = estimate("timm:swin_tiny_patch4_window7_224", batch_size=8)
     reserved = swin.peak_reserved_bytes
-    assert swin.high_bytes == int(reserved * 1.05) + 667_000_000
+    assert swin.high_bytes == int(reserved * 1.02) + 667_000_000

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planner.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
+from planner.core.torch_version import as_of
+from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
 from planner.memory.profile import (
     find_alive,
     growth_within,
@@ -59,6 +60,7 @@ def test_a_steady_step_is_the_last_one() -> None:
     assert found.steady_from == SECOND - 1
 
 
+@as_of("2.14")
 def test_the_first_products_of_forward_and_backward_ask_for_a_workspace() -> None:
     walked, requests, steady_from = steady_requests(LEDGER, 8 * MIB)
     assert requests[:6] == [100, 1000, 8 * MIB, 8 * MIB, 2000, ~1]
@@ -97,6 +99,7 @@ def test_micro_batches_are_counted_by_their_backward() -> None:
     assert phase_at(marks, 4) == ("", 3)
 
 
+@as_of("2.14")
 def test_a_walk_carries_the_streams_of_requests() -> None:
     def gathered(number: int) -> list[Event]:
         """A gather of 30 MiB beside the product, freed once its parts are copied out."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import PlannerError, UnsupportedError
+from planner.core.errors import PlannerError, UnsupportedError
 from planner.memory.replay import replay
 from planner.memory.snapshot import load_snapshot, main, replay_snapshot
 from tests.memory.histories import recorded_history
@@ -22,8 +22,7 @@ from tests.memory.requests import random_requests, random_streams
 MIB = 1024**2
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("start", [0, 1, 137])
+@pytest.mark.parametrize(("seed", "start"), enumerate([0, 1, 137]))
 @pytest.mark.parametrize("descending", [False, True])
 def test_a_record_of_the_same_rules_is_equal(seed: int, start: int, descending: bool) -> None:
     requests = random_requests(random.Random(seed), 300)
@@ -104,8 +103,7 @@ def test_a_record_that_contradicts_itself_is_said_to() -> None:
         replay_snapshot(snapshot)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("start", [0, 137])
+@pytest.mark.parametrize(("seed", "start"), enumerate([0, 137]))
 def test_a_record_of_several_streams_is_equal(seed: int, start: int) -> None:
     source = random.Random(seed)
     requests = random_requests(source, 300)

@@ -45,6 +45,7 @@ def looking_at(path: Path, form: str = "light", **options: Any) -> Iterator[Any]
                 **FORMS[form], permissions=["clipboard-read", "clipboard-write"], **options
             )
             page = context.new_page()
+            page.set_default_timeout(120_000)  # ms: the usual 30 s are few on a busy machine
             faults = _faults_of(page, path.resolve().as_uri())
             page.goto(path.resolve().as_uri())
             settle(page)

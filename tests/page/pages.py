@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from plotly import graph_objects
 
-from planner.page.contents import (
+from planner.report.page.contents import (
+    Box,
     Chart,
     Copyable,
     Facts,
@@ -21,8 +22,10 @@ from planner.page.contents import (
     Table,
     Tabs,
     Text,
+    Tree,
+    Verdict,
 )
-from planner.page.plotting import new_figure, plot_text
+from planner.report.page.plotting import new_figure, plot_text
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -82,6 +85,8 @@ def parts_of(text: str, key: str) -> list[Part]:
         Table([text, text], rows, text, [0]),
         Copyable(text, text),
         Folded(text, [Text(text)]),
+        Verdict("likely", text),
+        Tree(Box(text, 1.0, "#000000", "#ffffff", text), text, Table([text], [[text]], text)),
         Chart(f"{key}-chart", figure, text, data={"name": text}),
         Tabs(f"{key}-tabs", [(text, [Text(text)]), (text, [Text(text)])]),
     ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
-from planner.units import MIB
+from planner.core.units import MIB
+from planner.ledger.ledger import Allocated, Event, Freed, Ledger, Marked, Tagged
 
 
 def layered_ledger(num_layers: int = 4, num_micro_batches: int = 1) -> Ledger:

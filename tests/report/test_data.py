@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.environment.host import Host
-from planner.report.data import data_text
-from planner.schema.loading import (
+from planner.core.schema.loading import (
     DataRecommendation,
     ItemFault,
     LoaderBound,
@@ -14,16 +12,18 @@ from planner.schema.loading import (
     LoaderSetting,
     StepRate,
 )
-from planner.schema.setting import TrainSetting
-from planner.units import GIB, MIB
+from planner.core.schema.setting import TrainSetting
+from planner.core.units import GIB, MIB
+from planner.machine.host import Host
+from planner.report.data import data_text
 from search.loader.advice import (
     Advised,
     all_faults,
     bound_line,
-    busy_note,
     warnings_of,
     ways_out,
 )
+from search.probe.evidence import OTHERS_RAN
 from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber
 
 HOST = Host(
@@ -73,6 +73,14 @@ def test_few_workers_are_told_to_be_more_before_processors_are() -> None:
     assert not any("More workers" in way for way in measured)
 
 
+def test_a_machine_that_was_not_quiet_is_told_and_gives_no_advice() -> None:
+    flag = f"{OTHERS_RAN} 1.8 of 2 processors busy meanwhile (load average 20)"
+    busy = record().model_copy(update={"flags": (flag,)})
+    (said,) = warnings_of(HOST, SOURCE, [busy, record()], ())
+    assert said.startswith(f"1 of 2 probes were not alone: {flag}.")
+    assert ways_out(replace(advised(), chosen=busy)) == []
+
+
 def test_a_decoder_that_cannot_run_here_is_not_advised() -> None:
     assert any("torchvision-jpeg" in way for way in ways_out(advised()))
     without = replace(advised(), unsupported=frozenset({"torchvision-jpeg"}))
@@ -94,19 +102,6 @@ def test_a_loader_that_brings_enough_needs_no_way_out() -> None:
     assert ways_out(replace(advised(), step=step)) == []
     slow = step.model_copy(update={"bound": "loader", "needed_cpus": 20.0})
     assert any("need about 20 of them" in way for way in ways_out(replace(advised(), step=slow)))
-
-
-def test_what_bounds_is_said_with_its_figures() -> None:
-    said = bound_line(advised())
-    assert "bound by decode" in said
-    assert "10 ms of a processor" in said
-    assert "8 processors were busy for 100%" in said
-
-
-def test_processors_that_others_used_are_told() -> None:
-    assert busy_note(advised()) == ""
-    alone = advised().chosen.model_copy(update={"images_per_second": 200.0})
-    assert "25% of the processors" in busy_note(replace(advised(), chosen=alone))
 
 
 def test_what_is_in_the_way_is_told_with_the_way_out() -> None:

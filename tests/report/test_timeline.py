@@ -1,21 +1,18 @@
-"""The timeline's figures, its picture and its terminal form, on a ledger small enough to follow."""
+"""The timeline's figures and its terminal form, on a ledger small enough to follow."""
 
 from __future__ import annotations
 
-import errno
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.errors import PlannerError, UsageError
-from planner.ledger import Ledger
+from planner.core.errors import PlannerError
+from planner.ledger.ledger import Ledger
 from planner.report.live import step_live_bytes
-from planner.report.timeline import draw_timeline, timeline_text
+from planner.report.timeline import timeline_text
 from tests.report.ledgers import layered_ledger
 
 MIB = 1024**2
@@ -112,67 +109,3 @@ def test_ascii_is_used_where_the_terminal_has_no_blocks() -> None:
             env={"PYTHONIOENCODING": encoding, "PATH": ""},
         )  # fmt: skip
         assert done.stdout.isascii() == is_ascii
-
-
-@pytest.mark.parametrize(
-    ("ending", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
-)
-def test_a_plot_is_written_as_its_ending_says(tmp_path: Path, ending: str, magic: bytes) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / f"step.{ending}"
-    draw_timeline(
-        layered_ledger(num_micro_batches=2), path, title="native:tiny", budget_bytes=600 * MIB
-    )
-    assert path.read_bytes().startswith(magic)
-
-
-def test_an_svg_says_what_was_drawn(tmp_path: Path) -> None:
-    matplotlib = pytest.importorskip("matplotlib")
-    path = tmp_path / "step.svg"
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        draw_timeline(layered_ledger(), path, title="native:tiny", budget_bytes=600 * MIB)
-    text = path.read_text()
-    for words in (
-        "native:tiny", "peak 526.00 MiB", "layers.3.mlp", "optimizer state  64.00 MiB", "backward",
-        "live bytes (GiB)", "budget 600.00 MiB", "zero grad",
-    ):  # fmt: skip
-        assert words in text
-    assert "buffers" not in text  # there are none
-
-
-def test_a_plot_that_cannot_be_drawn_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UsageError, match=r"\.png, \.svg or \.pdf"):
-        draw_timeline(layered_ledger(), tmp_path / "step.gif")
-    pytest.importorskip("matplotlib")
-    with pytest.raises(PlannerError, match="cannot be written"):
-        draw_timeline(layered_ledger(), tmp_path / "nowhere" / "step.png")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PlannerError, match=r"planner\[plots\]"):
-        draw_timeline(layered_ledger(), tmp_path / "step.png")
-
-
-def test_a_full_disk_leaves_the_earlier_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    path = tmp_path / "step.svg"
-    path.write_text("earlier")
-    monkeypatch.setattr("planner.files.os.fsync", full)
-    with pytest.raises(PlannerError, match="No space left on device"):
-        draw_timeline(layered_ledger(), path)
-    assert path.read_text() == "earlier"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_importing_the_reports_draws_in_nothing_heavy() -> None:
-    code = (
-        "import sys; import planner.report.timeline, planner.report.tables; "
-        "sys.exit(any(m in sys.modules for m in ('matplotlib', 'numpy', 'torch', 'optuna')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,15 +6,8 @@ from typing import Any
 
 import pytest
 
-from planner.errors import UsageError
-from planner.schema import TrainSetting, parse
-
-
-@pytest.mark.parametrize(
-    "value", ["blocks:1", "blocks:24", "blocks:every-2", "selective", "stages:0,1"]
-)
-def test_checkpointing_in_parts_is_understood(value: str) -> None:
-    assert TrainSetting(checkpointing=value).checkpointing == value
+from planner.core.errors import UsageError
+from planner.core.schema import TrainSetting, parse
 
 
 @pytest.mark.parametrize("value", ["blocks:0", "blocks:every-1", "selective:2", "blocks:a"])
@@ -42,6 +35,35 @@ def test_optimizer_in_backward_excludes_what_needs_all_gradients(fields: dict[st
 @pytest.mark.parametrize(
     "fields",
     [
+        {"optimizer": "adamw-8bit"},
+        {"optimizer_in_backward": True},
+        {"clip_grad": True},
+        {"precision": "fp16"},
+        {"zero_grad_to_none": False},
+        {"world_size": 2},
+        {"parallelism": "ddp"},
+    ],
+)
+def test_an_optimizer_on_the_host_excludes_what_torchaos_does_not_do(
+    fields: dict[str, Any],
+) -> None:
+    with pytest.raises(UsageError, match="copies each gradient to the host in backward"):
+        parse(TrainSetting, {"offload_optimizer": "state", **fields}, "the setting")
+
+
+def test_gradients_that_are_gone_are_not_added_up() -> None:
+    TrainSetting(offload_optimizer="state", accumulate=2)
+    with pytest.raises(UsageError, match="adds up gradients that are gone"):
+        parse(
+            TrainSetting,
+            {"offload_optimizer": "state-and-gradients", "accumulate": 2},
+            "the setting",
+        )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
         {"compile_scope": "blocks"},
         {"compile_dynamic": True},
         {"compile_fullgraph": True},
@@ -61,11 +83,3 @@ def test_every_fault_is_told_at_once() -> None:
     with pytest.raises(UsageError) as found:
         parse(TrainSetting, given, "the setting")
     assert all(word in found.value.message for word in ("accumulate 4", "clip_grad", "lora_rank 0"))
-
-
-def test_8_bit_states_are_adamws() -> None:
-    assert TrainSetting(optimizer="adamw_8bit").optimizer_implementation == "8bit"
-    with pytest.raises(UsageError, match="adamw-8bit"):
-        parse(TrainSetting, {"optimizer": "sgd-8bit"}, "the setting")
-    with pytest.raises(UsageError, match="amsgrad belongs"):
-        parse(TrainSetting, {"optimizer": "adamw-8bit", "amsgrad": True}, "the setting")

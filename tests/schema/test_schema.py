@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from planner.errors import UsageError, shorten, unknown_name
-from planner.schema import SwinConfig, TrainSetting, parse
-from planner.schema.model import MAX_SIZE
-from planner.units import format_bytes, parse_bytes, parse_percent, parse_seconds
+from planner.core.errors import UsageError, shorten, unknown_name
+from planner.core.schema import SwinConfig, TrainSetting, parse
+from planner.core.schema.model import MAX_SIZE
+from planner.core.units import format_bytes, parse_bytes, parse_percent, parse_seconds
 
 INF, NAN = float("inf"), float("nan")
 
@@ -66,18 +66,6 @@ def test_no_size_of_a_setting_is_without_bound(field: str) -> None:
 def test_a_setting_is_written_as_it_is_read(fields: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         parse(TrainSetting, fields, "the setting")
-
-
-def test_the_version_may_be_typed() -> None:
-    assert parse(SwinConfig, {"version": "2"}, "--set").version == 2
-    assert parse(SwinConfig, {"version": 2}, "--set").version == 2
-
-
-def test_what_is_no_mapping_is_said() -> None:
-    with pytest.raises(
-        UsageError, match="the setting must be a mapping of fields to values, not 4"
-    ):
-        parse(TrainSetting, 4, "the setting")  # type: ignore[arg-type]
 
 
 def test_a_value_is_shown_short_and_escaped() -> None:

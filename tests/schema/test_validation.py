@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from planner.errors import UsageError
-from planner.schema import FactoryModel, SwinConfig, TrainSetting, parse
+from planner.core.errors import UsageError
+from planner.core.schema import FactoryModel, SwinConfig, TrainSetting, parse
 
 
 def faults_of(schema: type[BaseModel], **data: Any) -> list[str]:

@@ -1,18 +1,26 @@
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 from optuna.storages._rdb.storage import _VersionManager
 
+from planner.core.units import GIB
+from planner.machine import nvml
+from search.loop.study.records import format_record
+from search.probe.device import MemoryInUse
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
+from search.tuning import tune as tune_file
 from tests.search.probes import AMPLE_SECONDS, request_of
 from tests.search.processes import SHARED_SERVERS, marked
+from tests.search.tables import GPU, invented_table
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -46,8 +54,16 @@ def fork_server(token: str) -> Iterator[ForkServer]:
         yield found
 
 
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, driver_library: Path) -> None:
+    """The stand-in for the driver's library is the one that is asked."""
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(driver_library)))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr(nvml, "_is_ready", lambda: True)
+
+
 @pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def driver_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stand-in for the driver's library, compiled: it answers as FAKE_NVML says."""
     compiler = shutil.which("cc")
     if compiler is None:
@@ -56,3 +72,27 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(__file__).with_name("fake_nvml.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
     return library
+
+
+@pytest.fixture
+def free_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tune` finds an invented GPU of 16 GiB, all of it free."""
+    monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
+    monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
+    monkeypatch.setattr(tune_file, "least_free", lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, free_gpu: None) -> None:
+    """Others hold 2 GiB of it."""
+    held = MemoryInUse(16 * GIB, 2 * GIB, 14 * GIB)
+    monkeypatch.setattr(tune_file, "versions", lambda: {"torch": "test"})
+    monkeypatch.setattr(tune_file, "least_free", lambda wanted: held)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A file with the records of the invented table."""
+    path = tmp_path / "table.jsonl"
+    path.write_bytes(b"".join(format_record(r) for r in invented_table()))
+    return path

@@ -3,9 +3,8 @@
    listed below, and `used=BYTES`, `total=BYTES`, `own=BYTES`.
      zero, na, host, none, right   what it tells of the caller's process (0 bytes, not available,
                                    under another id, nothing, `own` bytes)
-     v2, v1, long                  which list of processes there is: only the second or the first
-                                   version of it, or the third with entries of 32 bytes
-     plain                         only the first version of the memory question
+     v2, long                      which list of processes there is: only the second version of it,
+                                   or the third with entries of 32 bytes
      mig                           the cards are split
      renamed                       the reasons for lower clocks only under their newer name */
 #include <stdio.h>
@@ -13,8 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2;
-typedef struct { unsigned long long total, free, used; } memory;
-typedef struct { unsigned pid; unsigned long long used; } process_v1;
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } process;
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; unsigned long long cc; } process_long;
 typedef struct { char legacy[16]; unsigned numbers[5]; char bus_id[32]; } pci;
@@ -27,7 +24,7 @@ static unsigned long long figure(const char *name, unsigned long long otherwise)
   const char *at = strstr(asked(), name);
   return at ? strtoull(at + strlen(name), 0, 10) : otherwise;
 }
-int nvmlInit_v2(void) { return 0; }
+int nvmlInitWithFlags(unsigned flags) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
   if (index > 1) return 2;
@@ -57,18 +54,11 @@ int nvmlDeviceGetCudaComputeCapability(void *d, int *major, int *minor) {
   return 0;
 }
 int nvmlDeviceGetMemoryInfo_v2(void *d, memory_v2 *m) {
-  if (says("plain")) return NOT_FOUND;
   if (m->version != (sizeof(memory_v2) | (2 << 24))) return 2;
   m->total = figure("total=", (index_of(d) ? 48 : 24) * GIB);
   m->reserved = GIB / 2;
   m->used = figure("used=", 3 * GIB);
   m->free = m->total - m->reserved - m->used;
-  return 0;
-}
-int nvmlDeviceGetMemoryInfo(void *d, memory *m) {
-  m->total = figure("total=", (index_of(d) ? 48 : 24) * GIB);
-  m->used = figure("used=", 3 * GIB) + GIB / 2;
-  m->free = m->total - m->used;
   return 0;
 }
 /* Two processes where one of the words is said: another's, and the caller's as the word has it. */
@@ -82,17 +72,15 @@ static unsigned tell(unsigned *pid, unsigned long long *used) {
   unsigned pid[2], number; unsigned long long used[2];                       \
   number = tell(pid, used);                                                  \
   if (*count < number) return *count = number, 7;                            \
-  memset(list, 0, sizeof(kind) * *count);                                    \
+  memset(list, 0, sizeof(kind) * number);                                    \
   for (unsigned i = 0; i < number; i++)                                      \
     ((kind *)list)[i].pid = pid[i], ((kind *)list)[i].used = used[i];        \
   return *count = number, 0;
-int nvmlDeviceGetComputeRunningProcesses(void *d, unsigned *count, void *list) { LIST(process_v1) }
 int nvmlDeviceGetComputeRunningProcesses_v2(void *d, unsigned *count, void *list) {
-  if (says("v1")) return NOT_FOUND;
   LIST(process)
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *count, void *list) {
-  if (says("v2") || says("v1")) return NOT_FOUND;
+  if (says("v2")) return NOT_FOUND;
   if (says("long")) { LIST(process_long) }
   if (says("zero") || says("na") || says("host") || says("none") || says("right")) { LIST(process) }
   if (*count < 200) return *count = 200, 7;

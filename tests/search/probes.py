@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.schema import FactoryModel, TrainSetting
+from planner.core.schema import FactoryModel, TrainSetting
 from search.probe.protocol import ProbeRequest
 
 # Far beyond what any probe here takes: a deadline that is no part of the test.

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from planner.machine.supervisor import descendants
 from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.supervisor import descendants
 
 VARIABLE = "PLANNER_TEST_PROCESSES"
 SHARED_SERVERS: list[ForkServer] = []  # of tests of several kinds: none of them is a leftover

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from random import Random
 
-from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from planner.units import GIB, MIB
-from search.replay import Replay
-from search.space import make_space
-from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
+from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.core.units import GIB, MIB
+from search.loop.replay import Replay
+from search.loop.space import make_space
+from search.loop.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 
 MODEL = SwinConfig(name="invented")
 BUDGET = 16 * GIB
 GPU = DeviceInfo(kind="cuda", name="Test GPU", total_bytes=BUDGET, capability=(8, 0))
+H100 = DeviceInfo(
+    kind="cuda", name="NVIDIA H100 80GB HBM3", total_bytes=80 * GIB, capability=(9, 0)
+)
 SPEED = {"fp32": 1.0, "tf32": 0.62, "bf16": 0.42, "fp16": 0.44}
 SAVED = {"fp32": 1.0, "tf32": 1.0, "bf16": 0.66, "fp16": 0.66}
 WORK = {"none": 1.0, "blocks": 1.32, "stages": 1.33, "stages:0": 1.12, "stages:0,1": 1.2}

@@ -7,29 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import PlannerError, UnsupportedError, UsageError
-from planner.hardware import recognise_gpu
-from planner.hardware.overheads import overheads_for
+from planner.core.errors import PlannerError, UnsupportedError, UsageError
+from planner.core.schema import MeasurementRecord
+from planner.core.schema.result import Recommendation
+from planner.core.units import GIB, format_bytes
+from planner.machine.hardware import recognise_gpu
+from planner.machine.hardware.overheads import overheads_for
 from planner.memory.allocator_config import VARIABLES
-from planner.schema import MeasurementRecord
-from planner.schema.result import Recommendation
-from planner.units import GIB, format_bytes
-from search import tuning as tune_file
-from search.probe.device import MemoryInUse, versions, worker_environment
+from search.loop.limits import Limits
+from search.loop.strategies.strategy import Choice
+from search.probe.device import versions, worker_environment
 from search.probe.parent.environment import probe_environment
-from search.strategies.strategy import Choice
-from search.tuning import tune
+from search.tuning import allocator
+from search.tuning.tune import tune
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 OPTIONS = "expandable_segments:True"
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device of 16 GiB, and an environment that says something else of the allocator."""
-    monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
-    monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
-    monkeypatch.setattr(tune_file, "least_free", lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB))
+def _environment(monkeypatch: pytest.MonkeyPatch, free_gpu: None) -> None:
+    """It says something else of the allocator."""
     monkeypatch.setenv(VARIABLES[0], "max_split_size_mb:64")
 
 
@@ -46,23 +44,17 @@ def probe(choice: Choice, probe_id: str, deadline_seconds: float) -> Measurement
     record = make_record(choice.candidate.setting, total_bytes=GPU.total_bytes)
     started = probe_environment()
     told = {name: started[name] for name in VARIABLES if name in started}
-    assert told in ({VARIABLES[1]: OPTIONS}, {VARIABLES[0]: "max_split_size_mb:64"})
+    assert told in ({VARIABLES[0]: OPTIONS}, {VARIABLES[0]: "max_split_size_mb:64"})
     return record.model_copy(update={"versions": versions()})
 
 
 def test_probes_run_under_it_and_say_so(tmp_path: Path) -> None:
     found = run(tmp_path, OPTIONS)
-    assert isinstance(found.evidence, MeasurementRecord)
     assert found.evidence.versions["allocator_config"] == OPTIONS
     assert any(f"the allocator's options {OPTIONS}" in note for note in found.notes)
     assert os.environ[VARIABLES[0]] == "max_split_size_mb:64"
     assert VARIABLES[1] not in os.environ
     assert worker_environment()[VARIABLES[0]] == "max_split_size_mb:64"
-
-
-def test_without_it_probes_run_as_the_environment_says(tmp_path: Path) -> None:
-    found = run(tmp_path, None)
-    assert found.versions["allocator_config"] == "max_split_size_mb:64"
 
 
 def test_a_study_does_not_mix_two(tmp_path: Path) -> None:
@@ -93,3 +85,60 @@ def test_what_torch_would_not_start_with_is_refused(tmp_path: Path) -> None:
         run(tmp_path, "backend:cudaMallocAsync")
     with pytest.raises(UsageError, match="omit allocator"):
         tune(None, replay=tmp_path / "x.jsonl", allocator=OPTIONS)
+
+
+def test_where_nobody_says_otherwise_segments_are_expandable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLES[0])
+    monkeypatch.setattr(allocator, "torch_build", lambda: "13.0")
+    found = run(tmp_path, None)
+    assert found.evidence.versions["allocator_config"] == OPTIONS
+    assert any("--allocator expandable_segments:False" in note for note in found.notes)
+    assert VARIABLES[0] not in os.environ
+    for device, build in (("cpu", "13.0"), ("cuda:0", "rocm6.4"), ("cuda:0", None)):
+        monkeypatch.setattr(allocator, "torch_build", lambda build=build: build)
+        assert allocator.usual_options(device) is None
+    monkeypatch.setenv(VARIABLES[1], "")
+    monkeypatch.setattr(allocator, "torch_build", lambda: "13.0")
+    assert allocator.usual_options("cuda:0") is None, "set to nothing, torch has its own way"
+
+
+@pytest.mark.parametrize(
+    ("speed", "status", "said", "wins"),
+    [
+        (1.0, "measured", "not faster beyond noise", False),
+        (1.2, "measured", "recommended without", True),
+        (1.2, "out_of_memory", "without it does not fit", False),
+    ],
+)
+def test_the_winner_is_held_against_torch_s_own_way(
+    tmp_path: Path, speed: float, status: str, said: str, wins: bool
+) -> None:
+    found = run(tmp_path / "run", OPTIONS)
+    num_probes = 0
+
+    def without(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        nonlocal num_probes
+        num_probes += 1
+        assert os.environ[VARIABLES[0]] == allocator.TORCHS_OWN
+        record = make_record(choice.candidate.setting, total_bytes=GPU.total_bytes)
+        samples = tuple(s / speed for s in record.step_seconds)
+        rate = (record.images_per_second or 0) * speed
+        update = {"versions": versions(), "status": status, "images_per_second": rate}
+        return record.with_samples(samples).model_copy(update=update)
+
+    def compared() -> Recommendation:
+        return allocator.compare_allocators(
+            found, lambda: without, Limits(), 0, None, tmp_path / "allocator.jsonl"
+        )
+
+    better = compared()
+    assert said in better.notes[-1]
+    assert (better.evidence != found.evidence) == wins
+    assert better.evidence.versions["allocator_config"] == (
+        allocator.TORCHS_OWN if wins else OPTIONS
+    )
+    assert (compared(), num_probes) == (better, 1), "what is kept is not probed again"
+    over = allocator.compare_allocators(found, lambda: without, Limits(3), 3, None, tmp_path / "x")
+    assert "--trials allowed no more" in over.notes[-1]

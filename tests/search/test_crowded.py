@@ -9,24 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.schema import DeviceInfo, MeasurementRecord, TrainSetting
-from planner.schema.record import BUDGET_ENDED
-from planner.units import GIB, MIB
-from search import tuning as tune_file
+from planner.core.schema import DeviceInfo, MeasurementRecord, TrainSetting
+from planner.core.schema.record import BUDGET_ENDED
+from planner.core.units import GIB, MIB
+from search.loop.result.contenders import contenders
+from search.loop.session import MAX_CROWDED, MAX_LOST
+from search.loop.space import make_space
+from search.loop.strategies.in_order import ListStrategy
+from search.loop.strategies.optuna_sampler import SamplerStrategy, tpe_sampler
+from search.loop.strategies.strategy import Choice
+from search.loop.study.params import constraint
+from search.loop.study.records import read_records
+from search.loop.surrogate.posterior import Posterior
+from search.loop.surrogate.prior import generic_prior
 from search.probe.device import MemoryInUse
 from search.probe.evidence import is_feasible
-from search.result.contenders import contenders
-from search.session import MAX_CROWDED
-from search.space import make_space
-from search.strategies.optuna_samplers import SamplerStrategy, make_sampler
-from search.strategies.strategy import Choice, Situation
-from search.strategies.walks import WalkStrategy, largest_batch
-from search.study.params import constraint
-from search.study.records import format_record, parse_record, read_records
-from search.surrogate.posterior import Posterior
-from search.surrogate.prior import generic_prior
-from search.tuning import tune
-from search.validation.disturbance import is_disturbed
+from search.tuning import tune as tune_file
+from search.tuning.tune import tune
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 BUDGET = int(16 * GIB * 0.95)
@@ -72,48 +71,25 @@ def test_it_is_held_against_the_memory_of_today() -> None:
     assert not then.judged_in(4 * GIB).inconclusive
 
 
-def test_records_of_old_still_read() -> None:
-    new = failed(free_bytes=6 * GIB, taken_bytes=0, allowed_bytes=5 * GIB)
-    assert parse_record(format_record(new)) == new
-    old = failed()
-    assert b"free_bytes" not in format_record(old)
-    assert parse_record(format_record(old)) == old
-
-
-def test_validation_measures_it_again() -> None:
-    """A worker that was ended left no flag: what its parent read tells."""
-    assert is_disturbed(failed("timed_out", taken_bytes=9 * GIB))
-    assert not is_disturbed(failed("timed_out", taken_bytes=0))
-
-
 def test_no_reader_of_records_holds_it_against_the_setting() -> None:
     space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
     crowded = failed(free_bytes=GIB, allowed_bytes=BUDGET)
-    index = space.index(SETTING.model_copy(update={"attention": "sdpa"}))
-    assert index is not None
+    setting = SETTING.model_copy(update={"attention": "sdpa"})
+    index = space.index(setting.with_recipe(of_swin=True))
     candidate = space.candidates[index]
     crowded = crowded.model_copy(update={"setting": candidate.setting})
     posterior = Posterior(space, generic_prior(space, GPU), BUDGET)
     posterior.observe(index, crowded)
     assert not posterior.excluded.any()
     assert not posterior.bytes.indices
-    sampler = SamplerStrategy(space, make_sampler("random", 0), BUDGET)
+    sampler = SamplerStrategy(space, tpe_sampler(0), BUDGET)
     sampler.tell(candidate, crowded)
     assert not sampler.told
-    walk = WalkStrategy(largest_batch(space, BUDGET))
-    walk.tell(candidate, crowded)
-    assert walk.ask(Situation()) == Choice(space.candidates[0])
+    listed = ListStrategy(space.candidates)
+    listed.tell(candidate, crowded)
+    assert not listed.known
     good = make_record(candidate.setting)
     assert [c.setting for c in contenders([crowded, good], BUDGET)] == [candidate.setting]
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = MemoryInUse(16 * GIB, 0, 16 * GIB)
-    monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
-    monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
-    monkeypatch.setattr(tune_file, "versions", lambda: {"torch": "test"})
-    monkeypatch.setattr(tune_file, "least_free", lambda wanted: whole)
 
 
 def crowded_out(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
@@ -122,10 +98,29 @@ def crowded_out(choice: Choice, probe_id: str, deadline_seconds: float) -> Measu
     return record.model_copy(update={"free_bytes": 3 * GIB})
 
 
-@pytest.mark.usefixtures("gpu")
+def on_a_lost_device(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    """The GPU has fallen off the bus: not even a context can be made."""
+    words = "AcceleratorError: CUDA error: unknown error\nSearch for it."
+    update = {"status": "crashed", "phase": "device", "message": words, "step_seconds": ()}
+    return make_record(choice.candidate.setting, total_bytes=1).model_copy(update=update)
+
+
+@pytest.mark.usefixtures("free_gpu")
+def test_a_lost_device_ends_the_search_and_no_setting_is_blamed(tmp_path: Path) -> None:
+    found = tune(
+        MODEL, prober=on_a_lost_device, restrict=SMALL, estimator=None, batch_size=(8, 16),
+        output=tmp_path, baseline=False, budget_seconds=None,
+    )  # fmt: skip
+    assert found.stopped_because == "the device does not answer any more"
+    assert found.advice.startswith("The device failed before anything was on it: AcceleratorError")
+    assert "unknown error. See whether nvidia-smi lists it" in found.advice
+    assert found.num_probes == MAX_LOST
+    assert not found.ruled_out
+
+
+@pytest.mark.usefixtures("free_gpu")
 @pytest.mark.parametrize(
-    "strategy",
-    ["planner", "largest-batch", pytest.param("tpe", marks=pytest.mark.combinations)],
+    "strategy", ["planner", pytest.param("tpe", marks=pytest.mark.combinations)]
 )
 def test_a_search_ends_where_others_hold_the_device(tmp_path: Path, strategy: str) -> None:
     given = {"restrict": SMALL, "estimator": None, "batch_size": (64, 96, 128), "output": tmp_path,
@@ -147,7 +142,7 @@ def test_a_search_ends_where_others_hold_the_device(tmp_path: Path, strategy: st
 
 
 def test_a_study_resumed_with_more_memory_asks_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_gpu: None
 ) -> None:
     """Begun with 4 GiB free, where batch 64 in fp32 runs out of memory; gone on with 16 GiB."""
     given = {"estimator": None, "batch_size": 64, "output": tmp_path, "strategy": "exhaustive",

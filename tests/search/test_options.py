@@ -11,21 +11,20 @@ import pytest
 import planner
 from planner.cli import main
 from planner.cli.tune import command
-from planner.errors import PlannerError, UsageError
-from planner.hardware.detect import read_device
-from planner.schema import SwinConfig, TrainSetting
+from planner.core.errors import PlannerError, UsageError
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.machine.hardware.detect import read_device
 from search import tune
-from search.options import (
+from search.loop.options import (
     SearchKeywords,
     SearchOptions,
     declared_options,
-    read_restrictions,
 )
-from search.result.recommend import recommend
-from search.result.summary import Summary
-from search.space import make_space
-from search.study.records import format_record
-from tests.search.tables import GPU, MODEL, invented_table, make_record
+from search.loop.result.recommend import recommend
+from search.loop.result.summary import Summary
+from search.loop.space import make_space
+from search.loop.study.records import format_record
+from tests.search.tables import GPU, MODEL, make_record
 
 NAN = float("nan")
 
@@ -33,41 +32,26 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["--steps", "-1"], 2, "--steps"),
         (["--steps", "0"], 2, "--steps"),
-        (["--epochs", "-1"], 2, "--epochs"),
         (["--epochs", "nan"], 2, "epochs are a number above 0"),
-        (["--epochs", "inf"], 2, "epochs are a number above 0"),
-        (["--images-per-epoch", "-5"], 2, "--images-per-epoch"),
         (["--images-per-epoch", "5"], 2, "no epochs are asked for"),
         (["--trials", "-1"], 2, "--trials"),
         (["--headroom", "-1"], 2, "share"),
-        (["--tolerance", "-1"], 2, "share"),
         (["--budget", "-5s"], 2, "duration"),
-        (["--seed", "-1"], 2, "--seed"),
         (["--seed", "4294967296"], 2, "seed"),
         (["--global-batch", "0"], 2, "--global-batch"),
         (["--gpus", "0"], 2, "--gpus"),
         (["--gpus", "3", "--device", "cpu", "--global-batch", "16"], 2, "a multiple of 3"),
         (["--gpus", "2", "--parallelism", "none,ddp"], 2, "not one on 2 GPUs"),
         (["--gpus", "2", "--parallelism", "dpp"], 2, "Did you mean 'ddp'"),
-        (["--gpus", "2", "--parallelism", ""], 2, "--parallelism has no value"),
         (["--gpus", "3", "--nodes", "2"], 2, "a multiple of 2"),
         (["--gpus", "2", "--set", "world_size=4"], 2, "world_size 4"),
         (["--set", "nodes=2,3"], 2, "--gpus and --nodes"),
         (["--gpus", "2", "--data", "."], 2, "on one device"),
         (["--gpus", "2", "--replay", "x"], 2, "omit gpus"),
-        (["--global-batch", "99999999999"], 2, "global_batch"),
-        (["--memory", "0B"], 2, "from 1 byte"),
         (["--steps", "5", "--epochs", "5"], 2, "omit one"),
-        (["--accumulate", "3", "--global-batch", "9"], 2, "accumulate follows from global_batch"),
         (["--precision", ""], 2, "--precision has no value"),
-        (["--precision", ","], 2, "--precision has no value"),
-        (["--compile", ""], 2, "--compile has no value"),
-        (["--checkpointing", ""], 2, "--checkpointing has no value"),
-        (["--batch-size", ""], 2, "--batch-size has no value"),
         (["--storage", ""], 2, "--storage has no value"),
-        (["--output", ""], 2, "--output has no value"),
         (["--batch-size", "8,x"], 2, "'x'"),
         (["--set", "embed-dim=x"], 2, "embed_dim"),
         (["--set", "embed_dim=24", "--set", "embed-dim=24"], 2, "given twice"),
@@ -75,7 +59,6 @@ NAN = float("nan")
         (["--set", "frozen_stages=9"], 1, "4 stages"),
         (["--set", "optimizer=lion-fused"], 1, "no fused"),
         (["--replay", "x", "--precision", "bf16"], 2, "omit device, precision"),
-        (["--device", "tpu"], 2, "unknown device 'tpu'"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
@@ -102,9 +85,7 @@ def test_an_output_that_cannot_be_made_is_said(
     assert "cannot be made a folder" in capsys.readouterr().err
 
 
-def test_a_replay_needs_a_folder_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = tmp_path / "table.jsonl"
-    table.write_bytes(b"".join(format_record(r) for r in invented_table()))
+def test_a_replay_needs_a_folder_too(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "--replay", str(table), "--output", str(table)]) == 2
     assert "cannot be made a folder" in capsys.readouterr().err
 
@@ -124,31 +105,19 @@ def test_a_replay_of_another_model_says_what_differs(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"restrict": {"foo": ("bf16",)}}, "unknown axis 'foo'"),
         ({"restrict": {"precison": ("bf16",)}}, "Did you mean 'precision'"),
         ({"restrict": {"precision": ()}}, "names none"),
-        ({"restrict": {"precision": ""}}, "names none"),
-        ({"restrict": {"precision": (3,)}}, "names none"),
         ({"restrict": ["bf16"]}, "by axis"),
         ({"headroom": -1}, "headroom is a share"),
-        ({"headroom": 1.0}, "headroom is a share"),
-        ({"tolerance": -1}, "tolerance is a share"),
         ({"tolerance": NAN}, "tolerance is a share"),
         ({"trials": -1}, "trials is a number from 0"),
         ({"nodes": 0}, "nodes is a number from 1"),
-        ({"trials": "4"}, "trials is a number from 0"),
-        ({"budget_seconds": -1}, "budget_seconds"),
         ({"budget_seconds": NAN}, "budget_seconds"),
-        ({"memory_bytes": -1}, "from 1 byte"),
         ({"memory_bytes": NAN}, "from 1 byte"),
-        ({"steps": 0}, "steps is a number from 1"),
         ({"epochs": 0}, "epochs are a number above 0"),
         ({"images_per_epoch": None, "epochs": 1}, "images_per_epoch"),
         ({"seed": None}, "seed"),
         ({"batch_size": 0}, "batch_size"),
-        ({"batch_size": ()}, "batch_size"),
-        ({"batch_size": "8"}, "batch_size"),
-        ({"batch_size": {"a": 1}}, "batch_size"),
         ({"global_batch": 8, "base": {"accumulate": 3}}, "accumulate follows"),
         ({"base": {"batchsize": 3}}, "batchsize: no such field"),
         ({"base": {"precision": "fp32"}}, "precision is what is searched"),
@@ -157,7 +126,6 @@ def test_a_replay_of_another_model_says_what_differs(
         ({"study_name": 3}, "study_name is a name"),
         ({"output": 3}, "output is a path"),
         ({"replay": ""}, "replay is a path"),
-        ({"strategy": "planer"}, "Did you mean 'planner'"),
         ({"strategy": None}, "unknown strategy None"),
         ({"model": 3}, "a model is"),
         ({"model": None}, "no model"),
@@ -173,25 +141,12 @@ def test_what_python_cannot_mean_is_a_usage_error(
     assert not list(tmp_path.iterdir())
 
 
-def test_one_value_of_an_axis_may_stand_by_itself() -> None:
-    assert read_restrictions({"precision": "bf16"}) == {"precision": ("bf16",)}
-    assert SearchOptions(restrict=read_restrictions({"precision": ["bf16", "fp32"]}))
-
-
-@pytest.mark.parametrize(
-    ("text", "device"),
-    [("CPU", "cpu"), ("cpu:0", "cpu"), ("cuda", "cuda:0"), ("CUDA:1", "cuda:1"), ("auto", "auto")],
-)
-def test_a_device_is_read_alike_everywhere(text: str, device: str) -> None:
-    assert read_device(text) == device
-
-
-@pytest.mark.parametrize("text", ["cpu:7", "cuda:", "cuda:-1", "cuda:" + "9" * 5000, "", "gpu"])
-def test_what_is_no_device_is_said(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(PlannerError, match="unknown device"):
-        read_device(text)
-    assert main(["doctor", "--rates", "--device", text]) == 2
-    assert "unknown device" in capsys.readouterr().err
+def test_a_device_is_read_alike_everywhere() -> None:
+    for text, device in (("CPU", "cpu"), ("cpu:0", "cpu"), ("CUDA:1", "cuda:1"), ("auto", "auto")):
+        assert read_device(text) == device
+    for text in ("cpu:7", "cuda:", "cuda:-1", "cuda:" + "9" * 5000, "", "gpu"):
+        with pytest.raises(PlannerError, match="unknown device"):
+            read_device(text)
 
 
 def test_the_advice_is_of_what_ended_the_search() -> None:
@@ -230,15 +185,12 @@ def test_an_option_is_declared_once() -> None:
         assert not said.text or (said.flag or f"--{name.replace('_', '-')}") in flags
 
 
-def test_a_default_that_is_typed_is_the_default() -> None:
-    typed = {"headroom": "5%", "budget_seconds": "10m", "tolerance": "0.5%"}
-    for name, text in typed.items():
-        said = declared_options()[name]
-        assert said.shown == text
-        assert said.typed is not None
-        assert said.typed(text) == getattr(SearchOptions(), name)
-
-
 def test_a_keyword_that_is_none_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="budget"):
         tune(MODEL, budget="10m")
+
+
+def test_every_argument_of_tune_is_documented() -> None:
+    described = set(re.findall(r"^ {8}(\w+): ", tune.__doc__ or "", re.MULTILINE))
+    parameters = {"model", "estimator", "prober", "on_progress"}
+    assert described >= parameters | set(declared_options(SearchOptions))

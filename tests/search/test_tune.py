@@ -9,30 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import PlannerError, UsageError
-from planner.schema import MeasurementRecord
-from planner.schema.record import BUDGET_ENDED
-from planner.schema.result import Recommendation
-from planner.units import GIB
-from search import tuning as tune_file
-from search.limits import Limits
-from search.probe.device import MemoryInUse
-from search.replay import Replay, ReplayProber
-from search.strategies.strategy import Choice
-from search.study import lock
-from search.study.records import format_record, read_records
-from search.tuning import tune
+from planner.core.errors import UsageError
+from planner.core.schema import MeasurementRecord, TrainSetting
+from planner.core.schema.record import BUDGET_ENDED
+from planner.core.schema.result import Recommendation
+from planner.core.units import GIB
+from search.loop.limits import Limits
+from search.loop.replay import Replay, ReplayProber
+from search.loop.session import Session
+from search.loop.space import make_space
+from search.loop.strategies.in_order import ListStrategy
+from search.loop.strategies.strategy import Choice
+from search.loop.study import lock
+from search.loop.study.records import read_records
+from search.loop.study.study import MemoryStudy
+from search.tuning import tune as tune_file
+from search.tuning.tune import tune
 from tests.search.tables import GPU, MODEL, SMALL, invented_table, make_record
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
-    monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
-    monkeypatch.setattr(tune_file, "versions", lambda: {"torch": "test"})
-    monkeypatch.setattr(
-        tune_file, "least_free", lambda wanted: MemoryInUse(16 * GIB, 2 * GIB, 14 * GIB)
-    )
 
 
 def probe(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
@@ -41,6 +34,7 @@ def probe(choice: Choice, probe_id: str, deadline_seconds: float) -> Measurement
 
 def run(tmp_path: Path, **options: object) -> Recommendation:
     given: dict[str, object] = {"output": tmp_path, "restrict": SMALL, "estimator": None,
+                                "storage": str(tmp_path / "study.journal"),
                                 "prober": probe, "batch_size": (8, 16, 32, 64, 128)}  # fmt: skip
     return tune(MODEL, **{**given, **options})  # type: ignore[arg-type]
 
@@ -51,7 +45,6 @@ def test_it_recommends_what_it_ran(tmp_path: Path) -> None:
     records = read_records(tmp_path / "probes.jsonl").records
     assert found.setting in {r.setting for r in records}
     assert found.num_probes == len(records)
-    assert found.gain is not None
     assert found.gain > 1.5
     assert json.loads((tmp_path / "recommendation.json").read_text())["status"] == "recommended"
     assert any("Other processes hold 2.00 GiB" in note for note in found.notes)
@@ -65,17 +58,12 @@ def test_the_plain_default_is_not_probed_again_where_the_search_has(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("gpu")
-def test_headroom_and_others_memory_are_left(tmp_path: Path) -> None:
-    found = run(tmp_path, headroom=0.3)
-    assert found.evidence is not None
-    assert (found.evidence.device_bytes or 0) <= 14 * GIB * 0.7
-
-
-@pytest.mark.usefixtures("gpu")
 def test_an_emulation_says_so(tmp_path: Path) -> None:
     found = run(tmp_path, memory_bytes=6 * GIB)
     assert any("emulates a smaller device" in note for note in found.notes)
     assert ((found.evidence and found.evidence.device_bytes) or 0) <= 6 * GIB * 0.95
+    with pytest.raises(UsageError, match="no memory is left"):
+        run(tmp_path, memory_bytes=1)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -143,15 +131,10 @@ def test_a_probe_may_not_outlast_the_budget(tmp_path: Path) -> None:
     first, second = read_records(tmp_path / "probes.jsonl").records
     assert BUDGET_ENDED not in first.flags
     assert BUDGET_ENDED in second.flags
-    # With more time, what the budget cut short is open again, and may be what is recommended.
-    only = {axis: (getattr(second.setting, axis),) for axis in SMALL}
-    batch = second.setting.batch_size
-    again = run(tmp_path, budget_seconds=None, baseline=False, restrict=only, batch_size=batch)
-    assert again.setting == second.setting
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("strategy", ["tpe", "random-walk", "planner"])
+@pytest.mark.parametrize("strategy", ["tpe", "exhaustive", "planner"])
 def test_what_the_budget_cut_short_is_probed_with_more_time(tmp_path: Path, strategy: str) -> None:
     def cut(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None}
@@ -175,15 +158,8 @@ def test_a_narrower_search_recommends_what_it_was_asked_for(tmp_path: Path) -> N
     run(tmp_path)
     plain = {**SMALL, "precision": ("fp32",), "compile": ("off",)}
     narrow = run(tmp_path, restrict=plain, batch_size=8)
-    assert narrow.setting is not None
     assert (narrow.setting.precision, narrow.setting.batch_size) == ("fp32", 8)
     assert all(r.setting.precision == "fp32" for r in narrow.runners_up)
-
-
-@pytest.mark.usefixtures("gpu")
-def test_no_memory_left_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no memory is left"):
-        run(tmp_path, memory_bytes=1)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -201,21 +177,6 @@ def test_a_device_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_disk_that_is_full_does_not_lose_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "probes.jsonl").symlink_to("/dev/full")
-    spill = tmp_path / "spill"
-    spill.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(spill))
-    found = run(tmp_path)
-    assert found.num_probes == 1
-    assert found.status == "recommended"
-    assert any("No space left" in note for note in found.notes)
-    assert len(read_records(next(spill.glob("*/probes.jsonl"))).records) == 1
-
-
-@pytest.mark.usefixtures("gpu")
 def test_every_arm_that_was_ruled_out_has_its_reason(tmp_path: Path) -> None:
     found = run(tmp_path, batch_size=(8, 16, 2048))
     arms = {r.setting.model_copy(update={"batch_size": 1}) for r in found.ruled_out}
@@ -223,14 +184,7 @@ def test_every_arm_that_was_ruled_out_has_its_reason(tmp_path: Path) -> None:
     assert len(arms) == len(found.ruled_out)
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    path = tmp_path / "table.jsonl"
-    path.write_bytes(b"".join(format_record(r) for r in invented_table()))
-    return path
-
-
-@pytest.mark.parametrize("strategy", ["planner", "random", "boundary-walk"])
+@pytest.mark.parametrize("strategy", ["planner", "tpe"])
 def test_a_replay_needs_no_device_and_no_model(table: Path, strategy: str) -> None:
     found = tune(None, replay=table, strategy=strategy, budget_seconds=600)
     assert found.status == "recommended"
@@ -279,14 +233,9 @@ def test_a_replay_with_a_bad_line_is_read_up_to_it(table: Path) -> None:
     assert found.num_candidates == 20
 
 
-def test_an_unknown_strategy_says_the_nearest() -> None:
-    with pytest.raises(PlannerError, match="planner"):
-        tune(MODEL, strategy="planer")
-
-
 def test_the_tuner_imports_no_torch(table: Path) -> None:
     script = (
-        "import sys; from search.tuning import tune;"
+        "import sys; from search.tuning.tune import tune;"
         f"tune(None, replay={str(table)!r}); tune(None, replay={str(table)!r}, strategy='tpe');"
         "print('torch' in sys.modules)"
     )
@@ -309,3 +258,46 @@ def test_a_second_tuner_on_the_card_is_told_of_the_first(
     assert any("Another tuner of this machine is at cuda:0" in note for note in found.notes)
     found = run(tmp_path / "alone", **given)
     assert not any("Another tuner" in note for note in found.notes)
+
+
+def test_a_budget_counts_what_others_probe_once() -> None:
+    limits = Limits(budget_seconds=60.0, clock=lambda: 0.0)
+    record = make_record(TrainSetting(), probe_id="theirs").model_copy(
+        update={"probe_seconds": 20.0}
+    )
+    limits.charge([record])
+    limits.charge([record])
+    assert limits.seconds_left() == 40.0
+
+
+def test_a_session_charges_what_it_hears_of_and_not_its_own() -> None:
+    space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8,))
+    study: MemoryStudy = MemoryStudy()
+    limits = Limits(trials=2, budget_seconds=60.0, clock=lambda: 0.0)
+    session = Session(
+        space, study, lambda choice, *_: make_record(choice.candidate.setting), limits,
+        lambda choice: 60.0, None,
+    )  # fmt: skip
+    theirs = make_record(space.candidates[0].setting, probe_id="theirs")
+    study.kept.append(theirs)
+    session.run(ListStrategy(space.candidates))
+    assert len(session.records) == 2
+    assert limits.spent_seconds == theirs.probe_seconds
+
+
+@pytest.mark.usefixtures("gpu")
+def test_it_begins_where_it_is_told_to(tmp_path: Path) -> None:
+    """Also in a study that knows other values; what is asked for by name wins."""
+    run(tmp_path, trials=2)
+    start = {"batch_size": 24, "precision": "bf16", "checkpointing": "blocks", "compile": "off"}
+    found = run(tmp_path, start=start, batch_size=None, trials=3)
+    third = read_records(tmp_path / "probes.jsonl").records[2].setting
+    assert {field: getattr(third, field) for field in start} == start
+    assert found.asked is not None
+    assert "batch_size=24" in str(found.asked["start"])
+    run(tmp_path, start={**start, "batch_size": 48, "attention": "eager"}, trials=4)
+    fourth = read_records(tmp_path / "probes.jsonl").records[3].setting
+    assert (fourth.batch_size, fourth.attention) == (32, "sdpa")
+    space = make_space(MODEL, GPU, start=TrainSetting(checkpointing="blocks:6", batch_size=40))
+    assert space.first is not None
+    assert (space.first.setting.checkpointing, 40 in space.rungs) == ("blocks:6", True)

@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from random import Random
 
-from planner.schema import MeasurementRecord
-from planner.units import GIB
-from search import tuning as tune_file
+from planner.core.schema import MeasurementRecord
+from planner.core.units import GIB
+from search.loop.strategies.strategy import Choice
+from search.loop.surrogate.device_prior import device_prior
 from search.probe.device import MemoryInUse
-from search.strategies.strategy import Choice
-from search.surrogate.device_prior import device_prior
+from search.tuning import tune as tune_file
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 from tests.undurable import write_without_waiting
 

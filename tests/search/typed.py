@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from random import Random
 from typing import Any
 
 from planner.cli import main
-from planner.schema import MeasurementRecord
-from search import tuning as tune_file
-from search.strategies.strategy import Choice
+from planner.core.schema import MeasurementRecord
+from search.loop.strategies.strategy import Choice
+from search.tuning import tune as tune_file
 from tests.search.tables import make_record
 from tests.search.tuner import pretend_gpu, pretend_no_estimate
 from tests.undurable import write_without_waiting
@@ -42,7 +43,8 @@ class SlowProber:
                 print("waiting", file=sys.stderr, flush=True)
                 time.sleep(60)
             finally:
-                print("winding up", file=sys.stderr, flush=True)
+                with suppress(OSError):  # its terminal was closed
+                    print("winding up", file=sys.stderr, flush=True)
                 time.sleep(0.5)
         return make_record(choice.candidate.setting, seed=Random(probe_id).randrange(99))
 

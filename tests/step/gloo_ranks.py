@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from planner import SwinConfig, TrainSetting
-from planner.ledger import Allocated, Event, Freed, Marked
+from planner.ledger.ledger import Allocated, Event, Freed, Marked
+from planner.step.reducer import steps_until_steady
 
 WORLD_SIZE = 2
 # 0.6 million parameters: two buckets by torch's limits.
@@ -102,7 +103,7 @@ def work(folder: Path, rank: int) -> None:
     found, plain = {}, {}
     for name, changes in json.loads((folder / "modes.json").read_text()).items():
         setting = BASE.model_copy(update=changes)
-        num_steps = 3 if setting.ddp_static_graph else 2
+        num_steps = steps_until_steady(setting)
         alone = without_ddp(setting)
         key = (alone.model_dump_json(), num_steps)
         if key not in plain:

@@ -27,14 +27,12 @@ def test_in_fp32_the_whole_product_comes_first() -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_the_reserved_peak_knows_it(precision: str) -> None:
-    """The peak of live bytes of an unchecked Swin-T is in forward: what moves is reserved."""
+    """The peak of live bytes of Swin-T is where the last stage sums: what moves is reserved."""
     model = resolve_model("native:swin_tiny")
     found = estimate(model, batch_size=64, precision=precision, attention="sdpa")
-    eager = estimate(model, batch_size=64, precision=precision, attention="eager")
-    assert any("except for sdpa's backward" in line for line in found.left_out)
-    assert not any("but for" in line for line in eager.left_out)
-    if precision == "bf16":  # 4.14 GiB without the scratch
-        assert found.peak_reserved_bytes / 2**30 == pytest.approx(4.35, abs=0.02)
+    assert any("kernels other than those" in line for line in found.left_out)
+    if precision == "bf16":  # 4.27 GiB without the scratch
+        assert found.peak_reserved_bytes / 2**30 == pytest.approx(4.46, abs=0.02)
 
 
 def test_lora_says_that_cudnn_may_attend() -> None:

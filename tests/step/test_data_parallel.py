@@ -16,20 +16,27 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from planner import SwinConfig, TrainSetting, estimate
-from planner.affine import Recorder
-from planner.errors import UnsupportedError
-from planner.estimation import Estimate
-from planner.ledger import Allocated, Awaited, Ledger, Marked, Sent
-from planner.ledgers import step_ledger
-from planner.libraries.registry import find_library
+from planner.core.errors import UnsupportedError
+from planner.core.schema import ResolvedSetting
+from planner.core.units import MIB
+from planner.estimation.estimate import Estimate
+from planner.estimation.ledgers import step_ledger
+from planner.ledger.affine import Recorder
+from planner.ledger.ledger import Allocated, Awaited, Freed, Ledger, Marked, Sent
 from planner.libraries.resolve import resolve_model
-from planner.memory.profile import find_alive
-from planner.parallel.data_parallel import DataParallel
+from planner.machine.hardware import overheads
+from planner.memory.profile import find_alive, steady_step
 from planner.report.tables import breakdown_table
-from planner.schema import ResolvedSetting
-from planner.step.reducer import BUCKET_LABEL, DEFAULT_LIMITS, Weight, assign_buckets
+from planner.step.reducer import (
+    BUCKET_LABEL,
+    COMPRESSED_LABEL,
+    DEFAULT_LIMITS,
+    Weight,
+    assign_buckets,
+    steps_until_steady,
+)
 from planner.step.training import record_training
-from planner.units import MIB
+from planner.training.parallel.data_parallel import DataParallel
 from tests.building import build_real, on_shapes
 from tests.cpu_memory import measure_cpu_memory_events
 from tests.equality import phase_ends
@@ -161,47 +168,75 @@ def test_buckets_of_timms_swins_are_those_of_torchs_own_reducer(
         assert bucket_bytes(ledger) == rebuilt
 
 
-@needs("timm", "torchvision", "transformers")
-@pytest.mark.parametrize(
-    ("library", "checkpointing"),
-    [
-        ("native", "blocks"),
-        *(
-            pytest.param(library, "none", marks=pytest.mark.combinations)
-            for library in ("native", "timm", "torchvision", "transformers")
-        ),
-    ],
-)
-def test_buckets_are_those_that_ddp_makes_of_the_real_module(
-    group: None, library: str, checkpointing: str
-) -> None:
-    model = SMALL.model_copy(update={"library": library})
-    spec = find_library(model.library)
-    setting = spec.resolve(model, DDP.model_copy(update={"checkpointing": checkpointing}))
-    ledger = record_training(on_shapes(model, setting), model, setting)
-    module = build_real(model, setting)
-    wrapped = DistributedDataParallel(module)
-    optimizer = torch.optim.SGD(module.parameters(), 1e-3)
-    for _ in range(3):
-        output = wrapped(torch.randn(1, 3, 112, 112))
-        logits = output if isinstance(output, Tensor) else output.logits
-        nn.functional.cross_entropy(logits, torch.zeros(1, dtype=torch.int64)).backward()
-        optimizer.zero_grad()
-    said = wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-    assert bucket_bytes(ledger) == [int(size) for size in said.split(",")]
-
-
 @pytest.mark.combinations
 @pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"frozen_stages": 1}])
 def test_a_step_holds_what_it_does_on_a_cpu(group: None, changes: dict[str, int]) -> None:
     setting = DDP.model_copy(update={"optimizer": "sgd-forloop", **changes})
     ledger = record_training(on_shapes(SMALL, setting), SMALL, setting)
-    real = measure_cpu_memory_events(lambda: build_real(SMALL, setting), SMALL, setting)
+    steps = steps_until_steady(setting)
+    real = measure_cpu_memory_events(lambda: build_real(SMALL, setting), SMALL, setting, steps)
+    # NCCL holds the first buckets into the second backward; gloo lets them go at once.
+    held = {("zero_grad", 0), ("forward", 1), ("backward", 1)}
     for mine, theirs in zip(phase_ends(ledger.events), phase_ends(real.events), strict=True):
         assert mine[:2] == theirs[:2]
+        if mine[:2] in held:
+            continue
         # DDP keeps a few numbers on the host, which is here the device.
         assert theirs[2] == pytest.approx(mine[2], abs=4096)
         assert theirs[3] == pytest.approx(mine[3], abs=4096)
+
+
+def freed_after(ledger: Ledger, label: str) -> list[tuple[int, int]]:
+    """For each storage with `label` that is freed: the marks before its end, and how many
+    all-reduces were handed over since the last of them."""
+    storages = {e.storage for e in ledger.events if isinstance(e, Allocated) and e.label == label}
+    found, marks, sent = [], 0, 0
+    for event in ledger.events:
+        if isinstance(event, Marked):
+            marks, sent = marks + 1, 0
+        elif isinstance(event, Sent):
+            sent += event.collective == "all_reduce"
+        elif isinstance(event, Freed) and event.storage in storages:
+            found.append((marks, sent))
+    return found
+
+
+# Marks: the end of the build, then of forward, backward, the optimizer and zero_grad of each step.
+SECOND_BACKWARD, THIRD_BACKWARD = 6, 10
+REBUILT: list[tuple[dict[str, bool], int]] = [
+    ({}, SECOND_BACKWARD), ({"ddp_bucket_view": True}, SECOND_BACKWARD),
+    ({"ddp_static_graph": True}, THIRD_BACKWARD),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "backward"), REBUILT)
+def test_nccl_holds_the_first_bucket_into_the_backward_after_the_rebuild(
+    changes: dict[str, bool], backward: int
+) -> None:
+    """It goes with the first collective of a backward after the one that summed it."""
+    setting = DDP.model_copy(update=changes)
+    ledger = record_training(on_shapes(SMALL, setting), SMALL, setting)
+    assert freed_after(ledger, BUCKET_LABEL) == [(backward, 1)]
+    first = sum(made_with(ledger))
+    assert (ledger.doubtful_bytes, ledger.late_bytes) == (first, first)
+    never = DDP.model_copy(update={"ddp_find_unused": True})
+    kept = record_training(on_shapes(SMALL, never), SMALL, never)
+    assert not freed_after(kept, BUCKET_LABEL)
+    assert kept.doubtful_bytes == kept.late_bytes == 0
+
+
+def test_nccl_holds_compressed_copies_until_the_next_backward() -> None:
+    setting = DDP.model_copy(update={"ddp_compression": "bf16"})
+    ledger = record_training(on_shapes(SMALL, setting), SMALL, setting)
+    trained = sum(made_with(ledger))
+    count = len(bucket_bytes(ledger))
+    assert freed_after(ledger, COMPRESSED_LABEL) == [
+        (SECOND_BACKWARD, 1), *[(THIRD_BACKWARD, 1)] * count
+    ]  # fmt: skip
+    plain = record_training(on_shapes(SMALL, DDP), SMALL, DDP)
+    more = steady_step(ledger).before_step - steady_step(plain).before_step
+    assert more == pytest.approx(trained / 2, abs=512 * count)
+    assert ledger.late_bytes == 2 * trained
 
 
 def of(**changes: object) -> Estimate:
@@ -215,7 +250,7 @@ def test_the_estimate_holds_the_buckets_besides_the_gradients(changes: dict[str,
     with_buckets, without = of(**changes), of(**changes, parallelism="none")
     ledger = step_ledger(SMALL, with_buckets.setting)
     start = next(
-        i for i, e in enumerate(ledger.events) if isinstance(e, Marked) and e.step == 1
+        i for i, e in enumerate(ledger.events) if isinstance(e, Marked) and e.step == 2
     )  # the end of the steady forward: no gradient is there
     held = [(e, c) for e, c in find_alive(ledger.events, start) if e.label == BUCKET_LABEL]
     assert {category for _, category in held} == {"gradients"}
@@ -321,8 +356,12 @@ def test_any_number_of_devices_shares_a_recording() -> None:
 
 
 @pytest.mark.parametrize(("world_size", "low", "high"), [(2, 24, 657), (8, 24, 1011)])
-def test_nccls_own_buffers_lie_beside_the_context(world_size: int, low: int, high: int) -> None:
-    """MiB: derived and quoted in planner/hardware/nccl.py."""
+def test_nccls_own_buffers_lie_beside_the_context(
+    monkeypatch: pytest.MonkeyPatch, world_size: int, low: int, high: int
+) -> None:
+    """MiB: derived and quoted in planner/machine/hardware/nccl.py. Reserved memory is here as sure
+    on several devices as on one."""
+    monkeypatch.setattr(overheads, "RESERVED_ERROR_UNTRIED", overheads.RESERVED_ERROR)
     one, several = of(), of(world_size=world_size)
     assert "communication" not in one.breakdown
     taken = several.breakdown["communication"]

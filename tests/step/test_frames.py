@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from planner.ledger import Ledger
-from planner.schema import SwinConfig, TrainSetting
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.ledger.ledger import Ledger
 from planner.step.frames import _callers_keep_arguments, plain_calls
 from planner.step.training import record_training
 from tests.building import on_shapes

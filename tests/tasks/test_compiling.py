@@ -9,12 +9,12 @@ import torch
 import torch._functorch.config
 from torch import nn
 
-from planner.checkpointing import checkpoint_in_place, repeated_blocks
-from planner.compilation import compile_blocks
-from planner.errors import UnsupportedError
-from planner.schema import FactoryModel, TrainSetting
-from planner.tasks.compiling import compile_as_set
-from planner.tasks.making import as_task
+from planner.core.errors import UnsupportedError
+from planner.core.schema import FactoryModel, TrainSetting
+from planner.libraries.checkpointing import checkpoint_in_place, repeated_blocks
+from planner.training.compilation import compile_blocks
+from planner.training.tasks.compiling import compile_as_set
+from planner.training.tasks.making import as_task
 
 OWN = FactoryModel(factory="own:build", image_size=(8, 8), num_classes=10)
 

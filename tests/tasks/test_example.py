@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from planner.errors import UsageError  # noqa: E402
-from planner.tasks import from_collator, from_example  # noqa: E402
-from planner.tasks.trees import tensors_of  # noqa: E402
+from planner.core.errors import UsageError  # noqa: E402
+from planner.training.tasks import from_collator, from_example  # noqa: E402
+from planner.training.tasks.trees import tensors_of  # noqa: E402
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", ["image", "label"])

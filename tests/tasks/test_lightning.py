@@ -15,10 +15,10 @@ lightning = pytest.importorskip("lightning.pytorch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from planner.errors import PlannerError, UnsupportedError  # noqa: E402
-from planner.schema import FactoryModel, TrainSetting  # noqa: E402
-from planner.tasks import from_lightning  # noqa: E402
-from planner.trace import trace_estimate  # noqa: E402
+from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
+from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.trace.ledger import trace_estimate  # noqa: E402
+from planner.training.tasks import from_lightning  # noqa: E402
 
 MODEL = FactoryModel(factory="tests:none")
 SETTING = TrainSetting(batch_size=2, precision="fp32")

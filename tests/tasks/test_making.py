@@ -10,17 +10,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from planner.errors import PlannerError, UnsupportedError  # noqa: E402
-from planner.schema import FactoryModel, TrainSetting  # noqa: E402
-from planner.tasks import ContractError, task_for  # noqa: E402
-from planner.trace import trace_estimate  # noqa: E402
+from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
+from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.trace.ledger import trace_estimate  # noqa: E402
+from planner.training.tasks import ContractError, task_for  # noqa: E402
 
 OWN = """
     import torch
     from torch import nn
     from torch.nn import functional as F
 
-    from planner.tasks import from_example
+    from planner.training.tasks import from_example
 
     class Dense(nn.Module):
         def __init__(self):

@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 
 from planner import estimate
-from planner.estimation import choose
-from planner.hardware import find_gpu
-from planner.ledger import RECORDED_MICRO_BATCHES
-from planner.ledgers import step_ledger
-from planner.schema import SwinConfig
+from planner.core.schema import SwinConfig
+from planner.estimation.estimate import choose
+from planner.estimation.ledgers import step_ledger
+from planner.ledger.ledger import RECORDED_MICRO_BATCHES
+from planner.machine.hardware import find_gpu
 from planner.throughput.alignment import Misaligned, misaligned
 from planner.throughput.prediction import predict_step, rates_for
 

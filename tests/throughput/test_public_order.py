@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import permutations
-from pathlib import Path
 
 import pytest
 
-from search.validation.published import PublishedRow, predicted_rate, read_published
 from tests.libraries.steps import needs
+from tests.truth.published import PublishedRow, predicted_rate, read_published
 
-FILE = Path(__file__).parents[1] / "truth" / "public.jsonl"
 CARDS = ("a100-sxm-80gb", "rtx-3090", "rtx-4090", "rtx-5090")
 # Rates closer than this to each other are not ranked: a run differs from its repeat by as much.
 APART = 1.1
@@ -22,7 +20,7 @@ APART = 1.1
 
 @cache
 def rows() -> dict[str, PublishedRow]:
-    return {row.id: row for row in read_published(FILE)}
+    return {row.id: row for row in read_published()}
 
 
 @cache

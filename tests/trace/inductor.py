@@ -21,7 +21,7 @@ from torch._inductor.fx_passes.post_grad import post_grad_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
-from planner.schema import SwinConfig, TrainSetting
+from planner.core.schema import SwinConfig, TrainSetting
 from planner.trace.building import build_task
 from planner.trace.cuda_rules import as_on_cuda
 from tests.building import build_real

@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from planner.ledger import Allocated, Marked  # noqa: E402
+from planner.core.schema import FactoryModel, SwinConfig  # noqa: E402
+from planner.ledger.ledger import Allocated, Marked  # noqa: E402
 from planner.libraries.missing_operators import declare_missing_operators  # noqa: E402
-from planner.schema import FactoryModel, SwinConfig  # noqa: E402
-from planner.trace import Trace  # noqa: E402
+from planner.trace.run import Trace  # noqa: E402
 
 SMALL = SwinConfig(
     image_size=64, num_classes=10, embed_dim=32, depths=(2, 2), num_heads=(1, 2), window_size=4

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from planner.schema import FactoryModel, TrainSetting
+from planner.core.schema import FactoryModel, TrainSetting
 
 IMAGES = FactoryModel(factory="tests:none", image_size=(16, 16), num_classes=10)
 WIDTH, BLOCKS = 64, 3
@@ -46,7 +46,7 @@ def measure_rank(rank: int, setting: TrainSetting, folder: Path) -> None:
     """One real rank under gloo: writes the sizes of what it allocated in the steady step."""
     from torch import distributed
 
-    from planner.ledger import Allocated, Marked
+    from planner.ledger.ledger import Allocated, Marked
     from tests.cpu_memory import measure_cpu_memory_events
 
     torch.set_num_threads(1)

@@ -10,12 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from planner.affine import AffineLedger  # noqa: E402
+from planner.core.schema import Model, TrainSetting  # noqa: E402
+from planner.ledger.affine import AffineLedger  # noqa: E402
 from planner.libraries.resolve import resolve_model  # noqa: E402
-from planner.schema import Model, TrainSetting  # noqa: E402
-from planner.trace import trace_estimate  # noqa: E402
+from planner.trace.kept_step import RECORDED_BATCHES  # noqa: E402
+from planner.trace.ledger import trace_estimate  # noqa: E402
 from planner.trace.run import Build  # noqa: E402
-from planner.traced_step import RECORDED_BATCHES  # noqa: E402
 from tests.libraries.steps import needs  # noqa: E402
 from tests.test_checkpointing import IMAGES, MODELS  # noqa: E402
 

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from planner.schema import TrainSetting  # noqa: E402
-from planner.trace import trace_training  # noqa: E402
+from planner.core.schema import TrainSetting  # noqa: E402
+from planner.trace.run import trace_training  # noqa: E402
 from tests.trace.models import (  # noqa: E402
     TINY_IMAGES,
     Classifier,
@@ -21,7 +21,7 @@ from tests.trace.models import (  # noqa: E402
 DRAWS = """
 import torch
 from torch import nn
-from planner.schema import FactoryModel, TrainSetting
+from planner.core.schema import FactoryModel, TrainSetting
 from planner.trace.building import build_task
 
 WIDTH = 384  # 576 KiB: memory that has just been freed is given out again as it is

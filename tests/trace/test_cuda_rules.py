@@ -18,9 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from planner.schema import FactoryModel, TrainSetting  # noqa: E402
-from planner.trace import cuda_rules, trace_training  # noqa: E402
+from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.core.torch_version import torch_version  # noqa: E402
+from planner.step.attention import SEED_ON_DEVICE  # noqa: E402
+from planner.trace import cuda_rules  # noqa: E402
 from planner.trace.cuda_rules import as_on_cuda  # noqa: E402
+from planner.trace.run import trace_training  # noqa: E402
 from tests.trace.models import (  # noqa: E402
     TINY_IMAGES,
     Classifier,
@@ -122,10 +125,14 @@ def test_softmax_of_half_converts_inside_its_kernel() -> None:
 
 
 class Window(nn.Module):
-    """Attention of one head over N tokens with a learned bias, by PyTorch's fused function."""
+    """Attention of one head over N tokens with a learned bias, by PyTorch's fused function: over
+    [B, 1, N, C], or over [B, N, C] where it is `flat`."""
 
-    def __init__(self, tokens: int = 49, channels: int = 32, biased: bool = True) -> None:
+    def __init__(
+        self, tokens: int = 49, channels: int = 32, biased: bool = True, flat: bool = False
+    ) -> None:
         super().__init__()
+        self.flat = flat
         self.qkv = nn.Linear(3, 3 * channels)
         self.bias = nn.Parameter(torch.zeros(tokens, tokens)) if biased else None
         self.head = nn.Linear(channels, 10)
@@ -133,7 +140,9 @@ class Window(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.qkv(images.flatten(2).transpose(1, 2))
         q, k, v = x.unflatten(2, (3, 1, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        return self.head(F.scaled_dot_product_attention(q, k, v, self.bias).mean((1, 2)))
+        if self.flat:
+            q, k, v = q.squeeze(1), k.squeeze(1), v.squeeze(1)
+        return self.head(F.scaled_dot_product_attention(q, k, v, self.bias).flatten(1, -2).mean(1))
 
 
 def test_fused_attention_with_a_mask_is_the_memory_efficient_one() -> None:
@@ -145,7 +154,8 @@ def test_fused_attention_with_a_mask_is_the_memory_efficient_one() -> None:
     logsumexp = batch * 64 * 4  # one head, rows rounded up to 32
     gradient_of_bias = batch * tokens * 64 * 2  # rows rounded up to 16
     forward = attention_events(trace, "_efficient_attention.default")
-    assert forward == [output, logsumexp]  # seed and offset stay on the host
+    seeds = [] if torch_version() < SEED_ON_DEVICE else [8, 8]  # with the offset; else on the host
+    assert forward == [*seeds, output, logsumexp]
     backward = attention_events(trace, "_efficient_attention_backward")
     delta, workspace = batch * tokens * 4, batch * (16 + 64 * 64 * 4)  # one head, one block
     assert backward == [output, output, output, gradient_of_bias, delta, workspace]
@@ -160,6 +170,25 @@ def test_fused_attention_without_a_mask(precision: str, kernel: str) -> None:
     setting = TrainSetting(batch_size=2, precision=precision)
     trace = trace_training(lambda: Window(biased=False), images, setting, num_steps=1)
     assert attention_events(trace, f"_scaled_dot_product_{kernel}_attention.default")
+
+
+@pytest.mark.parametrize(
+    ("version", "biased", "kernel"),
+    [
+        ((2, 13), False, "aten._safe_softmax.default"),
+        ((2, 14), False, "aten._scaled_dot_product_flash_attention.default"),
+        ((2, 14), True, "aten._scaled_dot_product_efficient_attention.default"),
+    ],
+)
+def test_attention_without_a_batch_is_fused_from_torch_2_14(
+    version: tuple[int, int], biased: bool, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_rules, "torch_version", lambda: version)
+    images = FactoryModel(factory="tests:none", image_size=(7, 7), num_classes=10)
+    setting = TrainSetting(batch_size=2, precision="bf16")
+    trace = trace_training(lambda: Window(biased=biased, flat=True), images, setting)
+    names = {name for name in labels(trace) if "attention" in name or "safe_softmax" in name}
+    assert {name for name in names if "backward" not in name} == {kernel}
 
 
 def test_dropout_keeps_one_byte_an_element() -> None:

@@ -8,19 +8,20 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torchao")
 
 from planner import estimate, largest_batch  # noqa: E402
-from planner.errors import PlannerError, UnsupportedError  # noqa: E402
-from planner.estimation import choose  # noqa: E402
-from planner.hardware import find_gpu  # noqa: E402
-from planner.ledger import Ledger  # noqa: E402
-from planner.ledgers import is_on_shapes  # noqa: E402
+from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
+from planner.core.schema import SwinConfig, TrainSetting  # noqa: E402
+from planner.estimation.estimate import choose  # noqa: E402
+from planner.estimation.ledgers import is_on_shapes  # noqa: E402
+from planner.ledger.ledger import Ledger  # noqa: E402
 from planner.libraries.building import build_for  # noqa: E402
 from planner.libraries.limits import multiplies_in_8_bits  # noqa: E402
-from planner.schema import SwinConfig, TrainSetting  # noqa: E402
+from planner.machine.hardware import find_gpu  # noqa: E402
 from planner.throughput.prediction import rates_for  # noqa: E402
-from planner.trace import trace_estimate, trace_training  # noqa: E402
 from planner.trace.cuda_rules import as_on_cuda  # noqa: E402
+from planner.trace.ledger import trace_estimate  # noqa: E402
+from planner.trace.run import trace_training  # noqa: E402
 from planner.trainers.emission import emit_setting  # noqa: E402
-from planner.training import use_float8  # noqa: E402
+from planner.training.step import use_float8  # noqa: E402
 from tests.cpu_memory import measure_cpu_memory_events  # noqa: E402
 
 # One stage of 64 channels, so that all four layers of a block are converted, and 10 classes.
@@ -123,7 +124,7 @@ def test_the_script_converts_the_layers_that_the_estimate_does() -> None:
             layer = torch.nn.Linear(inside, out, device="meta")
             assert chosen(layer, "") == multiplies_in_8_bits(out, inside)
     with pytest.raises(UnsupportedError, match="no linear layers to 8 bits"):
-        emit_setting(SMALL, TrainSetting(**FP8), "lightning")
+        emit_setting(SMALL, TrainSetting(**FP8), "deepspeed")
 
 
 def test_the_largest_batch_is_a_multiple_that_8_bits_take() -> None:

@@ -11,10 +11,11 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from planner.estimation import estimate_ledger  # noqa: E402
-from planner.ledger import Allocated, Computed, Event, Freed, Marked, Tagged  # noqa: E402
-from planner.schema import FactoryModel, TrainSetting  # noqa: E402
-from planner.trace import trace_estimate, trace_training  # noqa: E402
+from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.estimation.estimate import estimate_ledger  # noqa: E402
+from planner.ledger.ledger import Allocated, Computed, Event, Freed, Marked, Tagged  # noqa: E402
+from planner.trace.ledger import trace_estimate  # noqa: E402
+from planner.trace.run import trace_training  # noqa: E402
 from tests.trace.models import (  # noqa: E402
     SMALL,
     swin_timm,
@@ -43,9 +44,11 @@ def timm_ledger():  # type: ignore[no-untyped-def]
 
 
 def test_ledger_has_the_storages_of_the_trace(timm_ledger) -> None:  # type: ignore[no-untyped-def]
-    setting = TrainSetting(batch_size=2, precision="bf16")
+    setting = TrainSetting(batch_size=2, precision="bf16").with_recipe(of_swin=True)
     trace = trace_training(lambda: swin_timm(1), SMALL, setting, gradient_sums="in_place")
-    assert storage_events(timm_ledger.events) == storage_events(trace.events)
+    # The ledger ends with the last step, the trace with the training.
+    of_trace = storage_events(trace.events)
+    assert storage_events(timm_ledger.events)[:-1] == of_trace[:-1]
     assert timm_ledger.num_parameters == trace.num_parameters
     assert timm_ledger.batch_size == 2
 
@@ -61,14 +64,14 @@ def test_ledger_sorts_bytes_by_category(timm_ledger) -> None:  # type: ignore[no
         elif isinstance(event, Tagged):
             category[event.storage] = event.category
         elif isinstance(event, Freed):
-            del sizes[event.storage]
+            sizes.pop(event.storage, None)  # nothing of scratch
         elif isinstance(event, Marked):
             found: Counter[str] = Counter()
             for storage, num_bytes in sizes.items():
                 found[category[storage]] += num_bytes
             by_phase[event.phase, event.step] = found
     weights = 4 * timm_ledger.num_parameters
-    data = 2 * (3 * 64 * 64 * 4 + 8)
+    data = 2 * (3 * 64 * 64 * 4 + 10 * 4)  # images, and soft targets of 10 classes
     end = by_phase["optimizer", 1]
     assert end["parameters"] == end["gradients"] == weights
     assert end["optimizer_state"] == 2 * weights
@@ -119,7 +122,7 @@ def test_recomputed_activations_are_activations() -> None:
         elif isinstance(event, Tagged):
             category[event.storage] = event.category
         elif isinstance(event, Freed):
-            del sizes[event.storage]
+            sizes.pop(event.storage, None)  # nothing of scratch
         found: Counter[str] = Counter()
         for storage, num_bytes in sizes.items():
             found[category[storage]] += num_bytes

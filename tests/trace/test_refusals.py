@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from planner.errors import PlannerError, UnsupportedError  # noqa: E402
-from planner.schema import TrainSetting  # noqa: E402
-from planner.schema.any_model import FactoryModel  # noqa: E402
-from planner.trace import trace_estimate  # noqa: E402
+from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
+from planner.core.schema import TrainSetting  # noqa: E402
+from planner.core.schema.any_model import FactoryModel  # noqa: E402
+from planner.trace.ledger import trace_estimate  # noqa: E402
 from tests.trace.models import (  # noqa: E402
     TINY_IMAGES,
     Classifier,

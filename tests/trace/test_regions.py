@@ -18,16 +18,16 @@ from torch._inductor.compile_fx import partition_fn
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.virtualized import V
 
-from planner.affine import AffineLedger
-from planner.compilation import compile_blocks
-from planner.errors import UnsupportedError
-from planner.ledger import Ledger
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
-from planner.tasks import task_for
-from planner.tasks.compiling import blocks_to_compile
-from planner.trace import trace_estimate
+from planner.core.errors import UnsupportedError
+from planner.core.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.ledger.affine import AffineLedger
+from planner.ledger.ledger import Ledger
 from planner.trace.cuda_rules import as_on_cuda
-from planner.training import Training
+from planner.trace.ledger import trace_estimate
+from planner.training.compilation import compile_blocks
+from planner.training.step import Training
+from planner.training.tasks import task_for
+from planner.training.tasks.compiling import blocks_to_compile
 from tests.building import build_real
 from tests.libraries.steps import Changes, name_of
 from tests.trace.test_compiled import (
@@ -106,9 +106,11 @@ def kept_in(ledger: Ledger) -> int:
 
 EAGER: Changes = {**FP32, "attention": "eager"}  # the CPU has none of CUDA's fused kernels
 # A budget of one is among the blocks of different rates below.
-QUICK: list[tuple[str, Changes, Changes]] = [
-    ("native", {}, {**EAGER, "activation_memory_budget": 0.4}),
-    ("timm", {}, {**EAGER, "checkpointing": "blocks"}),
+QUICK: list[Any] = [
+    pytest.param(
+        "native", {}, {**EAGER, "activation_memory_budget": 0.4}, marks=pytest.mark.compiler
+    ),
+    pytest.param("timm", {}, {**EAGER, "checkpointing": "blocks"}, marks=pytest.mark.compiler),
 ]
 MORE: list[tuple[str, Changes, Changes]] = [
     (library, {"version": version}, {**EAGER, "checkpointing": checkpointing})
@@ -173,7 +175,7 @@ def test_stochastic_depth_makes_a_graph_of_each_block() -> None:
 
 @pytest.mark.compiler
 def test_graphs_of_any_batch_keep_what_those_of_one_do() -> None:
-    """Why `planner.traced_step.alike` lets a dynamic graph share the trace of a static one. It
+    """Why `planner.trace.kept_step.alike` lets a dynamic graph share the trace of a static one. It
     keeps one number more (8 B)."""
     config, setting = of_blocks("native", ONE_STAGE, EAGER)
     saved, _ = run_for_real(config, setting, dynamic=True)

@@ -14,11 +14,13 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
-from planner.ledger import Freed, Marked, Tagged  # noqa: E402
+from planner.core.schema import TrainSetting  # noqa: E402
+from planner.ledger.ledger import Freed, Marked, Tagged  # noqa: E402
 from planner.memory.caching_allocator import rounded  # noqa: E402
-from planner.schema import TrainSetting  # noqa: E402
-from planner.trace import trace_training  # noqa: E402
-from planner.trace.run import in_steady_order  # noqa: E402
+from planner.trace.run import (  # noqa: E402
+    in_steady_order,
+    trace_training,
+)
 from tests.trace.models import (  # noqa: E402
     SMALL,
     TINY_IMAGES,

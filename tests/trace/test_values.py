@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from planner.schema import FactoryModel, TrainSetting  # noqa: E402
-from planner.trace import trace_estimate, trace_training  # noqa: E402
+from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.trace.ledger import trace_estimate  # noqa: E402
+from planner.trace.run import trace_training  # noqa: E402
 from planner.trace.values import FINITE, MIDDLE, SMALL  # noqa: E402
 from tests.trace.models import TINY_IMAGES, Classifier  # noqa: E402
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from planner.schema.loading import DataSource, Feeding, LoaderRecord, LoaderSetting
-from planner.schema.result import Recommendation
+from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.core.schema.loading import DataSource, Feeding, LoaderRecord, LoaderSetting
+from planner.core.schema.result import Recommendation
+from planner.trainers.imports import BESIDE
+from planner.trainers.native_file import FILENAME, native_source
+from planner.trainers.plan import Emitted
 
 GIB = 1024**3
 
@@ -49,6 +56,30 @@ def feeding(loader: LoaderSetting, measured: LoaderSetting | None = None, **sour
         date="2026-11-22T08:00:00Z", status="measured", images_per_second=812.3, bound="decode",
     )  # fmt: skip
     return Feeding(loader=loader, evidence=evidence, bound="loader", waiting_share=0.2)
+
+
+def executed(emitted: Emitted | str) -> dict[str, Any]:
+    """What a Python file of a trainer's defines, or the code beside it."""
+    source = emitted if isinstance(emitted, str) else emitted.code or emitted.text
+    if f"from {BESIDE} import" in source and BESIDE not in sys.modules:
+        module = ModuleType(BESIDE)
+        sys.modules[BESIDE] = module  # where its dataclasses look for their names
+        exec(compile(native_source(), FILENAME, "exec"), module.__dict__)
+    names: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(source, "emitted.py", "exec"), names)
+    return names
+
+
+def assert_clean(folder: Path) -> None:
+    """What people get passes the checks that this project puts on itself."""
+    (folder / FILENAME).write_text(native_source())  # which some of them import
+    config = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
+    for check in (["check", *config], ["format", "--diff", *config]):
+        ended = subprocess.run(
+            [sys.executable, "-m", "ruff", *check, str(folder)],
+            capture_output=True, text=True, timeout=60, check=False, cwd=folder,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stdout
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ def peak_of(step: Callable[..., Any], file: str) -> Callable[..., Any]:
 def main() -> None:
     script = Path(sys.argv[1])
     sys.argv = sys.argv[1:]
+    sys.path.insert(0, str(script.parent))
     names: dict[str, Any] = {"__name__": "emitted"}
     exec(compile(script.read_text(), str(script), "exec"), names)
     names["dataset"] = fixed_images

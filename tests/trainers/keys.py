@@ -18,9 +18,9 @@ channels_last fuser grad_accum_steps grad_checkpointing fast_norm model_kwargs t
 torchscript torchcompile device amp amp_dtype model_dtype no_ddp_bb synchronize_step opt opt_eps
 opt_betas momentum weight_decay clip_grad clip_mode layer_decay opt_kwargs sched lr lr_base
 lr_base_size lr_base_scale warmup_lr min_lr epochs warmup_epochs warmup_prefix sched_on_updates
-smoothing mixup cutmix
-mixup_prob drop drop_path drop_block model_ema model_ema_force_cpu model_ema_decay seed workers
-worker_seeding pin_mem no_prefetcher use_multi_epochs_loader output
+aa color_jitter reprob remode recount train_interpolation interpolation smoothing mixup cutmix
+mixup_prob mixup_switch_prob drop drop_path drop_block model_ema model_ema_force_cpu
+model_ema_decay seed workers worker_seeding pin_mem no_prefetcher use_multi_epochs_loader output
 """
 TIMM_ARGUMENTS = frozenset(_TIMM.split())
 
@@ -36,7 +36,7 @@ def microsoft_config() -> dict[str, Any]:
         "BASE": [""],
         "DATA": {
             "BATCH_SIZE": 128, "DATA_PATH": "", "DATASET": "imagenet", "IMG_SIZE": 224,
-            "PIN_MEMORY": True, "NUM_WORKERS": 8,
+            "INTERPOLATION": "bicubic", "PIN_MEMORY": True, "NUM_WORKERS": 8,
         },
         "MODEL": {
             "TYPE": "swin", "NAME": "", "NUM_CLASSES": 1000, "DROP_RATE": 0.0,
@@ -51,7 +51,12 @@ def microsoft_config() -> dict[str, Any]:
             "CLIP_GRAD": 5.0, "ACCUMULATION_STEPS": 1, "USE_CHECKPOINT": False,
             "OPTIMIZER": {"NAME": "adamw", "EPS": 1e-8, "BETAS": (0.9, 0.999), "MOMENTUM": 0.9},
         },
-        "AUG": {"MIXUP": 0.8, "CUTMIX": 1.0},
+        "AUG": {
+            "COLOR_JITTER": 0.4, "AUTO_AUGMENT": "rand-m9-mstd0.5-inc1", "REPROB": 0.25,
+            "REMODE": "pixel", "RECOUNT": 1, "MIXUP": 0.8, "CUTMIX": 1.0, "CUTMIX_MINMAX": None,
+            "MIXUP_PROB": 1.0, "MIXUP_SWITCH_PROB": 0.5, "MIXUP_MODE": "batch",
+        },
+        "TEST": {"CROP": True},
         "AMP_ENABLE": True,
     }  # fmt: skip
 
@@ -77,7 +82,7 @@ MMENGINE_KEYS: dict[str, frozenset[str]] = {
                    "val_evaluator", "env_cfg", "compile", "custom_hooks",
                    "model_wrapper_cfg"}),
     "optim_wrapper": frozenset({"type", "loss_scale", "dtype", "optimizer", "accumulative_counts",
-                                "clip_grad"}),
+                                "clip_grad", "paramwise_cfg"}),
     "compile": frozenset({"backend", "mode", "dynamic", "fullgraph"}),
     "backbone": frozenset(
         {"type", "arch", "img_size", "patch_size", "in_channels", "window_size", "drop_rate",

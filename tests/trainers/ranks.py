@@ -9,7 +9,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from search.probe.parent.supervisor import descendants
+from planner.machine.supervisor import descendants
 
 SECONDS = 240.0  # a launcher and two ranks import torch, on a busy machine
 

@@ -13,15 +13,15 @@ import torch
 import torch._functorch.config
 import yaml
 
-from planner.errors import UnsupportedError
+from planner.core.errors import UnsupportedError
+from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.missing_operators import declare_missing_operators
-from planner.schema import SwinConfig, TrainSetting
-from planner.tasks import task_for
-from planner.tasks.compiling import blocks_to_compile
 from planner.trainers.emission import Emitted, emit_setting
+from planner.training.tasks import task_for
+from planner.training.tasks.compiling import blocks_to_compile
 from tests.building import build_real
 from tests.libraries.steps import needs
-from tests.trainers.cases import FakeEstimator, tiny
+from tests.trainers.cases import FakeEstimator, executed, tiny
 
 declare_missing_operators()
 BUILDING = ("pytorch", "lightning", "accelerate", "deepspeed", "transformers")
@@ -51,16 +51,6 @@ def emitted(target: str, model: SwinConfig | None = None, **fields: Any) -> Emit
     return emit_setting(model, setting, target, estimator=FakeEstimator())
 
 
-def source_of(result: Emitted) -> str:
-    return result.code or result.text
-
-
-def run(result: Emitted) -> dict[str, Any]:
-    names: dict[str, Any] = {"__name__": "emitted"}
-    exec(compile(source_of(result), "emitted.py", "exec"), names)
-    return names
-
-
 def compiled_in(module: torch.nn.Module) -> list[str]:
     return [n for n, inner in module.named_modules() if inner._compiled_call_impl is not None]
 
@@ -73,21 +63,23 @@ def test_a_files_blocks_are_those_of_the_probe(target: str, checkpointing: str) 
     model = tiny(library, num_classes=1000)
     fields: dict[str, Any] = {"compile_scope": "blocks", "checkpointing": checkpointing}
     result = emitted(target, model, **fields)
-    built = run(result)["build_model"]()
+    built = executed(result)["build_model"]()
     setting = TrainSetting(compile="default", attention="eager", **fields)
     module = build_real(model, setting)
     blocks = blocks_to_compile(module, task_for(model, setting), model)
     names = [name for name, inner in module.named_modules() if any(inner is b for b in blocks)]
     assert compiled_in(built) == names
     assert len(names) == 4
-    assert "torch.compile(" not in source_of(result)  # nothing around the blocks is compiled
+    assert "torch.compile(" not in (
+        result.code or result.text
+    )  # nothing around the blocks is compiled
     assert "dynamo_config" not in result.text
 
 
 @needs("timm", "torchvision", "transformers")
 @pytest.mark.parametrize("library", ["timm", "torchvision", "transformers"])
 def test_the_script_finds_the_blocks_of_each_library(library: str) -> None:
-    built = run(emitted("pytorch", tiny(library), compile_scope="blocks"))["build_model"]()
+    built = executed(emitted("pytorch", tiny(library), compile_scope="blocks"))["build_model"]()
     kinds = {type(built.get_submodule(name)).__name__ for name in compiled_in(built)}
     blocks = {"SwinTransformerBlock", "SwinLayer"} & kinds
     assert blocks
@@ -97,35 +89,33 @@ def test_the_script_finds_the_blocks_of_each_library(library: str) -> None:
 def test_graphs_of_any_batch_and_without_breaks() -> None:
     fields: dict[str, Any] = {"compile_dynamic": True, "compile_fullgraph": True}
     for target in ("pytorch", "lightning"):
-        assert 'mode="default", dynamic=True, fullgraph=True)' in source_of(
-            emitted(target, **fields)
-        )
+        assert 'mode="default", dynamic=True, fullgraph=True)' in emitted(target, **fields).text
     assert '"dynamic": True, "fullgraph": True' in emitted("deepspeed", **fields).code
     config = yaml.safe_load(emitted("accelerate", **fields).text)["dynamo_config"]
     assert (config["dynamo_use_dynamic"], config["dynamo_use_fullgraph"]) == (True, True)
-    names: dict[str, Any] = {}
-    exec(compile(emitted("mmengine", **fields).text, "swin.py", "exec"), names)
+    names = executed(emitted("mmengine", **fields).text)
     assert names["compile"] == {
         "backend": "inductor", "mode": "default", "dynamic": True, "fullgraph": True,
     }  # fmt: skip
 
 
 @needs("transformers")
-def test_the_trainer_that_has_no_argument_is_given_a_compiled_model() -> None:
-    names = run(emitted("transformers", compile_fullgraph=True))
-    assert names["ARGUMENTS"]["torch_compile"] is False
+def test_the_trainer_that_would_compile_graphs_of_any_batch_is_given_a_compiled_model() -> None:
+    result = emitted("transformers")
+    assert 'model.compile(mode="default", dynamic=False)' in result.text
+    names = executed(result)
+    assert "torch_compile" not in names["ARGUMENTS"]
     assert compiled_in(names["build_model"]()) == [""]
-    names = run(emitted("transformers"))
-    assert names["ARGUMENTS"]["torch_compile"] is True
-    assert compiled_in(names["build_model"]()) == []
 
 
 @needs("transformers")
 @pytest.mark.parametrize("target", BUILDING)
 def test_a_file_sets_what_the_compiler_keeps(target: str) -> None:
     result = emitted(target, activation_memory_budget=0.5)
-    run(result)
-    assert "import torch._functorch.config\n" in source_of(result)  # torch does not by itself
+    executed(result)
+    assert "import torch._functorch.config\n" in (
+        result.code or result.text
+    )  # torch does not by itself
     assert torch._functorch.config.activation_memory_budget == 0.5
 
 
@@ -152,8 +142,9 @@ def test_fullgraph_is_refused_where_a_graph_breaks() -> None:
     ],
 )
 def test_the_script_runs(fields: dict[str, Any], tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(emitted("pytorch", tiny(), **fields).text)
+    found, script = emitted("pytorch", tiny(), **fields), tmp_path / "train.py"
+    for name, text in {script.name: found.text, **found.beside}.items():
+        (tmp_path / name).write_text(text)
     command = [sys.executable, str(script), "--synthetic", "--steps", "2", "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr

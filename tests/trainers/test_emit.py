@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from planner.errors import UnsupportedError, UsageError
-from planner.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.core.errors import UnsupportedError, UsageError
+from planner.core.schema import FactoryModel, SwinConfig, TrainSetting
 from planner.trainers.emission import TARGETS, emit, emit_setting
 from tests.trainers.cases import FakeEstimator, recommendation, tiny
 
@@ -90,10 +90,11 @@ def test_the_probed_library_is_not_estimated_anew() -> None:
 def test_another_library_is_estimated_and_called_unmeasured() -> None:
     estimator = FakeEstimator()
     found = recommendation()
+    assert found.setting is not None
     emitted = emit(found, "transformers", estimator=estimator)
     (model, setting, device), *_ = estimator.asked
     assert (model.library, model.name, setting, device) == (
-        "transformers", None, found.setting, found.device,
+        "transformers", None, found.setting.with_recipe(of_swin=True), found.device,
     )  # fmt: skip
     assert "Not measured" in emitted.warnings[0]
     assert "7.00 GiB" in emitted.warnings[0]
@@ -110,8 +111,9 @@ def test_a_changed_setting_is_estimated_and_called_unmeasured() -> None:
     changes = {"precision": "fp16", "world_size": "8"}
     emitted = emit(recommendation(), "timm", changes=changes, estimator=estimator)
     assert estimator.asked[0][1] == TrainSetting(
-        batch_size=128, precision="fp16", world_size=8, parallelism="ddp"
-    )
+        batch_size=128, precision="fp16", world_size=8, parallelism="ddp",
+        loss="soft-target", clip_grad=True,
+    )  # fmt: skip
     assert "amp_dtype: float16" in emitted.text
     assert "Changed since, and so not what was measured: world_size=8, precision=fp16" in (
         emitted.text
@@ -181,7 +183,7 @@ def test_several_devices_are_estimated_with_their_buckets() -> None:
 def test_emitting_imports_no_torch() -> None:
     code = (
         "import sys; from planner.trainers.emission import emit_setting, TARGETS; "
-        "from planner.schema import SwinConfig, TrainSetting as T; "
+        "from planner.core.schema import SwinConfig, TrainSetting as T; "
         "from types import SimpleNamespace as N; judge = lambda *a: N(device_total_bytes=1, "
         "fits=True); "
         "[emit_setting(SwinConfig(), T(precision='fp16'), t, estimator=judge) for t in TARGETS]; "
@@ -225,6 +227,6 @@ def test_the_learning_rate_follows_the_global_batch() -> None:
         assert any("0.00025" in warning for warning in emitted.warnings), target
     sgd = FP16.model_copy(update={"optimizer": "sgd"})
     emitted = emit_setting(tiny("timm"), sgd, "timm")
-    assert any("no published Swin learning rate for sgd" in w for w in emitted.warnings)
+    assert any("no published learning rate for sgd" in w for w in emitted.warnings)
     assert "\nlr: " not in emitted.text
     assert emitted.launch.endswith("--lr LR")

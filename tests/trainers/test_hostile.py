@@ -13,13 +13,13 @@ import yaml
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from planner.errors import UsageError
+from planner.core.errors import UsageError
+from planner.core.schema import FactoryModel, TrainSetting
+from planner.core.schema.result import Recommendation
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.registry import find_library
-from planner.schema import FactoryModel, TrainSetting
-from planner.schema.result import Recommendation
 from planner.trainers.emission import TARGETS, emit
-from tests.trainers.cases import FakeEstimator, recommendation, tiny
+from tests.trainers.cases import FakeEstimator, executed, recommendation, tiny
 
 declare_missing_operators()
 NAMES = st.text(st.characters(), max_size=60)  # lone surrogates among them
@@ -98,7 +98,7 @@ def test_no_name_becomes_code_or_a_key(target: str, name: str) -> None:
 def test_an_allocator_s_configuration_is_one_word_of_the_command(target: str, name: str) -> None:
     words = shlex.split(emit(named(name, target), target, estimator=FakeEstimator()).launch)
     plain = shlex.split(emit(named("swin", target), target, estimator=FakeEstimator()).launch)
-    assert words[0] == f"PYTORCH_ALLOC_CONF={name or 'x'}"
+    assert words[0] == f"PYTORCH_CUDA_ALLOC_CONF={name or 'x'}"
     assert words[1:] == plain[1:]
 
 
@@ -132,6 +132,5 @@ def test_a_factory_in_a_class_is_imported(
     found = recommendation(setting=TrainSetting(batch_size=2))
     found = found.model_copy(update={"model": FactoryModel(factory="own.nets:Net.build")})
     emitted = emit(found, target)
-    names: dict[str, Any] = {"__name__": "emitted"}
-    exec(compile(emitted.code or emitted.text, "emitted.py", "exec"), names)
+    names = executed(emitted)
     assert names["build_model"]().out_features == 3

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from yacs.config import CfgNode
 
-from planner.errors import UnsupportedError
-from planner.schema import SwinConfig, TrainSetting
+from planner.core.errors import UnsupportedError
+from planner.core.schema import SwinConfig, TrainSetting
 from planner.trainers.emission import emit, emit_setting
 from tests.trainers.cases import FakeEstimator, recommendation, tiny
 from tests.trainers.keys import microsoft_config

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from planner.errors import UnsupportedError
+from planner.core.errors import UnsupportedError
+from planner.core.schema import DeviceInfo, MeasurementRecord, TrainSetting
 from planner.libraries.missing_operators import declare_missing_operators
-from planner.schema import DeviceInfo, MeasurementRecord, TrainSetting
 from planner.trainers.emission import TARGETS, Emitted, emit, emit_setting
-from tests.trainers.cases import GIB, FakeEstimator, recommendation, tiny
+from tests.trainers.cases import GIB, FakeEstimator, executed, recommendation, tiny
 
 declare_missing_operators()
 CPU = DeviceInfo(kind="cpu", name="a processor", total_bytes=16 * GIB)
@@ -37,9 +37,7 @@ def values(target: str, **fields: Any) -> dict[str, Any]:
         loaded = json.loads(text)
         assert isinstance(loaded, dict)
         return loaded
-    names: dict[str, Any] = {"__name__": "emitted"}
-    exec(compile(text, "emitted.py", "exec"), names)
-    return names
+    return executed(text)
 
 
 def whole(result: Emitted) -> str:
@@ -65,13 +63,6 @@ def test_what_is_warned_of_stands_in_the_file(target: str, fields: dict[str, Any
     for warning in result.warnings:
         assert " ".join(warning.split()) in whole(result), warning
     assert " ".join(result.launch.split()) in whole(result)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_the_learning_rate_of_the_new_batch_stands_in_the_file(target: str) -> None:
-    """Derived: 5e-4 × (32 × 4 × 2) / 512 = 2.5e-4."""
-    result = emitted(target, batch_size=32, accumulate=4, world_size=2)
-    assert "0.00025" in result.text + result.code
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -103,7 +94,8 @@ def test_a_result_of_the_cpu_says_how_to_run_there(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_allocator_is_set_as_it_was_probed(target: str) -> None:
-    """A measured peak holds for the allocator that it was measured with."""
+    """A measured peak holds for the allocator that it was measured with. torch 2.9.1 ignores
+    expandable_segments in PYTORCH_ALLOC_CONF; the older name it takes, as does every other."""
     setting = TrainSetting(batch_size=4, precision="fp32")
     found = recommendation(tiny(LIBRARIES.get(target, "native"), num_classes=1000), setting)
     evidence = found.evidence
@@ -114,8 +106,8 @@ def test_the_allocator_is_set_as_it_was_probed(target: str) -> None:
         update={"evidence": evidence.model_copy(update={"versions": versions})}
     )
     result = emit(probed, target, estimator=FakeEstimator())
-    assert result.launch.startswith(f"PYTORCH_ALLOC_CONF={options} ")
-    assert f"PYTORCH_ALLOC_CONF={options}" in result.text
+    assert result.launch.startswith(f"PYTORCH_CUDA_ALLOC_CONF={options} ")
+    assert f"PYTORCH_CUDA_ALLOC_CONF={options}" in result.text
     assert "ALLOC_CONF" not in emit(found, target, estimator=FakeEstimator()).launch
 
 
@@ -189,10 +181,6 @@ def test_main_py_s_classes_are_its_data_set_s() -> None:
 def test_main_py_s_sgd_is_another() -> None:
     with pytest.raises(UnsupportedError, match="Nesterov"):
         emitted("microsoft", optimizer="sgd")
-
-
-def test_main_py_starts_with_a_timm_of_its_time() -> None:
-    assert "timm==0.4.12" in emitted("microsoft").text
 
 
 def test_fp16_gradients_of_a_fused_optimizer_are_not_lightning_s_to_clip() -> None:

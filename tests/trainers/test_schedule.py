@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from planner.core.schema import TrainSetting
 from planner.libraries.missing_operators import declare_missing_operators
-from planner.schema import TrainSetting
 from planner.trainers.emission import TARGETS, emit_setting
 from tests.libraries.steps import needs
-from tests.trainers.cases import FakeEstimator, tiny
+from tests.trainers.cases import FakeEstimator, executed, tiny
 from tests.trainers.test_recipe import LIBRARIES, values
 
 declare_missing_operators()
@@ -57,8 +57,7 @@ def of_code(target: str) -> Rates:
         tiny(LIBRARIES.get(target, "native")), TrainSetting(**BATCHES), target,
         estimator=FakeEstimator(),
     )  # fmt: skip
-    names: dict[str, Any] = {"__name__": "emitted"}
-    exec(compile(emitted.code or emitted.text, "emitted.py", "exec"), names)
+    names = executed(emitted)
     optimizer = optimizer_of(names.get("LEARNING_RATE", RATE))
     assert f"{RATE:g}" in f"{emitted.text}{emitted.code}"
     return stepped(names["build_schedule"](optimizer, EPOCHS * PER_EPOCH), optimizer)
@@ -165,4 +164,4 @@ def test_every_trainer_is_told_the_decay() -> None:
     assert values("mmengine")["optim_wrapper"]["optimizer"]["weight_decay"] == 0.05
     for target in ("pytorch", "lightning", "accelerate", "deepspeed"):
         emitted = emit_setting(tiny(), TrainSetting(), target, estimator=FakeEstimator())
-        assert "weight_decay=0.05" in f"{emitted.text}{emitted.code}"
+        assert "decay: float = 0.05" in f"{emitted.text}{emitted.code}"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from planner.core.schema import TrainSetting
 from planner.libraries.missing_operators import declare_missing_operators
-from planner.schema import TrainSetting
 from planner.trainers.emission import emit_setting
-from tests.trainers.cases import FakeEstimator, tiny
+from tests.trainers.cases import FakeEstimator, executed, tiny
 from tests.trainers.keys import DEEPSPEED_KEYS, MMENGINE_KEYS
 
 declare_missing_operators()
@@ -30,12 +30,6 @@ SETTING = TrainSetting(
 def emitted(target: str, **fields: Any) -> Any:
     setting = SETTING.model_copy(update=fields)
     return emit_setting(tiny("torchvision"), setting, target, estimator=FakeEstimator())
-
-
-def executed(code: str) -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    exec(compile(code, "emitted.py", "exec"), names)
-    return names
 
 
 def test_accelerate_reads_its_file(tmp_path: Path) -> None:
@@ -126,7 +120,7 @@ def test_deepspeed_has_the_keys_it_knows() -> None:
 def test_mmengine_has_the_keys_it_knows() -> None:
     result = emitted("mmengine", ema=True, clip_grad=True)
     config = executed(result.text)
-    config.pop("__builtins__")
+    del config["__builtins__"], config["__name__"]
     assert set(config) <= MMENGINE_KEYS[""]
     assert set(config["optim_wrapper"]) <= MMENGINE_KEYS["optim_wrapper"]
     assert set(config["model"]["backbone"]) <= MMENGINE_KEYS["backbone"]

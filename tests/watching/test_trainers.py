@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import planner
+from planner.core.schema import TrainSetting
 from planner.libraries.missing_operators import declare_missing_operators
-from planner.schema import TrainSetting
 from tests.trainers.cases import recommendation, tiny
 from tests.watching.loops import BATCH, CLASSES, IMAGES, Loop, end, events, lines, loader, of_kind
 
@@ -157,24 +157,20 @@ for epoch in range(2):
             optimizer.step()
             optimizer.zero_grad()
     list(valid)
-if "fail" in sys.argv[0]:
-    raise KeyError("theirs")
 """
 
 
-@pytest.mark.parametrize("name", ["train.py", pytest.param("fail.py", marks=pytest.mark.trainers)])
-def test_timms_script_runs_as_it_is(tmp_path: Path, name: str) -> None:
-    script = tmp_path / name
+@pytest.mark.trainers
+def test_timms_script_runs_as_it_is(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
     script.write_text(LIKE_TRAIN)
     done = subprocess.run(
         [sys.executable, "-m", "planner.watching.timm", "--log", str(tmp_path), str(script),
          "--epochs", "2"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    failed = name == "fail.py"
-    assert done.returncode == failed, done.stderr
-    assert ("KeyError: 'theirs'" in done.stderr) == failed
-    assert end(tmp_path)["status"] == ("KeyError" if failed else "finished")
+    assert done.returncode == 0, done.stderr
+    assert end(tmp_path)["status"] == "finished"
     assert end(tmp_path)["step"] == 2 * STEPS // 2
     assert counted_images(tmp_path) == 2 * BATCH
     assert lines(tmp_path)[0]["versions"]["timm"]
@@ -186,7 +182,9 @@ def test_the_emitted_script_is_watched_on_request(tmp_path: Path) -> None:
     setting = TrainSetting(batch_size=4, accumulate=2, precision="fp32")
     plan = recommendation(tiny(), setting)
     plan = plan.model_copy(update={"device": plan.device.model_copy(update={"kind": "cpu"})})
-    (tmp_path / "train.py").write_text(planner.emit(plan, "pytorch").text)
+    emitted = planner.emit(plan, "pytorch")
+    for name, text in {"train.py": emitted.text, **emitted.beside}.items():
+        (tmp_path / name).write_text(text)
     done = subprocess.run(
         [sys.executable, "train.py", "--synthetic", "--steps", "8", "--watch", "RUN"],
         capture_output=True, text=True, check=False, cwd=tmp_path,
@@ -198,33 +196,3 @@ def test_the_emitted_script_is_watched_on_request(tmp_path: Path) -> None:
     assert (last["status"], last["step"]) == ("finished", 8)
     assert last["steady"]["images"] == 3 * 8
     assert last["steady"]["micro_steps"] == 3 * 2
-
-
-TIMM_CHECKOUT = os.environ.get("TIMM_CHECKOUT")
-
-
-@pytest.mark.trainers
-@pytest.mark.skipif(
-    not TIMM_CHECKOUT, reason="TIMM_CHECKOUT names no timm repository: the package has no train.py"
-)
-def test_timms_own_script(tmp_path: Path) -> None:
-    from PIL import Image
-
-    for part in ("train", "validation"):
-        for label in ("a", "b"):
-            folder = tmp_path / "data" / part / label
-            folder.mkdir(parents=True)
-            for index in range(8):
-                Image.new("RGB", (40, 40), (index * 20, 9, 9)).save(folder / f"{index}.jpg")
-    done = subprocess.run(
-        [sys.executable, "-m", "planner.watching.timm", "--log", str(tmp_path),
-         f"{TIMM_CHECKOUT}/train.py", "--data-dir", str(tmp_path / "data"), "--model",
-         "test_vit", "--num-classes", "2", "-b", "4", "--epochs", "2", "--workers", "0",
-         "--device", "cpu", "--grad-accum-steps", "2", "--output", str(tmp_path / "out"),
-         "--img-size", "160", "--warmup-epochs", "0"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert end(tmp_path)["step"] == 4
-    assert counted_images(tmp_path) == 8
-    assert "wait_share" in end(tmp_path)["steady"]

@@ -61,16 +61,6 @@ def test_micro_batches_make_one_step_and_all_of_their_images(tmp_path: Path) -> 
     assert {line["micro_steps"] // line["steps"] for line in counted} == {2}
 
 
-def test_an_optimizer_that_is_followed_counts_its_own_steps(tmp_path: Path) -> None:
-    loop = Loop()
-    with planner.watch(folder=tmp_path, interval_seconds=0) as watched:
-        watched.follow(loop.optimizer)
-        for images, targets in watched.batches(loader()):
-            loop.step(images, targets)
-    assert end(tmp_path)["step"] == IMAGES // BATCH
-    assert end(tmp_path)["steady"]["images"] == BATCH * (IMAGES // BATCH - watch.WARM_UP_STEPS)
-
-
 def test_what_is_between_two_passes_over_the_data_is_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,8 +79,9 @@ def test_what_is_between_two_passes_over_the_data_is_no_training(
     assert steady["paused_seconds"] == 100.0
 
 
+@pytest.mark.parametrize("interval_seconds", [6, 30])  # 30: it ends in its second interval
 def test_a_loop_that_waits_for_data_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    interval_seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
@@ -100,7 +91,7 @@ def test_a_loop_that_waits_for_data_is_told(
             now[0] += 3.0
             yield torch.zeros(BATCH, 3)
 
-    with planner.watch(folder=tmp_path, interval_seconds=6) as watched:
+    with planner.watch(folder=tmp_path, interval_seconds=interval_seconds) as watched:
         for _ in watched.batches(slow()):
             now[0] += 1.0
             watched.step()
@@ -180,6 +171,15 @@ def test_a_broken_plan_is_one_warning(
     run_loop(planner.watch("no\0path"))
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_a_pipe_in_place_of_a_plan_or_of_the_log_is_not_waited_for(tmp_path: Path) -> None:
+    for name in ("plan.json", log.LOG_FILE):
+        os.mkfifo(tmp_path / name)
+    run_loop(planner.watch(tmp_path / "plan.json", tmp_path / "run", interval_seconds=0))
+    assert "no regular file" in end(tmp_path / "run")["faults"][0]
+    run_loop(planner.watch(folder=tmp_path, interval_seconds=0))
+
+
 def test_a_folder_that_cannot_be_written_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,6 +189,7 @@ def test_a_folder_that_cannot_be_written_ends_nothing(
     assert len(caplog.records) == 1
 
 
+@pytest.mark.workers
 def test_a_full_disk_ends_nothing_and_leaves_whole_lines(tmp_path: Path) -> None:
     """In a process of its own: the limit on file sizes stands for a disk that fills up."""
     code = (
@@ -241,22 +242,6 @@ def test_a_hook_that_fails_each_time_is_one_warning_and_then_stands_aside(
     run_loop(hook, epochs=4)
     assert len(caplog.records) == 1
     assert hook._is_off
-
-
-def test_an_nvml_that_raises_is_not_heard_of(tmp_path: Path) -> None:
-    from planner.watching.sampler import Sampler
-
-    class Raising:
-        @property
-        def memory(self) -> object:
-            raise OSError("driver gone")
-
-    sampler = Sampler(Raising, seconds=0.01)
-    sampler.start()
-    sampler._thread.join(timeout=30)
-    assert not sampler._thread.is_alive()
-    assert isinstance(sampler.fault, OSError)
-    assert sampler.take() is None
 
 
 def test_copies_are_inert_and_one_process_writes(tmp_path: Path) -> None:
@@ -315,44 +300,19 @@ def test_a_non_finite_loss_is_an_event_and_strict_json(tmp_path: Path) -> None:
 def test_a_writer_that_the_loop_has_is_written_to(tmp_path: Path) -> None:
     class Writer:
         def __init__(self) -> None:
-            self.seen: list[str] = []
+            self.seen: dict[str, float] = {}
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
-            self.seen.append(name)
+            self.seen[name] = value
 
     writer = Writer()
-    run_loop(planner.watch(folder=tmp_path, writer=writer, interval_seconds=0))
-    assert set(writer.seen) >= {"planner/images_per_second", "planner/wait_share"}
-
-
-def test_a_folder_for_tensorboard_holds_the_loop_and_its_plan(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     plan = planner.estimate("native:swin_tiny", gpu="rtx 3090", batch_size=4)
-    run_loop(planner.watch(plan, tmp_path, tensorboard=tmp_path / "board", interval_seconds=0))
-    found = EventAccumulator(str(tmp_path / "board"))
-    found.Reload()
-    intervals = of_kind(tmp_path, "interval")
-    for key in ("images_per_second", "step_seconds", "wait_share"):
-        shown = [(e.step, e.value) for e in found.Scalars(f"planner/{key}")]
-        said = [(line["step"], line[key]) for line in intervals if key in line]
-        assert [step for step, _ in shown] == [step for step, _ in said]
-        assert [value for _, value in shown] == pytest.approx(
-            [value for _, value in said], rel=1e-4
-        )
-    assert plan.throughput is not None
-    planned = found.Scalars("planner/planned_images_per_second")
-    assert planned[0].value == pytest.approx(plan.throughput.images_per_second, rel=1e-5)
-    reserved = found.Scalars("planner/planned_peak_reserved_bytes")
-    assert reserved[0].value == pytest.approx(plan.peak_reserved_bytes, rel=1e-5)
-
-
-def test_a_folder_that_tensorboard_cannot_have_is_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "board").write_text("a file where the folder should be")
-    run_loop(planner.watch(folder=tmp_path, tensorboard=tmp_path / "board", interval_seconds=0))
-    assert end(tmp_path)["status"] == "finished"
-    assert any("TensorBoard" in fault for fault in end(tmp_path)["faults"])
+    run_loop(planner.watch(plan, tmp_path, writer=writer, interval_seconds=0))
+    assert {"planner/images_per_second", "planner/wait_share"} <= writer.seen.keys()
+    intervals = [line for line in of_kind(tmp_path, "interval") if "wait_share" in line]
+    waited = pytest.approx(intervals[-1]["wait_share"], rel=1e-4)
+    assert writer.seen["planner/wait_share"] == waited
+    assert writer.seen["planner/planned_peak_reserved_bytes"] == plan.peak_reserved_bytes
 
 
 def test_nothing_is_imported_before_a_watch_is_made() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.schema import SwinConfig, TrainSetting
+from planner.core.schema import SwinConfig, TrainSetting
 
 
 def class_arguments(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from typing import Any
 
 from torch import nn
 
-from planner.checkpointing import checkpoint_in_place
-from planner.errors import PlannerError
+from planner.core.errors import PlannerError
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.libraries.checkpointing import checkpoint_in_place
 from planner.libraries.maps import chosen_stages
 from planner.libraries.microsoft.arguments import class_arguments
 from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE, named_checkout
 from planner.libraries.missing_operators import declare_missing_operators
-from planner.schema import SwinConfig, TrainSetting
 
 FILES = {1: "models/swin_transformer.py", 2: "models/swin_transformer_v2.py"}
 CLASSES = {1: "SwinTransformer", 2: "SwinTransformerV2"}

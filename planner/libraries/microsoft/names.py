@@ -6,8 +6,8 @@ MLP configurations are other models.
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig
 from planner.libraries.published import IMAGENET_22K, PRETRAINED_192, by_name, published
-from planner.schema import SwinConfig
 
 
 def _v1(size: str, window: int, image: int, suffix: str, rate: float) -> SwinConfig:

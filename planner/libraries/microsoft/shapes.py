@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from math import prod
 
+from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.blocks import Merging, Mlp, as_tokens, drop_path_or_identity, four_parities
 from planner.libraries.maps import BlockPlan, Pair, feature_maps, plan_blocks
 from planner.libraries.windows import (
@@ -20,7 +21,6 @@ from planner.libraries.windows import (
     window_partition,
     window_reverse,
 )
-from planner.schema import SwinConfig, TrainSetting
 from planner.step.matmul import matmul
 from planner.step.nn import Conv2d, Dropout, LayerNorm, Linear, Module, buffer
 from planner.step.normalization import softmax

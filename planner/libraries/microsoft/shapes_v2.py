@@ -6,10 +6,10 @@ Shapes and legend as in `shapes.py`.
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig
 from planner.libraries.maps import BlockPlan
 from planner.libraries.microsoft.shapes import SwinTransformerBlock
 from planner.libraries.windows import add_shift_mask, position_bias_mlp, spread_bias
-from planner.schema import SwinConfig
 from planner.step.matmul import linear, matmul
 from planner.step.nn import Dropout, Linear, Module, buffer
 from planner.step.normalization import normalize, softmax

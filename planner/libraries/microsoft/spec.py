@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig
 from planner.libraries.maps import feature_maps
 from planner.libraries.microsoft.checkout import named_checkout
 from planner.libraries.microsoft.names import PUBLISHED
 from planner.libraries.spec import LibrarySpec, no_pretrained_window, one_window, only_eager
-from planner.schema import SwinConfig
 
 
 def _faults(config: SwinConfig) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.errors import UnsupportedError, UsageError, shorten
+from planner.core.errors import UnsupportedError, UsageError, shorten
 from planner.libraries.published import IMAGENET_1K, IMAGENET_22K
 
 # What their config.py sets before a file is read, where it is not what a SwinConfig has too.

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from planner.core.schema import SwinConfig
 from planner.libraries.maps import CPB_HIDDEN, BlockPlan
 from planner.libraries.native.grid import WindowGrid
-from planner.schema import SwinConfig
 
 Attention = Literal["eager", "sdpa"]
 

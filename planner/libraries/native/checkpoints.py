@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from planner.errors import PlannerError
+from planner.core.errors import PlannerError
 
 
 def load_original_checkpoint(module: nn.Module, state_dict: Mapping[str, Any]) -> None:

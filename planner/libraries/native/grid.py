@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from planner.core.schema import SwinConfig
 from planner.libraries.maps import Pair
 from planner.libraries.native.layout import WindowLayout
-from planner.schema import SwinConfig
 
 PadOrder = Literal["before-shift", "after-shift"]
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from planner.errors import UnsupportedError
+from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.maps import BlockPlan, Pair, feature_maps, plan_blocks
 from planner.libraries.native.attention import (
     Attention,
@@ -34,7 +34,6 @@ from planner.libraries.native.attention import (
     WindowAttentionV2,
 )
 from planner.libraries.native.grid import PadOrder, WindowGrid
-from planner.schema import SwinConfig, TrainSetting
 
 
 def build(config: SwinConfig, setting: TrainSetting) -> SwinTransformer:
@@ -266,18 +265,10 @@ def _checkpointed_stages(checkpointing: str, num_stages: int) -> tuple[int, ...]
     if checkpointing == "stages":
         return tuple(range(num_stages))
     kind, _, listed = checkpointing.partition(":")
-    if kind != "stages" or not listed:
-        raise UnsupportedError(
-            f"native Swin does not support checkpointing {checkpointing!r}.",
-            "Choose none, blocks, stages or chosen stages such as stages:0,1.",
-        )
-    stages = tuple(sorted({int(stage) for stage in listed.split(",")}))
-    if stages[-1] >= num_stages:
-        raise UnsupportedError(
-            f"checkpointing {checkpointing!r} names stage {stages[-1]}, and the model has "
-            f"{num_stages} stages, counted from 0."
-        )
-    return stages
+    stages = sorted({int(stage) for stage in listed.split(",")}) if kind == "stages" else []
+    if not stages or stages[-1] >= num_stages:
+        raise ValueError(f"checkpointing {checkpointing!r}, of {num_stages} stages from 0 on")
+    return tuple(stages)
 
 
 def _initialise(module: nn.Module) -> None:

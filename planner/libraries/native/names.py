@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig
 from planner.libraries.published import PRETRAINED_192, by_name, published
-from planner.schema import SwinConfig
 
 # The authors' configuration files, training on ImageNet-1k from scratch. Large was only fine-tuned
 # from ImageNet-22k, with 0.2.

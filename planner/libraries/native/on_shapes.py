@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from planner.core.schema import ResolvedSetting, SwinConfig
 from planner.libraries.native.shapes import SwinTransformer
-from planner.schema import ResolvedSetting, SwinConfig
 from planner.step.nn import Module
 from planner.step.tensor import Device
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from math import prod
 
+from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries import windows
 from planner.libraries.blocks import Merging, PatchEmbed, four_side_by_side, pad_to_even
 from planner.libraries.maps import BlockPlan, Pair, feature_maps, plan_blocks
 from planner.libraries.native.layout import WindowLayout
 from planner.libraries.windows import crop, position_bias_mlp
-from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.checkpointing import checkpoint
 from planner.step.matmul import linear, matmul

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig
 from planner.libraries.native.names import PUBLISHED
 from planner.libraries.spec import Attention, LibrarySpec, no_pretrained_window
-from planner.schema import SwinConfig
 
 
 def _attentions(config: SwinConfig) -> tuple[Attention, ...]:

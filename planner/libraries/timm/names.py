@@ -6,8 +6,8 @@ timm builds a name with the class count of its first weights and with drop path 
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig
 from planner.libraries.published import IMAGENET_22K, PRETRAINED_192, by_name, published
-from planner.schema import SwinConfig
 
 
 def _v1(size: str, window: int, image: int) -> SwinConfig:

@@ -7,6 +7,7 @@ N tokens a window.
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.blocks import Mlp, PatchEmbed, drop_path_or_identity, four_side_by_side
 from planner.libraries.maps import (
     BlockPlan,
@@ -24,7 +25,6 @@ from planner.libraries.windows import (
     window_partition,
     window_reverse,
 )
-from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.checkpointing import checkpoint
 from planner.step.matmul import matmul

@@ -6,6 +6,7 @@ what a local keeps alive is memory. Shapes as in `shapes.py`.
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig
 from planner.libraries.blocks import Mlp, drop_path_or_identity
 from planner.libraries.maps import BlockPlan, Pair, clamped_window
 from planner.libraries.timm.shapes import (
@@ -15,7 +16,6 @@ from planner.libraries.timm.shapes import (
     SwinTransformerStage,
 )
 from planner.libraries.windows import add_shift_mask, position_bias_mlp, shift_mask, spread_bias
-from planner.schema import SwinConfig
 from planner.step.checkpointing import checkpoint
 from planner.step.matmul import linear, matmul
 from planner.step.nn import Dropout, LayerNorm, Linear, Module, buffer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.schema import SwinConfig
+from planner.core.schema import SwinConfig
 
 
 def class_arguments(model: SwinConfig) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from planner.checkpointing import checkpoint_in_place
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.libraries.checkpointing import checkpoint_in_place
 from planner.libraries.maps import chosen_stages
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.torchvision.arguments import class_arguments
-from planner.schema import SwinConfig, TrainSetting
 
 
 def build(config: SwinConfig, setting: TrainSetting) -> nn.Module:

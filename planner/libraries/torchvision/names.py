@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig
 from planner.libraries.published import by_name, published
-from planner.schema import SwinConfig
 
 _SIZES = {"t": ("tiny", 0.2), "s": ("small", 0.3), "b": ("base", 0.5)}
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from planner.core.schema import ResolvedSetting, SwinConfig
 from planner.libraries.maps import chosen_stages
 from planner.libraries.torchvision.shapes import SwinTransformer, SwinTransformerBlock
 from planner.libraries.torchvision.shapes_v2 import SwinTransformerBlockV2
 from planner.libraries.wrapping_on_shapes import checkpoint_in_place
-from planner.schema import ResolvedSetting, SwinConfig
 from planner.step.nn import Module
 from planner.step.tensor import Device
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.core.schema import SwinConfig
 from planner.libraries.blocks import Merging, four_parities
 from planner.libraries.maps import BlockPlan, Pair, padding, plan_blocks
 from planner.libraries.windows import (
@@ -18,7 +19,6 @@ from planner.libraries.windows import (
     window_partition,
     window_reverse,
 )
-from planner.schema import SwinConfig
 from planner.step.masks import compare, masked_fill
 from planner.step.matmul import linear, matmul
 from planner.step.nn import (

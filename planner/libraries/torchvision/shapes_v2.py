@@ -5,6 +5,7 @@ Shapes and legend as in `shapes.py`.
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig
 from planner.libraries.maps import BlockPlan
 from planner.libraries.torchvision.shapes import (
     ShiftedWindowAttention,
@@ -12,7 +13,6 @@ from planner.libraries.torchvision.shapes import (
     Windows,
 )
 from planner.libraries.windows import position_bias_mlp, spread_bias
-from planner.schema import SwinConfig
 from planner.step.nn import buffer
 from planner.step.pointwise import add, scale, sigmoid
 from planner.step.tensor import Device, Parameter, Tensor

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig
 from planner.libraries.spec import LibrarySpec, one_window, only_eager, required
 from planner.libraries.torchvision.names import PUBLISHED
-from planner.schema import SwinConfig
 
 
 def _faults(config: SwinConfig) -> list[str]:

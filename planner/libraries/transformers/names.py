@@ -7,8 +7,8 @@ size. A configuration of your own has 2 labels by default there, and 1000 here: 
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig
 from planner.libraries.published import IMAGENET_22K, PRETRAINED_192, by_name, published
-from planner.schema import SwinConfig
 
 ORGANISATION = "microsoft/"
 

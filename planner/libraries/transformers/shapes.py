@@ -1,4 +1,4 @@
-"""transformers' Swin on shapes (transformers/models/swin/modeling_swin.py, 5.23).
+"""transformers' Swin on shapes (transformers/models/swin/modeling_swin.py, 5.24).
 
 To be laid beside that file: same classes, same order of operations, same names for locals, since
 what a local keeps alive is memory. B batch, L tokens of the feature map, C channels, nW windows an
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.blocks import Merging, as_tokens, four_parities, pad_to_even
 from planner.libraries.maps import BlockPlan, Pair, padding, plan_blocks
 from planner.libraries.windows import crop, spread_bias, window_partition, window_reverse
-from planner.schema import SwinConfig, TrainSetting
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.masks import compare, masked_fill
 from planner.step.matmul import matmul

@@ -1,4 +1,4 @@
-"""transformers' Swin V2 on shapes (transformers/models/swinv2/modeling_swinv2.py, 5.23).
+"""transformers' Swin V2 on shapes (transformers/models/swinv2/modeling_swinv2.py, 5.24).
 
 To be laid beside that file: same classes, same order of operations, same names for locals, since
 what a local keeps alive is memory. Shapes as in `shapes.py`.
@@ -6,6 +6,7 @@ what a local keeps alive is memory. Shapes as in `shapes.py`.
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig
 from planner.libraries.blocks import Merging, as_tokens, four_parities
 from planner.libraries.maps import BlockPlan, Pair, padding, plan_blocks
 from planner.libraries.transformers.shapes import SwinModel, drop_path_of, even_map, get_attn_mask
@@ -16,7 +17,6 @@ from planner.libraries.windows import (
     window_partition,
     window_reverse,
 )
-from planner.schema import SwinConfig
 from planner.step.matmul import matmul
 from planner.step.nn import GELU, Dropout, LayerNorm, Linear, Module, buffer
 from planner.step.normalization import normalize, softmax

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.core.schema import SwinConfig
 from planner.libraries.maps import feature_maps
 from planner.libraries.spec import (
     Attention,
@@ -11,7 +12,6 @@ from planner.libraries.spec import (
     required,
 )
 from planner.libraries.transformers.names import PUBLISHED
-from planner.schema import SwinConfig
 
 
 def _attentions(config: SwinConfig) -> tuple[Attention, ...]:

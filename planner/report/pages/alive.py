@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from planner.ledger import IN_BACKWARD, Category, Ledger
+from planner.ledger.ledger import IN_BACKWARD, Category, Ledger
 from planner.memory.caching_allocator import rounded
 from planner.memory.profile import find_alive
 from planner.report.pages.course import Course, Move
@@ -101,5 +101,6 @@ def alive_tree(alive: Sequence[Alive]) -> Node:
         way = module_way(one.path) if one.path else [(name, name)]
         of = f"{one.label} of {one.path}" if one.path else one.label
         root.add(way, (one.label, of), one.category, one.num_bytes)
+    root.join_equals()
     root.gather(root.amount * LEAST_SHOWN)
     return root

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from planner.advice.flags import OPTIONS, allocator_flags, command, memory_flags, setting_flags
-from planner.estimation import default_precision, resolve
-from planner.page.contents import Copyable, Facts, Part, Section, Text
-from planner.report.settings import describe_setting
-from planner.report.tables import unit, verdict
-from planner.schema import TrainSetting
-from planner.units import format_bytes
-
-if TYPE_CHECKING:
-    from planner.report.pages.step import Step
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.core.units import format_bytes
+from planner.estimation.estimate import Estimate, default_precision, resolve
+from planner.report.page.contents import Cell, Copyable, Facts, Number, Part, Section, Table, Text
+from planner.report.pages.step import Step
+from planner.report.pages.verdicts import is_shown_as_running, verdict_of
+from planner.report.settings import describe_setting, in_words
+from planner.report.tables import unit
 
 # The fields that have options of their own in `planner advise`.
 _OF_ADVISE = {field: OPTIONS[field] for field in ("world_size", "nodes", "parallelism")}
@@ -23,12 +20,14 @@ def answer(step: Step) -> Section:
     """The verdict, the figures, the setting, and what to type."""
     estimate = step.estimate
     parts: list[Part] = [
-        Text(verdict(estimate), "lead"),
+        verdict_of(estimate),
         Facts(_figures(step), "tiles"),
+        Text(_how_sure(estimate)),
+        *_ways(step),
         Facts(
             [
                 ("Model", f"{estimate.model.title}: {estimate.num_parameters:,} parameters"),
-                ("Setting", describe_setting(estimate.setting)),
+                ("Setting", describe_setting(estimate.setting, estimate.model)),
                 *([("GPU", step.gpu.title)] if step.gpu is not None else []),
                 ("Peak", estimate.peak_at),
             ]
@@ -48,14 +47,13 @@ def answer(step: Step) -> Section:
 
 def said_again(step: Step, name: str) -> str:
     """`planner NAME …` for what the step is of. `estimate` and `advise` take different options."""
-    estimate = step.estimate
     setting = _as_said(step)
     own = _OF_ADVISE if name == "advise" else OPTIONS
     link = step.link if setting.world_size > 1 else None
     chosen = setting_flags(setting, default_precision(step.gpu), own)
     config = step.allocator.source if step.allocator is not None else ""
     return command(
-        step.said or estimate.model.title,
+        _name(step),
         step.fields,
         memory_flags(step.gpu, step.memory_bytes, link),
         (*chosen, *allocator_flags(_options(config))),
@@ -63,9 +61,14 @@ def said_again(step: Step, name: str) -> str:
     )
 
 
+def _name(step: Step) -> str:
+    return step.said or step.estimate.model.title
+
+
 def _as_said(step: Step) -> TrainSetting:
-    """The setting, without the attention that the library takes by itself."""
-    setting = step.estimate.setting
+    """The setting, without the recipe and the attention that the model has by itself."""
+    of_swin = isinstance(step.estimate.model, SwinConfig)
+    setting = step.estimate.setting.without_recipe(of_swin)
     plain = setting.model_copy(update={"attention": "library"})
     _, resolved = resolve(step.estimate.model, plain)
     return plain if resolved.attention == setting.attention else setting
@@ -81,19 +84,46 @@ def _options(source: str) -> str:
 def _figures(step: Step) -> list[tuple[str, str]]:
     """The few to be seen first."""
     estimate = step.estimate
-    found = [
-        ("device total", format_bytes(estimate.device_total_bytes)),
-        ("allocated at most", format_bytes(estimate.peak_allocated_bytes)),
-    ]
-    if estimate.headroom_bytes is not None:
-        spare = estimate.headroom_bytes
-        found.insert(1, ("to spare" if spare >= 0 else "too much", format_bytes(abs(spare))))
-    if estimate.throughput is not None:
-        found.append((f"{unit(estimate.model)}/s, predicted", _rate(step)))
+    budget, spare = estimate.budget_bytes, estimate.headroom_bytes
+    of = f" of {format_bytes(budget)}" if budget is not None else ""
+    found = [(f"needed{of}", format_bytes(estimate.device_total_bytes))]
+    if spare is not None:
+        found.append(("free" if spare >= 0 else "too much", format_bytes(abs(spare))))
+    if estimate.throughput is not None and is_shown_as_running(estimate):
+        found.append((f"{unit(estimate.model)}/s, predicted", _rate(estimate)))
+    if step.largest is not None:
+        found.append(("largest batch that fits", f"{step.largest.setting.batch_size:,}"))
     return found
 
 
-def _rate(step: Step) -> str:
-    time = step.estimate.throughput
-    assert time is not None
+def _how_sure(estimate: Estimate) -> str:
+    low, high = format_bytes(estimate.low_bytes), format_bytes(estimate.high_bytes)
+    return f"How sure: an estimate, nothing was run. Expect between {low} and {high} in use."
+
+
+def _rate(estimate: Estimate) -> str:
+    time = estimate.throughput
+    assert time is not None, "asked for"
     return f"{time.all_images_per_second:,.0f} ±{time.uncertainty:.0%}"
+
+
+def _ways(step: Step) -> list[Part]:
+    """What else would fit, the best first, and the command of that."""
+    if not step.ways:
+        return []
+    what = unit(step.estimate.model)
+    rows: list[list[Cell]] = []
+    for way in step.ways:
+        found = way.estimate
+        rate, needs = found.throughput, found.device_total_bytes
+        rows.append([
+            in_words(dict(way.changes)) or "as it is",
+            verdict_of(found),
+            Number(rate.all_images_per_second, _rate(found)) if rate else Number(None, "-"),
+            Number(needs, format_bytes(needs)),
+        ])  # fmt: skip
+    said = f"What fits instead, with the same {what} in a step: the best ways of planner advise."
+    memory = memory_flags(step.gpu, step.memory_bytes, None)
+    best = command(_name(step), step.fields, memory, step.ways[0].flags)
+    headers = ["Change", "Fits", f"{what}/s, predicted", "Memory"]
+    return [Table(headers, rows, said, [0]), Copyable(best, "The first of them")]

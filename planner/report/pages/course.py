@@ -6,17 +6,24 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from planner.hardware.overheads import overheads_for
-from planner.ledger import Allocated, Category, Computed, Freed, Ledger, Marked, Tagged
+from planner.ledger.ledger import (
+    Allocated,
+    Category,
+    Computed,
+    Freed,
+    Ledger,
+    Marked,
+    Scratch,
+    Tagged,
+)
+from planner.machine.hardware.overheads import overheads_for
 from planner.memory.caching_allocator import rounded
 from planner.memory.profile import find_alive, walk_ledger
 from planner.report.live import LiveBytes, step_allocator_bytes, step_live_bytes
 from planner.report.pages.recomputation import Stretch, find_stretches
-
-if TYPE_CHECKING:
-    from planner.report.pages.step import Step
+from planner.report.pages.step import Step
 
 
 class Move(NamedTuple):
@@ -80,7 +87,7 @@ def step_course(step: Step) -> Course:
 
 def _moves(ledger: Ledger, live: LiveBytes) -> Iterator[Move]:
     """What leads to each point but the first."""
-    asked: dict[int, Allocated] = {}
+    asked: dict[int, Allocated | Scratch] = {}
     categories: dict[int, Category] = {}
     wanted = set(live.events[1:])
     move: Move | None = None
@@ -91,11 +98,11 @@ def _moves(ledger: Ledger, live: LiveBytes) -> Iterator[Move]:
             during, at = event.name, event.path
         elif type(event) is Marked:
             during = at = ""
-        elif type(event) is Allocated or type(event) is Freed:
+        elif isinstance(event, Allocated | Scratch | Freed):
             if move is not None:
                 yield move
             move, fresh, sign = None, event.storage, 1
-            if type(event) is Allocated:
+            if not isinstance(event, Freed):
                 asked[event.storage] = event
                 categories[event.storage] = "temporaries"
                 during, at = event.label, event.path

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.page.contents import Chart
-from planner.page.plotting import new_figure, plot_text, text_colour
+from planner.report.page.contents import Box, Cell, Number, Table, Tree
+from planner.report.page.plotting import STEEL, text_colour
 
 # What takes less than this share of the whole is one box with its like: thousands cannot be seen.
-LEAST_SHOWN = 1 / 500
+LEAST_SHOWN = 1 / 150
 SMALLER = "smaller ones"
 # A box has the colour of a kind that makes up at least this share of it.
 _NEARLY_ALL = 0.95
-_SEVERAL_KINDS = "#5b6b7b"
-_NUM_LEVELS = 5  # shown at once; assets/tree.js shows fewer where there is little room
-_HEIGHT_PX = 760
+SEVERAL_KINDS = STEEL
+LEVEL = "\N{EN SPACE}"  # before a row's name, for each node that it lies in
+_GROW = 1e6  # of the whole: less than 1 in all would not fill a box
+_NUMBERED = re.compile(r"\d+$")
 
 # What a leaf lies in, from outside: (label, full name) of each.
 Way = Sequence[tuple[str, str]]
@@ -58,11 +60,25 @@ class Node:
         self.amounts[kind] += amount
         self.count += 1
 
-    def rows(self, place: str = "all", parent: str = "") -> Iterator[tuple[str, Node, str]]:
-        """(id, node, id of its parent), the root first."""
-        yield place, self, parent
-        for number, inner in enumerate(self.children.values()):
-            yield from inner.rows(f"{place}-{number}", place)
+    def rows(self, depth: int = 0) -> Iterator[tuple[int, Node]]:
+        """(depth, node), the root first, and what takes most before what takes less."""
+        yield depth, self
+        for inner in sorted(self.children.values(), key=lambda node: -node.amount):
+            yield from inner.rows(depth + 1)
+
+    def join_equals(self) -> None:
+        """Makes one child of those that differ by a number only: 18 equal blocks are one box."""
+        alike: dict[object, list[Node]] = {}
+        for inner in self.children.values():
+            inner.join_equals()
+            alike.setdefault(inner._likeness(), []).append(inner)
+        joined = [_together(nodes) for nodes in alike.values()]
+        self.children = {f"{number}": node for number, node in enumerate(joined)}
+
+    def _likeness(self) -> object:
+        amounts = tuple((kind, f"{amount:.6g}") for kind, amount in self.amounts.items())
+        inner = tuple(node._likeness() for node in self.children.values())
+        return _NUMBERED.sub("", self.label), self.count, amounts, inner
 
     def gather(self, least: float) -> None:
         """Puts children that have less than `least` together in one; what is so small itself shows
@@ -95,36 +111,58 @@ def module_way(path: str) -> list[tuple[str, str]]:
     return found
 
 
-def tree_chart(
+def _together(nodes: Sequence[Node]) -> Node:
+    """One node of all, named after their numbers."""
+    first = nodes[0]
+    if len(nodes) == 1:
+        return first
+    numbers = [int(found[0]) for node in nodes if (found := _NUMBERED.search(node.label))]
+    named = first.label
+    if len(set(numbers)) == len(nodes):
+        named = f"{_NUMBERED.sub('', first.label)}{_listed(numbers)} ×{len(nodes)}"
+    whole = Node(named, f"{first.where.removesuffix(first.label)}{named}")
+    for node in nodes:
+        whole.count += node.count
+        for kind, amount in node.amounts.items():
+            whole.amounts[kind] += amount
+    inner = zip(*(node.children.values() for node in nodes), strict=True)
+    whole.children = {f"{number}": _together(each) for number, each in enumerate(inner)}
+    return whole
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """`3–20`, `0, 2 … 16`: a range where none is left out."""
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]}–{numbers[-1]}"
+    listed = [str(number) for number in numbers]
+    return ", ".join(listed if len(listed) < 4 else [*listed[:2], f"… {listed[-1]}"])
+
+
+def tree_part(
     root: Node,
-    key: str,
     said: str,
     colours: Mapping[str, str],
     text: Callable[[float], str],
     details: Callable[[Node], str],
-) -> Chart:
+) -> Tree:
     """Boxes, each as high as its amount. `colours` are those of kinds, `text` writes an amount, and
-    `details` are further lines under the pointer."""
-    from plotly.graph_objects import Icicle
-
-    nodes = list(root.rows())
+    `details` says more of it."""
     total = root.amount
-    filled = [colours.get(node.kind, _SEVERAL_KINDS) for _, node, _ in nodes]
-    trace = Icicle(
-        ids=[place for place, _, _ in nodes],
-        labels=[plot_text(node.label) for _, node, _ in nodes],
-        parents=[parent for _, _, parent in nodes],
-        values=[node.amount for _, node, _ in nodes],
-        text=[f"{text(n.amount)}, {n.amount / total:.1%}" for _, n, _ in nodes],
-        texttemplate="%{label}  %{text}",
-        textfont={"color": [text_colour(colour) for colour in filled]},
-        customdata=[(plot_text(node.where), details(node)) for _, node, _ in nodes],
-        branchvalues="total",
-        maxdepth=_NUM_LEVELS,
-        marker={"colors": filled, "line": {"width": 0.5, "color": "#ffffff"}},
-        leaf={"opacity": 1},
-        hovertemplate="%{customdata[0]}<br>%{text}<br>%{customdata[1]}<extra></extra>",
-        sort=True,
-    )
-    figure = new_figure([trace], uniformtext={"minsize": 9, "mode": "hide"})
-    return Chart(key, figure, said, _HEIGHT_PX, "tree")
+
+    def shown(node: Node) -> str:
+        return f"{text(node.amount)}, {node.amount / total:.1%}"
+
+    def box(node: Node) -> Box:
+        colour = colours.get(node.kind, SEVERAL_KINDS)
+        inner = sorted(node.children.values(), key=lambda one: -one.amount)
+        return Box(
+            f"{node.label}  {shown(node)}", _GROW * node.amount / total,
+            colour, text_colour(colour),
+            f"{node.where}\n{shown(node)}\n{details(node)}", [box(one) for one in inner],
+        )  # fmt: skip
+
+    rows: list[list[Cell]] = [
+        [f"{LEVEL * depth}{node.label}", Number(node.amount, shown(node)), details(node)]
+        for depth, node in root.rows()
+    ]
+    return Tree(box(root), said, Table(["Part", "Amount", "Of it"], rows, "The boxes above."))

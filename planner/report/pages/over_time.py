@@ -9,37 +9,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from planner.ledger import Category
+from planner.core.units import GIB, MIB, format_bytes
+from planner.ledger.ledger import Category
 from planner.memory.caching_allocator import UNIT_BYTES
-from planner.page.contents import Cell, Chart, Number, Part, Section, Table, Text
-from planner.page.plotting import (
-    BLUE,
-    GREEN,
+from planner.report.chrome_trace import times_of_moves
+from planner.report.colours import COLOURS, STACK
+from planner.report.page.contents import Cell, Chart, Number, Part, Section, Table, Text
+from planner.report.page.plotting import (
     LEGEND_ABOVE,
-    ORANGE,
     PURPLE,
     VERMILION,
     YELLOW,
     new_figure,
     plot_text,
 )
-from planner.report.chrome_trace import times_of_moves
-from planner.report.colours import COLOURS, STACK
 from planner.report.pages.course import Course
 from planner.report.pages.recomputation import RECOMPUTATION, UPDATE
+from planner.report.pages.step import Step
 from planner.throughput.result import datasheet_rates, exchanges_of
 from planner.throughput.spans import step_spans
-from planner.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from planner.report.pages.step import Step
 
 NUM_COLUMNS = 600  # drawn at first; the page's script knows how wide it is and draws as many
 SCRIPT = "timeline"
 _STRETCHES = {RECOMPUTATION: YELLOW, UPDATE: VERMILION}
-_STREAMS = (BLUE, ORANGE, GREEN, PURPLE)
 _ROOM = 1.2  # of what is drawn: the names of phases stand above it, upright where they are narrow
 _BAND = "rgba(128, 128, 128, 0.11)"
 _LINE = "rgba(128, 128, 128, 0.75)"
@@ -50,12 +46,12 @@ def over_time(step: Step, course: Course, key: str) -> Section:
     parts: list[Part] = [
         Chart(
             f"{key}-memory-chart", _figure(step, course), _said(step, course), 545, SCRIPT,
-            timeline_data(course, clock(step, course)),
+            timeline_data(course, clock(step, course)), _by_phase(course),
         )
     ]  # fmt: skip
     parts += [Text(line, "note") for line in _notes(step, course)]
     if len(course.reserved_of) > 1:
-        parts += _by_stream(course, key)
+        parts.append(_by_stream(course))
     return Section("memory", "Memory over the step", parts)
 
 
@@ -330,51 +326,34 @@ def _notes(step: Step, course: Course) -> list[str]:
     return notes
 
 
+def _by_phase(course: Course) -> Table:
+    """The most of each phase."""
+    live, rows = course.live, list[list[Cell]]()
+    for phase, micro in zip(live.phases, course.micro_batches, strict=True):
+        points = slice(phase.start, max(phase.stop, phase.start + 1))
+        most = (max(values[points]) for values in (live.total, course.allocated, course.reserved))
+        name = phase.name.replace("_", " ") + (f" {micro}" if micro else "")
+        rows.append([name, *(Number(size, format_bytes(size)) for size in most)])
+    headers = ["Phase", "Alive at most", "Allocated at most", "Reserved at most"]
+    return Table(headers, rows, "The most of each phase of the step.")
+
+
 def stream_text(name: str) -> str:
     """What a stream is called on the page; "" is the one that computes."""
     return name.replace("_", " ") or "computing"
 
 
-def _by_stream(course: Course, key: str) -> list[Part]:
-    """Which stream's pool holds what: none takes from another's."""
-    scale, unit = _scale(course)
-    points = thinned(course)
-    traces = []
-    for (name, reserved), colour in zip(course.reserved_of.items(), _STREAMS, strict=False):
-        live, text = course.live_of[name], stream_text(name)
-        traces += [
-            _line(f"{text}: alive", live, points, scale, {"width": 1.5, "color": colour}),
-            _line(f"{text}: reserved", reserved, points, scale,
-                  {"width": 2, "color": colour, "dash": "dash"}),
-        ]  # fmt: skip
-    series = {
-        f"{stream_text(name)}: {what}": _differences(values)
-        for what, each in (("alive", course.live_of), ("reserved", course.reserved_of))
-        for name, values in each.items()
-    }
-    figure = new_figure(
-        traces, **_layout(course, max(map(max, course.reserved_of.values())) / scale, unit)
-    )
-    said = (
-        "What each CUDA stream has alive and reserved: no memory of one stream's pool serves "
-        "another, so their peaks add up."
-    )
-    data = {"of": f"{key}-memory-chart", "series": series}
+def _by_stream(course: Course) -> Table:
+    """Which stream's pool holds what."""
     peak = course.live.peak
-    rows: list[list[Cell]] = [
-        [
-            stream_text(name),
-            *(
-                Number(num_bytes, format_bytes(num_bytes))
-                for num_bytes in (
-                    course.live_of[name][peak], max(course.live_of[name]), max(reserved)
-                )
-            ),
-        ]
-        for name, reserved in course.reserved_of.items()
-    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for name, reserved in course.reserved_of.items():
+        live = course.live_of[name]
+        sizes = (live[peak], max(live), max(reserved))
+        rows.append([stream_text(name), *(Number(size, format_bytes(size)) for size in sizes)])
+    said = (
+        "What each CUDA stream has: no memory of one stream's pool serves another, so their peaks "
+        "add up."
+    )
     headers = ["stream", "alive at the peak", "alive at most", "reserved at most"]
-    return [
-        Chart(f"{key}-streams-chart", figure, said, 360, SCRIPT, data),
-        Table(headers, rows, "Memory by stream"),
-    ]
+    return Table(headers, rows, said)

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from planner.page.contents import Cell, Chart, Number, Part, Section, Table, Text
+from planner.core.units import format_bytes
 from planner.report.colours import COLOURS
+from planner.report.page.contents import Cell, Folded, Number, Part, Section, Table, Text, Tree
 from planner.report.pages.alive import Alive, alive_at_peak, alive_tree, equal_ones
 from planner.report.pages.course import Course
-from planner.report.pages.module_tree import Node, tree_chart
-from planner.units import format_bytes
-
-if TYPE_CHECKING:
-    from planner.report.pages.step import Step
+from planner.report.pages.module_tree import Node, tree_part
+from planner.report.pages.step import Step
 
 NUM_ROWS = 60
 
 
-def peak(step: Step, course: Course, key: str) -> Section:
+def peak(step: Step, course: Course) -> Section:
     """What is alive at the instant of the most."""
     alive = alive_at_peak(step.ledger, course)
     parts: list[Part] = [
         Text(_sentence(step, alive)),
-        _tree(alive, f"{key}-peak-chart"),
-        _table(alive),
+        _tree(alive),
+        Folded("The largest storages", [_table(alive)], printed=False),
     ]
     return Section("peak", "What is alive at the peak", parts)
 
@@ -46,15 +43,15 @@ def _sentence(step: Step, alive: Sequence[Alive]) -> str:
     return text
 
 
-def _tree(alive: Sequence[Alive], key: str) -> Chart:
+def _tree(alive: Sequence[Alive]) -> Tree:
     """Modules and operations: each as high as the bytes that are alive of it."""
     said = (
         "What is alive at the peak, by module and by the operation that asked for it; what takes "
-        "most is on top. A box has the colour of its category, and is grey where it holds several. "
-        "Click a box to look into it, and the leftmost one to go back."
+        "most is on top. A box has the colour of its category, and is grey where it holds several; "
+        "equal blocks are one box."
     )
     colours = {str(category): colour for category, colour in COLOURS.items()}
-    return tree_chart(alive_tree(alive), key, said, colours, _bytes, _held)
+    return tree_part(alive_tree(alive), said, colours, _bytes, _held)
 
 
 def _bytes(amount: float) -> str:
@@ -66,7 +63,7 @@ def _held(node: Node) -> str:
     lines = [f"{node.count:,} storage" + ("s" if node.count != 1 else "")]
     for category, num_bytes in sorted(node.amounts.items(), key=lambda pair: -pair[1]):
         lines.append(f"{category.replace('_', ' ')} {_bytes(num_bytes)}")
-    return "<br>".join(lines)
+    return ", ".join(lines)
 
 
 def _table(alive: Sequence[Alive]) -> Table:

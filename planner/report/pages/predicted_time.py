@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from planner.page.contents import Cell, Chart, Facts, Folded, Number, Part, Section, Table, Text
-from planner.page.plotting import CYCLE, GREY, plot_text
-from planner.report.pages.bars import bars_figure, bars_height
-from planner.report.pages.module_tree import LEAST_SHOWN, Node, Way, module_way, tree_chart
+from planner.core.units import format_bytes, format_rate, format_seconds
+from planner.report.page.contents import (
+    Cell,
+    Chart,
+    Facts,
+    Folded,
+    Number,
+    Part,
+    Section,
+    Table,
+    Text,
+    Tree,
+)
+from planner.report.page.plotting import (
+    BROWN,
+    CYCLE,
+    GREY,
+    LEGEND_ABOVE,
+    STEEL,
+    new_figure,
+    plot_text,
+)
+from planner.report.pages.module_tree import LEAST_SHOWN, Node, Way, module_way, tree_part
+from planner.report.pages.step import Step
+from planner.report.pages.verdicts import is_shown_as_running
 from planner.report.tables import unit
 from planner.report.time import ranked, shares
 from planner.throughput.parts import Cost
 from planner.throughput.result import Throughput, datasheet_rates, exchanges_of, step_costs
 from planner.throughput.timeline import OTHERS, WAITING
-from planner.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from planner.report.pages.step import Step
 
 TITLE = "Predicted time"
 NO_CARD = (
@@ -26,7 +42,7 @@ NO_CARD = (
 )
 # The same kind has the same colour in every chart of a page.
 _KINDS = ("matmul", "pointwise", "reduction", "transfer", "conv", "attention", "copy")
-_COLOURS = {**dict(zip(_KINDS, CYCLE, strict=False)), WAITING: GREY, OTHERS: "#8c564b"}
+_COLOURS = {**dict(zip(_KINDS, CYCLE, strict=False)), WAITING: GREY, OTHERS: BROWN}
 _BOUNDS = (
     "matrix units", "bandwidth", "kernel starts", "link to the host", "link between devices",
 )  # fmt: skip
@@ -48,9 +64,10 @@ def predicted_time(step: Step, key: str) -> Section:
         _clocks(time, f"{key}-time-clocks"),
     ]
     if costs:
-        parts.append(_tree(costs, f"{key}-time-modules"))
-        parts.append(Folded("The costliest operations", [_costliest(costs, time.step_seconds)]))
-    parts.append(Folded("Every part of the step", [_table(time)]))
+        parts.append(_tree(costs))
+        costliest = _costliest(costs, time.step_seconds)
+        parts.append(Folded("The costliest operations", [costliest], printed=False))
+    parts.append(Folded("Every part of the step", [_table(time)], printed=False))
     parts.append(Text(f"Basis: {time.basis}.", "note"))
     return Section("time", TITLE, parts)
 
@@ -62,29 +79,33 @@ def costs_of(step: Step) -> tuple[Cost, ...]:
     return step_costs(step.ledger, setting, rates, exchanges)
 
 
-def rate_text(time: Throughput, what: str) -> str:
+def predicted_rate(time: Throughput, what: str) -> str:
     """`1,088 images/s (±35%)`; of several devices, of all together."""
     each = f" on {time.devices} devices" if time.devices > 1 else ""
-    return (
-        f"{_count(time.all_images_per_second)} {what}/s{each} predicted (±{time.uncertainty:.0%})"
-    )
+    rate = format_rate(time.all_images_per_second)
+    return f"{rate} {what}/s{each} predicted (±{time.uncertainty:.0%})"
 
 
 def _sentence(step: Step, time: Throughput) -> str:
+    if not is_shown_as_running(step.estimate):
+        return (
+            "This setting does not fit, so no step of it runs: these are the times that the card's "
+            f"rates would give it with more memory. What limits it: {shares(time.bound_seconds)}."
+        )
     return (
         f"Predicted, not measured: a step takes {format_seconds(time.step_seconds)}, or "
-        f"{rate_text(time, unit(step.estimate.model)).replace(' predicted', '')}. "
-        f"What bounds it: {shares(time.bound_seconds)}."
+        f"{predicted_rate(time, unit(step.estimate.model)).replace(' predicted', '')}. "
+        f"What limits it: {shares(time.bound_seconds)}."
     )
 
 
 def _facts(step: Step, time: Throughput) -> list[tuple[str, str]]:
     low, high = 1 - time.uncertainty, 1 + time.uncertainty
     rate, what = time.images_per_second, unit(step.estimate.model)
-    facts = [
-        ("Step", f"{_seconds_between(time.step_seconds * low, time.step_seconds * high)}"),
-        ("Rate of one device", f"{_count(rate * low)} to {_count(rate * high)} {what}/s"),
-    ]
+    facts = [("Step", f"{_seconds_between(time.step_seconds * low, time.step_seconds * high)}")]
+    if is_shown_as_running(step.estimate):
+        between = f"{format_rate(rate * low)} to {format_rate(rate * high)} {what}/s"
+        facts.append(("Rate of one device", between))
     if time.peak_share is not None and step.gpu is not None:
         share = f"{time.peak_share:.1%} of the FLOP/s that {step.gpu.title} has in this precision"
         facts.append(("Matrix units", f"{time.matrix_flops / 1e12:,.3g} TFLOPs a step: {share}"))
@@ -134,7 +155,7 @@ def _clocks(time: Throughput, key: str) -> Chart:
     sums = {("device", k): s for k, s in device.items()} | {("host", k): s for k, s in host.items()}
     shown = {kind for (_, kind), seconds in sums.items() if seconds > 0}
     kinds = [kind for kind in ("works", WAITING, OTHERS, "is free") if kind in shown]
-    colours = {**_COLOURS, "works": CYCLE[0], "is free": "rgba(128,128,128,0.25)"}
+    colours = {**_COLOURS, "works": CYCLE[0], "is free": STEEL}
     said = (
         "The step's two clocks: the host issues operations ahead of the device, which waits where "
         "the host is late."
@@ -169,8 +190,12 @@ def _bars(
                 "<extra></extra>",
             )
         )
-    figure = bars_figure(traces, "milliseconds", names)
-    return Chart(key, figure, said, bars_height(len(names)))
+    figure = new_figure(
+        traces, barmode="stack", bargap=0.3, legend=LEGEND_ABOVE,
+        xaxis={"title": {"text": "milliseconds"}},
+        yaxis={"type": "category", "autorange": "reversed", "ticklabelstandoff": 6},
+    )  # fmt: skip
+    return Chart(key, figure, said, 180 + 32 * len(names))
 
 
 def time_tree(costs: Iterable[Cost]) -> Node:
@@ -185,6 +210,7 @@ def time_tree(costs: Iterable[Cost]) -> Node:
         shown = f"{cost.phase}: {label}" if cost.name else cost.phase
         leaf = shown, f"{cost.phase}{of} ({label})"
         root.add(_way(cost), leaf, cost.kind, cost.seconds)
+    root.join_equals()
     root.gather(root.amount * LEAST_SHOWN)
     return root
 
@@ -197,20 +223,19 @@ def _way(cost: Cost) -> Way:
     return module_way(cost.path)
 
 
-def _tree(costs: Sequence[Cost], key: str) -> Chart:
+def _tree(costs: Sequence[Cost]) -> Tree:
     """Modules and operations: each as high as the seconds that it takes."""
     said = (
         "The step's seconds by module and operation; what takes most is on top. A box has the "
-        "colour of its kind above, and is grey where it holds several. Click a box to look into "
-        "it, and the leftmost one to go back."
+        "colour of its kind above, and is grey where it holds several; equal blocks are one box."
     )
-    return tree_chart(time_tree(costs), key, said, _COLOURS, format_seconds, _kinds)
+    return tree_part(time_tree(costs), said, _COLOURS, format_seconds, _kinds)
 
 
 def _kinds(node: Node) -> str:
     """Its seconds by kind of operation."""
     most = ranked(node.amounts)
-    return "<br>".join(f"{plot_text(kind)} {format_seconds(seconds)}" for kind, seconds in most)
+    return ", ".join(f"{kind} {format_seconds(seconds)}" for kind, seconds in most)
 
 
 def _costliest(costs: Sequence[Cost], total: float) -> Table:
@@ -255,11 +280,6 @@ def _seconds_between(low: float, high: float) -> str:
 
 def _number(count: int) -> Number:
     return Number(count, f"{count:,}")
-
-
-def _count(rate: float) -> str:
-    """A rate to three digits, and never less than whole ones."""
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _summed(entries: Iterable[tuple[str, str, float]]) -> Mapping[tuple[str, str], float]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from planner.ledger import IN_BACKWARD, Computed
+from planner.ledger.ledger import IN_BACKWARD, Computed
 
 # So many of forward's operations in a row are no accident: without checkpointing backward has at
 # most three, of copies and of sums that it also needs (of the Swins of five libraries).

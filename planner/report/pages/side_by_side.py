@@ -1,82 +1,148 @@
-"""Several predicted steps beside each other: memory, rate, and what each difference costs."""
+"""Subjects beside each other: a table of what differs and what comes of it, and a chart."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from planner.page.contents import Cell, Chart, Number, Part, Section, Table, Text
-from planner.page.plotting import BLUE, GREY, ORANGE, SKY, YELLOW, plot_text
-from planner.report.colours import COLOURS, STACK
-from planner.report.pages.bars import bars_figure, bars_height, limit_marks
-from planner.report.pages.differences import (
-    Fields,
-    field_text,
-    field_title,
-    short_names,
-    step_fields,
-    telling,
-)
+from planner.core.units import GIB, format_bytes, format_range, format_rate, format_seconds
+from planner.report.page.contents import Cell, Chart, Number, Part, Section, Table, Verdict
+from planner.report.page.plotting import BLUE, GREY, ORANGE, PURPLE, plot_text, restyled
 from planner.report.pages.step import Step
-from planner.report.tables import BREAKDOWN_ROWS, fits_word, unit
-from planner.units import GIB, format_bytes, format_seconds
+from planner.report.pages.verdicts import is_shown_as_running, verdict_of
+from planner.report.settings import in_words, value_text
+from planner.report.tables import NOT_TRACED, unit
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Bar
+Fields = Mapping[str, object]
+_BAR_PX, _AROUND_PX = 24, 110  # of the chart, for each of its two rows
+_MODEL, _CARD = "model", "card"  # fields that are named by their values
 
-_MOST_PRICES = 200
-_SLATE, _BROWN, _STEEL = "#5b6b7b", "#8c564b", "#4a6fa5"
-_COLOURS: dict[str, str] = {
-    **{str(name): colour for name, colour in COLOURS.items()},
-    "workspace": _BROWN,
-    "allocator_overhead": _SLATE,
-    "cuda_context": _STEEL,
-    "communication": YELLOW,
-}
-# From the left: what stays, what comes and goes, and what lies around both.
-_STACKED = {name: BREAKDOWN_ROWS[name] for name in (*STACK, *BREAKDOWN_ROWS)}
-_VERDICTS = {
-    "yes": "fits",
-    "likely": "likely fits",
-    "unlikely": "unlikely to fit",
-    "no": "does not fit",
-    "": "no limit named",
-}
-_VERDICT_COLOURS = {
-    "fits": BLUE,
-    "likely fits": SKY,
-    "unlikely to fit": ORANGE,
-    "does not fit": GREY,
-    "no limit named": BLUE,
-}
+
+@dataclass(frozen=True)
+class Entry:
+    """A subject to be compared: `fields` is what it is of, `more` is what else is said of it, by
+    the head of its column. The rate is of all its devices, a second; `interval` is where it lies,
+    and `between_bytes` where the memory does."""
+
+    name: str
+    fields: Fields
+    num_bytes: int | None
+    limit_bytes: int | None
+    rate: float | None
+    interval: tuple[float, float] | None
+    more: Mapping[str, Cell] = field(default_factory=dict)
+    between_bytes: tuple[int, int] | None = None
+    verdict: Verdict | None = None
+
+
+def compared(
+    entries: Sequence[Entry], per_second: str, key: str, said: str, best: int | None = None
+) -> list[Part]:
+    """The table, in which `best` is set apart, and the chart."""
+    apart = differing([entry.fields for entry in entries])
+    numbers = ("Fits", per_second.capitalize(), "From", "To", "Memory", "Limit")
+    more = list(entries[0].more)
+    headers = ["", *numbers, *(name.replace("_", " ").capitalize() for name in apart[0]), *more]
+    rows = [
+        [entry.name, *_figures(entry), *map(_cell, fields.values()), *(entry.more[n] for n in more)]
+        for entry, fields in zip(entries, apart, strict=True)
+    ]
+    table = Table(headers, rows, said, [] if best is None else [best]).filled()
+    return [table, _chart(entries, per_second, key)]
+
+
+def _figures(entry: Entry) -> list[Cell]:
+    rates = (entry.rate, *(entry.interval or (None, None)))
+    return [
+        entry.verdict or "-",
+        *(Number(rate, format_rate(rate)) for rate in rates),
+        *(Number(n, format_bytes(n) if n else "-") for n in (entry.num_bytes, entry.limit_bytes)),
+    ]
+
+
+def _cell(value: object) -> Cell:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Number(float(value), f"{value:,}")
+    return "-" if value is None else value_text(value)
+
+
+def _chart(entries: Sequence[Entry], per_second: str, key: str) -> Chart:
+    """Memory with its limit above, rates with their intervals below."""
+    from plotly.subplots import make_subplots
+
+    names = [plot_text(entry.name) for entry in entries]
+    height = 2 * (_AROUND_PX + _BAR_PX * len(entries))
+    titles = ("memory, GiB", plot_text(per_second))
+    figure = make_subplots(2, subplot_titles=titles, vertical_spacing=_AROUND_PX / height)
+    rates = [entry.rate or 0.0 for entry in entries]
+    sizes = [(entry.num_bytes or 0) / GIB for entry in entries]
+    between = [e.between_bytes and (e.between_bytes[0] / GIB, e.between_bytes[1] / GIB)
+               for e in entries]  # fmt: skip
+    figure.add_bar(
+        name="memory", y=names, x=sizes, orientation="h", marker={"color": ORANGE}, row=1, col=1,
+        error_x=_error_bars(sizes, between),
+    )  # fmt: skip
+    figure.add_scatter(
+        name="limit", y=names, x=[e.limit_bytes and e.limit_bytes / GIB for e in entries],
+        mode="markers", row=1, col=1,
+        marker={"symbol": "line-ns-open", "size": 16, "color": PURPLE, "line": {"width": 3}},
+    )  # fmt: skip
+    figure.add_bar(
+        name=titles[1], y=names, x=rates, orientation="h", marker={"color": BLUE}, row=2, col=1,
+        error_x=_error_bars(rates, [entry.interval for entry in entries]),
+    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", type="category", dtick=1)
+    said = "What each needs of memory, with its limit, and how fast it is, within which interval."
+    return Chart(key, restyled(figure, showlegend=False), said, height)
+
+
+def _error_bars(
+    values: Sequence[float], within: Sequence[tuple[float, float] | None]
+) -> dict[str, object]:
+    ends = [interval or (value, value) for interval, value in zip(within, values, strict=True)]
+    return {
+        "type": "data", "symmetric": False, "color": GREY,
+        "array": [high - value for (_, high), value in zip(ends, values, strict=True)],
+        "arrayminus": [value - low for (low, _), value in zip(ends, values, strict=True)],
+    }  # fmt: skip
 
 
 def steps_beside(steps: Sequence[Step], key: str) -> list[Section]:
-    """The sections of a group that compares `steps`, of which there are two or more."""
-    names = short_names([step_fields(step) for step in steps])
-    sections = [
-        Section("estimates", "Estimates compared", [_table(steps)]),
-        Section("memory", "Memory of each", [_memory(steps, names, f"{key}-memory")]),
-    ]
-    if any(step.estimate.throughput for step in steps):
-        parts: list[Part] = [
-            _rates(steps, names, f"{key}-rates"),
-            Text(
-                "Predicted, not measured. Where two ranges overlap, either may be faster.", "note"
-            ),
-        ]
-        sections.append(Section("rates", "Predicted rate of each", parts))
-    prices = _prices(steps)
-    one_of_each_card = len({step.gpu for step in steps}) == len(steps)
-    if prices.rows and not one_of_each_card:
-        sections.append(Section("prices", "What each difference costs", [prices]))
-    return sections
+    """The section that compares estimates, of which there are two or more."""
+    entries = [_entry(step, name) for step, name in zip(steps, short_names(steps), strict=True)]
+    said = (
+        "What differs, and what comes of it: predicted, not measured. Where two ranges overlap, "
+        "either may be faster. The fastest that fits is set apart."
+    )
+    per_second = f"{unit(steps[0].estimate.model)}/s"
+    parts = compared(entries, per_second, f"{key}-estimates", said, fastest(steps))
+    return [Section("estimates", "Estimates compared", parts)]
+
+
+def _entry(step: Step, name: str) -> Entry:
+    """Its name says what it is of."""
+    found, time = step.estimate, step.estimate.throughput
+    spare, rate, interval = found.headroom_bytes, None, None
+    if time is not None and is_shown_as_running(found):
+        rate = time.all_images_per_second
+        interval = (rate * (1 - time.uncertainty), rate * (1 + time.uncertainty))
+    more: dict[str, Cell] = {
+        "Memory between": format_range(found.low_bytes, found.high_bytes)
+        + (f" ({NOT_TRACED})" if found.as_eager else ""),
+        "Free": Number(spare, "-" if spare is None else format_bytes(spare)),
+        "Step": Number(time.step_seconds, format_seconds(time.step_seconds))
+        if rate and time
+        else "-",
+    }
+    needs, between = found.device_total_bytes, (found.low_bytes, found.high_bytes)
+    return Entry(
+        name, {}, needs, found.budget_bytes, rate, interval, more, between, verdict_of(found)
+    )
 
 
 def best_text(steps: Sequence[Step]) -> str:
     """How many fit, and the fastest of them, in a sentence."""
-    names = short_names([step_fields(step) for step in steps])
+    names = short_names(steps)
     judged = [step for step in steps if step.estimate.fits is not None]
     fitting = [step for step in judged if step.estimate.fits]
     some = "All" if len(fitting) == len(steps) else f"{len(fitting) or 'None'} of"
@@ -100,174 +166,56 @@ def best_text(steps: Sequence[Step]) -> str:
 def fastest(steps: Sequence[Step]) -> int | None:
     """The number of the step with the highest rate of those that fit (of all, where no limit was
     named); None where no time is known or nothing fits."""
-    able = [
-        number
+    rates = {
+        number: time.all_images_per_second
         for number, step in enumerate(steps)
-        if step.estimate.throughput is not None and step.estimate.fits is not False
-    ]
-    return max(able, key=lambda number: _rate(steps[number]), default=None)
+        if (time := step.estimate.throughput) is not None and step.estimate.fits is not False
+    }
+    return max(rates, key=lambda number: rates[number], default=None)
 
 
-def _rate(step: Step) -> float:
-    found = step.estimate.throughput
-    return found.all_images_per_second if found is not None else 0.0
+def differing(subjects: Sequence[Fields]) -> list[Fields]:
+    """Of each subject the fields in which not all agree; a field that one lacks is None there."""
+    names = list(dict.fromkeys(name for fields in subjects for name in fields))
+    apart = [name for name in names if len({repr(f.get(name)) for f in subjects}) > 1]
+    return [{name: fields.get(name) for name in apart} for fields in subjects]
 
 
-def _table(steps: Sequence[Step]) -> Table:
-    columns = telling([step_fields(step) for step in steps])
-    timed = any(step.estimate.throughput for step in steps)
-    what = f"{unit(steps[0].estimate.model)}/s"
-    headers = [
-        *(field_title(name).capitalize() for name in columns[0]),
-        "Fits", *([what.capitalize()] if timed else []), "Needs", "Limit", "To spare",
-        *(["Step"] if timed else []), "Memory against the first",
-        *(["Rate against the first"] if timed else []),
+def step_fields(steps: Sequence[Step]) -> list[Fields]:
+    """What each was estimated of, without what follows from other fields: the models' own fields
+    where their titles differ, the memory where the cards do."""
+    one_title = len({step.estimate.model.title for step in steps}) == 1
+    cards = {(step.gpu, step.estimate.budget_bytes) for step in steps}
+    told = len(cards) == len({card for card, _ in cards}) > 1
+    return [
+        {
+            _MODEL: step.estimate.model.title,
+            **(step.estimate.model.model_dump(exclude={"name"}) if one_title else {}),
+            _CARD: step.gpu.name if step.gpu is not None else "no card",
+            "memory": None if told or (n := step.estimate.budget_bytes) is None
+            else format_bytes(n),
+            "allocator": step.allocator.source if step.allocator is not None else None,
+            "link": step.link,
+            **step.estimate.setting.model_dump(),
+        }
+        for step in steps
     ]  # fmt: skip
-    rows = [
-        [*(_cell(value) for value in fields.values()), *_figures(step, steps[0], timed)]
-        for step, fields in zip(steps, columns, strict=True)
+
+
+def short_names(steps: Sequence[Step]) -> list[str]:
+    """Each by what tells it apart: `rtx-4090, batch 32`; by its number where nothing does."""
+    found = differing(step_fields(steps))
+    cards = {fields.get(_CARD) for fields in found}
+    if len(cards) == len(found) > 1 and _MODEL not in found[0]:
+        found = [{_CARD: fields[_CARD]} for fields in found]  # the rest follows from the card
+    names = [_in_words(fields) for fields in found]
+    return [
+        name if name and names.count(name) == 1 else f"{name} #{number}".strip()
+        for number, name in enumerate(names, start=1)
     ]
-    best = fastest(steps)
-    said = "What differs, and what comes of it; the fastest that fits is marked."
-    return Table(headers, rows, said, [] if best is None else [best])
 
 
-def _figures(step: Step, first: Step, timed: bool) -> list[Cell]:
-    found = step.estimate
-    time, needs = found.throughput, found.device_total_bytes
-    cells: list[Cell] = [_VERDICTS[fits_word(found)]]
-    if timed:
-        rate = f"{_rate(step):,.0f} ±{time.uncertainty:.0%}" if time is not None else "-"
-        cells.append(Number(_rate(step) or None, rate))
-    cells += [_bytes(needs), _bytes(found.budget_bytes), _bytes(found.headroom_bytes)]
-    if timed:
-        took = time.step_seconds if time is not None else None
-        cells.append(Number(took, format_seconds(took) if took is not None else "-"))
-    cells.append(_more_bytes(needs - first.estimate.device_total_bytes))
-    if timed:
-        cells.append(_times(_rate(step), _rate(first)))
-    return cells
-
-
-def _cell(value: object) -> Cell:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return Number(float(value), f"{value:,}") if number else field_text(value)  # type: ignore[arg-type]
-
-
-def _bytes(num_bytes: int | None) -> Number:
-    return Number(num_bytes, "-" if num_bytes is None else format_bytes(num_bytes))
-
-
-def _more_bytes(num_bytes: int) -> Number:
-    more = f"{'+' * (num_bytes > 0)}{format_bytes(num_bytes)}"
-    return Number(num_bytes, more if num_bytes else "the same")
-
-
-def _times(rate: float, first: float) -> Number:
-    if not rate or not first:
-        return Number(None, "-")
-    return Number(rate / first, f"{rate / first:.2f} ×")
-
-
-def _memory(steps: Sequence[Step], names: Sequence[str], key: str) -> Chart:
-    """A bar for each step, stacked by category, with its range and the limit of its card."""
-    from plotly.graph_objects import Bar
-
-    shown = [plot_text(name) for name in names]
-    traces: list[Any] = [
-        Bar(
-            name=title,
-            y=shown,
-            x=[step.estimate.breakdown.get(category, 0) / GIB for step in steps],
-            orientation="h",
-            marker={"color": _COLOURS.get(category, GREY)},
-            customdata=[format_bytes(step.estimate.breakdown.get(category, 0)) for step in steps],
-            hovertemplate="%{y}<br>%{fullData.name}: %{customdata}<extra></extra>",
-        )
-        for category, title in _STACKED.items()
-        if any(step.estimate.breakdown.get(category) for step in steps)
-    ]
-    limits = [step.estimate.budget_bytes for step in steps]
-    if any(limits):
-        traces.append(limit_marks(names, limits, "limit"))
-    figure = bars_figure(traces, "GiB", names)
-    said = "What each needs at its peak, by category"
-    said += "; the upright mark is what its card has." if any(limits) else "."
-    return Chart(key, figure, said, bars_height(len(steps)))
-
-
-def _rates(steps: Sequence[Step], names: Sequence[str], key: str) -> Chart:
-    """A bar for each step that has a rate, with its range, in the colour of its verdict."""
-    from plotly.graph_objects import Bar
-
-    traces: list[Bar] = []
-    for verdict in dict.fromkeys(_VERDICTS.values()):
-        of_verdict = [
-            (name, step.estimate.throughput)
-            for name, step in zip(names, steps, strict=True)
-            if _VERDICTS[fits_word(step.estimate)] == verdict and step.estimate.throughput
-        ]
-        if not of_verdict:
-            continue
-        rates = [time.all_images_per_second for _, time in of_verdict]
-        traces.append(
-            Bar(
-                name=verdict,
-                y=[plot_text(name) for name, _ in of_verdict],
-                x=rates,
-                orientation="h",
-                marker={"color": _VERDICT_COLOURS[verdict]},
-                error_x={
-                    "type": "data",
-                    "array": [
-                        time.uncertainty * rate
-                        for (_, time), rate in zip(of_verdict, rates, strict=True)
-                    ],
-                    "thickness": 1.5,
-                    "color": GREY,
-                },
-                customdata=[f"±{time.uncertainty:.0%}" for _, time in of_verdict],
-                hovertemplate="%{y}<br>%{x:,.0f} a second (%{customdata}), %{fullData.name}"
-                "<extra></extra>",
-            )
-        )
-    what = unit(steps[0].estimate.model)
-    figure = bars_figure(traces, f"{what}/s", names)
-    all_of = " on all its devices" if any(s.estimate.setting.world_size > 1 for s in steps) else ""
-    said = f"Predicted {what} per second of each{all_of}, with their expected range."
-    return Chart(key, figure, said, bars_height(len(steps)))
-
-
-def _prices(steps: Sequence[Step]) -> Table:
-    """Steps that differ in one field only, one row for each pair of its neighbouring values."""
-    columns = telling([step_fields(step) for step in steps])
-    rows: list[list[Cell]] = []
-    for field in columns[0]:
-        for one, other in _pairs(columns, field):
-            before, after = steps[one], steps[other]
-            more = after.estimate.device_total_bytes - before.estimate.device_total_bytes
-            where = {n: v for n, v in columns[one].items() if n != field}
-            rows.append(
-                [
-                    field_title(field),
-                    field_text(columns[one][field]),
-                    field_text(columns[other][field]),
-                    ", ".join(f"{field_title(n)} {field_text(v)}" for n, v in where.items()) or "-",
-                    _more_bytes(more),
-                    _times(_rate(after), _rate(before)),
-                ]
-            )
-    said = "Estimates that differ in one thing only: what it costs in memory and gains in rate."
-    headers = ["What", "From", "To", "With", "Memory", "Rate"]
-    if len(rows) > _MOST_PRICES:
-        said += f" The first {_MOST_PRICES} of {len(rows)}."
-    return Table(headers, rows[:_MOST_PRICES], said)
-
-
-def _pairs(columns: Sequence[Fields], field: str) -> list[tuple[int, int]]:
-    """Numbers of subjects that agree in all but `field`, each with the next such."""
-    alike: dict[tuple[str, ...], list[int]] = {}
-    for number, fields in enumerate(columns):
-        rest = tuple(repr(value) for name, value in fields.items() if name != field)
-        alike.setdefault(rest, []).append(number)
-    return [pair for numbers in alike.values() for pair in itertools.pairwise(numbers)]
+def _in_words(fields: Fields) -> str:
+    rest = {n: v for n, v in fields.items() if n not in (_MODEL, _CARD) and v is not None}
+    return ", ".join([*(str(fields[n]) for n in (_MODEL, _CARD) if n in fields),
+                      *([in_words(rest)] if rest else [])])  # fmt: skip

@@ -1,28 +1,24 @@
-"""The page's group of one predicted step: its sections in order."""
+"""One predicted step, as its page is made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.estimation import Estimate, may_reserve
-from planner.hardware import Gpu
-from planner.ledger import Ledger
+from planner.advice.advising import Way
+from planner.estimation.estimate import Estimate, may_reserve
+from planner.ledger.ledger import Ledger
+from planner.machine.hardware import Gpu
 from planner.memory.allocator_config import AllocatorConfig
-from planner.page.contents import Group
-from planner.report.pages.answer import answer
-from planner.report.pages.course import step_course
-from planner.report.pages.over_time import over_time
-from planner.report.pages.peak import peak
-from planner.report.pages.predicted_time import predicted_time
-from planner.report.pages.totals import totals
 
 
 @dataclass(frozen=True)
 class Step:
     """One estimate with what it was made of. `title` names it beside others on a page;
     `link` is what joins several devices, as `planner estimate --link` takes it. `memory_bytes` is
-    what was to be fitted into, `said` how the model was typed, `fields` what of it was."""
+    what was to be fitted into, `said` how the model was typed, `fields` what of it was.
+    `largest` is at the largest batch that fits, and `ways` are what fits in place of it: both only
+    where they were looked for."""
 
     estimate: Estimate
     ledger: Ledger
@@ -32,6 +28,8 @@ class Step:
     memory_bytes: int | None = None
     said: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
+    largest: Estimate | None = None
+    ways: Sequence[Way] = ()
 
     @property
     def may_reserve(self) -> int | None:
@@ -42,16 +40,3 @@ class Step:
     def title(self) -> str:
         device = f" on {self.gpu.name}" if self.gpu is not None else ""
         return f"{self.estimate.model.title}{device}"
-
-
-def step_group(step: Step, key: str, title: str = "") -> Group:
-    """All sections of a step. `key` is unique on the page: charts and anchors begin with it."""
-    course = step_course(step)
-    sections = [
-        answer(step),
-        over_time(step, course, key),
-        peak(step, course, key),
-        totals(step, key),
-        predicted_time(step, key),
-    ]
-    return Group(key, title, sections)

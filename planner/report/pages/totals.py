@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from planner.page.contents import Chart, Facts, Folded, Part, Section, Text
-from planner.page.plotting import GREY, PURPLE, YELLOW, new_figure
-from planner.report.colours import COLOURS, STACK
+from planner.core.units import GIB, MIB, format_bytes
+from planner.report.colours import COLOURS, CONTEXT, STACK
+from planner.report.page.contents import Chart, Facts, Folded, Part, Section, Text
+from planner.report.page.plotting import BLUE, GREY, STEEL, VERMILION, new_figure
+from planner.report.pages.step import Step
 from planner.report.tables import BREAKDOWN_ROWS
-from planner.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from planner.estimation import Estimate
-    from planner.report.pages.step import Step
-
-_RANGE = "expected range"
-_SUM = "#5b6b7b"
-_CONTEXT, _NCCL = "#8c564b", "#bcbd22"
-_BUDGET = "#d62728"
+    from planner.estimation.estimate import Estimate
 
 
 class Bar(NamedTuple):
-    """A row of the waterfall, from `base_bytes` on; a sum of all before it begins at 0."""
+    """A row of the waterfall: what is added, or the sum of all before it."""
 
     name: str
-    base_bytes: int
     num_bytes: int
-    colour: str
     is_sum: bool = False
+    colour: str = BLUE
 
 
 def totals(step: Step, key: str) -> Section:
@@ -51,83 +46,52 @@ def waterfall(estimate: Estimate) -> list[Bar]:
     to."""
     breakdown = estimate.breakdown
     live, workspace = estimate.peak_live_bytes, breakdown["workspace"]
-    found: list[Bar] = []
-    height = 0
-
-    def add(name: str, num_bytes: int, colour: str) -> None:
-        nonlocal height
-        if num_bytes:
-            found.append(Bar(name, height, num_bytes, colour))
-        height += num_bytes
-
-    def total(name: str, num_bytes: int) -> None:
-        assert height == num_bytes, f"{name}: {height} of {num_bytes}"
-        found.append(Bar(name, 0, num_bytes, _SUM, is_sum=True))
-
-    for category in STACK:
-        add(BREAKDOWN_ROWS[category], breakdown.get(category, 0), COLOURS[category])
-    total("alive at the peak", live)
-    add("library workspaces", workspace, GREY)
-    add("rounding of blocks", estimate.peak_allocated_bytes - live - workspace, YELLOW)
-    total("allocated", estimate.peak_allocated_bytes)
-    add("cached, free", estimate.peak_reserved_bytes - estimate.peak_allocated_bytes, PURPLE)
-    total("reserved", estimate.peak_reserved_bytes)
-    add("CUDA context", breakdown["cuda_context"], _CONTEXT)
-    add("NCCL's own buffers", breakdown.get("communication", 0), _NCCL)
-    total("device", estimate.device_total_bytes)
-    return found
+    allocated, reserved = estimate.peak_allocated_bytes, estimate.peak_reserved_bytes
+    bars = [
+        *(
+            Bar(BREAKDOWN_ROWS[each], breakdown.get(each, 0), colour=COLOURS[each])
+            for each in STACK
+        ),
+        Bar("alive at the peak", live, is_sum=True),
+        Bar("library workspaces", workspace),
+        Bar("rounding of blocks", allocated - live - workspace),
+        Bar("allocated", allocated, is_sum=True),
+        Bar("cached, free", reserved - allocated),
+        Bar("reserved", reserved, is_sum=True),
+        Bar("CUDA context", breakdown["cuda_context"], colour=CONTEXT),
+        Bar("NCCL's own buffers", breakdown.get("communication", 0), colour=CONTEXT),
+        Bar("device", estimate.device_total_bytes, is_sum=True),
+    ]
+    return [bar for bar in bars if bar.num_bytes]
 
 
 def _figure(estimate: Estimate, bars: list[Bar]) -> Figure:
+    from plotly.graph_objects import Bar as Drawn
+
     scale, unit = (GIB, "GiB") if estimate.device_total_bytes >= GIB else (MIB, "MiB")
-    device = estimate.device_total_bytes
-    trace = {
-        "type": "bar", "orientation": "h", "y": [bar.name for bar in bars],
-        "x": [bar.num_bytes / scale for bar in bars], "base": [b.base_bytes / scale for b in bars],
-        "marker": {"color": [bar.colour for bar in bars]},
-        "customdata": [
-            (_text(bar), f"{bar.num_bytes / device:.1%} of the device total") for bar in bars
-        ],
-        "hovertemplate": "%{y}: %{customdata[0]}<br>%{customdata[1]}<extra></extra>",
-        "showlegend": False,
-    }  # fmt: skip
-    low, high = estimate.low_bytes, estimate.high_bytes
-    reach = {
-        "type": "bar", "orientation": "h", "y": [_RANGE], "x": [(high - low) / scale],
-        "base": [low / scale], "marker": {"color": _SUM, "opacity": 0.55},
-        "hoverinfo": "skip", "showlegend": False,
-    }  # fmt: skip
-    traces = [trace, reach]
-    top = estimate.high_bytes
-    budget = estimate.budget_bytes
-    if budget is not None and budget <= 2.5 * device:
-        top = max(top, budget)
-        traces.append({
-            "type": "scatter", "mode": "lines", "x": [budget / scale] * 2,
-            "y": [bars[0].name, _RANGE], "line": {"color": _BUDGET, "dash": "dash"},
-            "name": f"budget, {format_bytes(budget)}", "hoverinfo": "name", "showlegend": True,
-        })  # fmt: skip
-    names = [*(f"{bar.name}<br>{_text(bar)}" for bar in bars), f"{_RANGE}<br>{_between(low, high)}"]
-    return new_figure(
-        traces,
-        yaxis={
-            "type": "category", "range": [len(bars) + 0.5, -0.5], "fixedrange": True,
-            "showgrid": False, "tickmode": "array", "tickvals": list(range(len(names))),
-            "ticktext": names, "ticklabelstandoff": 6,
-        },
-        xaxis={
-            "title": {"text": unit}, "range": [0, 1.04 * top / scale], "fixedrange": True,
-            "tickangle": 0, "nticks": 8,
-        },
-        barmode="overlay",
-        bargap=0.25,
+    before = [0, *accumulate(0 if bar.is_sum else bar.num_bytes for bar in bars)]
+    trace = Drawn(
+        orientation="h", y=[f"{bar.name}<br>{_text(bar)}" for bar in bars],
+        x=[bar.num_bytes / scale for bar in bars], name=unit,
+        base=[0 if bar.is_sum else at / scale for bar, at in zip(bars, before, strict=False)],
+        marker={"color": [STEEL if bar.is_sum else bar.colour for bar in bars]},
+        hoverinfo="y", showlegend=False,
     )  # fmt: skip
-
-
-def _between(low: int, high: int) -> str:
-    """`1.01 to 2.40 GiB`: the unit once where both have the same."""
-    (first, unit), last = format_bytes(low).split(), format_bytes(high)
-    return f"{first if last.endswith(unit) else format_bytes(low)} to {last}"
+    figure = new_figure(
+        [trace],
+        yaxis={"autorange": "reversed", "showgrid": False, "ticklabelstandoff": 6},
+        xaxis={"title": {"text": unit}, "rangemode": "tozero"},
+    )
+    budget = estimate.budget_bytes
+    figure.add_vrect(
+        estimate.low_bytes / scale, estimate.high_bytes / scale, fillcolor=GREY, opacity=0.2,
+        line_width=0, annotation_text="expected", annotation_position="bottom right",
+    )  # fmt: skip
+    if budget is not None and budget <= 2.5 * estimate.device_total_bytes:
+        figure.add_vline(
+            budget / scale, line={"color": VERMILION, "dash": "dash"}, annotation_text="budget"
+        )
+    return figure
 
 
 def _text(bar: Bar) -> str:

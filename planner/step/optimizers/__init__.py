@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from planner.errors import UnsupportedError
-from planner.schema import TrainSetting
+from planner.core.errors import UnsupportedError
+from planner.core.schema import TrainSetting
 from planner.step.optimizers.adafactor import Adafactor
 from planner.step.optimizers.adam import Adam
 from planner.step.optimizers.adamw_8bit import AdamW8bit
@@ -13,6 +14,7 @@ from planner.step.optimizers.base import Optimizer
 from planner.step.optimizers.clipping import clip_gradients
 from planner.step.optimizers.lion import Lion
 from planner.step.optimizers.nadam import NAdam
+from planner.step.optimizers.offloaded import Offloaded
 from planner.step.optimizers.radam import RAdam
 from planner.step.optimizers.rmsprop import RMSprop
 from planner.step.optimizers.sgd import SGD
@@ -31,6 +33,15 @@ def make_optimizer(
 ) -> Optimizer:
     """The optimizer of `setting`. Raises UnsupportedError for one that is not modelled."""
     setting.check_optimizer()
+    make = partial(_make_on_device, device, setting)
+    if setting.offload_optimizer != "none":
+        return Offloaded(device, parameters, setting, make)
+    return make(parameters)
+
+
+def _make_on_device(
+    device: Device, setting: TrainSetting, parameters: Sequence[Parameter]
+) -> Optimizer:
     if setting.optimizer_implementation == "8bit":
         return AdamW8bit(device, parameters, setting)
     family = FAMILIES.get(setting.optimizer_family)

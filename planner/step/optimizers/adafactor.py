@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from planner.step.optimizers.base import Optimizer
 from planner.step.pointwise import like
-from planner.step.strides import Shape
+from planner.step.reductions import reduction_of, take_reduced, take_reduction
+from planner.step.strides import Shape, contiguous_strides
 from planner.step.tensor import Parameter, Tensor, empty
 
 
@@ -91,16 +92,17 @@ class Adafactor(Optimizer):
 
     def _norm(self, tensor: Tensor) -> None:
         """`tensor.norm(2).item()`: a scalar that is read at once."""
-        scalar = empty(self.device, (), tensor.dtype, "aten.linalg_vector_norm")
-        self.device.compute(
-            "aten.linalg_vector_norm", "reduction", tensor.dtype, tensor.numel, tensor.num_bytes
-        )
+        label = "aten.linalg_vector_norm"
+        scalar = empty(self.device, (), tensor.dtype, label)
+        take_reduction(tensor, range(len(tensor.shape)), label)
+        self.device.compute(label, "reduction", tensor.dtype, tensor.numel, tensor.num_bytes)
         del scalar
 
     def _mean_square(self, parameter: Parameter, dim: int) -> Tensor:
         """`torch.norm(grad, dim=dim, keepdim=True)`, squared and divided in place."""
         label = "aten.linalg_vector_norm"
         mean = empty(self.device, _without(parameter, dim), parameter.dtype, label)
+        take_reduction(parameter, (dim % len(parameter.shape),), label)
         self.device.compute(label, "reduction", mean.dtype, parameter.numel, parameter.num_bytes)
         return mean
 
@@ -114,7 +116,12 @@ class Adafactor(Optimizer):
     def _mean_of_rows(self, parameter: Parameter) -> Tensor:
         """`row_var.mean(dim=-2, keepdim=True)`."""
         shape = (*parameter.shape[:-2], 1, 1)
-        return empty(self.device, shape, parameter.dtype, "aten.mean")
+        mean = empty(self.device, shape, parameter.dtype, "aten.mean")
+        rows = _without(parameter, -1)
+        found = reduction_of(rows, contiguous_strides(rows), (len(rows) - 2,))
+        if found is not None:
+            take_reduced(self.device, "", found, "aten.mean")
+        return mean
 
 
 def _is_matrix(parameter: Tensor) -> bool:

@@ -7,8 +7,8 @@ of its own dtype. Each weight is updated by code compiled for its shape.
 
 from __future__ import annotations
 
-from planner.ledger import COMPILED_CALL, Computed
-from planner.schema import TrainSetting
+from planner.core.schema import TrainSetting
+from planner.ledger.ledger import COMPILED_CALL, Computed
 from planner.step.optimizers.base import Optimizer
 from planner.step.pointwise import like
 from planner.step.tensor import Parameter, Tensor, empty

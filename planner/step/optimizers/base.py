@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.schema import TrainSetting
+from planner.core.schema import TrainSetting
 from planner.step.autograd import pointwise_cost
 from planner.step.pointwise import like
 from planner.step.tensor import Device, Parameter, Tensor, empty

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from planner.step.optimizers.base import Optimizer
 from planner.step.pointwise import unary
+from planner.step.reductions import take_reduction
 from planner.step.tensor import Tensor, empty
 
 
@@ -31,6 +32,7 @@ def clip_gradients(optimizer: Optimizer, add_up: Callable[[Tensor], Tensor] | No
         roots = unary(summed, "aten.pow")
         del squares, summed
     total = scalar("aten.linalg_vector_norm")
+    take_reduction(stacked, (0,), "aten.linalg_vector_norm")
     del norms, stacked
     if add_up is not None:
         del roots

@@ -1,5 +1,5 @@
 """DeepSpeed's ZeRO over the ledger of one device: what each stage holds, copies and sends."""
 
-from planner.step.zero.weaving import Woven, on_one_device, unknown, weave_zero
+from planner.step.zero.insert_events import ZeroLedger, insert_zero_events, on_one_device, unknown
 
-__all__ = ["Woven", "on_one_device", "unknown", "weave_zero"]
+__all__ = ["ZeroLedger", "insert_zero_events", "on_one_device", "unknown"]

@@ -57,10 +57,12 @@ class Layout:
             start = end
         return tuple(found)
 
-    @cached_property
-    def fullest_rank(self) -> int:
+    def fullest_rank(self, in_backward: bool) -> int:
         """The device whose share touches weights of the most elements: it keeps their whole
-        gradients (`copy_grads_in_partition`)."""
+        gradients (`copy_grads_in_partition`). Where gradients leave `in_backward`, the last: its
+        are of the layers that backward begins with, and lie beside all activations."""
+        if in_backward:
+            return self.world_size - 1
         touched = [0] * self.world_size
         for numel, pieces in zip(self.numels, self.pieces, strict=True):
             for piece in pieces:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from planner.schema import TrainSetting
+from planner.core.schema import TrainSetting
+from planner.core.units import format_bytes
 from planner.step.tensor import DTYPE_BYTES
 from planner.step.zero.stage3 import Zero3Step
 from planner.step.zero.step import ZeroStep
-from planner.units import format_bytes
 
 _DEFAULT_BUCKET = TrainSetting.model_fields["zero_reduce_bucket"].default
 

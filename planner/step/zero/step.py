@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from planner.schema import TrainSetting
+from planner.core.schema import TrainSetting
 from planner.step.autograd import pointwise_cost
 from planner.step.optimizers import make_optimizer
 from planner.step.tensor import DTYPE_BYTES, Device, Parameter, Storage, Tensor, empty
@@ -36,7 +36,7 @@ class ZeroStep:
     """What the engine and its optimizer do around forward and backward.
 
     `dtype` is that of the weights; `sent_in` the dtype in which a weight's gradient crosses, by
-    weight. `rank` None is the device whose share touches the most weights.
+    weight. `rank` None is the fullest device.
     """
 
     def __init__(
@@ -53,10 +53,11 @@ class ZeroStep:
         self.layout = layout
         self.dtype = dtype
         self.sent_in = sent_in
-        self.rank = layout.fullest_rank if rank is None else rank
+        self.overlaps = bool(setting.zero_overlap)
+        in_backward = setting.parallelism == "zero2" or self.overlaps
+        self.rank = layout.fullest_rank(in_backward) if rank is None else rank
         self.own = layout.of_rank(self.rank)
         self.is_own = {weight for weight, _ in self.own}
-        self.overlaps = bool(setting.zero_overlap)
         self.gradients: dict[int, Tensor] = {}
         self.buckets = {name: Bucket() for name in sorted(set(sent_in.values()))}
         self.has_buffers = False

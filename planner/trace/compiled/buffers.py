@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from planner.compiled import EXTERN_PREFIX, FUSED_PREFIX
-from planner.ledger import OperationKind
+from planner.ledger.ledger import OperationKind
+from planner.memory.compiled import EXTERN_PREFIX, FUSED_PREFIX
 from planner.step.attention import backward_scratch
 from planner.trace.compiled.graph import Value, recomputable_operators, view_operators
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode_temporarily
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from planner.errors import UnsupportedError
-from planner.ledger import Computed
+from planner.core.errors import UnsupportedError
+from planner.ledger.ledger import Computed
 from planner.trace.compiled.buffers import Kernel, buffer_of, plan
 from planner.trace.compiled.graph import PRIMAL, TANGENT, Value, read_half
 from planner.trace.compiled.partition import Partition
@@ -112,7 +112,8 @@ class _Forward:
         trained = [given[s] if isinstance(s, int) else parameters[s] for s in graph.trained]
         call = _Call(graph, _recorder(), self.path)
         call.memory = {value: given[number] for value, number in graph.arguments.items()}
-        results: tuple[Tensor, ...] = _Function.apply(call, *trained)  # type: ignore[no-untyped-call]
+        apply: Any = _Function.apply  # typed from torch 2.15 on
+        results: tuple[Tensor, ...] = apply(call, *trained)
         with _pop_mode_temporarily(), torch.no_grad():
             returned = self.code(module, *args, **kwargs)
         return _in_the_form_of(returned, results)

@@ -15,9 +15,9 @@ import torch
 import torch._functorch.config
 from torch import fx, nn
 
-from planner.errors import PlannerError, UnsupportedError
+from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.schema import Model, TrainSetting
 from planner.libraries.building import Build
-from planner.schema import Model, TrainSetting
 from planner.trace.building import build_task
 from planner.trace.cuda_rules import as_on_cuda
 

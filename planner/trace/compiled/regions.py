@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from planner.core.schema import Model, TrainSetting
 from planner.libraries.building import Build
-from planner.schema import Model, TrainSetting
-from planner.tasks.compiling import blocks_to_compile
-from planner.tasks.trees import map_tensors
 from planner.trace.building import build_task, given_batch, make_fake
 from planner.trace.compiled.module import CompiledGraph, plan_kernels, run_compiled
 from planner.trace.compiled.partition import (
@@ -32,6 +30,8 @@ from planner.trace.cuda_rules import as_on_cuda
 from planner.trace.faults import quiet_fakes
 from planner.trace.recorder import Recorder
 from planner.trace.trees import tensors_in
+from planner.training.tasks.compiling import blocks_to_compile
+from planner.training.tasks.trees import map_tensors
 
 
 @dataclass(frozen=True)

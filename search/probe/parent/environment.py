@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 
-from planner.environment.host import read_host
-from planner.units import MIB
+from planner.core.units import MIB
+from planner.machine.host import read_host
 from search.probe.device import memory_in_use, worker_environment
 
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"

@@ -17,22 +17,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import NoReturn
 
 from pydantic import TypeAdapter
 
-from planner.schema import Model, NamedModel, SwinConfig, TrainSetting
-from search.probe.parent import supervisor
+from planner.core.schema import Model, NamedModel, SwinConfig, TrainSetting
+from planner.machine import supervisor
 from search.probe.parent.environment import probe_environment
 from search.probe.worker import worker
 
 # What every eager probe imports; the first optimizer of a process would import torch._dynamo.
 STEP_MODULES = ("search.probe.worker.measure", "torch._dynamo")
 # Of ranks too: FSDP's part of torch takes a second more.
-WORLD_MODULES = (*STEP_MODULES, "planner.parallel.fully_sharded")
-# lifeline, status, request, result, standard output, standard error
-_NUM_FDS = 6
+WORLD_MODULES = (*STEP_MODULES, "planner.training.parallel.fully_sharded")
+# lifeline, status, request, result, standard error
+_NUM_FDS = 5
 # More than the name of a worker's module has.
 _NAME_BYTES = 256
 
@@ -86,7 +85,7 @@ class ForkServer:
     def spawn(
         self, fds: Sequence[int], deadline: float, module: str = worker.__name__
     ) -> Callable[[], object]:
-        """Fork supervisor and worker with `fds`: lifeline, status, request, result, output, error.
+        """Fork supervisor and worker with `fds`: lifeline, status, request, result, error.
         The worker is `module.work`.
 
         Waits for the imports the first time, until `deadline` (an instant of `time.monotonic`).
@@ -122,12 +121,7 @@ class ForkServer:
     def __enter__(self) -> ForkServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -180,10 +174,8 @@ def _import_library(written: str) -> None:
 
 def _become_supervisor(module: str, fds: Sequence[int]) -> NoReturn:
     os.setsid()
-    lifeline, status, request, result, output, error = fds
-    os.dup2(output, 1)
+    lifeline, status, request, result, error = fds
     os.dup2(error, 2)
-    os.close(output)
     os.close(error)
     chosen = importlib.import_module(module)
     supervisor.supervise(lambda: chosen.work(request, result), lifeline, status)

@@ -1,17 +1,44 @@
-"""What several ranks measured, as one: memory of the fullest, time of the slowest."""
+"""The ranks of a world: where each is, and what they measured, as one: memory of the fullest, time
+of the slowest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
 
-from planner.schema.world import RankRecord
-from planner.units import format_seconds
-from search.probe.protocol import OutcomeMessage
+from planner.core.schema import TrainSetting
+from planner.core.schema.world import RankRecord
+from planner.core.units import format_seconds
+from search.probe.protocol import OutcomeMessage, RankPlace
 
 # A rank whose forward takes so much longer than the others' is told: a judgement. Every other rank
 # waits for it in each step.
 STRAGGLER_SHARE = 0.2
+
+
+def rank_devices(device: str, setting: TrainSetting) -> tuple[str, ...]:
+    """The device of each rank: for GPUs one after the other, from `device` on."""
+    if setting.parallelism == "none":
+        return (device,)
+    size = setting.world_size
+    if device == "cpu":
+        return ("cpu",) * size
+    first = int(device[5:])
+    return tuple(f"cuda:{first + rank}" for rank in range(size))
+
+
+@contextmanager
+def rank_places(size: int, threads: int | None = None) -> Iterator[tuple[RankPlace, ...]]:
+    """The place of each rank, while this lasts. They find each other by a file that only lives in
+    this process's memory: no port that somebody else may take, nothing to delete."""
+    descriptor = os.memfd_create("planner-world")
+    store = f"/proc/{os.getpid()}/fd/{descriptor}"
+    try:
+        yield tuple(RankPlace(rank=r, store=store, threads=threads) for r in range(size))
+    finally:
+        os.close(descriptor)
 
 
 def put_together(outcomes: Sequence[OutcomeMessage], devices: Sequence[str]) -> OutcomeMessage:

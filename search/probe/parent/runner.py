@@ -13,24 +13,17 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from planner.schema import DeviceInfo, MeasurementRecord
+from planner.core.schema import DeviceInfo, MeasurementRecord
 from search.probe.device import MemoryInUse, describe_device, memory_in_use, versions
-from search.probe.parent.attendance import (
-    Listener,
-    Spawn,
-    attend,
-    choose_spawn,
-)
+from search.probe.parent.attendance import Attendance
+from search.probe.parent.environment import rank_threads
 from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.world import WorldProbe, devices_of
+from search.probe.parent.ranks import put_together, rank_devices, rank_places
 from search.probe.protocol import (
     AnswerMessage,
-    AnswerReader,
-    AnyOutcome,
     FedMessage,
     OutcomeMessage,
     PhaseMessage,
-    ProbeAnswer,
     ProbeRequest,
     ProgressMessage,
     WorkOrder,
@@ -77,7 +70,7 @@ def run_probe(
     holds a device takes a while, in which this one may be killed. `on_fed` is told what only a fed
     training (`FedRequest`) has to tell.
     """
-    devices = devices_of(request)
+    devices = rank_devices(request.device, request.setting)
     found, *_ = [describe_device(each) for each in dict.fromkeys(devices)]
     if request.capability is None:
         request = request.model_copy(update={"capability": found.capability})
@@ -97,10 +90,7 @@ def run_probe(
             on_result(record_of(answer))
 
     hearing = Hearing(started, on_event, answered)
-    deadline = started + deadline_seconds
-    spawn = choose_spawn(fork_server, deadline, worker_command)
-    carry_out = _attend_one if request.setting.parallelism == "none" else _attend_ranks
-    outcome, has_ended = carry_out(request, hearing, spawn, deadline, deadline_seconds)
+    outcome, has_ended = _attend(request, hearing, deadline_seconds, fork_server, worker_command)
     if outcome.free_bytes is None:
         outcome = _crowded(outcome, before, has_ended)
     hearing.tell("end")
@@ -123,40 +113,27 @@ def _record(
     )
 
 
-def _attend_one(
-    request: ProbeRequest, hearing: Hearing, spawn: Spawn, deadline: float,
-    deadline_seconds: float,
+def _attend(
+    request: ProbeRequest, hearing: Hearing, deadline_seconds: float,
+    fork_server: ForkServer | None, command: Sequence[str] | None,
 ) -> tuple[OutcomeMessage, bool]:  # fmt: skip
-    """How the one worker of a probe ended, and whether it is known to have."""
-    listener = Listener(AnswerReader(request.probe_id), hearing.hear)
-    silence = attend(
-        spawn, listener, lambda left: WorkOrder(request=request, deadline_seconds=left),
-        deadline, deadline_seconds,
-    )  # fmt: skip
-    if silence is None:
-        flags = (*hearing.outcome.flags, *listener.all_flags)
-        outcome = hearing.outcome.model_copy(update={"flags": flags})
-    else:
-        outcome = OutcomeMessage(
-            probe_id=request.probe_id, status=silence.status, message=silence.message,
-            phase=listener.phase, flags=tuple(listener.flags),
+    """How the worker of a probe ended, or its ranks, and whether all are known to have."""
+    devices = rank_devices(request.device, request.setting)
+    is_world = request.setting.parallelism != "none"
+    with rank_places(len(devices), rank_threads(len(devices))) as places:
+        attendance = Attendance(
+            [
+                WorkOrder(
+                    request=request.model_copy(update={"device": device}),
+                    deadline_seconds=deadline_seconds,
+                    place=place if is_world else None,
+                )
+                for device, place in zip(devices, places, strict=True)
+            ],
+            OutcomeMessage, hearing.hear, deadline_seconds, fork_server, command=command,
+            put_together=partial(put_together, devices=devices) if is_world else None,
         )  # fmt: skip
-    return outcome, listener.wait_status is not None
-
-
-def _attend_ranks(
-    request: ProbeRequest, hearing: Hearing, spawn: Spawn, deadline: float,
-    deadline_seconds: float,
-) -> tuple[OutcomeMessage, bool]:  # fmt: skip
-    """How the ranks of a probe ended, and whether all are known to have; rank 0 tells where they
-    are."""
-
-    def heard(rank: int, answer: ProbeAnswer) -> None:
-        if rank == 0:
-            hearing.hear(answer)
-
-    world = WorldProbe(request, spawn, heard, hearing.hear)
-    return world.run(deadline, deadline_seconds), world.has_ended
+        return attendance.run(), attendance.has_ended
 
 
 def _memory_of(device: str) -> MemoryInUse | None:
@@ -200,8 +177,7 @@ def _shared_fields(outcome: OutcomeMessage) -> dict[str, object]:
 
 
 class Hearing:
-    """Where one probe is, passed on as events; its outcome, once it is in. `on_answer` hears that
-    and what else its worker says."""
+    """Where one probe is, passed on as events. `on_answer` hears what else its worker says."""
 
     def __init__(
         self, started: float, on_event: Callable[[ProbeEvent], None] | None,
@@ -209,7 +185,6 @@ class Hearing:
     ) -> None:  # fmt: skip
         self.started, self.on_event, self.on_answer = started, on_event, on_answer
         self.phase = "start"
-        self.outcome: Any = None
         self.tell("start")
 
     def tell(self, phase: str, num_steps: int = 0, step_seconds: float | None = None) -> None:
@@ -224,6 +199,4 @@ class Hearing:
         elif isinstance(answer, ProgressMessage):
             self.tell(self.phase, answer.num_steps, answer.step_seconds)
         else:
-            if isinstance(answer, AnyOutcome):
-                self.outcome = answer
             self.on_answer(answer)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from planner.schema.record import Clocks, Spread
-from search.probe.nvml import NvmlDevice, NvmlUtilization
+from planner.core.schema.record import Clocks, Spread
+from planner.machine.nvml import NvmlDevice, NvmlUtilization
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from planner.loading.loader import load, open_data
-from planner.loading.pictures import BadItemError
-from planner.schema.loading import ItemFault
-from planner.tasks.contract import describe
-from planner.tasks.making import GivenTask
-from planner.tasks.trees import prepare
-from planner.tasks.vision import Classification
+from planner.core.schema.loading import ItemFault
+from planner.training.loading.loader import load, open_data
+from planner.training.loading.pictures import BadItemError
+from planner.training.tasks.contract import describe
+from planner.training.tasks.making import GivenTask
+from planner.training.tasks.trees import prepare
+from planner.training.tasks.vision import Classification
 from search.probe.processes import processor_seconds
 from search.probe.protocol import FedMessage, FedRequest, OutcomeMessage
 from search.probe.stopping import FedRule, StopRule

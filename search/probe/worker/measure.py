@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 
-from planner.parallel.spreading import own_part
-from planner.schema import FactoryModel, ProbeStatus
-from planner.schema.record import PhaseBytes
-from planner.tasks.contract import WRITE_A_TASK
-from planner.tasks.making import GivenTask
-from planner.training import Training
-from planner.units import format_bytes
+from planner.core.schema import FactoryModel, ProbeStatus
+from planner.core.schema.record import PhaseBytes
+from planner.core.units import format_bytes
+from planner.machine.emulated import is_emulated
+from planner.training.parallel.spread import own_part
+from planner.training.step import Training
+from planner.training.tasks.contract import WRITE_A_TASK
+from planner.training.tasks.making import GivenTask
 from search.probe.failure import shorten
 from search.probe.protocol import OutcomeMessage, ProbeRequest, RankPlace
+from search.probe.quiet import QuietWatch
 from search.probe.stopping import Rule, StopRule
 from search.probe.worker.compiler import CompileWatch, end_workers
 from search.probe.worker.meter import Mark, MemoryUse, Meter, make_meter
@@ -147,20 +149,22 @@ class Run:
         return training, meter
 
     def _prepare_device(self) -> Meter:
-        """The meter, before which all that is no setting's has come: of a CPU the threads of the
-        other ranks' connections too. What NCCL takes of a GPU is the setting's."""
+        """The meter. Of a CPU all that is no setting's comes before it, the threads of the other
+        ranks' connections too. Of a GPU nothing does: an optimizer's step on the CPU makes a CUDA
+        context already, on the first device, and the meter would take it for another process's.
+        What NCCL takes of a GPU is the setting's."""
         request, place = self.request, self.place
+        if request.device != "cpu":
+            self.meter = make_meter(request.device)
         if place is not None and place.threads is not None:
             torch.set_num_threads(place.threads)
         touch_libraries(request)
-        if place is not None and request.device == "cpu":
+        if place is not None:
             self.report.enter("join")
             self.ranks = World(request, place)
-        meter = self.meter = make_meter(request.device)
-        if place is not None and request.device != "cpu":
-            self.report.enter("join")
-            self.ranks = World(request, place)
-        return meter
+        if self.meter is None:
+            self.meter = make_meter(request.device)
+        return self.meter
 
     def outcome(self) -> OutcomeMessage:
         request = self.request
@@ -169,7 +173,11 @@ class Run:
         rule = StopRule(request, time.monotonic(), self.deadline)
         scale = training.scaler.get_scale() if training.scaler is not None else None
         meter.reset_peak()
+        quiet = QuietWatch()
         samples = self._time(training, meter, self.phases, self._agreed(rule))
+        if self.place is None and not is_emulated():  # other ranks are no others
+            on_gpu = request.device.startswith("cuda")  # it wants a thread each to launch and back
+            self.flags += quiet.flags(2) if on_gpu else quiet.flags()
         use = meter.memory()
         if self.place is None or self.place.rank == 0:  # the steps of all ranks are the same
             self.flags += rule.flags(samples)

@@ -13,9 +13,11 @@ from typing import Protocol
 
 import torch
 
-from planner.hardware.throttling import DISTURBING_REASONS
-from planner.schema.record import Clocks, noteworthy_bytes
-from planner.units import format_bytes
+from planner.core.schema.record import Clocks, noteworthy_bytes
+from planner.core.units import format_bytes
+from planner.machine.emulated import is_emulated
+from planner.machine.hardware.throttling import DISTURBING_REASONS
+from planner.machine.nvml import NvmlMemory
 from search.probe.accounting import (
     Reading,
     agree,
@@ -24,7 +26,6 @@ from search.probe.accounting import (
     process_bytes,
 )
 from search.probe.device import nvml_device
-from search.probe.nvml import NvmlDevice, NvmlMemory
 from search.probe.worker import process_memory
 from search.probe.worker.clocks import ClockReading, read_clocks, sum_up
 
@@ -33,6 +34,8 @@ _FAILED_ALLOCATIONS = {
     "num_alloc_retries": "allocations succeeded only after cached memory was given back",
     "num_ooms": "out-of-memory errors were caught inside the step",
 }
+# The flag of what ran on no GPU: nobody may take its rate for one.
+EMULATED = "an emulated GPU: its memory is torch's own, its times are predicted and not measured"
 # Seconds between two readings of clocks and temperature while steps are timed.
 _CLOCK_SECONDS = 1.0
 
@@ -184,11 +187,10 @@ class CudaMeter:
         self.device = torch.device(device)
         self.nvml = nvml_device(device)
         before = self.nvml.memory if self.nvml is not None else None
-        self.holders = _holders(self.nvml)
         torch.cuda.set_device(self.device)
         torch.zeros(1, device=self.device)  # creates the context
         self.total: int = torch.cuda.get_device_properties(self.device).total_memory
-        self.doubts: list[str] = []
+        self.doubts: list[str] = [EMULATED] if is_emulated() else []
         if before is not None and not agree(before.total, self.total):
             self.doubts.append(_doubt(before, self.total))
             self.nvml = before = None
@@ -322,8 +324,7 @@ class CudaMeter:
         least = noteworthy_bytes(self.total)
         held = self.others_before or 0
         if held > least:
-            who = f"{self.holders} other processes" if self.holders else "other processes"
-            found.append(f"{who} on the GPU hold {format_bytes(held)}")
+            found.append(f"other processes on the GPU hold {format_bytes(held)}")
         taken = self.crowding().taken_bytes or 0
         if taken > least:
             found.append(f"other processes took {format_bytes(taken)} of the GPU meanwhile")
@@ -332,11 +333,6 @@ class CudaMeter:
     def _allocation_failures(self) -> dict[str, int]:
         stats = torch.cuda.memory_stats(self.device)
         return {key: stats.get(key, 0) for key in _FAILED_ALLOCATIONS}
-
-
-def _holders(device: NvmlDevice | None) -> int:
-    """How many processes compute on the device, where the driver lists them."""
-    return len((device.processes if device is not None else None) or ())
 
 
 def _doubt(memory: NvmlMemory, total: int) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from planner.hardware.precisions import CPU_PRECISIONS, lacking_error, precisions_of
-from planner.schema.setting import CUDNN_BENCHMARK
+from planner.machine.hardware.precisions import CPU_PRECISIONS, lacking_error, precisions_of
 from search.probe.protocol import ProbeRequest
 
 
@@ -44,4 +43,4 @@ def set_precision(request: ProbeRequest) -> None:
     precision = request.setting.precision
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
-    torch.backends.cudnn.benchmark = CUDNN_BENCHMARK
+    torch.backends.cudnn.benchmark = request.setting.cudnn_benchmark

@@ -8,7 +8,7 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.units import KIB
+from planner.core.units import KIB
 
 # What libraries reserve beside tensors and hardly touch. Measured: 20 to 30 MiB of oneDNN's code
 # buffers in bf16 training of a four-block Swin (torch 2.13, AMD EPYC, 2026-11); none in fp32.

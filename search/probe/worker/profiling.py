@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from planner.errors import PlannerError
-from planner.training import Training
-from planner.units import format_bytes
+from planner.core.errors import PlannerError
+from planner.core.units import format_bytes
+from planner.training.step import Training
 from search.probe.protocol import PROFILE_MARK, SNAPSHOT_FILE, TRACE_FILE, ProfileOrder
 from search.probe.worker.history import record_history
 from search.probe.worker.meter import Meter

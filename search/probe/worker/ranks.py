@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from statistics import median
+from typing import Any
 
 import torch
 from torch import distributed
 
-from planner.schema.world import WorldInfo
+from planner.core.schema.world import WorldInfo
 from search.probe.protocol import ProbeRequest, RankPlace
 from search.probe.stopping import Rule
 
@@ -62,7 +63,7 @@ class World(Ranks):
             timeout=_TIMEOUT,
             device_id=None if request.device == "cpu" else torch.device(request.device),
         )
-        self.control = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
+        self.control: Any = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
 
     def any(self, flag: bool) -> bool:
         return self.most(float(flag), 0.0)[0] > 0

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.errors import UnsupportedError
+from planner.core.errors import UnsupportedError
+from planner.core.schema import SwinConfig
+from planner.core.schema.distribution import DEEPSPEED
 from planner.libraries.limits import setting_limit, trained_limit
-from planner.parallel.spreading import spread_as_set
-from planner.schema.distribution import DEEPSPEED
-from planner.tasks import task_for
-from planner.tasks.blocks import blocks_to_shard, checkpoint_as_set
-from planner.tasks.compiling import compile_as_set
-from planner.training import OnPhase, Training, lay_out
+from planner.training.parallel.spreading import spread_as_set
+from planner.training.step import OnPhase, Training, lay_out
+from planner.training.tasks import task_for
+from planner.training.tasks.blocks import blocks_to_shard, checkpoint_as_set
+from planner.training.tasks.compiling import compile_as_set
 from search.probe.protocol import FedRequest, ProbeRequest
 from search.probe.worker.precision import check_matrix_units, set_precision
 from search.probe.worker.verdict import NonFiniteError
@@ -83,7 +84,7 @@ def touch_libraries(request: ProbeRequest) -> None:
     if request.setting.compiles:
         importlib.import_module("torch._inductor.compile_fx")
     if request.setting.parallelism in DEEPSPEED and find_spec("deepspeed") is not None:
-        from planner.parallel.zero import import_deepspeed
+        from planner.training.parallel.zero import import_deepspeed
 
         import_deepspeed(torch.device(request.device).type)
 
@@ -93,7 +94,7 @@ def build_training(request: ProbeRequest) -> WatchedTraining:
 
     Its code, a user's not least, may have set a precision of its own while it was loaded.
     """
-    setting = request.setting
+    setting = request.setting.with_recipe(isinstance(request.model, SwinConfig))
     device = torch.device(request.device)
     task = task_for(request.model, setting)
     module = task.module().train()

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from planner.errors import PlannerError
-from planner.schema import ProbeStatus
-from planner.units import GIB, MIB, format_bytes
-from search.probe.failure import is_allocation_failure, is_ambiguous, is_lost_peer
+from planner.core.errors import PlannerError
+from planner.core.failures import is_allocation_failure, is_ambiguous, is_lost_peer
+from planner.core.schema import ProbeStatus
+from planner.core.units import GIB, MIB, format_bytes
 
 # Less than this, or than a hundredth of the device, is no memory left. A judgement: the caching
 # allocator of a step that just fits leaves less than one of its 20 MiB segments.

@@ -10,30 +10,34 @@ import faulthandler
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from search.probe.protocol import FedRequest, Order, WorkOrder
 from search.probe.worker.report import Report
 
-COMMAND = (sys.executable, "-P", "-m", "search.probe.worker.worker")
 OrderT = TypeVar("OrderT", bound=Order)
 
 
 def work(request_fd: int, result_fd: int) -> NoReturn:
     """Train as the order says."""
-    serve(WorkOrder, COMMAND, request_fd, result_fd, _carry_out)
+    serve(WorkOrder, "search.probe.worker.worker", request_fd, result_fd, _carry_out)
+
+
+def command_of(module: str) -> tuple[str, ...]:
+    """What starts a worker of `module` by itself, before its two file descriptors."""
+    return sys.executable, "-P", "-m", module
 
 
 def serve(
-    kind: type[OrderT], command: Sequence[str], request_fd: int, result_fd: int,
+    kind: type[OrderT], module: str, request_fd: int, result_fd: int,
     carry_out: Callable[[OrderT, float, Report], None],
 ) -> NoReturn:  # fmt: skip
     """Read an order, have it carried out and answered until its deadline (an instant of
-    `time.monotonic`), and end the process. `command` is what starts such a worker by itself."""
+    `time.monotonic`), and end the process. `module` is the worker's."""
     began = time.monotonic()
     if is_unfit():
-        start_afresh(command, request_fd, result_fd)
+        start_afresh(module, request_fd, result_fd)
     prepare(request_fd, result_fd)
     with open(request_fd, "rb") as channel:
         order = kind.model_validate_json(channel.readline())
@@ -81,10 +85,11 @@ def is_unfit() -> bool:
     return torch is not None and bool(torch.cuda._is_in_bad_fork())
 
 
-def start_afresh(command: Sequence[str], request_fd: int, result_fd: int) -> NoReturn:
+def start_afresh(module: str, request_fd: int, result_fd: int) -> NoReturn:
     """Become a process that has imported nothing, for the same order, which was not read yet."""
     for fd in (request_fd, result_fd):
         os.set_inheritable(fd, True)
+    command = command_of(module)
     os.execv(command[0], [*command, str(request_fd), str(result_fd)])
 
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from planner.page.contents import Group, Page
-from planner.page.rendering import page_html
+from planner.core.units import GIB, MIB
+from planner.report.page.contents import Page
+from planner.report.page.rendering import page_html
 from planner.report.pages.course import Course, step_course
 from planner.report.pages.over_time import clock
-from planner.report.pages.side_by_side import steps_beside
-from planner.report.pages.step import Step, step_group
-from planner.units import GIB, MIB
-from tests.page.browser import looking_at, take_picture, unreadable, until
+from planner.report.pages.sections import step_group
+from planner.report.pages.step import Step
+from tests.page.browser import looking_at, until
 from tests.report.pages.test_memory import hostile_step, swin_step
 
 pytestmark = pytest.mark.browser
 
-FIGURE, STREAMS = "[data-chart=g1-memory-chart]", "[data-chart=g1-streams-chart]"
+FIGURE = "[data-chart=g1-memory-chart]"
 CHART = f'document.querySelector("{FIGURE} .drawing")'
 
 
@@ -168,27 +168,6 @@ def test_the_pointer_says_what_happens(page: Any, course: Course) -> None:
     assert "reserved" in said
 
 
-def test_a_theme_leaves_what_is_zoomed_and_streams_have_buttons_too(
-    page: Any, course: Course
-) -> None:
-    phase = course.live.phases[1]
-    after(page, page.locator(f"{FIGURE} .zooms").get_by_text("backward", exact=True).click)
-    page.locator("#theme").click()
-    check_drawn(page, course, phase.start, phase.stop)
-    page.locator(STREAMS).scroll_into_view_if_needed()
-    streams = f'document.querySelector("{STREAMS} .drawing")'
-    until(page, f"{streams}.dataset.resampled >= 1")
-    page.locator(f"{STREAMS} .zooms").get_by_text("forward", exact=True).click()
-    until(page, f"{streams}.dataset.resampled >= 2")
-
-
-@pytest.mark.parametrize("form", ["light", "dark", "narrow"])
-def test_a_step_can_be_read(form: str, tmp_path: Path) -> None:
-    with looking_at(written(swin_step("fsdp"), tmp_path), form) as page:
-        take_picture(page, tmp_path, f"step-{form}")
-        assert unreadable(page) == []
-
-
 def test_hostile_names_are_text_under_the_pointer(tmp_path: Path) -> None:
     with looking_at(written(hostile_step(), tmp_path)) as page:
         page.locator(FIGURE).scroll_into_view_if_needed()
@@ -198,32 +177,6 @@ def test_hostile_names_are_text_under_the_pointer(tmp_path: Path) -> None:
         page.wait_for_selector(f"{FIGURE} .hoverlayer .hovertext")
         assert "<img src=x" in hovered(page)
         assert page.locator("img").count() == 0
-
-
-def test_a_narrow_phase_has_its_name_upright(tmp_path: Path) -> None:
-    with looking_at(written(swin_step("plain"), tmp_path), "narrow") as page:
-        page.locator(FIGURE).scroll_into_view_if_needed()
-        until(page, f"{CHART}.dataset.resampled >= 1")
-        drawn = page.evaluate(
-            f"() => {CHART}.layout.annotations.map((each) => "
-            "[each.text, each.visible, each.textangle])"
-        )
-    angles = {text: angle for text, visible, angle in drawn if visible}
-    assert (angles["forward"], angles["backward"], angles["optimizer"]) == (0, 0, 90)
-
-
-def test_a_legend_on_a_phone_is_shown_whole(tmp_path: Path) -> None:
-    steps = [swin_step("plain"), swin_step("checkpointed")]
-    path = tmp_path / "beside.html"
-    group = Group("beside", "", steps_beside(steps, "beside"))
-    path.write_text(page_html(Page("Two", "", [group])), encoding="utf-8")
-    with looking_at(path, "narrow") as page:
-        chart = "[data-chart=beside-memory]"
-        page.locator(chart).scroll_into_view_if_needed()
-        until(page, f"document.querySelector('{chart} .legend .traces')")
-        # The chart is drawn once more with the room that its legend needs: within a pixel.
-        legend = f"document.querySelector('{chart} .drawing')._fullLayout.legend"
-        until(page, f"{legend}._height - {legend}._effHeight <= 1")
 
 
 def test_no_button_of_a_chart_sends_it_anywhere(page: Any) -> None:

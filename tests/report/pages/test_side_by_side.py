@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
-from planner.page.contents import Chart, Number, Section, Table
-from planner.report.pages.differences import short_names, step_fields, telling
-from planner.report.pages.side_by_side import best_text, fastest, steps_beside
+from planner.core.units import GIB
+from planner.report.page.contents import Chart, Section, Table
+from planner.report.pages.side_by_side import (
+    best_text,
+    differing,
+    fastest,
+    short_names,
+    step_fields,
+    steps_beside,
+)
 from planner.report.pages.step import Step
-from planner.units import GIB
 from tests.report.pages.test_predicted_time import step_of
 
 
@@ -24,42 +30,44 @@ def part_of(sections: list[Section], key: str, kind: type) -> Any:
 
 
 def test_names_are_what_tells_steps_apart() -> None:
-    names = short_names([step_fields(s) for s in grid(("rtx-4090", None), (2, 8))])
+    names = short_names(grid(("rtx-4090", None), (2, 8)))
     assert names[0] == "rtx-4090, batch 2"
     assert names[3] == "no card, batch 8"
-    only = short_names([step_fields(s) for s in grid(("rtx-4090",), (2, 8))])
+    only = short_names(grid(("rtx-4090",), (2, 8)))
     assert only == ["batch 2", "batch 8"]
 
 
 def test_the_same_twice_is_told_by_its_number() -> None:
     steps = grid(("rtx-4090",), (2, 2))
-    assert short_names([step_fields(step) for step in steps]) == ["#1", "#2"]
-    assert telling([step_fields(step) for step in steps]) == [{}, {}]
+    assert short_names(steps) == ["#1", "#2"]
+    assert differing(step_fields(steps)) == [{}, {}]
     assert steps_beside(steps, "beside")
 
 
 def test_another_model_is_told_by_its_title_and_an_image_size_by_itself() -> None:
     first, wider = step_of(), step_of(embed_dim=64, num_heads=(2, 4, 8, 16))
-    assert "embed dim 64" in short_names([step_fields(first), step_fields(wider)])[1]
+    assert "embed dim 64" in short_names([first, wider])[1]
 
 
-def test_memory_bars_are_what_each_needs_and_marks_what_its_card_has() -> None:
-    steps = grid(("rtx-4090", "a100-sxm-80gb"), (2, 64))
-    *bars, marks = part_of(steps_beside(steps, "beside"), "memory", Chart).figure.data
+def test_bars_are_what_each_needs_and_how_fast_it_is() -> None:
+    steps = grid(("rtx-4090", "a100-sxm-80gb"), (2, 20_000), attention="eager")
+    sections = steps_beside(steps, "beside")
+    memory, limits, rates = part_of(sections, "estimates", Chart).figure.data
+    table = part_of(sections, "estimates", Table)
+    found = [row[table.headers.index("Fits")] for row in table.rows]
+    assert [cell.kind for cell in found] == ["fits", "no", "fits", "fits"]
     for number, step in enumerate(steps):
-        drawn = sum(bar.x[number] for bar in bars)
-        assert drawn == pytest.approx(step.estimate.device_total_bytes / GIB)
-        assert marks.x[number] == pytest.approx((step.estimate.budget_bytes or 0) / GIB)
-
-
-def test_rates_have_their_range_and_their_verdict() -> None:
-    steps = grid(("rtx-4090",), (2, 20_000), attention="eager")
-    bars = part_of(steps_beside(steps, "beside"), "rates", Chart).figure.data
-    assert [bar.name for bar in bars] == ["fits", "does not fit"]
-    time = steps[0].estimate.throughput
-    assert time is not None
-    assert bars[0].x[0] == pytest.approx(time.all_images_per_second)
-    assert bars[0].error_x.array[0] == pytest.approx(time.uncertainty * time.all_images_per_second)
+        found, time = step.estimate, step.estimate.throughput
+        assert time is not None
+        assert memory.x[number] == pytest.approx(found.device_total_bytes / GIB)
+        assert limits.x[number] == pytest.approx((found.budget_bytes or 0) / GIB)
+        if not found.fits:
+            assert not rates.x[number] > 0, "what does not fit does not run"
+            continue
+        assert rates.x[number] == pytest.approx(time.all_images_per_second)
+        reach = time.uncertainty * time.all_images_per_second
+        assert rates.error_x.array[number] == pytest.approx(reach)
+        assert rates.error_x.arrayminus[number] == pytest.approx(reach)
 
 
 def test_the_fastest_that_fits_is_marked_and_said() -> None:
@@ -76,26 +84,6 @@ def test_where_nothing_fits_the_least_is_said() -> None:
     assert best_text(steps).startswith(
         "None of 2 fits. The one with the least, batch 20000, needs "
     )
-
-
-def test_prices_are_of_steps_that_differ_in_one_thing_only() -> None:
-    steps = [
-        step_of(batch_size=batch, checkpointing=checkpointing)
-        for batch in (2, 64)
-        for checkpointing in ("none", "blocks")
-    ]
-    rows = part_of(steps_beside(steps, "beside"), "prices", Table).rows
-    assert [row[0] for row in rows] == [
-        "batch size",
-        "batch size",
-        "checkpointing",
-        "checkpointing",
-    ]
-    less = rows[3][4]
-    assert isinstance(less, Number)
-    saved = steps[3].estimate.device_total_bytes - steps[2].estimate.device_total_bytes
-    assert less.value == saved < 0
-    assert rows[3][1:4] == ["none", "blocks", "batch size 64"]
 
 
 def test_every_row_has_every_column_without_a_card_and_with_one() -> None:

@@ -8,23 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import UnsupportedError, UsageError
-from planner.loading.sources import find_source
-from planner.schema import FactoryModel, NamedModel, SwinConfig
-from planner.schema.loading import (
+from planner.core.errors import UnsupportedError, UsageError
+from planner.core.schema import FactoryModel, NamedModel, SwinConfig
+from planner.core.schema.loading import (
     DataRecommendation,
     DataSource,
     LoaderRecord,
     LoaderSetting,
-    recorded_processors,
 )
-from search.feeding.asked import AskedData
-from search.feeding.matching import check_match, check_size, class_notes
-from search.options import SearchOptions
-from search.study.records import format_record
-from search.tuning import tune
+from planner.training.loading.sources import find_source
+from search.tuning.feeding.matching import check_match, check_size, class_notes
+from search.tuning.tune import tune
 from tests.search.feeding.pictures import make_folder
-from tests.search.tables import MODEL, invented_table
+from tests.search.tables import MODEL
 
 FOLDER = DataSource(kind="folder", location="/pictures", num_items=100, num_classes=20)
 HERE = "tests.search.feeding.pictures"
@@ -42,13 +38,6 @@ def data_of(source: DataSource, rate: float = 500.0, size: int = 224) -> DataRec
     )  # fmt: skip
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    path = tmp_path / "table.jsonl"
-    path.write_bytes(b"".join(format_record(r) for r in invented_table()))
-    return path
-
-
 def written(tmp_path: Path, found: DataRecommendation) -> Path:
     folder = tmp_path / "data-run"
     folder.mkdir()
@@ -59,8 +48,6 @@ def written(tmp_path: Path, found: DataRecommendation) -> Path:
 def test_a_replay_says_what_the_law_says_and_runs_nothing(tmp_path: Path, table: Path) -> None:
     folder = written(tmp_path, data_of(find_source(str(make_folder(tmp_path / "pictures")))))
     found = tune(None, replay=table, estimator=None, with_data=folder, output=tmp_path / "out")
-    assert found.evidence is not None
-    assert found.feeding is not None
     assert found.feeding.together is None
     assert found.feeding.bound == "loader"
     rate = found.evidence.images_per_second or 0.0
@@ -131,16 +118,3 @@ def test_a_data_json_that_is_none_is_one_error(tmp_path: Path, text: str, said: 
     (tmp_path / "data.json").write_text(text)
     with pytest.raises(UsageError, match=said):
         tune(MODEL, device="cpu", with_data=tmp_path, output=tmp_path / "out")
-
-
-def test_the_processors_are_those_of_the_record() -> None:
-    assert recorded_processors({"usable_cpus": 8, "quota_cpus": 2.5}) == 2.5
-    assert recorded_processors({"usable_cpus": 8, "quota_cpus": None}) == 8.0
-    assert recorded_processors({}) is None
-    assert AskedData(FOLDER, data_of(FOLDER)).processors == 4.0
-
-
-def test_a_run_that_names_no_data_has_no_feeding(tmp_path: Path, table: Path) -> None:
-    assert SearchOptions().with_data is None
-    found = tune(None, replay=table, estimator=None)
-    assert found.feeding is None

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from planner.loading.sources import find_source
-from planner.schema.loading import DataSource, LoaderRecord, LoaderSetting
+from planner.core.schema.loading import DataSource, LoaderRecord, LoaderSetting
+from planner.training.loading.sources import find_source
 from search.loader.probing import loader_server, probe_loader
 from search.probe.parent.fork_server import ForkServer
 from tests.search.processes import SHARED_SERVERS, remaining

@@ -75,11 +75,6 @@ class OddShape(Good):
         return (torch.zeros(3, SIDE - 1, SIDE), 0) if index == 9 else item()
 
 
-class NoTensors(Good):
-    def __getitem__(self, index: int) -> Any:
-        return None
-
-
 class Doubles(Good):
     def __getitem__(self, index: int) -> Any:
         return torch.zeros(3, SIDE, SIDE, dtype=torch.float64), 0
@@ -132,11 +127,6 @@ class LeavingProcesses(Good):
         return item()
 
 
-class Greedy(Good):
-    def __getitem__(self, index: int) -> Any:
-        raise MemoryError("no room for the features")
-
-
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         for _ in range(10):
@@ -158,6 +148,16 @@ class InBatches(Good):
 class Empty(Good):
     def __len__(self) -> int:
         return 0
+
+
+class Negative(Good):
+    def __len__(self) -> int:
+        return -5
+
+
+class Texts(Good):
+    def __getitem__(self, index: int) -> Any:
+        return f"item {index}"
 
 
 def loader() -> DataLoader[Any]:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from math import log2
 from random import Random
 
-from planner.environment.host import Host
-from planner.schema.loading import DataSource, LoaderRecord, LoaderSetting, Pipeline
-from planner.units import GIB, MIB
+from planner.core.schema.loading import DataSource, LoaderRecord, LoaderSetting, Pipeline
+from planner.core.units import GIB, MIB
+from planner.machine.host import Host
 from search.loader.space import shared_bytes
-from search.strategies.strategy import Choice
+from search.loop.strategies.strategy import Choice
 
 SOURCE = DataSource(
     kind="folder", location="/data/simulated", num_items=2000, num_classes=10,

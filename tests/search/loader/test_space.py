@@ -6,19 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from planner.environment.host import Host
-from planner.errors import UnsupportedError
-from planner.schema.loading import DataSource, LoaderSetting
-from planner.units import GIB, MIB
+from planner.core.errors import UnsupportedError
+from planner.core.schema.loading import LoaderSetting
+from planner.core.units import GIB, MIB
+from planner.machine.host import Host
 from search.loader.space import (
     make_loader_space,
     open_files,
-    pipelines_of,
     shared_bytes,
-    worker_ladder,
 )
-from search.space import Space
-from search.study.params import SpaceParams
+from search.loop.space import Space
+from search.loop.study.params import SpaceParams
 from tests.search.loader.simulated import SOURCE, Machine
 
 HOST = Machine(8, {"torchvision": 0.01}).host
@@ -30,21 +28,9 @@ def space_on(host: Host, has_cuda: bool = False) -> Space[LoaderSetting]:
     )
 
 
-def test_the_ladder_reaches_twice_the_processors() -> None:
-    assert worker_ladder(2) == (0, 1, 2, 3, 4)
-    assert worker_ladder(8) == (0, 1, 2, 3, 4, 6, 8, 12, 16)
-    assert worker_ladder(0.5) == (0, 1, 2, 3, 4)
-
-
 def test_a_quota_counts_and_not_the_processors_seen() -> None:
     held = replace(HOST, usable_cpus=64, quota_cpus=4.0)
     assert max(space_on(held).rungs) == 8
-
-
-def test_a_dataset_of_ones_own_has_its_own_pipeline() -> None:
-    own = DataSource(kind="factory", location="mine:make")
-    assert pipelines_of(own) == ("own",)
-    assert "torchvision" in pipelines_of(SOURCE)
 
 
 def test_memory_is_pinned_only_where_there_is_cuda() -> None:
@@ -100,11 +86,8 @@ def test_what_was_asked_for_is_all_there_is() -> None:
 def test_the_plainest_is_first_and_pinned_memory_before_other() -> None:
     settings = [c.setting for c in space_on(HOST, True).candidates]
     assert [(s.workers, s.prefetch_factor, s.pin_memory) for s in settings[:4]] == [
-        (0, None, True),
-        (0, None, False),
-        (1, 2, True),
-        (1, 2, False),
-    ]
+        (0, None, True), (0, None, False), (1, 2, True), (1, 2, False),
+    ]  # fmt: skip
 
 
 def test_every_loader_is_a_point_of_the_study() -> None:

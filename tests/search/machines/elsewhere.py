@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from planner.cli import main
-from planner.schema import MeasurementRecord, Model
-from search import tuning
-from search.space import setting_id
-from search.strategies.strategy import Choice
-from search.study import lease, optuna_study
+from planner.core.schema import MeasurementRecord, Model
+from search.loop.space import setting_id
+from search.loop.strategies.strategy import Choice
+from search.loop.study import lease, optuna_study
+from search.tuning import tune as tuning
 from tests.search.tables import GPU, make_record
 from tests.search.tuner import pretend_gpu, pretend_no_estimate
 from tests.undurable import write_without_waiting

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from planner.environment.host import Host
-from planner.units import GIB
+from planner.core.units import GIB
+from planner.machine.host import Host
 from search.probe.device import MemoryInUse
 from search.probe.parent import environment
 from search.probe.parent.environment import THREADS, compile_threads, probe_environment
@@ -48,12 +48,8 @@ def test_compile_workers_have_room(
     give_cores(monkeypatch, quota)
     assert compile_threads() == threads
     assert probe_environment()[THREADS] == str(threads)
-
-
-@pytest.mark.usefixtures("machine")
-def test_users_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(THREADS, "7")
-    assert probe_environment()[THREADS] == "7"
+    assert probe_environment()[THREADS] == "7", "a user's number is kept"
 
 
 def test_workers_and_nurseries_are_told(monkeypatch: pytest.MonkeyPatch, token: str) -> None:

@@ -8,27 +8,32 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from planner.schema import MeasurementRecord
-from planner.units import MIB
+from planner.core.schema import MeasurementRecord
+from planner.core.units import MIB
 from search.probe.parent.attendance import TAIL_BYTES
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from tests.search.probes import AMPLE_SECONDS, request_of
-from tests.search.processes import carrying, remaining
+from tests.search.processes import remaining
 
 # Deadlines of what hangs: the first is enough to come there from a fork server where the machine
 # is quiet, the last where it is busy.
 DEADLINES_SECONDS = (2.0, 8.0, 27.0)
 
 
-def probe(fork_server: ForkServer | None, factory: str, **setting: object) -> MeasurementRecord:
+def probe(
+    fork_server: ForkServer | None, factory: str, *, deadline_seconds: float = AMPLE_SECONDS,
+    on_event: Any = None, **setting: object,
+) -> MeasurementRecord:  # fmt: skip
     return run_probe(
-        request_of(factory, **setting), deadline_seconds=AMPLE_SECONDS, fork_server=fork_server
-    )
+        request_of(factory, **setting), deadline_seconds=deadline_seconds,
+        fork_server=fork_server, on_event=on_event,
+    )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -52,30 +57,38 @@ def test_out_of_memory_names_its_phase(fork_server: ForkServer, factory: str, ph
     assert "can't allocate memory" in record.message
 
 
-def test_the_optimizer_fits_under_a_larger_cap(fork_server: ForkServer) -> None:
-    """The cap and not the fault decides: weight, gradient, two states and a temporary of 64 MiB."""
-    assert (
-        probe(fork_server, "out_of_memory_in_optimizer", cap_bytes=450 * MIB).status == "measured"
-    )
-
-
-def test_segmentation_fault(fork_server: ForkServer) -> None:
-    record = probe(fork_server, "segmentation_fault")
-    assert (record.status, record.phase) == ("crashed", "backward")
-    assert "SIGSEGV" in record.message
-    assert "factories.py" in record.message, "the stack of the fault is kept"
-
-
-def test_abort(fork_server: ForkServer) -> None:
-    record = probe(fork_server, "abort")
-    assert (record.status, record.phase) == ("crashed", "forward")
-    assert "SIGABRT" in record.message
-
-
-def test_kill_from_outside_is_no_lack_of_memory(fork_server: ForkServer) -> None:
-    record = probe(fork_server, "kill_itself")
-    assert (record.status, record.phase) == ("crashed", "forward")
-    assert "SIGKILL" in record.message
+@pytest.mark.parametrize(
+    ("factory", "status", "phase", "words"),
+    [
+        # With the stack of the fault.
+        ("segmentation_fault", "crashed", "backward", ("SIGSEGV", "factories.py")),
+        ("abort", "crashed", "forward", ("SIGABRT",)),
+        ("kill_itself", "crashed", "forward", ("SIGKILL",)),  # no lack of memory
+        ("exit_quietly", "crashed", "forward", ("exit status 0 and no answer",)),
+        ("flood_and_abort", "crashed", "forward", ("SIGABRT",)),
+        ("write_on_every_channel_and_exit", "crashed", "forward", ("unreadable",)),
+        ("raises", "unsupported", "build", ("the checkpoint is not there",)),
+        ("no_module", "unsupported", "build", ("torch.nn.Module",)),
+        ("exits", "unsupported", "build", ("SystemExit",)),
+        ("no_such_factory", "unsupported", "build", ("no_such_factory",)),
+        ("no_logits", "unsupported", "forward", ("eturn a task",)),
+        pytest.param(
+            "compile_fails",
+            "unsupported",
+            "compile",
+            ("this pass does not know the graph",),
+            marks=pytest.mark.compiler,
+        ),
+    ],
+)
+def test_what_ends_without_an_answer_says_how_and_where(
+    fork_server: ForkServer, factory: str, status: str, phase: str, words: tuple[str, ...]
+) -> None:
+    compile_mode = "default" if phase == "compile" else "off"
+    record = probe(fork_server, factory, compile=compile_mode)
+    assert (record.status, record.phase) == (status, phase)
+    assert all(word in record.message for word in words), record.message
+    assert len(record.message) < TAIL_BYTES
 
 
 def test_kill_by_the_kernel_is_lack_of_memory(
@@ -84,12 +97,6 @@ def test_kill_by_the_kernel_is_lack_of_memory(
     counts = iter([7, 8])
     monkeypatch.setattr("search.probe.failure.count_kernel_kills", lambda: next(counts))
     assert probe(fork_server, "kill_itself").status == "out_of_memory"
-
-
-def test_quiet_exit_is_no_measurement(fork_server: ForkServer) -> None:
-    record = probe(fork_server, "exit_quietly")
-    assert record.status == "crashed"
-    assert "exit status 0 and no answer" in record.message
 
 
 def test_a_hang_after_the_answer_keeps_it_and_it_is_heard_before(
@@ -112,23 +119,10 @@ def test_flood_of_output(fork_server: ForkServer) -> None:
     assert probe(fork_server, "flood").status == "measured"
 
 
-def test_flood_keeps_the_last_words_only(fork_server: ForkServer) -> None:
-    record = probe(fork_server, "flood_and_abort")
-    assert record.status == "crashed"
-    assert len(record.message) < TAIL_BYTES
-    assert "SIGABRT" in record.message
-
-
 def test_garbage_on_the_result_channel(fork_server: ForkServer) -> None:
     record = probe(fork_server, "write_on_every_channel")
     assert record.status == "measured"
     assert any("unreadable" in flag for flag in record.flags)
-
-
-def test_garbage_and_no_answer(fork_server: ForkServer) -> None:
-    record = probe(fork_server, "write_on_every_channel_and_exit")
-    assert record.status == "crashed"
-    assert "unreadable" in record.message
 
 
 def test_children_left_behind_are_ended(fork_server: ForkServer) -> None:
@@ -144,25 +138,9 @@ def test_compile_workers_are_ended_without_a_word(fork_server: ForkServer) -> No
     assert not any("left" in flag for flag in record.flags)
 
 
-@pytest.mark.parametrize("factory", ["nan_at_once", "nan_while_timed"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_loss_that_is_no_number(fork_server: ForkServer, factory: str, precision: str) -> None:
-    assert probe(fork_server, factory, precision=precision).status == "non_finite"
-
-
-@pytest.mark.parametrize(
-    ("factory", "words"),
-    [
-        ("raises", "the checkpoint is not there"),
-        ("no_module", "torch.nn.Module"),
-        ("exits", "SystemExit"),
-        ("no_such_factory", "no_such_factory"),
-    ],
-)
-def test_factory_without_a_module(fork_server: ForkServer, factory: str, words: str) -> None:
-    record = probe(fork_server, factory)
-    assert (record.status, record.phase) == ("unsupported", "build")
-    assert words in record.message
+def test_loss_that_is_no_number(fork_server: ForkServer) -> None:
+    for factory, precision in (("nan_at_once", "fp32"), ("nan_while_timed", "fp16")):
+        assert probe(fork_server, factory, precision=precision).status == "non_finite"
 
 
 def test_factory_that_prints(fork_server: ForkServer) -> None:
@@ -170,18 +148,6 @@ def test_factory_that_prints(fork_server: ForkServer) -> None:
     record = probe(fork_server, "prints")
     assert record.status == "measured"
     assert not any("unreadable" in flag for flag in record.flags)
-
-
-def test_model_that_returns_no_logits(fork_server: ForkServer) -> None:
-    record = probe(fork_server, "no_logits")
-    assert (record.status, record.phase) == ("unsupported", "forward")
-    assert "return a task" in record.message.casefold()
-
-
-def test_compiler_that_fails(fork_server: ForkServer) -> None:
-    record = probe(fork_server, "compile_fails", compile="default")
-    assert (record.status, record.phase) == ("unsupported", "compile")
-    assert "this pass does not know the graph" in record.message
 
 
 HANGING = {
@@ -197,8 +163,7 @@ def probe_what_hangs(fork_server: ForkServer, factory: str, phase: str) -> Measu
     """With the first deadline that is late enough to come to `phase`, which the record names."""
     compile_mode = "default" if factory.startswith("compile") else "off"
     for seconds in DEADLINES_SECONDS:
-        request = request_of(factory, compile=compile_mode)
-        record = run_probe(request, deadline_seconds=seconds, fork_server=fork_server)
+        record = probe(fork_server, factory, deadline_seconds=seconds, compile=compile_mode)
         assert record.status == "timed_out"
         assert f"{seconds:g} s" in record.message
         if record.phase == phase:
@@ -256,27 +221,17 @@ def test_worker_that_cannot_be_started() -> None:
     assert "could not be started" in record.message
 
 
-def test_supervisor_killed_from_outside(fork_server: ForkServer, token: str) -> None:
+def test_supervisor_killed_from_outside(fork_server: ForkServer) -> None:
     """The worker goes with it, and the record says whose fault it was."""
 
     def kill_guard(event: ProbeEvent) -> None:
         if event.phase == "forward":
-            for pid in carrying(token):
-                if _parent(pid) == fork_server.pid:
-                    os.kill(pid, signal.SIGKILL)
+            for guard in psutil.Process(fork_server.pid).children():
+                guard.kill()
 
-    record = run_probe(
-        request_of("hang_in_forward"),
-        deadline_seconds=AMPLE_SECONDS,
-        fork_server=fork_server,
-        on_event=kill_guard,
-    )
+    record = probe(fork_server, "hang_in_forward", on_event=kill_guard)
     assert record.status == "crashed"
     assert "supervisor" in record.message
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
 def test_interrupt_ends_the_worker(fork_server: ForkServer) -> None:
@@ -287,12 +242,7 @@ def test_interrupt_ends_the_worker(fork_server: ForkServer) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_probe(
-            request_of("leave_children_and_hang"),
-            deadline_seconds=AMPLE_SECONDS,
-            fork_server=fork_server,
-            on_event=interrupt,
-        )
+        probe(fork_server, "leave_children_and_hang", on_event=interrupt)
 
 
 # What stands for a worker where it is a process of its own: it leaves children as a factory may,
@@ -325,7 +275,6 @@ with ForkServer() if served else nullcontext() as fork_server:
 def test_killed_parent_leaves_no_orphan(start: str) -> None:
     """SIGKILL to the tuner in mid-probe: supervisor, server, worker and its children go too."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT, start], stdout=subprocess.PIPE)
-    assert parent.stdout is not None
     assert b"forward\n" in parent.stdout
     parent.kill()
     parent.wait()
@@ -334,7 +283,7 @@ def test_killed_parent_leaves_no_orphan(start: str) -> None:
 def test_fork_server_that_is_gone_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the worker is a process of its own, whose command is here a quicker one."""
     command = (sys.executable, "-S", "-c", "raise SystemExit(3)")
-    monkeypatch.setattr("search.probe.worker.worker.COMMAND", command)
+    monkeypatch.setattr("search.probe.worker.worker.command_of", lambda module: command)
     with ForkServer() as gone:
         os.kill(gone.pid, signal.SIGKILL)
         record = probe(gone, "tiny")
@@ -346,9 +295,9 @@ def test_deadline_holds_while_the_fork_server_starts(
 ) -> None:
     """The worker that is then started by itself is late at once; here it never answers."""
     command = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
-    monkeypatch.setattr("search.probe.worker.worker.COMMAND", command)
+    monkeypatch.setattr("search.probe.worker.worker.command_of", lambda module: command)
     with ForkServer() as slow:
         os.kill(slow.pid, signal.SIGSTOP)
-        record = run_probe(request_of("tiny"), deadline_seconds=1.0, fork_server=slow)
+        record = probe(slow, "tiny", deadline_seconds=1.0)
         os.kill(slow.pid, signal.SIGKILL)
     assert record.status == "timed_out"

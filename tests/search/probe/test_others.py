@@ -3,15 +3,13 @@ touched."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-from planner.schema import DeviceInfo
-from planner.units import GIB
+from planner.core.schema import DeviceInfo
+from planner.core.units import GIB
 from search.probe.device import MemoryInUse
 from search.probe.parent import runner
 from search.probe.worker import measure, meter, precision
@@ -30,27 +28,13 @@ class CrowdedMeter(meter.CpuMeter):
         return ["other processes took 5.00 GiB of the GPU meanwhile"]
 
 
-@pytest.fixture
-def report() -> Iterator[Report]:
-    reading, writing = os.pipe()
-    yield Report(writing, "p")
-    os.close(reading)
-    os.close(writing)
-
-
 def test_a_failure_says_who_disturbed_it(monkeypatch: pytest.MonkeyPatch, report: Report) -> None:
     monkeypatch.setattr(measure, "make_meter", lambda device: CrowdedMeter())
-    outcome = measure.measure(request_of("raises"), float("inf"), report)
-    assert outcome.status != "measured"
-    assert outcome.flags == ("other processes took 5.00 GiB of the GPU meanwhile",)
-    assert (outcome.free_bytes, outcome.taken_bytes) == (9 * GIB, 5 * GIB)
-
-
-def test_a_measurement_says_it_too(monkeypatch: pytest.MonkeyPatch, report: Report) -> None:
-    monkeypatch.setattr(measure, "make_meter", lambda device: CrowdedMeter())
-    outcome = measure.measure(request_of("tiny"), float("inf"), report)
-    assert outcome.status == "measured"
-    assert (outcome.free_bytes, outcome.taken_bytes) == (9 * GIB, 5 * GIB)
+    for factory in ("raises", "tiny"):
+        outcome = measure.measure(request_of(factory), float("inf"), report)
+        assert (outcome.status == "measured") == (factory == "tiny")
+        assert "other processes took 5.00 GiB of the GPU meanwhile" in outcome.flags
+        assert (outcome.free_bytes, outcome.taken_bytes) == (9 * GIB, 5 * GIB)
 
 
 class LyingClock(meter.CpuMeter):
@@ -62,18 +46,12 @@ class LyingClock(meter.CpuMeter):
         return self.told
 
 
-@pytest.mark.parametrize(
-    "seconds",
-    [
-        0.0, float("nan"), float("inf"), 1e-12,
-        pytest.param(-1.0, marks=pytest.mark.combinations),  # timed for ten seconds in vain
-    ],
-)  # fmt: skip
 def test_a_clock_that_says_nothing_measures_nothing(
-    monkeypatch: pytest.MonkeyPatch, report: Report, seconds: float
+    monkeypatch: pytest.MonkeyPatch, report: Report
 ) -> None:
-    monkeypatch.setattr(measure, "make_meter", lambda device: LyingClock(seconds))
-    assert measure.measure(request_of("tiny"), float("inf"), report).status == "crashed"
+    for seconds in (0.0, float("nan"), float("inf"), 1e-12):
+        monkeypatch.setattr(measure, "make_meter", lambda device, told=seconds: LyingClock(told))
+        assert measure.measure(request_of("tiny"), float("inf"), report).status == "crashed"
 
 
 @pytest.mark.parametrize(
@@ -106,15 +84,13 @@ def test_for_a_worker_that_cannot_say_it_the_driver_is_asked(
     assert (record.free_bytes, record.taken_bytes) == (22 * GIB, taken * GIB)
 
 
-@pytest.mark.parametrize(("capability", "has"), [((8, 0), True), ((7, 5), False)])
-def test_tf32_is_known_without_touching_the_device(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has: bool
-) -> None:
+def test_tf32_is_known_without_touching_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: pytest.fail("it was asked"))
-    known = {"device": "cuda:0", "capability": capability}
-    request = request_of("tiny").model_copy(update=known)
-    assert ("tf32" in precision.offered_precisions(request)) == has
+    for capability, has in (((8, 0), True), ((7, 5), False)):
+        known = {"device": "cuda:0", "capability": capability}
+        request = request_of("tiny").model_copy(update=known)
+        assert ("tf32" in precision.offered_precisions(request)) == has
 
 
 def test_tf32_is_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,20 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.errors import UsageError
-from planner.schema import FactoryModel, TrainSetting
 from search.probe import device
 from search.probe.interval import median_interval
-from search.probe.parent import supervisor
 from search.probe.protocol import (
     MAX_MESSAGE_BYTES,
     AnswerReader,
     OutcomeMessage,
     PhaseMessage,
-    ProbeRequest,
     encode,
 )
-from search.probe.stopping import StopRule
 
 seconds = st.floats(min_value=1e-4, max_value=1e3)
 
@@ -44,11 +39,6 @@ def test_interval_has_the_ranks_of_the_sign_test(n: int, rank: int) -> None:
     assert expected == rank
     interval = median_interval([float(i) for i in range(1, n + 1)])
     assert (interval.low, interval.high) == (rank, n + 1 - rank)
-
-
-def test_no_median_of_nothing() -> None:
-    with pytest.raises(ValueError, match="no samples"):
-        median_interval([])
 
 
 def phase(name: str = "forward", probe_id: str = "p") -> PhaseMessage:
@@ -90,13 +80,6 @@ def test_garbage_is_counted_and_left(line: bytes) -> None:
     assert reader.feed(encode(phase())) == [phase()]
 
 
-def test_truncated_message_is_garbage() -> None:
-    reader = AnswerReader("p")
-    assert reader.feed(encode(phase())[:-1]) == []
-    reader.close()
-    assert reader.num_garbage == 1
-
-
 def test_line_without_end_costs_no_memory() -> None:
     reader = AnswerReader("p")
     for _ in range(40):
@@ -106,59 +89,11 @@ def test_line_without_end_costs_no_memory() -> None:
     assert reader.num_garbage == 1
 
 
-def rule(deadline: float = math.inf, started: float = math.inf, **fields: object) -> StopRule:
-    """Its clock stands: a start in the future is never late."""
-    request = ProbeRequest.model_validate(
-        {
-            "model": FactoryModel(factory="a:b"),
-            "setting": TrainSetting(batch_size=8, accumulate=2),
-            **fields,
-        }
-    )
-    return StopRule(request, started, deadline)
-
-
-def test_timing_ends_when_the_median_is_known() -> None:
-    assert not rule().is_enough([0.1] * 5)
-    assert rule().is_enough([0.1] * 6)
-    assert not rule().is_enough([0.1, 0.1, 0.1, 0.2, 0.2, 0.2])
-    assert rule(max_steps=6).is_enough([0.1, 0.1, 0.1, 0.2, 0.2, 0.2])
-
-
-def test_timing_ends_in_time() -> None:
-    late = rule(started=-math.inf, min_steps=3)
-    assert not late.is_enough([])
-    assert not late.is_enough([0.1, 0.2])
-    assert late.is_enough([0.1, 0.2, 0.1])
-    assert rule(deadline=-math.inf).is_enough([0.1, 0.2, 0.1])
-    assert "too few" in late.flags([0.1, 0.2, 0.1])[0]
-    assert "±50.0% only" in late.flags([0.1, 0.1, 0.1, 0.1, 0.2, 0.2, 0.1])[0]
-
-
-def test_hopeless_timing_ends_at_the_third_sample() -> None:
-    """16 images a step: at best 160 images/s of 0.1 s, however the median may lie."""
-    hopeless = rule(give_up_images_per_second=161.0)
-    assert not hopeless.is_enough([0.1, 0.2])
-    assert hopeless.is_enough([0.1, 0.2, 0.3])
-    assert "160" in hopeless.flags([0.1, 0.2, 0.3])[0]
-    assert not rule(give_up_images_per_second=159.0).is_enough([0.1, 0.2, 0.3])
-
-
-@pytest.mark.parametrize("wanted", ["auto", "cpu"])
-def test_cpu_is_described(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "why_no_gpu", lambda index=0: "none here")
-    described = device.describe_device(wanted)
-    assert described.kind == "cpu"
-    assert described.total_bytes > 0
+    assert {device.describe_device(wanted).kind for wanted in ("auto", "cpu")} == {"cpu"}
     memory = device.memory_in_use("cpu")
-    assert memory is not None
     assert memory.used_bytes + memory.free_bytes == memory.total_bytes
-
-
-def test_device_names() -> None:
-    assert device.choose_device("cuda") == "cuda:0"
-    with pytest.raises(UsageError, match="tpu"):
-        device.choose_device("tpu")
 
 
 @pytest.mark.parametrize(
@@ -182,14 +117,6 @@ def test_torch_build_is_read_from_its_file(
     assert device.torch_build.__wrapped__() == build
 
 
-def test_versions_name_the_allocators_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    assert "allocator_config" not in device.versions()
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    assert device.versions()["allocator_config"] == "expandable_segments:True"
-
-
 def test_versions_name_what_chooses_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
     monkeypatch.delenv(name, raising=False)
@@ -198,35 +125,11 @@ def test_versions_name_what_chooses_other_kernels(monkeypatch: pytest.MonkeyPatc
     assert device.versions()[name] == "1"
 
 
-def test_versions_say_how_cudnn_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "torch_build", lambda: "12.8")
-    assert dict(device._versions.__wrapped__(device._PACKAGES))["cudnn_benchmark"] == "True"
-    monkeypatch.setattr(device, "torch_build", lambda: "cpu")
-    assert "cudnn_benchmark" not in dict(device._versions.__wrapped__(device._PACKAGES))
-
-
-def test_supervisor_looks_less_often_for_what_does_not_die(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process in an uninterruptible call to a driver: a look walks through all of /proc."""
-    waits: list[float] = []
-
-    def reap(raise_when_childless: bool = False) -> dict[int, int]:
-        if len(waits) == 20:
-            raise ChildProcessError
-        return {}
-
-    monkeypatch.setattr(supervisor, "descendants", lambda ancestor: [])
-    monkeypatch.setattr(supervisor, "reap", reap)
-    monkeypatch.setattr(supervisor.time, "sleep", waits.append)
-    supervisor.end_descendants()
-    assert waits[:3] == [0.002, 0.004, 0.008]
-    assert max(waits) == waits[-1] == 0.05
-
-
 def test_an_order_to_end_is_heard_by_a_worker_that_is_not_yet_itself() -> None:
     """The supervisor ignores SIGTERM, and so does its child until it says otherwise."""
     code = """
 import os, sys, time
-from search.probe.parent import supervisor
+from planner.machine import supervisor
 become = supervisor._become_worker
 supervisor._become_worker = lambda *given: (time.sleep(0.5), become(*given))
 lifeline, order = os.pipe()
@@ -239,6 +142,6 @@ supervisor.supervise(lambda: time.sleep(60), lifeline, sys.stdout.fileno())
 
 def test_supervisor_imports_little() -> None:
     """It is started for every probe: no more than a bare interpreter and ctypes."""
-    code = "import sys; import search.probe.parent.supervisor; print(len(sys.modules))"
+    code = "import sys; import planner.machine.supervisor; print(len(sys.modules))"
     answer = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, check=True)
     assert int(answer.stdout) < 80

@@ -10,17 +10,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
 
+import psutil
 import pytest
 
-from planner.errors import UnsupportedError
-from planner.parallel.data_parallel import refuse_unsupported
-from planner.schema import MeasurementRecord, SwinConfig, TrainSetting
-from planner.units import MIB
+from planner.core.errors import UnsupportedError
+from planner.core.schema import MeasurementRecord, TrainSetting
+from planner.core.units import MIB
+from planner.training.parallel import zero
+from planner.training.parallel.data_parallel import refuse_unsupported
 from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.ranks import put_together, shared_flags
+from search.probe.parent.ranks import put_together
 from search.probe.parent.runner import ProbeEvent, run_probe
-from search.probe.parent.supervisor import descendants
 from search.probe.protocol import OutcomeMessage
 from tests.search.probes import AMPLE_SECONDS, request_of
 from tests.search.processes import remaining
@@ -31,14 +34,12 @@ SHORT_SECONDS = 25.0
 
 def probe(
     fork_server: ForkServer, factory: str = "tiny", *, cap_bytes: int | None = None,
-    deadline_seconds: float = AMPLE_SECONDS, **setting: object,
+    deadline_seconds: float = AMPLE_SECONDS, on_event: Any = None, **setting: object,
 ) -> MeasurementRecord:  # fmt: skip
-    fields = {"world_size": 2, "parallelism": "ddp", **setting}
     return run_probe(
-        request_of(factory, cap_bytes, **fields),
-        deadline_seconds=deadline_seconds,
-        fork_server=fork_server,
-    )
+        request_of(factory, cap_bytes, **{"world_size": 2, "parallelism": "ddp", **setting}),
+        deadline_seconds=deadline_seconds, fork_server=fork_server, on_event=on_event,
+    )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -47,34 +48,20 @@ def _nothing_remains(token: str, fork_server: ForkServer) -> Iterator[None]:
     assert not remaining(token)
 
 
-@pytest.fixture(scope="module")
-def world(fork_server: ForkServer) -> MeasurementRecord:
-    return probe(fork_server, "rank_1_holds_more")
-
-
-def test_two_ranks_are_measured_as_one(world: MeasurementRecord) -> None:
-    assert world.status == "measured", world.message
-    assert [rank.rank for rank in world.ranks] == [0, 1]
-    assert world.world is not None
-    assert (world.world.world_size, world.world.backend, world.world.nodes) == (2, "gloo", 1)
-    assert world.world.threads is not None
-    assert world.world.threads >= 1
-
-
-def test_time_is_the_slowest_ranks(world: MeasurementRecord) -> None:
-    slowest = max(rank.step_seconds for rank in world.ranks)
-    assert sorted(world.step_seconds)[len(world.step_seconds) // 2] >= slowest * (1 - 1e-6)
-
-
-def test_memory_is_the_fullest_ranks(world: MeasurementRecord) -> None:
-    peaks = [rank.peak_allocated_bytes or 0 for rank in world.ranks]
-    assert world.peak_allocated_bytes == max(peaks) == peaks[1]
+def test_two_ranks_are_measured_as_one(fork_server: ForkServer) -> None:
+    """Time is the slower rank's, memory the fuller one's; rates are of one device and of all."""
+    record = probe(fork_server, "rank_1_holds_more")
+    assert record.status == "measured", record.message
+    assert [rank.rank for rank in record.ranks] == [0, 1]
+    world = record.world
+    assert (world.world_size, world.backend, world.nodes) == (2, "gloo", 1)
+    assert world.threads >= 1
+    slowest = max(rank.step_seconds for rank in record.ranks)
+    assert sorted(record.step_seconds)[len(record.step_seconds) // 2] >= slowest * (1 - 1e-6)
+    peaks = [rank.peak_allocated_bytes or 0 for rank in record.ranks]
+    assert record.peak_allocated_bytes == max(peaks) == peaks[1]
     assert peaks[1] - peaks[0] > 48 * MIB, "rank 1 holds 64 MiB more"
-
-
-def test_rates_are_of_one_device_and_of_all(world: MeasurementRecord) -> None:
-    assert world.images_per_second is not None
-    assert world.world_images_per_second == 2 * world.images_per_second
+    assert record.world_images_per_second == 2 * record.images_per_second > 0
 
 
 SPREAD = [
@@ -84,14 +71,16 @@ SPREAD = [
 ]
 MORE_SPREAD = [
     {"parallelism": "fsdp", "fsdp_param_dtype": "bf16", "fsdp_reduce_dtype": "fp32", "ema": True},
-    {"parallelism": "fsdp", "precision": "fp16", "fsdp_reshard": False},
-    {"parallelism": "fsdp", "precision": "pure-bf16", "optimizer": "adamw-fused"},
+    {"parallelism": "fsdp", "precision": "pure-bf16", "fsdp_reshard": False},
     {"ddp_compression": "fp16", "ddp_bucket_mb": 1, "ddp_broadcast_buffers": False},
-    {"ddp_static_graph": True, "accumulate": 2, "gradient_sync": "every"},
-    {"precision": "fp16", "accumulate": 2, "zero_grad_to_none": False, "ddp_bucket_view": True},
-    {"world_size": 3, "precision": "bf16"},
+    {
+        "ddp_static_graph": True,
+        "precision": "fp16",
+        "accumulate": 2,
+        "gradient_sync": "every",
+        "zero_grad_to_none": False,
+    },
     {"world_size": 1},
-    {"world_size": 1, "parallelism": "fsdp"},
 ]
 
 
@@ -102,19 +91,6 @@ def test_every_way_to_spread_is_run(fork_server: ForkServer, setting: dict[str, 
     record = probe(fork_server, **setting)
     assert record.status == "measured", record.message
     assert len(record.ranks) == setting.get("world_size", 2)
-
-
-def test_a_swin_of_ours_under_fsdp(fork_server: ForkServer) -> None:
-    """Each block is a unit, and the rest the root's."""
-    model = SwinConfig(
-        library="native", name="tiny", image_size=(64, 64), patch_size=4, window_size=2,
-        embed_dim=24, depths=(2, 2), num_heads=(2, 4), num_classes=10,
-    )  # fmt: skip
-    request = request_of("tiny", world_size=2, parallelism="fsdp").model_copy(
-        update={"model": model}
-    )
-    record = run_probe(request, deadline_seconds=AMPLE_SECONDS, fork_server=fork_server)
-    assert record.status == "measured", record.message
 
 
 def test_a_slow_rank_is_named(fork_server: ForkServer) -> None:
@@ -166,19 +142,15 @@ def test_a_rank_that_hangs_ends_with_all_at_the_deadline(fork_server: ForkServer
 
 def rank_pids(fork_server: ForkServer) -> list[int]:
     """The workers: what the supervisors, which the server forks, have forked."""
-    return [pid for pid in descendants(fork_server.pid) if _parent(pid) != fork_server.pid]
+    server = psutil.Process(fork_server.pid)
+    return [worker.pid for guard in server.children() for worker in guard.children()]
 
 
-def _parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except OSError:
-        return -1
-
-
-def kill_one_at_random(fork_server: ForkServer, seed: int) -> None:
-    """Of three ranks, at a random moment of a probe that would take much longer."""
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.repeated) for n in range(1, 30))]
+)
+def test_one_of_three_ranks_is_killed(fork_server: ForkServer, seed: int) -> None:
+    """At a random moment of a probe that would take much longer; the fixture looks for the rest."""
     draw = random.Random(seed)
     killed: list[int] = []
 
@@ -201,29 +173,12 @@ def kill_one_at_random(fork_server: ForkServer, seed: int) -> None:
     assert record.probe_seconds < 200
 
 
-@pytest.mark.parametrize("seed", range(1))
-def test_one_of_three_ranks_is_killed(fork_server: ForkServer, token: str, seed: int) -> None:
-    kill_one_at_random(fork_server, seed)
-    assert not remaining(token)
-
-
-@pytest.mark.repeated
-@pytest.mark.parametrize("seed", range(1, 30))
-def test_one_of_three_ranks_is_killed_again(fork_server: ForkServer, token: str, seed: int) -> None:
-    kill_one_at_random(fork_server, seed)
-    assert not remaining(token)
-
-
 def test_a_lost_supervisor_ends_all_ranks(fork_server: ForkServer) -> None:
     def kill(event: ProbeEvent) -> None:
         if event.phase == "backward":
-            supervisors = [p for p in descendants(fork_server.pid) if _parent(p) == fork_server.pid]
-            os.kill(supervisors[0], signal.SIGKILL)
+            psutil.Process(fork_server.pid).children()[0].kill()
 
-    record = run_probe(
-        request_of("rank_1_hangs", world_size=2, parallelism="ddp"),
-        deadline_seconds=AMPLE_SECONDS, fork_server=fork_server, on_event=kill,
-    )  # fmt: skip
+    record = probe(fork_server, "rank_1_hangs", on_event=kill)
     assert record.status == "crashed"
     assert "supervisor" in record.message
 
@@ -234,10 +189,7 @@ def test_interrupt_ends_all_ranks(fork_server: ForkServer) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_probe(
-            request_of("rank_1_hangs", world_size=2, parallelism="ddp"),
-            deadline_seconds=AMPLE_SECONDS, fork_server=fork_server, on_event=interrupt,
-        )  # fmt: skip
+        probe(fork_server, "rank_1_hangs", on_event=interrupt)
 
 
 PARENT = """
@@ -257,7 +209,6 @@ def test_a_parent_that_is_ended_leaves_no_rank(number: signal.Signals) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
-    assert parent.stdout is not None
     for line in parent.stdout:
         if line.strip() == b"backward":
             break
@@ -269,12 +220,6 @@ def test_gradients_in_bf16_over_gloo_are_refused() -> None:
     setting = TrainSetting(parallelism="ddp", world_size=2, ddp_compression="bf16")
     with pytest.raises(UnsupportedError, match="Set ddp_compression=fp16"):
         refuse_unsupported(setting, "cpu")
-
-
-def test_fsdp1_is_unsupported_with_a_way_out(fork_server: ForkServer) -> None:
-    record = probe(fork_server, parallelism="fsdp", fsdp_version=1)
-    assert record.status == "unsupported"
-    assert "Set fsdp_version=2" in record.message
 
 
 def test_what_ranks_say_is_put_together() -> None:
@@ -297,5 +242,43 @@ def test_what_ranks_say_is_put_together() -> None:
     assert [rank.device_bytes for rank in found.ranks] == [12, 22]
 
 
-def test_flags_of_all_are_said_once() -> None:
-    assert shared_flags([("a", "b"), ("a",), ("a", "b")]) == ("a", "rank 0, 2: b")
+@pytest.mark.trainers
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"parallelism": "zero1", "accumulate": 2, "clip_grad": True},
+        {"parallelism": "zero2", "precision": "bf16", "ema": True},
+        {"parallelism": "zero3", "precision": "fp16", "accumulate": 2},
+    ],
+    ids=str,
+)
+def test_two_ranks_are_measured(fork_server: ForkServer, setting: dict[str, object]) -> None:
+    """What DeepSpeed imports (80 MB and more) is not the setting's memory."""
+    request = request_of("tiny", world_size=2, **setting)
+    record = run_probe(request, deadline_seconds=AMPLE_SECONDS, fork_server=fork_server)
+    assert record.status == "measured", record.message
+    assert [rank.rank for rank in record.ranks] == [0, 1]
+    for rank in record.ranks:
+        assert 0 < (rank.peak_allocated_bytes or 0) < 24 * MIB
+        assert rank.step_seconds > 0
+
+
+def test_without_deepspeed_a_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zero, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match="Install deepspeed, or choose"):
+        zero.refuse_unsupported(TrainSetting(parallelism="zero2", world_size=2))
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+@pytest.mark.parametrize(
+    ("setting", "way_out"),
+    [
+        ({"precision": "pure-bf16"}, "Set precision=bf16"),
+        ({"compile": "default"}, "Set compile=off"),
+        ({"zero_grad_to_none": False}, "Set zero_grad_to_none=true"),
+    ],
+)
+def test_what_no_probe_runs_is_said_before(setting: dict[str, object], way_out: str) -> None:
+    with pytest.raises(UnsupportedError, match=way_out):
+        zero.refuse_unsupported(TrainSetting(parallelism="zero2", world_size=2, **setting))

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import backends, nn
 
-from planner.errors import UnsupportedError
-from planner.schema import FactoryModel, TrainSetting
-from planner.schema.setting import CUDNN_BENCHMARK
+from planner.core.errors import UnsupportedError
+from planner.core.schema import FactoryModel, TrainSetting
 from planner.trainers.emission import TARGETS, emit_setting
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
@@ -36,15 +35,6 @@ def _precision_is_put_back() -> Iterator[None]:
     yield
     set_precision(request("bf16"))
     backends.cudnn.benchmark = benchmark
-
-
-@pytest.mark.parametrize(("precision", "matmul", "cudnn"), PRECISIONS)
-def test_precision_is_set_both_ways(precision: str, matmul: str, cudnn: bool) -> None:
-    torch.set_float32_matmul_precision("high" if matmul == "highest" else "highest")
-    backends.cudnn.allow_tf32 = not cudnn
-    set_precision(request(precision))
-    assert torch.get_float32_matmul_precision() == matmul
-    assert backends.cudnn.allow_tf32 == cudnn
 
 
 @pytest.mark.parametrize(("wanted", "below"), [("tf32", (7, 5)), ("fp8", (8, 0))])
@@ -103,22 +93,25 @@ def test_users_precision_gives_way_to_the_settings(fork_server: ForkServer, fact
     assert record.status == "measured", record.message
 
 
-def test_cudnn_chooses_as_in_training() -> None:
-    backends.cudnn.benchmark = not CUDNN_BENCHMARK
-    subject.build_training(request_of("tiny"))
-    assert backends.cudnn.benchmark == CUDNN_BENCHMARK
+@pytest.mark.parametrize("asked", [True, False])
+def test_cudnn_chooses_as_the_setting_says(asked: bool) -> None:
+    backends.cudnn.benchmark = not asked
+    subject.build_training(request_of("tiny", cudnn_benchmark=asked))
+    assert backends.cudnn.benchmark == asked
 
 
+@pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("target", TARGETS)
-def test_emitted_trainers_let_cudnn_choose_as_the_probe_does(target: str) -> None:
+def test_emitted_trainers_let_cudnn_choose_as_the_probe_does(target: str, asked: bool) -> None:
     if target in ("timm", "microsoft"):
         pytest.skip("its script sets it by itself, and takes no option against it")
     model = tiny("transformers" if target == "transformers" else "torchvision")
-    emitted = emit_setting(model, TrainSetting(batch_size=8), target, estimator=FakeEstimator())
+    setting = TrainSetting(batch_size=8, cudnn_benchmark=asked)
+    emitted = emit_setting(model, setting, target, estimator=FakeEstimator())
     lines = f"{emitted.text}\n{emitted.code or ''}".splitlines()
-    setting = [line for line in lines if "benchmark" in line and not line.lstrip().startswith("#")]
-    assert setting
-    assert all(str(CUDNN_BENCHMARK) in line for line in setting)
+    said = [line for line in lines if "benchmark" in line and not line.lstrip().startswith("#")]
+    assert said
+    assert all(str(asked) in line for line in said)
 
 
 def test_compiler_is_told_what_emitted_files_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:

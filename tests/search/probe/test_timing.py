@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from planner.schema import FactoryModel, MeasurementRecord, TrainSetting
-from planner.units import GIB
-from search import prober as probing
-from search.probe.protocol import CUDA_SECONDS, FINALIST_SECONDS, ProbeRequest, WorkOrder
+from planner.core.schema import FactoryModel, MeasurementRecord, TrainSetting
+from planner.core.units import GIB
+from search.loop import prober as probing
+from search.loop.prober import DeviceProber
+from search.loop.space import candidate
+from search.loop.strategies.strategy import Choice
+from search.probe.protocol import CUDA_SECONDS, FINALIST_SECONDS, ProbeRequest
 from search.probe.stopping import StopRule
 from search.probe.worker import measure, meter
 from search.probe.worker.report import Report
-from search.prober import DeviceProber
-from search.space import candidate
-from search.strategies.strategy import Choice
-from tests.search.probes import request_of
 
 MODEL = FactoryModel(factory="a:b")
 
@@ -30,19 +29,35 @@ def request(device: str = "cuda:0", compiled: bool = False, **fields: Any) -> Pr
     )
 
 
-def rule(started: float = math.inf, **fields: Any) -> StopRule:
+def rule(started: float = math.inf, deadline: float = math.inf, **fields: Any) -> StopRule:
     """Its clock stands: a start in the future is never late."""
-    return StopRule(request(**fields), started, math.inf)
+    return StopRule(request(**fields), started, deadline)
 
 
-def test_durations_are_the_devices_where_they_are_not_given() -> None:
-    of_gpu, of_cpu = request("cuda:0"), request("cpu")
-    for name, seconds in CUDA_SECONDS.items():
-        assert getattr(of_gpu, name) == seconds
-        assert getattr(of_cpu, name) == 0
-    assert request("cuda:1", warmup_seconds=0.0).warmup_seconds == 0
-    order = WorkOrder(request=request(warmup_seconds=0.2), deadline_seconds=1)
-    assert WorkOrder.model_validate_json(order.model_dump_json()) == order
+def test_timing_ends_when_the_median_is_known() -> None:
+    assert not rule(device="cpu").is_enough([0.1] * 5)
+    assert rule(device="cpu").is_enough([0.1] * 6)
+    assert not rule(device="cpu").is_enough([0.1, 0.1, 0.1, 0.2, 0.2, 0.2])
+    assert rule(device="cpu", max_steps=6).is_enough([0.1, 0.1, 0.1, 0.2, 0.2, 0.2])
+
+
+def test_timing_ends_in_time() -> None:
+    late = rule(device="cpu", started=-math.inf, min_steps=3)
+    assert not late.is_enough([])
+    assert not late.is_enough([0.1, 0.2])
+    assert late.is_enough([0.1, 0.2, 0.1])
+    assert rule(device="cpu", deadline=-math.inf).is_enough([0.1, 0.2, 0.1])
+    assert "too few" in late.flags([0.1, 0.2, 0.1])[0]
+    assert "±50.0% only" in late.flags([0.1, 0.1, 0.1, 0.1, 0.2, 0.2, 0.1])[0]
+
+
+def test_hopeless_timing_ends_at_the_third_sample() -> None:
+    """16 images a step: at best 160 images/s of 0.1 s, however the median may lie."""
+    hopeless = rule(device="cpu", give_up_images_per_second=161.0)
+    assert not hopeless.is_enough([0.1, 0.2])
+    assert hopeless.is_enough([0.1, 0.2, 0.3])
+    assert "160" in hopeless.flags([0.1, 0.2, 0.3])[0]
+    assert not rule(device="cpu", give_up_images_per_second=159.0).is_enough([0.1, 0.2, 0.3])
 
 
 def test_gpu_is_timed_for_a_least_duration() -> None:
@@ -143,13 +158,7 @@ def test_gpu_is_warmed_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settle(monkeypatch, request(), 0.125) == (["step"] * 8, [])
     assert settle(monkeypatch, request(), 0.125, warm_seconds=0.5) == (["step"] * 4, [])
     assert settle(monkeypatch, request(), 5.0, warm_seconds=5.0) == ([], [])
-
-
-def test_cpu_is_not_warmed_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settle(monkeypatch, request("cpu"), 0.1) == ([], [])
-
-
-def test_warming_stays_within_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     log, _ = settle(monkeypatch, request(warmup_seconds=100.0), 1.0, deadline=4.5)
     assert log == ["step"] * 4
 
@@ -162,23 +171,6 @@ def test_compilers_leftovers_go_before_timing(monkeypatch: pytest.MonkeyPatch) -
     ]
     _, flags = settle(monkeypatch, request(compiled=True), 5.0, before=3 * GIB, after=3 * GIB)
     assert flags == []
-
-
-def test_device_is_settled_before_steps_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    for name in ("_warm_up", "_settle", "_time"):
-        real = getattr(measure.Run, name)
-
-        def noted(run: Any, *arguments: Any, real: Any = real, name: str = name) -> Any:
-            order.append(name)
-            return real(run, *arguments)
-
-        monkeypatch.setattr(measure.Run, name, noted)
-    tiny = request_of("tiny")
-    with open(os.devnull, "wb") as channel:  # noqa: PTH123
-        outcome = measure.measure(tiny, math.inf, Report(channel.fileno(), tiny.probe_id))
-    assert outcome.status == "measured", outcome.message
-    assert order == ["_warm_up", "_settle", "_time"]
 
 
 @pytest.mark.parametrize(

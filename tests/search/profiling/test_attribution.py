@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from planner.errors import PlannerError
+from planner.core.errors import PlannerError
 from planner.throughput.timeline import WAITING
-from search.profiling.attribution import Attribution, Key, attribute
-from search.profiling.trace import trace_of
+from search.tuning.profiling.attribution import Attribution, Key, attribute
+from search.tuning.profiling.trace import trace_of
 
 Entry = dict[str, Any]
 MAIN, AUTOGRAD = 1, 2

@@ -6,27 +6,36 @@ import gzip
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from planner.advice.levers import LEVERS
-from planner.errors import PlannerError
-from planner.report.profile import _ratio, profile_text, sums
-from planner.schema import SwinConfig, TrainSetting
-from planner.schema.profile import ProfiledPart, ProfileRecord
-from planner.schema.record import ProbeStatus
+from planner.core.errors import PlannerError
+from planner.core.schema import SwinConfig, TrainSetting
+from planner.core.schema.profile import ProfiledPart, ProfileRecord
+from planner.core.schema.record import ProbeStatus
+from planner.report.profile import profile_text, sums
 from planner.throughput.prediction import DeviceRates
 from planner.throughput.timeline import WAITING
+from search.probe.evidence import OTHERS_RAN
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
-from search.probe.protocol import SNAPSHOT_FILE, TRACE_FILE, ProbeRequest, ProfileOrder
-from search.profiling import profiling
-from search.profiling.attribution import Attribution, Key
-from search.profiling.comparing import FUSED_KINDS, gap_notes, parts_of, predict, treatment_of
-from search.profiling.trace import read_trace
+from search.probe.protocol import SNAPSHOT_FILE, TRACE_FILE
+from search.tuning.profiling import profiling
+from search.tuning.profiling.attribution import Attribution, Key
+from search.tuning.profiling.comparing import (
+    FUSED_KINDS,
+    gap_notes,
+    parts_of,
+    predict,
+    treatment_of,
+)
+from search.tuning.profiling.trace import read_trace
 from tests.search.probes import AMPLE_SECONDS, request_of
+from tests.search.profiling.test_kinds import profile_cpu_step
 from tests.trainers.cases import recommendation
 
 MODEL = SwinConfig(
@@ -74,6 +83,7 @@ def test_a_profile_is_measured_predicted_and_kept(quick: None, tmp_path: Path) -
     assert "No memory.pickle" in text
     assert max(map(len, text.splitlines())) <= 116
     assert_opens_elsewhere(output / TRACE_FILE)
+    assert_no_kernel_is_no_host_time(found, output)
 
 
 def assert_opens_elsewhere(file: Path) -> None:
@@ -82,6 +92,19 @@ def assert_opens_elsewhere(file: Path) -> None:
     names = [e["name"] for e in data["traceEvents"] if str(e.get("name")).startswith("planner: ")]
     step = ["planner: forward", "planner: backward", "planner: optimizer", "planner: zero_grad"]
     assert names == [*step, *step, "planner: wait"]
+
+
+def assert_no_kernel_is_no_host_time(on_cpu: ProfileRecord, folder: Path) -> None:
+    """Where a GPU's trace has no kernel, the host's time is not passed off as its own."""
+    probe = on_cpu.probe
+    gpu = probe.model_copy(update={"device": probe.device.model_copy(update={"kind": "cuda"})})
+    found = profiling._record(gpu, folder, RATES, None)
+    assert not found.parts
+    assert not found.top
+    said = profile_text(found)
+    assert "The trace holds no kernel" in said
+    assert "part most" not in said
+    assert "its own time" not in said
 
 
 def test_a_step_that_fails_leaves_one_line_and_no_folder(
@@ -104,19 +127,6 @@ def test_a_folder_that_cannot_be_written_is_named(quick: None, tmp_path: Path) -
         profile(tmp_path / "file" / "out")
 
 
-def test_ratios_are_plain_numbers() -> None:
-    assert [_ratio(ratio) for ratio in (0.5, 1.134, 999.6, 2430.4)] == [
-        "0.5 ×", "1.13 ×", "1,000 ×", "2,430 ×",
-    ]  # fmt: skip
-
-
-def test_a_file_in_place_of_the_folder_is_told(quick: None, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("")
-    with pytest.raises(PlannerError, match="it is a file, not a folder") as error:
-        profile(tmp_path / "out")
-    assert error.value.way_out == "Name another folder with --output."
-
-
 @pytest.mark.parametrize(
     ("status", "message", "said", "way_out"),
     [
@@ -130,7 +140,6 @@ def test_why_there_is_no_profile(
     status: ProbeStatus, message: str, said: str, way_out: str
 ) -> None:
     evidence = recommendation(MODEL).evidence
-    assert evidence is not None
     probe = evidence.model_copy(update={"status": status, "message": message, "phase": "import"})
     with pytest.raises(PlannerError) as error:
         profiling._refuse_failed(probe, MODEL)
@@ -139,18 +148,9 @@ def test_why_there_is_no_profile(
 
 
 def test_a_full_disk_is_said_by_the_worker(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    from search.probe.worker.meter import make_meter
-    from search.probe.worker.phases import StepPhases
-    from search.probe.worker.profiling import profile_steps
-    from search.probe.worker.subject import build_training
-
     (tmp_path / TRACE_FILE).symlink_to("/dev/full")
-    training = build_training(ProbeRequest(model=MODEL, setting=SETTING))
     with pytest.raises(PlannerError, match=r"trace.json.gz cannot be written: No space left"):
-        profile_steps(
-            training, make_meter("cpu"), StepPhases(), ProfileOrder(folder=str(tmp_path), steps=1)
-        )
+        profile_cpu_step(tmp_path, MODEL, SETTING)
 
 
 def test_a_piece_of_a_trace_is_refused(tmp_path: Path) -> None:
@@ -196,6 +196,26 @@ def test_the_widest_gap_is_named_with_what_treats_it() -> None:
     assert notes[1].startswith("What treats pointwise, reduction, copy: compile default")
 
 
+def test_no_advice_comes_from_a_disturbed_measurement() -> None:
+    evidence = recommendation(MODEL).evidence
+    step = predict(MODEL, SETTING, RATES)
+    calm = evidence.model_copy(update={"step_seconds": (step.step_seconds,) * 6, "flags": ()})
+    found = attribution({Key("forward", "matmul", False): 2 * step.step_seconds})
+    assert profiling._doubts(calm, found, step) == []
+
+    def doubts(factor: float = 1.0, **changes: object) -> str:
+        slow = replace(found, wall_seconds=factor * found.wall_seconds)
+        return " ".join(profiling._doubts(calm.model_copy(update=changes), slow, step))
+
+    assert "1.8 of 2" in doubts(flags=(f"{OTHERS_RAN} 1.8 of 2 processors busy meanwhile",))
+    spread = tuple(step.step_seconds * n for n in (0.5, 0.6, 0.9, 1.0, 1.1, 1.9, 2.0))
+    assert "only. So no lever is named" in doubts(step_seconds=spread)
+    assert "does not cost so much" in doubts(factor=10)
+    assert "took 300 × what is predicted" in doubts(
+        factor=300, step_seconds=(300 * step.step_seconds,) * 6
+    )
+
+
 def test_a_treatment_is_a_lever_that_keeps_the_recipe() -> None:
     said = treatment_of("pointwise", MODEL, SETTING, RATES, None)
     assert any(f"({lever.says})" in said for lever in LEVERS if lever.effect != "recipe")
@@ -209,19 +229,13 @@ def test_on_a_gpu_the_allocator_s_history_of_a_step_is_kept(
     """The part that only CUDA has, with its history in a stand-in: no GPU is here."""
     pytest.importorskip("torch")
     from search.probe.worker import profiling as worker
-    from search.probe.worker.meter import make_meter
-    from search.probe.worker.phases import StepPhases
-    from search.probe.worker.subject import build_training
 
     def history(device: object, call: Callable[[], object], stacks: str) -> dict[str, object]:
         call()
         return {"segments": [], "stacks": stacks}
 
     monkeypatch.setattr(worker, "record_history", history)
-    training = build_training(ProbeRequest(model=MODEL, setting=SETTING))
-    training.device_type = "cuda"
-    order = ProfileOrder(folder=str(tmp_path), steps=1)
-    worker.profile_steps(training, make_meter("cpu"), StepPhases(), order)
+    profile_cpu_step(tmp_path, MODEL, SETTING, device_type="cuda")
     kept = pickle.loads((tmp_path / SNAPSHOT_FILE).read_bytes())
     assert kept == {"segments": [], "stacks": "python"}
     assert not read_trace(tmp_path / TRACE_FILE).kernels

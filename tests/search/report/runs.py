@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.page.contents import Chart, Group, Page, Table, Text
-from planner.page.rendering import all_parts
-from planner.schema import MeasurementRecord
-from search.report.group import run_group
+from planner.core.schema import MeasurementRecord
+from planner.report.page.contents import Chart, Group, Page, Table, Text
+from planner.report.page.rendering import all_parts
+from search.loop.study.records import format_record
 from search.report.reading import read_run
 from search.report.run import Run
-from search.study.records import format_record
-from search.tuning import tune
+from search.report.writing import run_group
+from search.tuning.tune import tune
 from tests.search.tables import invented_table
 
 GRID = Path("tests/truth/cpu_grid_2026-11-20.jsonl")

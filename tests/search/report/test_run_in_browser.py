@@ -7,14 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from planner.page.rendering import page_html
+from planner.report.page.rendering import page_html
 from planner.trainers.emission import emit
+from search.report.output import write_page
 from search.report.run import Run
 from search.report.writing import make_page
-from tests.page.browser import FORMS, looking_at, scroll_through, settle, sideways, take_picture
+from tests.page.browser import (
+    FORMS,
+    looking_at,
+    nameless,
+    scroll_through,
+    sideways,
+    take_picture,
+    unreadable,
+)  # fmt: skip
 from tests.search.report.runs import ended, recorded, troubled
+from tests.search.report.test_side_by_side import MODEL, record, run_of, step_with
 
-FRONT = '[data-chart="g1-front-1"]'
+FRONT = '[data-chart="g1-front"]'
 pytestmark = pytest.mark.browser
 HOSTILE = '<script>alert("1")</script><b>bold</b>\x1b[31m'
 
@@ -40,6 +50,26 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     return run, written(run, folder)
 
 
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Several subjects, with a name that would run."""
+    model = MODEL.model_copy(update={"name": HOSTILE})
+    runs = [run_of(f"run-{n}", record(8 * n, model), record(8)) for n in (1, 2)]
+    steps = [step_with(8), step_with(64), step_with(8, world_size=2, parallelism="ddp")]
+    return write_page(make_page([*steps, *runs]), tmp_path_factory.mktemp("beside") / "page.html")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_several_subjects_are_readable_in_every_window(
+    beside: Path, tmp_path: Path, form: str
+) -> None:
+    with looking_at(beside, form) as page:
+        take_picture(page, tmp_path, f"beside-{form}")
+        assert sideways(page) <= 0
+        assert unreadable(page) == []
+        assert nameless(page) == []
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_search_in_which_probes_fail_is_whole(trouble: Path, tmp_path: Path, form: str) -> None:
     """The hostile message would open a dialog, or ask something, and fail this."""
@@ -52,14 +82,12 @@ def test_a_search_in_which_probes_fail_is_whole(trouble: Path, tmp_path: Path, f
 
 
 def test_a_point_says_which_probe_it_is(grid: tuple[Run, Path]) -> None:
-    run, path = grid
-    assert run.found is not None
-    with looking_at(path) as page:
+    with looking_at(grid[1]) as page:
         scroll_through(page)
         page.locator(FRONT).scroll_into_view_if_needed()
         page.evaluate(
             """() => {
-              const target = document.querySelector('[data-chart="g1-front-1"] .js-plotly-plot');
+              const target = document.querySelector('[data-chart="g1-front"] .js-plotly-plot');
               const trace = target.data.findIndex((t) => t.name === "recommended");
               Plotly.Fx.hover(target, [{ curveNumber: trace, pointNumber: 0 }]);
             }"""
@@ -69,21 +97,8 @@ def test_a_point_says_which_probe_it_is(grid: tuple[Run, Path]) -> None:
         assert "batch 128" in said
 
 
-def test_the_legend_switches_probes_off(grid: tuple[Run, Path]) -> None:
-    with looking_at(grid[1]) as page:
-        scroll_through(page)
-        chart = page.locator(FRONT)
-        chart.scroll_into_view_if_needed()
-        before = chart.locator(".scatterlayer .point").count()
-        chart.locator(".legendtoggle").last.click()
-        page.wait_for_timeout(600)  # plotly waits for a second click
-        settle(page)
-        assert 0 < chart.locator(".scatterlayer .point").count() < before
-
-
 def test_each_trainers_file_is_copied_whole(grid: tuple[Run, Path]) -> None:
     run, path = grid
-    assert run.found is not None
     with looking_at(path) as page:
         page.get_by_role("tab", name="accelerate").click()
         emitted = emit(run.found, "accelerate")

@@ -7,16 +7,16 @@ from functools import cache
 
 import pytest
 
-from planner.schema import MeasurementRecord, TrainSetting
-from planner.units import GIB
-from search.limits import Limits
-from search.session import SAME_FAILURES, Session
-from search.space import space_of
-from search.strategies.planner_strategy import PlannerStrategy
-from search.strategies.strategy import Choice, Situation, Strategy
-from search.strategies.walks import WALKS
-from search.study.study import MemoryStudy
-from search.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
+from planner.core.schema import MeasurementRecord, TrainSetting
+from planner.core.units import GIB
+from search.loop.limits import Limits
+from search.loop.session import SAME_FAILURES, Session
+from search.loop.space import space_of
+from search.loop.strategies.planner_strategy import PlannerStrategy
+from search.loop.strategies.strategy import Choice, Situation, Strategy
+from search.loop.study.study import MemoryStudy
+from search.loop.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
+from tests.benchmarks.walks import WALKS
 from tests.search.tables import invented_table, make_record, true_bytes, true_seconds
 
 BUDGET = 15 * GIB
@@ -110,9 +110,8 @@ def is_one_arm(setting: TrainSetting) -> bool:
 def test_a_search_survives_what_its_machine_lacks(refuses: Refuses, status: str) -> None:
     prober = Refusing(refuses, status)
     session, stopped = search(prober)
-    assert "all further probes" in stopped
+    assert "more probes would gain" in stopped
     rate = session.best_rate()
-    assert rate is not None
     assert rate >= 0.98 * best_of_the_rest(refuses)
     refused = [s for s in prober.asked if refuses(s)]
     assert len(refused) <= 5, refused

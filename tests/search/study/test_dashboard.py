@@ -12,11 +12,11 @@ import optuna
 import pytest
 from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta
 
-from planner.schema.expected import Expected
-from search.study.dashboard import FOLDER, artifact_id, shown
-from search.study.optuna_study import OptunaStudy, make_study
-from search.study.records import append_records, format_record, parse_record
-from tests.search.study.test_study import IDENTITY, SPACE, open_study
+from planner.core.schema.expected import Expected
+from search.loop.study.dashboard import FOLDER, shown
+from search.loop.study.optuna_study import OptunaStudy, make_study
+from search.loop.study.records import append_records, format_record, parse_record
+from tests.search.study.test_study import IDENTITY, SPACE, open_study, probe_one
 from tests.search.tables import GPU, make_record
 
 Get = Callable[[str], Any]
@@ -24,14 +24,6 @@ EXPECTED = Expected(
     phase="calibrate", basis="prior", images_per_second=(50.0, 100.0, 200.0),
     used_bytes=(1.0 * 2**30, 2.0 * 2**30, 3.0 * 2**30), fits=0.9,
 )  # fmt: skip
-
-
-def probe(study: OptunaStudy, position: int, **fields: Any) -> str:
-    lease = study.lease(SPACE.candidates[position], 60)
-    assert lease is not None
-    record = make_record(lease.candidate.setting, probe_id=lease.probe_id)
-    study.finish(lease, record.model_copy(update=fields))
-    return lease.probe_id
 
 
 def dashboard(study: OptunaStudy, folder: Path) -> Get:
@@ -63,8 +55,8 @@ def asked(get: Get) -> tuple[int, dict[str, Any]]:
 def test_the_dashboard_shows_what_probes_found(tmp_path: Path, storage: str | None) -> None:
     study = make_study(storage and storage.format(tmp_path), tmp_path, SPACE, GPU.total_bytes)
     study.adopt(IDENTITY)
-    fits = probe(study, 0, expected=EXPECTED)
-    fails = probe(study, 3, message="needs 40 GiB")  # batch 512 does not fit
+    fits = probe_one(study, 0, expected=EXPECTED)
+    fails = probe_one(study, 3, message="needs 40 GiB")  # batch 512 does not fit
     (tmp_path / "recommendation.json").write_text('{"recommended": 1}\n')
     study.attach(tmp_path / "recommendation.json")
 
@@ -95,41 +87,10 @@ def _with_attributes(trial: dict[str, Any]) -> dict[str, Any]:
     return {**trial, "user_attrs": {a["key"]: a["value"].strip('"') for a in trial["user_attrs"]}}
 
 
-def test_optuna_itself_lists_the_artifacts_once(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
-    study.adopt(IDENTITY)
-    probe(study, 0)
-    file = tmp_path / "recommendation.json"
-    for text in ("{}", '{"again": true}'):
-        file.write_text(text)
-        study.attach(file)
-    (of_study,) = get_all_artifact_meta(study.study)
-    assert of_study.filename == "recommendation.json"
-    assert (tmp_path / FOLDER / of_study.artifact_id).read_text() == '{"again": true}'
-    trial = next(t for t in study.study.trials if t.user_attrs.get("probe_id"))
-    (of_trial,) = get_all_artifact_meta(trial, storage=study.storage)
-    assert of_trial.artifact_id == artifact_id(trial.user_attrs["probe_id"])
-
-
-def test_a_lost_database_shows_the_same_again(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
-    lease_id = probe(study, 0, expected=EXPECTED)
-    before = next(t for t in study.study.trials if t.user_attrs.get("probe_id") == lease_id)
-    (tmp_path / "study.db").unlink()
-    again = open_study(tmp_path)
-    again.adopt(IDENTITY)
-    again.reconcile()
-    after = next(t for t in again.study.trials if t.user_attrs.get("probe_id") == lease_id)
-    leased = {"setting", "holder", "lease_until", "repeat"}
-    assert {k: v for k, v in before.user_attrs.items() if k not in leased} == after.user_attrs
-    assert before.constraints == after.constraints
-    assert get_all_artifact_meta(after, storage=again.storage)
-
-
 def test_a_folder_that_takes_no_artifacts_costs_only_them(tmp_path: Path) -> None:
     study = open_study(tmp_path)
     (tmp_path / FOLDER).write_text("a file where the folder should be")
-    probed = probe(study, 0)
+    probed = probe_one(study, 0)
     study.attach(tmp_path / "nowhere.json")
     (tmp_path / "result.json").write_text("{}")
     study.attach(tmp_path / "result.json")
@@ -159,7 +120,7 @@ def test_a_study_of_before_goes_on(tmp_path: Path) -> None:
     )
     again = open_study(tmp_path)
     again.adopt(IDENTITY)
-    probe(again, 1)
+    probe_one(again, 1)
     assert len(again.records()) == 2
     _, page = asked(dashboard(again, tmp_path))
     assert len([t for t in page["trials"] if t["state"] == "Complete"]) == 2
@@ -172,29 +133,3 @@ def test_what_is_unknown_has_no_attribute() -> None:
     assert shown(record) == {}
     told = shown(record.model_copy(update={"message": "x" * 5000}))
     assert len(told["why"]) == 500
-
-
-def test_telling_a_study_stays_cheap(tmp_path: Path) -> None:
-    """Each attribute is a transaction of its own, so that their number is held, not their time:
-    those of the lease come with the trial, and a record that was received is not written again."""
-    study = open_study(tmp_path)
-    study.adopt(IDENTITY)
-    lease = study.lease(SPACE.candidates[0], 60)
-    assert lease is not None
-    record = make_record(lease.candidate.setting, probe_id=lease.probe_id)
-    record = record.model_copy(update={"expected": EXPECTED, "message": "why it failed"})
-    study.receive(record)
-    written: list[str] = []
-    for name in ("set_trial_user_attr", "set_trial_system_attr"):
-        write = getattr(study.storage, name)
-
-        def counted(number: int, key: str, value: Any, write: Any = write) -> None:
-            written.append(key)
-            write(number, key, value)
-
-        setattr(study.storage, name, counted)
-    study.finish(lease, record)
-    artifact = f"artifacts:{artifact_id(record.probe_id)}"
-    assert sorted(written) == sorted(
-        ["status", "memory (GiB)", "why", "constraints", artifact, "constraints:memory"]
-    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from search.study.records import read_records
+from search.loop.study.records import read_records
 from tests.search.study.tuners import SPACE, check_whole, finish, start, survive
 
 

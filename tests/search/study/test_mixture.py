@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
-from planner.environment.torch_build import TorchBuild
-from planner.schema import DeviceInfo, MeasurementRecord, TrainSetting
-from planner.schema.record import RECORD_FORMAT
+from planner.core.schema import DeviceInfo, MeasurementRecord, TrainSetting
+from planner.machine.torch_build import TorchBuild
 from search import tune
+from search.loop.study.mixture import describe_mixture
+from search.loop.study.records import append_records
 from search.probe import device
-from search.study.identity import Identity
-from search.study.mixture import describe_mixture
-from search.study.records import append_records
-from tests.search.tables import GPU, MODEL, invented_table, make_record
+from tests.search.tables import GPU, invented_table, make_record
 
 
 def record(batch: int, found_on: DeviceInfo = GPU, **versions: str) -> MeasurementRecord:
@@ -74,10 +72,3 @@ def test_libraries_are_in_the_versions_of_a_record(monkeypatch: pytest.MonkeyPat
     assert found == {"cudnn": "9.20.0", "nccl": "2.29.7", "cublas": "13.1.0"}
     monkeypatch.setattr(device, "torch_build", lambda: "cpu")
     assert device._libraries.__wrapped__() == ()
-
-
-def test_a_study_names_another_cudnn() -> None:
-    ours = Identity(MODEL, GPU, {"torch": "2.13.0", "cudnn": "9.20.0"})
-    theirs = Identity(MODEL, GPU, {"torch": "2.13.0", "cudnn": "9.10.2"}).to_json()
-    assert theirs["format"] == RECORD_FORMAT
-    assert ours.differences(theirs) == ("versions.cudnn: 9.10.2 there, 9.20.0 here",)

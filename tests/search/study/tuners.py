@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from random import Random
 
-from search.space import make_space, setting_id
-from search.study.optuna_study import make_study
-from search.study.records import read_records
+from search.loop.space import make_space, setting_id
+from search.loop.study.optuna_study import make_study
+from search.loop.study.records import read_records
 from tests.search.tables import GPU, MODEL
 from tests.search.tuner import BATCHES, RESTRICT
 

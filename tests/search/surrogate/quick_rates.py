@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.environment import bench
-from search.surrogate.device_rates import main
+from planner.throughput import bench
+from search.loop.surrogate.device_rates import main
 
 bench._TRIAL_SECONDS /= 30
 

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from planner.schema import DeviceInfo, FactoryModel
-from planner.units import GIB
-from search.space import Space, make_space
-from search.surrogate.estimator import DeviceEstimator
+from planner.core.schema import DeviceInfo, FactoryModel, TrainSetting
+from planner.core.units import GIB
+from planner.libraries.resolve import resolve_model
+from search.loop.space import Space, make_space
+from search.loop.surrogate.device_prior import device_prior
+from search.loop.surrogate.estimator import DeviceEstimator
+from tests.search.tables import H100
 
 CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=16 * GIB)
-H100 = DeviceInfo(
-    kind="cuda", name="NVIDIA H100 80GB HBM3", total_bytes=80 * GIB, capability=(9, 0)
-)
 # In a process of its own: this one may have imported torch, and would trace here.
 SCRIPT = """
 import json, sys
 from tests.search.surrogate.test_device_prior import CPU, factory, small_space
-from search.surrogate.device_prior import device_prior
+from search.loop.surrogate.device_prior import device_prior
 
 model, limit = factory(sys.argv[1]), json.loads(sys.argv[2])
 said = []
@@ -111,3 +111,19 @@ def test_a_whole_space_on_a_gpu_needs_few_recordings() -> None:
     kinds = len(space.choices["checkpointing"])
     assert len(space) > 200 * kinds
     assert len(recorded) == 2 * kinds + 1
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "said"),
+    [(("none", "stages"), "step with checkpointing stages."), (("stages",), "step.")],
+)
+def test_only_what_was_not_traced_is_called_unknown(
+    checkpointing: tuple[str, ...], said: str
+) -> None:
+    """FSDP2 with reentrant checkpointing is followed by no shapes."""
+    model = resolve_model("native:swin_tiny")
+    axes = {"precision": ("bf16",), "compile": ("off",), "checkpointing": checkpointing}
+    ranks = TrainSetting(parallelism="fsdp", world_size=2)
+    space = make_space(model, H100, ranks, restrict=axes, batch_sizes=(8, 16))
+    (note,) = device_prior(space, model, H100, DeviceEstimator(H100), H100.total_bytes)[1]
+    assert f"what fsdp adds to one device's {said}" in note

@@ -11,26 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from planner.environment.rates import load_rates
-from planner.hardware import find_gpu
-from planner.schema import DeviceInfo, TrainSetting
+from planner.core.schema import DeviceInfo, TrainSetting
+from planner.core.units import GIB, MIB
+from planner.machine.hardware import find_gpu
+from planner.machine.nvml import NvmlProcess
+from planner.throughput.measured import load_rates
 from planner.throughput.prediction import rates_for
-from planner.units import GIB, MIB
+from search.loop.surrogate import device_rates as rates
+from search.loop.surrogate.estimator import DeviceEstimator
 from search.probe.device import MemoryInUse, describe_device
-from search.probe.nvml import NvmlProcess
-from search.surrogate import device_rates as rates
-from search.surrogate.estimator import DeviceEstimator
 from tests.search.processes import carrying, marked, remaining
-from tests.search.tables import MODEL
-
-H100 = DeviceInfo(
-    kind="cuda", name="NVIDIA H100 80GB HBM3", total_bytes=80 * GIB, capability=(9, 0)
-)
+from tests.search.tables import H100, MODEL
 
 MEASURE = """
 import json, sys
 from search.probe.device import describe_device
-from search.surrogate import device_rates as rates
+from search.loop.surrogate import device_rates as rates
 rates.__name__ = "tests.search.surrogate.quick_rates"  # the module that is run to measure
 said = []
 found = [rates.device_rates("cpu", describe_device("cpu"), None, said.append) for _ in range(2)]
@@ -52,11 +48,8 @@ def test_they_are_measured_once_and_not_in_this_process(tmp_path: Path) -> None:
     device = describe_device("cpu")
     assert done.stdout.strip() == device.name
     kept = load_rates(device.name)
-    assert kept is not None
     assert kept.basis.startswith("measured on ")
     predicted = DeviceEstimator(device, kept)(MODEL, TrainSetting(batch_size=2, precision="fp32"))
-    assert predicted is not None
-    assert predicted.throughput is not None
     assert predicted.throughput.step_seconds > 0.01, "Swin-T takes no CPU less"
 
 
@@ -102,8 +95,19 @@ def test_what_was_disturbed_is_used_but_not_kept(
     found = rates.device_rates("cuda:0", UNKNOWN, None, heard.append)
     assert found == replace(measured, name=UNKNOWN.name)
     assert rates.kept_rates(UNKNOWN) == (None if said else found)
+    assert rates.kept_rates(UNKNOWN, "1.13") is None, "a recording of another torch"
     assert rates.kept_rates(UNKNOWN.model_copy(update={"total_bytes": 80 * GIB})) is None
     assert said in heard[-1]
+
+
+def test_rates_of_no_real_device_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    impossible = replace(rates_for(find_gpu("a100-sxm-40gb")), bandwidth=1e15)
+    monkeypatch.setattr(rates, "driver_device", lambda where: None)
+    monkeypatch.setattr(rates, "_measure_apart", lambda *_: impossible)
+    heard: list[str] = []
+    assert rates.device_rates("cuda:0", UNKNOWN, None, heard.append) is None
+    assert "measured nonsense: 1,000,000 GB/s" in heard[-1]
+    assert rates.kept_rates(UNKNOWN) is None
 
 
 def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,12 +120,12 @@ def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 # The process that measures, with a measurement that never ends, as its tuner starts it.
 ENDLESS = """
 import os, time
-from planner.environment import rates
+from planner.throughput import measured as rates
 def measure(device):
     print("measuring", os.environ["OMP_WAIT_POLICY"], flush=True)
     time.sleep(600)
 rates.measure_rates = measure
-from search.surrogate.device_rates import main
+from search.loop.surrogate.device_rates import main
 main()
 """
 TUNER = """
@@ -134,7 +138,6 @@ def test_a_killed_tuner_leaves_no_measurement_running() -> None:
     with marked() as token:
         command = [sys.executable, "-c", TUNER, ENDLESS]
         tuner = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert tuner.stdout is not None
         assert tuner.stdout.readline() == b"measuring PASSIVE\n"
         assert len(carrying(token)) == 2
         tuner.kill()
@@ -144,3 +147,14 @@ def test_a_killed_tuner_leaves_no_measurement_running() -> None:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         assert not left
+
+
+@pytest.mark.parametrize(("where", "is_kept"), [("cpu", True), ("cuda:0", False)])
+def test_the_rates_of_an_emulated_device_are_never_kept(
+    monkeypatch: pytest.MonkeyPatch, where: str, is_kept: bool
+) -> None:
+    monkeypatch.setattr(rates, "is_emulated", lambda: True)
+    monkeypatch.setattr(rates, "driver_device", lambda where: None)
+    with rates.watched(where) as said:
+        pass
+    assert (said == []) == is_kept

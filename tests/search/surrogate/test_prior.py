@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.estimation import Estimate
-from planner.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.core.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.core.units import GIB
+from planner.estimation.estimate import Estimate
 from planner.throughput.result import Throughput
-from planner.units import GIB
-from search.space import make_space
-from search.surrogate.gaussian_process import GaussianProcess
-from search.surrogate.posterior import Posterior
-from search.surrogate.prior import GUESSED_SECONDS, estimated_prior, generic_prior
+from search.loop.space import make_space
+from search.loop.surrogate.gaussian_process import GaussianProcess
+from search.loop.surrogate.posterior import Posterior
+from search.loop.surrogate.prior import GUESSED_SECONDS, estimated_prior, generic_prior
 from tests.search.tables import GPU, MODEL, SMALL, make_record, true_bytes, true_seconds
 
 SPACE = make_space(MODEL, GPU, restrict=SMALL)
@@ -52,12 +52,6 @@ def test_three_estimates_an_arm_give_all_batches() -> None:
         assert guess.seconds == pytest.approx(0.01 + 0.002 * c.setting.batch_size, rel=1e-6)
 
 
-def test_without_rates_the_time_is_a_guess_and_says_so() -> None:
-    prior = estimated_prior(SPACE, MODEL, GPU, lambda m, s: estimate(s, None), 16 * GIB)
-    assert "no rates" in prior.basis
-    assert prior.seconds_scales == GUESSED_SECONDS
-
-
 def test_an_arm_without_an_estimate_is_on_the_others_scale() -> None:
     def only_eager(model: SwinConfig, setting: TrainSetting) -> Estimate | None:
         return None if setting.compile != "off" else estimate(setting, true_seconds(setting))
@@ -80,7 +74,6 @@ def test_the_generic_prior_has_the_shape_of_the_trade_off(device: DeviceInfo) ->
     for c in SPACE.candidates:
         blocks = c.setting.model_copy(update={"checkpointing": "blocks"})
         other = SPACE.find(blocks)
-        assert other is not None
         if c.setting.checkpointing == "none":
             assert guess[other.id].num_bytes < guess[c.id].num_bytes
             assert guess[other.id].seconds > guess[c.id].seconds

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from planner.schema.record import PhaseBytes
-from search.validation.compare import estimate_of
+from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.core.schema.record import PhaseBytes
+from search.tuning.validation.compare import estimate_of
 
 TINY = SwinConfig(image_size=(28, 28), depths=(1, 1), num_heads=(1, 2), embed_dim=16, num_classes=4)
 H200 = DeviceInfo(kind="cuda", name="NVIDIA H200", total_bytes=150_121_545_728)
@@ -23,7 +23,6 @@ def exact_record(batch_size: int, context: int = 500_000_000) -> MeasurementReco
     """A device that does just what the estimate says, with another context."""
     setting = TrainSetting(batch_size=batch_size, attention="sdpa")
     estimate = estimate_of(record_of(setting))
-    assert estimate.throughput is not None
     workspace = estimate.breakdown["workspace"]
     live = estimate.live_bytes
     return record_of(

@@ -11,29 +11,24 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
-from planner.errors import PlannerError, UsageError
-from planner.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from planner.schema.record import BUDGET_ENDED
-from planner.schema.world import RankRecord
+from planner.core.errors import PlannerError, UsageError
+from planner.core.schema import DeviceInfo, MeasurementRecord, TrainSetting
+from planner.core.schema.record import BUDGET_ENDED
+from planner.core.schema.world import RankRecord
+from search.loop.study.records import append_records, read_records
 from search.probe.parent.fork_server import ForkServer
-from search.study.records import append_records, read_records
-from search.validation.compare import (
+from search.tuning.validation.compare import (
     accuracy,
     compare,
     estimate_of,
-    fit_overheads,
     rank_correlation,
 )
-from search.validation.matrix import Group, Row, expand, is_held_out, row_key
-from search.validation.reading import read_matrix
-from search.validation.run import (
-    AUTOTUNED_DEADLINE_SECONDS,
-    IMPORT_SECONDS,
+from search.tuning.validation.matrix import Group, Row, expand, order_rows, read_matrix
+from search.tuning.validation.run import (
     LEAST_COMPILED_SECONDS,
     LEAST_SECONDS,
     measure,
     remaining_rows,
-    row_deadline,
 )
 from tests.search.validation.measurements import H200, TINY, exact_record, record_of
 
@@ -57,16 +52,7 @@ def test_a_group_is_every_combination_that_its_library_can_do() -> None:
 
 @pytest.mark.parametrize("file", sorted(TRUTH.glob("*.yaml")), ids=lambda p: p.name)
 def test_the_kept_matrices_can_be_read(file: Path) -> None:
-    assert len(read_matrix(file).rows) >= 8
-
-
-def test_the_memory_matrix_is_what_was_promised() -> None:
-    rows = read_matrix(TRUTH / "memory.yaml").rows
-    assert len(rows) >= 80
-    assert {r.model.library for r in rows if isinstance(r.model, SwinConfig)} >= {
-        "native", "timm", "torchvision", "transformers",
-    }  # fmt: skip
-    assert {r.setting.precision for r in rows} == {"fp32", "bf16", "fp16"}
+    assert len(read_matrix(file)) >= 8
 
 
 def test_a_matrix_with_faults_names_them(tmp_path: Path) -> None:
@@ -76,6 +62,16 @@ def test_a_matrix_with_faults_names_them(tmp_path: Path) -> None:
         read_matrix(file)
     assert "models" in str(caught.value)
     assert "repeats" in str(caught.value)
+
+
+def test_what_is_new_comes_first_and_a_repeat_last() -> None:
+    grid = {"precision": ["bf16", "fp32"], "batch_size": [64, 65]}
+    rows = expand([Group(name="g", models=["native:swin_tiny"], repeats=2, grid=grid)])
+    ordered = order_rows(rows)
+    assert sorted(r.key for r in ordered) == sorted(r.key for r in rows)
+    assert [r.repeat for r in ordered] == [0] * 4 + [1] * 4
+    found = [(r.setting.precision, r.setting.batch_size) for r in ordered[:2]]
+    assert found == [("bf16", 64), ("fp32", 65)]
 
 
 def test_rows_that_are_recorded_are_not_measured_again() -> None:
@@ -123,18 +119,12 @@ def row_of(compile_mode: str = "off") -> Row:
     return Row("g", TINY, setting, repeat=0, measure_seconds=2.0)
 
 
-def test_deadlines_leave_time_for_a_first_import_and_for_autotuning() -> None:
-    eager = row_deadline(row_of(), first_of_library=False)
-    assert row_deadline(row_of(), first_of_library=True) == eager + IMPORT_SECONDS
-    compiled = row_deadline(row_of("default"), first_of_library=False)
-    tuned = row_deadline(row_of("max-autotune"), first_of_library=False)
-    assert eager < compiled < AUTOTUNED_DEADLINE_SECONDS <= tuned
-
-
 @pytest.fixture
 def imported(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are forked from the server of all tests: each run would import torch again."""
-    monkeypatch.setattr("search.validation.run.ForkServer", lambda model: nullcontext(fork_server))
+    monkeypatch.setattr(
+        "search.tuning.validation.run.ForkServer", lambda model: nullcontext(fork_server)
+    )
 
 
 def test_a_row_is_not_begun_with_too_little_time_and_the_next_may_be(
@@ -153,51 +143,19 @@ def test_a_row_that_the_budget_cuts_is_measured_again(
     imported: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "r.jsonl"
-    monkeypatch.setattr("search.validation.run.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("search.tuning.validation.run.LEAST_SECONDS", 0.0)
     assert [r.cut_short for r in measure([row_of()], "cpu", file, budget_seconds=0.02)] == [True]
     assert read_records(file).records[0].status == "timed_out"
     assert [r.status for r in measure([row_of()], "cpu", file)] == ["measured"]
 
 
-def test_a_quarter_is_held_out_whatever_was_measured() -> None:
-    settings = [TrainSetting(batch_size=n) for n in range(1, 401)]
-    held = [is_held_out(record_of(s)) for s in settings]
-    assert 60 < sum(held) < 140
-    assert held == [is_held_out(record_of(s, peak_allocated_bytes=5)) for s in settings]
-
-
 def test_errors_are_shares_of_what_was_measured() -> None:
     comparisons = compare([exact_record(n) for n in (2, 8, 32, 64)])
     allocated, seconds = accuracy(comparisons, "allocated"), accuracy(comparisons, "step time")
-    assert allocated is not None
-    assert seconds is not None
     assert (allocated.count, allocated.median, allocated.worst) == (4, 0.0, 0.0)
     assert seconds.median == pytest.approx(0.5)
     assert rank_correlation(comparisons) == pytest.approx(1.0)
     assert all(p == m for c in comparisons for p, m in c.phases.values())
-
-
-def test_constants_are_fitted_from_the_rows_that_are_not_held_out() -> None:
-    records = [exact_record(n, 500_000_000 + n) for n in range(2, 40)]
-    comparisons = compare(records)
-    fitted = fit_overheads(comparisons)
-    used = sorted(500_000_000 + c.record.setting.batch_size for c in comparisons if not c.held_out)
-    assert set(fitted) == {"Hopper"}
-    assert fitted["Hopper"]["context_low_bytes"] == used[0]
-    assert fitted["Hopper"]["context_high_bytes"] == used[-1]
-    assert fitted["Hopper"]["reserved_error"] == 0.01
-    assert "torch 2.11.0, 2026-11-20" in fitted["Hopper"]["basis"]
-
-
-def test_disturbed_rows_are_left_out_of_the_fit() -> None:
-    clean = [exact_record(n) for n in range(2, 20)]
-    retried = "3 allocations succeeded only after cached memory was given back"
-    disturbed = [
-        record.model_copy(update={"flags": (flag,), "device_bytes": 1})
-        for record in clean
-        for flag in (OTHERS, retried)
-    ]
-    assert fit_overheads(compare([*clean, *disturbed])) == fit_overheads(compare(clean))
 
 
 def test_cuda_graphs_are_compared_by_what_the_device_gives_up() -> None:
@@ -231,9 +189,7 @@ def test_only_measured_records_of_a_gpu_are_compared() -> None:
     assert compare([cpu, failed]) == []
 
 
-def test_rows_are_measured_for_real_and_a_run_resumes(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_rows_are_measured_for_real_and_a_run_resumes(imported: None, tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     config = tmp_path / "tiny.json"
     config.write_text(TINY.model_dump_json())
@@ -241,7 +197,6 @@ def test_rows_are_measured_for_real_and_a_run_resumes(
                          grid={"batch_size": [1, 2]}, setting={"precision": "fp32"})])  # fmt: skip
     first = measure(rows[:1], "cpu", file)
     assert [r.status for r in first] == ["measured"]
-    request.getfixturevalue("imported")
     rest = measure(rows, "cpu", file)
     assert [r.setting.batch_size for r in rest] == [2]
     assert len(read_records(file).records) == 2
@@ -265,12 +220,6 @@ def test_a_damaged_file_is_reported_and_not_overwritten(tmp_path: Path) -> None:
     assert len(json.loads(done.stdout)) == 1
 
 
-def test_a_row_is_named_the_same_as_its_record() -> None:
-    setting = TrainSetting(batch_size=3)
-    record = record_of(setting)
-    assert row_key(TINY, setting) == row_key(record.model, record.setting)
-
-
 def test_each_rank_is_compared_with_the_estimate_of_the_worst(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -291,11 +240,3 @@ def test_each_rank_is_compared_with_the_estimate_of_the_worst(
     append_records(tmp_path / "world.jsonl", [record], "--record")
     assert main(["validate", "--replay", str(tmp_path / "world.jsonl")]) == 0
     assert "Each rank: measured" in capsys.readouterr().out
-
-
-def test_a_parallelism_that_is_not_estimated_is_measured_and_not_compared() -> None:
-    """FSDP1 is estimated without copies only (`planner.step.fsdp1`)."""
-    setting = TrainSetting(
-        world_size=4, parallelism="hsdp", fsdp_shard_size=2, fsdp_version=1, attention="sdpa"
-    )
-    assert compare([exact_record(8).model_copy(update={"setting": setting})]) == []

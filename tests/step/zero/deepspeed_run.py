@@ -79,8 +79,8 @@ def make_model(case: dict[str, Any]) -> Any:
             nn.Linear(64, 128), *(Block(128) for _ in range(3)), nn.Linear(128, 24)
         )
     else:
+        from planner.core.schema import SwinConfig, TrainSetting
         from planner.libraries.native.module import build
-        from planner.schema import SwinConfig, TrainSetting
 
         config = SwinConfig(
             library="native", image_size=64, patch_size=4, window_size=4, embed_dim=32,
@@ -116,7 +116,7 @@ class Storages:
 
         self.mode = Mode()
 
-    def note(self, tensor: Any, label: str, category: str = "") -> None:
+    def note(self, tensor: Any, label: str, category: str = "", weight: Any = None) -> None:
         import torch
 
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
@@ -129,7 +129,8 @@ class Storages:
             self.references[address] = weakref.ref(storage, partial(self.free, address))
             self.rows.append(["Allocated", self.count, storage.nbytes(), label])
         if category and address in self.numbers:
-            self.rows.append(["Tagged", self.numbers[address], category])
+            of = 0 if weight is None else self.numbers[weight.untyped_storage()._cdata]
+            self.rows.append(["Tagged", self.numbers[address], category, of])
 
     def free(self, address: int, _: Any) -> None:
         del self.references[address]
@@ -150,7 +151,7 @@ def record(model: Any, case: dict[str, Any], engine: bool) -> list[list[Any]]:
             storages.note(parameter, "parameter", "parameters")
             if not engine:
                 parameter.register_post_accumulate_grad_hook(
-                    lambda p: storages.note(p.grad, "", "gradients")
+                    lambda p: storages.note(p.grad, "", "gradients", p)
                 )
         for buffer in model.buffers():
             storages.note(buffer, "buffer", "buffers")

@@ -34,10 +34,11 @@ def train(setting: TrainSetting) -> dict[str, Any]:
     """A rank's step, from the same weights and the same images on all."""
     import torch
 
-    from planner.parallel.spreading import own_part, spread_as_set
-    from planner.tasks import as_task
-    from planner.tasks.blocks import blocks_to_shard
-    from planner.training import Training
+    from planner.training.parallel.spread import own_part
+    from planner.training.parallel.spreading import spread_as_set
+    from planner.training.step import Training
+    from planner.training.tasks import as_task
+    from planner.training.tasks.blocks import blocks_to_shard
     from tests.building import build_real
     from tests.step.zero.deepspeed_run import Storages
 
@@ -49,7 +50,7 @@ def train(setting: TrainSetting) -> dict[str, Any]:
             storages.note(parameter, "parameter", "parameters")
             if setting.parallelism == "none":
                 parameter.register_post_accumulate_grad_hook(
-                    lambda p: storages.note(p.grad, "", "gradients")
+                    lambda p: storages.note(p.grad, "", "gradients", p)
                 )
         begun = [parameter.detach().clone() for parameter in module.parameters()]
         task = as_task(module, MODEL, setting)
@@ -84,8 +85,8 @@ def work(folder: Path, rank: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from planner.parallel.zero import import_deepspeed
     from planner.step.zero import on_one_device
+    from planner.training.parallel.zero import import_deepspeed
 
     torch.set_num_threads(1)
     import_deepspeed("cpu")
@@ -96,7 +97,7 @@ def work(folder: Path, rank: int) -> None:
     for changes in json.loads((folder / "cases.json").read_text()):
         setting = TrainSetting(**{**BASE.model_dump(), **changes})
         alone = on_one_device(setting)
-        memory = train(alone)  # of one micro-batch, unclipped: what ZeRO's events are woven into
+        memory = train(alone)  # of one micro-batch, unclipped: what ZeRO's events are inserted into
         same = alone.model_copy(
             update={"accumulate": setting.accumulate, "clip_grad": setting.clip_grad}
         )

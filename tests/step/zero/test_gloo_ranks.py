@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from planner import TrainSetting
-from planner.step.zero import weave_zero
+from planner.step.zero import insert_zero_events
+from planner.step.zero.insert_events import weights_of
 from planner.step.zero.layout import Layout
-from planner.step.zero.weaving import weights_of
 from tests.step.zero import gloo_ranks
 from tests.step.zero.gloo_ranks import BASE, WORLD_SIZE
 from tests.step.zero.test_zero import as_ledger, ends
@@ -94,7 +94,7 @@ def test_a_rank_takes_what_the_ledger_says(ranks: Any, rank: int, case: int) -> 
     setting = TrainSetting(**{**BASE.model_dump(), **CASES[case]})
     plain = as_ledger(found["plain"])
     assert weights_of(plain)[0]
-    mine = ends(weave_zero(plain, setting, rank).ledger)
+    mine = ends(insert_zero_events(plain, setting, rank).ledger)
     its = ends(as_ledger(found["deepspeed"]))
     assert [row[:2] for row in mine] == [row[:2] for row in its]
     late = setting.zero_reduce_bucket * 4

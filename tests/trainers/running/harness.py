@@ -8,23 +8,24 @@ import os
 import random
 import shlex
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planner.estimation import estimate, resolve
+from planner.core.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.core.schema.distribution import ALONE
+from planner.core.schema.loading import LoaderSetting
+from planner.core.schema.setting import EMA_DECAY
+from planner.estimation.estimate import estimate, resolve
+from planner.estimation.recipe import UNDECAYED, recipe_of
 from planner.libraries.adapters_on_shapes import named_parameters
-from planner.schema import DeviceInfo, SwinConfig, TrainSetting
-from planner.schema.distribution import ALONE
-from planner.schema.loading import LoaderSetting
-from planner.schema.setting import CLIP_NORM, EMA_DECAY
 from planner.step.tensor import Device
 from planner.trainers.emission import Emitted, emit
 from planner.trainers.loader import EVERY_FIELD, train_loader
 from planner.trainers.plan import Plan
-from planner.trainers.recipe import WARMUP_START, recipe_of
 from planner.trainers.registry import TRAINERS
 from tests.building import on_shapes
 from tests.trainers.cases import GIB, FakeEstimator, feeding, recommendation
@@ -73,18 +74,24 @@ class Case:
         return f"{self.model.library} v{self.model.version} {shown or 'fp32'}{fed}"
 
 
-def make_pictures(folder: Path, side: int = 48, classes: int = 2) -> Path:
+def make_pictures(
+    folder: Path,
+    side: int = 48,
+    classes: int = 2,
+    training: int = NUM_TRAINING,
+    colours: int = 256,
+) -> Path:
     """train/, val/ and validation/, of NUM_TRAINING and NUM_VALIDATION small pictures."""
     from PIL import Image
 
     made = random.Random(0)
     for part, count in (
-        ("train", NUM_TRAINING), ("val", NUM_VALIDATION), ("validation", NUM_VALIDATION),
+        ("train", training), ("val", NUM_VALIDATION), ("validation", NUM_VALIDATION),
     ):  # fmt: skip
         for index in range(count):
             place = folder / part / f"class{index % classes}"
             place.mkdir(parents=True, exist_ok=True)
-            colour = tuple(made.randrange(256) for _ in range(3))
+            colour = tuple(made.randrange(colours) for _ in range(3))
             Image.new("RGB", (side, side), colour).save(place / f"{index}.png")
     return folder
 
@@ -97,33 +104,41 @@ def train(
     paths: tuple[str, ...] = (),
     environment: dict[str, str] | None = None,
     seconds: float = 300,
+    more: str = "",
+    edit: Callable[[str], str] = lambda text: text,
 ) -> Run:
     """Emits for `case`, writes the files into `folder` and follows the launch line.
 
     `script` is what your_script.py says; `scripts` are where a trainer's own lie. All run under the
-    spy. `paths` come first on PYTHONPATH.
+    spy. `paths` come first on PYTHONPATH, and `more` last on the launch line; `edit` is what a test
+    does to the files.
     """
     fed = feeding(case.loader) if case.loader is not None else None
     found = recommendation(case.model, case.setting, device=case.device, feeding=fed)
     emitted = emit(found, case.target, estimator=FakeEstimator())
-    (folder / emitted.filename).write_text(emitted.text)
-    if emitted.code:
-        (folder / emitted.code_filename).write_text(emitted.code)
+    (folder / emitted.filename).write_text(edit(emitted.text))
+    for name, text in emitted.beside.items():
+        (folder / name).write_text(edit(text))
     own = folder / "your_script.py"
     own.write_text(f"import tests.trainers.running.spy\n{script}")
     _mend_imports(folder / "site")
     side = case.model.image_size[0] + (0 if case.target == "microsoft" else 16)
-    data = make_pictures(folder / "DATA", side)
-    command = _command(emitted.launch, data, scripts or {}, folder)
+    data = folder / "DATA"
+    if not data.exists():
+        make_pictures(data, side)
+    command = _command(f"{emitted.launch} {more}", data, scripts or {}, folder)
     own_paths = (str(ROOT), str(folder / "site"), os.environ.get("PYTHONPATH", ""))
     given = {
         **os.environ, "OMP_NUM_THREADS": "1", "SPY_REPORT": str(folder / "report"),
         "PYTHONPATH": os.pathsep.join((*paths, *own_paths)),
         "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", **(environment or {}),
     }  # fmt: skip
-    _, output = follow(["bash", "-c", command], folder, given, seconds)
+    for old in folder.glob("report.*"):
+        old.unlink()
+    ended, output = follow(["bash", "-c", command], folder, given, seconds)
     reports = [json.loads(file.read_text()) for file in sorted(folder.glob("report.*"))]
-    assert len(reports) == case.setting.world_size, f"{command}\n{output[-6000:]}"
+    whole = ended == 0 and len(reports) == case.setting.world_size
+    assert whole, f"{command}\n{output[-6000:]}"
     return Run(emitted, case.model, case.setting, reports, output, _loader(case))
 
 
@@ -139,7 +154,7 @@ def _loader(case: Case) -> dict[str, Any]:
 
 def _mend_imports(folder: Path) -> None:
     """Lets a launcher import PyPI's torchvision beside a CPU torch, as the spy does for scripts."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(
         "import sys\n"
         "if any(word.endswith('accelerate') for word in sys.orig_argv[:2]):\n"
@@ -196,7 +211,8 @@ def _alike(key: str, seen: Any, wanted: Any) -> bool:
 
 def expected(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
     """What a training of `setting` shows, in the words of `observed`."""
-    recipe = recipe_of(setting)
+    recipe = recipe_of(setting, model)
+    setting = setting.with_recipe(of_swin=True)
     micro = setting.accumulate * 2
     _, setting = resolve(model, setting)
     # A CPU's tensors are on the host already: there an offload moves nothing.
@@ -219,12 +235,13 @@ def expected(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
         "foreach": None if implementation == "8bit" else implementation == "foreach",
         "nesterov": False,
         "decay": recipe.weight_decay,
-        "clips": [CLIP_NORM] * 2 if setting.clip_grad else [],
+        "decayed_wrongly": [],
+        "clips": [recipe.clip_norm] * 2 if recipe.clip_norm is not None else [],
         "drop_path": model.drop_path_rate,
         "classes": model.num_classes,
         "soft": recipe.mixes,
         "smoothing": None if recipe.mixes else recipe.smoothing,  # mixed into the targets
-        "first_rate": recipe.learning_rate and recipe.learning_rate * WARMUP_START,
+        "first_rate": recipe.learning_rate and recipe.learning_rate * recipe.warmup_start,
         "averaged": setting.ema,
         "offloads": setting.offload != "none",
         "compiles": [setting.compile] if setting.compile != "off" else [],
@@ -238,6 +255,18 @@ def expected(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
     else:
         found["betas"] = [0.9, 0.999]
     return found
+
+
+def decayed_wrongly(decays: Mapping[str, Sequence[float]]) -> list[str]:
+    """Trained weights that decay though the recipe spares them, or the other way round; none where
+    none decays. `decays` are each one's decay and its number of dimensions."""
+    if not any(decay for decay, _ in decays.values()):
+        return []
+    return [
+        name
+        for name, (decay, dimensions) in decays.items()
+        if (decay > 0) == (dimensions < 2 or any(part in name for part in UNDECAYED))
+    ]
 
 
 def _trained(model: SwinConfig, setting: TrainSetting) -> int:
@@ -281,6 +310,7 @@ def observed(report: dict[str, Any]) -> dict[str, Any]:
         "momentum": groups[0].get("momentum"),
         "betas": list(groups[0].get("betas") or ()) or None,
         "decay": max(group["weight_decay"] for group in groups),
+        "decayed_wrongly": decayed_wrongly(report["decays"]),
         "soft": any("soft" in name.lower() for name, _ in losses),
         "smoothing": smoothing,
         "first_rate": first["rate"],

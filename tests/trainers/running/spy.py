@@ -2,17 +2,20 @@
 
 `python spy.py train.py ARGUMENTS` runs a trainer's script under it; a script of our own imports it
 first. At the start of the third optimizer step SPY_REPORT (with the rank behind it) gets a JSON
-object, and the process ends. It imports nothing of the planner but what lets torchvision import.
+object, and the process ends; with SPY_WHOLE it trains to its own end, and is reported then. It
+imports nothing of the planner but what lets torchvision import.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
 import runpy
 import sys
 import time
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +32,20 @@ from torch.optim.optimizer import (  # noqa: E402
 )
 from torch.utils.data import DataLoader  # noqa: E402
 
-STEPS = 2
+STEPS = 2 if "SPY_WHOLE" not in os.environ else sys.maxsize
+RECIPE = (
+    "Mixup", "FastCollateMixup", "CutMix", "RandomBatchAugment", "AugmentOp", "RandAugment",
+    "RandomErasing", "RandomResizedCropAndInterpolation", "RandomResizedCrop", "Resize",
+    "CenterCrop",
+)  # fmt: skip
+"""Classes of what is done to images, by whatever library."""
 SEEN: dict[str, Any] = {
     "images": [0], "micro_batches": [0], "checkpoints": 0, "sdpa": 0, "losses": [], "clips": [],
     "compiles": [], "averaged": 0, "validation_batches": [], "autocast": None, "saved_bytes": None,
     "steps": [], "drop_path": 0.0, "offloads": False, "loaders": [],
 }  # fmt: skip
 _outermost: list[nn.Module] = []
+_trained: list[nn.Module] = []  # the model
 _recording: dict[int, int] | None = None
 _kept: set[int] = set()
 _optimizers: list[torch.optim.Optimizer] = []  # of each weight one, where they step in backward
@@ -47,14 +57,14 @@ def count(where: str, name: str, key: str) -> None:
     original = getattr(place, name)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        SEEN[key] += 1
+        SEEN[key] += torch.is_grad_enabled()  # and not while it validates
         return original(*args, **kwargs)
 
     setattr(place, name, counted)
 
 
 def before_forward(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    if not _outermost and torch.is_grad_enabled() and module.training:
+    if not _outermost and torch.is_grad_enabled() and _trains(module):
         _start_recording(module)
     _outermost.append(module)
     if isinstance(module, nn.Conv2d) and module.in_channels == 3 and inputs[0].ndim == 4:
@@ -67,6 +77,11 @@ def before_forward(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         _see_loss(type(module).__name__ + soft, smoothing)
 
 
+def _trains(module: nn.Module) -> bool:
+    """Whether any of it is in training mode: Lightning leaves DDP's own module as it validated."""
+    return any(part.training for part in module.modules())
+
+
 def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:
     while _outermost and _outermost.pop() is not module:
         pass
@@ -75,11 +90,12 @@ def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:
 
 
 def _see_images(module: nn.Module, images: Tensor) -> None:
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
     SEEN["autocast"] = (
-        str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None
+        str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
     )
     # The model's mode, not the layer's: frozen stages hold the patch embedding in eval mode.
-    if not (_outermost[0].training and torch.is_grad_enabled()):
+    if not (_trains(_outermost[0]) and torch.is_grad_enabled()):
         SEEN["validation_batches"].append(len(images))
         return
     _kept.add(images.untyped_storage().data_ptr())  # the batch is nobody's to save
@@ -106,6 +122,7 @@ def _start_recording(module: nn.Module) -> None:
         return
     if not any(isinstance(m, nn.Conv2d) for m in module.modules()):
         return
+    _trained.append(module)
     _recording = {}
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     SEEN["offloads"] = hooks is not None and "offload_activations" in hooks[0].__qualname__
@@ -226,24 +243,25 @@ def after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None
 
 def finish(optimizer: torch.optim.Optimizer) -> None:
     """Writes the report and ends the process."""
+    world = write_report(optimizer)
+    wait_for_reports(world)
+    os._exit(0)
+
+
+def write_report(optimizer: torch.optim.Optimizer) -> int:
+    """How many ranks there are."""
     parameters = [p for o in _optimizers for group in o.param_groups for p in group["params"]]
     report = {
         **{k: v for k, v in SEEN.items() if not k.endswith("kept")},
-        **SEEN["kept"],
-        "checkpoints": SEEN["checkpoints_kept"],
-        "sdpa": SEEN["sdpa_kept"],
-        "clips": SEEN["clips_kept"],
+        **SEEN.get("kept", {}),
+        **{k: SEEN[f"{k}_kept"] for k in ("checkpoints", "sdpa", "clips") if f"{k}_kept" in SEEN},
+        "recipe": recipe(),
         "losses": [
             *(list(kind) for kind in dict.fromkeys(map(tuple, SEEN["losses"]))),
-            *(["LabelSmoother", o.epsilon] for o in gc.get_objects()
-              if type(o).__name__ == "LabelSmoother"),  # transformers', no module
         ],
         "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__name__}",
         "num_parameters": sum(p.numel() for p in parameters if p.requires_grad),
-        "decayed": sum(
-            len(group["params"])
-            for group in optimizer.param_groups if group.get("weight_decay")
-        ),
+        "decays": decays(),
         "parameter_dtype": str(parameters[0].dtype),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "benchmark": torch.backends.cudnn.benchmark,
@@ -253,12 +271,39 @@ def finish(optimizer: torch.optim.Optimizer) -> None:
             if type(o).__name__ in ("ModelEmaV3", "ExponentialMovingAverage")
         ],
         "world": int(os.environ.get("WORLD_SIZE", "1")),
-        "allocator": os.environ.get("PYTORCH_ALLOC_CONF"),
+        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
     }  # fmt: skip
     rank = os.environ.get("RANK", "0")
     Path(f"{os.environ['SPY_REPORT']}.{rank}").write_text(json.dumps(report, default=str))
-    wait_for_reports(report["world"])
-    os._exit(0)
+    return int(report["world"])
+
+
+def recipe() -> dict[str, list[Any]]:
+    """class -> what differs between its objects: their plain attributes. Operations of one kind are
+    alike but for their names."""
+    found: dict[str, list[Any]] = {}
+    for made in gc.get_objects():
+        if type(made).__name__ in RECIPE:
+            known = found.setdefault(type(made).__name__, [])
+            said = {
+                name: value if isinstance(value, int | float | list | tuple) else str(value)
+                for name, value in vars(made).items()
+                if name[0] != "_" and name not in ("name", "ops", "hparams", "level_fn")
+                and isinstance(value, int | float | str | list | tuple | Enum | None)
+            }  # fmt: skip
+            if said not in known:
+                known.append(said)
+    return found
+
+
+def decays() -> dict[str, tuple[float, int]]:
+    """name of a trained weight -> (its decay, its number of dimensions)"""
+    names = {p: name for model in _trained for name, p in model.named_parameters()}
+    return {
+        names[p]: (float(group.get("weight_decay", 0.0)), p.dim())
+        for o in _optimizers for group in o.param_groups for p in group["params"]
+        if p.requires_grad and p in names
+    }  # fmt: skip
 
 
 def wait_for_reports(world: int) -> None:
@@ -267,6 +312,19 @@ def wait_for_reports(world: int) -> None:
     reports = [Path(f"{os.environ['SPY_REPORT']}.{rank}") for rank in range(world)]
     while not all(report.exists() for report in reports):
         time.sleep(0.05)
+
+
+def posterize_as_pillow_12() -> None:
+    """timm's RandAugment leaves no bits at times, which Pillow 13 refuses; the files ask for one
+    before it."""
+    from PIL import Image, ImageOps
+
+    original = ImageOps.posterize
+
+    def posterize(image: Image.Image, bits: int) -> Image.Image:
+        return original(image, bits) if bits > 0 else image.point(lambda value: 0)
+
+    ImageOps.posterize = posterize
 
 
 def pretend_cuda() -> None:
@@ -307,6 +365,9 @@ def install() -> None:
         torch.nn.modules.module.register_module_forward_hook(after_forward)
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
+    posterize_as_pillow_12()
+    if "SPY_WHOLE" in os.environ:
+        atexit.register(lambda: write_report(_optimizers[0]) if _optimizers else None)
     for watch in (watch_backward, watch_loss, watch_clipping, watch_compiling, watch_loading):
         watch()
     if os.environ.get("SPY_PRETEND_CUDA"):

@@ -9,6 +9,7 @@ with timm 0.4.12). A table at the end says what ran and what was refused.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,15 +17,16 @@ from typing import Any
 
 import pytest
 
-from planner.errors import UnsupportedError
-from planner.estimation import estimate, resolve
-from planner.schema import DeviceInfo
-from planner.schema.distribution import DEEPSPEED as DEEPSPEED_STAGES
-from planner.schema.loading import LoaderSetting
+from planner.core.errors import UnsupportedError
+from planner.core.schema import DeviceInfo
+from planner.core.schema.distribution import DEEPSPEED as DEEPSPEED_STAGES
+from planner.core.schema.loading import LoaderSetting
+from planner.estimation.estimate import estimate, resolve
+from planner.estimation.recipe import recipe_of
 from planner.trainers.emission import emit_setting
-from planner.trainers.recipe import WARMUP_START, recipe_of
+from planner.trainers.plan import Emitted
 from tests.trainers.cases import GIB, FakeEstimator, tiny
-from tests.trainers.running.harness import RATE, Case, differences, train
+from tests.trainers.running.harness import RATE, Case, Run, differences, make_pictures, train
 
 pytestmark = [
     pytest.mark.trainers,
@@ -88,8 +90,11 @@ PYTORCH = [
 @pytest.mark.parametrize("case", PYTORCH, ids=lambda case: case.title)
 def test_the_plain_script(case: Case, tmp_path: Path, record_property: Record) -> None:
     compiled = case.setting.compile != "off"
+    make_pictures(tmp_path / "DATA", training=16)  # an epoch is two steps
     run = train(case, tmp_path, environment={"SPY_COMPILED": "1"} if compiled else {})
     instead: dict[str, Any] = {}
+    if case.setting.optimizer_in_backward:
+        instead["decay"] = None  # the first weight has an optimizer of its own
     if compiled:  # nothing looks into compiled code; what saves its inputs is the compiler's choice
         unseen = ("images", "micro_batches", "autocast", "sdpa", "classes", "saved_bytes")
         instead = dict.fromkeys((*unseen, "validation_batch", "drop_path"))
@@ -103,25 +108,19 @@ def each_rank(case: Case) -> dict[str, Any]:
     return {"validation_batch": None} if case.setting.world_size > 1 else {}
 
 
-_TRANSFORMERS = """
-from pathlib import Path
-import torch
-from PIL import Image
-from torchvision.transforms.functional import pil_to_tensor, resize
-from training_transformers import build_trainer
+def script_of(emitted: Emitted) -> str:
+    """The script that a trainer's file shows, as pasted; a rate where it leaves that open."""
+    text = emitted.code or emitted.text
+    head = text.partition("# Your script")[2].partition("\n# Note:")[0]
+    lines = [line.removeprefix("#").removeprefix("     ") for line in head.splitlines()[1:]]
+    return re.sub(r"\bLR\b|\.\.\.(?=  # yours)", str(RATE), "\n".join(lines)) + "\n"
 
-def read(part):
-    files = sorted(Path("DATA", part).rglob("*.png"))
-    return [
-        {"pixel_values": resize(pil_to_tensor(Image.open(f)), [32, 32]).float() / 255,
-         "labels": int(f.parent.name[-1])}
-        for f in files
-    ]
 
-if __name__ == "__main__":
-    more = {"eval_strategy": "epoch", "report_to": "none"}
-    build_trainer(read("train"), read("val")RATE, **more).train()
-"""
+def trained(case: Case, folder: Path, before: str = "", **more: Any) -> Run:
+    """A training by the script that the trainer's file shows, `before` which stands something."""
+    emitted = emit_setting(case.model, case.setting, case.target, device=case.device)
+    return train(case, folder, before + script_of(emitted), **more)
+
 
 TRANSFORMERS = [
     Case("transformers", tiny("transformers"), {"attention": "eager"}, loader=FED),
@@ -156,30 +155,8 @@ TRANSFORMERS = [
 
 @pytest.mark.parametrize("case", TRANSFORMERS, ids=lambda case: case.title)
 def test_transformers(case: Case, tmp_path: Path, record_property: Record) -> None:
-    rate = ", learning_rate=1e-3" if case.setting.optimizer_family == "sgd" else ""
-    run = train(case, tmp_path, _TRANSFORMERS.replace("RATE", rate))
-    ran(record_property, case, differences(run, **each_rank(case)))
+    ran(record_property, case, differences(trained(case, tmp_path), **each_rank(case)))
 
-
-_LOADER = """
-from torch.utils.data import ConcatDataset, DataLoader
-from torchvision.datasets import ImageFolder
-from torchvision.transforms import v2
-import torch
-
-transform = v2.Compose([v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
-folder, validation = (ImageFolder(f"DATA/{part}", transform) for part in ("train", "val"))
-"""
-
-_LIGHTNING = f"""{_LOADER}
-import lightning
-from training_lightning import LOADER, TRAINER, VALIDATION_BATCH_SIZE, Training
-
-if __name__ == "__main__":
-    loader = DataLoader(ConcatDataset([folder] * WORLD), shuffle=True, **LOADER)
-    trainer = lightning.Trainer(**TRAINER, max_epochs=300, num_sanity_val_steps=0, logger=False)
-    trainer.fit(Training(RATE), loader, DataLoader(validation, VALIDATION_BATCH_SIZE))
-"""
 
 LIGHTNING = [
     Case("lightning", tiny("native"), {"attention": "eager"}, loader=FED),
@@ -208,30 +185,12 @@ LIGHTNING = [
 
 @pytest.mark.parametrize("case", LIGHTNING, ids=lambda case: case.title)
 def test_lightning(case: Case, tmp_path: Path, record_property: Record) -> None:
-    rate = "lr=1e-3" if case.setting.optimizer_family == "sgd" else ""
-    world = case.setting.world_size
-    run = train(case, tmp_path, _LIGHTNING.replace("RATE", rate).replace("WORLD", str(world)))
+    run = trained(case, tmp_path)
     instead = each_rank(case)
     if case.setting.parallelism == "fsdp":  # gathered weights are among what is saved
         instead["saved_bytes"] = None
     ran(record_property, case, differences(run, **instead))
 
-
-def script_of(code: str, prelude: str) -> str:
-    """A script of the lines that building.py shows, with what they take for granted before them."""
-    head = code.partition("# Your script:\n")[2].partition("\n#\n")[0]
-    lines = [line.removeprefix("#     ") for line in head.splitlines()]
-    body = "\n".join(f"    {line}" for line in lines)
-    return f'{prelude}\nfrom building import *\n\nif __name__ == "__main__":\n{body}\n'
-
-
-_ACCELERATE = f"""{_LOADER}
-from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs
-from accelerate.utils import GradientAccumulationPlugin
-
-data, steps, LR = ConcatDataset([folder] * 3), 100, 1e-3
-"""
 
 ACCELERATE = [
     Case("accelerate", tiny("native"), {"attention": "eager"}, loader=FED),
@@ -258,21 +217,18 @@ ACCELERATE = [
 
 @pytest.mark.parametrize("case", ACCELERATE, ids=lambda case: case.title)
 def test_accelerate(case: Case, tmp_path: Path, record_property: Record) -> None:
-    code = emit_setting(case.model, case.setting, case.target, device=case.device).code
-    run = train(case, tmp_path, script_of(code, _ACCELERATE))
-    # Validation is a loop of one's own.
-    ran(record_property, case, differences(run, validation_batch=None))
+    instead = each_rank(case)
+    if case.setting.optimizer_in_backward:  # four steps an epoch, and a bias's optimizer is first
+        instead = {"decay": None, "validation_batch": None}
+    ran(record_property, case, differences(trained(case, tmp_path), **instead))
 
 
-_DEEPSPEED = f"""{_LOADER}
+ONE_CPU_OF_DEEPSPEED = """
 import deepspeed
-from torch.utils.data import DistributedSampler
 
 # Its collectives on one CPU are C++ that it compiles behind a lock, which outlives a run that is
 # killed, and whose ranks spin for each other. Without them gloo sends.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
-data, steps, LR = ConcatDataset([folder] * 3), 100, 1e-3
 """
 
 DEEPSPEED = [
@@ -287,6 +243,7 @@ DEEPSPEED = [
     *(
         Case("deepspeed", tiny("native"), {
             "world_size": 2, "parallelism": stage, "attention": "eager",
+            "optimizer": "adam",  # all weights in one group: ZeRO steps each group by itself
         })
         for stage in ("zero1", "zero2", "zero3")
     ),
@@ -296,13 +253,14 @@ DEEPSPEED = [
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.parametrize("case", DEEPSPEED, ids=lambda case: case.title)
 def test_deepspeed(case: Case, tmp_path: Path, record_property: Record) -> None:
-    code = emit_setting(case.model, case.setting, case.target, device=case.device).code
     extensions = tmp_path / "extensions"
     environment = {"TORCH_EXTENSIONS_DIR": str(extensions)}
-    run = train(case, tmp_path, script_of(code, _DEEPSPEED), environment=environment)
+    run = trained(case, tmp_path, ONE_CPU_OF_DEEPSPEED, environment=environment)
     assert not extensions.exists(), "nothing is compiled"
-    # It clips by a function of its own, and validation is a loop of one's own.
-    instead: dict[str, Any] = {"validation_batch": None, "clips": None}
+    # It clips by a function of its own.
+    instead: dict[str, Any] = {"clips": None, **each_rank(case)}
+    if case.setting.accumulate == 1:  # the first epoch goes on beyond the second step
+        instead["validation_batch"] = None
     if case.setting.parallelism in DEEPSPEED_STAGES:  # the optimizer has a rank's half of 35,648
         instead["num_parameters"] = 17_824
     if case.setting.parallelism == "zero3":  # of each weight by itself, and one is of odd length
@@ -311,11 +269,13 @@ def test_deepspeed(case: Case, tmp_path: Path, record_property: Record) -> None:
 
 
 TIMM = [
-    Case("timm", tiny("timm"), {"attention": "eager"}, loader=FED),
+    Case("timm", tiny("timm", 2), {}, loader=FED),
     Case("timm", tiny("timm"), {
         "checkpointing": "blocks", "optimizer": "adamw-fused", "attention": "sdpa",
     }),
-    Case("timm", tiny("timm", drop_path_rate=0.2), {"optimizer": "sgd", "attention": "eager"}),
+    Case("timm", tiny("timm", drop_path_rate=0.2), {
+        "optimizer": "sgd", "loss": "cross-entropy", "clip_grad": False, "attention": "eager",
+    }, loader=LoaderSetting(workers=0)),
     Case("timm", tiny("timm"), {
         "precision": "bf16", "loss": "soft-target", "clip_grad": True, "ema": True,
         "validation_batch_size": 6, "attention": "eager",
@@ -332,17 +292,24 @@ def test_timm(case: Case, tmp_path: Path, record_property: Record) -> None:
     run = train(case, tmp_path, scripts={"train.py": Path(str(TIMM_CHECKOUT), "train.py")})
     # train.py sets cuDNN's benchmark only where there is CUDA.
     instead: dict[str, Any] = {"benchmark": None}
+    if case.model.version == 2:  # before 1.0.31 timm decays what it means to spare, and we say so
+        instead["decayed_wrongly"] = None
+    if case.loader is not None and not case.loader.workers:
+        instead["loader"] = {**run.loader, "workers": 1}
     if case.setting.optimizer_family == "sgd":
         instead["first_rate"] = 0.0  # without a published rate, the warm-up starts at nothing
     ran(record_property, case, differences(run, **instead))
 
 
 MICROSOFT = [
-    Case("microsoft", tiny("microsoft", num_classes=1000), {}, CUDA, FED),
+    Case("microsoft", tiny("microsoft", num_classes=1000, absolute_position_embedding=True), {
+        "loss": "cross-entropy", "clip_grad": False,
+    }, CUDA, FED),
     Case("microsoft", tiny("microsoft", num_classes=1000), {
         "checkpointing": "blocks", "loss": "soft-target", "clip_grad": True,
     }, CUDA),
-    Case("microsoft", tiny("microsoft", num_classes=1000, drop_path_rate=0.2), {}, CUDA),
+    Case("microsoft", tiny("microsoft", 2, num_classes=1000, drop_path_rate=0.2), {}, CUDA),
+    Case("microsoft", tiny("microsoft", num_classes=1000), {"world_size": 2}, CUDA),
 ]  # fmt: skip
 SWIN = os.environ.get("SWIN_TRANSFORMER_CHECKOUT")
 OLD_TIMM = os.environ.get("SWIN_TRANSFORMER_TIMM")
@@ -360,25 +327,31 @@ def test_microsoft(case: Case, tmp_path: Path, record_property: Record) -> None:
     paths = (str(OLD_TIMM),)
     run = train(case, tmp_path, scripts={"main.py": main}, paths=paths, environment=environment)
     assert all(report["ddp"] for report in run.reports), "main.py wraps the model, and we say so"
-    instead: dict[str, Any] = {}
-    if case.setting.loss == "soft-target":
+    instead = each_rank(case)
+    if recipe_of(case.setting, case.model).mixes:
         # timm's loss keeps one more [images, classes] than torch's: 4 × 1000 numbers of 4 bytes,
         # in whole 512s.
         own = estimate(*resolve(case.model, case.setting)).saved_activation_bytes
         instead["saved_bytes"] = own + 32 * 512
+        if case.model.version == 2:  # and each block's largest logit scale, a tensor on the host
+            instead["saved_bytes"] += sum(case.model.depths) * 512
     ran(record_property, case, differences(run, **instead))
 
 
 MMENGINE = [
-    Case("mmengine", tiny("native"), {"attention": "eager"}, loader=FED),
+    Case("mmengine", tiny("native", absolute_position_embedding=True), {
+        "loss": "cross-entropy", "clip_grad": False, "attention": "eager",
+    }, loader=FED),
     Case("mmengine", tiny("native"), {
         "checkpointing": "blocks", "loss": "soft-target", "clip_grad": True,
         "validation_batch_size": 6, "attention": "eager",
     }),
     Case("mmengine", tiny("native", 2), {
-        "optimizer": "sgd", "loss": "label-smoothing", "attention": "eager",
+        "optimizer": "adamw-fused", "loss": "label-smoothing", "attention": "eager",
     }),
-    Case("mmengine", tiny("native", drop_path_rate=0.2), {"ema": True, "attention": "eager"}),
+    Case("mmengine", tiny("native", drop_path_rate=0.2), {
+        "optimizer": "sgd", "ema": True, "attention": "eager",
+    }),
     Case("mmengine", tiny("native"), {"frozen_stages": 1, "attention": "eager"}),
     Case("mmengine", tiny("native"), {
         "world_size": 2, "parallelism": "ddp", "ddp_bucket_view": True, "attention": "eager",
@@ -387,16 +360,20 @@ MMENGINE = [
 MMPRETRAIN = os.environ.get("MMPRETRAIN_PATH")
 
 
+def mmpretrain_folder() -> Path:
+    """That which holds the package."""
+    found = find_spec("mmpretrain")
+    assert MMPRETRAIN or (found is not None and found.origin is not None)
+    return Path(MMPRETRAIN) if MMPRETRAIN else Path(str(found.origin)).parents[1]
+
+
 @pytest.mark.skipif(
     find_spec("mmpretrain") is None and not MMPRETRAIN,
     reason="mmpretrain is not installed, and MMPRETRAIN_PATH names no folder with it",
 )
 @pytest.mark.parametrize("case", MMENGINE, ids=lambda case: case.title)
 def test_mmengine(case: Case, tmp_path: Path, record_property: Record) -> None:
-    folder = (
-        Path(MMPRETRAIN) if MMPRETRAIN else Path(str(find_spec("mmpretrain").origin)).parents[1]
-    )  # type: ignore[union-attr]
-    script = folder / "mmpretrain" / ".mim" / "tools" / "train.py"
+    script = mmpretrain_folder() / "mmpretrain" / ".mim" / "tools" / "train.py"
     paths = (MMPRETRAIN,) if MMPRETRAIN else ()
     environment = {"SPY_PRETEND_CUDA": "1"} if case.device is CUDA else {}  # made the CPU and gloo
     scripts = {"tools/train.py": script}
@@ -404,8 +381,10 @@ def test_mmengine(case: Case, tmp_path: Path, record_property: Record) -> None:
     # Its Swin is not one that the planner knows: what it saves is not estimated.
     # Its rates rise with each micro-batch: at the second of 4 × 20 (of 2 × 20 on each of two ranks)
     # a first step is taken.
-    rate = recipe_of(case.setting).learning_rate or RATE
-    start = rate * (WARMUP_START + (1 - WARMUP_START) / (80 // case.setting.world_size - 1))
+    recipe = recipe_of(case.setting, case.model)
+    warmup = 4 * recipe.warmup_epochs // case.setting.world_size
+    share = recipe.warmup_start + (1 - recipe.warmup_start) / (warmup - 1)
+    start = (recipe.learning_rate or RATE) * share
     # Its Swin is not one that the planner knows: what it saves is not estimated.
     instead = {"saved_bytes": None, "first_rate": start, **each_rank(case)}
     ran(record_property, case, differences(run, **instead))

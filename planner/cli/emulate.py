@@ -1,0 +1,69 @@
+"""`planner emulate`: a program of the user's own, unchanged, on a GPU that is not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from planner.cli.command import Command
+from planner.cli.output import print_json, say
+from planner.machine.emulated.machine import MAX_GPUS
+
+STDERR = 2
+
+
+@click.command(
+    cls=Command,
+    headings={
+        "The card": ("gpu", "gpus", "memory", "in_use"),
+        "The program": ("steps", "argument"),
+    },
+    examples=(
+        'planner emulate --gpu "RTX 4090" --steps 3 -- python train.py --batch-size 64',
+        'planner emulate --gpu "RTX 4090" --vary --batch-size -- python train.py --batch-size 64',
+        "planner emulate --gpu a100-sxm-80gb --gpus 4 -- torchrun --nproc-per-node 4 train.py",
+    ),
+)
+@click.argument("words", nargs=-1, required=True, metavar="COMMAND…")
+@click.option("--gpu", required=True, metavar="NAME", help="The card, of 'planner gpus'.")
+@click.option(
+    "--gpus", type=click.IntRange(1, MAX_GPUS), default=1, show_default=True, metavar="N",
+    help="How many of it.",
+)  # fmt: skip
+@click.option("--memory", metavar="BYTES", help="Its memory, where it is another: 12GiB.")
+@click.option("--in-use", metavar="BYTES", help="Held by others meanwhile: 3GiB.")
+@click.option(
+    "--steps", metavar="N", type=click.IntRange(min=2),
+    help="End each process after N steps of its optimizer (3 with --vary).",
+)  # fmt: skip
+@click.option("--vary", "argument", metavar="ARG", help="Find the largest value of ARG that fits.")
+@click.option("--snapshot", metavar="FILE", help="Keep the allocator's history at the peak.")
+@click.option("--json", "as_json", is_flag=True, help="One object.")
+def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
+    """Run COMMAND with emulated GPUs, and say what it needs of them: peaks, where they are, what
+    is alive then, what grows from step to step, and whether it fits.
+
+    torch's own CUDA code asks for the memory; kernels compute nothing. So losses are no results,
+    and how long it takes says nothing of a GPU. It needs Linux, a C compiler, and torch's build
+    for CUDA in the Python that COMMAND runs. Nothing of the program or its environment is changed.
+    Exit status: that of COMMAND, or 1 where it does not fit or nothing is known.
+    """
+    from planner.report.emulation import emulation_text, variation_text
+    from planner.watching.emulating.running import emulate
+    from planner.watching.emulating.varying import vary
+
+    as_json, steps = given.pop("as_json"), given.pop("steps")
+    if argument is not None:
+        options = {"steps": steps} if steps else {}
+
+        def tell(value: int, run: Any) -> None:
+            answer = "fits" if run.fits else "does not fit"
+            click.echo(f"{argument} {value}: {answer}", err=True)
+
+        varied = vary(words, argument, tell=tell, **options, **given)
+        print_json(varied.to_json()) if as_json else say(variation_text(varied))
+        return 0 if varied.largest else 1
+    run = emulate(words, steps=steps or 0, output=STDERR if as_json else None, **given)
+    print_json(run.to_json()) if as_json else say(f"\n{emulation_text(run)}")
+    return run.status if run.fits else run.status or 1

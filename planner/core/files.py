@@ -1,0 +1,274 @@
+"""Files that people give us, read within bounds, and files of ours, written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.core.errors import PlannerError, UsageError, alternatives, as_text, shorten
+from planner.core.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from yaml import Node
+
+# What lies in the --output of `planner tune`, and of `planner data`.
+TUNE_RESULT, TUNE_PROBES, STUDY = "recommendation.json", "probes.jsonl", "study.db"
+DATA_RESULT, DATA_PROBES = "data.json", "loader.jsonl"
+# Of `planner tune --data`: the folder of its search for a loader, and the runs of both together.
+DATA_FOLDER, FED_RUNS = "data", "fed.jsonl"
+
+# A model file has some twenty fields, a recommendation a few thousand settings at most.
+MAX_MODEL_BYTES = MIB // 4
+MAX_RESULT_BYTES = 64 * MIB
+MAX_DEPTH = 32
+# Of a YAML file with its aliases written out: nine aliases of nine aliases of … are few lines.
+MAX_YAML_VALUES = 20_000
+
+
+class NoFileError(UsageError):
+    """There is no such file."""
+
+
+def named_path(given: object, name: str) -> Path:
+    """The path that was given as `name`. Raises UsageError where it is none, as an empty one is: it
+    would mean the folder that one is in."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise UsageError(
+            f"{name} is a path, and {shorten(given)} is not.",
+            "" if given else "Is a variable unset? The current folder is '.'.",
+        )
+    return Path(given)
+
+
+def open_at_once(path: str, flags: int) -> int:
+    """An opener for `open`: a pipe into which nobody writes is empty, and is not waited for."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    os.set_blocking(descriptor, True)  # what is being written is
+    return descriptor
+
+
+def read_text(path: Path, limit_bytes: int) -> str:
+    """The text of `path`, UTF-8 with or without a byte order mark. Raises UsageError where there
+    is none, and where it has more than `limit_bytes` (a device may have no end)."""
+    try:
+        with open(path, "rb", opener=open_at_once) as file:
+            data = file.read(limit_bytes + 1)
+    except FileNotFoundError as error:
+        raise NoFileError(f"{path} cannot be read: {error.strerror}.") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder, and not a file.", "Name a file in it.") from None
+    except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
+        raise UsageError(f"{path} cannot be read: {_reason(error)}.") from None
+    if len(data) > limit_bytes:
+        raise UsageError(f"{path} cannot be read: it is larger than {format_bytes(limit_bytes)}.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} cannot be read: it is not text.") from None
+
+
+def parse_json(text: str, source: str) -> Any:
+    """The value of a JSON text. Raises UsageError, naming `source`: no JSON, a key that is there
+    twice, numbers or nesting beyond reason."""
+    try:
+        data = json.loads(text, object_pairs_hook=_without_twins)
+    except json.JSONDecodeError as error:
+        reason = f"line {error.lineno}: {error.msg}"
+        raise UsageError(f"{source} is not whole JSON ({reason}).") from None
+    except RecursionError:
+        raise _too_deep(source) from None
+    except ValueError as error:  # a key twice, or a number of thousands of digits
+        raise UsageError(f"{source} cannot be read: {_reason(error)}.") from None
+    if any(depth > MAX_DEPTH for depth in _depths(data)):
+        raise _too_deep(source)
+    return data
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """The value of a YAML document. Raises UsageError, as `parse_json`; aliases count as what they
+    stand for."""
+    import yaml
+
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_nodes(node, source)
+        return loader.construct_document(node)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        reason = getattr(error, "problem", None) or "it cannot be parsed"
+        raise UsageError(f"{source} is not YAML: {reason}{where}.") from None
+    except RecursionError:
+        raise _too_deep(source) from None
+    except ValueError as error:  # a date that is none, or a number of thousands of digits
+        raise UsageError(f"{source} cannot be read: {_reason(error)}.") from None
+
+
+def check_output(path: str | os.PathLike[str], what: str, endings: Sequence[str]) -> Path:
+    """The path of a file that `what`, as "a page", may be written to.
+
+    Raises UsageError where its name is a folder's or has none of the `endings`, PlannerError where
+    no file can be there.
+    """
+    path = named_path(path, "output")
+    shown = shorten(as_text(str(path)))
+    example = f"{what.split()[-1]}{endings[0]}"
+    try:
+        if path.is_dir():
+            raise UsageError(
+                f"{shown} is a folder, and {what} is one file.",
+                f"Name a file in it, as {as_text(str(path / example))}.",
+            )
+        if not path.name[1:].lower().endswith(tuple(endings)):
+            raise UsageError(
+                f"{what}'s file name ends in {alternatives(endings)}, and {shown} does not.",
+                f"For example {example}.",
+            )
+        if not path.parent.is_dir():
+            folder = shorten(as_text(str(path.parent)))
+            raise PlannerError(
+                f"{shown} cannot be written: the folder {folder} does not exist.",
+                "Make the folder, or name a file in another.",
+            )
+        if not os.access(path.parent, os.W_OK):
+            raise PlannerError(
+                f"{shown} cannot be written: its folder may not be written to.",
+                "Name a file in another folder.",
+            )
+    except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
+        raise unwritable(path, error) from None
+    return path
+
+
+def write_output(path: Path, data: bytes) -> Path:
+    """Writes a file that somebody asked for, whole or not at all; a link stays one. Raises
+    PlannerError."""
+    try:
+        write_whole(path.resolve(), data)
+    except (OSError, ValueError) as error:
+        raise unwritable(path, error) from None
+    return path
+
+
+def unwritable(
+    path: Path | str, error: Exception, instead: str = "name another file"
+) -> PlannerError:
+    """That nothing can be written there, and what to do: by what is wrong, or `instead`."""
+    return PlannerError(
+        f"{shorten(as_text(str(path)))} cannot be written: {_reason(error)}.",
+        way_to_write(error, instead),
+    )
+
+
+def way_to_write(error: Exception, instead: str) -> str:
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return f"Free space, or {instead}."
+    if number == errno.ENOENT:
+        return f"Make its folder, or {instead}."
+    return f"{instead[:1].upper()}{instead[1:]}."
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Whole or not at all: written beside `path` and moved into its place, on disk when this
+    returns. Raises OSError."""
+    beside = path.with_name(f".{os.urandom(8).hex()}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with open(os.open(beside, flags, 0o666), "wb") as file:  # noqa: PTH123
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def cache_directory() -> Path:
+    """Where this user's programs keep what can be made again, or PLANNER_CACHE_DIR."""
+    if given := os.environ.get("PLANNER_CACHE_DIR"):
+        return Path(given)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("planner", appauthor=False)
+
+
+def cache_file(folder: str, what: str) -> Path:
+    """The JSON file in a folder of the cache that is about `what`, named after it."""
+    key = re.sub(r"[^a-z0-9.+]+", "-", what.casefold())
+    return cache_directory() / folder / f"{key.strip('-')}.json"
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"{_twin(key for key, _ in pairs)[:80]!r} is there twice")
+    return found
+
+
+def _twin(keys: Iterable[str]) -> str:
+    """The first key that was there before; "" where none was."""
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            return key
+        seen.add(key)
+    return ""
+
+
+def _depths(data: Any) -> Iterator[int]:
+    """How deep each value that holds others lies."""
+    open_ = [(data, 1)]
+    while open_:
+        value, depth = open_.pop()
+        if isinstance(value, dict | list):
+            yield depth
+            inner = value.values() if isinstance(value, dict) else value
+            open_ += [(v, depth + 1) for v in inner if isinstance(v, dict | list)]
+
+
+def _check_nodes(root: Node, source: str) -> None:
+    """Raises UsageError where nesting, aliases written out or a key that is there twice are beyond
+    reason: before anything is made of them."""
+    from yaml import MappingNode, ScalarNode, SequenceNode
+
+    num_values = 0
+    open_: list[tuple[Node, int]] = [(root, 1)]
+    while open_:
+        node, depth = open_.pop()
+        num_values += 1
+        if num_values > MAX_YAML_VALUES:
+            raise UsageError(
+                f"{source} holds more than {MAX_YAML_VALUES:,} values, its aliases written out."
+            )
+        if depth > MAX_DEPTH:
+            raise _too_deep(source)
+        if isinstance(node, MappingNode):
+            if twin := _twin(key.value for key, _ in node.value if isinstance(key, ScalarNode)):
+                line = node.start_mark.line + 1
+                raise UsageError(
+                    f"{source} cannot be read: {twin[:80]!r} is there twice (from line {line} on)."
+                )
+            open_ += [(inner, depth + 1) for pair in node.value for inner in pair]
+        elif isinstance(node, SequenceNode):
+            open_ += [(inner, depth + 1) for inner in node.value]
+
+
+def _too_deep(source: str) -> UsageError:
+    return UsageError(f"{source} cannot be read: it is nested more than {MAX_DEPTH} deep.")
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in few words."""
+    if "integer string conversion" in str(error):
+        return "a number in it has thousands of digits"
+    return getattr(error, "strerror", None) or str(error)

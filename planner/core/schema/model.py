@@ -1,0 +1,173 @@
+"""The architecture of a Swin Transformer, and which library's code runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from planner.core.schema.faults import CrossFieldError, Fault
+
+Library = Literal["native", "timm", "torchvision", "transformers", "microsoft"]
+LIBRARIES: tuple[Library, ...] = ("native", "timm", "torchvision", "transformers", "microsoft")
+
+
+# The one bound on sizes: of a batch, an image's side, a layer's channels. No device trains a tenth
+# of it, and products of sizes within it are still counted rightly.
+MAX_SIZE = 1 << 20
+MAX_STAGES = 16
+MAX_STAGE_BLOCKS = 1000
+MAX_NAME = 200
+
+
+def _split_commas(value: Any) -> Any:
+    """`2,2,6,2` on a command line is the tuple (2, 2, 6, 2)."""
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.replace("x", ",").split(",") if part.strip()]
+        if not parts:
+            raise ValueError("give a number, or several with commas between them")
+        return tuple(parts) if len(parts) > 1 else parts[0]
+    return value
+
+
+def _version(value: Any) -> Any:
+    """A command line says 2 in text."""
+    return {"1": 1, "2": 2}.get(value.strip(), value) if isinstance(value, str) else value
+
+
+def _one_line(value: str) -> str:
+    """A name is printed and written into comments of code: it is one line and no more."""
+    if not value.isprintable():
+        raise ValueError("a name is one line without control characters")
+    return value
+
+
+def _pair(value: Any) -> Any:
+    """One side stands for a square; a list is (height, width)."""
+    value = _split_commas(value)
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    return (value, value)
+
+
+def _as_tuple(value: Any) -> Any:
+    value = _split_commas(value)
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _window(value: Any) -> Any:
+    value = _split_commas(value)
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+Side = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+ImageSize = Annotated[tuple[Side, Side], BeforeValidator(_pair)]
+Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
+Blocks = Annotated[int, Field(ge=1, le=MAX_STAGE_BLOCKS)]
+Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_one_line)]
+PerStage = Field(max_length=MAX_STAGES)
+
+
+class SwinConfig(BaseModel):
+    """A Swin Transformer, version 1 or 2. Sizes are in pixels or tokens; rates are probabilities.
+
+    `image_size` is (height, width) in pixels (one number means a square). `window_size` is the side
+    of the attention window in tokens: one number, or one per stage (the timm `swin_s3_*` models).
+    Every field can be set in a YAML or JSON file, or with `--set FIELD=VALUE`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    library: Library = "native"
+    name: Name | None = Field(default=None, description="the published name this came from, if any")
+    version: Annotated[Literal[1, 2], BeforeValidator(_version)] = 1
+    image_size: ImageSize = (224, 224)
+    patch_size: Side = 4
+    in_channels: Side = 3
+    num_classes: Side = 1000
+    embed_dim: Side = 96
+    depths: Annotated[tuple[Blocks, ...], PerStage, BeforeValidator(_as_tuple)] = (2, 2, 6, 2)
+    num_heads: Annotated[tuple[Side, ...], PerStage, BeforeValidator(_as_tuple)] = (3, 6, 12, 24)
+    window_size: Annotated[Side | tuple[Side, ...], BeforeValidator(_window)] = 7
+    mlp_ratio: Annotated[float, Field(gt=0, le=1024)] = 4.0
+    qkv_bias: bool = True
+    drop_rate: Rate = 0.0
+    attn_drop_rate: Rate = 0.0
+    drop_path_rate: Rate = 0.1
+    patch_norm: bool = True
+    absolute_position_embedding: bool = False
+    pretrained_window_size: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=MAX_SIZE)], ...], PerStage, BeforeValidator(_as_tuple)
+    ] = Field(default=(0,), description="version 2: the window of pre-training, one or one a stage")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SwinConfig:
+        faults = list(self._cross_field_faults())
+        if faults:
+            raise CrossFieldError(faults)
+        return self
+
+    def _cross_field_faults(self) -> Iterator[Fault]:
+        stages = len(self.depths)
+        for field in ("num_heads", "window_size", "pretrained_window_size"):
+            given = getattr(self, field)
+            single_will_do = field == "pretrained_window_size" and len(given) == 1
+            if isinstance(given, tuple) and len(given) != stages and not single_will_do:
+                entries = "entry" if len(given) == 1 else "entries"
+                yield Fault(
+                    (field, "depths"),
+                    f"{field} has {len(given)} {entries} and depths has {stages}: "
+                    "give one for each stage",
+                )
+        for stage, heads in enumerate(self.num_heads[:stages]):
+            if (self.embed_dim << stage) % heads:
+                yield Fault(
+                    ("num_heads", "embed_dim"),
+                    f"num_heads[{stage}] = {heads} does not divide the stage's "
+                    f"{self.embed_dim << stage} channels (embed_dim × 2^{stage})",
+                )
+        if self.embed_dim * self.mlp_ratio < 1:
+            yield Fault(
+                ("mlp_ratio", "embed_dim"),
+                f"mlp_ratio {self.mlp_ratio:g} leaves the first stage's MLP no channel "
+                f"(embed_dim {self.embed_dim} × {self.mlp_ratio:g})",
+            )
+        if min(self.image_size) < self.patch_size:
+            yield Fault(
+                ("image_size", "patch_size"),
+                f"image_size {self.image_size[0]}x{self.image_size[1]} is smaller than one patch "
+                f"(patch_size {self.patch_size})",
+            )
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.depths)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window's side in tokens, one per stage (before any clamping to the feature map)."""
+        window = self.window_size
+        return window if isinstance(window, tuple) else (window,) * self.num_stages
+
+    @property
+    def pretrained_windows(self) -> tuple[int, ...]:
+        """Version 2: the window of pre-training per stage, 0 where there was none."""
+        given = self.pretrained_window_size
+        return given if len(given) == self.num_stages else given * self.num_stages
+
+    def stage_channels(self, stage: int) -> int:
+        """Channels of the blocks of `stage` (0-based)."""
+        return self.embed_dim << stage
+
+    def drop_path_rates(self) -> tuple[tuple[float, ...], ...]:
+        """The drop-path probability of each block, per stage: 0 rising linearly to the rate."""
+        total = sum(self.depths)
+        step = self.drop_path_rate / (total - 1) if total > 1 else 0.0
+        rates = iter([i * step for i in range(total)])
+        return tuple(tuple(next(rates) for _ in range(depth)) for depth in self.depths)
+
+    @property
+    def title(self) -> str:
+        """How the model is called in reports: `timm:swin_tiny_patch4_window7_224`."""
+        return f"{self.library}:{self.name or 'custom'}"

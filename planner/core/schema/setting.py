@@ -1,0 +1,356 @@
+"""How one training step is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NewType
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from planner.core.errors import UnsupportedError, alternatives
+from planner.core.schema.distribution import DEEPSPEED, Distribution
+from planner.core.schema.faults import CrossFieldError, Fault
+from planner.core.schema.model import MAX_SIZE
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "fp8"]
+CompileMode = Literal[
+    "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+]
+Attention = Literal["library", "eager", "sdpa"]
+FORMER_RECIPE: Mapping[str, Any] = {"loss": "cross-entropy", "clip_grad": False}
+"""The defaults until 2026-11-24: what a file of before means that says nothing of them."""
+Loss = Literal["library", "cross-entropy", "label-smoothing", "soft-target"]
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "pure-bf16", "fp8")
+COMPILE_MODES: tuple[CompileMode, ...] = (
+    "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs",
+)  # fmt: skip
+ATTENTIONS: tuple[Attention, ...] = ("eager", "sdpa")  # of those that one may choose
+# One of each form: `blocks:6` stands for any number, `stages:0,1` for any stages.
+CHECKPOINTINGS = (
+    "none", "blocks", "blocks:6", "blocks:every-2", "selective", "stages", "stages:0,1", "nested",
+)  # fmt: skip
+# Those that replay CUDA graphs (torch/_inductor/__init__.py, list_mode_options).
+GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
+IMPLEMENTATIONS = ("-foreach", "-fused", "-forloop")
+# Families of optimizers, and the class of each: torch.optim's, but for Lion, which is timm's.
+OPTIMIZER_CLASSES = {
+    "adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adafactor": "Adafactor", "lion": "Lion",
+    "rmsprop": "RMSprop", "nadam": "NAdam", "radam": "RAdam",
+}  # fmt: skip
+OPTIMIZER_FAMILIES = tuple(OPTIMIZER_CLASSES)
+FUSED_FAMILIES = ("adamw", "adam", "sgd")  # of those above, as torch 2.13 has them
+AMSGRAD_OPTIMIZERS = frozenset(
+    family + suffix for family in ("adam", "adamw") for suffix in ("", *IMPLEMENTATIONS)
+)
+# What the switches of a setting stand for. Of microsoft/Swin-Transformer @f82860b, config.py:
+CLIP_NORM = 5.0  # TRAIN.CLIP_GRAD
+LABEL_SMOOTHING = 0.1  # MODEL.LABEL_SMOOTHING
+EMA_DECAY = 0.9999  # timm's usual one: the authors keep no average
+# What belongs to a compiled step, and is of no other.
+COMPILED_FIELDS = (
+    "compile_scope", "compile_dynamic", "compile_fullgraph", "activation_memory_budget",
+)  # fmt: skip
+_OPTIMIZER = re.compile(
+    rf"({'|'.join(OPTIMIZER_FAMILIES)})({'|'.join(IMPLEMENTATIONS)})?|adamw-8bit"
+)
+_CHECKPOINTING = re.compile(
+    r"none|blocks|blocks:[1-9][0-9]{0,3}|blocks:every-[2-9]|selective|stages|nested"
+    r"|stages:[0-9]{1,3}(,[0-9]{1,3}){0,15}"
+)
+Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+CountOrNone = Annotated[int, Field(ge=0, le=MAX_SIZE)]
+
+
+class TrainSetting(Distribution):
+    """One way to run a training step; everything that moves its memory or its speed. What it is on
+    several devices, `Distribution` says.
+
+    `batch_size` is the micro-batch of one device in images; one optimizer step sees
+    `batch_size × accumulate × world_size` of them (`global_batch`).
+    `attention="library"` means what the library does by itself on CUDA; `resolve` in
+    `planner.libraries` turns it into "eager" or "sdpa".
+    `precision` fp8 is bf16 autocast with linear layers that multiply in 8 bits.
+    `checkpointing` is none, blocks, stages, stages:0,1 (chosen stages, 0-based) or nested
+    (transformers version 1: stages and, inside them, blocks). blocks:6 checkpoints the first six
+    blocks, blocks:every-2 the first of every two, and selective every block but for its matrix
+    products and attention, whose results are kept.
+    `offload` activations keeps what backward needs in pinned memory of the host, but for weights,
+    buffers, the batch and scalars.
+    `compile_scope` blocks compiles each block by itself; `compile_dynamic` for any batch;
+    `compile_fullgraph` refuses graph breaks; below an `activation_memory_budget` of 1 the compiler
+    recomputes until it keeps that share of what it would keep.
+    `optimizer` is a family, for which torch's default implementation on CUDA is meant (foreach, but
+    forloop for adafactor), or a family with -foreach, -fused or -forloop. sgd has momentum 0.9;
+    lion is timm's, adamw-8bit torchao's, all others are torch's. With `optimizer_in_backward` each
+    weight is updated as soon as its gradient is there. `offload_optimizer` state keeps the state of
+    weights of 4096 elements or more on the host, whose processor updates them (torchao's
+    CPUOffloadOptimizer); with state-and-gradients their gradients leave the device too.
+    What is learned is no matter of how a step runs: `loss` library and `clip_grad` None are as the
+    model's authors trained it (`with_recipe`), and any other value is one that was asked for.
+    With `cudnn_benchmark` cuDNN chooses a convolution's algorithm by trying all, after which torch
+    empties the allocator's cache: timm's train.py and Microsoft's main.py (Swin-Transformer
+    @00f2800) turn it on, with no option against it; transformers' trainer does not.
+    `frozen_stages` is how many of the first stages, and the patch embedding with them, are not
+    trained. With a `lora_rank` of 1 or more only adapters of that rank are, on the linear layers of
+    attention (`lora_targets` all: and of the MLP), and the classifier.
+    `validation_batch_size` images go forward between epochs (0: no validation).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch_size: Count = 64
+    accumulate: Count = 1
+    precision: Precision = "bf16"
+    checkpointing: str = "none"
+    offload: Literal["none", "activations"] = "none"
+    compile: CompileMode = "off"
+    compile_scope: Literal["model", "blocks"] = "model"
+    compile_dynamic: bool = False
+    compile_fullgraph: bool = False
+    activation_memory_budget: Annotated[float, Field(ge=0, le=1)] = 1.0
+    attention: Attention = "library"
+    optimizer: str = "adamw"
+    optimizer_in_backward: bool = False
+    offload_optimizer: Literal["none", "state", "state-and-gradients"] = "none"
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+    cudnn_benchmark: bool = True
+    loss: Loss = "library"
+    amsgrad: bool = False
+    clip_grad: bool | None = None
+    ema: bool = False
+    zero_grad_to_none: bool = True
+    frozen_stages: CountOrNone = 0
+    lora_rank: CountOrNone = 0
+    lora_targets: Literal["attention", "all"] = "attention"
+    validation_batch_size: CountOrNone = 0
+
+    @field_validator("checkpointing")
+    @classmethod
+    def _known_checkpointing(cls, value: str) -> str:
+        value = value.replace(" ", "")
+        if not _CHECKPOINTING.fullmatch(value):
+            raise ValueError(f"must be {alternatives(CHECKPOINTINGS)}")
+        return value
+
+    @field_validator("optimizer")
+    @classmethod
+    def _known_optimizer(cls, value: str) -> str:
+        value = value.lower().replace("_", "-")
+        if not _OPTIMIZER.fullmatch(value):
+            raise ValueError(
+                f"must be one of {', '.join(OPTIMIZER_FAMILIES)}, "
+                "by itself or with -foreach, -fused or -forloop after it, or adamw-8bit"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainSetting:
+        faults = [
+            *self.distribution_faults(),
+            *self._compile_faults(),
+            *self._optimizer_faults(),
+            *self._offload_faults(),
+            *self._zero_faults(),
+        ]
+        if self.lora_targets != "attention" and not self.lora_rank:
+            message = f"lora_targets is {self.lora_targets}, and lora_rank 0 adds no adapters"
+            faults.append(Fault(("lora_targets", "lora_rank"), message))
+        if faults:
+            raise CrossFieldError(faults)
+        return self
+
+    def _compile_faults(self) -> Iterator[Fault]:
+        """What belongs to a compiled step and is asked of one that is not, and what only an eager
+        step does."""
+        if self.compile != "off":
+            if self.offload != "none":
+                message = (
+                    f"offload {self.offload} moves what an eager step saves, and compile is "
+                    f"{self.compile}, whose compiler chooses what is saved: omit one of them"
+                )
+                yield Fault(("offload", "compile"), message)
+            return
+        for field in COMPILED_FIELDS:
+            if getattr(self, field) != type(self).model_fields[field].default:
+                message = f"{field} is {getattr(self, field)}, and compile is off"
+                yield Fault((field, "compile"), message)
+
+    def _optimizer_faults(self) -> Iterator[Fault]:
+        """What an optimizer does not have, and what cannot be where gradients die at once."""
+        if self.amsgrad and self.optimizer not in AMSGRAD_OPTIMIZERS:
+            message = f"amsgrad belongs to adam and adamw, not to {self.optimizer}"
+            yield Fault(("amsgrad", "optimizer"), message)
+        if not self.optimizer_in_backward:
+            return
+        if self.optimizer_implementation == "8bit":
+            message = (
+                "adamw-8bit compiles its step, which is not known to run inside backward, where "
+                "optimizer_in_backward puts it"
+            )
+            yield Fault(("optimizer", "optimizer_in_backward"), message)
+        whole: Mapping[str, tuple[bool, str]] = {
+            "accumulate": (self.accumulate > 1, "adds up gradients over micro-batches"),
+            "clip_grad": (bool(self.clip_grad), "needs all gradients at once"),
+            "precision": (self.precision == "fp16", "needs a scaler, which reads all gradients"),
+            "zero_grad_to_none": (not self.zero_grad_to_none, "keeps gradients"),
+            "world_size": (self.world_size > 1, "adds up gradients over devices"),
+            "parallelism": (self.parallelism != "none", "adds up gradients over devices"),
+        }
+        for field, (is_broken, why) in whole.items():
+            if is_broken:
+                message = (
+                    "optimizer_in_backward frees each gradient as soon as it is there, and "
+                    f"{field} {str(getattr(self, field)).lower()} {why}"
+                )
+                yield Fault((field, "optimizer_in_backward"), message)
+
+    def _offload_faults(self) -> Iterator[Fault]:
+        """What torchao's CPUOffloadOptimizer 0.18 does not do (torchao/optim/cpu_offload.py)."""
+        if self.offload_optimizer == "none":
+            return
+        frees = self.offload_optimizer == "state-and-gradients"
+        why: Mapping[str, tuple[bool, str]] = {
+            "optimizer": (self.optimizer_implementation == "8bit", "has no step on the host"),
+            "optimizer_in_backward": (self.optimizer_in_backward, "updates in backward"),
+            "clip_grad": (bool(self.clip_grad), "scales gradients when copies are on their way"),
+            "precision": (self.precision == "fp16", "needs a scaler, which does not wait for them"),
+            "zero_grad_to_none": (not self.zero_grad_to_none, "keeps gradients"),
+            "accumulate": (frees and self.accumulate > 1, "adds up gradients that are gone"),
+            "world_size": (self.world_size > 1, "adds up gradients over devices"),
+            "parallelism": (self.parallelism != "none", "adds up gradients over devices"),
+        }
+        for field, (is_broken, law) in why.items():
+            if is_broken:
+                message = (
+                    f"offload_optimizer {self.offload_optimizer} copies each gradient to the host "
+                    f"in backward, and {field} {str(getattr(self, field)).lower()} {law}"
+                )
+                yield Fault((field, "offload_optimizer"), message)
+
+    def syncs_gradients(self, micro_batch: int) -> bool:
+        """Whether backward sums gradients over devices in `micro_batch`, counted from 0."""
+        return self.gradient_sync == "every" or micro_batch == self.accumulate - 1
+
+    def _zero_faults(self) -> Iterator[Fault]:
+        """What DeepSpeed 0.19.8 fails at."""
+        if self.parallelism in DEEPSPEED and self.memory_format == "channels_last":
+            message = (
+                f"parallelism {self.parallelism} and memory_format channels_last: "
+                "deepspeed.initialize sends each weight as bytes, which a convolution's weight in "
+                "channels_last cannot be viewed as (take contiguous, or ddp)"
+            )
+            yield Fault(("memory_format", "parallelism"), message)
+        if self.parallelism == "zero3" and self.ema:
+            message = (
+                "ema averages whole weights on each device, which under parallelism zero3 have no "
+                "elements between steps (take zero2, or omit ema)"
+            )
+            yield Fault(("ema", "parallelism"), message)
+
+    @property
+    def global_batch(self) -> int:
+        """Images that one optimizer step sees, over all devices."""
+        return self.batch_size * self.accumulate * self.world_size
+
+    @property
+    def optimizer_family(self) -> str:
+        return self.optimizer.partition("-")[0]
+
+    @property
+    def optimizer_implementation(self) -> Literal["foreach", "fused", "forloop", "8bit"]:
+        """torch's default on CUDA is foreach; for adafactor it is forloop."""
+        suffix = self.optimizer.partition("-")[2]
+        if suffix in ("foreach", "fused", "forloop", "8bit"):
+            return suffix  # type: ignore[return-value]
+        return "forloop" if self.optimizer_family == "adafactor" else "foreach"
+
+    def check_optimizer(self) -> None:
+        """Raises UnsupportedError for an implementation that torch or timm does not have."""
+        if self.optimizer_implementation == "fused" and self.optimizer_family not in FUSED_FAMILIES:
+            family = self.optimizer_family
+            raise UnsupportedError(
+                f"{family} has no fused implementation.",
+                f"Choose {family}-foreach or {family}-forloop, or one of "
+                f"{', '.join(f'{name}-fused' for name in FUSED_FAMILIES)}.",
+            )
+
+    @property
+    def updates_beside(self) -> bool:
+        """Whether gradients are used, or leave, as backward makes them: nothing can clip all."""
+        return self.optimizer_in_backward or self.offload_optimizer != "none"
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a compiler runs in the first step: for the model, or for adamw-8bit's updates."""
+        return self.compile != "off" or self.optimizer_implementation == "8bit"
+
+    @property
+    def autocast_dtype(self) -> Literal["bfloat16", "float16"] | None:
+        """The dtype autocast computes in, or None where there is no autocast."""
+        dtypes = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
+        return dtypes.get(self.precision)  # type: ignore[return-value]
+
+    @property
+    def checkpointed_stages(self) -> tuple[int, ...] | None:
+        """For `stages:0,1` the stages named; None for every other value."""
+        kind, _, stages = self.checkpointing.partition(":")
+        if kind != "stages" or not stages:
+            return None
+        return tuple(sorted({int(s) for s in stages.split(",")}))
+
+    @property
+    def chosen_blocks(self) -> slice | None:
+        """Which of a model's blocks, counted over the whole model in forward order, are wrapped in
+        place, in every library alike: for `blocks:6` the first six, for `blocks:every-2` the first
+        of every two, for `selective` all. None for every other value."""
+        kind, _, part = self.checkpointing.partition(":")
+        if kind == "selective":
+            return slice(None)
+        if kind != "blocks" or not part:
+            return None
+        every = part.removeprefix("every-")
+        return slice(int(part)) if every == part else slice(None, None, int(every))
+
+    @property
+    def checkpoints_any_model(self) -> bool:
+        """Whether `checkpointing` speaks of blocks, which any model may have, or of nothing."""
+        return self.checkpointing.partition(":")[0] in ("none", "blocks", "selective")
+
+    @property
+    def compile_arguments(self) -> dict[str, str | bool]:
+        """Those of `torch.compile`, which by itself would guess which sizes change."""
+        strict = {"fullgraph": True} if self.compile_fullgraph else {}
+        return {"mode": self.compile, "dynamic": self.compile_dynamic, **strict}
+
+    def uncompiled(self) -> TrainSetting:
+        """This setting without the compiler, and without what belongs to it."""
+        plain = {field: type(self).model_fields[field].default for field in COMPILED_FIELDS}
+        return self.model_copy(update={"compile": "off", **plain})
+
+    def with_recipe(self, of_swin: bool) -> TrainSetting:
+        """This setting with the loss and the clipping that it leaves open: a Swin's are those of
+        its authors (config.py: AUG.MIXUP and CUTMIX, so soft targets, and TRAIN.CLIP_GRAD), any
+        other model's plain cross-entropy and none."""
+        unsaid: dict[str, object] = {}
+        if self.loss == "library":
+            unsaid["loss"] = "soft-target" if of_swin else "cross-entropy"
+        if self.clip_grad is None:
+            unsaid["clip_grad"] = of_swin and not self.updates_beside
+        return self.model_copy(update=unsaid) if unsaid else self
+
+    def without_recipe(self, of_swin: bool) -> TrainSetting:
+        """This setting, silent on loss and clipping where `with_recipe` would say the same."""
+        silent = self.model_copy(update={"loss": "library", "clip_grad": None})
+        return silent if silent.with_recipe(of_swin) == self else self
+
+    def differences(self, other: TrainSetting) -> dict[str, object]:
+        """The fields, and their values here, in which this setting is not `other`."""
+        mine, theirs = self.model_dump(), other.model_dump()
+        return {field: value for field, value in mine.items() if value != theirs[field]}
+
+
+ResolvedSetting = NewType("ResolvedSetting", TrainSetting)
+"""A setting as a model's library will run it: its attention named, its faults looked for. Made by
+`LibrarySpec.resolve`, or by `estimation.resolve` for a model of any kind, and by nobody else."""

@@ -1,0 +1,115 @@
+"""From what a person wrote to a validated model, or to one error that names every fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from planner.core.errors import UsageError, nearest, shorten
+from planner.core.schema.faults import CrossFieldError, Fault
+from planner.core.vocabulary import find_word
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+MAX_FAULTS = 20  # said at once
+_OTHER_ARM = frozenset({"int_type", "float_type", "tuple_type", "string_type"})
+
+
+def parse(schema: type[ModelT], data: Mapping[str, Any], source: str) -> ModelT:
+    """`data` as a `schema`. Raises UsageError listing all faults, in the user's field names.
+
+    `source` says where the data came from ("swin.yaml", "--set"), for the message.
+    """
+    if not isinstance(data, Mapping):
+        raise UsageError(f"{source} must be a mapping of fields to values, not {shorten(data)}.")
+    data = {str(field): value for field, value in data.items()}
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        faults = list(dict.fromkeys(_faults(schema, data, error)))
+    count = "one fault" if len(faults) == 1 else f"{len(faults)} faults"
+    said = [f"  {fault}" for fault in faults[:MAX_FAULTS]]
+    if len(faults) > MAX_FAULTS:
+        said.append(f"  and {len(faults) - MAX_FAULTS:,} more")
+    raise UsageError("\n".join([f"{source} has {count}:", *said]))
+
+
+def _faults(schema: type[BaseModel], data: Mapping[str, Any], error: ValidationError) -> list[str]:
+    """One line for each fault: of single fields first, then those between fields.
+
+    pydantic looks between fields only where each is right in itself, so the faulty ones are left
+    out and it is asked again; what it then says of a field that was left out is not heard.
+    """
+    single = [entry for entry in error.errors() if _cross_field_error(entry) is None]
+    if not single:
+        return [fault.message for fault in faults_between(error)]
+    at_fault = {str(entry["loc"][0]) for entry in single if entry["loc"]}
+    lines = [_fault(schema, entry) for entry in _of_the_arm_meant(single)]
+    rest = {field: value for field, value in data.items() if field not in at_fault}
+    try:
+        schema.model_validate(rest)
+    except ValidationError as again:
+        lines += [
+            fault.message
+            for fault in faults_between(again)
+            if not at_fault.intersection(fault.fields)
+        ]
+    return lines
+
+
+def faults_between(error: ValidationError) -> Iterable[Fault]:
+    """What fields say against each other."""
+    for entry in error.errors():
+        cause = _cross_field_error(entry)
+        if cause is not None:
+            yield from cause.faults
+
+
+def _cross_field_error(entry: Any) -> CrossFieldError | None:
+    cause = entry.get("ctx", {}).get("error")
+    return cause if isinstance(cause, CrossFieldError) else None
+
+
+def _of_the_arm_meant(entries: list[Any]) -> Iterable[Any]:
+    """A union complains once for each arm: "no tuple" is no news where the number is too small."""
+    by_field: dict[str, list[Any]] = {}
+    for entry in entries:
+        by_field.setdefault(str(entry["loc"][0]) if entry["loc"] else "", []).append(entry)
+    for complaints in by_field.values():
+        meant = [entry for entry in complaints if entry["type"] not in _OTHER_ARM]
+        yield from meant or complaints[:1]
+
+
+def _fault(schema: type[BaseModel], entry: Any) -> str:
+    field = ".".join(str(part)[:80] for part in entry["loc"] if not _is_union_arm(part))
+    if not field.isprintable():
+        field = shorten(field)
+    if entry["type"] == "extra_forbidden":
+        word = find_word(field)
+        if word is not None:
+            written = word.written(entry["input"])
+            return f"{field}: no such field. It is a word of {word.source}. {written}"
+        near = nearest(field, schema.model_fields)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"{field}: no such field.{hint}"
+    message = entry["msg"].removeprefix("Value error, ")
+    shown = "" if entry["type"] == "missing" else f" (got {shorten(entry['input'])})"
+    return f"{field}: {message}{shown}{_in_our_words(field, entry['input'])}" if field else message
+
+
+def _in_our_words(field: str, value: object) -> str:
+    """What to write for a value of this field that another library knows."""
+    of_value = find_word(value)
+    if of_value is not None and of_value.field not in (field, None):
+        of_value = None
+    text = value if isinstance(value, str) else shorten(value)
+    word = find_word(f"{field}={text}") or of_value or find_word(field)
+    return "" if word is None else f". {word.written(value).removesuffix('.')}"
+
+
+def _is_union_arm(part: object) -> bool:
+    """pydantic puts the arm of a union ("int", "tuple[int, ...]") into the path."""
+    return isinstance(part, str) and (
+        part in {"int", "str", "float", "bool", "constrained-int"} or "[" in part
+    )

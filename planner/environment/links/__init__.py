@@ -1,1 +1,0 @@
-"""The link between this machine's devices: timed by ranks of their own, kept, read back."""

@@ -1,0 +1,483 @@
+"""Model + setting + GPU -> Estimate. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
+from planner.core.torch_version import installed_torch, why_untried
+from planner.core.units import format_bytes
+from planner.estimation.arguments import (
+    ModelLike,
+    SettingLike,
+    allocator_here,
+    check_fields,
+    read_gpu,
+    read_memory,
+    read_model,
+    read_setting,
+)
+from planner.estimation.ledgers import step_ledger
+from planner.estimation.left_out import left_out
+from planner.ledger.ledger import CATEGORIES, IN_BACKWARD, Ledger
+from planner.libraries.limits import setting_limit
+from planner.libraries.registry import find_library
+from planner.machine.hardware.gpu import Gpu
+from planner.machine.hardware.nccl import Communication, communication_memory
+from planner.machine.hardware.overheads import Overheads, overheads_for
+from planner.machine.hardware.precisions import check_precision
+from planner.memory.allocator_config import AllocatorConfig, options_text
+from planner.memory.compiled import (
+    BOUNDED,
+    TRACED,
+    Basis,
+    basis_of,
+    left_out_of,
+    may_recompute_at_once,
+    untuned,
+)
+from planner.memory.convolution_workspace import PATCH_EMBEDDING, convolution_workspace
+from planner.memory.pinned import Pinned, pinned_by_optimizer, pinned_memory
+from planner.memory.profile import (
+    Instant,
+    MemoryProfile,
+    SteadyStep,
+    profile_memory,
+    profile_within,
+    steady_step,
+)
+from planner.memory.scratch import on_device
+from planner.throughput.cost import Cost, Training, cost_of, read_training
+from planner.throughput.result import (
+    Throughput,
+    communication_basis,
+    datasheet_rates,
+    exchanges_of,
+    left_out_of_time,
+    step_time,
+    throughput_of,
+)
+
+if TYPE_CHECKING:
+    from planner.throughput.prediction import DeviceRates
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A ledger judged. All sizes in bytes; `breakdown` is what is live at the peak instant.
+
+    Where `num_alloc_retries` is not 0, the step fits only since the allocator frees cached memory
+    so often before steps recur; what is reserved is what it reserves then, and `high_bytes` is
+    still of what it would reserve if there were more. `as_eager`: the step is compiled and no trace
+    of it is kept, so that the bytes are the eager step's and only `low_bytes` and `high_bytes` say
+    what it needs. `cost` is of a whole training, where one was asked for. `gpu` is a name of
+    the catalogue, None where none was named; `allocator` are the caching allocator's options, None
+    for torch's.
+    """
+
+    model: Model
+    setting: TrainSetting
+    num_parameters: int
+    breakdown: dict[str, int]
+    saved_activation_bytes: int
+    peak_live_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_total_bytes: int
+    peak_at: str
+    fits: bool | None
+    budget_bytes: int | None
+    headroom_bytes: int | None
+    low_bytes: int
+    high_bytes: int
+    assumed: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    throughput: Throughput | None = None
+    live_bytes: dict[str, int] = field(default_factory=dict)
+    largest_at_peak: tuple[tuple[str, str, int], ...] = ()
+    pinned_host_bytes: int = 0
+    num_alloc_retries: int = 0
+    as_eager: bool = False
+    cost: Cost | None = None
+    gpu: str | None = None
+    allocator: str | None = None
+
+    @property
+    def fits_surely(self) -> bool | None:
+        """Whether even the upper end of what is expected fits; None where nothing was named."""
+        if self.fits is None or self.budget_bytes is None:
+            return None
+        return self.fits and self.high_bytes <= self.budget_bytes
+
+    def with_cost(self, training: Training | None) -> Estimate:
+        """The same, with what a whole training costs, where that is asked."""
+        return replace(self, cost=cost_of(training, self.throughput))
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `planner estimate --json` prints: sizes are integers in bytes."""
+        return {
+            "model": self.model.model_dump(mode="json"),
+            "setting": self.setting.model_dump(mode="json"),
+            "gpu": self.gpu,
+            "allocator": self.allocator,
+            "parameters": self.num_parameters,
+            "breakdown": dict(self.breakdown),
+            "saved_activation_bytes": self.saved_activation_bytes,
+            "pinned_host_bytes": self.pinned_host_bytes,
+            "peak_live_bytes": self.peak_live_bytes,
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "device_total_bytes": self.device_total_bytes,
+            "peak_at": self.peak_at,
+            "live_bytes": dict(self.live_bytes),
+            "largest_at_peak": [
+                {"path": path, "operation": label, "bytes": num_bytes}
+                for path, label, num_bytes in self.largest_at_peak
+            ],
+            "fits": self.fits,
+            "fits_surely": self.fits_surely,
+            "budget_bytes": self.budget_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "num_alloc_retries": self.num_alloc_retries,
+            "as_eager": self.as_eager,
+            "uncertainty": {"low_bytes": self.low_bytes, "high_bytes": self.high_bytes},
+            "assumed": list(self.assumed),
+            "left_out": list(self.left_out),
+            "throughput": self.throughput.to_json() if self.throughput else None,
+            "cost": self.cost.to_json() if self.cost else None,
+        }
+
+
+def estimate(
+    model: ModelLike,
+    setting: SettingLike | None = None,
+    *,
+    gpu: str | Gpu | None = None,
+    memory_bytes: int | str | None = None,
+    allocator: str | AllocatorConfig | None = None,
+    traced: bool = False,
+    link: str | None = None,
+    epochs: float | None = None,
+    images_per_epoch: int | None = None,
+    price_per_hour: float | None = None,
+    **overrides: Any,
+) -> Estimate:
+    """The memory and time of one training step, without running it.
+
+    `model` is `LIBRARY:NAME`, `package.module:factory`, a configuration file, a `SwinConfig` or its
+    fields. A Swin of ours is estimated on shapes or, with `traced`, from its real module on fake
+    tensors, as every other model is: that needs torch once, and is kept. `setting` defaults to
+    batch 64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are fields of either.
+    The budget is `memory_bytes` (or a text as 24GiB), else the GPU's memory, else none and `fits`
+    is None. `allocator` are the caching allocator's options; None are those that torch would find
+    in this environment. `link` is what joins several GPUs, as `planner estimate --link` takes it.
+    With `epochs`, of `images_per_epoch` (None: ImageNet-1k's), the estimate has a `cost`: the hours
+    of a whole training on `gpu`, and their price at `price_per_hour` of one GPU.
+    Raises UsageError for what is unknown, UnsupportedError for what the library cannot do.
+    """
+    device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
+    training = read_training(epochs, images_per_epoch, price_per_hour, device)
+    config, chosen = choose(model, setting, device, overrides)
+    ledger = step_ledger(config, chosen, traced)
+    found = estimate_ledger(
+        config, chosen, ledger, device, memory, allocator, link=link, retries=True
+    )
+    return found.with_cost(training)
+
+
+def choose(
+    model: ModelLike,
+    setting: SettingLike | None,
+    gpu: Gpu | None,
+    overrides: Mapping[str, Any],
+) -> tuple[Model, ResolvedSetting]:
+    """The architecture and the setting meant, the setting resolved for the model's library."""
+    return resolve(*read_choice(model, setting, gpu, overrides))
+
+
+def read_choice(
+    model: ModelLike,
+    setting: SettingLike | None,
+    gpu: Gpu | None,
+    overrides: Mapping[str, Any],
+) -> tuple[Model, TrainSetting]:
+    """The architecture and the setting meant, as they were given."""
+    check_fields(overrides)
+    of_setting = {k: v for k, v in overrides.items() if k in TrainSetting.model_fields}
+    of_model = {k: v for k, v in overrides.items() if k not in of_setting}
+    chosen = read_setting(setting, {"precision": default_precision(gpu)})
+    chosen = parse(TrainSetting, {**chosen.model_dump(), **of_setting}, "the setting")
+    check_precision(gpu, chosen.precision)
+    return read_model(model, of_model), chosen
+
+
+def resolve(model: Model, setting: TrainSetting) -> tuple[Model, ResolvedSetting]:
+    """The setting as the model's library will run it; that of any other model stays as it is.
+
+    Raises UsageError and UnsupportedError.
+    """
+    if not isinstance(model, SwinConfig):
+        fault = setting_limit(setting)
+        if fault is not None:
+            raise fault.error()
+        return model, ResolvedSetting(setting.with_recipe(of_swin=False))
+    return model, find_library(model.library).resolve(model, setting)
+
+
+def default_precision(gpu: Gpu | None) -> str:
+    """bf16, or fp16 where the device has no bf16."""
+    return "fp16" if gpu is not None and not gpu.has_bf16 else "bf16"
+
+
+def least_bytes(ledger: Ledger, gpu: Gpu | None = None) -> int:
+    """What a device must have at least for a ledger: what is live at its peak, the workspaces and
+    the CUDA context, without what the allocator keeps beside them."""
+    outside = overheads_for(gpu)
+    workspace = outside.num_workspaces * outside.workspace_bytes
+    ledger = on_device(ledger, outside.processors)
+    return steady_step(ledger).peak_bytes + workspace + outside.context_bytes
+
+
+def estimate_ledger(
+    config: Model,
+    setting: TrainSetting,
+    ledger: Ledger,
+    gpu: Gpu | None = None,
+    memory_bytes: int | None = None,
+    allocator: AllocatorConfig | None = None,
+    rates: DeviceRates | None = None,
+    link: str | None = None,
+    retries: bool = False,
+) -> Estimate:
+    """What a ledger means on a device: totals, verdict, range, and what they rest on.
+
+    `allocator` None means torch's defaults. Time is predicted by `rates`, or by those of the
+    catalogue's `gpu`; what several devices exchange, by `link` (None: what `gpu` usually has).
+    With `retries` a step fits, too, that runs only where the allocator frees cached memory.
+    """
+    eager = setting.world_size == 1 and setting.compile == "off"
+    outside = overheads_for(gpu, was_emulated=eager and isinstance(config, SwinConfig))
+    communication = communication_memory(setting)
+    ledger = on_device(ledger, outside.processors)
+    beside = outside.context_bytes + communication.num_bytes
+    budget, allowed = _budget(gpu, memory_bytes, allocator, beside)
+    plain = profile_memory(ledger, outside.workspace_bytes, allocator, allowed)
+    lacking = 0 if budget is None else plain.peak_reserved_bytes + beside - budget
+    within = None
+    if retries and budget is not None and lacking > 0:
+        within = _within(ledger, outside, allocator, allowed, budget - beside)
+    memory = within or plain
+    live, peak, reserved = memory.live, memory.peak, memory.peak_reserved_bytes
+    total = reserved + beside
+    convolutions = PATCH_EMBEDDING
+    if not isinstance(config, SwinConfig):
+        convolutions = convolution_workspace(ledger)
+    basis = _basis(config, setting, ledger, outside)
+    low, high = _range(config, setting, basis, live, (reserved, plain.peak_reserved_bytes), ledger)
+    rates = rates or datasheet_rates(gpu)
+    exchanges = None if rates is None else exchanges_of(ledger, setting, gpu, link)
+    time = step_time(ledger, setting, rates, exchanges)
+    pinned = pinned_memory(ledger) if setting.offload != "none" else Pinned()
+    of_optimizer = Pinned()
+    if setting.offload_optimizer != "none":
+        of_optimizer = pinned_by_optimizer(ledger)
+    return Estimate(
+        model=config,
+        setting=setting,
+        num_parameters=ledger.num_parameters,
+        breakdown=_breakdown(memory, outside, communication),
+        saved_activation_bytes=live.saved_bytes + ledger.pooled_saved_bytes,
+        peak_live_bytes=live.peak_bytes,
+        peak_allocated_bytes=memory.peak_allocated_bytes,
+        peak_reserved_bytes=reserved,
+        device_total_bytes=total,
+        peak_at=describe_instant(peak, setting),
+        fits=None if budget is None else total <= budget,
+        budget_bytes=budget,
+        headroom_bytes=None if budget is None else budget - total,
+        low_bytes=low + outside.context_low_bytes + communication.low_bytes,
+        high_bytes=(
+            high + outside.context_high_bytes + communication.high_bytes + convolutions.high_bytes
+        ),
+        assumed=(
+            *_untried_torch(),
+            *outside.basis,
+            *communication.basis,
+            *_allocator_basis(allocator, allowed),
+            *([] if within is None else [_retries_basis(within, lacking)]),
+            *_pinned_basis(pinned),
+            *ledger.notes,
+            *basis.notes,
+            *untuned(setting),
+            *communication_basis(exchanges, setting),
+        ),
+        left_out=(
+            *left_out(config, setting, convolutions),
+            *left_out_of(basis, setting),
+            *left_out_of_time(config, setting, ledger, rates, time),
+        ),
+        throughput=throughput_of(time, gpu, setting),
+        live_bytes=_phase_live_bytes(live),
+        largest_at_peak=peak.largest,
+        pinned_host_bytes=pinned.pinned_bytes + of_optimizer.pinned_bytes,
+        num_alloc_retries=0 if within is None else within.num_alloc_retries,
+        as_eager=setting.compile != "off" and basis is not TRACED,
+        gpu=gpu.name if gpu else None,
+        allocator=(allocator and options_text(allocator)) or None,
+    )
+
+
+def _untried_torch() -> tuple[str, ...]:
+    said = why_untried(installed_torch())
+    return (f"torch allocates as it did before: {said}",) if said else ()
+
+
+def _budget(
+    gpu: Gpu | None, memory_bytes: int | None, allocator: AllocatorConfig | None, beside: int
+) -> tuple[int | None, int | None]:
+    """Bytes that the device may hold in all, and that the allocator may reserve; None for no limit.
+    What is named comes before the GPU's own memory; `beside` the allocator lie so many bytes."""
+    budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
+    allowed = may_reserve(gpu, memory_bytes, allocator)
+    if allowed is not None and budget is not None:
+        budget = min(budget, allowed + beside)
+    return budget, allowed
+
+
+def may_reserve(
+    gpu: Gpu | None, memory_bytes: int | None, allocator: AllocatorConfig | None
+) -> int | None:
+    """Bytes that the allocator's own options let it reserve; None for no limit."""
+    if allocator is None:
+        return None
+    return allocator.allowed_bytes(gpu.memory_bytes if gpu else memory_bytes)
+
+
+def _basis(config: Model, setting: TrainSetting, ledger: Ledger, outside: Overheads) -> Basis:
+    if setting.compile != "off":
+        return basis_of(config, setting, ledger)
+    return Basis(1 - outside.reserved_error, 1 + outside.reserved_error)
+
+
+def _breakdown(
+    memory: MemoryProfile, outside: Overheads, communication: Communication
+) -> dict[str, int]:
+    """Bytes at the peak instant by category, and what comes on top of live bytes."""
+    breakdown: dict[str, int] = {c: memory.peak.by_category.get(c, 0) for c in CATEGORIES}
+    workspace = outside.num_workspaces * outside.workspace_bytes
+    beside = memory.peak_reserved_bytes - memory.live.peak_bytes - workspace
+    several = communication.num_bytes > 0
+    return breakdown | {
+        "workspace": workspace,
+        "allocator_overhead": beside,
+        "cuda_context": outside.context_bytes,
+        **({"communication": communication.num_bytes} if several else {}),
+    }
+
+
+def _range(
+    config: Model,
+    setting: TrainSetting,
+    basis: Basis,
+    live: SteadyStep,
+    reserved: tuple[int, int],
+    ledger: Ledger,
+) -> tuple[int, int]:
+    """Between these the reserved bytes are expected to lie: around those of the device, and those
+    of one that has memory enough.
+
+    Where the eager step stands for a compiled one, its checkpointing may come to nothing
+    (`may_recompute_at_once`). Below an activation memory budget of 1 it may save as much less.
+    """
+    least, most = reserved[0] - ledger.doubtful_bytes, reserved[1] + ledger.late_bytes
+    if basis is BOUNDED:
+        least -= int((1 - setting.activation_memory_budget) * live.saved_bytes)
+    at_once = basis is BOUNDED and may_recompute_at_once(setting)
+    if at_once and isinstance(config, SwinConfig):
+        unchecked = setting.model_copy(update={"checkpointing": "none"})
+        whole = step_ledger(config, find_library(config.library).resolve(config, unchecked))
+        most += steady_step(whole).saved_bytes - live.saved_bytes
+    return int(least * basis.low), int(most * basis.high)
+
+
+def _allocator_basis(config: AllocatorConfig | None, allowed_bytes: int | None) -> list[str]:
+    if config is None:
+        return ["the caching allocator with its default settings"]
+    basis = [f"the caching allocator with {config.source or 'the options given'}"]
+    share = config.per_process_memory_fraction
+    if allowed_bytes is not None:
+        basis.append(
+            f"per_process_memory_fraction lets it reserve {format_bytes(allowed_bytes)}, which "
+            "leaves out the CUDA context"
+        )
+    elif share is not None and share < 1:
+        basis.append(
+            "per_process_memory_fraction is a share of the device's memory, and no device was "
+            "named: it is not applied"
+        )
+    if config.garbage_collection_threshold and allowed_bytes is None:
+        basis.append(
+            "garbage_collection_threshold changes nothing: torch collects only where a memory "
+            "fraction below 1 is set"
+        )
+    return basis
+
+
+def _within(
+    ledger: Ledger,
+    outside: Overheads,
+    config: AllocatorConfig | None,
+    allowed: int | None,
+    room_bytes: int,
+) -> MemoryProfile | None:
+    """The step in `room_bytes`, if it runs there. Only under a fraction does torch collect garbage
+    before memory runs out."""
+    if config is not None and allowed is None:
+        config = replace(config, garbage_collection_threshold=0.0)
+    return profile_within(ledger, outside.workspace_bytes, config, room_bytes)
+
+
+def _retries_basis(within: MemoryProfile, lacking: int) -> str:
+    if within.retries_each_step:
+        how = f"{_times(within.retries_each_step)} a step, which is slower"
+    else:
+        how = f"{_times(within.num_alloc_retries)} in its first steps, which are slower"
+    return (
+        f"runs only by freeing cached memory {how}: {format_bytes(lacking)} more would let it run "
+        "without"
+    )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _pinned_basis(pinned: Pinned) -> list[str]:
+    if not pinned.num_bytes:
+        return []
+    return [
+        f"{format_bytes(pinned.num_bytes)} of saved activations are on the host when forward ends, "
+        f"in {format_bytes(pinned.pinned_bytes)} of pinned memory: torch rounds each block up to a "
+        "power of two, and pins more where the host runs ahead of the device",
+        "copies to the host and back run on the stream that computes, which waits for them",
+    ]
+
+
+def _phase_live_bytes(live: SteadyStep) -> dict[str, int]:
+    """Live bytes at the end of each phase of the steady step (of its last micro-batch)."""
+    ends = {"before_step": live.before_step}
+    for phase, num_bytes in live.ends:
+        ends[f"after_{phase}"] = num_bytes
+    return ends
+
+
+def describe_instant(peak: Instant, setting: TrainSetting) -> str:
+    """`backward of layers.0.blocks.1.mlp.fc1 (aten.mm)`, with the micro-batch where it matters."""
+    where = f"{peak.phase} of {peak.path}" if peak.path else peak.phase
+    where = IN_BACKWARD if peak.path == IN_BACKWARD else where
+    text = f"{where} ({peak.label.removeprefix('aten.')})" if peak.label else where
+    if setting.accumulate > 1 and peak.phase in ("forward", "backward"):
+        text += f", micro-batch {peak.micro_batch}"
+    return text

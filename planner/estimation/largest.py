@@ -1,0 +1,164 @@
+"""The largest batch that fits. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import Any
+
+from planner.core.errors import UnsupportedError
+from planner.core.schema import Model, ResolvedSetting, SwinConfig
+from planner.core.schema.model import MAX_SIZE
+from planner.estimation.arguments import (
+    ModelLike,
+    SettingLike,
+    read_allocator,
+    read_gpu,
+    read_memory,
+)
+from planner.estimation.estimate import Estimate, estimate_ledger, least_bytes, read_choice, resolve
+from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
+from planner.ledger.ledger import Ledger
+from planner.libraries.limits import batch_unit, largest_sdpa_batch
+from planner.machine.hardware.gpu import Gpu
+from planner.memory.allocator_config import AllocatorConfig
+from planner.trace.kept_step import traced_step
+
+# Batches looked at above the one that bisection finds: next to it, where larger ones that fit were
+# met (up to 58 above 668: Swin-B, blocks, 24 GiB), and further up, where none was.
+NEAR_LOOKS, FAR_LOOKS = 64, 16
+
+
+def largest_batch(
+    model: ModelLike,
+    setting: SettingLike | None = None,
+    gpu: str | Gpu | None = None,
+    memory_bytes: int | str | None = None,
+    ceiling: int = MAX_SIZE,
+    allocator: str | AllocatorConfig | None = None,
+    traced: bool = False,
+    link: str | None = None,
+    retries: bool = False,
+    **overrides: Any,
+) -> Estimate | None:
+    """The estimate at the largest batch up to `ceiling` that fits, or None where none does; with
+    sdpa no larger one than its kernel takes, with fp8 only multiples of 16. `allocator` None means
+    torch's defaults; with `retries` a step fits, too, that runs only where the allocator frees
+    cached memory; all else is as `planner.estimate` takes it.
+
+    What is live rises with the batch; what the allocator keeps beside it goes up and down, so a
+    larger batch may fit where a smaller one does not. Bisection finds a batch that fits, and the
+    last one whose live bytes do; between them all batches are looked at where they are few, else
+    those next to the first and some further up, and then the estimate's `assumed` says so.
+    Raises UnsupportedError without a budget, and for a step that is not affine in the batch: each
+    batch of it would be a trace.
+    """
+    device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
+    if device is None and memory is None:
+        raise UnsupportedError(
+            "the largest batch needs a memory size to fit into.", "Add --gpu NAME or --memory SIZE."
+        )
+    config, wanted = read_choice(model, setting, device, overrides)
+    unit = batch_unit(wanted)
+    config, resolved = resolve(config, wanted.model_copy(update={"batch_size": unit}))
+    if resolved.attention == "sdpa" and isinstance(config, SwinConfig):
+        ceiling = min(ceiling, largest_sdpa_batch(config, resolved) or ceiling)
+    ceiling //= unit  # from here on batches count units
+    if not is_on_shapes(config, resolved, traced):
+        _check_affine(config, resolved)
+
+    @lru_cache(maxsize=2)
+    def ledger_at(batch: int) -> Ledger:
+        return step_ledger(config, setting_at(batch), traced)
+
+    def setting_at(batch: int) -> ResolvedSetting:
+        return resolved.model_copy(update={"batch_size": batch * unit})
+
+    @cache
+    def at(batch: int) -> Estimate:
+        return estimate_ledger(
+            config, setting_at(batch), ledger_at(batch), device, memory, allocator, link=link,
+            retries=retries,
+        )  # fmt: skip
+
+    budget = at(2).budget_bytes
+    assert budget is not None, "a GPU or a memory was named"
+
+    @cache
+    def may_fit(batch: int) -> bool:
+        if batch * unit == 1 and not runs_at_1(config, resolved, traced):
+            return False
+        return least_bytes(ledger_at(batch), device) <= budget
+
+    def fits(batch: int) -> bool:
+        return may_fit(batch) and bool(at(batch).fits)
+
+    last = _last(may_fit, ceiling)
+    low = _last(fits, last)
+    near = min(low + NEAR_LOOKS, last)
+    stride = max(1, -(-(last - near) // FAR_LOOKS))
+    best = _largest(fits, (low, near, last), stride)
+    if best == 0:
+        return None
+    notes = _notes(best * unit, (near * unit, last * unit), stride, ceiling * unit)
+    return replace(at(best), assumed=(*at(best).assumed, *notes))
+
+
+def runs_at_1(model: Model, setting: ResolvedSetting, traced: bool = False) -> bool:
+    """Whether the step runs at a batch of 1: batch norm over nothing but the batch does not."""
+    if is_on_shapes(model, setting, traced):
+        return True
+    return record_ledgers([(model, setting)])[0] is None
+
+
+def _check_affine(model: Model, setting: ResolvedSetting) -> None:
+    """Raises UnsupportedError where each batch is a step of its own."""
+    several = 2 * batch_unit(setting)
+    step_ledger(model, setting.model_copy(update={"batch_size": several}), traced=True)
+    reason = traced_step(model, setting).reason
+    if reason:
+        raise UnsupportedError(
+            f"the largest batch cannot be computed: {reason}",
+            "Estimate the batches that you have in mind, as --batch-size 8,16,32.",
+        )
+
+
+def _last(holds: Callable[[int], bool], ceiling: int) -> int:
+    """A number up to `ceiling` that `holds`, and the next does not: the last one where what holds
+    once holds for all below. 0 where 1 does not. 1 is looked at only where 2 does not hold."""
+    if ceiling < 2 or not holds(2):
+        return int(ceiling > 0 and holds(1))
+    low, high = 2, 4
+    while high <= ceiling and holds(high):
+        low, high = high, high * 2
+    high = min(high, ceiling + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _largest(fits: Callable[[int], bool], places: tuple[int, int, int], stride: int) -> int:
+    """The largest number found that `fits`: between `near` and `last` one in `stride` is looked at,
+    then all around the first of them, else all down to `low`, which fits or is 0."""
+    low, near, last = places
+    best = next((b for b in range(last, near, -stride) if fits(b)), 0)
+    if best:
+        return next((b for b in range(min(best + stride - 1, last), best, -1) if fits(b)), best)
+    return next((b for b in range(near, low, -1) if fits(b)), low)
+
+
+def _notes(best: int, between: tuple[int, int], stride: int, ceiling: int) -> list[str]:
+    if best == ceiling:
+        return [f"batches above {ceiling:,} are not looked at"]
+    if stride > 1:
+        near, last = between
+        return [
+            f"of the batches above {near:,}, whose live bytes would fit up to {last:,}, one in "
+            f"{stride} was looked at"
+        ]
+    return []

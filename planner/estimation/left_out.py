@@ -1,0 +1,62 @@
+"""What an estimate leaves out, in words: a figure is worth what is known to be missing from it."""
+
+from __future__ import annotations
+
+from planner.core.schema import Model, TrainSetting
+from planner.core.schema.distribution import SHARDED
+from planner.memory.convolution_workspace import PATCH_EMBEDDING, ConvolutionWorkspace
+
+NCCL_ALONE = "what NCCL keeps for itself on one GPU, which is less than on several"
+
+
+def left_out(
+    model: Model, setting: TrainSetting, convolutions: ConvolutionWorkspace = PATCH_EMBEDDING
+) -> list[str]:
+    """One line each."""
+    found = [convolutions.left_out]
+    if setting.lora_rank and setting.attention == "sdpa":
+        found.append(
+            "cuDNN's attention, whose memory differs: torch 2.11 and later use it on capability "
+            "9.0 and 10.x where the position bias is not trained, as with LoRA"
+        )
+    if setting.optimizer_implementation == "8bit":
+        found.append(
+            "what adamw-8bit compiles at its first step: one kernel for each shape of weights, in "
+            "memory of the host"
+        )
+    if setting.parallelism != "none" and setting.world_size == 1:
+        found.append(NCCL_ALONE)
+    if setting.parallelism in SHARDED:
+        found += left_out_of_sharding(setting)
+    elif setting.parallelism == "ddp":
+        found += left_out_of_ddp(setting)
+    elif setting.parallelism == "none" and setting.world_size > 1:
+        found.append(
+            "communication between devices (NCCL's buffers, gradient buckets): "
+            "--parallelism ddp counts them"
+        )
+    return found
+
+
+def left_out_of_sharding(setting: TrainSetting) -> list[str]:
+    """What no ledger of FSDP2 counts: it is made from shapes, or on fake tensors of the CPU."""
+    found = [
+        "a table of CUDA's copy out of what FSDP2 gathers, which its number of multiprocessors "
+        "sizes: some tens of KiB, freed at once (aten/src/ATen/native/cuda/TensorShape.cu)"
+    ]
+    if setting.fsdp_param_dtype == "fp16" and setting.fsdp_reduce_dtype == "fp32":
+        found.append(
+            "copies of gradients whose rows the devices do not share evenly: from fp16 to fp32 "
+            "CUDA's fused copy does not go (TensorShape.cpp, _pad_chunk)"
+        )
+    return found
+
+
+def left_out_of_ddp(setting: TrainSetting) -> list[str]:
+    """What is not counted of `DistributedDataParallel`."""
+    found = []
+    if setting.ddp_find_unused and not setting.ddp_static_graph:
+        found.append("of the time: the search for unused parameters after a forward, on the host")
+    if setting.ddp_compression != "none":
+        found.append("what 16 bits change in the gradients that cross")
+    return found

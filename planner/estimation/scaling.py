@@ -1,0 +1,95 @@
+"""Estimates on several devices, beside one: what they reach together, and what of it is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
+from planner.core.schema.distribution import ALONE
+from planner.estimation.estimate import Estimate
+from planner.estimation.ledgers import step_ledger
+from planner.estimation.recipe import BASE_LR, BASE_LR_IMAGES, learning_rate, rounded
+from planner.machine.hardware.gpu import Gpu
+from planner.throughput.result import datasheet_rates, step_time
+
+LINEAR_SOURCE = (
+    "linear: microsoft/Swin-Transformer @00f2800, main.py, as Goyal et al. 2017 (arXiv 1706.02677)"
+)
+ROOT_SOURCE = "square root: Malladi et al. 2022 (arXiv 2205.10287), for Adam and its kin"
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """An estimate of several devices. `efficiency` is their rate over that of as many that each
+    work alone, at the images of the first row's device; None where no rate is predicted, or not
+    what they exchange.
+
+    The learning rate is Swin's published one (AdamW, 5e-4 for 512 images) for the global batch,
+    by the linear rule that Swin's own training follows and by the square root's; None for another
+    model or optimizer.
+    """
+
+    estimate: Estimate
+    efficiency: float | None
+    linear_rate: float | None
+    root_rate: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As `planner estimate --json` prints it, under "scaling"."""
+        setting, predicted = self.estimate.setting, self.estimate.throughput
+        return {
+            "gpus": setting.world_size,
+            "nodes": setting.nodes,
+            "global_batch": setting.global_batch,
+            "all_images_per_second": predicted.all_images_per_second if predicted else None,
+            "efficiency": self.efficiency,
+            "learning_rate": {"linear": self.linear_rate, "square_root": self.root_rate},
+        }
+
+
+def scaled(estimates: Sequence[Estimate], gpu: Gpu | None, traced: bool = False) -> list[Scaled]:
+    """Each of `estimates`, rows of a grid, beside one device that runs the step of the row with
+    the fewest devices among its like by itself."""
+    alone: dict[TrainSetting, float | None] = {}
+    found = []
+    for estimate in estimates:
+        like = _like(estimate.setting)
+        if like not in alone:
+            rows = [e for e in estimates if _like(e.setting) == like]
+            alone[like] = _alone(min(rows, key=lambda e: e.setting.world_size), gpu, traced)
+        found.append(_scaled(estimate, alone[like]))
+    return found
+
+
+def on_one_device(setting: TrainSetting) -> ResolvedSetting:
+    """The same step, on one device by itself."""
+    return ResolvedSetting(setting.model_copy(update=ALONE))
+
+
+def _like(setting: TrainSetting) -> TrainSetting:
+    return on_one_device(setting).model_copy(update={"batch_size": 1})
+
+
+def _alone(row: Estimate, gpu: Gpu | None, traced: bool) -> float | None:
+    """Images per second of one device."""
+    setting = on_one_device(row.setting)
+    if setting == row.setting:
+        return row.throughput.images_per_second if row.throughput else None
+    rates = datasheet_rates(gpu)
+    if rates is None:
+        return None
+    time = step_time(step_ledger(row.model, setting, traced), setting, rates)
+    return time.images_per_second if time else None
+
+
+def _scaled(estimate: Estimate, alone: float | None) -> Scaled:
+    predicted, setting = estimate.throughput, estimate.setting
+    efficiency = None
+    if predicted is not None and alone and predicted.is_whole:
+        efficiency = predicted.images_per_second / alone
+    linear = learning_rate(setting) if isinstance(estimate.model, SwinConfig) else None
+    root = None if linear is None else BASE_LR * sqrt(setting.global_batch / BASE_LR_IMAGES)
+    return Scaled(estimate, efficiency, linear, None if root is None else rounded(root))

@@ -1,0 +1,239 @@
+"""The ledger: what one training step allocates, frees, computes and moves, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from planner.core.collectives import Collective, Group
+
+Category = Literal[
+    "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries"
+]
+CATEGORIES: tuple[Category, ...] = (
+    "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries",
+)  # fmt: skip
+# Where an update ran that backward made of one weight as soon as its gradient was there: the path
+# of its events. The first of them is the call itself, which costs the host and no device.
+IN_BACKWARD = "optimizer in backward"
+OPTIMIZER_CALL = "Optimizer.step"
+# A call of code that was compiled for one weight's update: it costs the host and no device.
+COMPILED_CALL = "compiled update"
+# One ledger holds at most so many micro-batches of a step: the third repeats the second, or the
+# first, where the second is the last and sends what the others do not.
+RECORDED_MICRO_BATCHES = 2
+OperationKind = Literal["matmul", "conv", "attention", "pointwise", "reduction", "copy", "transfer"]
+# The names of transfers: over the link between the device and the host, whose memory is pinned.
+TO_HOST, TO_DEVICE = "copy to the host", "copy to the device"
+# Those of an optimizer on the host. Gradients leave beside the stream that computes: no kernel of
+# the step's own.
+GRADIENT_TO_HOST, WEIGHT_TO_DEVICE = "gradient to the host", "weight to the device"
+
+
+class Allocated(NamedTuple):
+    """A storage of `num_bytes` comes to life. `label` names the operation that asked for it and
+    `path` the module it ran in. `stream` is the CUDA stream whose pool of the caching allocator it
+    is taken from and goes back to: "" is the one that computes."""
+
+    storage: int
+    num_bytes: int
+    label: str
+    path: str = ""
+    stream: str = ""
+
+
+class Scratch(NamedTuple):
+    """A kernel asks for a storage beside its results: `Freed` follows before it returns. How large
+    depends on the device, by the law of that name in `planner.memory.scratch`, from `sizes` (rows,
+    columns …) that are affine in the batch; it may be nothing."""
+
+    storage: int
+    law: str
+    sizes: tuple[int, ...]
+    label: str
+    path: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Nothing, where no device is named."""
+        return 0
+
+    @property
+    def stream(self) -> str:
+        return ""
+
+
+class Freed(NamedTuple):
+    """The last reference to a storage is gone."""
+
+    storage: int
+
+
+class Emptied(NamedTuple):
+    """The caching allocator gives its wholly free segments back to the driver, as it does once
+    cuDNN has tried its algorithms for a convolution."""
+
+    path: str = ""
+
+
+class Tagged(NamedTuple):
+    """From here on a storage counts as `category` (saved for backward, kept as a gradient …).
+
+    `weight` is the storage of the weight that a gradient is of; 0 for all others.
+    """
+
+    storage: int
+    category: Category
+    weight: int = 0
+
+
+class Marked(NamedTuple):
+    """A phase has just ended. `step` counts optimizer steps from 0; a steady one is 1 or later."""
+
+    phase: str
+    step: int
+
+
+class Computed(NamedTuple):
+    """An operation ran: `kernels` launches doing `flops` FLOPs (a multiply-add is two) and moving
+    `num_bytes` bytes to and from device memory (a transfer: over the host's link), in `dtype`.
+    `path` is the module it ran in."""
+
+    name: str
+    kind: OperationKind
+    dtype: str
+    flops: int
+    num_bytes: int
+    kernels: int
+    path: str
+
+
+class Sent(NamedTuple):
+    """The host hands a collective over: `num_bytes` of the whole array (as nccl-tests counts: of an
+    all-gather what comes out, of a reduce-scatter what goes in), in `dtype`. The devices of `group`
+    carry out what they were handed one after the other, beside what is computed. One that
+    `follows` what was computed before waits for it (gradients are summed when they are there);
+    weights are gathered as soon as the host says so. `handle` is what `Awaited` calls it."""
+
+    handle: int
+    collective: Collective
+    num_bytes: int
+    dtype: str
+    group: Group
+    follows: bool
+    path: str = ""
+
+
+class Awaited(NamedTuple):
+    """What is computed from here on waits until collective `handle` is done."""
+
+    handle: int
+
+
+class Exchanged(NamedTuple):
+    """A collective handed over or awaited within a step, in `phase` of its micro-batch number
+    `micro_batch` (from 0): `place` of the step's operations come before it."""
+
+    phase: str
+    micro_batch: int
+    place: int
+    event: Sent | Awaited
+
+
+Event = Allocated | Scratch | Freed | Emptied | Tagged | Marked | Computed | Sent | Awaited
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All events of building a model and running its first optimizer steps at one batch size.
+
+    The last step is the steady one. It is the second, as the optimizer's state exists from the end
+    of the first on; where DDP rebuilds its buckets, it is the third.
+    """
+
+    events: tuple[Event, ...]
+    batch_size: int
+    num_parameters: int
+    notes: tuple[str, ...] = field(default=())
+    # What forward saves in a pool that is never given back, so that no growth shows it.
+    pooled_saved_bytes: int = 0
+    # Of what is live at the peak, what need not be there: it depends on when the device gets to a
+    # layer, and the events are those of the most.
+    doubtful_bytes: int = 0
+    # What is freed, and yet cannot be used before another stream is done with it, at most.
+    late_bytes: int = 0
+    # One with the same events but for their sizes: what does not depend on sizes is read off it,
+    # once for all batches.
+    like: Ledger | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        assert self.like is None or len(self.like.events) == len(self.events)
+
+    def __hash__(self) -> int:
+        """Without a look at every event: ledgers are kept by what is read of them."""
+        return hash((len(self.events), self.batch_size, self.num_parameters, self.notes))
+
+    def operations(self, step: int = 1) -> Iterator[tuple[str, Computed]]:
+        """(phase, operation) of optimizer step `step`, in order; phase is forward, backward,
+        optimizer or zero_grad, and optimizer too where it steps in backward. A validation after it
+        is no part of it."""
+        events: Sequence[Any] = self.events
+        return ((phase, events[place]) for phase, place in self._work.get(step, ()))
+
+    def exchanges(self, step: int = 1) -> tuple[Exchanged, ...]:
+        """What optimizer step `step` sends and awaits, in order."""
+        if self.like is not None:
+            return self.like.exchanges(step)
+        return tuple(self._exchanges.get(step, ()))
+
+    @cached_property
+    def _exchanges(self) -> dict[int, list[Exchanged]]:
+        """By optimizer step."""
+        found: dict[int, list[Exchanged]] = {}
+        counts: dict[int, list[int]] = {}  # by step: operations, and micro-batches, until the mark
+        since: list[tuple[int, Sent | Awaited]] = []
+        num_operations = 0
+        for event in self.events:
+            if type(event) is Computed:
+                num_operations += 1
+            elif type(event) is Sent or type(event) is Awaited:
+                since.append((num_operations, event))
+            elif type(event) is Marked:
+                if event.phase != "validation":
+                    count = counts.setdefault(event.step, [0, 0])
+                    found.setdefault(event.step, []).extend(
+                        Exchanged(event.phase, count[1], count[0] + place, sent)
+                        for place, sent in since
+                    )
+                    count[0] += num_operations
+                    count[1] += event.phase == "backward"
+                since, num_operations = [], 0
+        return found
+
+    @cached_property
+    def operation_names(self) -> frozenset[str]:
+        """The names of all operations."""
+        if self.like is not None:
+            return self.like.operation_names
+        return frozenset(event.name for event in self.events if type(event) is Computed)
+
+    @cached_property
+    def _work(self) -> dict[int, list[tuple[str, int]]]:
+        """By optimizer step, (phase, index) of its operations."""
+        if self.like is not None:
+            return self.like._work
+        found: dict[int, list[tuple[str, int]]] = {}
+        run: list[tuple[int, str]] = []  # (index, path) of the operations since the last mark
+        for index, event in enumerate(self.events):
+            if type(event) is Computed:
+                run.append((index, event.path))
+            elif type(event) is Marked:
+                if event.phase != "validation":
+                    found.setdefault(event.step, []).extend(
+                        ("optimizer" if path == IN_BACKWARD else event.phase, place)
+                        for place, path in run
+                    )
+                run = []
+        return found

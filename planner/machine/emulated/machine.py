@@ -1,0 +1,134 @@
+"""What is emulated: GPUs of the catalogue or of one's own, and the machine that they are in.
+
+Everything that torch does on such a GPU is torch's own CUDA code; only its kernels do nothing, but
+for the few whose results steer a training. So memory is what torch would allocate. Times are not:
+each piece of work is taken to cost what the catalogue's rates say, of which nothing was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from planner.core.errors import UnsupportedError, UsageError, shorten
+from planner.core.units import MIB
+from planner.machine.hardware import Gpu, find_gpu
+from planner.machine.hardware.overheads import CONTEXT_BYTES
+
+MAX_GPUS = 16  # of source/machine.h
+PAGE_BYTES = 2 * MIB  # in which the driver hands out memory: cuMemGetAllocationGranularity
+
+
+@dataclass(frozen=True)
+class EmulatedGpu:
+    """One device, as its driver describes it.
+
+    `memory_bytes` is what CUDA calls its total, of which the driver keeps `kept_bytes` for itself,
+    and each process `context_bytes`. `is_slice` makes it a MIG instance, of which NVML tells less.
+    After `illegal_access_after` launches a kernel of the process has accessed memory that is not
+    its own; after `lost_after` the device has fallen off the bus, for all processes (0: never).
+    `launch_seconds`, the rates in FLOP/s and `bandwidth` in bytes/s drive the emulated clock;
+    0 lets work cost nothing. The clocks, the bus, the power limit and `l2_bytes` are for programs
+    that print them.
+    """
+
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+    num_sms: int
+    threads_per_sm: int
+    context_bytes: int = CONTEXT_BYTES
+    kept_bytes: int = 0
+    is_slice: bool = False
+    illegal_access_after: int = 0
+    lost_after: int = 0
+    half_flops: float = 0.0
+    tf32_flops: float = 0.0
+    fp32_flops: float = 0.0
+    bandwidth: float = 0.0
+    launch_seconds: float = 5e-6  # assumed
+    clock_mhz: int = 1500
+    memory_clock_mhz: int = 8000
+    bus_bits: int = 256
+    watts: int = 300
+    l2_bytes: int = 6 * MIB  # a GeForce RTX 3090's (NVIDIA Ampere GA102 whitepaper, table 2)
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable():
+            raise UsageError(f"a GPU's name is a line of text, and {shorten(self.name)} is not.")
+        negative = [f.name for f in fields(self) if _is_negative(getattr(self, f.name))]
+        if negative:
+            raise UsageError(f"a GPU's figures are 0 or more, and {negative[0]} is not.")
+
+
+@dataclass(frozen=True)
+class EmulatedMachine:
+    """The GPUs of a machine, and what its driver tells of them.
+
+    `driver_version` is the newest CUDA that the driver knows: 13020 is 13.2. NVML may be absent,
+    may know no processes (as in a container) and may be off by `nvml_used_error` bytes. Where the
+    machine `waits`, who synchronises sleeps until the emulated clock is there. `log`, a file,
+    receives the names of functions that are not emulated.
+    """
+
+    gpus: tuple[EmulatedGpu, ...]
+    driver_version: int = 13020
+    has_nvml: bool = True
+    hides_processes: bool = False
+    nvml_used_error: int = 0
+    waits: bool = False
+    log: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.gpus) <= MAX_GPUS:
+            raise UsageError(f"a machine has 1 to {MAX_GPUS} GPUs, and not {len(self.gpus)}.")
+
+
+def emulated_gpu(gpu: str | Gpu, **changes: object) -> EmulatedGpu:
+    """A GPU of the catalogue, with `changes` to any field of EmulatedGpu. Raises UsageError for one
+    that is not there, UnsupportedError for one that CUDA does not drive."""
+    found = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    if found.capability is None or found.num_sms is None:
+        raise UnsupportedError(
+            f"{found.title} cannot be emulated: only NVIDIA's GPUs of a known capability can.",
+            "List GPUs with 'planner gpus'.",
+        )
+    known: dict[str, object] = {
+        "name": found.device_names[0] if found.device_names else found.title,
+        "memory_bytes": found.memory_bytes // PAGE_BYTES * PAGE_BYTES,
+        "capability": found.capability,
+        "num_sms": found.num_sms,
+        "threads_per_sm": found.threads_per_sm,
+        "half_flops": found.bf16_flops or found.fp16_flops or found.fp32_flops,
+        "tf32_flops": found.tf32_flops or found.fp32_flops,
+        "fp32_flops": found.fp32_flops,
+        "bandwidth": found.bandwidth,
+    }
+    if found.boost_mhz:
+        known["clock_mhz"] = found.boost_mhz
+    unknown = sorted(set(changes) - {f.name for f in fields(EmulatedGpu)})
+    if unknown:
+        raise UsageError(f"an emulated GPU has no {shorten(unknown[0])}.")
+    return EmulatedGpu(**{**known, **changes})  # type: ignore[arg-type]
+
+
+def configuration_text(machine: EmulatedMachine, table: str) -> str:
+    """What source/configuration.c reads: `key value`, a line each; `table` is the file in shared
+    memory that says who holds how much."""
+    lines = [f"table {table}"]
+    for name in ("log", "driver_version", "hides_processes", "waits", "nvml_used_error"):
+        lines += _line(name, getattr(machine, name))
+    for gpu in machine.gpus:
+        lines.append(f"gpu {gpu.name}")
+        for f in fields(gpu)[1:]:
+            lines += _line(f.name, getattr(gpu, f.name))
+    return "\n".join([*lines, ""])
+
+
+def _line(name: str, value: object) -> list[str]:
+    if isinstance(value, tuple):  # a capability: 8.6 is 86
+        value = 10 * value[0] + value[1]
+    return [f"{name} {int(value) if isinstance(value, bool) else value}"] if value else []
+
+
+def _is_negative(value: object) -> bool:
+    return isinstance(value, int | float) and value < 0

@@ -1,0 +1,234 @@
+// The few kernels of torch whose results steer a training, and which are therefore carried out:
+// fills, copies to another type, comparisons and what is made of them, and reductions to one number:
+// a loss or a norm is 0. Values are taken to be finite, so that what asks for an overflow hears that
+// there was none. All others leave in memory what was there.
+//
+// Arguments are those of torch's headers: ATen/native/cuda/CUDALoops.cuh gives elementwise kernels
+// (int count, functor, array of addresses, the result's first).
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <string.h>
+
+#define MOST_BYTES (1 << 16)
+
+static void *result_of(void **arguments) { return *(void **)arguments[2]; }
+
+static void write_all(void **arguments, const void *value, size_t width) {
+    int count = *(int *)arguments[0];
+    char *at = result_of(arguments);
+    if (count <= 0 || count * width > MOST_BYTES || !is_device_memory(at)) return;
+    for (int i = 0; i < count; i++) memcpy(at + i * width, value, width);
+}
+
+// The type a template is of, as the Itanium C++ ABI writes it.
+static size_t width_of(const char *mangled) {
+    if (strstr(mangled, "complex") == mangled + 5) return 0;
+    if (*mangled == 'N') return 2;  // c10::Half, c10::BFloat16
+    return strchr("bha", *mangled) ? 1 : strchr("st", *mangled) ? 2 : strchr("ijf", *mangled) ? 4
+           : strchr("lmxyd", *mangled) ? 8 : 0;
+}
+
+static void fill(const char *name, void **arguments) {
+    size_t width = width_of(strstr(name, "FillFunctorI") + strlen("FillFunctorI"));
+    if (width) write_all(arguments, arguments[1], width);
+}
+
+// What is computed of one number, as of a loss: 0 too. A block has 512 bytes, so 4 may be written.
+static void number(const char *name, void **arguments) {
+    char *at = result_of(arguments);
+    if (*(int *)arguments[0] == 1 && is_device_memory(at)) memset(at, 0, 4);
+}
+
+static void elementwise_true(const char *name, void **arguments) {
+    write_all(arguments, &(char){1}, 1);
+}
+
+static void elementwise_false(const char *name, void **arguments) {
+    write_all(arguments, &(char){0}, 1);
+}
+
+// Of bools: what is asked of a conjunction that was carried out is carried out too.
+static void elementwise_not(const char *name, void **arguments) {
+    int count = *(int *)arguments[0];
+    char *to = result_of(arguments), *from = ((void **)arguments[2])[1];
+    if (count <= 0 || count > MOST_BYTES || !is_device_memory(to) || !is_device_memory(from)) return;
+    for (int i = 0; i < count; i++) to[i] = !from[i];
+}
+
+static void elementwise_or(const char *name, void **arguments) {
+    int count = *(int *)arguments[0];
+    char **at = arguments[2];
+    if (count <= 0 || count > MOST_BYTES || !is_device_memory(at[0])) return;
+    for (int i = 0; i < count; i++) at[0][i] = at[1][i] | at[2][i];
+}
+
+// A number beside a limit, as a norm beside 0: the functor is the operator, of >=, >, <= and <, and
+// the limit (ATen/native/cuda/CompareKernels.cu).
+static void compare_with(const char *name, void **arguments) {
+    int count = *(int *)arguments[0];
+    const struct {
+        int operator;
+        float limit;
+    } *functor = arguments[1];
+    char *to = result_of(arguments);
+    const float *from = ((float **)arguments[2])[1];
+    if (count <= 0 || count > MOST_BYTES || !is_device_memory(to)) return;
+    for (int i = 0; i < count; i++) {
+        float value = from[i], limit = functor->limit;
+        bool results[] = {value >= limit, value > limit, value <= limit, value < limit};
+        to[i] = results[functor->operator & 3];
+    }
+}
+
+// c10/core/ScalarType.h
+enum { BYTE, CHAR, SHORT, INT, LONG, HALF_, FLOAT, DOUBLE, BOOL = 11, BFLOAT16 = 15 };
+
+static double read_number(const char *at, int type) {
+    switch (type) {
+        case BYTE: case BOOL: return *(uint8_t *)at;
+        case CHAR: return *(int8_t *)at;
+        case SHORT: return *(int16_t *)at;
+        case INT: return *(int32_t *)at;
+        case LONG: return *(int64_t *)at;
+        case FLOAT: return *(float *)at;
+        case DOUBLE: return *(double *)at;
+        case BFLOAT16: {
+            uint32_t bits = (uint32_t) * (uint16_t *)at << 16;
+            float value;
+            memcpy(&value, &bits, sizeof value);
+            return value;
+        }
+        default: return 0;  // of 16 and 8 bits: nothing that steers is kept in them
+    }
+}
+
+static void write_number(char *at, int type, double value) {
+    switch (type) {
+        case BYTE: *(uint8_t *)at = value; break;
+        case BOOL: *(uint8_t *)at = value != 0; break;
+        case CHAR: *(int8_t *)at = value; break;
+        case SHORT: *(int16_t *)at = value; break;
+        case INT: *(int32_t *)at = value; break;
+        case LONG: *(int64_t *)at = value; break;
+        case FLOAT: *(float *)at = value; break;
+        case DOUBLE: *(double *)at = value; break;
+        case BFLOAT16: {
+            float number = value;
+            memcpy(at, (char *)&number + 2, 2);
+        }
+    }
+}
+
+// A copy to another type: LoadWithCast and StoreWithCast are the sixth and the seventh argument, each
+// a type (of a byte) and the bytes of an element (ATen/native/cuda/MemoryAccess.cuh).
+static void cast(const char *name, void **arguments) {
+    int count = *(int *)arguments[0];
+    char *to = result_of(arguments), *from = ((void **)arguments[2])[1];
+    const struct side {
+        int8_t type;
+        uint32_t width;
+    } *source = arguments[5], *target = arguments[6];
+    if (count <= 0 || count * (source->width + target->width) > MOST_BYTES) return;
+    if (!is_device_memory(to) || !is_device_memory(from)) return;
+    for (int i = 0; i < count; i++)
+        write_number(to + i * target->width, target->type,
+                     read_number(from + i * source->width, source->type));
+}
+
+// x == x, and not x == a number that is looked for, as infinity is; `functor` begins with the
+// operator: 0 is ==, 1 is != (ATen/native/cuda/CompareEQKernel.cu).
+static void compare(const char *name, void **arguments) {
+    void **addresses = arguments[2];
+    bool is_inequality = *(int *)arguments[1] == 1;
+    bool is_with_itself = strstr(name, "BinaryFunctor") && addresses[1] == addresses[2];
+    if (is_with_itself || !strstr(name, "BinaryFunctor"))
+        write_all(arguments, &(char){is_with_itself != is_inequality}, 1);
+}
+
+// at::native::ReduceOp of ATen/native/cuda/Reduce.cuh, behind operation and identity, whose sizes
+// differ by type.
+typedef struct {
+    uint32_t divisor, multiplier, shift;
+} divider_t;
+typedef struct {
+    struct {
+        int element_bytes, num_inputs, num_outputs, others[13];
+    } config;
+    struct {
+        int dimensions;
+        divider_t sizes[25];
+        uint32_t strides[25];
+    } input;
+    struct {
+        int dimensions;
+        divider_t sizes[25];
+        uint32_t strides[25][2];
+    } output;  // and then the addresses of the source and of the results, at the next 8 bytes
+} reduction_t;
+
+// The address of the results, where there are some; `offset` is that of the configuration.
+static char *results_of(void **arguments, size_t offset) {
+    const reduction_t *found = (const void *)((char *)arguments[0] + offset);
+    int count = found->config.num_outputs;
+    char **addresses = (char **)(((uintptr_t)(found + 1) + 7) & ~(uintptr_t)7);
+    return count > 0 && count <= MOST_BYTES && is_device_memory(addresses[1]) ? addresses[1] : NULL;
+}
+
+static void reduce(void **arguments, char value) {  // of bools
+    const reduction_t *found = (const void *)((char *)arguments[0] + 4);
+    char *results = results_of(arguments, 4);
+    if (results) memset(results, value, found->config.num_outputs);
+}
+
+static void reduce_to_zero(const char *name, void **arguments) {
+    for (size_t offset = 4; offset <= 32; offset += 4) {
+        const reduction_t *found = (const void *)((char *)arguments[0] + offset);
+        char *results = results_of(arguments, offset);
+        int width = found->config.element_bytes;
+        if (results && found->config.num_outputs == 1 && width > 0 && width <= 16) {
+            memset(results, 0, width < 4 ? 4 : 8);  // a block has 512 bytes
+            return;
+        }
+    }
+}
+
+// nll_loss_forward_reduce_cuda_kernel_*: the loss, and the weight it was divided by.
+static void no_loss(const char *name, void **arguments) {
+    char **loss = arguments[0];
+    if (is_device_memory(*loss)) memset(*loss, 0, 4);
+}
+
+static void all(const char *name, void **arguments) { reduce(arguments, 1); }
+static void any(const char *name, void **arguments) { reduce(arguments, 0); }
+
+void find_result(CUfunction function) {
+    const char *name = function->name;
+    bool is_elementwise = strstr(name, "vectorized_elementwise_kernel") ||
+                          strstr(name, "unrolled_elementwise_kernel");
+    bool is_reduction = strstr(name, "reduce_kernel") && strstr(name, "ReduceOp");
+    bool is_of_bools = is_reduction && strstr(name, "EEjb");  // and has indices of 32 bits
+    if (is_of_bools && strstr(name, "and_kernel_cuda")) function->result = all;
+    else if (is_of_bools && strstr(name, "or_kernel_cuda")) function->result = any;
+    else if (is_reduction) function->result = reduce_to_zero;
+    else if (strstr(name, "nll_loss_forward_reduce")) function->result = no_loss;
+    if (!is_elementwise) return;
+    if (strstr(name, "direct_copy_kernel") && strstr(name, "StoreWithCast")) {
+        function->result = cast;
+        return;
+    }
+    if (strstr(name, "FillFunctorI")) function->result = fill;
+    else if (strstr(name, "CompareEqFunctor")) function->result = compare;
+    else if (strstr(name, "MulFunctorIb")) function->result = elementwise_true;
+    else if (strstr(name, "logical_and_kernel")) function->result = elementwise_true;
+    else if (strstr(name, "logical_or_kernel")) function->result = elementwise_false;
+    else if (strstr(name, "logical_not_kernel") && strstr(name, "EUlbE"))
+        function->result = elementwise_not;
+    else if (strstr(name, "bitwise_not_kernel") && strstr(name, "EUlbE"))
+        function->result = elementwise_not;
+    else if (strstr(name, "BitwiseOrFunctorIb") && !strstr(name, "UnaryFunctor"))
+        function->result = elementwise_or;
+    else if (strstr(name, "compare_scalar_kernelIf"))
+        function->result = compare_with;
+    else function->result = number;
+}

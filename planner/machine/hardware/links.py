@@ -1,0 +1,234 @@
+"""Links between devices: how long a collective takes over each, by size and number of ranks.
+
+The figures are in `links.json`, each with where it comes from. Of a link whose times were published
+by size, times are read between its points; of any other, one rate of large arrays is known, and the
+start is NCCL's own model of a ring. A link that somebody measured is read from a file
+(`planner.machine.hardware.link_file`). Legend: S bytes of the whole array, as nccl-tests counts; n
+ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from math import exp, log
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from planner.core.errors import UsageError, unknown_name
+from planner.core.schema.link import LinkCurve, bus_factor
+
+if TYPE_CHECKING:
+    from planner.core.collectives import Collective
+
+Hop = Literal["nvlink", "pcie", "network"]
+
+# Seconds of NCCL's ring with protocol Simple: before all steps, and of a step from one rank to the
+# next (NVIDIA/nccl @5067397, src/graph/tuning.cc, baseLat and hwLat). The other protocols are
+# faster for small arrays by this model, and by less in what was published (docs/distributed.md).
+_START_SECONDS = 8.4e-6
+_HOP_SECONDS: Mapping[Hop, float] = {"nvlink": 3.4e-6, "pcie": 5.7e-6, "network": 14e-6}
+# How far times may be off either way, relative. Two machines of 8 A100 were published at 154 and at
+# 229 GB/s, half as slow again. Of what somebody measured on the devices themselves: a judgement.
+SPREAD, MEASURED_SPREAD = 0.5, 0.15
+
+
+class Curve(NamedTuple):
+    """Times of one collective over one number of ranks: (bytes, seconds), by size."""
+
+    collective: Collective
+    ranks: int
+    points: tuple[tuple[int, float], ...]
+
+    def seconds(self, num_bytes: int, start_seconds: float) -> float:
+        """On the line between two points, both on logarithmic scales. Below the first point the
+        time falls to the start's; above the last the rate stays."""
+        first, last = self.points[0], self.points[-1]
+        if num_bytes <= first[0]:
+            start = min(start_seconds, first[1])
+            return start + (first[1] - start) * num_bytes / first[0]
+        for (size, took), (next_size, next_took) in pairwise(self.points):
+            if num_bytes <= next_size:
+                share = log(num_bytes / size) / log(next_size / size)
+                return exp((1 - share) * log(took) + share * log(next_took))
+        return last[1] * num_bytes / last[0]
+
+
+class Rate(NamedTuple):
+    """The bus bandwidth of large arrays over one number of ranks, bytes/s."""
+
+    collective: Collective
+    ranks: int
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link. It has curves or else rates, of all-reduce at least. `hop` is what a step of a ring
+    crosses. Times may be off by `spread` either way, relative. `sources` say where it was read.
+    It joins `most` devices in a machine, where that is bounded."""
+
+    name: str
+    title: str
+    hop: Hop
+    spread: float
+    curves: tuple[Curve, ...]
+    rates: tuple[Rate, ...]
+    sources: tuple[str, ...]
+    most: int | None = None
+
+    def seconds(self, collective: Collective, num_bytes: int, ranks: int) -> float:
+        """Of `collective` over `num_bytes` of the whole array between `ranks` devices.
+
+        Where a collective has no figures of its own, it takes all-reduce's bus bandwidth: an
+        all-gather or a reduce-scatter half of its time.
+        """
+        if ranks < 2 or not num_bytes:
+            return 0.0
+        factor = bus_factor(collective, ranks)
+        if self.curves:
+            return factor * self._seconds_per_factor(collective, num_bytes, ranks)
+        moving = factor * num_bytes / self.bus_rate(collective, ranks)
+        return start_seconds(collective, ranks, self.hop) + moving
+
+    def bus_rate(self, collective: Collective, ranks: int) -> float:
+        """The bus bandwidth of large arrays, bytes/s."""
+        if self.curves:
+            size = max(curve.points[-1][0] for curve in self.curves)
+            return size / self._seconds_per_factor(collective, size, ranks)
+        own = [r for r in self.rates if r.collective == collective]
+        known = own or [r for r in self.rates if r.collective == "all_reduce"]
+        return _between_ranks([(r.ranks, r.bytes_per_second) for r in known], ranks)
+
+    def _seconds_per_factor(self, collective: Collective, num_bytes: int, ranks: int) -> float:
+        """Seconds over the bus factor: what is alike between numbers of ranks."""
+        own = [c for c in self.curves if c.collective == collective]
+        known = own or [c for c in self.curves if c.collective == "all_reduce"] or self.curves
+        return _between_ranks(
+            [
+                (
+                    curve.ranks,
+                    curve.seconds(num_bytes, start_seconds(curve.collective, ranks, self.hop))
+                    / bus_factor(curve.collective, curve.ranks),
+                )
+                for curve in known
+            ],
+            ranks,
+        )
+
+
+def start_seconds(collective: Collective, ranks: int, hop: Hop, nodes: int = 1) -> float:
+    """What a ring's steps cost, however small the array: between machines over the network."""
+    passes = 2 if collective == "all_reduce" else 1
+    steps, crossing = passes * (ranks - 1), passes * (nodes - 1)
+    within = (steps - crossing) * _HOP_SECONDS[hop]
+    return _START_SECONDS + within + crossing * _HOP_SECONDS["network"]
+
+
+@cache
+def all_links() -> tuple[Link, ...]:
+    """Every link of the catalogue."""
+    data = read_catalogue()
+    return tuple(_link(entry, data["documents"]) for entry in data["links"])
+
+
+def read_catalogue() -> dict[str, Any]:
+    """`links.json` as it is: published points that no prediction uses stand there as `held_out`."""
+    path = Path(__file__).with_name("links.json")
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return data
+
+
+def find_link(text: str) -> Link:
+    """The link that `text` names: one of the catalogue, or the file of a measured one.
+
+    Raises UsageError with the names that are near.
+    """
+    wanted = text.strip().casefold().replace("_", "-").replace(" ", "-")
+    for link in all_links():
+        if link.name == wanted:
+            return link
+    if is_link_file(text):
+        from planner.machine.hardware.link_file import read_link
+
+        path = Path(text).expanduser()
+
+        return measured_link(read_link(path), str(path))
+    names = names_of(all_links())
+    way_out = f"Name one of {names}; or the file of a measured link."
+    raise unknown_name("link", text, [link.name for link in all_links()], way_out)
+
+
+def is_link_file(text: str) -> bool:
+    """Whether `text` names a file, as no link's name does: one that is there, or one with a folder
+    or a suffix."""
+    path = Path(text).expanduser()
+    return path.is_file() or path.name != text or bool(path.suffix)
+
+
+def measured_link(curve: LinkCurve, name: str) -> Link:
+    """A curve that somebody measured, as a link."""
+    if curve.world_size < 2 or not curve.points:
+        raise UsageError(
+            f"{name} holds {len(curve.points)} points between {curve.world_size} devices.",
+            "A link is measured between two devices or more.",
+        )
+    points: dict[Collective, list[tuple[int, float]]] = {}
+    for point in curve.points:
+        points.setdefault(point.collective, []).append((point.num_bytes, point.seconds))
+    return Link(
+        name=name,
+        title=f"measured between {curve.world_size} {curve.device}",
+        hop="network" if curve.nodes > 1 else "nvlink",
+        spread=MEASURED_SPREAD,
+        curves=tuple(
+            Curve(collective, curve.world_size, tuple(sorted(dict(found).items())))
+            for collective, found in points.items()
+        ),
+        rates=(),
+        sources=(
+            f"measured between {curve.world_size} {curve.device} with {curve.backend}",
+            curve.date or curve.source,
+        ),
+    )
+
+
+def _link(entry: Mapping[str, Any], documents: Mapping[str, str]) -> Link:
+    figures = [*entry.get("curves", ()), *entry.get("rates", ())]
+    return Link(
+        name=entry["name"],
+        title=entry["title"],
+        hop=entry["hop"],
+        spread=SPREAD,
+        curves=tuple(_curve(curve) for curve in entry.get("curves", ())),
+        rates=tuple(_rate(rate) for rate in entry.get("rates", ())),
+        sources=tuple(dict.fromkeys(documents[figure["document"]] for figure in figures)),
+        most=entry.get("most"),
+    )
+
+
+def _curve(entry: Mapping[str, Any]) -> Curve:
+    points = tuple((size, microseconds * 1e-6) for size, microseconds in entry["points"])
+    return Curve(entry.get("collective", "all_reduce"), entry["ranks"], points)
+
+
+def _rate(entry: Mapping[str, Any]) -> Rate:
+    return Rate(entry.get("collective", "all_reduce"), entry["ranks"], entry["gb_s"] * 1e9)
+
+
+def _between_ranks(known: Sequence[tuple[int, float]], ranks: int) -> float:
+    """The value at `ranks`, of values at some numbers of ranks: between two of them on a line, both
+    on logarithmic scales; beyond them that of the nearest."""
+    ordered = sorted(known)
+    for (fewer, value), (more, next_value) in pairwise(ordered):
+        if fewer <= ranks <= more and fewer < more:
+            share = log(ranks / fewer) / log(more / fewer)
+            return exp((1 - share) * log(value) + share * log(next_value))
+    return ordered[0][1] if ranks < ordered[0][0] else ordered[-1][1]
+
+
+def names_of(links: Iterable[Link]) -> str:
+    return ", ".join(link.name for link in links)

@@ -1,0 +1,189 @@
+"""What sits outside the tensors: library workspaces, the CUDA context, and how sure a replay is.
+
+Figures fitted from measurement records stand in `overheads.json`, per architecture, with their
+date and versions (`python -m tests.truth.fit FILE` prints them). Where an architecture has
+none, the quoted ones below are assumed; the estimate says so and widens its range.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from planner.core.torch_version import NEWEST_TRIED, OLDEST_TRIED, torch_version
+from planner.core.units import KIB, format_bytes
+from planner.machine.hardware.gpu import Gpu
+from planner.memory.scratch import Processors
+
+MEASURED_FILE = Path(__file__).with_name("overheads.json")
+
+# cuBLAS asks the caching allocator for a workspace per handle and stream, kept for good (quoted:
+# getChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp, torch up to 2.14).
+CUBLAS_WORKSPACE_BYTES = 8_519_680
+CUBLAS_WORKSPACE_BYTES_LARGE = 33_554_432
+LARGE_WORKSPACE_MAJORS = (9, 10, 12)  # of the capability; 11 has the smaller
+WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"  # deterministic training sets it
+LT_VARIABLE = "CUBLASLT_WORKSPACE_SIZE"  # capped at cuBLAS's own, with which it is one
+# Handles belong to threads: forward runs in the caller's, backward in autograd's (inferred).
+CUBLAS_HANDLES = 2
+
+
+def num_workspaces() -> int:
+    """How many are held; from torch 2.15 on each product asks for its own and gives it back."""
+    return CUBLAS_HANDLES if torch_version() < (2, 15) else 0
+
+
+# An A100's (NVIDIA's whitepaper), where no GPU is named.
+ASSUMED_PROCESSORS = Processors(num_sms=108, threads_per_sm=2048, capability=(8, 0))
+
+# Public reports of an otherwise idle process name 287 to 667 MB (quoted, none ours); it grows with
+# the kernels that are loaded. The middle is assumed, and both ends bound the range.
+CONTEXT_BYTES = 477_000_000
+CONTEXT_BYTES_LOW = 287_000_000
+CONTEXT_BYTES_HIGH = 667_000_000
+
+# The share of reserved bytes by which a replay may be off. A Swin's eager step on one GPU reserves
+# what is predicted under torch's own CUDA code, on emulated NVIDIA GPUs (docs/how-it-works.md;
+# torch 2.9 to 2.15: the worst 1.94%).
+RESERVED_ERROR = 0.02
+# Of every other step, where the order of requests follows time or torch's compiler, or was not
+# tried. Published errors of trackers that replay an allocator are 1.6 to 3%.
+RESERVED_ERROR_UNTRIED = 0.05
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """One device's, in bytes. `workspace_bytes` is one cuBLAS workspace, of which `num_workspaces`
+    are held; `reserved_error` the share by which reserved bytes may be off; `basis` says what all
+    of it rests on, one line each."""
+
+    workspace_bytes: int
+    num_workspaces: int
+    processors: Processors
+    context_bytes: int
+    context_low_bytes: int
+    context_high_bytes: int
+    reserved_error: float
+    basis: tuple[str, ...]
+
+
+def overheads_for(
+    gpu: Gpu | None, environment: Mapping[str, str] = os.environ, *, was_emulated: bool = True
+) -> Overheads:
+    """Those measured on the architecture of `gpu`, else those assumed for it, in an environment;
+    `was_emulated` is a step of the kind that was: a Swin's, eager, on one device."""
+    workspace = _workspace_bytes(gpu, environment)
+    of_device = [*_workspace_basis(gpu, workspace, environment), *_processors_basis(gpu)]
+    processors = processors_of(gpu)
+    measured = measured_overheads().get(gpu.architecture) if gpu is not None else None
+    if measured is not None:
+        return Overheads(
+            workspace,
+            num_workspaces(),
+            processors,
+            measured["context_bytes"],
+            measured["context_low_bytes"],
+            measured["context_high_bytes"],
+            measured["reserved_error"],
+            (*of_device, measured["basis"]),
+        )
+    reserved_error, of_reserved = _assumed_error(gpu, was_emulated)
+    basis = [
+        *of_device,
+        f"a CUDA context of {format_bytes(CONTEXT_BYTES)}, within the "
+        f"{format_bytes(CONTEXT_BYTES_LOW)} to {format_bytes(CONTEXT_BYTES_HIGH)} of public "
+        "reports",
+        f"reserved memory within {reserved_error:.0%}: {of_reserved}",
+    ]
+    if gpu is None:
+        basis.insert(0, "an NVIDIA GPU older than Hopper, since no GPU was named")
+    return Overheads(
+        workspace,
+        num_workspaces(),
+        processors,
+        CONTEXT_BYTES,
+        CONTEXT_BYTES_LOW,
+        CONTEXT_BYTES_HIGH,
+        reserved_error,
+        tuple(basis),
+    )
+
+
+def _assumed_error(gpu: Gpu | None, was_emulated: bool) -> tuple[float, str]:
+    """The share of reserved bytes by which a replay may be off, and why."""
+    is_tried = OLDEST_TRIED <= torch_version() <= NEWEST_TRIED
+    if was_emulated and is_tried and (gpu is None or gpu.vendor == "NVIDIA"):
+        return RESERVED_ERROR, (
+            "torch's own CUDA code on an emulated GPU allocates what is predicted; no real card "
+            "of this architecture was measured yet"
+        )
+    return RESERVED_ERROR_UNTRIED, "not measured on this architecture yet"
+
+
+def processors_of(gpu: Gpu | None) -> Processors:
+    """What decides the scratch of kernels: a GPU's own, or those assumed where none is known."""
+    if gpu is None:
+        return ASSUMED_PROCESSORS
+    return Processors(
+        gpu.num_sms or ASSUMED_PROCESSORS.num_sms,
+        gpu.threads_per_sm,
+        gpu.capability or ASSUMED_PROCESSORS.capability,
+    )
+
+
+def _processors_basis(gpu: Gpu | None) -> list[str]:
+    if gpu is not None and gpu.num_sms:
+        return []
+    why = "no GPU was named" if gpu is None else "this GPU's number is not known"
+    return [
+        f"the scratch of reductions as on an A100 ({ASSUMED_PROCESSORS.num_sms} multiprocessors), "
+        f"since {why}"
+    ]
+
+
+@cache
+def measured_overheads() -> dict[str, dict[str, Any]]:
+    """architecture -> what was fitted from its records."""
+    measured: dict[str, dict[str, Any]] = json.loads(MEASURED_FILE.read_text())
+    return measured
+
+
+def _workspace_bytes(gpu: Gpu | None, environment: Mapping[str, str]) -> int:
+    """As torch chooses it: by the variable, else by the major capability. ROCm's and unknown
+    devices are taken as the smaller."""
+    if gpu is not None and gpu.vendor != "NVIDIA":
+        return CUBLAS_WORKSPACE_BYTES
+    given = _given_workspace_bytes(environment)
+    if given is not None:
+        return given
+    if gpu is not None and gpu.capability and gpu.capability[0] in LARGE_WORKSPACE_MAJORS:
+        return CUBLAS_WORKSPACE_BYTES_LARGE
+    return CUBLAS_WORKSPACE_BYTES
+
+
+def _given_workspace_bytes(environment: Mapping[str, str]) -> int | None:
+    """`:4096:8` is eight buffers of 4,096 KiB; several pairs add up. None where nothing is given
+    or it cannot be read, which torch warns of and passes over."""
+    pairs = re.findall(r":([0-9]+):([0-9]+)", environment.get(WORKSPACE_VARIABLE, ""))
+    return sum(int(size) * KIB * int(count) for size, count in pairs) if pairs else None
+
+
+def _workspace_basis(gpu: Gpu | None, num_bytes: int, environment: Mapping[str, str]) -> list[str]:
+    told = ""
+    if (gpu is None or gpu.vendor == "NVIDIA") and _given_workspace_bytes(environment) is not None:
+        told = f", as {WORKSPACE_VARIABLE}={environment[WORKSPACE_VARIABLE]} says"
+    whose = (
+        f"for each of {num_workspaces()} handles (forward and backward threads)"
+        if num_workspaces()
+        else "for each matrix product while it runs"
+    )
+    basis = [f"cuBLAS workspace of {format_bytes(num_bytes)} {whose}{told}"]
+    if environment.get(LT_VARIABLE):
+        basis.append(f"{LT_VARIABLE} adds nothing: cuBLASLt works in cuBLAS's workspace")
+    return basis

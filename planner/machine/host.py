@@ -1,0 +1,199 @@
+"""What this machine gives a training beside its GPU: processors, memory, shared memory, limits.
+
+Nothing is run. The kernel's files are read below a root, so that those of another machine can be
+read as this one's are. Control groups are read in both versions (Linux,
+Documentation/admin-guide/cgroup-v2.rst: cpu.max, memory.max; cgroup-v1: cpu.cfs_quota_us,
+memory.limit_in_bytes).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
+_UNLIMITED_V1 = 1 << 60  # cgroup v1 says "no limit" with a number near 2^63
+# What limits a control group's memory and what is used of it, in either version.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Host:
+    """Sizes in bytes; None where the system does not say, or sets no limit.
+
+    `usable_cpus` are those this process may run on, `quota_cpus` the processor time its control
+    group may take, in processors. `file_limit` is how many files a process may hold open.
+    """
+
+    num_cpus: int
+    usable_cpus: int
+    quota_cpus: float | None = None
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    available_bytes: int | None = None
+    shared_memory_bytes: int | None = None
+    shared_memory_free_bytes: int | None = None
+    file_limit: int | None = None
+    governor: str | None = None
+    container: str | None = None
+
+    @property
+    def cpus(self) -> float:
+        """The processors that this process can keep busy."""
+        return min(self.usable_cpus, self.quota_cpus or self.usable_cpus)
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """Memory that this process and its control group may have, the page cache included."""
+        return _least(self.memory_bytes, self.memory_limit_bytes)
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Of that, at most what is available now."""
+        return _least(self.available_bytes, self.memory_limit_bytes)
+
+
+def _least(*sizes: int | None) -> int | None:
+    return min((s for s in sizes if s is not None), default=None)
+
+
+def read_host(root: Path = ROOT) -> Host:
+    """This machine as this process may use it; of another `root`, what its files say."""
+    import psutil
+
+    here = root == ROOT
+    num_cpus = os.cpu_count() or 1
+    memory = psutil.virtual_memory()
+    total, free = _shared_memory(root)
+    return Host(
+        num_cpus=num_cpus,
+        usable_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_cpus,
+        quota_cpus=_quota(root),
+        memory_bytes=memory.total,
+        memory_limit_bytes=_memory_limit(root),
+        available_bytes=memory.available,
+        shared_memory_bytes=total,
+        shared_memory_free_bytes=free,
+        file_limit=_file_limit() if here else None,
+        governor=text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None,
+        container=_container(root),
+    )
+
+
+def text_of(path: Path) -> str:
+    """What a file of the kernel says, "" where it says nothing."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def number_of(path: Path) -> int | None:
+    """The whole number in a file of the kernel, None where there is none."""
+    text = text_of(path)
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def _group_folders(root: Path, controller: str) -> list[Path]:
+    """The folders of this process's control group and of those above it, innermost first."""
+    base = root / "sys/fs/cgroup"
+    folders = []
+    for line in text_of(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            top = base
+        elif controller in controllers.split(","):
+            top = base / controllers if (base / controllers).is_dir() else base / controller
+        else:
+            continue
+        inner = top / path.lstrip("/")
+        while inner != top and top in inner.parents:
+            folders.append(inner)
+            inner = inner.parent
+        folders.append(top)
+    return folders or [base, base / controller]
+
+
+def _quota(root: Path) -> float | None:
+    """The tightest quota on the way up, in processors."""
+    found = []
+    for folder in _group_folders(root, "cpu"):
+        quota, _, period = text_of(folder / "cpu.max").partition(" ")
+        if quota.isdigit() and period.isdigit():
+            found.append(int(quota) / int(period))
+        old = number_of(folder / "cpu.cfs_quota_us")
+        length = number_of(folder / "cpu.cfs_period_us")
+        if old and length and old > 0:
+            found.append(old / length)
+    return min(found, default=None)
+
+
+def _memory_limit(root: Path) -> int | None:
+    return min((limit for limit, _ in _memory_limits(root)), default=None)
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
+    """(limit, used) of each control group around this process that limits memory. What it would
+    give back on need, its cached files, is not counted as used; None where it is not told."""
+    for folder in _group_folders(root, "memory"):
+        for limited, used in _MEMORY_FILES:
+            limit, taken = number_of(folder / limited), number_of(folder / used)
+            if limit is not None and 0 < limit < _UNLIMITED_V1:
+                yield limit, None if taken is None else taken - _cached_bytes(folder)
+
+
+def _cached_bytes(folder: Path) -> int:
+    lines = text_of(folder / "memory.stat").splitlines()
+    counts = dict(line.split()[:2] for line in lines if line)
+    return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
+
+
+def memory_room(root: Path = ROOT) -> tuple[int, int]:
+    """(all, free) bytes of memory for this process, within the limits of its control groups; free
+    is what it can have now without swapping."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    total, free = memory.total, memory.available
+    for limit, used in _memory_limits(root):
+        if used is not None:
+            total, free = min(total, limit), min(free, max(0, limit - used))
+    return total, free
+
+
+def _shared_memory(root: Path) -> tuple[int | None, int | None]:
+    """All and free bytes of /dev/shm, in which workers hand over batches."""
+    try:
+        found = os.statvfs(root / "dev/shm")
+    except (OSError, AttributeError):
+        return None, None
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def _file_limit() -> int | None:
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return None
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _container(root: Path) -> str | None:
+    """The kind of container this is, None outside of one."""
+    if (root / ".dockerenv").exists():
+        return "docker"
+    if (root / "run/.containerenv").exists():
+        return "podman"
+    if os.environ.get("APPTAINER_CONTAINER") or (root / ".singularity.d").exists():
+        return "apptainer"
+    groups = text_of(root / "proc/1/cgroup") or ""
+    for name in ("kubepods", "docker", "lxc", "containerd"):
+        if name in groups:
+            return name
+    return None

@@ -1,0 +1,1 @@
+"""The link between this machine's devices: what of it is to be timed, what was, which it is."""

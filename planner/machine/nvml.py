@@ -1,0 +1,237 @@
+"""The GPUs as NVIDIA's management library knows them: asking it makes no CUDA context.
+
+Every question answers None where the library, the device or the driver has no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pynvml
+
+from planner.machine.hardware.detect import DetectedGpu
+from planner.machine.machine import DriverAnswer, DriverFigures
+
+# nvmlClocksEventReasons: bits of why the clocks are lower than they could be.
+_THROTTLE_REASONS = {
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+_IDLE = 0x001  # a reason too, which is no throttling
+
+
+@dataclass(frozen=True)
+class NvmlMemory:
+    """Bytes. `total` is what programs can have: the driver's own reserve is left out."""
+
+    total: int
+    used: int
+    free: int
+
+
+@dataclass(frozen=True)
+class NvmlProcess:
+    """A process with a context on the device; `used_bytes` is None where the driver hides it."""
+
+    pid: int
+    used_bytes: int | None
+
+
+@dataclass(frozen=True)
+class NvmlUtilization:
+    """Percent of the driver's last sampling period (between a sixth of a second and one, by nvml.h)
+    in which some kernel ran, and in which memory was read or written: not how full the card was."""
+
+    gpu_percent: int
+    memory_percent: int
+
+
+def _ask(question: Callable[..., Any], *arguments: Any) -> Any | None:
+    try:
+        return question(*arguments)
+    except (pynvml.NVMLError, UnicodeDecodeError):
+        return None
+
+
+@dataclass(frozen=True)
+class NvmlDevice:
+    """One GPU as the driver knows it."""
+
+    handle: Any
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any | None:
+        return _ask(question, self.handle, *arguments)
+
+    @property
+    def name(self) -> str:
+        return self._ask(pynvml.nvmlDeviceGetName) or "NVIDIA GPU"
+
+    @property
+    def uuid(self) -> str | None:
+        """`GPU-` and 32 hexadecimal digits with hyphens."""
+        return self._ask(pynvml.nvmlDeviceGetUUID)
+
+    @property
+    def pci_bus_id(self) -> str | None:
+        """`00000000:01:00.0`, as nvidia-smi prints it."""
+        pci = self._ask(pynvml.nvmlDeviceGetPciInfo)
+        return pci.busId if pci is not None else None
+
+    @property
+    def is_split(self) -> bool | None:
+        """Whether the card is split into MIG instances: then its memory is not what torch's device
+        has, and its name stands for all of them. None where the driver does not say."""
+        modes = self._ask(pynvml.nvmlDeviceGetMigMode)
+        return bool(modes[0]) if modes is not None else None
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        found = self._ask(pynvml.nvmlDeviceGetCudaComputeCapability)
+        return (found[0], found[1]) if found is not None else None
+
+    @property
+    def memory(self) -> NvmlMemory | None:
+        """None also where the figures cannot be of any device."""
+        found = self._ask(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
+        if found is None:
+            return None
+        total = found.total - found.reserved
+        if not max(1, found.used, found.free) <= total < 2**63:
+            return None
+        return NvmlMemory(total, found.used, found.free)
+
+    @property
+    def processes(self) -> tuple[NvmlProcess, ...] | None:
+        """All processes that compute on the device. In a container their pids are the host's."""
+        for question in (
+            pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
+            pynvml.nvmlDeviceGetComputeRunningProcesses_v2,
+        ):
+            found = self._ask(question)
+            # The first R535 drivers have longer entries in _v3: then ids of 0 are read, as none is.
+            if found is not None and all(process.pid for process in found):
+                return tuple(NvmlProcess(p.pid, p.usedGpuMemory) for p in found)
+        return None
+
+    @property
+    def sm_mhz(self) -> int | None:
+        return self._ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM)
+
+    @property
+    def sm_max_mhz(self) -> int | None:
+        return self._ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM)
+
+    @property
+    def memory_mhz(self) -> int | None:
+        return self._ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM)
+
+    @property
+    def temperature_c(self) -> int | None:
+        return self._ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU)
+
+    @property
+    def power_watts(self) -> float | None:
+        milliwatts = self._ask(pynvml.nvmlDeviceGetPowerUsage)
+        return None if milliwatts is None else milliwatts / 1000
+
+    @property
+    def utilization(self) -> NvmlUtilization | None:
+        """None also on a card that is split, whose instances the driver does not tell apart."""
+        found = self._ask(pynvml.nvmlDeviceGetUtilizationRates)
+        return NvmlUtilization(found.gpu, found.memory) if found is not None else None
+
+    @property
+    def throttle_reasons(self) -> tuple[str, ...]:
+        bits = self._reasons()
+        return tuple(name for bit, name in _THROTTLE_REASONS.items() if bits & bit)
+
+    def _reasons(self) -> int:
+        """The bits of nvmlClocksEventReasons in force; 0 where the driver does not answer."""
+        newer = self._ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons)
+        if newer is not None:
+            return int(newer)
+        return self._ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
+
+    @property
+    def figures(self) -> DriverFigures:
+        """Modes, link, power limits and clocks, each None where the card has no such thing."""
+        return DriverFigures(
+            persistence=self._ask(pynvml.nvmlDeviceGetPersistenceMode),
+            display=self._ask(pynvml.nvmlDeviceGetDisplayActive),
+            compute_mode=self._ask(pynvml.nvmlDeviceGetComputeMode),
+            performance_state=self._ask(pynvml.nvmlDeviceGetPerformanceState),
+            generation=self._ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
+            max_generation=self._ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
+            width=self._ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth),
+            max_width=self._ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth),
+            power_limit=self._ask(pynvml.nvmlDeviceGetEnforcedPowerLimit),
+            default_power_limit=self._ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit),
+            sm_mhz=self.sm_mhz,
+            max_sm_mhz=self.sm_max_mhz,
+            temperature=self.temperature_c,
+            reasons=self.throttle_reasons,
+            idle=bool(self._reasons() & _IDLE),
+        )
+
+
+def devices() -> tuple[NvmlDevice | None, ...]:
+    """The GPUs in PCI order, as nvidia-smi lists them, with None for one that does not answer; none
+    where there is no driver."""
+    count = _ask(pynvml.nvmlDeviceGetCount) if _is_ready() else None
+    return tuple(device_at(index) for index in range(count or 0))
+
+
+def device_at(index: int) -> NvmlDevice | None:
+    """The GPU with this index in PCI order."""
+    handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, index) if _is_ready() else None
+    return NvmlDevice(handle) if handle is not None else None
+
+
+def detected_gpus() -> tuple[DetectedGpu, ...]:
+    """The GPUs as `planner.machine.hardware.detect` lists them, where nvidia-smi is not
+    installed."""
+    driver = driver_version() or ""
+    return tuple(
+        DetectedGpu(
+            index=index,
+            name=gpu.name,
+            uuid=gpu.uuid or "",
+            total_bytes=gpu.memory.total if gpu.memory else None,
+            used_bytes=gpu.memory.used if gpu.memory else None,
+            driver=driver,
+            capability=gpu.capability,
+            is_split=bool(gpu.is_split),
+            pci_bus_id=gpu.pci_bus_id or "",
+        )
+        for index, gpu in enumerate(devices())
+        if gpu is not None
+    )
+
+
+def ask_driver() -> DriverAnswer:
+    """The cards, and of each what `planner doctor` else reads from nvidia-smi."""
+    figures = {gpu.uuid or "": gpu.figures for gpu in devices() if gpu is not None}
+    return DriverAnswer(detected_gpus(), figures)
+
+
+def driver_version() -> str | None:
+    return _ask(pynvml.nvmlSystemGetDriverVersion) if _is_ready() else None
+
+
+@lru_cache(maxsize=1)
+def _is_ready() -> bool:
+    """Whether there is a driver's library that answers."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    return True

@@ -1,0 +1,329 @@
+"""What the installed torch says of itself and of the GPUs it sees: asked in a process that ends.
+
+No torch is imported here, and no CUDA context is made: what must happen for an answer, happens
+there. A driver that answers is not enough: torch may be built for a newer one, or without code for
+the card at hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+# The order of GPUs that nvidia-smi and the driver's library have; CUDA's own is by speed.
+DEVICE_ORDER = "CUDA_DEVICE_ORDER"
+BUS_ORDER = "PCI_BUS_ID"
+
+_DEADLINE_SECONDS = 120  # a first import from a cold network disk can take a minute
+# A kernel that runs is the only proof; a card that is full has still proven that it can. Each
+# question is named before it is asked: one that ends the process is left out of the next.
+_ASK = """
+import json, sys
+tried, failed = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+import torch
+
+def first_line(error):
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+def ask(name, question, otherwise=""):
+    if name in failed:
+        return otherwise
+    print("?", name, flush=True)
+    try:
+        return question()
+    except Exception as error:
+        failed[name] = first_line(error)
+        return otherwise
+
+def quiet(name, question, otherwise=""):
+    def answer():
+        try:
+            return question()
+        except Exception:
+            return otherwise
+    return ask(name, answer, otherwise)
+
+def read_cublas():
+    with open("/proc/self/maps") as maps:
+        path = next(line.split()[-1] for line in maps if "/libcublas.so" in line)
+    import ctypes
+    library, value, parts = ctypes.CDLL(path), ctypes.c_int(), []
+    for kind in range(3):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL of library_types.h
+        assert library.cublasGetProperty(kind, ctypes.byref(value)) == 0
+        parts.append(str(value.value))
+    return ".".join(parts)
+
+def read_switches():
+    b = torch.backends
+    return {"float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "cuda.matmul.allow_tf32": str(b.cuda.matmul.allow_tf32),
+            "cudnn.allow_tf32": str(b.cudnn.allow_tf32),
+            "cudnn.benchmark": str(b.cudnn.benchmark)}
+
+def read_cudnn():
+    try:
+        return [str(torch.backends.cudnn.version() or ""), ""]
+    except AttributeError:
+        return ["", ""]
+    except Exception as error:
+        return ["", first_line(error)]
+
+def read_init():
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        return first_line(error)
+    return ""
+
+def try_out(index):
+    try:
+        torch.ones(8, device=f"cuda:{index}").sum().item()
+    except torch.OutOfMemoryError:
+        return ""
+    except Exception as error:
+        return "" if "CUDA error: out of memory" in str(error) else first_line(error)
+    return ""
+
+def read_gpu(index):
+    p = torch.cuda.get_device_properties(index)
+    return {"name": p.name, "total_bytes": p.total_memory, "capability": [p.major, p.minor],
+            "uuid": str(getattr(p, "uuid", "")), "error": ""}
+
+found = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
+         "reason": "", "arch_list": [], "gpus": [], "failed": failed}
+found["available"] = ask("torch.cuda.is_available()", torch.cuda.is_available, False)
+found["debug"] = bool(quiet("torch.version.debug", lambda: torch.version.debug, False))
+found["path"] = quiet("torch.__file__", lambda: torch.__file__)
+found["num_threads"] = quiet("torch.get_num_threads()", lambda: torch.get_num_threads(), 0)
+found["switches"] = quiet("torch.backends", read_switches, {})
+found["cudnn"], found["cudnn_error"] = ask(
+    "torch.backends.cudnn.version()", read_cudnn, ["", ""])
+found["nccl"] = quiet("torch.cuda.nccl.version()",
+                      lambda: ".".join(map(str, torch.cuda.nccl.version())))
+found["cublas"] = quiet("cublasGetProperty", read_cublas)
+if found["cuda"] or found["hip"]:
+    found["allocator"] = quiet("torch.cuda.get_allocator_backend()",
+                               lambda: torch.cuda.get_allocator_backend())
+if found["available"]:
+    found["arch_list"] = ask("torch.cuda.get_arch_list()", torch.cuda.get_arch_list, [])
+    for index in range(ask("torch.cuda.device_count()", torch.cuda.device_count, 0)):
+        gpu = ask(f"torch.cuda.get_device_properties({index})", lambda: read_gpu(index), None)
+        if gpu is None:
+            break
+        if tried is None or index in tried:
+            kernel = f"a kernel on cuda:{index}"
+            gpu["error"] = ask(kernel, lambda: try_out(index), failed.get(kernel, ""))
+        found["gpus"].append(gpu)
+elif found["cuda"] or found["hip"]:
+    found["reason"] = ask("torch.cuda.init()", read_init)
+print(json.dumps(found))
+"""
+_ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
+
+
+@dataclass(frozen=True)
+class TorchGpu:
+    """A GPU as torch has it; `error` says why a small kernel failed on it, where one was tried."""
+
+    name: str
+    total_bytes: int
+    capability: tuple[int, int]
+    uuid: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """What the installed torch says of itself; `error` where it could not be imported, `reason`
+    where it is built for GPUs and can use none; `failed` are questions that failed or ended the
+    process that asked, with the last line of each. `arch_list` is what its kernels are compiled
+    for: `sm_90` (machine code), `compute_90` (what the driver compiles for later cards). `cudnn` is
+    the number that cuDNN gives itself (91002), `cudnn_error` why it gives none; `switches` are
+    torch's defaults that decide precision and the choice of kernels; `path` is where torch lies."""
+
+    version: str = ""
+    cuda: str | None = None
+    hip: str | None = None
+    available: bool = False
+    num_devices: int = 0
+    error: str = ""
+    reason: str = ""
+    arch_list: tuple[str, ...] = ()
+    gpus: tuple[TorchGpu, ...] = ()
+    cudnn: str = ""
+    cudnn_error: str = ""
+    nccl: str = ""
+    cublas: str = ""
+    allocator: str = ""
+    switches: Mapping[str, str] = field(default_factory=dict)
+    num_threads: int = 0
+    path: str = ""
+    debug: bool = False
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def libraries(self) -> dict[str, str]:
+        """The versions of the CUDA libraries that this torch uses; what it does not tell, not."""
+        # MIOpen answers in cuDNN's place where torch is built for ROCm, in numbers of its own.
+        cudnn = cudnn_release(self.cudnn) if self.cuda else ""
+        found = {"cudnn": cudnn, "nccl": self.nccl, "cublas": self.cublas}
+        return {name: release for name, release in found.items() if release}
+
+
+def ask_torch(
+    environ: Mapping[str, str] = os.environ, tried: Sequence[int] | None = None
+) -> TorchBuild:
+    """How torch was built, which GPUs it sees, and whether it can run on those with an index in
+    `tried` (on all of them, where it is None)."""
+    indices = json.dumps(tried if tried is None else list(tried))
+    failed: dict[str, str] = {}
+    while True:
+        try:
+            asked = _ask_process(_ASK, [indices, json.dumps(failed)], bus_ordered(environ))
+            return _read_answer(asked)
+        except _NoAnswerError as error:
+            if not error.question or error.question in failed:
+                return TorchBuild(error=str(error))
+            failed[error.question] = str(error)
+
+
+class _NoAnswerError(Exception):
+    """Why the process gave no answer, in a clause, and the `question` that it was at."""
+
+    def __init__(self, why: str, output: str | bytes | None) -> None:
+        super().__init__(why)
+        text = output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+        asked = [line[2:] for line in text.splitlines() if line.startswith("? ")]
+        self.question = asked[-1] if asked else ""
+
+
+def _ask_process(
+    script: str, arguments: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, object]:
+    """The JSON object that `script` prints on a line, run by this Python in a process of its own,
+    however that ends. Raises _NoAnswerError."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", script, *arguments], env=dict(environ),
+            capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as ended:
+        raise _NoAnswerError(f"it took over {_DEADLINE_SECONDS} s", ended.stdout) from None
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("{"):
+            answer: dict[str, object] = json.loads(line)
+            return answer
+    why = "the process that imports it printed no answer"
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        why = lines[-1] if lines else f"it ended with status {done.returncode}"
+    raise _NoAnswerError(why, done.stdout)
+
+
+def _read_answer(found: dict[str, object]) -> TorchBuild:
+    gpus = found.pop("gpus")
+    assert isinstance(gpus, list)
+    told = tuple(TorchGpu(**{**g, "capability": tuple(g["capability"])}) for g in gpus)
+    arch_list = found.pop("arch_list")
+    assert isinstance(arch_list, list)
+    return TorchBuild(
+        **found,  # type: ignore[arg-type]
+        num_devices=len(told),
+        arch_list=tuple(arch_list),
+        gpus=told,
+    )
+
+
+# Imported one after another; torch comes first, as its libraries must be found.
+_IMPORT = """
+import importlib, json, sys
+errors = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            errors[name] = f"{type(error).__name__}: {error}"
+    except Exception as error:
+        errors[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+print(json.dumps(errors))
+"""
+
+
+def import_errors(
+    packages: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Why each of `packages` that is installed cannot be imported, tried in a process that ends."""
+    try:
+        errors = _ask_process(_IMPORT, packages, environ)
+    except _NoAnswerError as error:  # by which of them is not known: they were tried in order
+        return {packages[0]: str(error)}
+    return {name: str(why) for name, why in errors.items()}
+
+
+def cudnn_release(number: str) -> str:
+    """cuDNN's number as people write it: 91002 is 9.10.2, and before version 9 8907 is 8.9.7."""
+    if not number.isdigit():
+        return number
+    unit = 10_000 if int(number) >= 90_000 else 1000
+    major, rest = divmod(int(number), unit)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def bus_ordered(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for a process that numbers GPUs as the driver does, unless it says otherwise."""
+    return {DEVICE_ORDER: BUS_ORDER, **environ}
+
+
+def why_not_usable(build: TorchBuild, index: int = 0) -> str | None:
+    """Why torch cannot compute on `cuda:index`, in a clause; None where it can."""
+    if build.error:
+        return f"torch cannot be imported ({build.error})"
+    if build.cuda is None and build.hip is None:
+        return "this torch is built for the CPU only"
+    if not build.available:
+        why = build.reason or build.failed.get("torch.cuda.is_available()") or "it finds none"
+        return f"torch {build.version} cannot use a GPU here ({why})"
+    if index >= len(build.gpus):
+        return f"torch sees {len(build.gpus)} GPUs, and none has index {index}"
+    gpu = build.gpus[index]
+    if build.cuda is not None and not has_code_for(gpu.capability, build.arch_list):
+        major, minor = gpu.capability
+        return (
+            f"torch {build.version} has no code for {gpu.name} of compute capability "
+            f"{major}.{minor} (it has {', '.join(build.arch_list)})"
+        )
+    return f"torch cannot run on {gpu.name} ({gpu.error})" if gpu.error else None
+
+
+def has_code_for(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
+    """Whether kernels compiled for `arch_list` run on a card of this capability.
+
+    Machine code (`sm_86`) runs on later minor versions of its major one, PTX (`compute_86`) on
+    everything later; what ends in `a` runs on that very capability, in `f` on its family. An empty
+    list says nothing, and refuses nothing.
+    """
+    known = [_runs(found.groups(), capability) for a in arch_list if (found := _ARCH.fullmatch(a))]
+    return any(known) or not known
+
+
+def has_machine_code_for(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
+    """Whether some of the kernels need no compiling by the driver. An empty list says nothing."""
+    machine_code = [arch for arch in arch_list if arch.startswith("sm_")]
+    return not arch_list or (bool(machine_code) and has_code_for(capability, machine_code))
+
+
+def _runs(arch: tuple[str | None, ...], capability: tuple[int, int]) -> bool:
+    kind, major, minor, suffix = arch
+    compiled = (int(major or 0), int(minor or 0))
+    if suffix == "a":
+        return compiled == capability
+    if kind == "compute" and not suffix:
+        return compiled <= capability
+    return compiled[0] == capability[0] and compiled[1] <= capability[1]

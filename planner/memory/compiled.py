@@ -1,0 +1,213 @@
+"""What `torch.compile` means for an estimate: whose ledger it rests on, and how far to trust it.
+
+The ledger of a compiled step is traced (`planner.trace.compiled`). Without it the eager step's
+bounds the compiled one. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.core.schema.distribution import SHARDED
+from planner.ledger.ledger import Allocated, Category, Event, Freed, Ledger, Marked, Tagged
+from planner.memory.caching_allocator import rounded
+
+# Kernels are named as Inductor names them: generated, fused ones, and those of libraries.
+FUSED_PREFIX = "triton_"
+EXTERN_PREFIX = "extern_kernels."
+POOL_LABEL = "CUDA graph pool"
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What the figures of a compiled step rest on: `low` and `high` are the ends of the range,
+    relative to reserved bytes; `notes` say it, and `left_out` what is not known."""
+
+    low: float
+    high: float
+    notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+# Saved tensors are those of torch's own partition, to the byte. The peak of the graph's buffers lay
+# between 0.95 and 1.04 of what Inductor's scheduler estimates where it lowers the same graphs for a
+# CPU (torch 2.13, 2026-11-22, seven two-block Swins, tests/trace/test_compiled.py). For a GPU it
+# fuses otherwise and may pad strides, and no compiled step on a GPU has been measured by us: the
+# range is some three to five times that (inferred).
+TRACED = Basis(
+    0.85,
+    1.2,
+    (
+        "each compiled graph's saved tensors by torch's own min-cut partitioner, its kernels fused "
+        "in the graph's order; loss and optimizer eager",
+    ),
+    (
+        "what Inductor does to its kernels' order, padded strides and scratch of tuned kernels",
+        "compilation itself, which takes memory of the host, and the first steps' warm-up",
+    ),
+)
+# The eager step stands for the compiled one. The range holds the published spread (inferred).
+BOUNDED = Basis(
+    0.55,
+    1.25,
+    (
+        "the eager step in place of the compiled one, with a wide range, and its time with chains "
+        "of pointwise kernels taken as fused. --trace compiles the model as far as torch's "
+        "partition, which takes about a minute and is kept, and narrows the range",
+    ),
+    ("what compilation changes",),
+)
+UNTUNED = (
+    "kernels of max-autotune no faster than untuned ones: which are depends on the device, and no "
+    "estimate knows"
+)
+RECOMPUTED_AT_ONCE = "that torch may recompute all checkpointed blocks at once"
+BROKEN = Basis(
+    BOUNDED.low,
+    BOUNDED.high,
+    (),
+    (
+        "what compilation changes: no trace follows the several graphs of what is compiled, so the "
+        "step is estimated as eager and the range widened",
+    ),
+)
+
+
+def basis_of(model: Model, setting: TrainSetting, ledger: Ledger) -> Basis:
+    """What `ledger` says of a compiled step."""
+    if is_compiled(ledger):
+        return TRACED
+    return BOUNDED if has_known_graphs(model, setting) else BROKEN
+
+
+def untuned(setting: TrainSetting) -> tuple[str, ...]:
+    """What is assumed of kernels that torch would choose by timing them."""
+    return (UNTUNED,) if setting.compile.startswith("max-autotune") else ()
+
+
+def left_out_of(basis: Basis, setting: TrainSetting) -> tuple[str, ...]:
+    """What is not known of the step that `setting` compiles."""
+    if basis is BOUNDED and may_recompute_at_once(setting):
+        return (*basis.left_out, RECOMPUTED_AT_ONCE)
+    return basis.left_out
+
+
+def may_recompute_at_once(setting: TrainSetting) -> bool:
+    """Whether one compiled graph holds all that is checkpointed. torch's partitioner need not save
+    what enters a block (of timm's `checkpoint_seq` it saves none, torch 2.13), and then recomputes
+    every block before the backward of the last. Blocks that are compiled by themselves are
+    recomputed one at a time."""
+    return setting.checkpointing != "none" and setting.compile_scope == "model"
+
+
+def has_known_graphs(model: Model, setting: TrainSetting) -> bool:
+    """Whether a trace can compile what `setting` does: the model as one graph, or each block. Under
+    DDP torch itself breaks any graph, at the ends of its buckets
+    (torch/_dynamo/backends/distributed.py); FSDP2's hooks around each unit are kept from Dynamo
+    (`_dynamo_disable`), and weights that come and go are in no graph that a trace makes."""
+    if setting.compile == "off" or setting.parallelism in ("ddp", *SHARDED):
+        return False
+    return not breaks_graphs(model, setting)
+
+
+def is_compiled(ledger: Ledger) -> bool:
+    """Whether these are the kernels of a compiled graph, not the operations of eager code."""
+    return any(map(is_kernel, ledger.operation_names))
+
+
+def is_kernel(name: str) -> bool:
+    """Whether this is a kernel of a compiled graph, by its name."""
+    return name.startswith((FUSED_PREFIX, EXTERN_PREFIX))
+
+
+def breaks_graphs(model: Model, setting: TrainSetting) -> bool:
+    """Whether what is compiled is several graphs. Of ours, transformers' version 1 is where it is
+    checkpointed within what is compiled: a block changes its `shift_size` as it runs, which Dynamo
+    does not take inside of a checkpoint (transformers 5.23, torch 2.13)."""
+    if not isinstance(model, SwinConfig) or setting.checkpointing == "none":
+        return False
+    within = setting.checkpointing.partition(":")[0] in ("blocks", "selective")
+    is_inside = setting.compile_scope == "model" or within
+    return model.library == "transformers" and model.version == 1 and is_inside
+
+
+def in_graph_pool(ledger: Ledger) -> Ledger:
+    """The ledger of a compiled step with CUDA graphs: all memory of its forward and backward is a
+    pool of its own at its high-water mark, taken whole at the first call and never given back.
+
+    Images (and all of the batch) are copied into the pool before a replay. It is three storages:
+    what forward saves, the gradients, which are made while saved tensors die, and the rest.
+    """
+    own = {
+        event.storage: rounded(event.num_bytes)
+        for event in ledger.events
+        if isinstance(event, Allocated) and is_kernel(event.label)
+    }
+    peak, saved, gradients = _course(ledger.events, own)
+    size = peak + _batch_bytes(ledger.events)
+    gradients = min(size, gradients)
+    saved = min(size - gradients, saved)
+    pool = ((saved, "saved"), (gradients, "gradients"), (size - gradients - saved, "rest"))
+    numbers = (event.storage for event in ledger.events if isinstance(event, Allocated))
+    events = tuple(_pooled(ledger.events, own, pool, max(numbers) + 1))
+    note = "CUDA graphs hold a pool of their own at its high-water mark, through the optimizer too"
+    return replace(
+        ledger, events=events, notes=(*ledger.notes, note), pooled_saved_bytes=saved, like=None
+    )
+
+
+def _course(events: Iterable[Event], own: dict[int, int]) -> tuple[int, int, int]:
+    """Of the storages `own`: most bytes alive at once, those at the end of the last forward, and at
+    the end of the last backward."""
+    live = peak = saved = gradients = 0
+    for event in events:
+        if isinstance(event, Allocated):
+            live += own.get(event.storage, 0)
+            peak = max(peak, live)
+        elif isinstance(event, Freed):
+            live -= own.get(event.storage, 0)
+        elif isinstance(event, Marked) and event.phase == "forward":
+            saved = live
+        elif isinstance(event, Marked) and event.phase == "backward":
+            gradients = live
+    return peak, saved, gradients
+
+
+def _batch_bytes(events: Iterable[Event]) -> int:
+    """Of what is an activation before the first step: images and targets."""
+    sizes: dict[int, int] = {}
+    batch = 0
+    for event in events:
+        if isinstance(event, Allocated):
+            sizes[event.storage] = event.num_bytes
+        elif isinstance(event, Tagged) and event.category == "activations":
+            batch += rounded(sizes[event.storage])
+        elif isinstance(event, Marked):
+            break
+    return batch
+
+
+def _pooled(
+    events: Iterable[Event], own: dict[int, int], pool: Iterable[tuple[int, str]], free_number: int
+) -> Iterator[Event]:
+    """The events without those of the storages `own`; `pool` comes where the first of them did, its
+    storages numbered from `free_number` on."""
+    is_taken = False
+    for event in events:
+        if isinstance(event, Allocated | Freed | Tagged) and event.storage in own:
+            if not is_taken:
+                yield from _pool_events(pool, free_number)
+            is_taken = True
+        else:
+            yield event
+
+
+def _pool_events(pool: Iterable[tuple[int, str]], number: int) -> Iterator[Event]:
+    """`number` is the first storage number that is free."""
+    categories: dict[str, Category] = {"saved": "activations", "gradients": "gradients"}
+    for storage, (num_bytes, part) in enumerate(pool, number):
+        yield Allocated(storage, num_bytes, f"{POOL_LABEL} ({part})")
+        if part in categories:
+            yield Tagged(storage, categories[part])

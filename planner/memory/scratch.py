@@ -1,0 +1,188 @@
+"""What CUDA kernels ask the caching allocator for beside their results, by device.
+
+A ledger names the law and its sizes (`planner.ledger.ledger.Scratch`); `on_device` puts in the
+bytes. Laws are quoted from ATen's launches (torch 2.13 and 2.15) and from CUB, and held to the
+requests that torch's own CUDA code makes (tests/memory/test_scratch.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from planner.ledger.ledger import Allocated, Ledger, Scratch
+
+_new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
+NUM_KEPT = 8  # ledgers with their scratch kept: several readers ask for one
+
+
+@dataclass(frozen=True)
+class Processors:
+    """What of a device decides how large scratch is."""
+
+    num_sms: int
+    threads_per_sm: int
+    capability: tuple[int, int]
+
+
+def on_device(ledger: Ledger, device: Processors) -> Ledger:
+    """The ledger with all scratch as large as `device` makes it: events keep their places."""
+    return _on_device(ledger, device)
+
+
+def _on_device_anew(ledger: Ledger, device: Processors) -> Ledger:
+    like = None if ledger.like is None else on_device(ledger.like, device)
+    places = _places(ledger if ledger.like is None else ledger.like)
+    events: list[Any] = list(ledger.events)
+    for place in places:
+        storage, law, sizes, label, path = events[place]
+        num_bytes = scratch_bytes(device, law, sizes)
+        events[place] = _new(Allocated, (storage, num_bytes, label, path, ""))
+    return replace(ledger, events=tuple(events), like=like)
+
+
+_on_device = lru_cache(maxsize=NUM_KEPT)(_on_device_anew)
+
+
+@lru_cache(maxsize=NUM_KEPT)
+def _places(ledger: Ledger) -> list[int]:
+    return [place for place, event in enumerate(ledger.events) if type(event) is Scratch]
+
+
+@lru_cache(maxsize=1 << 14)
+def scratch_bytes(device: Processors, law: str, sizes: tuple[int, ...]) -> int:
+    """The bytes that one request of `law` is for; 0 is no request."""
+    return LAWS[law](device, *sizes)
+
+
+def _up(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
+
+
+def _power_below(number: int) -> int:
+    """The largest power of two up to `number`."""
+    return 1 << (number.bit_length() - 1) if number else 1
+
+
+# aten/src/ATen/native/cuda/Reduce.cuh, setReduceConfig.
+_MAX_THREADS = 512  # MAX_NUM_THREADS
+_WARP = 32
+_MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
+_VECTOR_FROM = 128  # elements that are summed, from which on vectors of them are loaded
+
+
+def _split(
+    device: Processors, outputs: int, inputs: int, along: int, vector: int
+) -> tuple[int, int, int]:
+    """How a reduction of `inputs` elements for each of `outputs` is laid over blocks: (blocks that
+    share an output, blocks side by side, elements that each block leaves per output of its own).
+
+    `along` is whether the fastest dimension is summed; `vector` how many elements a thread can load
+    at once, of one output where `along`, else of neighbouring ones.
+    """
+    if along and inputs < _VECTOR_FROM:
+        vector = 1
+    output_vector = 1 if along else vector
+    first, second = (inputs // vector, outputs) if along else (outputs // vector, inputs)
+    threads = _MAX_THREADS // output_vector
+    first, second = min(_power_below(first), threads), min(_power_below(second), threads)
+    width = min(first, _WARP)
+    height = min(second, threads // width)
+    width = min(first, threads // height)
+    step_input, step_output = (width, 1) if along else (1, width)
+    if _up(inputs, step_input) < min(height * _MIN_VALUES, _MAX_VALUES):
+        return 1, 1, 1
+    step_input *= height
+    values = _up(inputs, step_input)
+    grid = _up(outputs // output_vector, step_output)
+    target = device.num_sms * (device.threads_per_sm // (width * height))
+    if values < _MAX_VALUES or grid > target:
+        return 1, 1, 1
+    shared = max(
+        min(_up(target, grid), _up(values, _MIN_VALUES)), _up(values, _MAX_VALUES)
+    )  # fmt: skip
+    return shared, grid, 1 if along else width * vector
+
+
+def _reduction(device: Processors, outputs: int, inputs: int, along: int, vector: int) -> int:
+    """Partial sums in fp32, whatever is summed."""
+    shared, _, each = _split(device, outputs, inputs, along, vector)
+    return 4 * outputs * shared * each if shared > 1 else 0
+
+
+def _semaphores(device: Processors, outputs: int, inputs: int, along: int, vector: int) -> int:
+    shared, grid, _ = _split(device, outputs, inputs, along, vector)
+    return 4 * grid if shared > 1 else 0
+
+
+# aten/src/ATen/native/cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: where rows are
+# many and short, blocks sum 32 of them each, and `sum(0)` adds up what they leave; what it gives
+# takes the place of the gradients that were there.
+_MANY_ROWS, _ROWS_PER_BLOCK, _MAX_BLOCKS = 64 * 1024, 32, 32 * 1024
+
+
+def _norm_blocks(device: Processors, rows: int, columns: int) -> int:
+    """How many blocks leave a partial sum; 0 where none does."""
+    if rows <= _MANY_ROWS or columns // _WARP >= device.num_sms // 2:
+        return 0
+    return min(_MAX_BLOCKS // _up(columns, _WARP), _up(rows, _ROWS_PER_BLOCK))
+
+
+def _norm_parts(device: Processors, rows: int, columns: int, itemsize: int) -> int:
+    return _norm_blocks(device, rows, columns) * columns * itemsize
+
+
+def _norm_replaced(device: Processors, rows: int, columns: int, itemsize: int) -> int:
+    return columns * itemsize if _norm_blocks(device, rows, columns) else 0
+
+
+def _of_norm_parts(law: Callable[..., int]) -> Callable[..., int]:
+    """`law` of the sum over partial sums."""
+
+    def law_of_parts(device: Processors, rows: int, columns: int) -> int:
+        blocks = _norm_blocks(device, rows, columns)
+        return law(device, columns, blocks, 0, vector_of(columns)) if blocks else 0
+
+    return law_of_parts
+
+
+def vector_of(*elements: int) -> int:
+    """How many elements are loaded at once of what begins at multiples of `elements`."""
+    return next(v for v in (4, 2, 1) if all(n % v == 0 for n in elements))
+
+
+# CUB's DeviceRadixSort of int64 keys with int64 values, 8 bits a pass, offsets of 8 bytes: up to
+# one tile in one block, which asks for a byte; else "onesweep", by tiles that differ with the
+# capability (measured on its own host code: torch 2.13 and 2.15, 49 to 1,000,000 keys).
+_SINGLE_TILE = 2304
+_SORT_TILES = (((9, 0), 4608), ((8, 0), 3840), ((0, 0), 2816))  # from that capability on
+_DIGITS, _SORT_UNIT = 256, 256
+
+
+def _sort(device: Processors, keys: int, rows: int) -> int:
+    """The temporary storage in which `keys` indices into `rows` rows are sorted."""
+    if keys <= _SINGLE_TILE:
+        return 1
+    tile = next(size for capability, size in _SORT_TILES if device.capability >= capability)
+    passes = _up((rows - 1).bit_length(), 8)
+    parts = [8 * _DIGITS * passes, 4 * _DIGITS * _up(keys, tile), 4 * passes]
+    parts += [8 * keys] * 2 if passes > 1 else []
+    return _SORT_UNIT - 1 + sum(_up(part, _SORT_UNIT) * _SORT_UNIT for part in parts)
+
+
+def _bytes(_: Processors, num_bytes: int) -> int:
+    return num_bytes
+
+
+LAWS: dict[str, Callable[..., int]] = {
+    "bytes": _bytes,  # what no device changes
+    "reduction": _reduction,
+    "semaphores": _semaphores,
+    "norm_parts": _norm_parts,
+    "norm_replaced": _norm_replaced,
+    "norm_reduction": _of_norm_parts(_reduction),
+    "norm_semaphores": _of_norm_parts(_semaphores),
+    "sort": _sort,
+}

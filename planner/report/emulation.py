@@ -1,0 +1,186 @@
+"""What an emulated program needed, for a terminal: the verdict first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.core.units import format_bytes
+from planner.report.terminal import table_text, wrapped
+from planner.watching.emulating.reading import (
+    DevicePeak,
+    EmulatedProcess,
+    EmulatedRun,
+    Growth,
+    OutOfMemory,
+)
+from planner.watching.emulating.varying import Variation
+from planner.watching.explaining.snapshot_reading import Group
+
+MAX_GROUPS = 12
+RETRIES = (
+    "Retries: the allocator had no memory left, gave its cache back to the driver and asked again. "
+    "On a real card each waits for the device: take a smaller value for speed."
+)
+CAVEAT = (
+    "Emulated: torch's own CUDA code asked for this memory, and its kernels computed nothing. "
+    "Losses and outputs are no results, and no time says anything. What cuDNN, cuBLAS and NCCL "
+    "take for themselves, and the CUDA context (assumed), may differ on a real card."
+)
+
+
+def emulation_text(run: EmulatedRun) -> str:
+    """The verdict, the peak and what was alive then, each rank, and what grew."""
+    parts = [_verdict(run)]
+    fullest = run.fullest
+    if run.out_of_memory is not None:
+        parts.append(_alive(run.out_of_memory.groups, "Alive when it ran out of memory"))
+    elif fullest is not None and fullest.peaks:
+        groups = fullest.fullest.groups if fullest.fullest else ()
+        parts.append(_alive(groups, f"Alive at the peak of {_name(fullest)}"))
+    if sum(bool(p.peaks) for p in run.processes) > 1:
+        parts.append(_processes(run.processes))
+    if run.fits and run.retries:
+        parts.append(wrapped(f"{run.retries} {RETRIES.lower()}"))
+    parts += [_grew(p, p.growth) for p in run.processes if p.growth is not None]
+    faults = sorted({fault for process in run.processes for fault in process.faults})
+    parts += [wrapped(f"Our record of it may miss something: {fault}") for fault in faults]
+    return "\n\n".join([*parts, wrapped(CAVEAT)])
+
+
+def variation_text(variation: Variation) -> str:
+    rows = []
+    for value, run in sorted(variation.runs.items()):
+        peak = run.fullest.fullest if run.fullest else None
+        used = [format_bytes(peak.used_bytes), str(peak.retries)] if peak else [None, None]
+        rows.append([str(value), "yes" if run.fits else "no", *used])
+    if not variation.largest:
+        first = f"Not even {variation.argument} 1 fits."
+    elif all(run.fits for run in variation.runs.values()):
+        first = (
+            f"{variation.argument} {variation.largest} fits, and no value that was tried does not. "
+            "Does the program make such a batch of its data?"
+        )
+    else:
+        first = (
+            f"{variation.argument} {variation.largest} is the largest that fits; "
+            f"{variation.next_larger} does not."
+        )
+    headers = (variation.argument, "fits", "device total", "retries")
+    parts = [first, table_text(rows, headers, align="rlr")]
+    if any(run.fits and run.retries for run in variation.runs.values()):
+        parts.append(wrapped(RETRIES))
+    return "\n\n".join([*parts, wrapped(CAVEAT)])
+
+
+def _verdict(run: EmulatedRun) -> str:
+    """The first lines: fits or not, by how much, and where the peak is."""
+    failed, fullest = run.out_of_memory, run.fullest
+    if failed is not None:
+        return _does_not_fit(run, failed)
+    if fullest is None or not fullest.peaks:
+        return wrapped(
+            f"Not known: no process used the GPU through torch (exit status {run.status}). "
+            "Does the program train on 'cuda', and is its torch a build with CUDA?"
+        )
+    peak = fullest.fullest
+    assert peak is not None
+    total, spare = format_bytes(peak.total_bytes), format_bytes(peak.spare_bytes)
+    used = f"{format_bytes(peak.used_bytes)} at most, {spare} to spare"
+    if run.fits:
+        first = f"Fits in {total} of {run.gpu}: {used} ({_ended(run)})."
+    else:
+        first = (
+            f"Not known whether it fits: {_ended(run)} made, and the second is the first with all "
+            f"of an optimizer's state. Until then {used}."
+        )
+    lines = [
+        first,
+        _figures(peak),
+    ]
+    return "\n".join(wrapped(line) for line in lines)
+
+
+def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> str:
+    missing = format_bytes(max(failed.requested_bytes - failed.free_bytes, 1))
+    lines = [
+        f"Does not fit in {format_bytes(failed.total_bytes)} of {run.gpu}: out of memory in step "
+        f"{failed.step} ({_ended(run)}).",
+        f"{format_bytes(failed.requested_bytes)} were asked for with "
+        f"{format_bytes(failed.free_bytes)} free: at least {missing} are missing. torch had "
+        f"{format_bytes(failed.allocated_bytes)} allocated and "
+        f"{format_bytes(failed.reserved_bytes)} reserved.",
+        f"Where: {failed.phase}, {failed.where}.",
+        *_went_on(run, failed),
+        "Next: a smaller batch with accumulation, bf16 autocast, or checkpointing; "
+        "--vary ARGUMENT finds the largest that fits.",
+    ]
+    return "\n".join(wrapped(line) for line in lines)
+
+
+def _went_on(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
+    """Where the program caught the error: what it is after that is no longer what was asked."""
+    if run.status or run.steps < failed.step:
+        return []
+    times = "once" if failed.times == 1 else f"{failed.times} times"
+    return [f"The program caught that {times} and went on, to {_ended(run)}."]
+
+
+def _ended(run: EmulatedRun) -> str:
+    steps = f"{run.steps} step{'' if run.steps == 1 else 's'}"
+    return steps if run.status == 0 else f"{steps}, exit status {run.status}"
+
+
+def _figures(peak: DevicePeak) -> str:
+    return (
+        f"torch allocates {format_bytes(peak.allocated_bytes)} at most and reserves "
+        f"{format_bytes(peak.reserved_bytes)}; {format_bytes(peak.outside_bytes)} are outside of "
+        f"it. Peak: step {peak.step}, {peak.phase}, {peak.where}."
+    )
+
+
+def _name(process: EmulatedProcess) -> str:
+    return f"process {process.pid}" if process.rank is None else f"rank {process.rank}"
+
+
+def _alive(groups: Sequence[Group], title: str) -> str:
+    total = sum(group.num_bytes for group in groups)
+    rows = [
+        [
+            format_bytes(g.num_bytes), f"{g.num_bytes / total:.0%}", str(g.count), g.category,
+            g.where,
+        ]
+        for g in groups[:MAX_GROUPS]
+    ]  # fmt: skip
+    if len(groups) > MAX_GROUPS:
+        rest = groups[MAX_GROUPS:]
+        size = sum(group.num_bytes for group in rest)
+        count = str(sum(group.count for group in rest))
+        rows.append([format_bytes(size), f"{size / total:.0%}", count, "the rest", ""])
+    headers = ("memory", "share", "tensors", "what", "asked for by")
+    return f"{title}:\n{table_text(rows, headers, align='rrrll')}"
+
+
+def _processes(processes: Sequence[EmulatedProcess]) -> str:
+    rows = [
+        [
+            _name(process), str(peak.device), str(process.steps),
+            format_bytes(peak.allocated_bytes), format_bytes(peak.reserved_bytes),
+            format_bytes(peak.used_bytes),
+        ]
+        for process in processes
+        for peak in process.peaks
+    ]  # fmt: skip
+    return table_text(
+        rows, ("process", "GPU", "steps", "allocated", "reserved", "device total"), align="lrr"
+    )
+
+
+def _grew(process: EmulatedProcess, growth: Growth) -> str:
+    rows = [[format_bytes(g.num_bytes), g.category, g.where] for g in growth.groups[:MAX_GROUPS]]
+    first = (
+        f"Grew in {_name(process)}: {format_bytes(growth.bytes_per_step)} a step from step "
+        f"{growth.from_step} to {growth.to_step}. Does the program keep losses, outputs or "
+        "gradients?"
+    )
+    table = table_text(rows, ("more", "what", "asked for by"), align="rll")
+    return f"{wrapped(first)}\n{table}"

@@ -1,0 +1,188 @@
+"""What a page is made of. Every text is plain text, whoever wrote it: rendering escapes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; a `kind` sets it apart: "lead", "plain", "note" (smaller), "warning"."""
+
+    text: str
+    kind: str = "plain"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Terms and what they are, in order. A `kind` sets them apart: "plain", or "tiles" (the three
+    to six figures that are to be seen first)."""
+
+    pairs: Sequence[tuple[str, str]]
+    kind: str = "plain"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A cell that sorts by `value` and reads as `text`; None is the least, and reads as "-"."""
+
+    value: float | None
+    text: str
+
+
+VerdictKind = Literal["fits", "likely", "unlikely", "no", "unknown"]
+# The icon says the same as the colour, to those who see none, and the word says both.
+VERDICTS: Mapping[VerdictKind, tuple[str, str]] = {
+    "fits": ("✓", "Fits"),
+    "likely": ("≈", "Probably fits"),
+    "unlikely": ("!", "Probably does not fit"),
+    "no": ("✕", "Does not fit"),
+    "unknown": ("?", "Not known whether it fits"),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether something fits, as a part of the page or as a cell; `text` says more, and is not
+    shown in a cell."""
+
+    kind: VerdictKind
+    text: str = ""
+
+    @property
+    def icon(self) -> str:
+        return VERDICTS[self.kind][0]
+
+    @property
+    def word(self) -> str:
+        return VERDICTS[self.kind][1]
+
+
+Cell = str | Number | Verdict
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headers, which sort when they are clicked. `marked` are the numbers of rows to be
+    set apart (the recommended one). `caption` says what it shows. It may have any number of rows:
+    a long one is shown a page of rows at a time."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    marked: Sequence[int] = ()
+
+    def filled(self) -> Table:
+        """Without the columns of which no row says anything: all read "-"."""
+        texts = [[c.text if isinstance(c, Number) else c for c in row] for row in self.rows]
+        kept = [n for n in range(len(self.headers)) if {row[n] for row in texts} != {"-"}]
+        rows = [[row[n] for n in kept] for row in self.rows]
+        return replace(self, headers=[self.headers[n] for n in kept], rows=rows)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A plotly figure. `description` is what it shows for who cannot see it. Strings from others
+    (names of models, messages) go into a figure through `plotting.plot_text`.
+
+    `table` has its figures, where those of its traces do not say them.
+
+    `script` names a file of `assets/` that makes more of the figure once it is drawn (a timeline
+    that resamples when it is zoomed), and `data` what that file needs: plain JSON values.
+    """
+
+    key: str
+    figure: Figure
+    description: str
+    height_px: int = 420
+    script: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    table: Table | None = None
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of a `Tree`. It is as high as its `amount` beside its neighbours'; `details` are shown
+    under the pointer."""
+
+    label: str
+    amount: float
+    colour: str
+    ink: str
+    details: str
+    boxes: Sequence[Box] = ()
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Boxes within boxes, from left to right, which the page's style lays out without a script.
+    `description` is as a `Chart`'s, and `table` has its figures."""
+
+    root: Box
+    description: str
+    table: Table
+
+
+@dataclass(frozen=True)
+class Copyable:
+    """A text to take away (a command, a file), with a button that copies it."""
+
+    text: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Tabs:
+    """Alternatives of which one is shown: (name, its parts)."""
+
+    key: str
+    tabs: Sequence[tuple[str, Sequence[Part]]]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Parts that are shown when their `summary` is clicked; print shows them where `printed`."""
+
+    summary: str
+    parts: Sequence[Part]
+    printed: bool = True
+
+
+Part = Text | Verdict | Facts | Table | Chart | Tree | Copyable | Tabs | Folded
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and its parts. `key` is its anchor: unique in its group, of letters and hyphens.
+    What is there to be copied is not `printed`."""
+
+    key: str
+    title: str
+    parts: Sequence[Part]
+    printed: bool = True
+
+
+@dataclass(frozen=True)
+class Group:
+    """The sections of one subject: an estimate, a run. `title` is "" where a page has only one.
+    One that is `folded` is shown when its title is clicked, and printed where it is open."""
+
+    key: str
+    title: str
+    sections: Sequence[Section]
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole page. `lead` is its answer in a sentence or two; `made` says by what and when."""
+
+    title: str
+    lead: str
+    groups: Sequence[Group]
+    made: str = ""

@@ -1,0 +1,77 @@
+"""Plotly figures in the page's colours, and text that plotly shows as it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from planner.core.errors import PlannerError, printable
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+# The hues of Okabe and Ito's palette, told apart with every common colour blindness, in such
+# lightness that each has a contrast of 3 with the page's grounds, light and dark (WCAG 2.2,
+# 1.4.11): their sky, orange, purple and yellow are too light for white paper.
+BLUE, SKY, GREEN, ORANGE = "#0072B2", "#2E97D1", "#008A62", "#C27A00"
+VERMILION, PURPLE, YELLOW, GREY = "#C8401A", "#B65C92", "#8F8300", "#808080"
+BROWN, STEEL = "#9C6654", "#6B7B8B"
+CYCLE = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, YELLOW, GREY)
+
+# A legend above the drawing. Its empty title is a line for the buttons that appear at the right.
+LEGEND_ABOVE = {
+    "orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal",
+    "maxheight": 0.8, "title": {"text": " ", "side": "top", "font": {"size": 18}},
+}  # fmt: skip
+
+
+def text_colour(ground: str) -> str:
+    """Black or white, whichever has more contrast on `#rrggbb`."""
+    light = luminance(ground) + 0.05
+    return "#000000" if light / 0.05 > 1.05 / light else "#ffffff"
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of `#rrggbb`, as WCAG 2.2 defines it."""
+    shares = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+# A longer label would leave no room for what it is of.
+MAX_LABEL = 300
+
+
+def plot_text(text: str) -> str:
+    """`text` as plotly shows it letter by letter: it reads a part of HTML (`<b>`, `<a>`) in every
+    label, and control characters are shown as escapes. A text of more than MAX_LABEL letters is
+    cut."""
+    shown = printable(text)
+    if len(shown) > MAX_LABEL:
+        shown = shown[: MAX_LABEL - 1] + "…"
+    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def new_figure(traces: list[Any], **layout: Any) -> Figure:
+    """A figure without colours of its own for paper, text and lines: those are the theme's, which
+    the page applies. Raises PlannerError where plotly is missing."""
+    try:
+        from plotly.graph_objects import Figure
+    except ImportError:
+        raise PlannerError(
+            "a report needs plotly, which is not installed.", "pip install plotly"
+        ) from None
+    margin = {"l": 8, "r": 8, "t": 8, "b": 8}
+    return Figure(traces, {"margin": margin, "colorway": CYCLE, "template": "none", **layout})
+
+
+def restyled(figure: Figure, **layout: Any) -> Figure:
+    """Another library's figure in the page's look: without a title, a width and colours that say
+    the order of its points."""
+    figure.update_layout(
+        title=None, width=None, template="none", colorway=CYCLE, legend=LEGEND_ABOVE,
+        margin={"l": 8, "r": 8, "t": 36, "b": 8}, **layout,
+    )  # fmt: skip
+    for trace in figure.select_traces({"type": "scatter"}):
+        if trace.marker.colorscale is not None:
+            trace.marker.update(color=None, colorscale=None, colorbar=None, showscale=False, size=9)
+    return figure

@@ -1,0 +1,141 @@
+"""A page as one HTML file that needs nothing else: style, scripts, plotly and data lie within.
+
+Plotly's script and the figures are compressed.
+Browsers have unpacked gzip by themselves since 2023. A security policy in the page keeps it from
+asking anybody for anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.core.errors import PlannerError, printable
+from planner.report.page.contents import Chart, Folded, Page, Part, Section, Tabs
+from planner.report.page.figures import figures_of
+from planner.report.page.table_layout import Tables, is_number, is_verdict, read, sorted_by
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+_HERE = Path(__file__).parent
+_GENERATOR = "planner report"
+# Plotly's own smallest bundle, byte for byte as `npm pack plotly.js-basic-dist-min@4.1.1` has it
+# (MIT; tests/page holds its digest): the pip package has only the full one, 2 MB of every page.
+PLOTLY = "plotly-basic.min.js"
+# What it draws of ours; none by WebGL, which Chromium lacks without a GPU.
+DRAWN = {"scatter", "bar"}
+
+
+def page_html(page: Page) -> str:
+    """The page, whole. Raises PlannerError where jinja2 or plotly is missing."""
+    charts = [part for part in all_parts(page) if isinstance(part, Chart)]
+    keys = [chart.key for chart in charts]
+    assert len(keys) == len(set(keys)), "two charts of one key"
+    tables = Tables()
+    content = _template("content.html.j2").render(page=page, laid_out=tables.lay_out)
+    scripts = sorted({chart.script for chart in charts if chart.script})
+    packed_parts = {"rows": packed(json.dumps(tables.rows, allow_nan=False))} if tables.rows else {}
+    if charts:
+        packed_parts |= {"charts": packed(_drawings(charts)), "plotly": _plotly()}
+    return _template("page.html.j2").render(
+        page=page,
+        generator=_GENERATOR,
+        content=_safe(content),
+        style=_asset("page.css"),
+        first=_asset("first.js"),
+        scripts=[_asset(f"{name}.js") for name in ("page", "frame", "tables", *scripts)],
+        packed=packed_parts,
+    )
+
+
+def is_page(start: str) -> bool:
+    """Whether a file that begins with `start` is a page of ours: some 1,000 characters tell."""
+    return f'<meta name="generator" content="{_GENERATOR}">' in start
+
+
+def all_parts(page: Page) -> Iterator[Part]:
+    """Every part, those within tabs and folds too."""
+    for group in page.groups:
+        for section in group.sections:
+            yield from _within(section)
+
+
+def _within(whole: Section | Folded) -> Iterator[Part]:
+    for part in whole.parts:
+        yield part
+        if isinstance(part, Folded):
+            yield from _within(part)
+        elif isinstance(part, Tabs):
+            for _, parts in part.tabs:
+                yield from _within(Folded("", parts))
+
+
+def packed(text: str) -> str:
+    """Text compressed by gzip, in base64. The same text gives the same bytes."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _drawings(charts: Sequence[Chart]) -> str:
+    """Charts by key, as JSON. The look of a figure is the page's, and no figure brings its own."""
+    from plotly.io.json import to_json_plotly
+
+    drawings: dict[str, Any] = {}
+    for chart in charts:
+        figure = chart.figure.to_dict()
+        figure["layout"].pop("template", None)
+        kinds = {trace["type"] for trace in figure["data"]}
+        assert kinds <= DRAWN, f"{chart.key} needs more of plotly than the page has"
+        drawings[chart.key] = {"figure": figure, "script": chart.script, "data": dict(chart.data)}
+    text: str = to_json_plotly(drawings, engine="json")
+    return text
+
+
+@cache
+def _plotly() -> str:
+    return packed(_asset(PLOTLY))
+
+
+def _asset(name: str) -> str:
+    return (_HERE / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError:
+        raise PlannerError(
+            "a report needs jinja2, which is not installed.", "pip install jinja2"
+        ) from None
+    made = Environment(
+        loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, finalize=_shown,
+    )  # fmt: skip
+    made.tests["number"] = is_number
+    made.tests["verdict"] = is_verdict
+    made.globals["figures_of"] = figures_of
+    made.filters["kind"] = lambda part: type(part).__name__.lower()
+    made.filters["sorted_by"] = sorted_by
+    made.filters["read"] = read
+    return made
+
+
+def _template(name: str) -> Template:
+    return _environment().get_template(name)
+
+
+def _safe(html: str) -> str:
+    from markupsafe import Markup
+
+    return Markup(html)
+
+
+def _shown(value: Any) -> Any:
+    """Control characters as escapes; what is marked as safe (style, scripts) stays as it is."""
+    return printable(value) if type(value) is str else value

@@ -1,0 +1,36 @@
+"""What one training step is, for any model: a module, a batch of any size, and a loss.
+
+A factory that returns a module is trained from images [B, C, H, W] to logits [B, classes]. A
+factory whose step is another returns a task: an object with three methods, which a trace, a probe
+and an emitted script all call.
+
+    class Clips:
+        def module(self):
+            return torchvision.models.get_model("swin3d_t", num_classes=400)
+
+        def batch(self, size, device):
+            clips = torch.randn(size, 3, 16, 224, 224, device=device)
+            return clips, torch.randint(400, (size,), device=device)
+
+        def loss(self, module, batch):
+            clips, labels = batch
+            return torch.nn.functional.cross_entropy(module(clips), labels)
+
+With less writing: `from_example` takes a module, one real batch and a loss, `from_collator` a model
+of transformers with its data collator, `from_lightning` a LightningModule. Needs torch.
+"""
+
+from planner.training.tasks.contract import ContractError, Task
+from planner.training.tasks.example import from_collator, from_example
+from planner.training.tasks.lightning import from_lightning
+from planner.training.tasks.making import as_task, task_for
+
+__all__ = [
+    "ContractError",
+    "Task",
+    "as_task",
+    "from_collator",
+    "from_example",
+    "from_lightning",
+    "task_for",
+]

@@ -1,0 +1,188 @@
+"""Tasks by example: one real batch, made any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.core.errors import UsageError
+from planner.training.tasks.contract import describe
+from planner.training.tasks.trees import children, map_tensors, rebuild, tensors_of
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+class ExampleTask:
+    """`from_example`'s: a module, a real batch of `num_items`, and a loss."""
+
+    def __init__(self, module: nn.Module, example: Any, loss: Loss, num_items: int) -> None:
+        self._module, self.example, self._loss, self.num_items = module, example, loss, num_items
+
+    def module(self) -> nn.Module:
+        return self._module
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        """The example's items, again from the first where there are fewer than `size`."""
+        return map_tensors(resize(self.example, self.num_items, size), lambda t: t.to(device))
+
+    def loss(self, module: Any, batch: Any) -> Tensor:
+        return self._loss(module, batch)
+
+
+def from_example(
+    module: nn.Module, batch: Any, loss: Loss, batch_size: int | None = None
+) -> ExampleTask:
+    """A task from one real batch, which is made any size.
+
+    Tensors whose first dimension is the batch, and lists of samples by their length, are repeated
+    or cut. `batch_size` is how many items `batch` has, where that cannot be seen.
+
+        def build():
+            model = UNet()
+            batch = next(iter(loader))          # {"image": [4, 1, 96, 96, 96], "label": …}
+            return planner.training.tasks.from_example(
+                model, batch, lambda model, b: dice(model(b["image"]), b["label"])
+            )
+
+    Raises UsageError where the number of items is not clear, or is not `batch_size`.
+    """
+    return ExampleTask(module, batch, loss, count_items(batch, batch_size))
+
+
+def from_collator(
+    model: nn.Module, collator: Callable[[list[Any]], Any], dataset: Sequence[Any]
+) -> CollatorTask:
+    """A task of a transformers model, whose batches its data collator makes from a dataset.
+
+        def build():
+            model = AutoModelForMaskedLM.from_config(config)
+            return planner.training.tasks.from_collator(
+                model, DataCollatorForLanguageModeling(tokenizer), dataset["train"]
+            )
+
+    The loss is the `loss` that the model returns: the batch must hold labels.
+    """
+    return CollatorTask(model, collator, dataset)
+
+
+class CollatorTask:
+    """`from_collator`'s."""
+
+    def __init__(
+        self, model: nn.Module, collator: Callable[[list[Any]], Any], dataset: Sequence[Any]
+    ) -> None:
+        self.model, self.collator, self.dataset = model, collator, dataset
+
+    def module(self) -> nn.Module:
+        return self.model
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        """The dataset's first items, again from the first where there are fewer than `size`."""
+        items = [self.dataset[index % len(self.dataset)] for index in range(size)]
+        return map_tensors(self.collator(items), lambda t: t.to(device))
+
+    def loss(self, module: Any, batch: Any) -> Tensor:
+        output = module(**batch)
+        found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        if not isinstance(found, Tensor):
+            raise UsageError(
+                f"the model returned {describe(output)} without a loss for the batch's fields "
+                f"{', '.join(batch)}.",
+                "Have the collator add labels, or write a task with a loss of your own.",
+            )
+        return found
+
+
+def resize(tree: Any, num_items: int, size: int) -> Any:
+    """A batch of `num_items` made one of `size`: items are taken in order, again and again."""
+    if isinstance(tree, Tensor):
+        if tree.dim() == 0 or tree.shape[0] != num_items:
+            return tree
+        return tree[torch.arange(size, device=tree.device) % num_items]
+    if _is_samples(tree, num_items):
+        # A sample that comes twice is two: it takes its memory twice on a device.
+        return [map_tensors(tree[i % num_items], torch.clone) for i in range(size)]
+    return rebuild(tree, lambda inner: resize(inner, num_items, size))
+
+
+def _is_samples(tree: Any, num_items: int) -> bool:
+    """A list with one entry for each item; [images, labels] is a list too, of whole batches."""
+    if not isinstance(tree, list) or len(tree) != num_items:
+        return False
+    return not all(_holds(inner, num_items) for inner in tree)
+
+
+def _holds(tree: Any, num_items: int) -> bool:
+    """Whether every tensor of `tree` is a batch of `num_items`, or lies in a list of so many."""
+    if isinstance(tree, Tensor):
+        return tree.dim() == 0 or tree.shape[0] == num_items
+    if isinstance(tree, list) and len(tree) == num_items:
+        return True
+    return all(_holds(inner, num_items) for inner in children(tree))
+
+
+def count_items(batch: Any, given: int | None) -> int:
+    """How many items `batch` has. Raises UsageError."""
+    if next(tensors_of(batch), None) is None:
+        raise UsageError(
+            f"the example batch is {describe(batch)} and holds no tensor.",
+            "Give the batch as your loader yields it: tensors in tuples, lists or dicts.",
+        )
+    if given is None and _is_columns(batch):
+        batch = tuple(batch)
+    sizes = sorted(_sizes(batch))
+    whole = [size for size in sizes if _holds(batch, size)]
+    if given is not None:
+        if given not in sizes:
+            raise UsageError(
+                f"batch_size is {given}, and nothing in the example batch has {given} items.",
+                f"Its tensors' first dimensions and its lists' lengths are {_listed(sizes)}.",
+            )
+        whole = [given]
+    if len(whole) != 1:
+        said = f"may have {_listed(whole)} items" if whole else "shows no single number of items"
+        raise UsageError(
+            f"the example batch {said}.",
+            f"Say how many: from_example(module, batch, loss, batch_size=N), one of "
+            f"{_listed(whole or sizes)}.",
+        )
+    if _is_unclear(batch, whole[0]):
+        raise UsageError(
+            f"a list of the example batch holds {whole[0]} tensors whose first dimension is "
+            f"{whole[0]}: as many samples, or so many whole batches.",
+            "Take an example batch with another number of items.",
+        )
+    return whole[0]
+
+
+def _is_columns(batch: Any) -> bool:
+    """A batch that is a list: [images, labels], as torch's own collator makes it, and not samples,
+    which would all have three dimensions or more."""
+    if not isinstance(batch, list):
+        return False
+    dims = {inner.dim() if isinstance(inner, Tensor) else None for inner in batch}
+    return len(dims) > 1 or not all(d is not None and d >= 3 for d in dims)
+
+
+def _is_unclear(tree: Any, num_items: int) -> bool:
+    """Whether a list may be read both ways: as samples, and as so many whole batches."""
+    if isinstance(tree, list) and len(tree) == num_items > 1:
+        dims = {inner.dim() if isinstance(inner, Tensor) else 0 for inner in tree}
+        if len(dims) == 1 and min(dims) and all(_holds(inner, num_items) for inner in tree):
+            return True
+    return any(_is_unclear(inner, num_items) for inner in children(tree))
+
+
+def _sizes(tree: Any) -> set[int]:
+    """Every first dimension of a tensor and every length of a list in `tree`."""
+    if isinstance(tree, Tensor):
+        return {tree.shape[0]} if tree.dim() else set()
+    own = {len(tree)} if isinstance(tree, list) and tree else set()
+    return own.union(*map(_sizes, children(tree)))
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return " or ".join(map(str, sizes))

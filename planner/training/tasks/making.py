@@ -1,0 +1,119 @@
+"""From a model, or from what a user's factory returned, to its task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.schema import Model, NamedModel, TrainSetting
+from planner.libraries.building import build_for
+from planner.training.tasks.contract import Task, check_loss, describe, is_task
+from planner.training.tasks.example import from_example
+from planner.training.tasks.lightning import from_lightning, is_lightning
+from planner.training.tasks.own_loss import OwnLoss
+from planner.training.tasks.trees import prepare
+from planner.training.tasks.vision import Classification, Detection, Segmentation
+
+MAX_UNIT = 40  # characters of what an item is called
+
+_KINDS: dict[str, Callable[[nn.Module, NamedModel], Task]] = {
+    "segmentation": Segmentation,
+    "detection": Detection,
+    "own-loss": OwnLoss,
+}
+
+
+def task_for(model: Model, setting: TrainSetting) -> Task:
+    """The task of any model: its library's, or what the user's factory returns.
+
+    Builds the module. Raises PlannerError where it cannot be built, and UnsupportedError for a
+    setting that is the task's own matter.
+    """
+    return as_task(build_for(model, setting)(), model, setting)
+
+
+def as_task(built: Any, model: Model, setting: TrainSetting) -> Task:
+    """The task of what was built for `model`: a module, a task, or (module, batch, loss).
+
+    Raises UnsupportedError for a setting that is the task's own matter.
+    """
+    if isinstance(built, nn.Module) and not is_lightning(built):
+        kind = model.task if isinstance(model, NamedModel) else "classification"
+        if kind in ("classification", "video"):
+            return Classification(built, model, setting)
+        assert isinstance(model, NamedModel)
+        task = _KINDS[kind](built, model)
+        return GivenTask(task, model.title, setting, on_shapes=True)
+    return GivenTask(_given(built, model.title), model.title, setting)
+
+
+def _given(built: Any, title: str) -> Task:
+    if is_task(built):
+        task: Task = built
+        return task
+    if is_lightning(built):
+        return from_lightning(built)
+    if isinstance(built, tuple) and len(built) == 3 and isinstance(built[0], nn.Module):
+        return from_example(*built)
+    raise PlannerError(
+        f"{title} returned {describe(built)}: a factory returns a torch.nn.Module or a task.",
+        "Return the module itself, an object with module(), batch(size, device) and "
+        "loss(module, batch), or the tuple (module, batch, loss).",
+    )
+
+
+class GivenTask:
+    """A task that was given, with its batches on their device and as the setting trains them.
+
+    `on_shapes` says that its batches may be made of fake tensors; a user's code may read values.
+    """
+
+    def __init__(
+        self, task: Task, title: str, setting: TrainSetting, on_shapes: bool = False
+    ) -> None:
+        self.task, self.title, self.setting, self.on_shapes = task, title, setting, on_shapes
+        self.unit: str = str(getattr(task, "unit", "items"))[:MAX_UNIT]
+        if setting.loss not in ("library", "cross-entropy"):
+            raise UnsupportedError(
+                f"the loss of {title} is its own, and not {setting.loss}.",
+                "Omit loss, and change it in the task.",
+            )
+        if hasattr(task, "optimizer"):
+            if setting.optimizer != "adamw":
+                raise UnsupportedError(
+                    f"{title} makes its own optimizer, and not {setting.optimizer}.",
+                    "Omit --optimizer, or take optimizer() out of the task.",
+                )
+            if setting.optimizer_in_backward:
+                raise UnsupportedError(
+                    f"{title} makes its own optimizer, which is one for all weights: it cannot "
+                    "step weight by weight in backward.",
+                    "Omit optimizer_in_backward, or take optimizer() out of the task.",
+                )
+            if setting.offload_optimizer != "none":
+                raise UnsupportedError(
+                    f"{title} makes its own optimizer, which is on the device.",
+                    "Omit offload_optimizer, or take optimizer() out of the task.",
+                )
+            self.optimizer = task.optimizer
+        if hasattr(task, "blocks"):
+            self.blocks = task.blocks
+
+    def module(self) -> nn.Module:
+        module = self.task.module()
+        if not isinstance(module, nn.Module):
+            raise PlannerError(
+                f"module() of {self.title} returned {describe(module)}, not a torch.nn.Module.",
+                "Return the module to train.",
+            )
+        return module
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        return prepare(self.task.batch(size, device), self.setting, device)
+
+    def loss(self, module: Any, batch: Any) -> Tensor:
+        return check_loss(self.task.loss(module, batch), self.title)

@@ -1,0 +1,330 @@
+"""What each Python process of an emulated program writes down: steps, peaks, what is alive at them.
+
+A copy of this file lies as `sitecustomize.py` before all else that the program imports, in whatever
+Python it runs: so it needs the standard library only, and looks at torch once the program has
+imported it. Its own faults never reach the program: the first is written into the record.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import itertools
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+FOLDER, STEPS, SNAPSHOT = (
+    f"PLANNER_EMULATE_{name}" for name in ("FOLDER", "STEPS", "SNAPSHOT")
+)  # what the environment says
+MAX_EVENTS = 400_000  # of the allocator's history, more than a step has
+MAX_PLACES = 200  # that are written of what is alive, the largest first
+MAX_FRAMES = 40  # of a stack
+SETTLED = 3  # from this step's end on, what is alive should not grow
+LEAST_STEPS = 8  # before anything is said to grow
+ENDING_SECONDS = 30.0  # that threads and workers of a program get to end
+RANKS = "RANK", "LOCAL_RANK"  # torchrun sets both, Lightning the second
+
+Place = tuple[tuple[str, int, str], ...]  # (file, line, function), innermost first
+Bytes = dict[Place, list[int]]  # (bytes, blocks)
+
+
+class Record:
+    """One process. `values` is written after each step that changed it."""
+
+    def __init__(self, torch: Any, folder: Path, steps: int, snapshot: str) -> None:
+        self.torch, self.folder, self.steps, self.snapshot = torch, folder, steps, snapshot
+        self.pid = os.getpid()
+        self.counts: dict[int, int] = {}  # steps by optimizer
+        self.settled: Bytes | None = None
+        self.is_leaving = False
+        self.values: dict[str, Any] = {
+            "pid": self.pid, "rank": rank(), "arguments": sys.argv, "torch": torch.__version__,
+            "steps": 0, "allocated": [],
+            "peaks": {}, "out_of_memory": None, "growth": None, "faults": [],
+        }  # fmt: skip
+
+    def begin(self) -> None:
+        """CUDA has been initialised in this process."""
+        if os.getpid() != self.pid:  # a fork that begins anew
+            self.__init__(self.torch, self.folder, self.steps, self.snapshot)  # type: ignore[misc]
+        cuda = self.torch.cuda
+        cuda.memory._record_memory_history(
+            "all", context="alloc", stacks="python", max_entries=MAX_EVENTS
+        )
+        self.torch._C._cuda_attach_out_of_memory_observer(surviving(self, self.run_out))
+        for home in (cuda, cuda.memory):  # what a program forgets is written down before
+            home.reset_peak_memory_stats = self.before(home.reset_peak_memory_stats)
+        hooks = importlib.import_module("torch.optim.optimizer")
+        hooks.register_optimizer_step_post_hook(lambda optimizer, *_: self.stepped(optimizer))
+        atexit.register(surviving(self, self.end))
+        self.write()
+
+    def before(self, reset: Callable[..., None]) -> Callable[..., None]:
+        def called(*arguments: Any, **named: Any) -> None:
+            surviving(self, self.measure)()
+            reset(*arguments, **named)
+
+        return called
+
+    def stepped(self, optimizer: object) -> None:
+        surviving(self, self.look)(optimizer)
+        if self.steps and self.values["steps"] >= self.steps:
+            self.leave()
+
+    def look(self, optimizer: object) -> None:
+        self.counts[id(optimizer)] = self.counts.get(id(optimizer), 0) + 1
+        step = max(self.counts.values())
+        if step == self.values["steps"]:  # a second optimizer of the same step
+            return
+        self.values["steps"] = step
+        self.measure()
+        held = self.values["allocated"]
+        held.append(sum(self.requested(d) for d in self.devices()))
+        if step == SETTLED:
+            self.settled = alive(self.torch.cuda.memory._snapshot())
+        elif self.settled is not None and step >= LEAST_STEPS and step & (step - 1) == 0:
+            self.values["growth"] = self.growth(self.settled, step) if grows(held) else None
+        self.write()
+
+    def requested(self, device: int) -> int:
+        """Bytes that are alive as they were asked for: a block that is used anew may be larger."""
+        return int(self.torch.cuda.memory_stats(device)["requested_bytes.all.current"])
+
+    def growth(self, settled: Bytes, step: int) -> dict[str, Any]:
+        more = {
+            place: [size - settled.get(place, [0, 0])[0], count]
+            for place, (size, count) in alive(self.torch.cuda.memory._snapshot()).items()
+            if size > settled.get(place, [0, 0])[0]
+        }
+        return {"from": SETTLED, "to": step, "places": shown(more)}
+
+    def devices(self) -> list[int]:
+        cuda = self.torch.cuda
+        return [d for d in range(cuda.device_count()) if cuda.memory_reserved(d)]
+
+    def measure(self, is_end: bool = False) -> None:
+        """The peaks of each device, and at a new one what is alive then."""
+        cuda = self.torch.cuda
+        for device in self.devices():
+            peak = self.values["peaks"].setdefault(str(device), {"allocated_bytes": 0})
+            allocated, reserved = (
+                cuda.max_memory_allocated(device),
+                cuda.max_memory_reserved(device),
+            )
+            free, total = cuda.mem_get_info(device)
+            outside = total - free - cuda.memory_reserved(device)
+            peak.update(
+                name=cuda.get_device_name(device), total_bytes=total,
+                reserved_bytes=max(reserved, peak.get("reserved_bytes", 0)),
+                outside_bytes=max(outside, peak.get("outside_bytes", 0)),
+                retries=cuda.memory_stats(device).get("num_alloc_retries", 0),
+            )  # fmt: skip
+            if allocated > peak["allocated_bytes"]:
+                snapshot = cuda.memory._snapshot()
+                peak.update(
+                    allocated_bytes=allocated, step=self.values["steps"] + is_end,
+                    **at_the_peak(snapshot, device),
+                )  # fmt: skip
+                surviving(self, self.keep)()
+
+    def keep(self) -> None:
+        if self.snapshot:
+            path = Path(self.snapshot)
+            name = path if rank() is None else path.with_stem(f"{path.stem}_rank{rank()}")
+            self.torch.cuda.memory._dump_snapshot(str(name))
+
+    def run_out(self, device: int, requested: int, total: int, free: int) -> None:
+        """torch is about to raise its out-of-memory error; everything is still alive. Of several
+        that a program catches the first is told."""
+        if self.values["out_of_memory"] is not None:
+            self.values["out_of_memory"]["times"] += 1
+            self.write()
+            return
+        held = alive(self.torch.cuda.memory._snapshot(), device)
+        self.values["out_of_memory"] = {
+            "times": 1, "device": device, "requested_bytes": requested, "total_bytes": total,
+            "free_bytes": free, "step": self.values["steps"] + 1, "places": shown(held),
+            "where": stack_here(),
+            "allocated_bytes": self.torch.cuda.memory_allocated(device),
+            "reserved_bytes": self.torch.cuda.memory_reserved(device),
+        }  # fmt: skip
+        self.write()
+        self.keep()
+
+    def end(self) -> None:
+        if os.getpid() == self.pid:
+            self.measure(is_end=True)
+            self.write()
+
+    def leave(self) -> None:
+        """End the program as if it had come to its end, also where a thread of it would not; and
+        again at its next step, where it caught that."""
+        if not self.is_leaving:
+            self.is_leaving = True
+            timer = threading.Timer(ENDING_SECONDS, os._exit, [0])
+            timer.daemon = True
+            timer.start()
+        raise SystemExit(0)
+
+    def write(self) -> None:
+        path = self.folder / f"{self.pid}.json"
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(self.values))
+        part.replace(path)
+
+
+def rank() -> str | None:
+    return next((os.environ[name] for name in RANKS if name in os.environ), None)
+
+
+def surviving(record: Record, function: Callable[..., None]) -> Callable[..., None]:
+    """`function`, whose own errors are written down and go no further."""
+
+    def called(*arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            if len(record.values["faults"]) < 3:
+                record.values["faults"].append(f"{type(error).__name__}: {error}"[:300])
+                with contextlib.suppress(Exception):
+                    record.write()
+
+    return called
+
+
+def grows(held: Sequence[int]) -> bool:
+    """Whether what is alive at the ends of steps rose since step SETTLED, and never fell."""
+    since = held[SETTLED - 1 :]
+    return since[-1] > since[0] and all(b >= a for a, b in itertools.pairwise(since))
+
+
+def alive(snapshot: dict[str, Any], device: int | None = None) -> Bytes:
+    """What is allocated at the end of a snapshot, by the stack that asked for it."""
+    found: Bytes = {}
+    places: dict[int, Place] = {}
+    for segment in snapshot["segments"]:
+        if device in (None, segment["device"]):
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    add(found, place_of(block, places), block.get("requested_size", block["size"]))
+    return found
+
+
+def at_the_peak(snapshot: dict[str, Any], device: int) -> dict[str, Any]:
+    """What was alive when the most was, and the request that made it so; from the end of the
+    history backwards, so that it need not hold the program's beginning."""
+    held: dict[int, tuple[int, Any]] = {}
+    for segment in snapshot["segments"]:
+        if segment["device"] == device:
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    held[block["address"]] = block["size"], block
+    trace = snapshot["device_traces"][device]
+    now = best = sum(size for size, _ in held.values())
+    when = len(trace)
+    for index in range(len(trace) - 1, -1, -1):
+        event = trace[index]
+        if event["action"] == "alloc":
+            now -= event["size"]
+        elif event["action"] == "free_requested":
+            now += event["size"]
+            if now > best:
+                best, when = now, index
+    for event in reversed(trace[when:]):
+        if event["action"] == "alloc":
+            held.pop(event["addr"], None)
+        elif event["action"] == "free_requested":
+            held[event["addr"]] = event["size"], event
+    found: Bytes = {}
+    places: dict[int, Place] = {}
+    for size, block in held.values():
+        add(found, place_of(block, places), size)
+    last = next((e for e in reversed(trace[:when]) if e["action"] == "alloc"), None)
+    return {"places": shown(found), "where": list(place_of(last, {})) if last else []}
+
+
+def place_of(block: dict[str, Any], known: dict[int, Place]) -> Place:
+    frames = block.get("frames") or ()
+    place = known.get(id(frames))
+    if place is None:
+        place = known[id(frames)] = tuple(
+            (frame["filename"], frame["line"], frame["name"])
+            for frame in frames
+            if frame["filename"].endswith(".py") and frame["filename"] != __file__
+        )[:MAX_FRAMES]
+    return place
+
+
+def stack_here() -> list[tuple[str, int, str]]:
+    """The Python code of this thread, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    found: list[tuple[str, int, str]] = []
+    while frame is not None and len(found) < MAX_FRAMES:
+        code = frame.f_code
+        if code.co_filename != __file__:
+            found.append((code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return found
+
+
+def add(found: Bytes, place: Place, size: int) -> None:
+    entry = found.setdefault(place, [0, 0])
+    entry[0] += size
+    entry[1] += 1
+
+
+def shown(found: Bytes) -> list[tuple[Place, int, int]]:
+    largest = sorted(found.items(), key=lambda item: -item[1][0])
+    return [(place, size, count) for place, (size, count) in largest[:MAX_PLACES]]
+
+
+class AfterTorch(importlib.abc.MetaPathFinder):
+    """Calls `begin` where the program has imported torch and initialises CUDA."""
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def executed(module: ModuleType) -> None:
+                execute(module)
+                with contextlib.suppress(Exception):
+                    attach(module)
+
+            spec.loader.exec_module = executed  # type: ignore[method-assign]
+        return spec
+
+
+def attach(torch: Any) -> None:
+    folder = Path(os.environ[FOLDER])
+    record = Record(
+        torch, folder, int(os.environ.get(STEPS) or 0), os.environ.get(SNAPSHOT, "")
+    )  # fmt: skip
+    torch.cuda._lazy_call(surviving(record, record.begin))
+
+
+def customize() -> None:
+    """As Python's start: the user's own sitecustomize, which this one hides, and then ours."""
+    here = str(Path(__file__).parent)
+    sys.path[:] = [entry for entry in sys.path if entry != here]
+    theirs = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    if theirs is not None and theirs.loader is not None:
+        theirs.loader.exec_module(importlib.util.module_from_spec(theirs))
+    sys.meta_path.insert(0, AfterTorch())
+
+
+if __name__ == "sitecustomize" and FOLDER in os.environ:
+    customize()

@@ -1,0 +1,182 @@
+"""What the processes of an emulated program wrote down, read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from planner.watching.explaining.snapshot_reading import NO_STACK, Group, place_of
+
+BACKWARD = "backward: gradients and temporaries"
+NO_PYTHON = "autograd's own thread, where Python has no stack"
+FEWEST_STEPS = 2
+Places = Sequence[tuple[Sequence[tuple[str, int, str]], int, int]]
+
+
+@dataclass(frozen=True)
+class DevicePeak:
+    """The most that a process had of a device, in bytes. `outside_bytes` lie outside of torch's
+    allocator: its context, and what other processes hold. `retries` counts how often the allocator
+    had to empty its cache and ask again, which costs time on a real card. `step` counts the
+    optimizer's, from 1; `phase` and `where` are those of the request that made the peak."""
+
+    device: int
+    name: str
+    total_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    outside_bytes: int
+    retries: int
+    step: int
+    phase: str
+    where: str
+    groups: tuple[Group, ...]
+
+    @property
+    def used_bytes(self) -> int:
+        return self.reserved_bytes + self.outside_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        return self.total_bytes - self.used_bytes
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The first of torch's out-of-memory errors, of `times`: what was asked for, in which step,
+    phase and line, and what was alive. The program may have gone on from it."""
+
+    times: int
+    device: int
+    requested_bytes: int
+    free_bytes: int
+    total_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    step: int
+    phase: str
+    where: str
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What was alive at the end of step `to_step` and not at that of `from_step`."""
+
+    from_step: int
+    to_step: int
+    groups: tuple[Group, ...]
+
+    @property
+    def bytes_per_step(self) -> int:
+        return sum(g.num_bytes for g in self.groups) // (self.to_step - self.from_step)
+
+
+@dataclass(frozen=True)
+class EmulatedProcess:
+    """A process that initialised CUDA. `faults` are those of our own record of it."""
+
+    pid: int
+    rank: int | None
+    steps: int
+    peaks: tuple[DevicePeak, ...]
+    out_of_memory: OutOfMemory | None
+    growth: Growth | None
+    faults: tuple[str, ...]
+
+    @property
+    def fullest(self) -> DevicePeak | None:
+        """The device of which it had most."""
+        return max(self.peaks, key=lambda peak: peak.used_bytes, default=None)
+
+    @property
+    def used_bytes(self) -> int:
+        return self.fullest.used_bytes if self.fullest else 0
+
+
+@dataclass(frozen=True)
+class EmulatedRun:
+    """A command that ran on `gpus` emulated cards of one name, `in_use_bytes` of the first of which
+    somebody else held. `status` is its exit status."""
+
+    command: tuple[str, ...]
+    gpu: str
+    gpus: int
+    status: int
+    in_use_bytes: int
+    processes: tuple[EmulatedProcess, ...]
+
+    @property
+    def fullest(self) -> EmulatedProcess | None:
+        """The process that came nearest to what its device has."""
+        return max(self.processes, key=lambda process: process.used_bytes, default=None)
+
+    @property
+    def out_of_memory(self) -> OutOfMemory | None:
+        """The first that a process met."""
+        return next((p.out_of_memory for p in self.processes if p.out_of_memory), None)
+
+    @property
+    def fits(self) -> bool | None:
+        """None where no process made two steps on a GPU: the second is the first that has an
+        optimizer's state from its beginning."""
+        if self.out_of_memory is not None:
+            return False
+        return True if any(p.steps >= FEWEST_STEPS for p in self.processes) else None
+
+    @property
+    def retries(self) -> int:
+        return max((peak.retries for p in self.processes for peak in p.peaks), default=0)
+
+    @property
+    def steps(self) -> int:
+        """That every process made which steps at all."""
+        return min((p.steps for p in self.processes if p.steps), default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"emulated": True, "fits": self.fits, "steps": self.steps, **asdict(self)}
+
+
+def read_processes(records: Sequence[Mapping[str, Any]]) -> tuple[EmulatedProcess, ...]:
+    """By rank, those without one last."""
+    found = [_process(record) for record in records]
+    return tuple(sorted(found, key=lambda p: (p.rank is None, p.rank or 0, p.pid)))
+
+
+def _process(record: Mapping[str, Any]) -> EmulatedProcess:
+    grown, failed = record["growth"], record["out_of_memory"]
+    return EmulatedProcess(
+        pid=record["pid"],
+        rank=None if record["rank"] is None else int(record["rank"]),
+        steps=record["steps"],
+        peaks=tuple(
+            DevicePeak(int(device), **_placed(peak)) for device, peak in record["peaks"].items()
+        ),
+        out_of_memory=OutOfMemory(**_placed(failed)) if failed else None,
+        growth=Growth(grown["from"], grown["to"], _groups(grown["places"])) if grown else None,
+        faults=tuple(record["faults"]),
+    )
+
+
+def _placed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Stacks become what people read: a phase, a line, and groups of blocks."""
+    rest = {key: value for key, value in record.items() if key not in ("places", "where")}
+    phase, where = _place(record["where"])
+    return {**rest, "phase": phase, "where": where, "groups": _groups(record["places"])}
+
+
+def _place(stack: Sequence[tuple[str, int, str]]) -> tuple[str, str]:
+    frames = [{"filename": file, "line": line, "name": name} for file, line, name in stack]
+    category, where = place_of(frames)
+    return (BACKWARD, NO_PYTHON) if category == NO_STACK else (category, where)
+
+
+def _groups(places: Places) -> tuple[Group, ...]:
+    found: dict[tuple[str, str], list[int]] = {}
+    for stack, num_bytes, count in places:
+        entry = found.setdefault(_place(stack), [0, 0])
+        entry[0] += num_bytes
+        entry[1] += count
+    groups = [Group(*place, size, count) for place, (size, count) in found.items()]
+    return tuple(sorted(groups, key=lambda group: -group.num_bytes))

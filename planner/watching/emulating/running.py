@@ -1,0 +1,142 @@
+"""A command on an emulated machine, from its start until nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from planner.core.errors import UsageError, shorten
+from planner.core.files import check_output
+from planner.core.units import parse_bytes
+from planner.machine import supervisor
+from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
+from planner.machine.emulated.starting import CONFIGURATION
+from planner.memory.snapshot import SNAPSHOT_ENDINGS
+from planner.watching.emulating import inside
+from planner.watching.emulating.reading import EmulatedRun, read_processes
+
+ENDING_SECONDS = 10.0  # from SIGTERM, or an interrupt, to SIGKILL
+
+
+def emulate(
+    command: Sequence[str] | Callable[[], object],
+    *,
+    gpu: str,
+    gpus: int = 1,
+    memory: int | str | None = None,
+    in_use: int | str | None = None,
+    steps: int = 0,
+    snapshot: str | Path | None = None,
+    output: int | IO[str] | None = None,
+) -> EmulatedRun:
+    """Run `command` on emulated GPUs and say what it needs of them: torch's own CUDA code, whose
+    kernels compute nothing. Linux only.
+
+    `command` is a program and its arguments, or a function of a module that the program's Python
+    can import. `gpus` cards of `gpu` are in the machine, of `memory` where that is another, of
+    which somebody else holds `in_use` (bytes, or "3GiB") on the first. After `steps` steps of
+    its optimizers (0: never) each process ends. `snapshot`, a file, receives the allocator's
+    history at the peak, of each rank its own. `output` is where what the program prints goes,
+    as in `subprocess`. Raises UsageError for a card that is not there, PlannerError where
+    nothing can be built.
+    """
+    if snapshot is not None:
+        snapshot = check_output(snapshot, "a snapshot", SNAPSHOT_ENDINGS).absolute()
+    card = emulated_gpu(gpu)
+    changes: dict[str, object] = {"name": f"{card.name} (emulated)"}
+    if memory is not None:
+        changes["memory_bytes"] = parse_bytes(memory) if isinstance(memory, str) else memory
+    machine = EmulatedMachine((replace(card, **changes),) * gpus)  # type: ignore[arg-type]
+    held = parse_bytes(in_use) if isinstance(in_use, str) else in_use or 0
+    with ExitStack() as stack:
+        environment = stack.enter_context(started(machine))
+        folder = Path(environment[CONFIGURATION]).parent
+        if held:
+            stack.enter_context(holding(environment, held))
+        records = folder / "records"
+        records.mkdir()
+        (folder / "site").mkdir()
+        shutil.copy(inside.__file__, folder / "site" / "sitecustomize.py")
+        paths = [str(folder / "site"), *filter(None, [environment.get("PYTHONPATH")])]
+        environment |= {
+            "PYTHONPATH": os.pathsep.join(paths),
+            inside.FOLDER: str(records),
+            inside.STEPS: str(steps),
+            inside.SNAPSHOT: str(snapshot or ""),
+        }
+        words = _words(command)
+        status = _supervised(words, environment, folder, output)
+        texts = [path.read_text() for path in sorted(records.glob("*.json"))]
+    found = read_processes([json.loads(text) for text in texts])
+    return EmulatedRun(tuple(words), machine.gpus[0].name, gpus, status, held, found)
+
+
+def _words(command: Sequence[str] | Callable[[], object]) -> list[str]:
+    if not callable(command):
+        if shutil.which(command[0]) is None:
+            raise UsageError(f"{shorten(command[0])} is no program.", "Name one behind --.")
+        return list(command)
+    module, name = command.__module__, command.__qualname__
+    file = Path(command.__code__.co_filename).resolve()
+    program = (
+        f"import sys; sys.path.insert(0, {str(file.parents[module.count('.')])!r}); "
+        f"import importlib; importlib.import_module({module!r}).{name}()"
+    )
+    return [sys.executable, "-c", program]
+
+
+def _supervised(
+    command: Sequence[str], environment: dict[str, str], folder: Path, output: int | IO[str] | None
+) -> int:
+    """The command's exit status; 128 and the signal where one ended it. Whatever ends this process
+    ends all that the command has started, and removes `folder`."""
+    lifeline, holder = os.pipe()
+    reader, status = os.pipe()
+    arguments = [str(lifeline), str(status), "--remove", str(folder), *command]
+    with subprocess.Popen(
+        [sys.executable, "-S", "-E", supervisor.__file__, *arguments],
+        env=environment, pass_fds=(lifeline, status), start_new_session=True, stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        os.close(lifeline)
+        os.close(status)
+        said = b""
+        try:
+            while part := os.read(reader, 4096):
+                said += part
+        except BaseException:
+            _tell(holder, b"T")
+            if not _is_over(reader):
+                _tell(holder, b"K")
+            raise
+        finally:
+            _tell(holder, b"D")
+            os.close(holder)  # as good an order, should that one have been read with another
+            process.wait()
+            os.close(reader)
+    code = os.waitstatus_to_exitcode(int(said.splitlines()[-1].split()[1]))
+    return code if code >= 0 else 128 - code
+
+
+def _is_over(reader: int) -> bool:
+    """Whether all has ended within ENDING_SECONDS: the supervisor then closes its end."""
+    end = time.monotonic() + ENDING_SECONDS
+    while (left := end - time.monotonic()) > 0:
+        if select.select([reader], [], [], left)[0] and not os.read(reader, 4096):
+            return True
+    return False
+
+
+def _tell(holder: int, order: bytes) -> None:
+    with suppress(BrokenPipeError):
+        os.write(holder, order)

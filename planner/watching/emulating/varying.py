@@ -1,0 +1,120 @@
+"""The largest batch of a program that fits: the same command, run with other values."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.core.errors import PlannerError, UsageError, shorten
+from planner.watching.emulating.reading import EmulatedRun
+from planner.watching.emulating.running import emulate
+
+STEPS = 3  # the second is the first with an optimizer's state, the third settles the allocator
+MAX_VALUE = 1 << 20
+_SHOWN = 2000  # characters of what a program said that failed
+
+
+@dataclass(frozen=True)
+class Variation:
+    """`largest` fits and `next_larger`, the least that was tried beyond, does not; 0 where none
+    fits. `runs` are all that were made, by value."""
+
+    argument: str
+    largest: int
+    next_larger: int
+    runs: dict[int, EmulatedRun]
+
+    def to_json(self) -> dict[str, Any]:
+        runs = {str(value): run.to_json() for value, run in sorted(self.runs.items())}
+        return {
+            "argument": self.argument, "largest": self.largest, "next_larger": self.next_larger,
+            "runs": runs,
+        }  # fmt: skip
+
+
+def vary(
+    command: Sequence[str],
+    argument: str,
+    *,
+    tell: Callable[[int, EmulatedRun], None] = lambda *_: None,
+    **options: Any,
+) -> Variation:
+    """The largest value of `argument` (such as "--batch-size", which `command` holds with a value)
+    with which the program makes its steps. `options` are those of `emulate`; `tell` hears of each
+    run. Raises UsageError where the command has no such argument, PlannerError where the program
+    fails for another reason than memory."""
+    value = _value(command, argument)
+    runs: dict[int, EmulatedRun] = {}
+    low, high = 0, MAX_VALUE
+    while high - low > 1:
+        value = _next(low, high, value, runs)
+        with tempfile.TemporaryFile("w+") as said:
+            run = emulate(
+                _with(command, argument, value), **{"steps": STEPS, **options, "output": said}
+            )
+            runs[value] = run
+            if run.fits is None or (run.fits and run.status):
+                said.seek(0)
+                raise PlannerError(
+                    f"with {argument} {value} the program ended with status {run.status} and ran "
+                    f"out of no memory. It said last:\n{said.read()[-_SHOWN:]}",
+                    "Run it by itself first, with 'planner emulate' and without --vary.",
+                )
+        tell(value, run)
+        low, high = (value, high) if run.fits else (low, value)
+    return Variation(argument, low, high, runs)
+
+
+def _next(low: int, high: int, first: int, runs: dict[int, EmulatedRun]) -> int:
+    """The first value; then up or down by twos until both sides are known; then where a line
+    through the two largest that fit meets the device's memory, or halfway."""
+    if not runs:
+        return min(first, high - 1)
+    if high == MAX_VALUE:
+        return min(2 * low, high - 1)
+    if low == 0:
+        return high // 2
+    halfway = (low + high) // 2
+    fitting = sorted(value for value, run in runs.items() if run.fits)[-2:]
+    if len(fitting) < 2 or len(runs) % 2:
+        return halfway
+    (a, one), (b, other) = ((v, runs[v].fullest) for v in fitting)
+    assert one is not None
+    assert other is not None
+    slope = (other.used_bytes - one.used_bytes) / (b - a)
+    if slope <= 0:
+        return halfway
+    spare = min(peak.spare_bytes for peak in other.peaks)
+    return min(max(b + int(spare / slope), low + 1), high - 1)
+
+
+def _place(command: Sequence[str], argument: str) -> int:
+    found = [i for i, w in enumerate(command) if w == argument or w.startswith(f"{argument}=")]
+    if not found or "=" in argument:
+        raise UsageError(
+            f"the command has no {shorten(argument)}.",
+            f"Write it there with a value: -- python train.py {argument} 64",
+        )
+    return found[-1]
+
+
+def _value(command: Sequence[str], argument: str) -> int:
+    index = _place(command, argument)
+    word = command[index].partition("=")[2] or "".join(command[index + 1 : index + 2])
+    if not word.isdigit() or not int(word):
+        raise UsageError(
+            f"{argument} is {shorten(word)} in the command: a whole number above 0 is varied.",
+            f"Write one behind it: -- python train.py {argument} 64",
+        )
+    return int(word)
+
+
+def _with(command: Sequence[str], argument: str, value: int) -> list[str]:
+    words, index = list(command), _place(command, argument)
+    if words[index] == argument:
+        words[index + 1] = str(value)
+    else:
+        words[index] = f"{argument}={value}"
+    return words

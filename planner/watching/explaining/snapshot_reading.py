@@ -1,0 +1,222 @@
+"""What a snapshot of torch's caching allocator says: what is alive, who asked for it, what is free
+and why a request failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from planner.core.errors import PlannerError
+from planner.core.units import MAX_MEMORY_BYTES
+
+Entry = Mapping[str, Any]
+NO_STACK = "no stack recorded"
+MAX_GROUPS = 20
+# Lists may be in a snapshot many times over: of more blocks and events it was forged.
+_MAX_BLOCKS, _MAX_EVENTS = 5_000_000, 20_000_000
+_MAX_FRAMES, _MAX_TEXT = 1024, 300  # of a stack that are looked at, and characters of a name
+
+
+@dataclass(frozen=True)
+class Group:
+    """Blocks that are alive and were asked for in one place."""
+
+    category: str
+    where: str
+    num_bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
+class SnapshotReading:
+    """Bytes of one device. `allocated_bytes` are blocks that are in use or wait for a stream,
+    `private_pool_bytes` what CUDA graphs hold, `largest_free_bytes` the largest block that is
+    free; `requested_bytes` the request that failed, where the history holds it, and
+    `device_free_bytes` what the driver had then."""
+
+    device: int
+    reserved_bytes: int
+    allocated_bytes: int
+    waiting_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+    num_free_blocks: int
+    num_segments: int
+    is_expandable: bool
+    private_pool_bytes: int
+    requested_bytes: int | None
+    device_free_bytes: int | None
+    categories: dict[str, int]
+    groups: tuple[Group, ...]
+
+    @property
+    def has_stacks(self) -> bool:
+        return any(group.category != NO_STACK for group in self.groups)
+
+    @property
+    def missing_bytes(self) -> int | None:
+        if self.requested_bytes is None:
+            return None
+        return max(self.requested_bytes - (self.device_free_bytes or 0), 1)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "missing_bytes": self.missing_bytes}
+
+
+def read_snapshot(snapshot: Mapping[str, Any]) -> SnapshotReading:
+    """The device that ran out of memory, or else the one that holds most. Raises PlannerError."""
+    try:
+        device, failed = _choose(snapshot)
+        return _read(snapshot["segments"], device, failed)
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise PlannerError(
+            f"the snapshot is not as torch writes it: {type(error).__name__}: {error}.",
+            "Write one with torch.cuda.memory._dump_snapshot(path).",
+        ) from None
+
+
+def _size(entry: Entry, key: str) -> int:
+    value = entry[key]
+    if type(value) is not int or not 0 <= value <= MAX_MEMORY_BYTES:
+        raise ValueError(f"its {key!r} is no number of bytes")
+    return value
+
+
+def _device(segment: Entry) -> int:
+    device = segment["device"]
+    if type(device) is not int:
+        raise ValueError("its 'device' is no number")
+    return device
+
+
+def _text(value: object) -> str:
+    return value[:_MAX_TEXT] if isinstance(value, str) else ""
+
+
+def _choose(snapshot: Mapping[str, Any]) -> tuple[int, Entry | None]:
+    traces, segments = snapshot["device_traces"], snapshot["segments"]
+    if sum(map(len, traces)) > _MAX_EVENTS or sum(len(s["blocks"]) for s in segments) > _MAX_BLOCKS:
+        raise ValueError("it has more events or blocks than a process can have made")
+    failed = None
+    for device, trace in enumerate(traces):
+        for entry in trace:
+            if entry["action"] == "oom":
+                failed = device, entry
+    if failed is not None:
+        return failed
+    held: dict[int, int] = {}
+    for segment in segments:
+        held[_device(segment)] = held.get(_device(segment), 0) + _size(segment, "total_size")
+    return max(held, key=lambda device: held[device], default=0), None
+
+
+def _read(all_segments: Sequence[Entry], device: int, failed: Entry | None) -> SnapshotReading:
+    segments = [s for s in all_segments if _device(s) == device]
+    blocks = [block for segment in segments for block in segment["blocks"]]
+    free = [_size(block, "size") for block in blocks if block["state"] == "inactive"]
+    alive = [block for block in blocks if block["state"] != "inactive"]
+    waiting = [_size(b, "size") for b in alive if b["state"] != "active_allocated"]
+    groups = _grouped(alive)
+    categories: dict[str, int] = {}
+    for group in groups:
+        categories[group.category] = categories.get(group.category, 0) + group.num_bytes
+    free_key = "device_free" if failed and "device_free" in failed else "addr"
+    return SnapshotReading(
+        device=device,
+        reserved_bytes=sum(_size(s, "total_size") for s in segments),
+        allocated_bytes=sum(group.num_bytes for group in groups),
+        waiting_bytes=sum(waiting),
+        free_bytes=sum(free),
+        largest_free_bytes=max(free, default=0),
+        num_free_blocks=len(free),
+        num_segments=len(segments),
+        is_expandable=any(s.get("is_expandable") for s in segments),
+        private_pool_bytes=sum(
+            _size(s, "total_size")
+            for s in segments
+            if s.get("segment_pool_id", (0, 0)) not in ((0, 0), [0, 0])
+        ),
+        requested_bytes=_size(failed, "size") if failed else None,
+        device_free_bytes=_size(failed, free_key) if failed and free_key in failed else None,
+        categories=dict(sorted(categories.items(), key=lambda item: -item[1])),
+        groups=tuple(groups[:MAX_GROUPS]),
+    )
+
+
+def _grouped(alive: Iterable[Entry]) -> list[Group]:
+    found: dict[tuple[str, str], list[int]] = {}
+    places: dict[int, tuple[str, str]] = {}  # stacks are shared: each is read once
+    for block in alive:
+        frames = _frames(block)
+        place = _named_place(block, frames)
+        if place is None:
+            place = places.get(id(frames)) or places.setdefault(id(frames), place_of(frames))
+        found.setdefault(place, []).append(_size(block, "size"))
+    groups = [Group(*place, sum(sizes), len(sizes)) for place, sizes in found.items()]
+    return sorted(groups, key=lambda group: -group.num_bytes)
+
+
+def _frames(block: Entry) -> Sequence[Entry]:
+    """Innermost first. Before torch 2.1 a block has a history, newest first."""
+    frames = block.get("frames")
+    if frames is None:
+        history = block.get("history") or ()
+        frames = history[0].get("frames") if history else None
+    return frames or ()
+
+
+def _named_place(block: Entry, frames: Sequence[Entry]) -> tuple[str, str] | None:
+    """A predicted snapshot says what a block is, and its module and operation."""
+    if "category" not in block or not frames:
+        return None
+    first = frames[0]
+    where = f"{_text(first.get('filename'))} ({_text(first.get('name'))})"
+    return _text(block["category"]).replace("_", " "), where
+
+
+def place_of(frames: Sequence[Entry]) -> tuple[str, str]:
+    """(what a block is, where it was asked for), from its stack: innermost frame first.
+
+    A stack tells code and not modules, so that blocks of one kind that run the same line are one
+    place. Backward of a GPU runs in a thread of its own, where Python has no frames.
+    """
+    known = [f for f in frames[:_MAX_FRAMES] if _text(f.get("filename")).endswith(".py")]
+    if not known:
+        return NO_STACK, "backward, or before the history began"
+    theirs = [frame for frame in known if not _is_torch(frame)]
+    return _category(known), _shown((theirs or known)[0])
+
+
+def _category(frames: Sequence[Entry]) -> str:
+    names = {_text(frame.get("name")) for frame in frames}
+    files = [_text(frame["filename"]).replace("\\", "/") for frame in frames]
+    # A closure (Lightning's) trains within the optimizer's step: what is further in counts.
+    forward = next((i for i, frame in enumerate(frames) if frame.get("name") == "forward"), None)
+    if any("/torch/optim/" in file for file in files[:forward]):
+        return "optimizer state"
+    if any("/torch/autograd/" in file for file in files) and names & {
+        "backward", "_engine_run_backward", "grad",
+    }:  # fmt: skip
+        return "backward: gradients and temporaries"
+    if any("/torch/nn/modules/module.py" in file for file in files) and names & {
+        "_apply",
+        "convert",
+    }:
+        return "parameters and buffers"
+    if "forward" in names or any("/torch/nn/" in file for file in files):
+        return "forward: activations"
+    if any("/torch/utils/data/" in file for file in files) or names & {"to_device", "_to_device"}:
+        return "batches"
+    return "other"
+
+
+def _is_torch(frame: Entry) -> bool:
+    return "/torch/" in _text(frame["filename"]).replace("\\", "/")
+
+
+def _shown(frame: Entry) -> str:
+    parts = _text(frame["filename"]).replace("\\", "/").split("/")
+    line = frame.get("line", 0)
+    number = line if isinstance(line, int) and abs(line) < 1 << 32 else 0
+    return f"{'/'.join(parts[-2:])}:{number} {_text(frame.get('name'))}"

@@ -1,0 +1,128 @@
+"""Signals that end a search early: the first ends it, and what was measured is kept whatever comes
+after it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+ENDINGS = {
+    signal.SIGINT: "it was interrupted",
+    signal.SIGTERM: "it was ended by SIGTERM",
+    signal.SIGHUP: "its terminal was closed (SIGHUP)",
+}
+
+_AGAIN_SECONDS = 0.01
+
+
+class Interrupts:
+    """The signals heard. The first raises KeyboardInterrupt, unless it comes when all that is left
+    is to keep what was found; those after it find the search ending already.
+
+    Python drops what is raised in a destructor or in a weak reference's callback, wherever it
+    happened to collect: a KeyboardInterrupt that was dropped so is raised again."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.is_held = False
+        self._is_dropped = False
+        self._again: threading.Timer | None = None
+
+    def hear(self, number: int, frame: FrameType | None = None) -> None:
+        if self.number is not None and not self._is_dropped:
+            return
+        self._is_dropped = False
+        self.number = number
+        if not self.is_held:
+            raise KeyboardInterrupt
+
+    def hear_dropped(self, dropped: Any, before: Callable[[Any], object]) -> None:
+        """`sys.unraisablehook`; what is none of ours is left to the one `before`."""
+        if self.number is None or not issubclass(dropped.exc_type, KeyboardInterrupt):
+            before(dropped)
+            return
+        self._is_dropped = True
+        main = threading.main_thread().ident
+        assert main is not None
+        # Not from here, where it would be dropped too.
+        self._again = threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, (main, self.number))
+        self._again.start()
+
+    def end(self) -> None:
+        """Nothing is raised again from here on."""
+        if self._again is not None:
+            self._again.cancel()
+
+    @property
+    def ending(self) -> str:
+        """Why the search ended."""
+        return ENDINGS[signal.Signals(self.number or signal.SIGINT)]
+
+    @property
+    def exit_status(self) -> int:
+        """As shells count a process that was ended by a signal."""
+        return 128 + (self.number or signal.SIGINT)
+
+
+_active: list[Interrupts] = []
+
+
+@contextmanager
+def handle_signals(*numbers: signal.Signals) -> Iterator[Interrupts]:
+    """Hears `numbers` until it is left; within another, that one goes on hearing.
+
+    Signals that somebody else handles, or that are ignored (`nohup`), are left alone, and so are
+    all outside the main thread, where Python lets no one handle them.
+    """
+    if _active:
+        yield _active[-1]
+        return
+    interrupts = Interrupts()
+    before = {}
+    hook = sys.unraisablehook
+    if threading.current_thread() is threading.main_thread():
+        usual = (signal.SIG_DFL, signal.default_int_handler)
+        before = {n: h for n in numbers if (h := signal.getsignal(n)) in usual}
+    _active.append(interrupts)
+    try:
+        for number in before:
+            signal.signal(number, interrupts.hear)
+        sys.unraisablehook = lambda dropped: interrupts.hear_dropped(dropped, hook)
+        yield interrupts
+    finally:
+        sys.unraisablehook = hook
+        interrupts.end()
+        _active.remove(interrupts)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ending() -> str:
+    """Why a search ended that a KeyboardInterrupt has ended."""
+    return _active[-1].ending if _active else ENDINGS[signal.SIGINT]
+
+
+def is_ending() -> bool:
+    """Whether a signal has come that ends the search."""
+    return any(interrupts.number is not None for interrupts in _active)
+
+
+def hold() -> None:
+    """From here on no signal raises: what was found is being kept."""
+    for interrupts in _active:
+        interrupts.is_held = True
+
+
+def let_go() -> bool:
+    """From here on signals raise again: another part of the search begins. False where one has
+    come: then the search is ending."""
+    for interrupts in _active:
+        if interrupts.number is not None:
+            return False
+        interrupts.is_held = False
+    return True

@@ -1,0 +1,69 @@
+"""What a search may use: probes, and seconds of its own and of each probe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from search.loop.strategies.strategy import Choice
+from search.loop.surrogate.probe_cost import guessed_seconds
+from search.probe.kinds import ProbeRecord
+
+if TYPE_CHECKING:
+    from search.loop.surrogate.prior import Prior
+
+# A probe that takes longer than all of this is hung: imports and building took under a minute on
+# the slowest machine seen, compiling five times its guess.
+START_SECONDS = 120.0
+TIMING_SECONDS = 60.0
+STEPS_TO_WAIT = 8  # two of warm-up, three timed, and some for a guess that is too low
+
+
+@dataclass
+class Limits:
+    """What a search may use: probes in the whole study, and seconds by `clock`. `spent_seconds` is
+    what the study's probes by others took, before this tuner and beside it, `reserved_seconds` what
+    is kept for the plain default."""
+
+    trials: int | None = None
+    budget_seconds: float | None = None
+    spent_seconds: float = 0.0
+    reserved_seconds: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+        self.charged: set[str] = set()
+
+    def charge(self, records: Iterable[ProbeRecord]) -> None:
+        """Counts what probes of others took, each once."""
+        for record in records:
+            if record.probe_id not in self.charged:
+                self.charged.add(record.probe_id)
+                self.spent_seconds += record.probe_seconds
+
+    def seconds_left(self) -> float | None:
+        """Seconds in which probes may be begun; None: no limit."""
+        left = self.seconds_to_end()
+        return None if left is None else max(left - self.reserved_seconds, 0.0)
+
+    def seconds_to_end(self) -> float | None:
+        """Seconds to the hard deadline; None: no limit."""
+        if self.budget_seconds is None:
+            return None
+        used = self.clock() - self.started + self.spent_seconds
+        return max(self.budget_seconds - used, 0.0)
+
+
+def probe_deadline(prior: Prior) -> Callable[[Choice], float]:
+    """Seconds after which a probe is hung and not slow, by the prior's guesses."""
+
+    def deadline(choice: Choice) -> float:
+        compiling = 5 * guessed_seconds(prior.compile_seconds, choice.candidate.setting)
+        rate = choice.expected_rate
+        stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0
+        return START_SECONDS + TIMING_SECONDS + compiling + 2 * min(stepping, 3600.0)
+
+    return deadline

@@ -1,0 +1,446 @@
+"""What a search may be asked, beyond the model. Each option is declared once, in `SearchOptions`:
+its default, what is said of it, how it is read. `tune` and the command both take it from there."""
+
+# `option` makes a field: what it is called with is the default, and no call is made later.
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypedDict
+
+from planner.core.errors import UsageError, shorten, unknown_name
+from planner.core.files import named_path
+from planner.core.schema import TrainSetting, parse
+from planner.core.schema.model import MAX_SIZE
+from planner.core.units import (
+    MAX_SECONDS,
+    exact,
+    exact_bytes,
+    exact_seconds,
+    parse_percent,
+    parse_seconds,
+)
+from planner.estimation.arguments import SettingLike, read_allocator, read_memory, read_setting
+from planner.throughput.cost import IMAGENET_IMAGES
+from search.loop.axes import AXES, Restriction, Value, read_values
+from search.loop.strategies.named import STRATEGIES
+from search.loop.strategies.strategy import TOLERANCE
+from search.loop.study.study import STUDY_NAME
+
+MANY = 1 << 40
+
+
+@dataclass(frozen=True)
+class Option:
+    """How an option is said. `text` explains its flag on the command line ("" where it has none of
+    its own), `typed` makes a value of what was typed there and `written` is its inverse, `read`
+    makes one of what `tune` was given; `bounds` are those of a whole number, `shown` is the default
+    as one would type it."""
+
+    text: str = ""
+    flag: str = ""
+    metavar: str | None = None
+    shown: str = ""
+    typed: Callable[[str], Any] | None = None
+    written: Callable[[Any], str] = str
+    read: Callable[[Any], Any] | None = None
+    bounds: tuple[int, int] | None = None
+    is_switch: bool = False  # its flag takes no value and turns the default around
+
+
+def option(
+    default: Any, text: str = "", *, typed: Callable[[str], Any] | None = None, **how: Any
+) -> Any:
+    """A field of `SearchOptions`. A default that is written as it would be typed is read so."""
+    if typed is not None:
+        how, default = {"shown": default, "typed": typed, **how}, typed(default)
+    metadata = {"option": Option(text, **how)}
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def flag_of(name: str, said: Option) -> str:
+    """What is typed for the option of a field: `--batch-size`."""
+    return said.flag or f"--{name.replace('_', '-')}"
+
+
+def declared_options(kind: type[Any] | None = None) -> dict[str, Option]:
+    """How each field of `SearchOptions` (or of another such class) is said, by its name."""
+    return {f.name: f.metadata["option"] for f in fields(kind or SearchOptions)}
+
+
+def read_keywords(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of such a class that keywords mean. Raises UsageError for what cannot be read."""
+    values = dict(given)
+    for name, said in declared_options(kind).items():
+        if said.read is not None and name in values:
+            values[name] = said.read(values[name])
+    return values
+
+
+def check_strategy(name: str, known: Sequence[str]) -> None:
+    """Raises UsageError for a strategy that nobody knows."""
+    if name not in known:
+        raise unknown_name("strategy", name, known, f"One of {', '.join(known)}.")
+
+
+def refuse(faults: Sequence[str]) -> None:
+    """Raises UsageError with all faults of a search's options, where there are any."""
+    if len(faults) == 1:
+        raise UsageError(f"{faults[0]}.")
+    if faults:
+        listed = "\n".join(f"  {fault}" for fault in faults)
+        raise UsageError(f"the search has {len(faults)} faults:\n{listed}")
+
+
+def bound_faults(options: Any) -> Iterator[str]:
+    """What is out of its bounds in an instance of such a class, a line each."""
+    named = {f.name: (f, getattr(options, f.name)) for f in fields(options)}
+    for name, (f, value) in named.items():
+        bounds = f.metadata["option"].bounds
+        if bounds is None or (value is None and f.default is None):
+            continue
+        least, most = bounds
+        if not _is_number(value, whole=True) or not least <= value <= most:
+            yield f"{name} is a number from {least} to {most:,}, and {shorten(value)} is not"
+    for name in ("headroom", "tolerance"):
+        value = getattr(options, name, 0)
+        if not _is_number(value) or not 0 <= value < 1:
+            yield f"{name} is a share from 0 to under 1, and {shorten(value)} is not"
+    budget = options.budget_seconds
+    if budget is not None and not (_is_number(budget) and 0 <= budget <= MAX_SECONDS):
+        yield f"budget_seconds are from 0 to ten years, or None, and {shorten(budget)} is not"
+    for name in ("device", "study_name", "storage"):
+        value = getattr(options, name, None)
+        if not isinstance(value, str | None) or value == "" or len(value or "") > 1000:
+            yield f"{name} is a name, and {shorten(value)} is not"
+
+
+def read_allocator_text(allocator: str | None) -> str | None:
+    """The caching allocator's options. Raises UsageError, and UnsupportedError for another
+    backend than torch's own."""
+    read_allocator(allocator)
+    return allocator
+
+
+def read_batch_sizes(batch_size: object) -> tuple[int, ...] | None:
+    """One micro-batch, or those to try. Raises UsageError."""
+    if batch_size is None:
+        return None
+    sizes = tuple(batch_size) if isinstance(batch_size, Sequence) else (batch_size,)
+    if isinstance(batch_size, str) or not sizes:
+        raise UsageError(f"batch_size is a number or several, and {shorten(batch_size)} is not.")
+    return tuple(
+        parse(TrainSetting, {"batch_size": size}, "batch_size").batch_size for size in sizes
+    )
+
+
+def read_base(base: TrainSetting | Mapping[str, Any] | None) -> TrainSetting:
+    """The setting that all probes share, or its fields. Raises UsageError."""
+    if isinstance(base, TrainSetting):
+        return base
+    setting = parse(TrainSetting, {} if base is None else base, "base")
+    searched = [axis for axis in AXES if axis != "optimizer" and axis in (base or {})]
+    if searched:
+        raise UsageError(
+            f"base holds for every probe, and {', '.join(searched)} is what is searched.",
+            f"Write restrict={{{searched[0]!r}: …}}.",
+        )
+    return setting
+
+
+def read_restrictions(
+    restrict: Mapping[str, Value | Sequence[Value]] | None,
+) -> dict[str, tuple[Value, ...]] | None:
+    """The values each axis is held to, None where none is; one may stand by itself. Raises
+    UsageError."""
+    if restrict is None:
+        return None
+    if not isinstance(restrict, Mapping):
+        raise UsageError(f"restrict names values by axis, and {shorten(restrict)} does not.")
+    return {axis: read_values(axis, given) for axis, given in restrict.items()} or None
+
+
+def read_start(start: TrainSetting | Mapping[str, Any] | str | None) -> TrainSetting | None:
+    """The setting to begin with: its fields, also as `batch_size=32,checkpointing=stages:0,1`.
+    Raises UsageError."""
+    if isinstance(start, str):
+        parts = re.split(r",(?=\w+=)", start)  # a comma may be part of a value
+        start = dict(part.strip().partition("=")[::2] for part in parts)
+    return None if start is None else read_setting(start, {})
+
+
+def start_text(start: TrainSetting) -> str:
+    """What `read_start` reads."""
+    fields = start.differences(TrainSetting()) or {"batch_size": start.batch_size}
+    return ",".join(f"{field}={str(value).lower()}" for field, value in fields.items())
+
+
+def path_reader(name: str) -> Callable[[str | PathLike[str] | None], Path | None]:
+    """Reads the path of option `name`, None where none was given. It raises UsageError."""
+
+    def read(value: str | PathLike[str] | None) -> Path | None:
+        return None if value is None else named_path(value, name)
+
+    return read
+
+
+def read_data(value: str | PathLike[str] | None) -> str | None:
+    """What names data, None where nothing was given. Raises UsageError."""
+    if value is None:
+        return None
+    if not isinstance(value, str | PathLike) or str(value) == "":
+        raise UsageError(f"data is a path or MODULE:FACTORY, and {shorten(value)} is not.")
+    return str(value)
+
+
+def read_budget(text: str) -> float | None:
+    """A duration that was typed, or none. Raises UsageError."""
+    return None if text.strip().lower() == "none" else parse_seconds(text)
+
+
+def _budget_text(seconds: float | None) -> str:
+    return "none" if seconds is None else exact_seconds(seconds)
+
+
+def _is_number(value: object, whole: bool = False) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        return False
+    return math.isfinite(value)
+
+
+class AnySearchKeywords(TypedDict, total=False):
+    """The keywords of any search, in the forms in which people say them."""
+
+    device: str
+    trials: int | None
+    budget_seconds: float | None
+    tolerance: float
+    strategy: str
+    storage: str | None
+    study_name: str
+    output: Path | str | None
+    accept_different: bool
+    seed: int
+
+
+class SearchKeywords(AnySearchKeywords, total=False):
+    """The keywords of `tune`; `SearchOptions` has what they mean, and the defaults."""
+
+    gpus: int | None
+    nodes: int | None
+    memory_bytes: int | str | None
+    allocator: str | None
+    headroom: float
+    batch_size: int | Sequence[int] | None
+    global_batch: int | None
+    base: SettingLike | None
+    restrict: Mapping[str, Value | Sequence[Value]] | None
+    start: SettingLike | str | None
+    replay: Path | str | None
+    steps: int | None
+    epochs: float | None
+    images_per_epoch: int
+    baseline: bool
+    data: str | PathLike[str] | None
+    with_data: Path | str | None
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What `tune` was asked, beyond the model; the fields are its parameters. Raises UsageError,
+    with every fault, where they are out of their bounds or contradict each other."""
+
+    batch_size: tuple[int, ...] | None = option(None, read=read_batch_sizes)
+    base: TrainSetting = option(TrainSetting, read=read_base)
+    restrict: Restriction | None = option(None, read=read_restrictions)
+    start: TrainSetting | None = option(
+        None, "Probe this first, and search around it: batch_size=32,precision=bf16.",
+        metavar="FIELD=VALUE,…", read=read_start, written=start_text,
+    )  # fmt: skip
+    global_batch: int | None = option(
+        None, "Hold micro-batch × accumulation × world at N exactly.",
+        metavar="N", bounds=(1, MAX_SIZE),
+    )  # fmt: skip
+    device: str = option("auto", "auto, cpu, cuda:0 …", shown="auto", metavar="DEVICE")
+    gpus: int | None = option(
+        None, "Probe over N GPUs, a rank on each (with --device cpu: N processes).",
+        metavar="N", bounds=(1, MAX_SIZE),
+    )  # fmt: skip
+    nodes: int | None = option(
+        None, "Machines that hold them: one, but for a rehearsal on the CPU.",
+        metavar="M", bounds=(1, MAX_SIZE),
+    )  # fmt: skip
+    memory_bytes: int | None = option(
+        None, "Emulate a smaller device: 24GiB, 24GB.",
+        flag="--memory", metavar="SIZE", read=read_memory, written=exact_bytes,
+    )  # fmt: skip
+    allocator: str | None = option(
+        None, "Options in place of PYTORCH_ALLOC_CONF.", metavar="OPTIONS", read=read_allocator_text
+    )
+    headroom: float = option(
+        "5%", "Memory to keep free.", typed=parse_percent, written=exact, metavar="SHARE"
+    )
+    trials: int | None = option(
+        None, "At most N probes in the study.", metavar="N", bounds=(0, MANY)
+    )
+    budget_seconds: float | None = option(
+        "10m", "Time for probes (90s, 10m, 1h30m), or none.",
+        flag="--budget", metavar="TIME", typed=read_budget, written=_budget_text,
+    )  # fmt: skip
+    tolerance: float = option(
+        f"{TOLERANCE:.1%}", "Stop when all further probes are expected to gain less.",
+        typed=parse_percent, written=exact, metavar="SHARE",
+    )  # fmt: skip
+    strategy: str = option(
+        "planner", f"One of {', '.join(STRATEGIES)}.", shown="planner", metavar="NAME"
+    )
+    steps: int | None = option(
+        None, "Rank by the total time of N optimizer steps, compilation included.",
+        metavar="N", bounds=(1, MANY),
+    )  # fmt: skip
+    epochs: float | None = option(None, "As --steps, for N epochs.", metavar="N", written=exact)
+    images_per_epoch: int = option(
+        IMAGENET_IMAGES,
+        "Images in an epoch (default: ImageNet-1k's).",
+        metavar="N",
+        bounds=(1, MANY),
+    )
+    replay: Path | None = option(
+        None,
+        "Search recorded probes in place of a device.",
+        metavar="FILE",
+        read=path_reader("replay"),
+    )
+    storage: str | None = option(None, "An Optuna storage, or a .journal file.", metavar="URL")
+    study_name: str = option(
+        STUDY_NAME, "The study's name in the storage.", shown=STUDY_NAME, metavar="NAME"
+    )
+    output: Path | None = option(
+        None,
+        "Folder for the results (default: tune-LIBRARY-NAME).",
+        metavar="DIR",
+        read=path_reader("output"),
+    )
+    data: str | None = option(
+        None, "Find the loader of these data too: a folder of pictures, or MODULE:FACTORY.",
+        metavar="DIR|MODULE:FACTORY", read=read_data,
+    )  # fmt: skip
+    with_data: Path | None = option(
+        None, "Take the loader that 'planner data' found: its folder, or data.json.",
+        metavar="RUN", read=path_reader("with_data"),
+    )  # fmt: skip
+    accept_different: bool = option(
+        False, "Go on with a study of another device or software.", is_switch=True
+    )
+    baseline: bool = option(
+        True, "Do not measure the plain default.", flag="--no-baseline", is_switch=True
+    )
+    seed: int = option(
+        0,
+        "Seed of the strategies that draw at random.",
+        shown="0",
+        bounds=(0, (1 << 32) - 1),
+        metavar="N",
+    )
+
+    @classmethod
+    def of(cls, given: SearchKeywords) -> SearchOptions:
+        """The options that keywords of `tune` mean. Raises UsageError, and TypeError for a keyword
+        that is none."""
+        return cls(**read_keywords(cls, dict(given)))
+
+    @property
+    def asked(self) -> TrainSetting:
+        """The setting the person would have used: what the learning rate is compared with."""
+        if self.global_batch:
+            size = self.global_batch // self.base.world_size
+            return self.base.model_copy(update={"batch_size": size, "accumulate": 1})
+        if self.batch_size is None:
+            return self.base
+        return self.base.model_copy(update={"batch_size": self.batch_size[0]})
+
+    @property
+    def images(self) -> float | None:
+        """Images of the whole training on one device, where its length was said."""
+        world = self.base.world_size
+        if self.steps is not None:
+            return self.steps * self.asked.global_batch / world
+        if self.epochs is not None:
+            return self.epochs * self.images_per_epoch / world
+        return None
+
+    def __post_init__(self) -> None:
+        check_strategy(self.strategy, STRATEGIES)
+        refuse([*bound_faults(self), *self._conflicts()])
+        object.__setattr__(self, "base", self._spread_base())
+
+    def _spread_base(self) -> TrainSetting:
+        """`base` over the devices that were asked for: under DDP, unless it was said how."""
+        ways = (self.restrict or {}).get("parallelism", ())
+        changes: dict[str, Any] = {"parallelism": ways[0]} if ways else {}
+        if self.gpus is not None:
+            changes["world_size"] = self.gpus
+            if self.base.parallelism == "none" and not ways:
+                changes["parallelism"] = "ddp"
+        if self.nodes is not None:
+            changes["nodes"] = self.nodes
+        return self.base.model_copy(update=changes)
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.epochs is not None and not (_is_number(self.epochs) and 0 < self.epochs <= MANY):
+            yield f"epochs are a number above 0, and {shorten(self.epochs)} is not"
+        if self.steps is not None and self.epochs is not None:
+            yield "steps and epochs both say how long the training is: omit one"
+        if self.images_per_epoch != IMAGENET_IMAGES and self.epochs is None:
+            yield "images_per_epoch says how long an epoch is, and no epochs are asked for"
+        if self.global_batch is not None and self.base.accumulate != 1:
+            yield "accumulate follows from global_batch and the micro-batch: omit one of them"
+        yield from self._world_conflicts()
+        if self.data is not None and self.with_data is not None:
+            yield "data measures a loader and with_data takes one that was measured: omit one"
+        if self.replay is None:
+            return
+        on_a_device = {
+            "gpus": self.gpus,
+            "nodes": self.nodes,
+            "data": self.data,
+            "device": self.device != "auto",
+            "allocator": self.allocator,
+            "batch_size": self.batch_size,
+            "global_batch": self.global_batch,
+            "start": self.start,
+            ", ".join(self.restrict or ()): self.restrict,
+            "storage": self.storage,
+            "study_name": self.study_name != SearchOptions.study_name,
+            "accept_different": self.accept_different,
+        }
+        given = [name for name, value in on_a_device.items() if value]
+        if given:
+            yield f"a replay searches all that was recorded: omit {', '.join(given)}"
+
+    def _world_conflicts(self) -> Iterator[str]:
+        """What does not go with several devices, or says them twice."""
+        world, ways = self.gpus or self.base.world_size, (self.restrict or {}).get("parallelism")
+        if self.gpus is not None and self.base.world_size not in (1, self.gpus):
+            yield f"gpus is {self.gpus}, and base has world_size {self.base.world_size}: omit one"
+        if (self.gpus or 1) > 1 and "none" in (ways or ()):
+            yield (
+                f"parallelism none trains {world} models, and not one on {world} GPUs: omit it, or "
+                "omit gpus"
+            )
+        if self.nodes and world % self.nodes:  # 0 is out of its bounds
+            yield (
+                f"{self.nodes} nodes have equally many GPUs each, and gpus is {world}: choose a "
+                f"multiple of {self.nodes}"
+            )
+        spread = ways or ([self.base.parallelism] if self.gpus is None else ["ddp"])
+        if (self.data or self.with_data) and list(spread) != ["none"]:
+            yield "data are fed to a training on one device: omit data, or gpus and parallelism"

@@ -1,0 +1,89 @@
+"""The phases of a search: the strategy's probes, then the plain default's, then what they prove."""
+
+from __future__ import annotations
+
+from planner.core.schema import MeasurementRecord, Model, SwinConfig
+from planner.core.schema.result import Recommendation
+from planner.libraries.registry import find_library
+from search.loop.options import SearchOptions
+from search.loop.request import kept_options
+from search.loop.result.exclusions import find_excluded
+from search.loop.result.notes import plain_default_note, untried_note
+from search.loop.result.recommend import recommend
+from search.loop.result.summary import Summary
+from search.loop.session import Session
+from search.loop.strategies.in_order import StartingWith
+from search.loop.strategies.named import make_strategy
+from search.loop.strategies.plain_default import PlainDefaultHunt, plain_arm
+from search.loop.study.identity import Identity
+from search.loop.surrogate.expectation import PriorExpectation
+from search.loop.surrogate.prior import Prior
+
+PLAIN_DEFAULT_SHARE = 0.15  # of the budget, kept to measure what the gain is over
+
+
+def search_and_recommend(
+    session: Session, identity: Identity, prior: Prior, options: SearchOptions, notes: list[str]
+) -> Recommendation:
+    """Searches, measures the plain default, and recommends. Ctrl-C ends it early, and so does a
+    disk that is full: what was measured until then counts."""
+    session.note(f"{len(session.space)} settings; {prior.basis}.")
+    arm = plain_arm(session.space, library_attention(identity.model))
+    stopped, said = session.run_to_end(lambda: _probe(session, prior, options, arm))
+    notes = [*notes, *said]
+    records = session.in_space()
+    notes += untried_note(records, session.space, prior, options, stopped)
+    notes += plain_default_note(arm, options)
+    found = recommend(records, _summary(session, identity, prior, options, arm, stopped, notes))
+    return found.model_copy(update={"asked": kept_options(options)})
+
+
+def _probe(session: Session, prior: Prior, options: SearchOptions, arm: str | None) -> str:
+    """The strategy's probes and then those of the plain default. Returns why the first ended."""
+    limits, space, budget_bytes = session.limits, session.space, session.budget_bytes
+    hunts = arm is not None and options.baseline
+    if hunts and options.budget_seconds:
+        limits.reserved_seconds = PLAIN_DEFAULT_SHARE * options.budget_seconds
+    strategy = make_strategy(
+        options.strategy, space, prior, budget_bytes,
+        tolerance=options.tolerance, images=options.images, seed=options.seed,
+    )  # fmt: skip
+    if space.first is not None:
+        strategy = StartingWith(space.first, strategy)
+    session.expect = PriorExpectation(space, prior, budget_bytes)
+    stopped = session.run(strategy)
+    limits.reserved_seconds = 0.0
+    if arm is not None and hunts and session.best_rate():
+        session.run(PlainDefaultHunt(space, prior, budget_bytes, arm))
+    return stopped
+
+
+def _summary(
+    session: Session, identity: Identity, prior: Prior, options: SearchOptions,
+    arm: str | None, stopped: str, notes: list[str],
+) -> Summary:  # fmt: skip
+    records: list[MeasurementRecord] = session.in_space()
+    trials = session.limits.trials
+    used_up = trials is not None and len(session.records) >= trials
+    return Summary(
+        model=identity.model,
+        device=identity.device,
+        versions=identity.versions,
+        budget_bytes=session.budget_bytes,
+        asked=options.asked,
+        plain_arm=arm or "",
+        images=options.images,
+        num_candidates=len(session.space),
+        stopped_because=stopped,
+        trials_used=len(session.records) if used_up else None,
+        ruled_out=find_excluded(session.space, prior, session.budget_bytes, records),
+        notes=tuple(notes),
+    )
+
+
+def library_attention(model: Model) -> str | None:
+    """The attention a library has by itself on CUDA, for the plain default; None where the model is
+    no Swin of ours."""
+    if not isinstance(model, SwinConfig):
+        return None
+    return find_library(model.library).default_attention(model)

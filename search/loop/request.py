@@ -1,0 +1,113 @@
+"""What a search was asked: as its result keeps it, and as the command that asks the same again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from pydantic import JsonValue
+from pydantic_core import to_jsonable_python
+
+from planner.advice.flags import field_flags
+from planner.core.errors import UsageError
+from planner.core.schema import FactoryModel, Model, SwinConfig, TrainSetting
+from planner.core.schema.setting import FORMER_RECIPE
+from search.loop.axes import AXES, implementations
+from search.loop.options import Option, SearchOptions, declared_options, flag_of, start_text
+
+# What `base` says of devices, which --gpus and --nodes do on a command line.
+_WORLD = {"gpus": "world_size", "nodes": "nodes"}
+_MODEL_OPTIONS = {"image_size": "--image-size", "num_classes": "--num-classes"}
+
+
+def kept_options(options: SearchOptions) -> dict[str, JsonValue]:
+    """The options that are not the defaults, as keywords of `tune` that JSON can hold. A password
+    in the storage's address is not kept."""
+    kept: dict[str, Any] = {
+        f.name: getattr(options, f.name)
+        for f in fields(options)
+        if getattr(options, f.name) != getattr(_DEFAULTS, f.name)
+    }
+    kept["base"] = {**_held(options), **{f: getattr(options.base, f) for f in FORMER_RECIPE}}
+    if options.start is not None:
+        kept["start"] = start_text(options.start)
+    if options.storage is not None:
+        from search.loop.study.storage import (
+            hidden_password,  # imports optuna, which readers need not
+        )
+
+        kept["storage"] = hidden_password(options.storage)
+    found: dict[str, JsonValue] = to_jsonable_python(kept)
+    return found
+
+
+def read_options(kept: Mapping[str, Any]) -> SearchOptions:
+    """The options that a result keeps. Raises UsageError for what is none of this planner's."""
+    read: Any = {**kept, "base": {**FORMER_RECIPE, **kept.get("base", {})}}
+    try:
+        return SearchOptions.of(read)
+    except TypeError as error:
+        raise UsageError(f"the search's options are not of this planner: {error}.") from None
+
+
+def tune_command(model: str, options: SearchOptions, more: Iterable[str] = ()) -> str:
+    """A line for a shell: `planner tune MODEL …` with the options that are not the defaults, and
+    `more` of the model.
+
+    `base.batch_size` has no option: it only says which batch a learning rate was tuned for."""
+    words = ["planner", "tune", *([model] if model else []), *more, *_setting_flags(options)]
+    for name, said in declared_options(SearchOptions).items():
+        value = getattr(options, name)
+        if name in _WORLD and value is None:
+            held = getattr(options.base, _WORLD[name])
+            value = held if held != 1 else None
+        if said.text and value != getattr(_DEFAULTS, name):
+            words += _flag(name, said, value)
+    return shlex.join(words)
+
+
+def model_flags(model: Model) -> list[str]:
+    """The options that make what a model's title names into `model`, where that is no Swin of ours:
+    all sizes of a library's own, whose defaults only the library knows."""
+    if isinstance(model, SwinConfig):
+        return []
+    default: Mapping[str, Any] = {}
+    if isinstance(model, FactoryModel):
+        default = FactoryModel(factory=model.factory).model_dump()
+    words: list[str] = []
+    for field in ("image_size", "in_channels", "num_classes", "num_frames", "sequence_length"):
+        value = getattr(model, field, None)
+        if value is not None and value != default.get(field):
+            values = dict.fromkeys(value) if isinstance(value, tuple) else (value,)
+            words += field_flags(field, values, _MODEL_OPTIONS)
+    return words
+
+
+def _flag(name: str, said: Option, value: object) -> list[str]:
+    flag = flag_of(name, said)
+    return [flag] if said.is_switch else [flag, said.written(value)]
+
+
+def _setting_flags(options: SearchOptions) -> list[str]:
+    """What is held of every setting, and the values that axes are restricted to."""
+    values: dict[str, tuple[object, ...]] = {}
+    if options.batch_size is not None:
+        values["batch_size"] = options.batch_size
+    for field, value in _held(options).items():
+        if field not in ("batch_size", *_WORLD.values()):
+            values[field] = implementations(str(value)) if field == "optimizer" else (value,)
+    if options.gpus is not None and values.get("parallelism") == ("ddp",):
+        del values["parallelism"]  # what --gpus means by itself
+    values |= {field: tuple(given) for field, given in (options.restrict or {}).items()}
+    return [word for field, given in values.items() for word in field_flags(field, given)]
+
+
+def _held(options: SearchOptions) -> dict[str, object]:
+    """The fields of `base` that hold for every probe, where they are not the defaults."""
+    found = options.base.differences(TrainSetting())
+    return {f: v for f, v in found.items() if f == "optimizer" or f not in AXES}
+
+
+_DEFAULTS = SearchOptions()

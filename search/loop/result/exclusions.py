@@ -1,0 +1,79 @@
+"""Which settings were not worth a probe, and why: said for each arm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+
+from planner.core.errors import alternatives
+from planner.core.schema import MeasurementRecord, TrainSetting
+from planner.core.schema.result import Excluded
+from planner.core.units import format_bytes
+from search.loop.space import Space, candidate
+from search.loop.strategies.planner_strategy import INFEASIBLE
+from search.loop.surrogate.broken_parts import shared_parts
+from search.loop.surrogate.posterior import Posterior
+from search.loop.surrogate.prior import Prior
+
+
+def find_excluded(
+    space: Space, prior: Prior, budget_bytes: int | None, records: Sequence[MeasurementRecord]
+) -> tuple[Excluded, ...]:
+    """Per arm the smallest batch that was not worth a probe, and why; larger ones go with it."""
+    if budget_bytes is None:
+        return ()
+    posterior = Posterior(space, prior, budget_bytes)
+    for record in records:
+        index = space.index(record.setting)
+        if index is not None:
+            posterior.observe(index, record)
+    predicted = posterior.predict()
+    failed = _failed_arms(records, budget_bytes)
+    found: dict[str, Excluded] = {}
+    order = sorted(range(len(space)), key=lambda i: space.candidates[i].setting.batch_size)
+    for i in order:
+        c = space.candidates[i]
+        fits = predicted.fits[i] > INFEASIBLE
+        worth_it = fits and not posterior.excluded[i]
+        if c.arm in found or i in posterior.records or worth_it:
+            continue
+        need = int(exp(min(predicted.log_bytes[i], 40.0)))
+        found[c.arm] = Excluded(
+            setting=c.setting,
+            predicted_bytes=need,
+            reason=failed.get(c.arm)
+            or (_broken(c.setting, records) if fits else _over(need, budget_bytes)),
+        )
+    return tuple(found.values())
+
+
+def _over(need: int, budget_bytes: int) -> str:
+    return f"about {format_bytes(need)} is over the {format_bytes(budget_bytes)} allowed"
+
+
+def _broken(setting: TrainSetting, records: Sequence[MeasurementRecord]) -> str:
+    """What `setting` shares with probes that failed, and with none that ran."""
+    ran = {p for r in records if r.status == "measured" for p in shared_parts(r.setting)}
+    suspects = set(shared_parts(setting)) - ran
+    ends = [r for r in records if r.status in ("unsupported", "crashed") and not r.inconclusive]
+    failed = [s for r in ends if (s := suspects & set(shared_parts(r.setting)))]
+    parts = [p for p in shared_parts(setting) if any(p in shared for shared in failed)]
+    shown = alternatives("the compiler" if p == "compiler" else p for p in parts)
+    count = "1 probe" if len(failed) == 1 else f"{len(failed)} probes"
+    return f"unlikely to run, as {count} with {shown} failed"
+
+
+def _failed_arms(records: Sequence[MeasurementRecord], budget_bytes: int) -> dict[str, str]:
+    """Why larger batches of an arm were not tried, where a probe said so."""
+    said = {}
+    for record in records:
+        if record.inconclusive:
+            continue
+        num_bytes = record.used_bytes or 0
+        arm = candidate(record.setting).arm
+        batch = record.setting.batch_size
+        if record.status != "measured":
+            said[arm] = f"batch {batch} was probed: {record.status.replace('_', ' ')}"
+        elif num_bytes > budget_bytes:
+            said[arm] = f"batch {batch} was probed and took {format_bytes(num_bytes)}"
+    return said

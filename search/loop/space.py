@@ -1,0 +1,329 @@
+"""The settings worth probing for a model on a device: finite, listed, each with a stable id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise, product
+from typing import Generic
+
+from pydantic import ValidationError
+
+from planner.core.errors import UnsupportedError, UsageError, alternatives
+from planner.core.schema import DeviceInfo, Model, SwinConfig, TrainSetting
+from planner.core.schema.distribution import PARALLELISMS, Distribution
+from planner.core.schema.setting import COMPILE_MODES, FORMER_RECIPE, PRECISIONS
+from planner.core.schema.validation import faults_between
+from planner.libraries.limits import SettingFault, setting_limit, trained_limit
+from planner.libraries.registry import find_library
+from search.loop.axes import (
+    AXES,
+    SEARCHABLE,
+    Choices,
+    Restriction,
+    Value,
+    axis_choices,
+    in_order,
+    is_worth_trying,
+)
+from search.probe.kinds import AnySetting, SettingT
+
+MAX_BATCH = {"cuda": 4096, "cpu": 256}  # a Swin's step is long saturated at either
+MAX_DIVISORS = 24  # of a global batch: more are thinned out, and say nothing new
+
+
+@dataclass(frozen=True)
+class Candidate(Generic[SettingT]):
+    """One setting of the space. `arm` is everything but the rung: settings of one arm differ only
+    in micro-batch (and, under a global batch, in accumulation), those of a loader in workers."""
+
+    id: str
+    setting: SettingT
+    arm: str
+
+    @property
+    def images(self: Candidate[TrainSetting]) -> int:
+        """Images of one optimizer step on one device."""
+        return self.setting.batch_size * self.setting.accumulate
+
+
+@dataclass(frozen=True)
+class Space(Generic[SettingT]):
+    """The candidates, by arm and then by batch. `rungs` are the micro-batches, smallest first (of a
+    loader its workers: `rung_field` says which); `choices` the values of each axis; `left_out` says
+    what cannot run and why, a line for each law. `first` is to be probed before all others."""
+
+    candidates: tuple[Candidate[SettingT], ...]
+    rungs: tuple[int, ...]
+    choices: Mapping[str, tuple[Value | None, ...]]
+    left_out: tuple[str, ...] = ()
+    rung_field: str = "batch_size"
+    first: Candidate[SettingT] | None = None
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The fields of a setting in which the candidates differ, or may: the batch apart."""
+        return tuple(self.choices)
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def index(self, setting: AnySetting) -> int | None:
+        """The position of a setting among the candidates, or None where it is not one."""
+        return self._positions.get(setting_id(setting))
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {c.id: i for i, c in enumerate(self.candidates)}
+
+    def find(self, setting: AnySetting) -> Candidate[SettingT] | None:
+        position = self.index(setting)
+        return None if position is None else self.candidates[position]
+
+
+def candidate(setting: TrainSetting) -> Candidate:
+    arm = setting.model_copy(update={"batch_size": 1, "accumulate": 1})
+    return Candidate(setting_id(setting), setting, setting_id(arm))
+
+
+def setting_id(setting: AnySetting) -> str:
+    """A stable name for a setting: twelve hex digits of what in it is not a default, nor was one
+    when the first studies were made."""
+    said = setting.model_dump(exclude_defaults=True)
+    if isinstance(setting, TrainSetting):
+        said |= {field: getattr(setting, field) for field in FORMER_RECIPE}
+        said = {field: v for field, v in said.items() if v != FORMER_RECIPE.get(field, ...)}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def make_space(
+    model: Model,
+    device: DeviceInfo,
+    base: TrainSetting | None = None,
+    *,
+    restrict: Restriction | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    global_batch: int | None = None,
+    start: TrainSetting | None = None,
+) -> Space:
+    """Every setting to consider. Fields of `base` that are no axis hold for all of them.
+
+    Of `start`, the setting to begin with, only the axes and the micro-batch count; what was asked
+    for in words (`restrict`, `batch_sizes`) wins over them.
+
+    `restrict` names the values that an axis may take, and makes any other field one;
+    `batch_sizes` the micro-batches. With `global_batch`, micro-batch × accumulate × world is
+    exactly that. What excludes each other is left out, and so is what the model cannot run.
+    Raises UsageError for a value nobody knows, UnsupportedError for one this device or model lacks,
+    and where nothing is left.
+    """
+    of_swin = isinstance(model, SwinConfig)
+    held = (base or TrainSetting()).model_dump()  # what levers exclude of the recipe is left open
+    base = (base or TrainSetting()).with_recipe(of_swin)
+    _check_base(model, base)
+    restrict = restrict or {}
+    choices = axis_choices(model, device, base, restrict, start)
+    batches = _batches(device, base, batch_sizes, global_batch, start)
+    excluded: dict[tuple[str, ...], list[str]] = {}
+    settings = {
+        setting.with_recipe(of_swin): None  # an option of another parallelism makes no other
+        for arm in product(*choices.values())
+        for batch in batches
+        if (setting := _parse({**held, **dict(zip(choices, arm, strict=True)), **batch}, excluded))
+        and is_worth_trying(setting, choices, restrict)
+    }
+    found = None if start is None else _first(start, held, choices, batches, excluded)
+    first = found and found.with_recipe(of_swin)
+    settings |= {} if first is None else {first: None}
+    space = _runnable(model, list(settings), excluded)
+    return space if first is None else replace(space, first=space.find(first))
+
+
+def _first(
+    start: TrainSetting,
+    held: Mapping[str, object],
+    choices: Choices,
+    batches: Sequence[Mapping[str, int]],
+    excluded: dict[tuple[str, ...], list[str]],
+) -> TrainSetting | None:
+    """`start` among those choices and batches, with the first value of each axis that has not its
+    own; None where that excludes each other."""
+    arm = {
+        axis: value if (value := getattr(start, axis)) in values else values[0]
+        for axis, values in choices.items()
+    }
+    size = start.batch_size
+    batch = min(batches, key=lambda b: abs(b["batch_size"] - size))
+    return _parse({**held, **arm, **batch}, excluded)
+
+
+def _parse(
+    fields: Mapping[str, object], excluded: dict[tuple[str, ...], list[str]]
+) -> TrainSetting | None:
+    """The setting of `fields`; None where some exclude each other: then their law is noted."""
+    try:
+        return TrainSetting.model_validate(_own_fields(fields))
+    except ValidationError as error:
+        broken = next(iter(faults_between(error)), None)
+        if broken is None:
+            raise
+        excluded.setdefault(broken.fields, []).append(broken.message)
+        return None
+
+
+def _own_fields(fields: Mapping[str, object]) -> dict[str, object]:
+    """Without the options that belong to another parallelism than that of `fields`."""
+    parallelism = fields.get("parallelism")
+    if parallelism not in PARALLELISMS:
+        return dict(fields)
+    foreign = Distribution.all_options() - Distribution.own_options(parallelism)
+    return {field: value for field, value in fields.items() if field not in foreign}
+
+
+def _runnable(
+    model: Model, settings: Sequence[TrainSetting], excluded: Mapping[tuple[str, ...], list[str]]
+) -> Space:
+    """The space of those that can run. Raises UnsupportedError where there are none."""
+    limits = [(setting, _limit(model, setting)) for setting in settings]
+    found = [setting for setting, limit in limits if limit is None]
+    refused = [limit for _, limit in limits if limit is not None]
+    if not found and refused:
+        raise refused[0].error()
+    if not found:
+        fields, said = next(iter(excluded.items()))
+        raise UnsupportedError(f"{said[0]}.", f"Choose another {alternatives(fields)}.")
+    by_law: dict[str, list[str]] = {}
+    for limit in refused:
+        by_law.setdefault(limit.law, []).append(limit.message)
+    left_out = tuple(map(refusal_line, (*excluded.values(), *by_law.values())))
+    return replace(space_of(found), left_out=left_out)
+
+
+def refusal_line(messages: Sequence[str]) -> str:
+    """What one law leaves out, `messages` for each setting: they differ in the values they name."""
+    others = len(set(messages)) - 1
+    so = f", and so with {others} other value{'s' * (others > 1)}" if others else ""
+    count = len(messages)
+    what = "1 setting is" if count == 1 else f"{count:,} settings are"
+    return f"{what} left out: {messages[0]}{so}."
+
+
+def _limit(model: Model, setting: TrainSetting) -> SettingFault | None:
+    """The first of what keeps a setting from running."""
+    if isinstance(model, SwinConfig):
+        return next(iter(find_library(model.library).setting_faults(model, setting)), None)
+    return trained_limit(model, setting) or setting_limit(setting)
+
+
+def space_of(settings: Iterable[TrainSetting]) -> Space:
+    """A space of just these settings (a recorded table), ordered by arm and batch. Its axes are
+    those of every search, and the other fields in which they differ."""
+    unique = {setting_id(s): s for s in settings}
+    found = sorted(
+        (candidate(s) for s in unique.values()),
+        key=lambda c: (*simplicity(c.setting)[:-2], c.arm, c.setting.batch_size),
+    )
+    choices = {a: in_order(getattr(c.setting, a) for c in found) for a in SEARCHABLE}
+    return Space(
+        candidates=tuple(found),
+        rungs=tuple(sorted({c.setting.batch_size for c in found})),
+        choices={a: values for a, values in choices.items() if a in AXES or len(values) > 1},
+    )
+
+
+def _check_base(model: Model, base: TrainSetting) -> None:
+    """Raises UnsupportedError for what no probe could run: fields of `base` that are no axis."""
+    if isinstance(model, SwinConfig):
+        plain = {"batch_size": 1, "checkpointing": "none", "attention": "library"}
+        find_library(model.library).resolve(model, base.uncompiled().model_copy(update=plain))
+
+
+def batch_ladder(largest: int) -> tuple[int, ...]:
+    """Powers of two and 3·2^k up to `largest`: from 16 on, all are multiples of 8."""
+    powers = [2**k for k in range(largest.bit_length())]
+    return tuple(sorted(b for p in powers for b in {p, 3 * p} if b <= largest))
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """The divisors of `number`, smallest first."""
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+def _batches(
+    device: DeviceInfo,
+    base: TrainSetting,
+    batch_sizes: Sequence[int] | None,
+    global_batch: int | None,
+    start: TrainSetting | None,
+) -> list[dict[str, int]]:
+    more = () if start is None else (start.batch_size,)
+    largest = MAX_BATCH[device.kind]
+    if global_batch is None:
+        wanted = batch_sizes or (*batch_ladder(largest), *more)
+        return [{"batch_size": b, "accumulate": base.accumulate} for b in sorted(set(wanted))]
+    if global_batch < 1 or global_batch % base.world_size:
+        raise UsageError(
+            f"a global batch of {global_batch} cannot be split over {base.world_size} devices.",
+            f"Choose a multiple of {base.world_size}.",
+        )
+    share = global_batch // base.world_size
+    usual = (*_spread(divisors(share), largest), *more)
+    fitting = [b for b in batch_sizes or usual if share % b == 0]
+    if not fitting:
+        raise UsageError(
+            f"no micro-batch asked for divides {share} (the global batch {global_batch} over "
+            f"{base.world_size} devices).",
+            f"Choose among {', '.join(map(str, divisors(share)))}.",
+        )
+    return [{"batch_size": b, "accumulate": share // b} for b in sorted(set(fitting))]
+
+
+def _spread(values: tuple[int, ...], largest: int) -> list[int]:
+    """At most MAX_DIVISORS of `values`, evenly over their order, the multiples of 8 first."""
+    usable = [v for v in values if v <= largest]
+    while len(usable) > MAX_DIVISORS:
+        ratios = {b: b / a for a, b in pairwise(usable[:-1])}
+        usable.remove(min(ratios, key=lambda b: (b % 8 == 0, ratios[b])))
+    return usable
+
+
+_PLAIN = {
+    "compile": COMPILE_MODES,
+    "parallelism": PARALLELISMS,
+    "checkpointing": ("none", "selective", "blocks", "stages", "nested"),
+    "precision": PRECISIONS,
+    "attention": ("library", "eager", "sdpa"),
+}
+
+_OTHER_DEFAULTS = {
+    field: TrainSetting.model_fields[field].default
+    for field in SEARCHABLE
+    if field not in (*AXES, "parallelism")
+}
+
+
+def simplicity(setting: TrainSetting) -> tuple[int, ...]:
+    """Sort key, simplest first; among settings equal within noise the simplest wins.
+
+    First what can break (compilation), then how it is spread over devices (each way before those
+    that shard more), then what is added to the model (checkpointing), then the arithmetic (fp32
+    before bf16 before fp16, which needs a GradScaler), the attention, the optimizer's
+    implementation, the number of other fields that are no default, accumulation, and last the batch
+    (a smaller one leaves memory).
+    """
+    checkpointing = setting.checkpointing.partition(":")[0]
+    others = sum(getattr(setting, field) != plain for field, plain in _OTHER_DEFAULTS.items())
+    return (
+        _PLAIN["compile"].index(setting.compile),
+        _PLAIN["parallelism"].index(setting.parallelism),
+        _PLAIN["checkpointing"].index(checkpointing),
+        _PLAIN["precision"].index(setting.precision),
+        _PLAIN["attention"].index(setting.attention),
+        int(setting.optimizer_implementation != "foreach"),
+        others,
+        setting.accumulate,
+        setting.batch_size,
+    )

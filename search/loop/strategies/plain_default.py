@@ -1,0 +1,102 @@
+"""The plain default to compare with: fp32, eager, no checkpointing, the largest batch that fits."""
+
+from __future__ import annotations
+
+from planner.core.schema import MeasurementRecord, TrainSetting
+from search.loop.axes import AXES
+from search.loop.space import Candidate, Space
+from search.loop.strategies.planner_strategy import PlannerStrategy
+from search.loop.strategies.strategy import Choice, Situation
+from search.loop.surrogate.expectation import expectation
+from search.loop.surrogate.prior import Prior
+from search.probe.evidence import is_feasible
+
+MAX_PROBES = 4
+LIKELY = 0.5
+
+
+def plain_arm(space: Space, attention: str | None = None) -> str | None:
+    """The arm of the plain default, with the attention the library has by itself (`attention`;
+    eager where that is not known). None where the space was restricted to leave it out."""
+    plain = [c for c in space.candidates if _is_plain(c.setting)]
+    plain = [c for c in plain if _leaves_others(c.setting, space)]
+    wanted = [c for c in plain if c.setting.attention in (attention, "library")]
+    eager = [c for c in plain if c.setting.attention == "eager"]
+    return next((c.arm for c in (*wanted, *eager, *plain)), None)
+
+
+def _is_plain(setting: TrainSetting) -> bool:
+    return (
+        setting.precision == "fp32"
+        and setting.compile == "off"
+        and setting.checkpointing == "none"
+        and setting.optimizer_implementation != "fused"
+    )
+
+
+def _leaves_others(setting: TrainSetting, space: Space) -> bool:
+    """Whether every other axis of the space has its default, or the first of what was asked."""
+    others = {axis: values for axis, values in space.choices.items() if axis not in AXES}
+    return all(
+        getattr(setting, axis) == (default if default in values else values[0])
+        for axis, values in others.items()
+        for default in [TrainSetting.model_fields[axis].default]
+    )
+
+
+def arm_candidates(space: Space, arm: str) -> list[Candidate]:
+    """The candidates of an arm, smallest batch first."""
+    found = [c for c in space.candidates if c.arm == arm]
+    return sorted(found, key=lambda c: c.setting.batch_size)
+
+
+class PlainDefaultHunt:
+    """A strategy for only that arm: where it is believed to end, then one up or down until the
+    largest batch that fits is known, in at most four probes."""
+
+    def __init__(self, space: Space, prior: Prior, budget_bytes: int | None, arm: str) -> None:
+        self.planner = PlannerStrategy(space, prior, budget_bytes, finalists=False)
+        self.ladder = arm_candidates(space, arm)
+        self.positions = [space.index(c.setting) for c in self.ladder]
+        self.budget_bytes = budget_bytes
+        self.fits: dict[str, bool] = {}
+        self.asked = 0
+        self.stopped_because = ""
+
+    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
+        self.planner.tell(candidate, record)
+        if not record.inconclusive and any(c.id == candidate.id for c in self.ladder):
+            self.fits[candidate.id] = is_feasible(record, self.budget_bytes)
+
+    def ask(self, situation: Situation) -> Choice | None:
+        wanted = self._wanted(situation.seconds_left)
+        if wanted is None or wanted.id in situation.busy or self.asked >= MAX_PROBES:
+            self.stopped_because = "the plain default is known"
+            return None
+        if situation.seconds_left is not None and situation.seconds_left <= 0:
+            self.stopped_because = "the budget has ended"
+            return None
+        self.asked += 1
+        posterior = self.planner.posterior
+        expected = expectation(posterior, posterior.predict(), wanted, "baseline")
+        return Choice(wanted, "baseline", expected=expected)
+
+    def _wanted(self, seconds_left: float | None) -> Candidate | None:
+        """The unprobed rung to try: above what fits where that is likely and there is time for it,
+        else below what fails."""
+        good = max((i for i, c in enumerate(self.ladder) if self.fits.get(c.id)), default=-1)
+        bad = [i for i, c in enumerate(self.ladder) if i > good and self.fits.get(c.id) is False]
+        end = min(bad, default=len(self.ladder))
+        predicted = self.planner.posterior.predict()
+        chance, seconds = predicted.fits, self.planner.posterior.probe_seconds(predicted)
+        likely = [
+            i
+            for i in range(good + 1, end)
+            if chance[self.positions[i]] >= LIKELY
+            and (seconds_left is None or seconds[self.positions[i]] <= seconds_left)
+        ]
+        if likely:
+            return self.ladder[likely[-1]]
+        if good < 0 and end > 0 and seconds_left is None:
+            return self.ladder[end - 1] if bad else self.ladder[0]
+        return None

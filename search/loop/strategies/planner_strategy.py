@@ -1,0 +1,271 @@
+"""The default strategy: a posterior, and the setting whose probe should gain most per second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from planner.core.schema import MeasurementRecord
+from planner.core.units import format_seconds
+from search.loop.space import Candidate, Space, simplicity
+from search.loop.strategies.strategy import TOLERANCE, Choice, Phase, Situation
+from search.loop.surrogate.arrays import Array, Mask
+from search.loop.surrogate.broken_parts import is_plain
+from search.loop.surrogate.expectation import expectation
+from search.loop.surrogate.posterior import Posterior, Prediction, expected_improvement
+from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
+from search.probe.evidence import calm, is_disturbed, rate_interval
+
+# Judgements but where a source is named; tests/benchmarks/strategies.py shows what they do.
+SAFE = 0.8  # the first probe must fit with this probability
+CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of the device are known
+FIRST_SHARE = 0.15  # of the time left, that the first probe may be expected to take
+INFEASIBLE = 1e-3  # a setting that fits with less than this probability is ruled out
+FEWEST = 3  # measured probes before it ends for want of gain: fewer cannot disagree with the prior
+MAX_FINALISTS = 2
+MAX_ROUNDS = 2  # probes of each of them
+# What a longer first probe must promise more of rate, in logs of both: 20% more for one that takes
+# six times as long. Chosen over a CPU's table and over predictions for three GPUs
+# (tests/benchmarks/predicted_tables.py, last in fb8f59e): little changes from 0.02 to 0.1.
+FIRST_COST = 0.1
+# Of the gain that an eager probe tells of, without being what gains: within a budget a compiled one
+# costs ten times as much, and most of what is not known of it is not its compiler's doing.
+SCOUTING = 0.25
+MAY_FIT = 0.1  # a larger batch is tried before all ends where it fits with this probability
+# After so many failures and nothing measured, a setting that needs nothing of the machine.
+MAX_FAILURES = 2
+FINALISTS_SHARE = 0.15  # of the seconds a search is given, kept for those its finalists need
+GIVE_UP_SHARE = 0.7  # a probe that surely stays under this share of the best rate cannot win
+
+
+class PlannerStrategy:
+    """The default: a prior, corrected by each probe, and the expected gain of one more.
+
+    The first probe is the fastest setting that should fit, or where no rates of the device are
+    known a small and eager one: it calibrates memory and time. Each further probe is the one with
+    the highest expected improvement per second of probing, which approaches the memory limit step
+    by step. The search ends when all that is left is expected to gain less than `tolerance` and the
+    next larger batch of the best setting is known not to be better; finally it probes settings
+    again that noise does not let it tell apart.
+    With `images` (of a whole training on one device) rates count compilation.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        prior: Prior,
+        budget_bytes: int | None,
+        *,
+        tolerance: float = TOLERANCE,
+        finalists: bool = True,
+        images: float | None = None,
+    ) -> None:
+        self.space = space
+        self.posterior = Posterior(space, prior, budget_bytes, images)
+        self.time_is_guessed = prior.seconds_scales == GUESSED_SECONDS
+        self.tolerance = tolerance
+        self.finalists = finalists
+        self.kept_seconds = 0.0  # for the finalists, at most
+        self.num_failures = 0
+        self.stopped_because = ""
+
+    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
+        index = self.space.index(candidate.setting)
+        if index is not None:
+            self.posterior.observe(index, record)
+            self.num_failures += record.status in ("unsupported", "crashed")
+
+    def ask(self, situation: Situation) -> Choice | None:
+        predicted = self.posterior.predict()
+        choice = self._ask(predicted, situation)
+        if choice is None:
+            return None
+        expected = expectation(self.posterior, predicted, choice.candidate, choice.phase)
+        return replace(choice, expected=expected)
+
+    def _ask(self, predicted: Prediction, situation: Situation) -> Choice | None:
+        open_now = self._open(predicted, situation)
+        if situation.seconds_left is not None:
+            # The first that is heard of the budget is the most of it that is ever left.
+            self.kept_seconds = max(self.kept_seconds, FINALISTS_SHARE * situation.seconds_left)
+        affordable = self._affordable(predicted, open_now, situation)
+        best = self.posterior.best()
+        if not open_now.any():
+            return self._finish("every candidate is probed or ruled out", situation)
+        if not affordable.any():
+            quickest = self.posterior.probe_seconds(predicted)[open_now].min()
+            return self._finish(
+                "the budget ends before another probe could (the quickest takes about "
+                f"{format_seconds(float(quickest))})",
+                situation,
+            )
+        if best is None:
+            return self._first(predicted, affordable, situation.seconds_left)
+        choice = self._next(predicted, affordable, best[1], situation)
+        if choice is None and not np.array_equal(open_now, affordable):
+            beyond = self.posterior.shared_improvement(predicted, open_now, best[1]).sum()
+            if beyond >= self.tolerance:
+                self.stopped_because = "what could gain more takes longer than the budget has left"
+        return choice
+
+    def _open(self, predicted: Prediction, situation: Situation) -> Mask:
+        busy = np.array([c.id in situation.busy for c in self.space.candidates])
+        spared = predicted.excluded | busy | self.posterior.dominated(predicted)
+        return np.asarray(~spared & (predicted.fits > INFEASIBLE))
+
+    def _affordable(self, predicted: Prediction, open_now: Mask, situation: Situation) -> Mask:
+        if situation.seconds_left is None:
+            return open_now
+        left = situation.seconds_left - min(self._finalists_seconds(), self.kept_seconds)
+        return np.asarray(open_now & (self.posterior.probe_seconds(predicted) <= left))
+
+    def _finalists_seconds(self) -> float:
+        """What the probes would take that the finalists need now."""
+        if not self.finalists:
+            return 0.0
+        return sum(self._again_seconds(i) for i in self._needed_again())
+
+    def _first(self, predicted: Prediction, allowed: Mask, seconds_left: float | None) -> Choice:
+        """The fastest that is safe, compilation counted; where none is, the likeliest to fit."""
+        seconds = self.posterior.probe_seconds(predicted)
+        safe = (
+            allowed
+            & (predicted.fits >= SAFE)
+            & (predicted.runs >= predicted.runs[allowed].max() / 2)
+        )
+        for wish in self._first_wishes(seconds, safe, seconds_left):
+            safe = safe & wish if (safe & wish).any() else safe
+        if safe.any():
+            worth = predicted.log_rate - FIRST_COST * np.log(seconds) + np.log(predicted.runs)
+            return self._choice(_argmax(worth, safe), predicted, "calibrate")
+        likely = np.round(predicted.fits, 6) - 1e-9 * self.posterior.prior_bytes
+        return self._choice(_argmax(likely, allowed), predicted, "calibrate")
+
+    def _first_wishes(
+        self, seconds: Array, safe: Mask, seconds_left: float | None
+    ) -> Iterator[Mask]:
+        """What the first probe had better be, each where there is such a one."""
+        settings = [c.setting for c in self.space.candidates]
+        if self.num_failures >= MAX_FAILURES:
+            yield np.array([is_plain(s) for s in settings])
+        if seconds_left is not None and safe.any():
+            # Where even the quickest takes longer, no other is to: a compiled one would end it all.
+            yield seconds <= max(FIRST_SHARE * seconds_left, seconds[safe].min())
+        if self.time_is_guessed:
+            # Nobody knows what a step takes here: a small batch without a compiler says it soonest.
+            yield np.array([s.compile == "off" for s in settings])
+            yield np.array([s.batch_size <= CALIBRATION_BATCH for s in settings])
+
+    def _next(
+        self, predicted: Prediction, allowed: Mask, best_rate: float, situation: Situation
+    ) -> Choice | None:
+        gain = self.posterior.shared_improvement(predicted, allowed, best_rate)
+        ended = gain.sum() < self.tolerance and self.posterior.num_measured >= FEWEST
+        if not ended and not gain.any():  # too little for any draw to show, and yet asked for
+            hope = predicted.fits * predicted.runs
+            gain = np.where(allowed, expected_improvement(predicted, best_rate) * hope, 0.0)
+            if not gain.any():  # then the fastest of what is left
+                gain = np.where(allowed, np.exp(predicted.log_rate) * hope, 0.0)
+        if ended or not gain.any():
+            above = self._rung_above(predicted, allowed)
+            if above is not None:
+                return self._choice(above, predicted, "search", best_rate)
+            return self._finish(
+                f"more probes would gain under {self.tolerance:.1%}",
+                situation,
+            )
+        worth = gain
+        if situation.seconds_left is not None:
+            worth = gain + SCOUTING * self.posterior.explained_by_scouts(gain, allowed)
+        worth = worth / self.posterior.probe_seconds(predicted)
+        index = _argmax(worth, allowed)
+        return self._choice(index, predicted, "search", best_rate)
+
+    def _rung_above(self, predicted: Prediction, allowed: Mask) -> int | None:
+        """The next larger batch of the best setting's arm, where it was not probed and may fit.
+
+        What is recommended should be known to be the end of a climb, whatever the prior says.
+        """
+        found = self.posterior.best()
+        assert found is not None
+        best = self.space.candidates[found[0]]
+        above = [
+            (c.setting.batch_size, i)
+            for i, c in enumerate(self.space.candidates)
+            if c.arm == best.arm and c.setting.batch_size > best.setting.batch_size
+        ]
+        if not above:
+            return None
+        index = min(above)[1]
+        return index if allowed[index] and predicted.fits[index] >= MAY_FIT else None
+
+    def _choice(
+        self, index: int, predicted: Prediction, phase: Phase, best_rate: float | None = None
+    ) -> Choice:
+        candidate = self.space.candidates[index]
+        give_up = best_rate * GIVE_UP_SHARE if best_rate else None
+        return Choice(candidate, phase, float(np.exp(predicted.log_rate[index])), give_up)
+
+    def _finish(self, why: str, situation: Situation) -> Choice | None:
+        """One more round over the finalists where noise confounds them; then nothing."""
+        again = self._confounded(situation) if self.finalists else None
+        self.stopped_because = why if again is None else ""
+        return again
+
+    def _confounded(self, situation: Situation) -> Choice | None:
+        """The next probe that the finalists need and that there is time for."""
+        for index in self._needed_again():
+            candidate = self.space.candidates[index]
+            if candidate.id in situation.busy:
+                continue
+            left = situation.seconds_left
+            if left is None or self._again_seconds(index) <= left:
+                return Choice(candidate, "finalists", self.posterior.rate(index))
+        return None
+
+    def _needed_again(self) -> list[int]:
+        """The finalists to probe once more, those with the fewest probes first: the best where it
+        was disturbed, and all while a simpler one could be as fast as the best.
+
+        Two probes each, taken in turns (best, second, third), so that drift falls on all alike.
+        """
+        finalists = self._finalists()
+        if sum(len(found) - 1 for found in self.posterior.records.values()) >= MAX_FINALISTS:
+            return []
+        rounds = {i: len(self.posterior.records[i]) for i in finalists}
+        if len(finalists) < 2:
+            finalists = [i for i in finalists if all(map(is_disturbed, self.posterior.records[i]))]
+        return sorted((i for i in finalists if rounds[i] < MAX_ROUNDS), key=lambda i: rounds[i])
+
+    def _again_seconds(self, index: int) -> float:
+        """As long as its first probe took."""
+        return self.posterior.records[index][0].probe_seconds
+
+    def _finalists(self) -> list[int]:
+        """The best and whatever overlaps it and is simpler: what the second could change."""
+        rated = [
+            (i, r) for i in self.posterior.records if (r := self.posterior.rate(i)) is not None
+        ]
+        if not rated:
+            return []
+        rated.sort(key=lambda pair: -pair[1])
+        best = rated[0][0]
+        floor = self._interval(best)[0]
+        plain = simplicity(self.space.candidates[best].setting)
+        others = [
+            i
+            for i, _ in rated[1:]
+            if self._interval(i)[1] >= floor
+            and simplicity(self.space.candidates[i].setting) < plain
+        ]
+        return [best, *others][:MAX_FINALISTS]
+
+    def _interval(self, index: int) -> tuple[float, float]:
+        samples = [s for r in calm(self.posterior.records[index]) for s in r.step_seconds]
+        return rate_interval(self.space.candidates[index].images, samples)
+
+
+def _argmax(values: Array, allowed: Mask) -> int:
+    return int(np.argmax(np.where(allowed, values, -np.inf)))

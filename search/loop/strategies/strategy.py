@@ -1,0 +1,49 @@
+"""What a strategy is: asked for a candidate to probe, told what its probe found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol
+
+from planner.core.schema.expected import Expected
+from search.loop.space import Candidate
+from search.probe.kinds import RecordT_contra, SettingT
+
+Phase = Literal["calibrate", "search", "finalists", "baseline"]
+
+# Stop when all further probes are expected to gain less than that share: a judgement.
+TOLERANCE = 0.005
+
+
+@dataclass(frozen=True)
+class Choice(Generic[SettingT]):
+    """A candidate to probe, in which phase, and the rate below which it cannot win. `expected` is
+    for its record: what the strategy believes of it, None where it believes nothing."""
+
+    candidate: Candidate[SettingT]
+    phase: Phase = "search"
+    expected_rate: float | None = None
+    give_up_images_per_second: float | None = None
+    expected: Expected | None = None
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a strategy may count on: seconds left (None: no limit), and which settings it may not
+    ask for now."""
+
+    seconds_left: float | None = None
+    busy: Collection[str] = ()
+
+
+class Strategy(Protocol[SettingT, RecordT_contra]):
+    """Asked for the next probe until it has none; told of every probe, its own and others'."""
+
+    stopped_because: str
+
+    def ask(self, situation: Situation) -> Choice[SettingT] | None:
+        """The next probe, or None (then `stopped_because` says why)."""
+
+    def tell(self, candidate: Candidate[SettingT], record: RecordT_contra) -> None:
+        """What the probe of a candidate found. May come for candidates that were never asked."""

@@ -1,0 +1,218 @@
+"""Records on disk, one JSON line each, appended and never rewritten."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, overload
+
+from pydantic import ValidationError
+from typing_extensions import TypeVar
+
+from planner.core.errors import PlannerError
+from planner.core.files import open_at_once, way_to_write
+from planner.core.schema.loading import LOADER_FORMAT, FedRecord, LoaderRecord
+from planner.core.schema.record import RECORD_FORMAT, MeasurementRecord
+from search.probe.kinds import Line
+
+# The newest format of each kind of line that this planner reads.
+NEWEST: dict[type[Any], int] = {
+    MeasurementRecord: RECORD_FORMAT,
+    LoaderRecord: LOADER_FORMAT,
+    FedRecord: LOADER_FORMAT,
+}
+# How each kind of record begins, also one that is torn or of a newer planner.
+_BEGINNINGS = tuple(f'{{"{next(iter(kind.model_fields))}":'.encode() for kind in NEWEST)
+# How older planners began what measures no setting: it is passed over.
+OBSERVATION = b'{"observation":'
+LineT = TypeVar("LineT", bound=Line, default=MeasurementRecord)
+
+
+@dataclass(frozen=True)
+class RecordFile(Generic[LineT]):
+    """The records of a file up to its first fault; `fault` says what is wrong and where, "" if
+    nothing is."""
+
+    records: tuple[LineT, ...]
+    fault: str = ""
+
+
+class RecordsNotWrittenError(PlannerError):
+    """A record could not be put on disk (a full disk, a file that cannot be written)."""
+
+
+@overload
+def read_records(path: Path | str) -> RecordFile[MeasurementRecord]: ...
+@overload
+def read_records(path: Path | str, kind: type[LineT]) -> RecordFile[LineT]: ...
+def read_records(path: Path | str, kind: type[Any] = MeasurementRecord) -> RecordFile[Any]:
+    """All records of `path`, of one `kind`, in order, up to the first line that is not one.
+
+    A missing file has none. A last line without its newline is a torn write: it counts when it is
+    whole, and is a fault when it is not. Raises PlannerError where the file cannot be read.
+    """
+    path = Path(path)
+    try:
+        with open(path, "rb", opener=open_at_once) as file:
+            data = _read_all(file.fileno())
+    except FileNotFoundError:
+        return RecordFile(())
+    except IsADirectoryError:
+        raise PlannerError(f"{path} is a folder, and not a file.", "Name a file in it.") from None
+    except OSError as error:
+        raise PlannerError(f"{path} cannot be read: {error.strerror}.") from error
+    return parse_records(data, str(path), kind)
+
+
+def parse_records(data: bytes, source: str, kind: type[Any] = MeasurementRecord) -> RecordFile[Any]:
+    """As `read_records`, from bytes; `source` names them in the fault."""
+    records: list[Line] = []
+    lines = data.split(b"\n")
+    fault = ""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith(OBSERVATION):
+            continue
+        try:
+            records.append(parse_line(kind, line))
+        except ValueError as error:
+            torn = number == len(lines)
+            how = "is torn (its writer was stopped)" if torn else f"is not a record: {error}"
+            fault = f"{source}: line {number} {how}"
+            break
+    return RecordFile(tuple(records), fault)
+
+
+def parse_record(line: bytes | str) -> MeasurementRecord:
+    """One JSON line as a record. Raises ValueError with a one-line reason."""
+    return parse_line(MeasurementRecord, line)
+
+
+def parse_line(kind: type[LineT], line: bytes | str) -> LineT:
+    """One JSON line as a record of that kind. Raises ValueError with a one-line reason."""
+    try:
+        record = kind.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{place}: {first['msg']}" if place else str(first["msg"])) from None
+    if record.format > NEWEST[kind]:
+        raise ValueError(f"format {record.format} is newer than this planner's {NEWEST[kind]}")
+    return record
+
+
+def format_record(record: Line) -> bytes:
+    """One JSON line with its newline; what is unset or default is left out, as it reads back."""
+    return record.model_dump_json(exclude_none=True).encode() + b"\n"
+
+
+def check_writable(path: Path | str, option: str = "--output") -> None:
+    """Opens `path` to append, and changes nothing in it. Raises RecordsNotWrittenError, which names
+    the option that `path` was given with; also where it holds something, and no record: the end of
+    somebody's own file would be cut off as a torn line."""
+    try:
+        with _locked(Path(path)) as descriptor:
+            data = _read_all(descriptor)
+    except OSError as error:
+        raise _not_written(path, error, option) from error
+    is_ours = data.lstrip().startswith(_BEGINNINGS) or any(_whole_records(data))
+    if data.strip() and not is_ours:
+        raise RecordsNotWrittenError(
+            f"{path} holds something other than records.", f"Choose another {option}."
+        )
+
+
+def _not_written(path: Path | str, error: OSError, option: str) -> RecordsNotWrittenError:
+    return RecordsNotWrittenError(
+        f"{path} cannot be written: {error.strerror}.",
+        way_to_write(error, f"choose another {option}"),
+    )
+
+
+def append_records(path: Path | str, records: Sequence[Line], option: str = "--output") -> int:
+    """Appends those of `records` whose `probe_id` is not in the file; on disk when this returns.
+
+    Several processes may append to one file: it is locked meanwhile. A torn last line (a writer
+    that was killed) is cut off first: it holds no record. Returns how many were new.
+    Raises RecordsNotWrittenError, with the file as long as it was before, when the disk is full;
+    it names the `option` that `path` was given with.
+    """
+    path = Path(path)
+    try:
+        with _locked(path) as descriptor:
+            known = _mend(descriptor)
+            fresh = [r for r in records if not _probe_id(r) or _probe_id(r) not in known]
+            if fresh:
+                _append(descriptor, b"".join(format_record(r) for r in fresh))
+    except OSError as error:
+        raise _not_written(path, error, option) from error
+    return len(fresh)
+
+
+def _probe_id(record: Line) -> str:
+    return str(getattr(record, "probe_id", ""))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    import fcntl  # Linux: records are read anywhere
+
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK  # not for a pipe
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)  # releases the lock
+
+
+def _mend(descriptor: int) -> set[str]:
+    """Ends the file on a whole line; the probe ids that it holds."""
+    data = _read_all(descriptor)
+    body, newline, tail = data.rpartition(b"\n")
+    if tail.strip():
+        if next(_whole_records(tail), None) is None:
+            os.ftruncate(descriptor, len(body) + len(newline))
+        else:
+            _append(descriptor, b"\n")
+    return {_probe_id(record) for record in _whole_records(data)}
+
+
+def _whole_records(data: bytes) -> Iterator[Line]:
+    for line in data.split(b"\n"):
+        try:
+            yield _parse_any(line)
+        except ValueError:
+            continue  # read_records reports it; here it only has no id to offer
+
+
+def _parse_any(line: bytes) -> Line:
+    if b'"loader_format"' in line:
+        return parse_line(LoaderRecord, line)
+    return parse_record(line)
+
+
+def _read_all(descriptor: int) -> bytes:
+    """The file's bytes, and no more than its size says: a device may have no end."""
+    size = os.fstat(descriptor).st_size
+    chunks, at = [], 0
+    while at < size and (chunk := os.pread(descriptor, size - at, at)):
+        chunks.append(chunk)
+        at += len(chunk)
+    return b"".join(chunks)
+
+
+def _append(descriptor: int, data: bytes) -> None:
+    """All of `data` or none of it: a partial write (a full disk) is taken back."""
+    before = os.fstat(descriptor).st_size
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    except OSError:
+        if os.fstat(descriptor).st_size > before:
+            os.ftruncate(descriptor, before)
+        raise

@@ -1,0 +1,161 @@
+"""How far measurements lie from the prior: a Gaussian process over a setting's factors.
+
+The logarithm of measured / prior has one term for the whole scale, one per value of each axis, one
+for the slope over the batch, one smooth along the batches of an arm, and a nugget. So a probe of
+one setting corrects all that share a factor with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from math import log2
+
+import numpy as np
+
+from search.loop.space import Candidate, Space
+from search.loop.surrogate.arrays import Array, Indices
+
+MIDDLE_OCTAVE = 5.0  # log2 of batch 32, the middle of the ladder: where the slope turns
+# Of the variance that nothing explains (a batch that suits the kernels, or does not): what all
+# settings of a precision have in common at a batch, and what an optimizer's implementations have.
+# Over the recorded CPU table the residuals of straight lines through an arm's batches correlate by
+# 0.52 between arms of one precision; of a GPU nothing was measured.
+RUNG_SHARE, FAMILY_SHARE = 0.45, 0.5
+KNEE = 8.0  # the batch at which fixed and per-image cost are assumed equal
+
+
+@dataclass(frozen=True)
+class KernelScales:
+    """How far a prior may be off: standard deviations of the log-ratio measured / prior, by term.
+
+    `bias` is the whole scale, an axis's entry how much one of its values may deviate (`other` where
+    it has none), `slope` the deviation per doubling of the batch, `overhead` that of what
+    a step costs at any batch, `arm` that of a whole arm but its optimizer's implementation,
+    `implementation` what that adds, `smooth` what bends along an arm, `nugget` what nothing
+    explains.
+    They are starting points: probes that are further off widen all but the bias. Probes that agree
+    do not narrow them: a few say little of what was not probed.
+    """
+
+    bias: float
+    axes: dict[str, float]
+    slope: float
+    overhead: float
+    arm: float
+    smooth: float
+    nugget: float
+    implementation: float = 0.005
+    other: float = 0.1
+
+    def of_axis(self, axis: str) -> float:
+        return self.axes.get(axis, self.other)
+
+
+class GaussianProcess:
+    """The posterior of log(measured / prior) over all candidates, from the probes so far."""
+
+    SPREADS = (1.0, 1.4, 2.0, 2.8, 4.0)
+
+    def __init__(self, space: Space, scales: KernelScales) -> None:
+        self.scales = scales
+        self.codes = _axis_codes(space)
+        self.arms = _codes(c.arm for c in space.candidates)
+        self.families = _codes(_family(c, space.axes) for c in space.candidates)
+        self.rungs = _codes((c.setting.precision, c.setting.batch_size) for c in space.candidates)
+        batches = np.array([float(c.setting.batch_size) for c in space.candidates])
+        self.cells = _codes(zip(self.families.tolist(), batches.tolist(), strict=True))
+        self.octaves = np.log2(batches) - MIDDLE_OCTAVE
+        # How much a fixed cost weighs: 1 at batch 1, nothing at large ones.
+        self.fixed_share = np.log1p(KNEE / batches) / np.log1p(KNEE)
+        self.indices: list[int] = []
+        self.values: list[float] = []
+        self.noises: list[float] = []
+
+    def observe(self, index: int, log_ratio: float, noise: float) -> None:
+        """A probe of candidate `index`; `noise` is the standard deviation of its log."""
+        self.indices.append(index)
+        self.values.append(log_ratio)
+        self.noises.append(noise)
+
+    def predict(self, at: Indices | None = None) -> tuple[Array, Array]:
+        """(mean, standard deviation) of the log-ratio of each candidate in `at` (all of them)."""
+        at = np.arange(len(self.arms)) if at is None else at
+        if not self.indices:
+            return np.zeros(len(at)), np.sqrt(self._variance(1.0, at))
+        spread = max(self.SPREADS, key=self._evidence)
+        seen = np.array(self.indices)
+        solved = np.linalg.inv(self._gram(spread))
+        cross = self._kernel(at, seen, spread)
+        mean = cross @ solved @ np.array(self.values)
+        reduction = np.einsum("ij,jk,ik->i", cross, solved, cross)
+        return mean, np.sqrt(np.maximum(self._variance(spread, at) - reduction, 1e-10))
+
+    def covariance(self, at: Indices) -> Array:
+        """The joint posterior covariance of the log-ratios of the candidates in `at`."""
+        if not self.indices:
+            return self._kernel(at, at, 1.0)
+        spread = max(self.SPREADS, key=self._evidence)
+        cross = self._kernel(at, np.array(self.indices), spread)
+        solved = np.linalg.solve(self._gram(spread), cross.T)
+        return np.asarray(self._kernel(at, at, spread) - cross @ solved)
+
+    def _gram(self, spread: float) -> Array:
+        seen = np.array(self.indices)
+        return self._kernel(seen, seen, spread) + np.diag(np.square(self.noises) + 1e-8)
+
+    def _evidence(self, spread: float) -> float:
+        """Log marginal likelihood of the probes, with a prior that keeps the spread near 1."""
+        gram = self._gram(spread)
+        values = np.array(self.values)
+        _, log_det = np.linalg.slogdet(gram)
+        fit = float(values @ np.linalg.solve(gram, values))
+        return -0.5 * (fit + float(log_det)) - self._unlikely(spread)
+
+    @staticmethod
+    def _unlikely(spread: float) -> float:
+        """Minus the log prior of a spread: normal in doublings, with a standard deviation of 1."""
+        return 0.5 * log2(spread) ** 2
+
+    def _kernel(self, a: Indices, b: Indices, spread: float) -> Array:
+        scales, octaves = self.scales, self.octaves
+        total = np.zeros((len(a), len(b)))
+        for axis, codes in self.codes.items():
+            total += scales.of_axis(axis) ** 2 * (codes[a][:, None] == codes[b][None, :])
+        total += scales.slope**2 * octaves[a][:, None] * octaves[b][None, :]
+        total += scales.overhead**2 * self.fixed_share[a][:, None] * self.fixed_share[b][None, :]
+        gap = octaves[a][:, None] - octaves[b][None, :]
+        same_family = self.families[a][:, None] == self.families[b][None, :]
+        total += scales.arm**2 * same_family
+        total += scales.implementation**2 * (self.arms[a][:, None] == self.arms[b][None, :])
+        total += scales.smooth**2 * np.exp(-0.5 * gap**2) * (0.5 + 0.5 * same_family)
+        total += scales.nugget**2 * RUNG_SHARE * (self.rungs[a][:, None] == self.rungs[b][None, :])
+        total += (
+            scales.nugget**2 * FAMILY_SHARE * (self.cells[a][:, None] == self.cells[b][None, :])
+        )
+        own = 1 - RUNG_SHARE - FAMILY_SHARE
+        total += scales.nugget**2 * own * (a[:, None] == b[None, :])
+        return scales.bias**2 + spread**2 * total
+
+    def _variance(self, spread: float, at: Indices) -> Array:
+        scales = self.scales
+        steady = sum(scales.of_axis(axis) ** 2 for axis in self.codes)
+        steady += scales.arm**2 + scales.implementation**2 + scales.smooth**2 + scales.nugget**2
+        by_batch = np.square(scales.slope * self.octaves[at])
+        by_batch += np.square(scales.overhead * self.fixed_share[at])
+        return np.asarray(scales.bias**2 + spread**2 * (steady + by_batch))
+
+
+def _axis_codes(space: Space) -> dict[str, Indices]:
+    return {a: _codes(getattr(c.setting, a) for c in space.candidates) for a in space.axes}
+
+
+def _family(c: Candidate, axes: Iterable[str]) -> tuple[Hashable, ...]:
+    """What the implementations of one optimizer share: they differ in its phase of a step only."""
+    values = (getattr(c.setting, axis) for axis in axes if axis != "optimizer")
+    return (*values, c.setting.optimizer_family)
+
+
+def _codes(values: Iterable[Hashable]) -> Indices:
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(v, len(numbers)) for v in values], dtype=np.intp)

@@ -1,0 +1,316 @@
+"""What the probes say of every candidate so far: seconds, memory, whether it fits, its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import erf, log, sqrt
+from statistics import median
+
+import numpy as np
+
+from planner.core.schema import MeasurementRecord, TrainSetting
+from search.loop.space import Space
+from search.loop.surrogate.arrays import Array, Indices, Mask
+from search.loop.surrogate.broken_parts import LIKELY_BROKEN, BrokenParts
+from search.loop.surrogate.gaussian_process import GaussianProcess
+from search.loop.surrogate.prior import Prior
+from search.loop.surrogate.probe_cost import ProbeCosts
+from search.probe.evidence import calm, is_disturbed, is_feasible, price_of_compiling
+from search.probe.interval import median_interval
+
+# Between processes the same setting repeats to about a percent, whatever the samples of one say:
+# an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
+# sixteen settings, tests/truth/cpu_grid_2026-11-20.jsonl); of a GPU there are none yet.
+REPEAT_SD = 0.01
+# How far a probe that was throttled or disturbed may lie from the next: an assumption.
+DISTURBED_SD = 0.1
+SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at most
+MEMORY_SD = 0.005
+MEMORY_LEVERS = ("checkpointing", "offload")  # that buy memory for time, and nothing else
+SURE_TO_FIT = 0.99  # the probability that makes them dominated
+NUM_RIVALS = 64  # those that matter for what is left to gain
+NUM_DRAWS = 512
+_erf = np.frompyfunc(erf, 1, 1)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is expected of every candidate, by index: log means with standard deviations, `fits` the
+    probability of staying in the budget, `runs` that of running at all, `excluded` what no probe is
+    spent on any more."""
+
+    log_seconds: Array
+    log_seconds_sd: Array
+    log_bytes: Array
+    log_bytes_sd: Array
+    fits: Array
+    runs: Array
+    excluded: Mask
+    log_images: Array
+
+    @property
+    def log_rate(self) -> Array:
+        """Mean log of images/s."""
+        return np.asarray(self.log_images - self.log_seconds)
+
+
+class Posterior:
+    """A prior with every probe's correction. `budget_bytes` None means nothing is known of it.
+
+    With `images`, the length of a whole training on one device, a rate counts compilation: images
+    over the seconds of all of it.
+    """
+
+    def __init__(
+        self, space: Space, prior: Prior, budget_bytes: int | None, images: float | None = None
+    ) -> None:
+        self.space = space
+        self.images = images
+        self.budget_bytes = budget_bytes
+        self.log_images = np.log([float(c.images) for c in space.candidates])
+        self.prior_seconds = np.log([g.seconds for g in prior.guesses])
+        self.prior_bytes = np.log([max(g.num_bytes, 1.0) for g in prior.guesses])
+        self.seconds = GaussianProcess(space, prior.seconds_scales)
+        self.bytes = GaussianProcess(space, prior.bytes_scales)
+        self.costs = ProbeCosts(space, prior.compile_seconds)
+        self.batch = np.array([c.setting.batch_size for c in space.candidates])
+        self.arms = np.array([c.arm for c in space.candidates])
+        self.twins = [
+            _counterparts(space, partial(TrainSetting.model_copy, update={lever: "none"}))
+            for lever in MEMORY_LEVERS
+        ]
+        self.eager = _counterparts(space, TrainSetting.uncompiled)
+        self.settled = np.zeros(len(space), dtype=bool)  # by what was probed itself, or its arm
+        self.proven = np.zeros(len(space), dtype=bool)
+        self.broken_parts = BrokenParts(space)
+        self.records: dict[int, list[MeasurementRecord]] = {}
+        self.num_measured = 0
+        self.num_disturbed = 0
+
+    @property
+    def excluded(self) -> Mask:
+        """What no probe is spent on any more: what is settled, and what shares so much with the
+        failures so far that it will not run."""
+        return np.asarray(self.settled | (self.broken_parts.probabilities() < 1 - LIKELY_BROKEN))
+
+    def observe(self, index: int, record: MeasurementRecord) -> None:
+        """Learns from one probe of candidate `index`, whatever its end."""
+        self.costs.observe(record)
+        if record.inconclusive:
+            return
+        self.records.setdefault(index, []).append(record)
+        disturbed = self._count_disturbed(record)
+        self.settled[index] = not (disturbed and len(self.records[index]) == 1)
+        num_bytes = record.used_bytes
+        if record.status == "measured":
+            self._measured(index, record, num_bytes, disturbed)
+        elif record.status == "out_of_memory":
+            self._exclude_from(index)
+            self._out_of_memory(index, num_bytes)
+        elif record.status == "timed_out":
+            self._exclude_from(index)
+        elif record.status in ("unsupported", "non_finite"):
+            self.settled |= self._arm(index)
+        if record.status in ("unsupported", "crashed"):
+            self.broken_parts.broke(index)
+
+    def _count_disturbed(self, record: MeasurementRecord) -> bool:
+        """Whether a probe counts as disturbed, and may be made again. Where most of them are it is
+        how this machine runs, and the training will."""
+        if record.status != "measured":
+            return False
+        self.num_measured += 1
+        self.num_disturbed += is_disturbed(record)
+        return is_disturbed(record) and 2 * self.num_disturbed <= self.num_measured
+
+    def _measured(
+        self, index: int, record: MeasurementRecord, num_bytes: int | None, disturbed: bool
+    ) -> None:
+        self.broken_parts.ran(index)
+        interval = median_interval(record.step_seconds)
+        spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
+        if disturbed:
+            spread = max(spread, DISTURBED_SD)
+        ratio = log(interval.median) - float(self.prior_seconds[index])
+        self.seconds.observe(index, ratio, max(spread, self._surprise(index, ratio) / SURPRISE))
+        if not num_bytes:
+            return
+        self.bytes.observe(index, log(num_bytes) - float(self.prior_bytes[index]), MEMORY_SD)
+        if self.budget_bytes is None or num_bytes <= self.budget_bytes:
+            self.proven |= self._arm(index) & (self.batch <= self.batch[index])
+        else:
+            self._exclude_from(index)
+
+    def _surprise(self, index: int, ratio: float) -> float:
+        """By how much a probe is slower than was believed of it. What is far slower than anything
+        that is believed has a cause of its own (memory given back and asked for again, close to the
+        limit) and says little of the others."""
+        believed, _ = self.seconds.predict(np.array([index]))
+        return max(ratio - float(believed[0]), 0.0) if self.seconds.indices else 0.0
+
+    def _arm(self, index: int) -> Mask:
+        return np.asarray(self.arms == self.arms[index])
+
+    def _exclude_from(self, index: int) -> None:
+        """This batch and all larger ones of its arm are out."""
+        self.settled |= self._arm(index) & (self.batch >= self.batch[index])
+
+    def _out_of_memory(self, index: int, num_bytes: int | None) -> None:
+        """Its need is only bounded from below: by the budget, and by what was believed of it."""
+        if self.budget_bytes is None:
+            return
+        believed, sd = self.bytes.predict(np.array([index]))
+        need = float(believed[0] + self.prior_bytes[index])
+        # The mean of a normal posterior given that it exceeds the budget, by its truncation.
+        need = _mean_above(need, float(sd[0]), log(max(self.budget_bytes, num_bytes or 1)))
+        self.bytes.observe(index, need - float(self.prior_bytes[index]), max(0.02, sd[0] / 2))
+
+    def predict(self) -> Prediction:
+        seconds, seconds_sd = self.seconds.predict()
+        num_bytes, bytes_sd = self.bytes.predict()
+        log_bytes = self.prior_bytes + num_bytes
+        return Prediction(
+            log_seconds=self.prior_seconds + seconds,
+            log_seconds_sd=seconds_sd,
+            log_bytes=log_bytes,
+            log_bytes_sd=bytes_sd,
+            fits=self._fits(log_bytes, bytes_sd),
+            runs=self.broken_parts.probabilities(),
+            excluded=self.excluded,
+            log_images=self.log_images - self._compile_penalty(self.prior_seconds + seconds),
+        )
+
+    def _compile_penalty(self, log_seconds: Array) -> Array:
+        """The log by which compilation lowers each candidate's rate over the whole training."""
+        if self.images is None:
+            return np.zeros(len(self.space))
+        training = self.images * np.exp(log_seconds - self.log_images)
+        return np.asarray(np.log1p(self.costs.compiling() / training))
+
+    def dominated(self, predicted: Prediction) -> Mask:
+        """Checkpointed or offloaded settings whose plain twin surely fits: they do all of its work,
+        and some of it twice, or move what it keeps. A twin that failed for another reason than
+        memory does not count."""
+        usable = ~predicted.excluded
+        usable[[i for i in self.records if self.rate(i) is not None]] = True
+        good = usable & (predicted.fits >= SURE_TO_FIT)
+        fits = np.array([(twins >= 0) & good[twins] for twins in self.twins])
+        return np.asarray(fits.any(axis=0))
+
+    def _fits(self, log_bytes: Array, sd: Array) -> Array:
+        if self.budget_bytes is None:
+            return np.where(self.excluded & ~self.proven, 0.0, 1.0)
+        within = normal_cdf((log(self.budget_bytes) - log_bytes) / sd)
+        return np.where(self.proven, 1.0, within)
+
+    def shared_improvement(self, predicted: Prediction, allowed: Mask, best_rate: float) -> Array:
+        """The expected gain of probing all that is allowed, as a share of the best rate so far, and
+        shared out: in each draw from the joint posterior to the candidate that is best in it."""
+        shares = np.zeros(len(self.space))
+        hope = predicted.fits * predicted.runs
+        gains = np.where(allowed, expected_improvement(predicted, best_rate) * hope, 0.0)
+        top = np.argsort(-gains)[:NUM_RIVALS]
+        top = top[gains[top] > 0]
+        if not len(top):
+            return shares
+        random = np.random.default_rng(0)  # the same draws each time: no strategy needs luck
+        rates = self._draw(random, predicted.log_rate[top], self.seconds.covariance(top))
+        usable = self._draw_fitting(random, predicted, top)
+        usable &= self.broken_parts.draw(random, NUM_DRAWS, top)
+        gain = np.where(usable, rates - log(best_rate), 0.0)
+        winner = gain.argmax(axis=1)
+        won = np.maximum(np.exp(gain.max(axis=1)) - 1, 0.0) / NUM_DRAWS
+        np.add.at(shares, top[winner], won)
+        return shares
+
+    def explained_by_scouts(self, gain: Array, allowed: Mask) -> Array:
+        """What the eager counterparts of compiled settings would tell of their gain: the share of
+        the others' variance that a probe of each explains."""
+        told = np.zeros(len(self.space))
+        rivals = np.argsort(-gain)[:NUM_RIVALS]
+        rivals = rivals[gain[rivals] > 0]
+        scouts = np.unique(self.eager[rivals])
+        scouts = scouts[(scouts >= 0) & allowed[scouts]]
+        if not len(scouts):
+            return told
+        both = np.concatenate([scouts, rivals])
+        covariance = self.seconds.covariance(both)
+        sd = np.sqrt(np.maximum(covariance.diagonal(), 1e-12))
+        explained = np.square(covariance / np.outer(sd, sd))[: len(scouts), len(scouts) :]
+        told[scouts] = explained @ gain[rivals]
+        return told
+
+    def _draw_fitting(
+        self, random: np.random.Generator, predicted: Prediction, top: Indices
+    ) -> Mask:
+        """Whether each of `top` fits, in each draw from the joint posterior of what they need."""
+        if self.budget_bytes is None:
+            return np.broadcast_to(predicted.fits[top] > 0, (NUM_DRAWS, len(top))).copy()
+        need = self._draw(random, predicted.log_bytes[top], self.bytes.covariance(top))
+        return np.asarray((need <= log(self.budget_bytes)) | self.proven[top])
+
+    @staticmethod
+    def _draw(random: np.random.Generator, mean: Array, covariance: Array) -> Array:
+        spread = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(mean)))
+        return np.asarray(mean + random.standard_normal((NUM_DRAWS, len(mean))) @ spread.T)
+
+    def best(self) -> tuple[int, float] | None:
+        """(index, images/s) of the fastest measured candidate that stays in the budget."""
+        rates = [(i, r) for i in self.records if (r := self.rate(i)) is not None]
+        return max(rates, key=lambda pair: pair[1], default=None)
+
+    def rate(self, index: int) -> float | None:
+        """Measured images/s of a candidate over all its probes (of those that nothing disturbed,
+        where there are such); None unless it ran and fits."""
+        good = [r for r in self.records.get(index, []) if is_feasible(r, self.budget_bytes)]
+        if not good:
+            return None
+        good = calm(good)
+        seconds = median([s for r in good for s in r.step_seconds])
+        images = self.space.candidates[index].images
+        if self.images is None:
+            return images / seconds
+        compiling = price_of_compiling(good)
+        return self.images / (compiling + self.images * seconds / images)
+
+    def probe_seconds(self, predicted: Prediction) -> Array:
+        """Expected seconds of probing each candidate: start, compilation, then timed steps."""
+        return self.costs.probing(predicted.log_seconds)
+
+
+def _counterparts(space: Space, plain: Callable[[TrainSetting], TrainSetting]) -> Indices:
+    """The position of each candidate's `plain` counterpart; -1 where it has none, or is it."""
+    found = []
+    for c in space.candidates:
+        twin = plain(c.setting)
+        index = space.index(twin) if twin != c.setting else None
+        found.append(-1 if index is None else index)
+    return np.array(found, dtype=np.intp)
+
+
+def normal_cdf(z: Array) -> Array:
+    return 0.5 * (1 + np.asarray(_erf(z / sqrt(2)), dtype=np.float64))
+
+
+def normal_pdf(z: Array) -> Array:
+    return np.asarray(np.exp(-0.5 * z * z) / sqrt(2 * np.pi))
+
+
+def _mean_above(mean: float, sd: float, bound: float) -> float:
+    """The mean of a normal variable known to exceed `bound`."""
+    z = (bound - mean) / sd
+    above = 0.5 * (1 - erf(z / sqrt(2)))
+    if above < 1e-6:
+        return bound + 0.1 * sd
+    return mean + sd * float(normal_pdf(np.array(z))) / above
+
+
+def expected_improvement(predicted: Prediction, best_rate: float) -> Array:
+    """Expected improvement of each candidate over `best_rate`, as a share of it: the mean of
+    max(rate / best − 1, 0) for a log-normal rate."""
+    mean = predicted.log_rate - log(best_rate)
+    sd = predicted.log_seconds_sd
+    above = np.exp(mean + 0.5 * sd * sd) * normal_cdf(mean / sd + sd)
+    return np.asarray(np.maximum(above - normal_cdf(mean / sd), 0.0))

@@ -1,0 +1,142 @@
+"""What a probe costs to start, to compile, to time: a guess, then as the probes so far took."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.core.schema import MeasurementRecord, TrainSetting
+from planner.core.schema.setting import COMPILED_FIELDS
+from search.loop.space import Space
+from search.loop.surrogate.arrays import Array
+
+STARTUP_SECONDS = 5.0  # before the first probe says better: python, torch, building the model
+TIMED_SECONDS = 5.0
+TIMED_STEPS = 5
+NUM_BLOCKS = 12  # Swin-T's
+# Orders of magnitude in which Swin-T compiles; part of it whatever the number of blocks.
+COMPILE_SECONDS = {
+    "off": 0.0,
+    "default": 40.0,
+    "reduce-overhead": 45.0,
+    "max-autotune": 40.0,
+    "max-autotune-no-cudagraphs": 40.0,
+}
+# Autotuning takes besides about 1.3 s for each matmul of another shape: an assumption between what
+# is reported of single ones (0.6 to 1.1 s for 20 choices once the compilers are warm; 5.2 s in
+# pytorch/pytorch#107983; 9.6 s the first, vllm-project/vllm@c85b49b docs/design/torch_compile.md).
+# Four stages of a Swin have 60 shapes of matmuls in a step (derived: qkv, proj and two of the MLP
+# in each, three reductions between them and the head, each forward and twice backward), however
+# many blocks.
+AUTOTUNE_SECONDS = 60 * 1.3
+# Measured: 27, 28 and 91 s for native Swins of 2, 4 and 12 blocks (fp32, default mode, two cores
+# of an AMD EPYC, torch 2.13, 2026-11-20). On a GPU's host nothing was measured.
+COMPILE_SLOWDOWN = {"cuda": 1.0, "cpu": 2.3}
+COMPILE_FIXED_SHARE = 0.15
+# What adamw-8bit compiles, a kernel for each shape of weights: 85 s were measured in a probe of one
+# block on two busy CPU cores (torch 2.13, torchao 0.18, 2026-11-22).
+EIGHT_BIT_SECONDS = 85.0
+
+
+class Compilation(NamedTuple):
+    """What the compiler does in a first step. Settings that are alike in it compile as long."""
+
+    mode: str
+    options: tuple[Hashable, ...]  # the values of COMPILED_FIELDS
+    updates: bool  # those of adamw-8bit too
+
+
+def compilation_of(setting: TrainSetting) -> Compilation:
+    options = tuple(getattr(setting, field) for field in COMPILED_FIELDS)
+    return Compilation(setting.compile, options, setting.optimizer_implementation == "8bit")
+
+
+def guessed_seconds(by_mode: Mapping[str, float], setting: TrainSetting) -> float:
+    """What the compiler is guessed to take for a setting, from the guess for each mode."""
+    what = compilation_of(setting)
+    return by_mode[what.mode] + what.updates * EIGHT_BIT_SECONDS
+
+
+class ProbeCosts:
+    """Expected seconds of a probe of every candidate. `compile_seconds` is a guess by mode."""
+
+    def __init__(self, space: Space, compile_seconds: Mapping[str, float]) -> None:
+        self.guessed = compile_seconds
+        self.startup: list[float] = []
+        self.timed: list[float] = []
+        self.compiled: dict[Compilation, list[float]] = {}
+        self.compilations = [compilation_of(c.setting) for c in space.candidates]
+
+    def observe(self, record: MeasurementRecord) -> None:
+        """Learns from a probe that was measured, or that ended early for no fault of its own."""
+        what = compilation_of(record.setting)
+        if record.status == "timed_out" and record.inconclusive and record.setting.compiles:
+            # It would have taken longer: a search without a better guess doubles it.
+            self.compiled.setdefault(what, []).append(2 * record.probe_seconds)
+        if record.status != "measured":
+            return
+        timed = sum(record.step_seconds)
+        compiling = record.compile_seconds or 0.0
+        self.timed.append(timed)
+        self.startup.append(max(record.probe_seconds - timed - compiling, 0.0))
+        if record.compile_seconds is not None:
+            self.compiled.setdefault(what, []).append(compiling)
+
+    def compile_seconds(self, setting: TrainSetting) -> float:
+        """Seconds that the compiler takes in the first step of a setting."""
+        return self._seconds(compilation_of(setting))
+
+    def _seconds(self, what: Compilation) -> float:
+        """The median so far of what is compiled alike; else the sum of the model's part and of
+        adamw-8bit's."""
+        known = self.compiled.get(what)
+        if known:
+            return median(known)
+        if not what.updates:
+            return self._scaled_guess(what.mode)
+        only_updates = compilation_of(TrainSetting(optimizer="adamw-8bit"))
+        updates = median(self.compiled.get(only_updates, [EIGHT_BIT_SECONDS]))
+        return self._seconds(what._replace(updates=False)) + updates
+
+    def _scaled_guess(self, mode: str) -> float:
+        """A mode's guess, as far off as those of what was compiled were, but for the seconds of
+        autotuning: those pass on the device, and another mode says nothing of it."""
+        off = [
+            median(seconds) / self.guessed[what.mode]
+            for what, seconds in self.compiled.items()
+            if self.guessed[what.mode] and not what.updates
+        ]
+        tuning = self._autotuning(mode)
+        return (self.guessed[mode] - tuning) * (median(off) if off else 1.0) + tuning
+
+    def _autotuning(self, mode: str) -> float:
+        """What a mode is guessed to take longer than the default one, where it autotunes."""
+        if not mode.startswith("max-autotune"):
+            return 0.0
+        return max(self.guessed[mode] - self.guessed.get("default", 0.0), 0.0)
+
+    def compiling(self) -> Array:
+        """Expected seconds of compilation of each candidate."""
+        cost = {what: self._seconds(what) for what in set(self.compilations)}
+        return np.array([cost[what] for what in self.compilations])
+
+    def probing(self, log_step_seconds: Array) -> Array:
+        """Expected seconds of a whole probe of each candidate, given the log of its step's."""
+        start = median(self.startup) if self.startup else STARTUP_SECONDS
+        timing = median(self.timed) if self.timed else TIMED_SECONDS
+        steps = TIMED_STEPS * np.exp(log_step_seconds)
+        return np.asarray(start + self.compiling() + np.maximum(timing, steps))
+
+
+def guess_compile_seconds(
+    device_kind: str = "cuda", num_blocks: int = NUM_BLOCKS
+) -> dict[str, float]:
+    """Seconds that compiling a step of a model of so many blocks takes, by mode."""
+    blocks = COMPILE_FIXED_SHARE + (1 - COMPILE_FIXED_SHARE) * num_blocks / NUM_BLOCKS
+    slowdown = COMPILE_SLOWDOWN[device_kind]
+    guesses = {mode: seconds * slowdown * blocks for mode, seconds in COMPILE_SECONDS.items()}
+    tuned = {m: s + slowdown * AUTOTUNE_SECONDS for m, s in guesses.items() if "autotune" in m}
+    return guesses | tuned

@@ -1,0 +1,119 @@
+"""What `planner tune` found, and how it goes on, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.core.schema import TrainSetting
+from planner.core.schema.record import MeasurementRecord
+from planner.core.schema.result import Recommendation
+from planner.core.units import format_seconds
+from planner.report.feeding import feeding_text
+from planner.report.settings import describe_setting
+from planner.report.terminal import table_text
+from search.loop.progress_text import memory_text
+from search.probe.evidence import rate_interval
+from search.report.wording import count, date_text, images_of
+
+MAX_RULED_OUT = 12  # lines; recommendation.json has them all
+HEADERS = ("", "setting", "images/s", "step", "memory", "compile")
+
+
+def recommendation_text(found: Recommendation) -> str:
+    """The setting with its evidence, the others, and what to know about the search."""
+    answer = _nothing(found) if found.setting is None else _recommended(found, found.setting)
+    probes = count(found.num_probes, "probe")
+    ended = (
+        f"{probes} of {found.num_candidates} settings; the search ended because "
+        f"{found.stopped_because}.{_going_on(found.stopped_because)}"
+    )
+    notes = [f"- {note}" for note in (*found.notes, ended)]
+    fed = ["", *feeding_text(found.feeding)] if found.feeding else []
+    return "\n".join([*answer, *fed, "", *notes, *_ruled_out(found)])
+
+
+def _going_on(stopped_because: str) -> str:
+    if "the budget" in stopped_because:
+        return " Give a longer --budget to go on."
+    return " Run the same command to go on." if "interrupted" in stopped_because else ""
+
+
+def _nothing(found: Recommendation) -> list[str]:
+    return [
+        f"Nothing to recommend after {count(found.num_probes, 'probe')}: {found.stopped_because}.",
+        found.advice,
+    ]
+
+
+def _recommended(found: Recommendation, setting: TrainSetting) -> list[str]:
+    assert found.evidence is not None, "a recommended setting was measured"
+    how = "memory measured, times predicted" if found.device.emulated else "measured"
+    return [
+        f"Recommended for {found.model.title} on {found.device.title} ({how}):",
+        f"  {describe_setting(setting, found.model)}",
+        f"  {_evidence(found.evidence)}",
+        f"  {_gain(found)}",
+        "",
+        _table([found.evidence, *found.runners_up], found.baseline),
+    ]
+
+
+def _evidence(record: MeasurementRecord) -> str:
+    low, high = rate_interval(images_of(record), record.step_seconds)
+    return (
+        f"{_world(record)}{record.images_per_second or 0:.4g} images/s ({low:.4g} to {high:.4g}, "
+        f"{len(record.step_seconds)} steps), {memory_text(record)}, probe {record.probe_id[:8]} of "
+        f"{date_text(record.date)}"
+    )
+
+
+def _world(record: MeasurementRecord) -> str:
+    """What all devices reach together, before what one does; "" where there is one."""
+    if record.world is None or record.world.world_size == 1:
+        return ""
+    return (
+        f"{record.world_images_per_second or 0:.4g} images/s of all {record.world.world_size} "
+        "devices; of each "
+    )
+
+
+def _gain(found: Recommendation) -> str:
+    if found.baseline is None or found.gain is None:
+        return "The plain default was not measured, so no speed-up is reported."
+    setting = describe_setting(found.baseline.setting, found.model)
+    return (
+        f"{found.gain:.2f} × the plain default ({setting}: "
+        f"{found.baseline.images_per_second or 0:.4g} images/s)"
+    )
+
+
+def _table(records: Sequence[MeasurementRecord], baseline: MeasurementRecord | None) -> str:
+    rows = [[str(rank), *_cells(record)] for rank, record in enumerate(records, start=1)]
+    if baseline is not None and baseline not in records:
+        rows.append(["plain", *_cells(baseline)])
+    return table_text(rows, HEADERS, "lldl")
+
+
+def _cells(record: MeasurementRecord) -> list[str]:
+    compiling = record.compile_seconds
+    rate = record.images_per_second or 0.0
+    return [
+        describe_setting(record.setting, record.model),
+        f"{rate:.4g}",
+        format_seconds(images_of(record) / rate) if rate else "-",
+        memory_text(record),
+        format_seconds(compiling) if compiling else "-",
+    ]
+
+
+def _ruled_out(found: Recommendation) -> list[str]:
+    if not found.ruled_out:
+        return []
+    shown = found.ruled_out[:MAX_RULED_OUT]
+    lines = [
+        f"    {describe_setting(ruled.setting, found.model)}: {ruled.reason}" for ruled in shown
+    ]
+    more = len(found.ruled_out) - len(shown)
+    if more:
+        lines.append(f"    and {more} more, in recommendation.json")
+    return ["- Not probed (these batches and larger ones):", *lines]

@@ -1,0 +1,1 @@
+"""Window attention by itself: what is timed, and how."""

@@ -1,0 +1,85 @@
+"""Whether a model can be trained on the data at all: refused before anything is probed."""
+
+from __future__ import annotations
+
+from planner.core.errors import UnsupportedError, UsageError
+from planner.core.schema import FactoryModel, Model, NamedModel
+from planner.core.schema.loading import DataSource, LoaderSetting
+from search.probe.device import ask_process
+
+OWN_DATA = (
+    "Write a function that makes the Dataset whose items the model takes, and pass "
+    "--data MODULE:FACTORY."
+)
+# In which a factory is asked what it makes: torch has to be imported for it. A judgement.
+_ASK_SECONDS = 90.0
+
+
+def check_match(model: Model, source: DataSource) -> None:
+    """Raises UsageError or UnsupportedError where `model` does not take pictures with classes, or
+    takes others than `source` has. What a factory's Dataset holds is seen when it is loaded."""
+    if source.kind == "factory":
+        return
+    if isinstance(model, NamedModel) and model.task != "classification":
+        raise _other_batch(model, source)
+    if model.image_size is None:
+        raise _other_batch(model, source)
+    if model.in_channels != 3:
+        raise UsageError(
+            f"{model.title} takes images of {model.in_channels} channels, and the pictures of "
+            f"{source.location} are loaded with 3.",
+            "Omit in_channels, or " + OWN_DATA[0].lower() + OWN_DATA[1:],
+        )
+    classes = source.num_classes
+    if classes is not None and model.num_classes is not None and classes > model.num_classes:
+        raise UsageError(
+            f"{source.location} has {classes} classes, and {model.title} only {model.num_classes}.",
+            f"Add --num-classes {classes}.",
+        )
+    if isinstance(model, FactoryModel) and makes_task(model):
+        raise _other_batch(model, source)
+
+
+def check_size(model: Model, loader: LoaderSetting) -> None:
+    """Raises UsageError where a loader was measured at another image size than the model's."""
+    size = getattr(model, "image_size", None)
+    if loader.pipeline != "own" and size is not None and tuple(size) != loader.image_size:
+        made, wanted = (_pixels(pair) for pair in (loader.image_size, size))
+        raise UsageError(
+            f"the loader was measured at {made} px, and {model.title} takes {wanted} px.",
+            "Measure it for this model: pass --data in the place of --with-data, or run "
+            "'planner data' with --for.",
+        )
+
+
+def class_notes(model: Model, source: DataSource) -> list[str]:
+    """What is no fault, and worth a word: more classes in the model than in the data."""
+    classes, own = source.num_classes, getattr(model, "num_classes", None)
+    if classes is None or own is None or classes >= own:
+        return []
+    return [
+        f"The data have {classes} classes and the model {own}: --num-classes {classes} would train "
+        "those only."
+    ]
+
+
+def makes_task(model: FactoryModel) -> bool:
+    """Whether the factory returns a task, with batches of its own, and no module that takes images.
+    It is asked in a process of its own; where that fails, the search will say why."""
+    arguments = ["-m", "search.tuning.feeding.kind", model.model_dump_json()]
+    return ask_process(arguments, _ASK_SECONDS) == {"makes": "task"}
+
+
+def _other_batch(model: Model, source: DataSource) -> UnsupportedError:
+    what = (
+        f"{model.title} makes batches of its own"
+        if isinstance(model, FactoryModel)
+        else f"a step of {model.title} is {getattr(model, 'task', 'no classification')}"
+    )
+    return UnsupportedError(
+        f"{what}, and {source.location} is loaded as pictures with a class each.", OWN_DATA
+    )
+
+
+def _pixels(size: tuple[int, int]) -> str:
+    return f"{size[0]} × {size[1]}"

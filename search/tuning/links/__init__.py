@@ -1,0 +1,1 @@
+"""The link between this machine's devices: collectives timed over a world of ranks."""

@@ -1,0 +1,168 @@
+"""Records held against the estimate: errors, their median and worst."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import correlation, median
+
+from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.schema import MeasurementRecord, SwinConfig
+from planner.core.schema.setting import GRAPH_MODES
+from planner.core.torch_version import as_of
+from planner.estimation.estimate import Estimate, estimate_ledger
+from planner.estimation.ledgers import step_ledger
+from planner.libraries.registry import find_library
+from planner.machine.hardware import Gpu, recognise_gpu
+from planner.memory.allocator_config import recorded_allocator
+
+QUANTITIES = ("allocated", "reserved", "device", "step time")
+PHASES = ("before_step", "after_forward", "after_backward", "after_optimizer")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One measured record and its estimate. Figures by quantity: (predicted, measured), bytes or
+    seconds; live bytes by phase where they were recorded.
+
+    A replayed CUDA graph allocates nothing, so torch counts only what lives outside the graph's
+    pool, and the ledger counts the pool: there only reserved and device bytes are compared.
+    """
+
+    record: MeasurementRecord
+    estimate: Estimate
+    figures: dict[str, tuple[float, float]]
+    phases: dict[str, tuple[int, int]]
+
+    @property
+    def ranks(self) -> dict[int, dict[str, tuple[float, float]]]:
+        """By rank, where there are several: the estimate, which is of the worst one, and what this
+        one measured."""
+        found: dict[int, dict[str, tuple[float, float]]] = {}
+        for rank in self.record.ranks if len(self.record.ranks) > 1 else ():
+            measured = {
+                "allocated": rank.peak_allocated_bytes, "reserved": rank.peak_reserved_bytes,
+                "device": rank.device_bytes, "step time": rank.step_seconds,
+            }  # fmt: skip
+            found[rank.rank] = {
+                quantity: (predicted, float(own))
+                for quantity, (predicted, _) in self.figures.items()
+                if (own := measured[quantity])
+            }
+        return found
+
+    def error(self, quantity: str) -> float | None:
+        """(predicted - measured) / measured, or None where it was not measured."""
+        pair = self.figures.get(quantity)
+        return None if pair is None else pair[0] / pair[1] - 1
+
+
+def compare(records: Iterable[MeasurementRecord]) -> list[Comparison]:
+    """Every measured record on a GPU that an analytic estimate exists for, in order."""
+    return [
+        comparison
+        for record in records
+        if record.status == "measured"
+        and record.device.kind == "cuda"
+        and isinstance(record.model, SwinConfig)
+        and is_modelled(record)
+        and (comparison := _compare(record)) is not None
+    ]
+
+
+def _compare(record: MeasurementRecord) -> Comparison | None:
+    """None where the parallelism of a record is measured and not estimated."""
+    try:
+        estimate = estimate_of(record)
+    except UnsupportedError:
+        if record.setting.parallelism == "none":
+            raise
+        return None
+    figures: dict[str, tuple[float, float]] = {}
+    pairs = (
+        ("allocated", estimate.peak_allocated_bytes, record.peak_allocated_bytes),
+        ("reserved", estimate.peak_reserved_bytes, record.peak_reserved_bytes),
+        ("device", estimate.device_total_bytes, record.device_bytes),
+    )
+    graphs = record.setting.compile in GRAPH_MODES
+    for quantity, predicted, measured in pairs:
+        if measured and not (graphs and quantity == "allocated"):
+            figures[quantity] = (float(predicted), float(measured))
+    if estimate.throughput and record.step_seconds and not record.device.emulated:
+        figures["step time"] = (estimate.throughput.step_seconds, median(record.step_seconds))
+    phases = {}
+    if record.phases is not None and not graphs:
+        live = estimate.live_bytes
+        measured_phases = {
+            "before_step": record.phases.before_step,
+            "after_forward": record.phases.after_forward,
+            "after_backward": record.phases.after_backward,
+            "after_optimizer": record.phases.after_step,
+        }
+        workspace = estimate.breakdown["workspace"]
+        phases = {
+            phase: (live[phase] + workspace, measured)
+            for phase, measured in measured_phases.items()
+            if phase in live
+        }
+    return Comparison(record, estimate, figures, phases)
+
+
+def estimate_of(record: MeasurementRecord) -> Estimate:
+    """What the planner says of a record's model and setting on the record's device, with the torch
+    and the allocator's options that it ran with."""
+    assert isinstance(record.model, SwinConfig)
+    setting = find_library(record.model.library).resolve(record.model, record.setting)
+    with as_of(record.versions.get("torch", "")):
+        return estimate_ledger(
+            record.model, record.setting, step_ledger(record.model, setting), gpu_of(record),
+            allocator=recorded_allocator(record.versions), retries=True,
+        )  # fmt: skip
+
+
+def is_modelled(record: MeasurementRecord) -> bool:
+    """Whether an estimate can be made for what the record was measured under."""
+    try:
+        recorded_allocator(record.versions)
+    except PlannerError:
+        return False
+    return True
+
+
+def gpu_of(record: MeasurementRecord) -> Gpu | None:
+    """The catalogue's entry for the device a record names, if it has one."""
+    return recognise_gpu(record.device.name, record.device.total_bytes)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How far predictions are off over `count` rows, as shares."""
+
+    count: int
+    median: float
+    worst: float
+
+
+def accuracy(comparisons: Sequence[Comparison], quantity: str) -> Accuracy | None:
+    """How far predictions of `quantity` are off, or None where none was measured."""
+    return accuracy_of([e for c in comparisons if (e := c.error(quantity)) is not None])
+
+
+def accuracy_of(errors: Sequence[float]) -> Accuracy | None:
+    """Of signed errors; None where there is none."""
+    sizes = [abs(error) for error in errors]
+    return Accuracy(len(sizes), median(sizes), max(sizes)) if sizes else None
+
+
+def rank_correlation(comparisons: Sequence[Comparison]) -> float | None:
+    """Spearman's, between predicted and measured step times, or None for fewer than three rows."""
+    pairs = [c.figures["step time"] for c in comparisons if "step time" in c.figures]
+    ordered = [sorted(values) for values in zip(*pairs, strict=True)]
+    ranks = [
+        [bisect_left(order, pair[i]) + bisect_right(order, pair[i]) for pair in pairs]
+        for i, order in enumerate(ordered)
+    ]
+    if len(pairs) < 3 or any(len(set(values)) == 1 for values in ranks):
+        return None
+    return correlation(*ranks)

@@ -1,0 +1,57 @@
+"""Programs that run on an emulated GPU: they print one line of JSON, and `run` gives its value."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.core.errors import PlannerError
+from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
+from planner.machine.emulated.building import built_libraries
+
+ROOT = Path(__file__).parents[2]
+RTX_3090, RTX_4090 = emulated_gpu("rtx-3090"), emulated_gpu("rtx-4090")
+Run = Callable[..., Any]
+# Autograd's thread lets go of Python's objects after a backward has returned; a Python 3.11 that
+# ends meanwhile aborts ("terminate called without an active exception", torch 2.13).
+PAUSE = "\nimport time\ntime.sleep(0.2)\n"
+
+
+@pytest.fixture(scope="session")
+def libraries() -> Path:
+    """Skips where torch is a build without CUDA, or nothing can be compiled."""
+    try:
+        return built_libraries()
+    except PlannerError as error:
+        pytest.skip(error.message)
+
+
+def answer(environment: dict[str, str], program: str, *arguments: str, **variables: str) -> Any:
+    """What `program` printed last, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program + PAUSE, *arguments],
+        env={**environment, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def run(libraries: Path) -> Run:
+    """`run(program, machine, **variables)`: on an RTX 3090 unless another machine is given."""
+
+    def on_machine(program: str, machine: EmulatedMachine | None = None, **variables: str) -> Any:
+        with started(machine or EmulatedMachine((RTX_3090,))) as environment:
+            return answer(environment, program, **variables)
+
+    return on_machine

@@ -1,0 +1,146 @@
+"""`planner emulate`: programs as people write them, unchanged, on emulated GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+import planner
+from planner.cli import cli, main
+from planner.core.units import MIB
+from planner.machine.emulated.starting import SHARED_MEMORY
+
+pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300), pytest.mark.usefixtures("libraries")]
+
+PROGRAM = """
+import os, sys, torch
+batch, keep = int(sys.argv[2]), "keep" in sys.argv
+rank = int(os.environ.get("LOCAL_RANK", 0))
+torch.cuda.set_device(rank)
+model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 9))
+model = model.cuda()
+if "RANK" in os.environ:
+    torch.distributed.init_process_group("nccl")
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+optimizer = torch.optim.AdamW(model.parameters())
+losses = []
+for _ in range(1000):
+    loss = model(torch.randn(batch, 512, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if keep:
+        losses.append(torch.zeros(1 << 20, device="cuda"))
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def left(pid: int) -> list[str]:
+    """What a process put into shared memory."""
+    return [path.name for path in SHARED_MEMORY.glob(f"planner-emulated-{pid}-*")]
+
+
+def test_the_peak_is_torch_s_own_and_the_line_is_the_user_s(program: str) -> None:
+    run = planner.emulate([sys.executable, program, "-b", "4096"], gpu="rtx-3090", steps=3)
+    assert (run.fits, run.status, run.steps) == (True, 0, 3)
+    (process,) = run.processes
+    (peak,) = process.peaks
+    assert peak.name.endswith("(emulated)")
+    assert peak.allocated_bytes < peak.reserved_bytes < peak.used_bytes
+    assert sum(g.num_bytes for g in peak.groups) == pytest.approx(peak.allocated_bytes, rel=1e-3)
+    assert any(group.where.endswith("train.py:14 <module>") for group in peak.groups)
+    assert process.growth is None
+    assert process.faults == ()
+    assert left(os.getpid()) == []
+
+
+def test_what_grows_is_named_by_its_line(program: str, tmp_path: Path) -> None:
+    kept = tmp_path / "peak.pickle"
+    command = [sys.executable, program, "-b", "64", "keep"]
+    run = planner.emulate(command, gpu="rtx-3090", steps=8, snapshot=kept)
+    growth = run.processes[0].growth
+    assert growth is not None
+    assert growth.bytes_per_step == 4 * MIB
+    assert growth.groups[0].where.endswith("train.py:19 <module>")
+    assert planner.explain(kept).kind == "snapshot"
+
+
+def test_ranks_of_torchrun_have_a_card_each(program: str) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "--nproc-per-node", "2", program, "-b", "64"]
+    run = planner.emulate(command, gpu="rtx-4090", gpus=2, steps=2)
+    assert run.status == 0
+    assert [p.rank for p in run.processes] == [0, 1]
+    assert [p.peaks[0].device for p in run.processes] == [0, 1]
+    assert run.steps == 2
+
+
+def test_the_boundary_that_is_found_is_the_boundary(program: str) -> None:
+    options = ["--gpu", "rtx-3090", "--memory", "2GiB", "--json"]
+    command = ["--", sys.executable, program, "-b"]
+    found = CliRunner().invoke(cli, ["emulate", *options, "--vary", "-b", *command, "4096"])
+    assert found.exit_code == 0, found.output
+    largest = json.loads(found.stdout)["largest"]
+    for value, fits in ((largest, True), (largest + 1, False)):
+        words = [sys.executable, program, "-b", str(value)]
+        run = planner.emulate(
+            words, gpu="rtx-3090", memory="2GiB", steps=3, output=subprocess.DEVNULL
+        )
+        assert run.fits is fits, value
+
+
+def test_memory_that_others_hold_is_not_there(program: str) -> None:
+    command = [sys.executable, program, "-b", "65536"]
+    shared = planner.emulate(
+        command, gpu="rtx-3090", in_use="22GiB", steps=2, output=subprocess.DEVNULL
+    )
+    assert shared.fits is False
+    failed = shared.out_of_memory
+    assert failed is not None
+    assert failed.where.endswith("train.py:14 <module>")
+
+
+def test_the_exit_status_is_the_program_s() -> None:
+    command = ["emulate", "--gpu", "rtx-3090", "--"]
+    assert main([*command, sys.executable, "-c", "raise SystemExit(7)"]) == 7
+    assert main([*command, sys.executable, "-c", "pass"]) == 1
+    assert main([*command[:-1], "--snapshot", "/nowhere/s.pickle", "--", sys.executable]) == 1
+    assert main([*command, "no-such-program"]) == 2
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_is_left_when_it_is_killed(program: str, seed: int) -> None:
+    """At a random moment, also while the program starts."""
+    command = [sys.executable, "-m", "planner", "emulate", "--gpu", "rtx-3090", "--"]
+    with subprocess.Popen(
+        [*command, sys.executable, program, "-b", "64"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, "MARK": str(seed)},
+    ) as process:  # fmt: skip
+        time.sleep(random.Random(seed).uniform(0.1, 4.0))
+        process.send_signal(random.Random(seed).choice([signal.SIGKILL, signal.SIGINT]))
+    end = time.monotonic() + 20
+    while (found := [*left(process.pid), *alive(program)]) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert found == []
+
+
+def alive(program: str) -> list[int]:
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if program in (p.info["cmdline"] or ())]

@@ -1,0 +1,160 @@
+"""Laws of scratch, held to the requests that PyTorch's own CUDA code makes.
+
+The figures were taken on an emulated GPU under torch 2.13.0+cu130 and 2.15.0+cu132 (the same on
+both): `torch.cuda.memory._snapshot()` after the operation named.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.estimation.estimate import estimate
+from planner.ledger.ledger import Allocated, Freed, Ledger, Scratch
+from planner.machine.hardware.catalogue import find_gpu
+from planner.machine.hardware.overheads import processors_of
+from planner.memory.scratch import Processors, on_device, scratch_bytes
+from planner.step.reductions import reduction_of
+
+T4 = Processors(40, 1024, (7, 5))
+RTX_3090 = Processors(82, 1536, (8, 6))
+A100 = Processors(108, 2048, (8, 0))
+H100 = Processors(132, 2048, (9, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("t4", T4), ("rtx-3090", RTX_3090), ("a100-sxm-80gb", A100), ("h100-sxm-80gb", H100)],
+)
+def test_a_gpu_of_the_catalogue_says_what_decides(name: str, expected: Processors) -> None:
+    assert processors_of(find_gpu(name)) == expected
+
+
+# [rows, columns].sum(0): 32 x 4 threads add up vectors of 4 columns, so 128 columns a block. Of
+# [3136, 768] a thread has ceil(3136 / 4) = 784 values, 6 blocks lie side by side, and
+# 82 * (1536 // 128) = 984 blocks fill the device: ceil(984 / 6) = 164 would share an output, but a
+# thread keeps 16 values, so ceil(784 / 16) = 49 do. 4 B * 768 * 49 * 128 = 19,267,584.
+@pytest.mark.parametrize(
+    ("shape", "num_bytes", "semaphores"),
+    [
+        ((3136, 768), 19_267_584, 24),
+        ((3136, 3072), 64_487_424, 96),
+        ((12544, 1152), 64_880_640, 36),
+        ((3136, 2304), 57_802_752, 72),
+        ((12544, 384), 38_535_168, 12),
+        ((200704, 96), 12_091_392, 8),
+        ((196, 768), 0, 0),
+    ],
+)
+def test_sums_over_rows(shape: tuple[int, int], num_bytes: int, semaphores: int) -> None:
+    found = reduction_of(shape, (shape[1], 1), (0,))
+    assert found is not None
+    assert scratch_bytes(RTX_3090, "reduction", found) == num_bytes
+    assert scratch_bytes(RTX_3090, "semaphores", found) == semaphores
+
+
+# The gradient of a convolution's bias, [64, 96, 56, 56] summed over all but channels: in
+# channels_last the channels are neighbours, in NCHW the elements of one are, but not all of them.
+@pytest.mark.parametrize(
+    ("strides", "expected"),
+    [((96 * 3136, 3136, 56, 1), (1152, 384)), ((96 * 3136, 1, 56 * 96, 96), (12_091_392, 8))],
+)
+def test_sums_of_images(strides: tuple[int, ...], expected: tuple[int, int]) -> None:
+    found = reduction_of((64, 96, 56, 56), strides, (0, 2, 3))
+    assert found is not None
+    laws = ("reduction", "semaphores")
+    assert tuple(scratch_bytes(RTX_3090, law, found) for law in laws) == expected
+
+
+def test_sums_of_a_whole_tensor() -> None:
+    found = reduction_of((1000, 1000), (1000, 1), (0, 1))
+    assert found is not None
+    assert scratch_bytes(RTX_3090, "reduction", found) == 492
+    assert reduction_of((1, 7), (7, 1), (0,)) is None
+
+
+def test_outputs_that_fill_the_device_are_not_shared() -> None:
+    found = reduction_of((3136, 3072), (3072, 1), (0,))  # 24 blocks, and room for 12
+    assert found is not None
+    assert scratch_bytes(Processors(1, 1536, (8, 6)), "reduction", found) == 0
+
+
+# native_layer_norm_backward of [64, 56, 56, 96] in fp32: 200,704 rows are above 65,536, and
+# 96 // 32 = 3 below 82 // 2, so 6,272 blocks of 32 rows leave 96 sums each.
+@pytest.mark.parametrize(
+    ("law", "sizes", "expected"),
+    [
+        ("norm_parts", (200704, 96, 4), 2_408_448),
+        ("norm_parts", (200704, 96, 2), 1_204_224),
+        ("norm_replaced", (200704, 96, 4), 384),
+        ("norm_reduction", (200704, 96), 1_204_224),
+        ("norm_semaphores", (200704, 96), 8),
+        ("norm_parts", (65536, 96, 4), 0),
+        ("norm_reduction", (65536, 96), 0),
+        ("norm_replaced", (65536, 96, 4), 0),
+    ],
+)
+def test_layer_norms_of_many_rows(law: str, sizes: tuple[int, ...], expected: int) -> None:
+    assert scratch_bytes(RTX_3090, law, sizes) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "expected"),
+    [
+        (2304, 169, (1, 1, 1)),
+        (2401, 169, (3583, 3583, 3583)),
+        (2401, 2401, (44543, 44543, 44543)),
+        (4096, 4096, (72191, 72191, 71167)),
+        (20736, 5000, (344575, 342527, 341503)),
+        (331776, 5000, (5433855, 5402111, 5386751)),
+        (1_000_000, 5000, (16369151, 16271871, 16227839)),
+    ],
+)
+def test_sorted_indices(keys: int, rows: int, expected: tuple[int, int, int]) -> None:
+    devices = (T4, RTX_3090, H100)
+    assert tuple(scratch_bytes(d, "sort", (keys, rows)) for d in devices) == expected
+    assert scratch_bytes(A100, "sort", (keys, rows)) == expected[1]
+
+
+def test_scratch_takes_memory_on_a_device_only() -> None:
+    events = (Scratch(1, "reduction", (768, 3136, 0, 4), "aten.sum", "head"), Freed(1))
+    ledger = Ledger(events, 64, 0)
+    (taken, freed) = on_device(ledger, RTX_3090).events
+    assert taken == Allocated(1, 19_267_584, "aten.sum", "head")
+    assert freed == Freed(1)
+
+
+# Three steps on the emulated device, the peaks of the third: torch 2.13.0+cu130, an RTX 3090.
+PEAKS = {
+    ("native:swin_tiny", 64): (4_163_511_808, 4_898_947_072),
+    ("timm:swin_tiny_patch4_window7_224", 64): (4_986_469_376, 5_421_137_920),
+    ("torchvision:swin_v2_t", 32): (4_165_214_208, 4_406_116_352),
+}
+# The same under torch 2.15.0+cu132, whose products give their workspaces back.
+PEAKS_2_15 = {
+    ("native:swin_tiny", 64): (4_146_517_504, 4_882_169_856),
+    ("timm:swin_tiny_patch4_window7_224", 8): (999_705_600, 1_161_822_208),
+    ("torchvision:swin_t", 64): (4_968_805_376, 5_442_109_440),
+    ("transformers:microsoft/swin-tiny-patch4-window7-224", 64): (4_659_068_416, 5_509_218_304),
+}
+
+
+@pytest.mark.parametrize("version", [(2, 13), (2, 15)])
+def test_an_estimate_is_what_torch_allocates(
+    version: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch_version(monkeypatch, version)
+    for (model, batch), peaks in (PEAKS if version == (2, 13) else PEAKS_2_15).items():
+        found = estimate(
+            model, gpu="rtx-3090", batch_size=batch, loss="cross-entropy", clip_grad=False
+        )
+        assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == peaks, model
+
+
+def patch_version(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]) -> None:
+    """All that asks for torch's version is told this one."""
+    for module in (
+        "planner.estimation.ledgers", "planner.memory.profile",
+        "planner.machine.hardware.overheads",
+        "planner.step.attention",
+    ):  # fmt: skip
+        monkeypatch.setattr(f"{module}.torch_version", lambda: version)

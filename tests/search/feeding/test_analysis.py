@@ -1,0 +1,173 @@
+"""Which of step and loader bounds, and what is said of it: over made records, by hand."""
+
+from __future__ import annotations
+
+from planner.core.schema import MeasurementRecord, TrainSetting
+from planner.core.schema.loading import (
+    DataRecommendation,
+    DataSource,
+    FedRecord,
+    Feeding,
+    ItemFault,
+    LoaderBound,
+    LoaderRecord,
+    LoaderSetting,
+)
+from planner.core.units import GIB
+from planner.report.feeding import feeding_text
+from search.loop.result.contenders import Contender
+from search.tuning.feeding.analysis import Machine, judge, loader_for, make_feeding, predicted_rate
+from tests.search.tables import GPU, MODEL
+
+DATA = DataSource(kind="folder", location="/data/pictures", num_items=2000, num_classes=10)
+CARD = Machine(processors=8, steps_on_cpu=False)
+CPU = Machine(processors=2, steps_on_cpu=True)
+
+
+def step_of(rate: float, batch_size: int = 64, num_bytes: int = 8 * GIB) -> MeasurementRecord:
+    seconds = batch_size / rate
+    return MeasurementRecord(
+        model=MODEL, setting=TrainSetting(batch_size=batch_size), device=GPU, versions={}, date="",
+        status="measured", step_seconds=(seconds,) * 5, images_per_second=rate,
+        device_bytes=num_bytes,
+    )  # fmt: skip
+
+
+def loader_of(
+    rate: float, workers: int = 8, cpu_seconds: float = 0.011, bound: LoaderBound | None = "decode"
+) -> LoaderRecord:
+    return LoaderRecord(
+        data=DATA, setting=LoaderSetting(workers=workers, batch_size=64), status="measured",
+        images_per_second=rate, cpu_seconds_per_image=cpu_seconds, bound=bound,
+    )  # fmt: skip
+
+
+def fed_of(
+    step: MeasurementRecord, loader: LoaderRecord, rate: float, waiting: float = 0.0,
+    resident: float | None = None, **more: object,
+) -> FedRecord:  # fmt: skip
+    """A fed run of ten steps at `rate`, which waited for a share of its time."""
+    seconds = step.setting.batch_size / rate
+    alone = step.setting.batch_size / (resident or step.images_per_second or 1.0)
+    return FedRecord.model_validate(
+        {
+            "model": MODEL, "setting": step.setting, "loader": loader.setting, "data": DATA,
+            "status": "measured", "step_seconds": (seconds,) * 10, "images_per_second": rate,
+            "wait_seconds": (waiting * seconds,) * 10, "resident_seconds": (alone,) * 5,
+            "predicted": min(loader.images_per_second or 0.0, step.images_per_second or 0.0),
+            **more,
+        }
+    )  # fmt: skip
+
+
+def contender(record: MeasurementRecord) -> Contender:
+    return Contender(record.setting, (record,))
+
+
+def feeding(
+    step: MeasurementRecord, loader: LoaderRecord, fed: FedRecord | None = None,
+    *others: MeasurementRecord, machine: Machine = CARD,
+) -> Feeding:  # fmt: skip
+    found = sorted(map(contender, (step, *others)), key=lambda c: -c.rate)
+    data = DataRecommendation(
+        data=DATA, date="", setting=loader.setting, evidence=loader,
+        ways_out=("Resize the pictures once to 256 px.",),
+    )  # fmt: skip
+    return make_feeding(step, data, fed, found, machine)
+
+
+def test_a_loader_that_bounds_says_what_it_costs_and_what_would_help() -> None:
+    step, loader = step_of(1000.0), loader_of(620.0)
+    found = feeding(step, loader, fed_of(step, loader, 620.0, 0.37))
+    assert found.bound == "loader"
+    assert found.waiting_share == 0.38
+    assert found.needed_workers is None, "as many processors are not there"
+    said = " ".join(found.notes)
+    # One of 8 workers brings 77.5 images/s: 1,000 take 13, of 11 ms of processor time an image.
+    assert "the device waits 38% of the time" in said
+    assert "13 workers would be needed, and 8 processors are there" in said
+    assert "256 px" in said
+
+
+def test_a_step_that_bounds_says_how_many_workers_are_enough() -> None:
+    step, loader = step_of(300.0), loader_of(700.0)
+    found = feeding(step, loader, fed_of(step, loader, 298.0))
+    assert (found.bound, found.needed_workers) == ("step", 4)
+    assert "4 workers would be enough" in found.notes[0]
+    assert len(found.notes) == 1
+
+
+def test_a_faster_step_gains_nothing_where_the_loader_bounds() -> None:
+    """The smallest setting that is as fast as the loader is named, and not recommended."""
+    step, loader = step_of(1000.0, 128, 10 * GIB), loader_of(500.0)
+    small, slow = step_of(600.0, 32, 3 * GIB), step_of(400.0, 8, 1 * GIB)
+    found = feeding(step, loader, fed_of(step, loader, 500.0, 0.5), small, slow)
+    said = " ".join(found.notes)
+    assert "A faster step would gain nothing" in said
+    assert "batch 32 (600 images/s by itself) trains as fast and takes 7.00 GiB less" in said
+
+
+def test_the_loader_is_chosen_for_the_step_and_not_by_itself() -> None:
+    """Without workers 500 images/s by itself, 250 beside a step of 500; with two, 480 of both."""
+    step = step_of(500.0)
+    alone, two = loader_of(500.0, workers=0, cpu_seconds=0.002), loader_of(480.0, workers=2)
+    data = DataRecommendation(
+        data=DATA, date="", setting=alone.setting, evidence=alone, runners_up=(two,)
+    )
+    assert loader_for(step, data, CARD).setting == two.setting
+    # Where the loader is far faster than the step, what is recommended stays.
+    many = data.model_copy(update={"setting": two.setting, "evidence": two, "runners_up": (alone,)})
+    assert loader_for(step_of(50.0), many, CARD) is many
+
+
+def test_what_is_the_disks_is_not_the_workers() -> None:
+    step, loader = step_of(1000.0), loader_of(100.0, bound="disk")
+    found = feeding(step, loader)
+    assert found.needed_workers is None
+    assert "What bounds it is the disk" in found.notes[0]
+
+
+def test_on_the_cpu_min_does_not_hold_and_the_law_says_what_does() -> None:
+    # Loading alone keeps both processors busy at 100 images/s, the step alone at 100: 50 together.
+    step, loader = step_of(100.0), loader_of(100.0, workers=2, cpu_seconds=0.02)
+    assert round(predicted_rate(step, loader, CPU)) == 50
+    assert round(predicted_rate(step, loader, CARD)) == 100
+    judged = judge(step, loader, fed_of(step, loader, 50.0, waiting=0.02), CPU)
+    assert judged.bound == "step", "it never waited: its processors were shared"
+    found = feeding(step, loader, fed_of(step, loader, 50.0, waiting=0.02), machine=CPU)
+    assert "share 2 processors: a step takes 1.96 × as long" in " ".join(found.notes)
+
+
+def test_on_the_cpu_a_training_that_waits_is_bound_by_the_loader() -> None:
+    step, loader = step_of(100.0), loader_of(30.0, workers=1, cpu_seconds=0.001)
+    found = feeding(step, loader, fed_of(step, loader, 30.0, waiting=0.7), machine=CPU)
+    assert found.bound == "loader"
+    assert found.waiting_share == 0.7
+    assert feeding(step, loader, machine=CPU).bound == "loader", "and so by the law"
+
+
+def test_a_run_that_failed_leaves_the_law() -> None:
+    step, loader = step_of(1000.0), loader_of(620.0)
+    broken = fed_of(
+        step, loader, 1.0, status="faulty", step_seconds=(), wait_seconds=(), resident_seconds=(),
+        images_per_second=None, fault=ItemFault(item="cat/1.jpg", message="the file is empty"),
+    )  # fmt: skip
+    found = feeding(step, loader, broken)
+    assert found.waiting_share == 0.38
+    assert "not measured together: cat/1.jpg: the file is empty" in " ".join(found.notes)
+
+
+def test_a_run_that_differs_from_the_law_says_so() -> None:
+    step, loader = step_of(1000.0), loader_of(620.0)
+    found = feeding(step, loader, fed_of(step, loader, 400.0, 0.6))
+    assert "says 620 images/s" in " ".join(found.notes)
+
+
+def test_the_paragraph_says_both() -> None:
+    step, loader = step_of(1000.0), loader_of(620.0)
+    text = " ".join(
+        map(str.strip, feeding_text(feeding(step, loader, fed_of(step, loader, 610.0, 0.37))))
+    )
+    assert "Fed from /data/pictures (2,000 items in 10 classes):" in text
+    assert "8 workers × 2" in text
+    assert "Both together trained 610 images/s (measured, 10 steps; the law says 620)" in text

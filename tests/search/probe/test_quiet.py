@@ -1,0 +1,87 @@
+"""Whether the machine was quiet: what others took is counted, and what is ours is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from planner.core.schema import TrainSetting
+from planner.machine.host import Host
+from planner.machine.nvml import NvmlUtilization
+from search.probe import quiet
+from search.probe.evidence import is_disturbed, others_ran
+from search.probe.quiet import QuietWatch, gpu_flags
+from tests.search.tables import make_record
+
+TWO = Host(num_cpus=2, usable_cpus=2)
+
+
+def watched(
+    monkeypatch: pytest.MonkeyPatch, all_busy: float, own: float, host: Host = TWO,
+    seconds: float = 10.0, wanted: float = math.inf,
+) -> list[str]:  # fmt: skip
+    """What is said of `seconds` in which so many seconds of processors went by."""
+    readings: Iterator[quiet._Reading] = iter(
+        [quiet._Reading(100.0, 50.0, 7.0), quiet._Reading(100 + seconds, 50 + all_busy, 7 + own)]
+    )
+    monkeypatch.setattr(quiet, "_read", lambda: next(readings))
+    monkeypatch.setattr(quiet, "read_host", lambda: host)
+    monkeypatch.setattr(quiet.os, "getloadavg", lambda: (20.0, 1.0, 1.0))
+    return QuietWatch().flags(wanted)
+
+
+def test_what_others_took_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 seconds of two processors: 2 were ours."""
+    flags = watched(monkeypatch, all_busy=20, own=2)
+    assert flags == ["other programs kept 1.8 of 2 processors busy meanwhile (load average 20)"]
+    assert others_ran(["drifted by +2%", *flags]) == flags[0]
+    record = make_record(TrainSetting())
+    assert not is_disturbed(record)
+    assert not is_disturbed(record.model_copy(update={"flags": tuple(flags)}))
+
+
+@pytest.mark.parametrize(
+    ("all_busy", "own", "seconds", "host"),
+    [
+        (20, 19, 10, TWO),  # ours
+        (11, 10, 10, TWO),  # a service
+        (0, 9, 10, TWO),  # the kernel's counts are hidden
+        (0.2, 0, 0.1, TWO),  # too short to tell
+        (300, 20, 10, Host(num_cpus=64, usable_cpus=64, quota_cpus=4.0)),  # 36 are free
+    ],
+)
+def test_a_quiet_machine_is_not_blamed(
+    monkeypatch: pytest.MonkeyPatch, all_busy: float, own: float, seconds: float, host: Host
+) -> None:
+    assert watched(monkeypatch, all_busy, own, host, seconds) == []
+
+
+@pytest.mark.parametrize(("all_busy", "said"), [(400, 0), (630, 1)])  # 24 are free, or 1
+def test_a_gpu_s_probe_wants_two_processors(
+    monkeypatch: pytest.MonkeyPatch, all_busy: float, said: int
+) -> None:
+    host = Host(num_cpus=64, usable_cpus=64)
+    assert len(watched(monkeypatch, all_busy, 0, host, wanted=2)) == said
+
+
+def test_own_work_is_counted_as_the_kernel_counts_it() -> None:
+    """Of a real second or so: never more than all."""
+    watch = QuietWatch()
+    sum(i * i for i in range(2_000_000))
+    after = quiet._read()
+    own = after.own_seconds - watch.before.own_seconds
+    assert 0 < own <= after.busy_seconds - watch.before.busy_seconds + 0.1
+
+
+def test_a_gpu_that_computes_for_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(percent: int | None) -> list[str]:
+        used = None if percent is None else NvmlUtilization(percent, 0)
+        card = SimpleNamespace(utilization=used)
+        monkeypatch.setattr(quiet, "nvml_device", lambda device: card)
+        return gpu_flags("cuda:1")
+
+    assert busy(97) == ["other programs kept cuda:1 busy for 97% of the time before"]
+    assert busy(5) == busy(None) == gpu_flags("cpu") == []

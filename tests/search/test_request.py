@@ -1,0 +1,127 @@
+"""What a search was asked comes back: from what its result keeps, and from the command it shows."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.cli.arguments import given_fields
+from planner.cli.tune import _arguments, command
+from planner.core.errors import UsageError
+from planner.core.schema import FactoryModel, NamedModel, TrainSetting
+from planner.libraries.named import override_named
+from planner.libraries.resolve import resolve_model
+from search.loop.options import SearchOptions, declared_options
+from search.loop.request import kept_options, model_flags, read_options, tune_command
+
+# Each way to say every option, with values that a shell or a parser could spoil.
+SAID: list[dict[str, Any]] = [
+    {},
+    {"batch_size": 32, "trials": 20, "budget_seconds": 90, "output": Path("my runs/it's $HOME")},
+    {"batch_size": [8, 16], "budget_seconds": None, "tolerance": 0.003, "headroom": 0.07},
+    {"budget_seconds": 5400.0, "memory_bytes": 24 * 1024**3, "device": "cuda:1", "seed": 7},
+    {"budget_seconds": 0.1 + 0.2, "memory_bytes": "24GB", "strategy": "tpe", "epochs": 0.1},
+    {"epochs": 300, "images_per_epoch": 50_000, "baseline": False, "accept_different": True},
+    {"restrict": {"checkpointing": ("none", "blocks", "stages:0,1"), "precision": "bf16"}},
+    {"restrict": {"amsgrad": (False, True), "frozen_stages": (0, 2), "optimizer": "adamw-fused"}},
+    {"base": {"accumulate": 4}, "steps": 1000, "study_name": "two words", "storage": "a.journal"},
+    {"gpus": 2, "allocator": "expandable_segments:True,max_split_size_mb:64"},
+    {"gpus": 4, "nodes": 2, "restrict": {"parallelism": ("fsdp", "ddp")}, "global_batch": 512},
+    {"data": "my pictures", "headroom": 0.0},
+    {"with_data": "fed/data.json", "trials": 0},
+    {"start": {"batch_size": 24, "checkpointing": "stages:0,1", "optimizer": "adamw-fused"}},
+    {"replay": Path("a;b.jsonl"), "strategy": "exhaustive", "seed": 3, "memory_bytes": "1GiB"},
+]
+
+
+def typed(line: str) -> SearchOptions:
+    """What the command itself makes of a line for a shell."""
+    program, name, *words = shlex.split(line)
+    assert (program, name) == ("planner", "tune")
+    keywords = _arguments(command.make_context("tune", words).params)
+    del keywords["model"]
+    return SearchOptions.of(keywords)  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_the_command_means_what_was_asked(said: Any) -> None:
+    asked = SearchOptions.of(said)
+    assert typed(tune_command("native:swin_tiny", asked)) == asked
+    assert read_options(json.loads(json.dumps(kept_options(asked)))) == asked
+
+
+def test_every_option_is_said_once_at_least() -> None:
+    """Break: an option that is declared and whose way back nobody tries."""
+    missing = {*declared_options(SearchOptions)} - {name for said in SAID for name in said}
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        (FactoryModel(factory="mine:build"), "mine:build"),
+        (FactoryModel(factory="mine:build", num_classes=10), "mine:build --num-classes 10"),
+        (
+            FactoryModel(factory="mine:build", image_size=(256, 192), in_channels=1),
+            "mine:build --image-size 256,192 --set in_channels=1",
+        ),
+        (
+            NamedModel(library="timm", name="vit", task="classification", image_size=(96, 96)),
+            "timm:vit --image-size 96",
+        ),
+    ],
+)
+def test_what_a_model_s_title_leaves_open_is_said(
+    model: FactoryModel | NamedModel, line: str
+) -> None:
+    """Break: the command of another model of that name."""
+    assert tune_command(model.title, SearchOptions(), model_flags(model)) == f"planner tune {line}"
+    of_model, _ = given_fields(command.make_context("tune", shlex.split(line)).params, ())
+    if isinstance(model, FactoryModel):
+        assert resolve_model(model.factory, of_model) == model
+    else:
+        assert override_named(model.model_copy(update={"image_size": (1, 1)}), of_model) == model
+
+
+def test_a_base_from_python_is_said_by_options_of_the_command() -> None:
+    """`base` may hold any field; the command says the same search in other words."""
+    base = {"ema": True, "optimizer": "sgd", "world_size": 2, "parallelism": "ddp"}
+    line = tune_command("native:swin_tiny", SearchOptions.of({"base": base}))
+    again = typed(line)
+    assert "--optimizer sgd,sgd-fused" in line, "as a search tries them where base names a family"
+    assert (again.base.world_size, again.base.parallelism) == (2, "ddp")
+    assert again.restrict["ema"] == (True,)
+
+
+RECIPE = {"loss": "library", "clip_grad": None}  # what is kept where nothing was asked of it
+
+
+def test_what_a_base_says_of_axes_is_not_kept() -> None:
+    """A whole setting is taken as base, whose axes are what is searched."""
+    asked = SearchOptions.of({"base": TrainSetting(precision="fp32", batch_size=32)})
+    kept = kept_options(asked)
+    assert kept == {"base": {"batch_size": 32, **RECIPE}}
+    assert read_options(kept).asked.batch_size == 32
+
+
+def test_no_password_is_kept() -> None:
+    kept = kept_options(SearchOptions.of({"storage": "postgresql://me:secret@host/db"}))
+    assert kept == {"storage": "postgresql://me:***@host/db", "base": RECIPE}
+
+
+def test_what_says_nothing_of_a_recipe_meant_none() -> None:
+    """Plain cross-entropy without clipping was the default of results that keep no loss."""
+    for kept in ({}, {"base": {"batch_size": 32}}):
+        base = read_options(kept).base
+        assert (base.loss, base.clip_grad) == ("cross-entropy", False)
+        assert "--set loss=cross-entropy" in tune_command("native:swin_tiny", read_options(kept))
+
+
+@pytest.mark.parametrize("kept", [{"colour": 1}, {"headroom": "much"}, {"restrict": {"x": [1]}}])
+def test_options_of_another_planner_are_refused(kept: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        read_options(kept)

@@ -1,0 +1,150 @@
+"""A training's figures against a plan's: which differences are told, and that no other is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from planner.core.errors import PlannerError
+from planner.core.units import GIB
+from planner.watching.analysis import judge
+from planner.watching.device import memory_of
+from planner.watching.expectation import Expectation, read_expectation
+from planner.watching.sampler import summary
+from tests.trainers.cases import recommendation
+
+PLAN = Expectation(
+    source="run/recommendation.json",
+    basis="measured",
+    device="RTX",
+    images_per_step=64,
+    images_per_second=1000.0,
+    peak_allocated_bytes=8 * GIB,
+    peak_reserved_bytes=9 * GIB,
+)
+AS_PLANNED = {
+    "steps": 10,
+    "images": 640,
+    "images_per_second": 990.0,
+    "peak_allocated_bytes": 8 * GIB,
+    "peak_reserved_bytes": 9 * GIB,
+    "wait_share": 0.02,
+    "alloc_retries": 0,
+    "ooms": 0,
+    "loss": 6.9,
+}
+
+
+def names(
+    line: dict[str, Any], before: dict[str, Any] | None = None, device: str = "RTX"
+) -> list[str]:
+    return [event.name for event in judge(line, before or {}, PLAN, device)]
+
+
+def test_a_training_as_planned_has_no_events() -> None:
+    assert names(AS_PLANNED) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"peak_allocated_bytes": int(8.5 * GIB)}, "more allocated than planned"),
+        ({"peak_reserved_bytes": 10 * GIB}, "more reserved than planned"),
+        ({"images_per_second": 850.0}, "slower than planned"),
+        ({"wait_share": 0.3}, "waiting for data"),
+        ({"alloc_retries": 2}, "allocator retries"),
+        ({"ooms": 1}, "out of memory caught"),
+        ({"loss": float("nan")}, "non-finite loss"),
+        ({"clocks": {"slowed_by": ["hw_thermal_slowdown"], "temperature_c": 91}}, "throttled"),
+        ({"images": 320}, "other batch"),
+    ],
+)
+def test_each_difference_has_its_event(changed: dict[str, Any], name: str) -> None:
+    (event,) = judge({**AS_PLANNED, **changed}, {}, PLAN, "RTX")
+    assert event.name == name
+    assert event.message.endswith(".")
+
+
+def test_a_retry_is_told_once_and_a_scale_when_it_falls() -> None:
+    before = {"alloc_retries": 2, "scale": 65536.0}
+    assert names({**AS_PLANNED, "alloc_retries": 2, "scale": 65536.0}, before) == []
+    assert names({**AS_PLANNED, "alloc_retries": 2, "scale": 32768.0}, before) == ["skipped steps"]
+    assert names({**AS_PLANNED, "alloc_retries": 2, "scale": 131072.0}, before) == []
+
+
+def test_the_warm_up_is_not_held_against_a_rate() -> None:
+    slow = {**AS_PLANNED, "images_per_second": 10.0, "wait_share": 0.9}
+    assert names({**slow, "warm_up": True}) == []
+
+
+def test_rates_of_another_device_are_not_compared() -> None:
+    assert names({**AS_PLANNED, "images_per_second": 10.0}, device="T4") == ["other device"]
+
+
+def test_an_expected_wait_is_none_to_tell() -> None:
+    plan = Expectation("x", "measured", waiting_share=0.4)
+    assert list(judge({"wait_share": 0.45}, {}, plan, "")) == []
+
+
+def test_plans_are_read_from_all_that_planner_writes(tmp_path: Path) -> None:
+    assert read_expectation(None) is None
+    found = recommendation()
+    (tmp_path / "recommendation.json").write_text(found.model_dump_json())
+    said = read_expectation(tmp_path)
+    assert said is not None
+    assert said.basis == "measured"
+    assert said.images_per_second == found.evidence.images_per_second  # type: ignore[union-attr]
+    estimate = planner.estimate("native:swin_tiny", batch_size=8, accumulate=2, gpu="rtx 3090")
+    (tmp_path / "estimate.json").write_text(json.dumps([estimate.to_json()]))
+    for plan in (estimate, tmp_path / "estimate.json", str(tmp_path / "estimate.json")):
+        said = read_expectation(plan)
+        assert said is not None
+        assert said.basis == "estimated"
+        assert said.images_per_step == 16
+        assert said.peak_allocated_bytes == estimate.peak_allocated_bytes
+    for broken in (7, tmp_path / "none", {"a": 1}):
+        with pytest.raises(PlannerError):
+            read_expectation(broken)
+
+
+def test_the_allocators_counts_are_read_by_torchs_own_names() -> None:
+    stats = {
+        "allocated_bytes.all.current": 1, "allocated_bytes.all.peak": 2,
+        "reserved_bytes.all.current": 3, "reserved_bytes.all.peak": 4,
+        "num_alloc_retries": 5, "num_ooms": 6,
+    }  # fmt: skip
+    assert list(memory_of(stats).values()) == [1, 2, 3, 4, 5, 6]
+    assert memory_of({})["alloc_retries"] == 0  # before CUDA is in use torch has no counts
+
+
+def test_an_idle_device_is_told_where_it_is_not_the_loader() -> None:
+    def told(busy: int | None, waiting: float | None) -> list[str]:
+        line = {"clocks": {"busy_percent": busy}, "wait_share": waiting}
+        return [event.name for event in judge(line, {}, None, "a card")]
+
+    assert told(50, 0.0) == ["idle device"]
+    assert told(50, 0.4) == ["waiting for data"]
+    assert told(95, 0.0) == told(None, 0.0) == []
+    assert told(50, None) == [], "nobody watched the loader"
+
+
+def test_readings_of_the_driver_are_summed_up() -> None:
+    reading = {
+        "sm_mhz": 1500, "temperature_c": 60, "power_watts": 200.0, "device_used_bytes": 1,
+        "busy_percent": 40,
+    }  # fmt: skip
+    assert summary([]) is None
+    found = summary([
+        {**reading, "reasons": ("sw_power_cap",)},
+        {**reading, "sm_mhz": 900, "temperature_c": 90, "power_watts": None,
+         "reasons": ("hw_thermal_slowdown",)},
+    ])  # fmt: skip
+    assert found is not None
+    assert (found["sm_mhz"], found["temperature_c"], found["power_watts"]) == (900, 90, 200.0)
+    assert found["busy_percent"] == 40
+    assert found["limits"] == ["hw_thermal_slowdown", "sw_power_cap"]
+    assert found["slowed_by"] == ["hw_thermal_slowdown"]

@@ -1,0 +1,132 @@
+"""What a program on an emulated GPU is told to need: the laws, without a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.core.errors import UsageError
+from planner.core.units import GIB, MIB
+from planner.report.emulation import emulation_text, variation_text
+from planner.watching.emulating import inside, varying
+from planner.watching.emulating.reading import BACKWARD, EmulatedRun, read_processes
+
+FORWARD = [("/lib/torch/nn/modules/linear.py", 134, "forward"), ("/u/train.py", 7, "main")]
+
+
+def event(action: str, addr: int, size: int, line: int) -> dict[str, Any]:
+    frames = [{"filename": "/u/train.py", "line": line, "name": "main"}] if line else []
+    return {"action": action, "addr": addr, "size": size, "frames": frames}
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100)), max_size=60), st.integers(0, 30))
+def test_the_peak_is_found_backwards_from_the_end(
+    steps: list[tuple[int, int]], forgotten: int
+) -> None:
+    """Six addresses, each asked for and given back by turns; of the beginning nothing is known."""
+    held: dict[int, int] = {}
+    trace, totals = [], [0]
+    for index, (addr, size) in enumerate(steps):
+        if addr in held:
+            trace.append(event("free_requested", addr, held.pop(addr), index + 1))
+        else:
+            held[addr] = size
+            trace.append(event("alloc", addr, size, index + 1))
+        totals.append(sum(held.values()))
+    blocks = [
+        {"address": a, "size": s, "state": "active_allocated", "frames": []}
+        for a, s in held.items()
+    ]
+    forgotten = min(forgotten, len(trace))
+    kept = trace[forgotten:]
+    snapshot = {"segments": [{"device": 0, "blocks": blocks}], "device_traces": [kept]}
+    found = inside.at_the_peak(snapshot, 0)
+    assert sum(size for _, size, _ in found["places"]) == max(totals[forgotten:])
+
+
+def test_what_only_rises_after_the_third_step_grows() -> None:
+    assert inside.grows([5, 5, 5, 6, 7])
+    assert not inside.grows([1, 2, 5, 5, 5])
+    assert not inside.grows([5, 5, 5, 7, 6])
+
+
+def record(used: int, steps: int = 3, **more: Any) -> dict[str, Any]:
+    peak = {
+        "name": "card", "total_bytes": 24 * GIB, "allocated_bytes": used - 600 * MIB,
+        "reserved_bytes": used - 500 * MIB, "outside_bytes": 500 * MIB, "retries": 0,
+        "step": 2, "where": [], "places": [[FORWARD, GIB, 3], [FORWARD, MIB, 1], [[], MIB, 1]],
+    }  # fmt: skip
+    return {
+        "pid": 7, "rank": None, "steps": steps, "peaks": {"0": peak}, "out_of_memory": None,
+        "growth": None, "faults": [], **more,
+    }  # fmt: skip
+
+
+def run_of(*records: dict[str, Any], status: int = 0) -> EmulatedRun:
+    return EmulatedRun(("python",), "card", 1, status, 0, read_processes(records))
+
+
+def test_stacks_become_lines_and_phases() -> None:
+    (process,) = run_of(record(6 * GIB)).processes
+    (peak,) = process.peaks
+    assert (peak.phase, peak.used_bytes, peak.spare_bytes) == (BACKWARD, 6 * GIB, 18 * GIB)
+    first = peak.groups[0]
+    assert (first.category, first.where) == ("forward: activations", "u/train.py:7 main")
+    assert (first.num_bytes, first.count) == (GIB + MIB, 4)
+
+
+def test_the_verdict_comes_first() -> None:
+    assert emulation_text(run_of(record(6 * GIB))).startswith("Fits in 24.00 GiB of card: 6.00 GiB")
+    failed = {
+        "times": 2, "device": 0,
+        "requested_bytes": 3 * GIB, "free_bytes": GIB, "total_bytes": 24 * GIB,
+        "allocated_bytes": 22 * GIB, "reserved_bytes": 23 * GIB, "step": 1, "where": FORWARD,
+        "places": [[FORWARD, 22 * GIB, 9]],
+    }  # fmt: skip
+    run = run_of(record(23 * GIB, 0, out_of_memory=failed), status=1)
+    assert run.fits is False
+    text = emulation_text(run)
+    assert text.startswith("Does not fit in 24.00 GiB of card: out of memory in step 1")
+    assert "at least 2.00 GiB are missing" in text
+    caught = emulation_text(run_of(record(23 * GIB, 6, out_of_memory=failed)))
+    assert "caught that 2 times and went on, to 6 steps." in caught
+    assert run_of().fits is None
+    one = run_of(record(6 * GIB, steps=1))
+    assert one.fits is None
+    assert emulation_text(one).startswith("Not known whether it fits: 1 step made")
+    assert emulation_text(run_of()).startswith("Not known: no process used the GPU")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 63, 64, 65, 100, 341])
+@pytest.mark.parametrize("first", [1, 64])
+def test_the_largest_value_is_found_whatever_it_begins_with(
+    limit: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def emulated(command: list[str], **_: Any) -> EmulatedRun:
+        value = int(command[-1])
+        used = 23 * GIB * min(value, limit) // limit
+        failed = {
+            "times": 1, "device": 0,
+            "requested_bytes": GIB, "free_bytes": 0, "total_bytes": 24 * GIB,
+            "allocated_bytes": 0, "reserved_bytes": 0, "step": 1, "where": [], "places": [],
+        }  # fmt: skip
+        return run_of(record(used, out_of_memory=failed if value > limit else None))
+
+    monkeypatch.setattr(varying, "emulate", emulated)
+    found = varying.vary(["python", "train.py", "-b", str(first)], "-b", gpu="card")
+    assert (found.largest, found.next_larger) == (limit, limit + 1)
+    assert len(found.runs) <= 26
+    assert variation_text(found).startswith(f"-b {limit} is the largest that fits")
+
+
+def test_the_argument_is_found_in_both_ways_to_write_it() -> None:
+    assert varying._with(["t", "--batch-size", "8", "x"], "--batch-size", 9)[2] == "9"
+    assert varying._with(["t", "--batch-size=8"], "--batch-size", 9) == ["t", "--batch-size=9"]
+    assert varying._with(["t", "data.batch=8"], "data.batch", 9) == ["t", "data.batch=9"]
+    with pytest.raises(UsageError, match="the command has no '--batch'"):
+        varying.vary(["t", "-b", "8"], "--batch", gpu="rtx-3090")
+    with pytest.raises(UsageError, match="-b is 'x' in the command"):
+        varying.vary(["t", "-b", "x"], "-b", gpu="rtx-3090")
