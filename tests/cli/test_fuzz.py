@@ -72,7 +72,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(subprocess.Popen, "__init__", no_python_starts)
     monkeypatch.setattr(os, "fork", nothing_starts)
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setattr("planner.training.loading.synthetic.make_synthetic", nothing_starts)
     monkeypatch.setattr("search.tuning.benches.attention.time_case", nothing_starts)
     (tmp_path / "folder").mkdir()

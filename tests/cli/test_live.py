@@ -185,8 +185,8 @@ sys.exit(main())
 
 @pytest.mark.workers
 def test_real_probes_are_shown_and_nothing_is_forked_beside_the_thread(tmp_path: Path) -> None:
-    # Batches whose steps take long enough to be told of: twice a second.
-    command = [sys.executable, "-c", UNFORKED, "tune", *TINY[:-1], "64,128", "--trials", "3",
+    # Batches whose steps take long enough to be told of, twice a second.
+    command = [sys.executable, "-c", UNFORKED, "tune", *TINY[:-1], "512,1024", "--trials", "2",
                "--output"]  # fmt: skip
     with Terminal([*command, str(tmp_path)], environment={"OMP_NUM_THREADS": "1"}) as terminal:
         terminal.await_table(r"timing steps: \d+ so far, [0-9.]+ m?s each")

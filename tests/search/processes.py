@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,12 +41,21 @@ def carrying(token: str) -> set[int]:
     return carry - {server.pid for server in SHARED_SERVERS}
 
 
-def remaining(token: str, besides: set[int] = frozenset()) -> set[int]:  # type: ignore[assignment]
+def remaining(token: str, besides: Set[int] = frozenset()) -> set[int]:
     """As `carrying`, once none but `besides` is left or patience is at its end."""
     patience = time.monotonic() + _PATIENCE_SECONDS
     while (left := carrying(token) - besides) and time.monotonic() < patience:
         time.sleep(0.05)
     return left
+
+
+@contextmanager
+def nothing_more_remains(token: str) -> Iterator[None]:
+    """What other tests have left running, a pool of Inductor's say, is no fault of this one's."""
+    before = carrying(token)
+    yield
+    left = remaining(token, before)
+    assert not left, {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left}
 
 
 def _environment(pid: int) -> bytes:

@@ -9,7 +9,7 @@ from planner.core.schema.loading import DataSource, LoaderRecord, LoaderSetting
 from planner.training.loading.sources import find_source
 from search.loader.probing import loader_server, probe_loader
 from search.probe.parent.fork_server import ForkServer
-from tests.search.processes import SHARED_SERVERS, remaining
+from tests.search.processes import SHARED_SERVERS, nothing_more_remains
 
 # Far beyond what any probe here takes: a deadline that is no part of the test.
 AMPLE_SECONDS = 300.0
@@ -56,6 +56,8 @@ def probe(server: ForkServer) -> Probe:
 
 @pytest.fixture(autouse=True)
 def _nothing_remains(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    if "server" in request.fixturenames:
-        assert not remaining(request.getfixturevalue("token"))
+    if "server" not in request.fixturenames:
+        yield
+        return
+    with nothing_more_remains(request.getfixturevalue("token")):
+        yield

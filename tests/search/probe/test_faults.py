@@ -19,7 +19,7 @@ from search.probe.parent.attendance import TAIL_BYTES
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from tests.search.probes import AMPLE_SECONDS, request_of
-from tests.search.processes import remaining
+from tests.search.processes import nothing_more_remains
 
 # Deadlines of what hangs: the first is enough to come there from a fork server where the machine
 # is quiet, the last where it is busy.
@@ -38,8 +38,8 @@ def probe(
 
 @pytest.fixture(autouse=True)
 def _nothing_remains(token: str, fork_server: ForkServer) -> Iterator[None]:
-    yield
-    assert not remaining(token)
+    with nothing_more_remains(token):
+        yield
 
 
 @pytest.mark.parametrize(

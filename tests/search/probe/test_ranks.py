@@ -26,7 +26,7 @@ from search.probe.parent.ranks import put_together
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import OutcomeMessage
 from tests.search.probes import AMPLE_SECONDS, request_of
-from tests.search.processes import remaining
+from tests.search.processes import nothing_more_remains
 
 # Enough to come to training on a busy machine, and what a hanging rank's test takes.
 SHORT_SECONDS = 25.0
@@ -44,8 +44,8 @@ def probe(
 
 @pytest.fixture(autouse=True)
 def _nothing_remains(token: str, fork_server: ForkServer) -> Iterator[None]:
-    yield
-    assert not remaining(token)
+    with nothing_more_remains(token):
+        yield
 
 
 def test_two_ranks_are_measured_as_one(fork_server: ForkServer) -> None:
