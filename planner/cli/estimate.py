@@ -391,8 +391,9 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[st
         return
     from planner.cli.output import print_table
     from planner.report.cost import cost_cells, cost_headers
-    from planner.report.tables import fits_word, range_notes, total_text, unit
+    from planner.report.tables import range_notes, total_text, unit
     from planner.report.terminal import wrapped
+    from planner.report.verdicts import fits_cell
 
     print_table(
         [
@@ -405,7 +406,7 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[st
                 *cost_cells(estimate.cost),
                 total_text(estimate),
                 format_bytes(gpu.memory_bytes),
-                fits_word(estimate),
+                fits_cell(estimate),
             )
             for gpu, estimate in found
         ],

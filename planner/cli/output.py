@@ -13,7 +13,7 @@ import click
 from planner.core.errors import printable
 
 VERDICTS = {
-    "Fits": "green", "Recommended": "green", "Probably fits": "yellow", "Probably runs": "yellow",
+    "Fits": "green", "Recommended": "green", "Probably fits": "yellow",
     "Probably does not": "red", "Does not fit": "red", "Nothing fits": "red",
 }  # fmt: skip
 

@@ -12,9 +12,10 @@ from planner.core.units import format_bytes, format_range, format_seconds
 from planner.estimation.estimate import Estimate
 from planner.report.cost import cost_cells, cost_headers, cost_notes, cost_text, training_text
 from planner.report.settings import describe_setting, in_words
-from planner.report.tables import NOT_TRACED, fits_word, total_text, unit, verdict
+from planner.report.tables import NOT_TRACED, total_text, unit
 from planner.report.terminal import command_text, table_text, wrapped
 from planner.report.time import time_lines
+from planner.report.verdicts import fits_cell, verdict_text
 
 MAX_WAYS = 8  # rows; --json has them all
 
@@ -41,11 +42,10 @@ def advice_text(advice: Advice) -> str:
 def _heading(advice: Advice) -> str:
     plain = advice.plain.estimate
     where = advice.gpu or f"memory of {format_bytes(advice.budget_bytes)}"
-    first = verdict(plain).splitlines()[0]
     setting = describe_setting(advice.plain.setting, advice.model)
     said = [
         f"{advice.model.title} on {where}, as it stands: {setting}",
-        f"{first} {_rate(advice.plain, advice)}, {_step(advice.plain)} (predicted).",
+        f"{verdict_text(plain)} {_rate(advice.plain, advice)}, {_step(advice.plain)} (predicted).",
     ]
     if advice.gpu is None:
         said.append(
@@ -126,7 +126,7 @@ def _ways(advice: Advice) -> str:
             str(number),
             f"{way.images_per_second:,.0f}",
             total_text(way.estimate),
-            fits_word(way.estimate),
+            fits_cell(way.estimate),
             *cost_cells(way.estimate.cost),
             _effects(way.effects),
             _own(way, advice),

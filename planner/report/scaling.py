@@ -10,7 +10,6 @@ from planner.report.cost import cost_cells, cost_headers
 from planner.report.settings import value_text
 from planner.report.tables import (
     ALWAYS_SHOWN,
-    fits_word,
     header,
     range_notes,
     shown_fields,
@@ -18,6 +17,7 @@ from planner.report.tables import (
     unit,
 )
 from planner.report.terminal import table_text, wrapped
+from planner.report.verdicts import fits_cell
 
 Column = tuple[str, Callable[[Scaled], str]]
 _SPREAD = ("world_size", "nodes", "parallelism", "batch_size")  # have columns of their own
@@ -51,7 +51,7 @@ def _columns(rows: Sequence[Scaled]) -> list[Column]:
         ("needs\nper gpu", lambda row: total_text(row.estimate)),
     ]  # fmt: skip
     if any(row.estimate.fits is not None for row in rows):
-        found.append(("fits", lambda row: fits_word(row.estimate)))
+        found.append(("fits", lambda row: fits_cell(row.estimate)))
     if any(row.estimate.throughput is not None for row in rows):
         found += [
             (f"{unit(rows[0].estimate.model)}/s\nof all", _rate),

@@ -18,6 +18,7 @@ from planner.report.cost import (
 from planner.report.settings import describe_setting, in_words, value_text
 from planner.report.terminal import table_text, wrapped
 from planner.report.time import time_lines
+from planner.report.verdicts import fits_cell, verdict_text
 from planner.throughput.communication import Communication
 
 # The order people add up in: tensors first, then what PyTorch and the driver put around them.
@@ -83,7 +84,7 @@ def estimate_table(estimates: Sequence[Estimate]) -> str:
             *(value_text(getattr(e.setting, field)) for field in fields),
             *_peaks(e),
             total_text(e),
-            *([fits_word(e)] if judged else []),
+            *([fits_cell(e)] if judged else []),
             *([_images(e)] if timed else []),
             *cost_cells(e.cost),
             e.peak_at.split()[0],
@@ -159,39 +160,12 @@ def _of_rows(those: Sequence[Estimate], estimates: Sequence[Estimate]) -> str:
 
 
 def verdict(estimate: Estimate) -> str:
-    """Whether it fits, by how much, and whether that is more than the figure is known to; in two
-    lines."""
+    """Whether it fits, by how much, and how far the figure may be off; in two lines."""
     low, high = format_bytes(estimate.low_bytes), format_bytes(estimate.high_bytes)
     between = f"The device total is expected between {low} and {high}."
-    budget = estimate.budget_bytes
-    if estimate.fits is None or budget is None:
+    if estimate.fits is None:
         return f"{between}\nTo check the fit, pass --gpu NAME or --memory SIZE."
-    spare = budget - estimate.device_total_bytes
-    if estimate.fits and estimate.fits_surely:
-        answer = f"Fits in {format_bytes(budget)} with {format_bytes(spare)} to spare."
-    elif estimate.num_alloc_retries:
-        answer = (
-            f"Probably runs in {format_bytes(budget)}, but only by freeing cached memory: slower."
-        )
-    elif estimate.fits:
-        more = format_bytes(estimate.high_bytes - estimate.device_total_bytes)
-        answer = (
-            f"Probably fits in {format_bytes(budget)}: {format_bytes(spare)} free, but the "
-            f"estimate may be {more} low."
-        )
-    elif spare < 0 and estimate.low_bytes <= budget:
-        less = format_bytes(estimate.device_total_bytes - estimate.low_bytes)
-        answer = (
-            f"Probably does not fit in {format_bytes(budget)}: it needs {format_bytes(-spare)} "
-            f"more, but the estimate may be {less} high."
-        )
-    elif spare < 0:
-        answer = f"Does not fit in {format_bytes(budget)}: it needs {format_bytes(-spare)} more."
-    else:
-        answer = (
-            f"Does not fit in {format_bytes(budget)}: only {format_bytes(spare)} would be left."
-        )
-    return f"{answer}\n{between}"
+    return f"{verdict_text(estimate)}\n{between}"
 
 
 def _next(estimate: Estimate) -> str:
@@ -339,15 +313,6 @@ def shown_fields(settings: Sequence[TrainSetting]) -> list[str]:
 
 def header(field: str) -> str:
     return "check-\npointing" if field == "checkpointing" else field.replace("_", "\n")
-
-
-def fits_word(estimate: Estimate) -> str:
-    """Yes or no, or likely or unlikely where the uncertainty reaches over the budget."""
-    if estimate.fits is None or estimate.budget_bytes is None:
-        return ""
-    if estimate.fits:
-        return "yes" if estimate.fits_surely else "likely"
-    return "unlikely" if estimate.low_bytes <= estimate.budget_bytes else "no"
 
 
 def unit(model: Model) -> str:

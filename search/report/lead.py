@@ -8,9 +8,9 @@ from planner.core.units import format_bytes, format_rate
 from planner.report.pages.predicted_time import predicted_rate
 from planner.report.pages.side_by_side import best_text, short_names
 from planner.report.pages.step import Step
-from planner.report.pages.verdicts import is_shown_as_running, verdict_of, verdict_text
 from planner.report.settings import describe_setting
 from planner.report.tables import unit
+from planner.report.verdicts import is_shown_as_running, verdict_of, verdict_text
 from search.report.run import Run
 from search.report.side_by_side import world_interval
 from search.report.wording import count, interval_text

@@ -288,7 +288,7 @@ def test_a_wish_that_nothing_satisfies_gets_the_nearest(
 def test_a_wish_that_fits_is_told_so(capsys: pytest.CaptureFixture[str], tiny: str) -> None:
     status, out, _ = ask(capsys, tiny, "--gpu", "rtx 3090", "--batch-size", "8")
     assert status == 0
-    assert "Fits in 23." in out
+    assert "Fits: 23." in out
     for word in ("Recommended", "lever by lever", "What the device does", "Levers:", "Left out:"):
         assert word in out
 

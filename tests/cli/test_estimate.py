@@ -62,7 +62,7 @@ def test_several_values_are_one_row_per_combination(tiny: str) -> None:
 
 def test_the_table_says_what_a_person_asks(tiny: str) -> None:
     text = invoke(tiny, "--gpu", "rtx 3090").stdout
-    for word in ("activations", "CUDA context", "peak reserved", "Fits in", "Assumed", "Left out",
+    for word in ("activations", "CUDA context", "peak reserved", "Fits: ", "Assumed", "Left out",
                  "images/s", "Predicted, not measured"):  # fmt: skip
         assert word in text
 

@@ -65,22 +65,27 @@ def test_lines_stay_within_a_terminal() -> None:
         breakdown_table(make(assumed=(long,), throughput=thing)),
         estimate_table([make(throughput=thing, fits=True, budget_bytes=GIB)]),
     ):
-        assert max(map(len, text.splitlines())) <= 116
+        assert max(map(len, text.splitlines())) <= 118
     assert "519 images/s, 123 ms a step" in breakdown_table(make(throughput=thing))
 
 
 def test_a_verdict_says_by_how_much_and_how_surely() -> None:
     sure = verdict(make(fits=True, budget_bytes=2 * GIB))
-    assert sure.startswith("Fits in 2.00 GiB with 1.02 GiB to spare.\n")
+    assert sure.startswith("Fits: 1.02 GiB of 2.00 GiB are free, even in the worst case ")
     assert "between 950.00 MiB and 1.07 GiB" in sure
-    likely = verdict(make(fits=True, budget_bytes=1050 * MIB))
-    assert likely.startswith("Probably fits in 1.03 GiB: 50.00 MiB free, but the estimate may be ")
-    unlikely = verdict(make(fits=False, budget_bytes=960 * MIB))
-    assert unlikely.startswith("Probably does not fit in 960.00 MiB: it needs 40.00 MiB more, but")
-    assert "the estimate may be 50.00 MiB high" in unlikely
-    never = verdict(make(fits=False, budget_bytes=900 * MIB))
-    assert never.startswith("Does not fit in 900.00 MiB: it needs 100.00 MiB more.\n")
-    assert "only 24.00 MiB would be left" in verdict(make(fits=False, budget_bytes=1024 * MIB))
+    assert verdict(make(fits=True, budget_bytes=1050 * MIB)).startswith(
+        "Probably fits: 50.00 MiB of 1.03 GiB are free, but the estimate may be "
+    )
+    assert verdict(make(fits=False, budget_bytes=960 * MIB)).startswith(
+        "Probably does not fit: it needs 40.00 MiB more than the 960.00 MiB there are, but the "
+        "estimate may be 50.00 MiB high.\n"
+    )
+    assert verdict(make(fits=False, budget_bytes=900 * MIB)).startswith(
+        "Does not fit: it needs 100.00 MiB more than the 900.00 MiB there are.\n"
+    )
+    assert verdict(make(fits=False, budget_bytes=1024 * MIB)).startswith(
+        "Does not fit: only 24.00 MiB of 1.00 GiB would be free.\n"
+    )
     assert "--gpu" in verdict(make())
 
 

@@ -8,9 +8,9 @@ from planner.core.units import format_bytes
 from planner.estimation.estimate import Estimate, default_precision, resolve
 from planner.report.page.contents import Cell, Copyable, Facts, Number, Part, Section, Table, Text
 from planner.report.pages.step import Step
-from planner.report.pages.verdicts import is_shown_as_running, verdict_of
 from planner.report.settings import describe_setting, in_words
 from planner.report.tables import unit
+from planner.report.verdicts import is_shown_as_running, verdict_of
 
 # The fields that have options of their own in `planner advise`.
 _OF_ADVISE = {field: OPTIONS[field] for field in ("world_size", "nodes", "parallelism")}

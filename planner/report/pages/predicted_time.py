@@ -28,9 +28,9 @@ from planner.report.page.plotting import (
 )
 from planner.report.pages.module_tree import LEAST_SHOWN, Node, Way, module_way, tree_part
 from planner.report.pages.step import Step
-from planner.report.pages.verdicts import is_shown_as_running
 from planner.report.tables import unit
 from planner.report.time import ranked, shares
+from planner.report.verdicts import is_shown_as_running
 from planner.throughput.parts import Cost
 from planner.throughput.result import Throughput, datasheet_rates, exchanges_of, step_costs
 from planner.throughput.timeline import OTHERS, WAITING

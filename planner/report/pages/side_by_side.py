@@ -9,9 +9,9 @@ from planner.core.units import GIB, format_bytes, format_range, format_rate, for
 from planner.report.page.contents import Cell, Chart, Number, Part, Section, Table, Verdict
 from planner.report.page.plotting import BLUE, GREY, ORANGE, PURPLE, plot_text, restyled
 from planner.report.pages.step import Step
-from planner.report.pages.verdicts import is_shown_as_running, verdict_of
 from planner.report.settings import in_words, value_text
 from planner.report.tables import NOT_TRACED, unit
+from planner.report.verdicts import is_shown_as_running, verdict_of
 
 Fields = Mapping[str, object]
 _BAR_PX, _AROUND_PX = 24, 110  # of the chart, for each of its two rows
