@@ -84,7 +84,7 @@ def test_a_verdict_says_by_how_much_and_how_surely() -> None:
         "Does not fit: it needs 100.00 MiB more than the 900.00 MiB there are.\n"
     )
     assert verdict(make(fits=False, budget_bytes=1024 * MIB)).startswith(
-        "Does not fit: only 24.00 MiB of 1.00 GiB would be free.\n"
+        "Probably does not fit: only 24.00 MiB of 1.00 GiB would be free.\n"
     )
     assert "--gpu" in verdict(make())
 
