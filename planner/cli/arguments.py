@@ -251,6 +251,18 @@ def read_gpu_option(name: str | None) -> Gpu | None:
         raise UsageError(error.message, way_out) from None
 
 
+def read_gpus_option(names: str | None) -> tuple[Gpu, ...]:
+    """The GPUs of --gpu: several with commas between, all for `all`. Raises UsageError."""
+    from planner.machine.hardware import all_gpus
+
+    several = split_values(names) if names else []
+    if "all" not in map(str.casefold, several):
+        return tuple(gpu for gpu in map(read_gpu_option, several) if gpu)
+    if len(several) > 1:
+        raise UsageError("--gpu all names every GPU by itself.", "Omit the others, or all.")
+    return all_gpus()
+
+
 def split_values(text: str) -> list[str]:
     """`none,blocks,stages:0,1` as its three values: a number after a chosen stage is one more."""
     values: list[str] = []

@@ -13,7 +13,7 @@ import click
 
 from planner.cli.arguments import (
     model_and_settings,
-    read_gpu_option,
+    read_gpus_option,
     refuse_empty,
     split_fields,
     with_cost_options,
@@ -32,7 +32,7 @@ from planner.estimation.estimate import Estimate, default_precision, estimate_le
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.ledger.ledger import Ledger
 from planner.libraries.limits import SDPA_WINDOWS, batch_unit, largest_sdpa_batch
-from planner.machine.hardware import Gpu, all_gpus
+from planner.machine.hardware import Gpu
 from planner.machine.hardware.overheads import processors_of
 from planner.machine.hardware.precisions import check_precision, lacks
 from planner.memory.allocator_config import (
@@ -45,6 +45,7 @@ from planner.throughput.cost import Training, read_training
 from planner.trace.kept_step import retrace, traced_step
 
 Rows = list[tuple[Model, ResolvedSetting]]
+RowsOnGpus = list[tuple[Gpu, Model, ResolvedSetting]]
 # What shows one estimate, by how it is typed.
 _OF_ONE_ROW = {
     "--timeline": "timeline", "--time": "times", "--snapshot": "snapshot",
@@ -64,7 +65,7 @@ _OF_ONE_ROW = {
 @with_model_options
 @with_several_options
 @with_cost_options
-@click.option("--gpu", metavar="NAME", help="A GPU of 'planner gpus', or all: rank the catalogue.")
+@click.option("--gpu", metavar="NAME", help="A GPU of 'planner gpus'; several, or all, are ranked.")
 @click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")
 @click.option(
     "--allocator",
@@ -96,9 +97,10 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     """
     gc.disable()  # a process that ends with its answer: the collector would only cost time
     refuse_empty({"model": model, **given})
-    rank = given["gpu"] is not None and given["gpu"].casefold() == "all"
-    _refuse_together(given, rank)
-    gpu = None if rank else read_gpu_option(given["gpu"])
+    gpus = read_gpus_option(given["gpu"])
+    ranked = gpus if len(gpus) > 1 else ()
+    gpu = None if ranked or not gpus else gpus[0]
+    _refuse_together(given, bool(ranked))
     for option, name in (("--time", "times"), ("--chrome-trace", "chrome_trace")):
         if given[name] and gpu is None:
             raise UsageError(f"{option} needs a device to predict for.", "Name one with --gpu.")
@@ -110,18 +112,18 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     chosen, settings = model_and_settings(model, given, defaults)
     for setting in settings:
         check_precision(gpu, setting.precision)
-    given["training"] = _training(given, rank, gpu)
+    given["training"] = _training(given, ranked[0] if ranked else gpu)
     given["link"] = link_of(given["link"], settings, gpu)
     rows: Rows = [resolve(chosen, setting) for setting in settings]
-    if len(rows) > 1 and not (given["max_batch"] or rank):
+    if len(rows) > 1 and not (given["max_batch"] or ranked):
         _refuse_several(len(rows), given)
     allocator = read_allocator_option(given["allocator"])
     if memory is not None and not given["as_json"]:
         click.echo(f"--memory {given['memory']} is {format_bytes(memory)} ({memory:,} bytes).\n")
     if given["max_batch"]:
         _print_largest(rows, gpu, memory, allocator, given)
-    elif rank:
-        _print_ranking(rows, allocator, given)
+    elif ranked:
+        _print_ranking(on_gpus(rows, ranked), allocator, given)
     else:
         _print_estimates(rows, gpu, memory, allocator, given)
 
@@ -143,17 +145,17 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
         refused += [("--batch-size", sized, "it is what --max-batch finds")]
         found = "--max-batch finds the images of a device"
         refused += [("--global-batch", given["global_batch"], found)]
-    together = "--gpu all" if rank else "--max-batch"
+    together = f"--gpu {given['gpu']}" if rank else "--max-batch"
     faults = [f"  {option}: {way_out}" for option, value, way_out in refused if value]
     if faults:
         raise UsageError("\n".join([f"{together} does not go with these options:", *faults]))
     check_exports(given)
 
 
-def _training(given: dict[str, Any], rank: bool, gpu: Gpu | None) -> Training | None:
+def _training(given: dict[str, Any], gpu: Gpu | None) -> Training | None:
     """What a whole training is; of a ranking, whichever the card."""
     asked = given["epochs"], given["images_per_epoch"], given["price_per_hour"]
-    return read_training(*asked, all_gpus()[0] if rank else gpu)
+    return read_training(*asked, gpu)
 
 
 def read_allocator_option(options: str | None) -> AllocatorConfig | None:
@@ -353,12 +355,12 @@ def _nothing_fits(model: Model, setting: ResolvedSetting, traced: bool) -> str:
     return f"Not even {least} with {_kind_of_row(setting)}. Try {', '.join(ways)}."
 
 
-def on_every_gpu(rows: Rows) -> tuple[list[tuple[Gpu, Model, ResolvedSetting]], list[str]]:
-    """`rows` on every GPU of the catalogue that has their precision, fp16 where it has no bf16; and
-    which have not, a line for each precision."""
-    ranked: list[tuple[Gpu, Model, ResolvedSetting]] = []
+def on_gpus(rows: Rows, gpus: Sequence[Gpu]) -> tuple[RowsOnGpus, list[str]]:
+    """`rows` on each GPU that has their precision, fp16 where it has no bf16; and which have not, a
+    line for each precision."""
+    ranked: RowsOnGpus = []
     without: dict[str, list[str]] = {}
-    for (model, setting), gpu in itertools.product(rows, all_gpus()):
+    for (model, setting), gpu in itertools.product(rows, gpus):
         if lacks(gpu, setting.precision):
             without.setdefault(setting.precision, []).append(gpu.name)
             if setting.precision != "bf16":
@@ -370,13 +372,17 @@ def on_every_gpu(rows: Rows) -> tuple[list[tuple[Gpu, Model, ResolvedSetting]], 
         instead = "fp16 instead" if precision == "bf16" else "left out"
         cards = ", ".join(dict.fromkeys(names))
         said.append(f"Without {precision}, and so {instead}: {cards}.")
+    if not ranked:
+        raise UsageError(" ".join(said), "Choose another --precision, or another GPU.")
     return ranked, said
 
 
-def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[str, Any]) -> None:
-    """Every GPU of the catalogue that has the precision, the fastest that fits first."""
+def _print_ranking(
+    rows: tuple[RowsOnGpus, list[str]], allocator: AllocatorConfig | None, given: dict[str, Any]
+) -> None:
+    """Each GPU that has the precision, the fastest that fits first."""
     as_json = given["as_json"]
-    ranked, without = on_every_gpu(rows)
+    ranked, without = rows
     record_traces(list(dict.fromkeys((model, setting) for _, model, setting in ranked)), given)
     found = []
     for gpu, model, setting in ranked:
@@ -384,17 +390,19 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[st
         one = estimate_ledger(model, setting, ledger, gpu, allocator=allocator)
         found.append((gpu, one.with_cost(given["training"])))
     found.sort(key=lambda pair: (not pair[1].fits, -_images(pair[1])))
-    for said in without:
-        click.echo(f"{said}\n", err=as_json)
     if as_json:
+        for said in without:
+            click.echo(f"{said}\n", err=True)
         print_json([{"gpu": gpu.name, **estimate.to_json()} for gpu, estimate in found])
         return
-    from planner.cli.output import print_table
+    from planner.cli.output import print_table, say
     from planner.report.cost import cost_cells, cost_headers
     from planner.report.tables import range_notes, total_text, unit
     from planner.report.terminal import wrapped
     from planner.report.verdicts import fits_cell
 
+    fastest, best = found[0]
+    say("\n".join([*map(wrapped, [_fastest(fastest, best), *without]), ""]))
     print_table(
         [
             (
@@ -411,11 +419,21 @@ def _print_ranking(rows: Rows, allocator: AllocatorConfig | None, given: dict[st
             for gpu, estimate in found
         ],
         (
-            "gpu", "batch", "precision", "checkpointing", f"{unit(rows[0][0])}/s (predicted)",
+            "gpu", "batch", "precision", "checkpointing", f"{unit(best.model)}/s (predicted)",
             *cost_headers([one.cost for _, one in found]), "needs", "has", "fits",
         ),
     )  # fmt: skip
     click.echo("\n" + "\n".join(wrapped(n) for n in range_notes([one for _, one in found])))
+
+
+def _fastest(gpu: Gpu, best: Estimate) -> str:
+    if not best.fits:
+        return f"None of them has room. Next: 'planner advise' with --gpu {gpu.name} finds ways."
+    batch = best.setting.batch_size
+    return (
+        f"The fastest that fits is {gpu.name}, batch {batch}: {_images(best):.0f} images/s "
+        f"(predicted). Next: 'planner advise' with --gpu {gpu.name} looks for faster ways."
+    )
 
 
 def _images(estimate: Estimate) -> float:

@@ -12,9 +12,8 @@ from planner.cli.arguments import (
     SEVERAL_OPTIONS,
     given_fields,
     model_and_settings,
-    read_gpu_option,
+    read_gpus_option,
     refuse_empty,
-    split_values,
     with_model_options,
     with_several_options,
 )
@@ -100,19 +99,17 @@ def _typed(given: dict[str, Any]) -> dict[str, object]:
 
 def _steps(model: str, given: dict[str, Any]) -> Iterator[Step]:
     """The estimates that the options mean: one for each GPU and each combination of values."""
-    names = split_values(given["gpu"]) if given["gpu"] else [None]
-    if "all" in [name.casefold() for name in names if name]:
-        if len(names) > 1:
-            raise UsageError("--gpu all names every GPU by itself.", "Omit the others, or all.")
-        yield from _ranked(model, given)
+    gpus = read_gpus_option(given["gpu"])
+    if given["gpu"] and given["gpu"].casefold() == "all":
+        yield from _ranked(model, gpus, given)
         return
-    for name in names:
-        yield from _steps_on(model, read_gpu_option(name), given)
+    for gpu in gpus or (None,):
+        yield from _steps_on(model, gpu, given)
 
 
-def _ranked(model: str, given: dict[str, Any]) -> list[Step]:
+def _ranked(model: str, gpus: Sequence[Gpu], given: dict[str, Any]) -> list[Step]:
     """Every GPU of the catalogue that has the precision, the fastest that fits first."""
-    from planner.cli.estimate import on_every_gpu
+    from planner.cli.estimate import on_gpus
 
     refused = [
         o for o in ("--memory", "--gpus", "--nodes", "--parallelism", "--link") if given[o[2:]]
@@ -124,7 +121,7 @@ def _ranked(model: str, given: dict[str, Any]) -> list[Step]:
             "Name the GPUs, or omit the option.",
         )
     chosen, settings = model_and_settings(model, given)
-    rows, without = on_every_gpu([resolve(chosen, setting) for setting in settings])
+    rows, without = on_gpus([resolve(chosen, setting) for setting in settings], gpus)
     for said in without:
         click.echo(said, err=True)
     steps = _estimated(model, rows, given)

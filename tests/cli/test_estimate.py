@@ -118,6 +118,15 @@ def test_the_catalogue_is_ranked(tiny: str) -> None:
     assert speeds == sorted(speeds, reverse=True)
 
 
+def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str) -> None:
+    text = invoke(tiny, "--gpu", "t4,RTX 3090, h100 sxm").stdout
+    assert text.startswith("The fastest that fits is h100-sxm-80gb, batch 64: ")
+    rows = [line.split()[0] for line in text.splitlines() if line.endswith(" yes")]
+    assert rows == ["h100-sxm-80gb", "rtx-3090", "t4"]
+    small = invoke("native:swin_large", "--batch-size", "512", "--gpu", "t4,v100-sxm-16gb").stdout
+    assert small.startswith("None of them has room. Next: 'planner advise' with --gpu ")
+
+
 def test_the_timeline_peaks_where_the_estimate_does(tiny: str) -> None:
     """In a kernel's scratch: how large it is depends on the device."""
     found = json.loads(invoke(tiny, "--gpu", "rtx-4090", "--json").stdout)
