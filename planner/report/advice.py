@@ -24,10 +24,10 @@ def advice_text(advice: Advice) -> str:
     """The answer, the ways, how they came about, what the device waits for, and what else there
     is."""
     parts = [
-        _heading(advice),
         _answer(advice),
-        _ways(advice),
+        _as_it_stands(advice),
         _next(advice),
+        _ways(advice),
         _waterfall(advice),
         _front(advice),
         _bottleneck(advice),
@@ -39,13 +39,11 @@ def advice_text(advice: Advice) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _heading(advice: Advice) -> str:
-    plain = advice.plain.estimate
-    where = advice.gpu or f"memory of {format_bytes(advice.budget_bytes)}"
-    setting = describe_setting(advice.plain.setting, advice.model)
+def _as_it_stands(advice: Advice) -> str:
+    plain = advice.plain
     said = [
-        f"{advice.model.title} on {where}, as it stands: {setting}",
-        f"{verdict_text(plain)} {_rate(advice.plain, advice)}, {_step(advice.plain)} (predicted).",
+        f"As it stands: {describe_setting(plain.setting, advice.model)}",
+        f"{verdict_text(plain.estimate)} {_rate(plain, advice)}, {_step(plain)} (predicted).",
     ]
     if advice.gpu is None:
         said.append(
@@ -57,19 +55,21 @@ def _heading(advice: Advice) -> str:
 
 def _answer(advice: Advice) -> str:
     best = advice.recommended
+    where = advice.gpu or f"memory of {format_bytes(advice.budget_bytes)}"
+    what = f"{advice.model.title} on {where}"
     if best is None:
         assert advice.nearest is not None, "some way needs least"
         near = advice.nearest
         return "\n".join(
             [
-                f"Nothing fits. The nearest needs {format_bytes(advice.missing_bytes)} more "
-                f"({advice.missing_bytes:,} bytes):",
+                f"Nothing fits for {what}. The nearest needs "
+                f"{format_bytes(advice.missing_bytes)} more ({advice.missing_bytes:,} bytes):",
                 f"  {_changes(near.changes)}",
                 f"  {total_text(near.estimate)}, {_rate(near, advice)}",
                 command_text(near.command),
             ]
         )
-    lines = [wrapped(f"Recommended{_standing(best, advice)}:"), *_way(best, advice)]
+    lines = [wrapped(f"Recommended for {what}{_standing(best, advice)}:"), *_way(best, advice)]
     if advice.fastest is not None:
         lines += [
             "Faster by the figures, though not for sure:",

@@ -130,10 +130,8 @@ def test_what_rates_cannot_tell_apart_is_ordered_by_what_fits_surely_and_by_the_
     assert not fastest.estimate.fits_surely
     assert best.setting.batch_size == 64
     assert "learning rate" not in best.effects
-    said = advice_text(found)
-    assert (
-        "Recommended: it fits even in the worst case and is nearer to a batch of 64, and no" in said
-    )
+    said = " ".join(advice_text(found).split())
+    assert ": it fits even in the worst case and is nearer to a batch of 64, and no way" in said
     assert "Faster by the figures, though not for sure:" in said
 
 
@@ -273,7 +271,7 @@ def test_a_wish_that_nothing_satisfies_gets_the_nearest(
     arguments = (tiny, "--gpu", "rtx 3090", "--memory", "470MiB", "--batch-size", "64")
     status, out, _ = ask(capsys, *arguments)
     assert status == 1
-    assert "Nothing fits. The nearest needs" in out
+    assert out.startswith("Nothing fits for native:custom on rtx-3090. The nearest needs ")
     status, out, _ = ask(capsys, *arguments, "--json")
     found = json.loads(out)
     assert status == 1
