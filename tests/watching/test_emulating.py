@@ -122,10 +122,12 @@ def test_the_largest_value_is_found_whatever_it_begins_with(
     assert variation_text(found).startswith(f"-b {limit} is the largest that fits")
 
 
-def test_the_argument_is_found_in_both_ways_to_write_it() -> None:
+def test_the_argument_is_found_however_it_is_written() -> None:
     assert varying._with(["t", "--batch-size", "8", "x"], "--batch-size", 9)[2] == "9"
     assert varying._with(["t", "--batch-size=8"], "--batch-size", 9) == ["t", "--batch-size=9"]
     assert varying._with(["t", "data.batch=8"], "data.batch", 9) == ["t", "data.batch=9"]
+    assert varying._with(["t", "-b8", "-bx"], "-b", 9) == ["t", "-b9", "-bx"]
+    assert varying._value(["t", "-b8"], "-b") == 8
     with pytest.raises(UsageError, match="the command has no '--batch'"):
         varying.vary(["t", "-b", "8"], "--batch", gpu="rtx-3090")
     with pytest.raises(UsageError, match="-b is 'x' in the command"):

@@ -90,8 +90,9 @@ def _next(low: int, high: int, first: int, runs: dict[int, EmulatedRun]) -> int:
     return min(max(b + int(spare / slope), low + 1), high - 1)
 
 
-def _place(command: Sequence[str], argument: str) -> int:
-    found = [i for i, w in enumerate(command) if w == argument or w.startswith(f"{argument}=")]
+def _place(command: Sequence[str], argument: str) -> tuple[int, str]:
+    """Where the argument is, and what stands between it and its value."""
+    found = [(i, glue) for i, w in enumerate(command) if (glue := _glue(w, argument)) is not None]
     if not found or "=" in argument:
         raise UsageError(
             f"the command has no {shorten(argument)}.",
@@ -100,9 +101,20 @@ def _place(command: Sequence[str], argument: str) -> int:
     return found[-1]
 
 
+def _glue(word: str, argument: str) -> str | None:
+    """ " " where the value is the next word, "=", "" as in `-b8`, None where it is another word."""
+    if word == argument:
+        return " "
+    if word.startswith(f"{argument}="):
+        return "="
+    is_short = len(argument) == 2 and argument.startswith("-")
+    return "" if is_short and word.startswith(argument) and word[2:].isdigit() else None
+
+
 def _value(command: Sequence[str], argument: str) -> int:
-    index = _place(command, argument)
-    word = command[index].partition("=")[2] or "".join(command[index + 1 : index + 2])
+    index, glue = _place(command, argument)
+    following = "".join(command[index + 1 : index + 2])
+    word = following if glue == " " else command[index][len(argument + glue) :]
     if not word.isdigit() or not int(word):
         raise UsageError(
             f"{argument} is {shorten(word)} in the command: a whole number above 0 is varied.",
@@ -112,9 +124,9 @@ def _value(command: Sequence[str], argument: str) -> int:
 
 
 def _with(command: Sequence[str], argument: str, value: int) -> list[str]:
-    words, index = list(command), _place(command, argument)
-    if words[index] == argument:
+    words, (index, glue) = list(command), _place(command, argument)
+    if glue == " ":
         words[index + 1] = str(value)
     else:
-        words[index] = f"{argument}={value}"
+        words[index] = f"{argument}{glue}{value}"
     return words
