@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.core.errors import printable
 from planner.core.units import format_bytes
 from planner.report.terminal import table_text, wrapped
 from planner.watching.emulating.reading import (
@@ -49,11 +50,15 @@ def emulation_text(run: EmulatedRun) -> str:
 
 def variation_text(variation: Variation) -> str:
     rows = []
+    ended = variation.next_larger if variation.last_line is not None else None
     for value, run in sorted(variation.runs.items()):
         peak = run.fullest.fullest if run.fullest else None
         used = [format_bytes(peak.used_bytes), str(peak.retries)] if peak else [None, None]
-        rows.append([str(value), "yes" if run.fits else "no", *used])
-    if not variation.largest:
+        fits = "not known" if value == ended else "yes" if run.fits else "no"
+        rows.append([str(value), fits, *used])
+    if variation.last_line is not None:
+        first = _ended_early(variation, variation.last_line)
+    elif not variation.largest:
         first = f"Not even {variation.argument} 1 fits."
     elif all(run.fits for run in variation.runs.values()):
         first = (
@@ -70,6 +75,15 @@ def variation_text(variation: Variation) -> str:
     if any(run.fits and run.retries for run in variation.runs.values()):
         parts.append(wrapped(RETRIES))
     return "\n\n".join([*parts, wrapped(CAVEAT)])
+
+
+def _ended_early(variation: Variation, last_line: str) -> str:
+    value = variation.next_larger
+    largest = f"{variation.argument} {variation.largest} is the largest"
+    known = largest if variation.largest else "No value is"
+    ended = f"With {value} the program ended by itself ({_ended(variation.runs[value])})"
+    said = f", and said last: {printable(last_line)}" if last_line else ", and said nothing."
+    return f"{known} known to fit.\n{ended}{said}"
 
 
 def _verdict(run: EmulatedRun) -> str:

@@ -19,18 +19,20 @@ _SHOWN = 2000  # characters of what a program said that failed
 @dataclass(frozen=True)
 class Variation:
     """`largest` fits and `next_larger`, the least that was tried beyond, does not; 0 where none
-    fits. `runs` are all that were made, by value."""
+    fits. `runs` are all that were made, by value. Where the program ended at `next_larger` for
+    another reason than memory, no further value was tried, and `last_line` is what it said last."""
 
     argument: str
     largest: int
     next_larger: int
     runs: dict[int, EmulatedRun]
+    last_line: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         runs = {str(value): run.to_json() for value, run in sorted(self.runs.items())}
         return {
             "argument": self.argument, "largest": self.largest, "next_larger": self.next_larger,
-            "runs": runs,
+            "last_line": self.last_line, "runs": runs,
         }  # fmt: skip
 
 
@@ -43,23 +45,26 @@ def vary(
 ) -> Variation:
     """The largest value of `argument` (such as "--batch-size", which `command` holds with a value)
     with which the program makes its steps. `options` are those of `emulate`; `tell` hears of each
-    run. Raises UsageError where the command has no such argument, PlannerError where the program
-    fails for another reason than memory."""
+    run. Raises UsageError where the command has no such argument, PlannerError where the first run
+    ends for another reason than memory."""
     value = _value(command, argument)
     runs: dict[int, EmulatedRun] = {}
     low, high = 0, MAX_VALUE
     while high - low > 1:
         value = _next(low, high, value, runs)
-        with tempfile.TemporaryFile("w+") as said:
+        with tempfile.TemporaryFile("w+", errors="replace") as said:
             run = emulate(
                 _with(command, argument, value), **{"steps": STEPS, **options, "output": said}
             )
             runs[value] = run
             if run.fits is None or (run.fits and run.status):
                 said.seek(0)
+                text = said.read()[-_SHOWN:].rstrip()
+                if len(runs) > 1:
+                    return Variation(argument, low, value, runs, text.rpartition("\n")[2])
                 raise PlannerError(
                     f"with {argument} {value} the program ended with status {run.status} and ran "
-                    f"out of no memory. It said last:\n{said.read()[-_SHOWN:]}",
+                    f"out of no memory. It said last:\n{text}",
                     "Run it by itself first, with 'planner emulate' and without --vary.",
                 )
         tell(value, run)
