@@ -58,6 +58,8 @@ def variation_text(variation: Variation) -> str:
         rows.append([str(value), fits, *used])
     if variation.last_line is not None:
         first = _ended_early(variation, variation.last_line)
+    elif (run := next(iter(variation.runs.values()))).lacks_context:
+        first = wrapped(_no_context(run))
     elif not variation.largest:
         first = f"Not even {variation.argument} 1 fits."
     elif all(run.fits for run in variation.runs.values()):
@@ -91,6 +93,8 @@ def _verdict(run: EmulatedRun) -> str:
     failed, fullest = run.out_of_memory, run.fullest
     if failed is not None:
         return _does_not_fit(run, failed)
+    if run.lacks_context:
+        return wrapped(_no_context(run))
     if fullest is None or not fullest.peaks:
         return wrapped(
             f"Not known: no process used the GPU through torch (exit status {run.status}). "
@@ -112,6 +116,14 @@ def _verdict(run: EmulatedRun) -> str:
         _figures(peak),
     ]
     return "\n".join(wrapped(line) for line in lines)
+
+
+def _no_context(run: EmulatedRun) -> str:
+    return (
+        f"Does not fit in {format_bytes(run.memory_bytes)} of {run.gpu}: the CUDA context alone "
+        f"needs {format_bytes(run.context_bytes)} (assumed), and {format_bytes(run.free_bytes)} "
+        "are free."
+    )
 
 
 def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> str:

@@ -116,6 +116,20 @@ def test_memory_that_others_hold_is_not_there(program: str) -> None:
     assert failed.where.endswith("train.py:14 <module>")
 
 
+def test_a_card_without_room_for_a_context_fits_nothing(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "the CUDA context alone needs 454.90 MiB (assumed), and 300.00 MiB are free."
+    for more in ([], ["--vary", "-b"]):
+        command = ["emulate", "--gpu", "rtx-3090", "--memory", "300MiB", *more, "--"]
+        assert main([*command, sys.executable, program, "-b", "64"]) == 1
+        text = " ".join(capsys.readouterr().out.split())
+        assert text.startswith("Does not fit in 300.00 MiB of NVIDIA GeForce RTX 3090 (emulated): ")
+        assert said in text
+    run = planner.emulate([sys.executable, program, "-b", "64"], gpu="rtx-3090", in_use="23GiB")
+    assert (run.fits, run.lacks_context) == (False, True)
+
+
 def test_the_exit_status_is_the_program_s() -> None:
     command = ["emulate", "--gpu", "rtx-3090", "--"]
     assert main([*command, sys.executable, "-c", "raise SystemExit(7)"]) == 7

@@ -98,7 +98,8 @@ class EmulatedProcess:
 @dataclass(frozen=True)
 class EmulatedRun:
     """A command that ran on `gpus` emulated cards of one name, `in_use_bytes` of the first of which
-    somebody else held. `status` is its exit status."""
+    somebody else held. `status` is its exit status. Each card has `memory_bytes`, of which each
+    process's CUDA context takes `context_bytes` (assumed)."""
 
     command: tuple[str, ...]
     gpu: str
@@ -106,6 +107,8 @@ class EmulatedRun:
     status: int
     in_use_bytes: int
     processes: tuple[EmulatedProcess, ...]
+    memory_bytes: int = 0
+    context_bytes: int = 0
 
     @property
     def fullest(self) -> EmulatedProcess | None:
@@ -118,10 +121,21 @@ class EmulatedRun:
         return next((p.out_of_memory for p in self.processes if p.out_of_memory), None)
 
     @property
+    def free_bytes(self) -> int:
+        """Of the first card at the start: who holds some of it has a context there too."""
+        others = self.in_use_bytes + self.context_bytes if self.in_use_bytes else 0
+        return self.memory_bytes - others
+
+    @property
+    def lacks_context(self) -> bool:
+        """Nothing ran on a card, as what is free of it is less than a context."""
+        return self.free_bytes < self.context_bytes and not any(p.peaks for p in self.processes)
+
+    @property
     def fits(self) -> bool | None:
         """None where no process made two steps on a GPU: the second is the first that has an
         optimizer's state from its beginning."""
-        if self.out_of_memory is not None:
+        if self.out_of_memory is not None or self.lacks_context:
             return False
         return True if any(p.steps >= FEWEST_STEPS for p in self.processes) else None
 

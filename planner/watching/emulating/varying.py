@@ -68,6 +68,8 @@ def vary(
                     "Run it by itself first, with 'planner emulate' and without --vary.",
                 )
         tell(value, run)
+        if run.lacks_context:
+            break
         low, high = (value, high) if run.fits else (low, value)
     return Variation(argument, low, high, runs)
 
