@@ -44,6 +44,20 @@ for _ in range(1000):
 """
 
 
+CATCHES = """
+import atexit, itertools, sys, torch
+weight = torch.nn.Parameter(torch.zeros(9, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+atexit.register(print, "the end")
+for tries in itertools.count(1):
+    try:
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+    except:
+        print("caught", tries)
+"""
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> str:
     path = tmp_path / "train.py"
@@ -68,6 +82,14 @@ def test_the_peak_is_torch_s_own_and_the_line_is_the_user_s(program: str) -> Non
     assert process.growth is None
     assert process.faults == ()
     assert left(os.getpid()) == []
+
+
+def test_a_program_that_catches_its_end_is_ended(tmp_path: Path) -> None:
+    with (tmp_path / "said").open("w+") as said:
+        run = planner.emulate([sys.executable, "-c", CATCHES], gpu="rtx-3090", steps=2, output=said)
+        said.seek(0)
+        assert said.read().split("\n") == ["caught 2", "caught 3", "caught 4", "the end", ""]
+    assert (run.fits, run.status, run.steps) == (True, 0, 2)
 
 
 def test_what_grows_is_named_by_its_line(program: str, tmp_path: Path) -> None:

@@ -31,6 +31,9 @@ MAX_PLACES = 200  # that are written of what is alive, the largest first
 MAX_FRAMES = 40  # of a stack
 SETTLED = 3  # from this step's end on, what is alive should not grow
 LEAST_STEPS = 8  # before anything is said to grow
+MOST_CAUGHT = (
+    3  # times that a program may catch its end (`except:`) before it is ended all the same
+)
 ENDING_SECONDS = 30.0  # that threads and workers of a program get to end
 RANKS = "RANK", "LOCAL_RANK"  # torchrun sets both, Lightning the second
 
@@ -46,7 +49,7 @@ class Record:
         self.pid = os.getpid()
         self.counts: dict[int, int] = {}  # steps by optimizer
         self.settled: Bytes | None = None
-        self.is_leaving = False
+        self.leavings = 0
         self.values: dict[str, Any] = {
             "pid": self.pid, "rank": rank(), "arguments": sys.argv, "torch": torch.__version__,
             "steps": 0, "allocated": [],
@@ -77,7 +80,8 @@ class Record:
         return called
 
     def stepped(self, optimizer: object) -> None:
-        surviving(self, self.look)(optimizer)
+        if not self.leavings:
+            surviving(self, self.look)(optimizer)
         if self.steps and self.values["steps"] >= self.steps:
             self.leave()
 
@@ -168,12 +172,18 @@ class Record:
 
     def leave(self) -> None:
         """End the program as if it had come to its end, also where a thread of it would not; and
-        again at its next step, where it caught that."""
-        if not self.is_leaving:
-            self.is_leaving = True
+        again at its next steps, where it caught that."""
+        self.leavings += 1
+        if self.leavings == 1:
             timer = threading.Timer(ENDING_SECONDS, os._exit, [0])
             timer.daemon = True
             timer.start()
+        if self.leavings > MOST_CAUGHT:
+            try:
+                atexit._run_exitfuncs()
+                sys.stdout.flush()
+            finally:
+                os._exit(0)
         raise SystemExit(0)
 
     def write(self) -> None:
