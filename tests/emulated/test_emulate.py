@@ -92,6 +92,20 @@ def test_a_program_that_catches_its_end_is_ended(tmp_path: Path) -> None:
     assert (run.fits, run.status, run.steps) == (True, 0, 2)
 
 
+def test_a_program_s_own_history_leaves_ours_whole(program: str, tmp_path: Path) -> None:
+    own = "from torch.cuda.memory import _record_memory_history as history; history(max_entries=9)"
+    dump = f"torch.cuda.memory._dump_snapshot('{tmp_path}/own.pickle'); history(enabled=None)"
+    text = PROGRAM.replace("losses = []", own).replace("if keep:", f"{dump}\n    if keep:")
+    runs = []
+    for written in (PROGRAM, text):
+        Path(program).write_text(written)
+        command = [sys.executable, program, "-b", "4096"]
+        runs.append(planner.emulate(command, gpu="rtx-3090", steps=3))
+    one, other = (run.processes[0].peaks for run in runs)
+    assert one == other
+    assert planner.explain(tmp_path / "own.pickle").kind == "snapshot"
+
+
 def test_what_grows_is_named_by_its_line(program: str, tmp_path: Path) -> None:
     kept = tmp_path / "peak.pickle"
     command = [sys.executable, program, "-b", "64", "keep"]

@@ -31,9 +31,7 @@ MAX_PLACES = 200  # that are written of what is alive, the largest first
 MAX_FRAMES = 40  # of a stack
 SETTLED = 3  # from this step's end on, what is alive should not grow
 LEAST_STEPS = 8  # before anything is said to grow
-MOST_CAUGHT = (
-    3  # times that a program may catch its end (`except:`) before it is ended all the same
-)
+MOST_CAUGHT = 3  # times that a program may catch its end, as a bare `except:` does
 ENDING_SECONDS = 30.0  # that threads and workers of a program get to end
 RANKS = "RANK", "LOCAL_RANK"  # torchrun sets both, Lightning the second
 
@@ -42,7 +40,10 @@ Bytes = dict[Place, list[int]]  # (bytes, blocks)
 
 
 class Record:
-    """One process. `values` is written after each step that changed it."""
+    """One process. `values` is written after each step that changed it. `remember` is torch's own
+    `_record_memory_history`."""
+
+    remember: Callable[..., None]
 
     def __init__(self, torch: Any, folder: Path, steps: int, snapshot: str) -> None:
         self.torch, self.folder, self.steps, self.snapshot = torch, folder, steps, snapshot
@@ -61,9 +62,7 @@ class Record:
         if os.getpid() != self.pid:  # a fork that begins anew
             self.__init__(self.torch, self.folder, self.steps, self.snapshot)  # type: ignore[misc]
         cuda = self.torch.cuda
-        cuda.memory._record_memory_history(
-            "all", context="alloc", stacks="python", max_entries=MAX_EVENTS
-        )
+        self.remember("all", context="alloc", stacks="python", max_entries=MAX_EVENTS)
         self.torch._C._cuda_attach_out_of_memory_observer(surviving(self, self.run_out))
         for home in (cuda, cuda.memory):  # what a program forgets is written down before
             home.reset_peak_memory_stats = self.before(home.reset_peak_memory_stats)
@@ -323,6 +322,9 @@ def attach(torch: Any) -> None:
     record = Record(
         torch, folder, int(os.environ.get(STEPS) or 0), os.environ.get(SNAPSHOT, "")
     )  # fmt: skip
+    record.remember = torch.cuda.memory._record_memory_history
+    # A program that begins a history anew, or stops it, would end ours: its snapshots hold ours.
+    torch.cuda.memory._record_memory_history = lambda *_, **__: None
     torch.cuda._lazy_call(surviving(record, record.begin))
 
 
