@@ -95,6 +95,12 @@ def _verdict(run: EmulatedRun) -> str:
         return _does_not_fit(run, failed)
     if run.lacks_context:
         return wrapped(_no_context(run))
+    if not run.is_recorded:
+        return wrapped(
+            f"Not known: no Python of the program loaded our record (exit status {run.status}), "
+            "which it finds by PYTHONPATH. Start python without -I, -E and -S, and do not set "
+            "PYTHONPATH anew."
+        )
     if fullest is None or not fullest.peaks:
         return wrapped(
             f"Not known: no process used the GPU through torch (exit status {run.status}). "

@@ -19,6 +19,7 @@ import planner
 from planner.cli import cli, main
 from planner.core.units import MIB
 from planner.machine.emulated.starting import SHARED_MEMORY
+from planner.report.emulation import emulation_text
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300), pytest.mark.usefixtures("libraries")]
 
@@ -150,6 +151,19 @@ def test_memory_that_others_hold_is_not_there(program: str) -> None:
     failed = shared.out_of_memory
     assert failed is not None
     assert failed.where.endswith("train.py:14 <module>")
+
+
+@pytest.mark.parametrize("option", ["-I", "-E", "-S"])
+def test_a_python_that_does_not_load_our_record_is_told_of(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["emulate", "--gpu", "rtx-3090", "--", sys.executable, option, "-c", "pass"]
+    assert main(command) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("Not known: no Python of the program loaded our record (exit status 0)")
+    assert "Start python without -I, -E and -S" in text
+    run = planner.emulate([*command[4:5], "-c", "pass"], gpu="rtx-3090")
+    assert "no process used the GPU through torch" in emulation_text(run)
 
 
 def test_a_card_without_room_for_a_context_fits_nothing(

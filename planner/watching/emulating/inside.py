@@ -30,6 +30,7 @@ MAX_EVENTS = 400_000  # of the allocator's history, more than a step has
 MAX_PLACES = 200  # that are written of what is alive, the largest first
 MAX_FRAMES = 40  # of a stack
 SETTLED = 3  # from this step's end on, what is alive should not grow
+LOADED = "loaded"  # a file that says that a Python of the program loaded this one
 LEAST_STEPS = 8  # before anything is said to grow
 MOST_CAUGHT = 3  # times that a program may catch its end, as a bare `except:` does
 ENDING_SECONDS = 30.0  # that threads and workers of a program get to end
@@ -336,6 +337,8 @@ def customize() -> None:
     if theirs is not None and theirs.loader is not None:
         theirs.loader.exec_module(importlib.util.module_from_spec(theirs))
     sys.meta_path.insert(0, AfterTorch())
+    with contextlib.suppress(OSError):
+        (Path(os.environ[FOLDER]) / LOADED).touch()
 
 
 if __name__ == "sitecustomize" and FOLDER in os.environ:

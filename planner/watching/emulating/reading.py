@@ -99,7 +99,8 @@ class EmulatedProcess:
 class EmulatedRun:
     """A command that ran on `gpus` emulated cards of one name, `in_use_bytes` of the first of which
     somebody else held. `status` is its exit status. Each card has `memory_bytes`, of which each
-    process's CUDA context takes `context_bytes` (assumed)."""
+    process's CUDA context takes `context_bytes` (assumed). `is_recorded` says whether a Python of
+    the program loaded what writes its record."""
 
     command: tuple[str, ...]
     gpu: str
@@ -109,6 +110,7 @@ class EmulatedRun:
     processes: tuple[EmulatedProcess, ...]
     memory_bytes: int = 0
     context_bytes: int = 0
+    is_recorded: bool = True
 
     @property
     def fullest(self) -> EmulatedProcess | None:
