@@ -59,6 +59,22 @@ for tries in itertools.count(1):
 """
 
 
+SPAWNS = """
+import sys, torch
+def work(rank, store):
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl", store, rank=rank, world_size=2)
+    weight = torch.nn.Parameter(torch.zeros(9, device="cuda"))
+    optimizer = torch.optim.SGD([weight])
+    for _ in range(2):
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+    torch.distributed.destroy_process_group()
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, (sys.argv[1],), 2)
+"""
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> str:
     path = tmp_path / "train.py"
@@ -126,6 +142,15 @@ def test_ranks_of_torchrun_have_a_card_each(program: str) -> None:
     assert [p.rank for p in run.processes] == [0, 1]
     assert [p.peaks[0].device for p in run.processes] == [0, 1]
     assert run.steps == 2
+
+
+def test_ranks_that_a_program_spawns_have_torch_s_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "spawns.py"
+    path.write_text(SPAWNS)
+    command = [sys.executable, str(path), f"file://{tmp_path}/store"]
+    run = planner.emulate(command, gpu="rtx-4090", gpus=2, snapshot=tmp_path / "peak.pickle")
+    assert [(p.rank, p.steps, p.peaks[0].device) for p in run.processes] == [(0, 2, 0), (1, 2, 1)]
+    assert (tmp_path / "peak_rank1.pickle").exists()
 
 
 def test_the_boundary_that_is_found_is_the_boundary(program: str) -> None:

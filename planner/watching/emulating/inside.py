@@ -53,7 +53,7 @@ class Record:
         self.settled: Bytes | None = None
         self.leavings = 0
         self.values: dict[str, Any] = {
-            "pid": self.pid, "rank": rank(), "arguments": sys.argv, "torch": torch.__version__,
+            "pid": self.pid, "rank": None, "arguments": sys.argv, "torch": torch.__version__,
             "steps": 0, "allocated": [],
             "peaks": {}, "out_of_memory": None, "growth": None, "faults": [],
         }  # fmt: skip
@@ -143,8 +143,8 @@ class Record:
 
     def keep(self) -> None:
         if self.snapshot:
-            path = Path(self.snapshot)
-            name = path if rank() is None else path.with_stem(f"{path.stem}_rank{rank()}")
+            path, rank = Path(self.snapshot), self.rank()
+            name = path if rank is None else path.with_stem(f"{path.stem}_rank{rank}")
             self.torch.cuda.memory._dump_snapshot(str(name))
 
     def run_out(self, device: int, requested: int, total: int, free: int) -> None:
@@ -186,15 +186,21 @@ class Record:
                 os._exit(0)
         raise SystemExit(0)
 
+    def rank(self) -> int | str | None:
+        """torch's own, also once its process group is gone; before there is one, the launcher's."""
+        distributed = self.torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            self.values["rank"] = distributed.get_rank()
+        elif self.values["rank"] is None:
+            self.values["rank"] = next((os.environ[n] for n in RANKS if n in os.environ), None)
+        return self.values["rank"]  # type: ignore[no-any-return]
+
     def write(self) -> None:
+        self.rank()
         path = self.folder / f"{self.pid}.json"
         part = path.with_suffix(".part")
         part.write_text(json.dumps(self.values))
         part.replace(path)
-
-
-def rank() -> str | None:
-    return next((os.environ[name] for name in RANKS if name in os.environ), None)
 
 
 def surviving(record: Record, function: Callable[..., None]) -> Callable[..., None]:
