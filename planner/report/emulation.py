@@ -22,6 +22,11 @@ RETRIES = (
     "Retries: the allocator had no memory left, gave its cache back to the driver and asked again. "
     "On a real card each waits for the device: take a smaller value for speed."
 )
+SELECTS = (
+    "Its steps select by values on the GPU (a boolean index, nonzero, masked_select or unique), "
+    "which nothing computed: how many were selected is what lay in memory, often none. A real card "
+    "may need more."
+)
 CAVEAT = (
     "Emulated: torch's own CUDA code asked for this memory, and its kernels computed nothing. "
     "Losses and outputs are no results, and no time says anything. What cuDNN, cuBLAS and NCCL "
@@ -33,6 +38,8 @@ def emulation_text(run: EmulatedRun) -> str:
     """The verdict, the peak and what was alive then, each rank, and what grew."""
     parts = [_verdict(run)]
     fullest = run.fullest
+    if run.selects:
+        parts.append(wrapped(SELECTS))
     if run.out_of_memory is not None:
         parts.append(_alive(run.out_of_memory.groups, "Alive when it ran out of memory"))
     elif fullest is not None and fullest.peaks:
@@ -74,6 +81,8 @@ def variation_text(variation: Variation) -> str:
         )
     headers = (variation.argument, "fits", "device total", "retries")
     parts = [first, table_text(rows, headers, align="rlr")]
+    if any(run.selects for run in variation.runs.values()):
+        parts.insert(1, wrapped(SELECTS))
     if any(run.fits and run.retries for run in variation.runs.values()):
         parts.append(wrapped(RETRIES))
     return "\n\n".join([*parts, wrapped(CAVEAT)])

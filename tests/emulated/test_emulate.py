@@ -59,6 +59,20 @@ for tries in itertools.count(1):
 """
 
 
+SELECTS = """
+import sys, torch
+weight = torch.nn.Parameter(torch.zeros(9, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+mask = torch.zeros(9, device="cuda", dtype=torch.bool)
+mask.nonzero()
+for _ in range(2):
+    if sys.argv[1] == "mask":
+        weight.detach()[mask]
+    if sys.argv[1] == "unique":
+        torch.unique(weight.detach(), return_inverse=True)
+    weight.square().sum().backward()
+    optimizer.step()
+"""
 SPAWNS = """
 import sys, torch
 def work(rank, store):
@@ -121,6 +135,15 @@ def test_a_program_s_own_history_leaves_ours_whole(program: str, tmp_path: Path)
     one, other = (run.processes[0].peaks for run in runs)
     assert one == other
     assert planner.explain(tmp_path / "own.pickle").kind == "snapshot"
+
+
+@pytest.mark.parametrize("how", ["mask", "unique", "neither"])
+def test_steps_that_select_by_values_are_told_of(how: str) -> None:
+    """And not what selected before the first step, as a program that makes its data may."""
+    run = planner.emulate([sys.executable, "-c", SELECTS, how], gpu="rtx-3090")
+    assert (run.fits, run.selects) == (True, how != "neither")
+    said = "Its steps select by values on the GPU" in emulation_text(run)
+    assert said is run.selects
 
 
 def test_what_grows_is_named_by_its_line(program: str, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def record(used: int, steps: int = 3, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "pid": 7, "rank": None, "steps": steps, "peaks": {"0": peak}, "out_of_memory": None,
-        "growth": None, "faults": [], **more,
+        "growth": None, "selects": False, "faults": [], **more,
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -52,10 +53,13 @@ class Record:
         self.counts: dict[int, int] = {}  # steps by optimizer
         self.settled: Bytes | None = None
         self.leavings = 0
+        self.driver = ctypes.CDLL("libcuda.so.1")
+        self.selections = 0  # of all kernels until the first step's end
         self.values: dict[str, Any] = {
             "pid": self.pid, "rank": None, "arguments": sys.argv, "torch": torch.__version__,
             "steps": 0, "allocated": [],
-            "peaks": {}, "out_of_memory": None, "growth": None, "faults": [],
+            "peaks": {}, "out_of_memory": None, "growth": None, "selects": False,
+            "faults": [],
         }  # fmt: skip
 
     def begin(self) -> None:
@@ -91,6 +95,8 @@ class Record:
         if step == self.values["steps"]:  # a second optimizer of the same step
             return
         self.values["steps"] = step
+        if step == 1:
+            self.selections = self.driver.emulated_selections()
         self.measure()
         held = self.values["allocated"]
         held.append(sum(self.requested(d) for d in self.devices()))
@@ -197,6 +203,7 @@ class Record:
 
     def write(self) -> None:
         self.rank()
+        self.values["selects"] = self.driver.emulated_selections() > self.selections
         path = self.folder / f"{self.pid}.json"
         part = path.with_suffix(".part")
         part.write_text(json.dumps(self.values))

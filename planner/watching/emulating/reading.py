@@ -75,7 +75,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class EmulatedProcess:
-    """A process that initialised CUDA. `faults` are those of our own record of it."""
+    """A process that initialised CUDA. `selects` says whether sizes of its tensors were values on
+    the device, which nothing computed. `faults` are those of our own record of it."""
 
     pid: int
     rank: int | None
@@ -83,6 +84,7 @@ class EmulatedProcess:
     peaks: tuple[DevicePeak, ...]
     out_of_memory: OutOfMemory | None
     growth: Growth | None
+    selects: bool
     faults: tuple[str, ...]
 
     @property
@@ -142,6 +144,10 @@ class EmulatedRun:
         return True if any(p.steps >= FEWEST_STEPS for p in self.processes) else None
 
     @property
+    def selects(self) -> bool:
+        return any(process.selects for process in self.processes)
+
+    @property
     def retries(self) -> int:
         return max((peak.retries for p in self.processes for peak in p.peaks), default=0)
 
@@ -171,6 +177,7 @@ def _process(record: Mapping[str, Any]) -> EmulatedProcess:
         ),
         out_of_memory=OutOfMemory(**_placed(failed)) if failed else None,
         growth=Growth(grown["from"], grown["to"], _groups(grown["places"])) if grown else None,
+        selects=record["selects"],
         faults=tuple(record["faults"]),
     )
 
