@@ -25,7 +25,7 @@ RETRIES = (
 SELECTS = (
     "Its steps select by values on the GPU (a boolean index, nonzero, masked_select or unique), "
     "which nothing computed: how many were selected is what lay in memory, often none. A real card "
-    "may need more."
+    "may need more, or less."
 )
 CAVEAT = (
     "Emulated: torch's own CUDA code asked for this memory, and its kernels computed nothing. "
