@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.core.errors import printable
 from planner.core.units import format_bytes
 from planner.report.terminal import table_text, wrapped
 from planner.watching.emulating.reading import (
@@ -21,6 +22,11 @@ RETRIES = (
     "Retries: the allocator had no memory left, gave its cache back to the driver and asked again. "
     "On a real card each waits for the device: take a smaller value for speed."
 )
+SELECTS = (
+    "Its steps select by values on the GPU (a boolean index, nonzero, masked_select or unique), "
+    "which nothing computed: how many were selected is what lay in memory, often none. A real card "
+    "may need more, or less."
+)
 CAVEAT = (
     "Emulated: torch's own CUDA code asked for this memory, and its kernels computed nothing. "
     "Losses and outputs are no results, and no time says anything. What cuDNN, cuBLAS and NCCL "
@@ -32,6 +38,8 @@ def emulation_text(run: EmulatedRun) -> str:
     """The verdict, the peak and what was alive then, each rank, and what grew."""
     parts = [_verdict(run)]
     fullest = run.fullest
+    if run.selects:
+        parts.append(wrapped(SELECTS))
     if run.out_of_memory is not None:
         parts.append(_alive(run.out_of_memory.groups, "Alive when it ran out of memory"))
     elif fullest is not None and fullest.peaks:
@@ -49,11 +57,17 @@ def emulation_text(run: EmulatedRun) -> str:
 
 def variation_text(variation: Variation) -> str:
     rows = []
+    ended = variation.next_larger if variation.last_line is not None else None
     for value, run in sorted(variation.runs.items()):
         peak = run.fullest.fullest if run.fullest else None
         used = [format_bytes(peak.used_bytes), str(peak.retries)] if peak else [None, None]
-        rows.append([str(value), "yes" if run.fits else "no", *used])
-    if not variation.largest:
+        fits = "not known" if value == ended else "yes" if run.fits else "no"
+        rows.append([str(value), fits, *used])
+    if variation.last_line is not None:
+        first = _ended_early(variation, variation.last_line)
+    elif (run := next(iter(variation.runs.values()))).lacks_context:
+        first = wrapped(_no_context(run))
+    elif not variation.largest:
         first = f"Not even {variation.argument} 1 fits."
     elif all(run.fits for run in variation.runs.values()):
         first = (
@@ -67,9 +81,20 @@ def variation_text(variation: Variation) -> str:
         )
     headers = (variation.argument, "fits", "device total", "retries")
     parts = [first, table_text(rows, headers, align="rlr")]
+    if any(run.selects for run in variation.runs.values()):
+        parts.insert(1, wrapped(SELECTS))
     if any(run.fits and run.retries for run in variation.runs.values()):
         parts.append(wrapped(RETRIES))
     return "\n\n".join([*parts, wrapped(CAVEAT)])
+
+
+def _ended_early(variation: Variation, last_line: str) -> str:
+    value = variation.next_larger
+    largest = f"{variation.argument} {variation.largest} is the largest"
+    known = largest if variation.largest else "No value is"
+    ended = f"With {value} the program ended by itself ({_ended(variation.runs[value])})"
+    said = f", and said last: {printable(last_line)}" if last_line else ", and said nothing."
+    return f"{known} known to fit.\n{ended}{said}"
 
 
 def _verdict(run: EmulatedRun) -> str:
@@ -77,6 +102,14 @@ def _verdict(run: EmulatedRun) -> str:
     failed, fullest = run.out_of_memory, run.fullest
     if failed is not None:
         return _does_not_fit(run, failed)
+    if run.lacks_context:
+        return wrapped(_no_context(run))
+    if not run.is_recorded:
+        return wrapped(
+            f"Not known: no Python of the program loaded our record (exit status {run.status}), "
+            "which it finds by PYTHONPATH. Start python without -I, -E and -S, and do not set "
+            "PYTHONPATH anew."
+        )
     if fullest is None or not fullest.peaks:
         return wrapped(
             f"Not known: no process used the GPU through torch (exit status {run.status}). "
@@ -98,6 +131,14 @@ def _verdict(run: EmulatedRun) -> str:
         _figures(peak),
     ]
     return "\n".join(wrapped(line) for line in lines)
+
+
+def _no_context(run: EmulatedRun) -> str:
+    return (
+        f"Does not fit in {format_bytes(run.memory_bytes)} of {run.gpu}: the CUDA context alone "
+        f"needs {format_bytes(run.context_bytes)} (assumed), and {format_bytes(run.free_bytes)} "
+        "are free."
+    )
 
 
 def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> str:

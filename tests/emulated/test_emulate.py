@@ -19,6 +19,7 @@ import planner
 from planner.cli import cli, main
 from planner.core.units import MIB
 from planner.machine.emulated.starting import SHARED_MEMORY
+from planner.report.emulation import emulation_text
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300), pytest.mark.usefixtures("libraries")]
 
@@ -41,6 +42,50 @@ for _ in range(1000):
     optimizer.zero_grad()
     if keep:
         losses.append(torch.zeros(1 << 20, device="cuda"))
+"""
+
+
+CATCHES = """
+import atexit, itertools, sys, torch
+weight = torch.nn.Parameter(torch.zeros(9, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+atexit.register(print, "the end")
+for tries in itertools.count(1):
+    try:
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+    except:
+        print("caught", tries)
+"""
+
+
+SELECTS = """
+import sys, torch
+weight = torch.nn.Parameter(torch.zeros(9, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+mask = torch.zeros(9, device="cuda", dtype=torch.bool)
+mask.nonzero()
+for _ in range(2):
+    if sys.argv[1] == "mask":
+        weight.detach()[mask]
+    if sys.argv[1] == "unique":
+        torch.unique(weight.detach(), return_inverse=True)
+    weight.square().sum().backward()
+    optimizer.step()
+"""
+SPAWNS = """
+import sys, torch
+def work(rank, store):
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl", store, rank=rank, world_size=2)
+    weight = torch.nn.Parameter(torch.zeros(9, device="cuda"))
+    optimizer = torch.optim.SGD([weight])
+    for _ in range(2):
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+    torch.distributed.destroy_process_group()
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, (sys.argv[1],), 2)
 """
 
 
@@ -70,6 +115,37 @@ def test_the_peak_is_torch_s_own_and_the_line_is_the_user_s(program: str) -> Non
     assert left(os.getpid()) == []
 
 
+def test_a_program_that_catches_its_end_is_ended(tmp_path: Path) -> None:
+    with (tmp_path / "said").open("w+") as said:
+        run = planner.emulate([sys.executable, "-c", CATCHES], gpu="rtx-3090", steps=2, output=said)
+        said.seek(0)
+        assert said.read().split("\n") == ["caught 2", "caught 3", "caught 4", "the end", ""]
+    assert (run.fits, run.status, run.steps) == (True, 0, 2)
+
+
+def test_a_program_s_own_history_leaves_ours_whole(program: str, tmp_path: Path) -> None:
+    own = "from torch.cuda.memory import _record_memory_history as history; history(max_entries=9)"
+    dump = f"torch.cuda.memory._dump_snapshot('{tmp_path}/own.pickle'); history(enabled=None)"
+    text = PROGRAM.replace("losses = []", own).replace("if keep:", f"{dump}\n    if keep:")
+    runs = []
+    for written in (PROGRAM, text):
+        Path(program).write_text(written)
+        command = [sys.executable, program, "-b", "4096"]
+        runs.append(planner.emulate(command, gpu="rtx-3090", steps=3))
+    one, other = (run.processes[0].peaks for run in runs)
+    assert one == other
+    assert planner.explain(tmp_path / "own.pickle").kind == "snapshot"
+
+
+@pytest.mark.parametrize("how", ["mask", "unique", "neither"])
+def test_steps_that_select_by_values_are_told_of(how: str) -> None:
+    """And not what selected before the first step, as a program that makes its data may."""
+    run = planner.emulate([sys.executable, "-c", SELECTS, how], gpu="rtx-3090")
+    assert (run.fits, run.selects) == (True, how != "neither")
+    said = "Its steps select by values on the GPU" in emulation_text(run)
+    assert said is run.selects
+
+
 def test_what_grows_is_named_by_its_line(program: str, tmp_path: Path) -> None:
     kept = tmp_path / "peak.pickle"
     command = [sys.executable, program, "-b", "64", "keep"]
@@ -89,6 +165,15 @@ def test_ranks_of_torchrun_have_a_card_each(program: str) -> None:
     assert [p.rank for p in run.processes] == [0, 1]
     assert [p.peaks[0].device for p in run.processes] == [0, 1]
     assert run.steps == 2
+
+
+def test_ranks_that_a_program_spawns_have_torch_s_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "spawns.py"
+    path.write_text(SPAWNS)
+    command = [sys.executable, str(path), f"file://{tmp_path}/store"]
+    run = planner.emulate(command, gpu="rtx-4090", gpus=2, snapshot=tmp_path / "peak.pickle")
+    assert [(p.rank, p.steps, p.peaks[0].device) for p in run.processes] == [(0, 2, 0), (1, 2, 1)]
+    assert (tmp_path / "peak_rank1.pickle").exists()
 
 
 def test_the_boundary_that_is_found_is_the_boundary(program: str) -> None:
@@ -114,6 +199,33 @@ def test_memory_that_others_hold_is_not_there(program: str) -> None:
     failed = shared.out_of_memory
     assert failed is not None
     assert failed.where.endswith("train.py:14 <module>")
+
+
+@pytest.mark.parametrize("option", ["-I", "-E", "-S"])
+def test_a_python_that_does_not_load_our_record_is_told_of(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["emulate", "--gpu", "rtx-3090", "--", sys.executable, option, "-c", "pass"]
+    assert main(command) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("Not known: no Python of the program loaded our record (exit status 0)")
+    assert "Start python without -I, -E and -S" in text
+    run = planner.emulate([*command[4:5], "-c", "pass"], gpu="rtx-3090")
+    assert "no process used the GPU through torch" in emulation_text(run)
+
+
+def test_a_card_without_room_for_a_context_fits_nothing(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "the CUDA context alone needs 454.90 MiB (assumed), and 300.00 MiB are free."
+    for more in ([], ["--vary", "-b"]):
+        command = ["emulate", "--gpu", "rtx-3090", "--memory", "300MiB", *more, "--"]
+        assert main([*command, sys.executable, program, "-b", "64"]) == 1
+        text = " ".join(capsys.readouterr().out.split())
+        assert text.startswith("Does not fit in 300.00 MiB of NVIDIA GeForce RTX 3090 (emulated): ")
+        assert said in text
+    run = planner.emulate([sys.executable, program, "-b", "64"], gpu="rtx-3090", in_use="23GiB")
+    assert (run.fits, run.lacks_context) == (False, True)
 
 
 def test_the_exit_status_is_the_program_s() -> None:

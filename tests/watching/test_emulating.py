@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.core.errors import UsageError
+from planner.core.errors import PlannerError, UsageError
 from planner.core.units import GIB, MIB
 from planner.report.emulation import emulation_text, variation_text
 from planner.watching.emulating import inside, varying
 from planner.watching.emulating.reading import BACKWARD, EmulatedRun, read_processes
 
 FORWARD = [("/lib/torch/nn/modules/linear.py", 134, "forward"), ("/u/train.py", 7, "main")]
+
+FAILED = {
+    "times": 1, "device": 0, "requested_bytes": GIB, "free_bytes": 0, "total_bytes": 24 * GIB,
+    "allocated_bytes": 0, "reserved_bytes": 0, "step": 1, "where": [], "places": [],
+}  # fmt: skip
 
 
 def event(action: str, addr: int, size: int, line: int) -> dict[str, Any]:
@@ -61,7 +66,7 @@ def record(used: int, steps: int = 3, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "pid": 7, "rank": None, "steps": steps, "peaks": {"0": peak}, "out_of_memory": None,
-        "growth": None, "faults": [], **more,
+        "growth": None, "selects": False, "faults": [], **more,
     }  # fmt: skip
 
 
@@ -108,12 +113,7 @@ def test_the_largest_value_is_found_whatever_it_begins_with(
     def emulated(command: list[str], **_: Any) -> EmulatedRun:
         value = int(command[-1])
         used = 23 * GIB * min(value, limit) // limit
-        failed = {
-            "times": 1, "device": 0,
-            "requested_bytes": GIB, "free_bytes": 0, "total_bytes": 24 * GIB,
-            "allocated_bytes": 0, "reserved_bytes": 0, "step": 1, "where": [], "places": [],
-        }  # fmt: skip
-        return run_of(record(used, out_of_memory=failed if value > limit else None))
+        return run_of(record(used, out_of_memory=FAILED if value > limit else None))
 
     monkeypatch.setattr(varying, "emulate", emulated)
     found = varying.vary(["python", "train.py", "-b", str(first)], "-b", gpu="card")
@@ -122,10 +122,38 @@ def test_the_largest_value_is_found_whatever_it_begins_with(
     assert variation_text(found).startswith(f"-b {limit} is the largest that fits")
 
 
-def test_the_argument_is_found_in_both_ways_to_write_it() -> None:
+@pytest.mark.parametrize(
+    ("first", "limit", "known", "ended"),
+    [(64, 99, "-b 64 is the largest", 128), (32, 20, "No value is", 16)],
+)
+def test_what_is_known_outlives_a_value_that_the_program_ends_at_by_itself(
+    first: int, limit: int, known: str, ended: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a data set of 100 images a batch of 128 is none, and this program makes none of 16."""
+
+    def emulated(command: list[str], *, output: IO[str], **_: Any) -> EmulatedRun:
+        value = int(command[-1])
+        if value in (16, 128):
+            output.write("Traceback:\nValueError: no batch\x1b\n")
+            return run_of(status=1)
+        return run_of(record(GIB, out_of_memory=FAILED if value > limit else None))
+
+    monkeypatch.setattr(varying, "emulate", emulated)
+    found = varying.vary(["python", "train.py", "-b", str(first)], "-b", gpu="card")
+    assert variation_text(found).startswith(
+        f"{known} known to fit.\nWith {ended} the program ended by itself (0 steps, exit status 1)"
+        ", and said last: ValueError: no batch\\x1b\n"
+    )
+    with pytest.raises(PlannerError, match="no batch"):
+        varying.vary(["python", "train.py", "-b", "128"], "-b", gpu="card")
+
+
+def test_the_argument_is_found_however_it_is_written() -> None:
     assert varying._with(["t", "--batch-size", "8", "x"], "--batch-size", 9)[2] == "9"
     assert varying._with(["t", "--batch-size=8"], "--batch-size", 9) == ["t", "--batch-size=9"]
     assert varying._with(["t", "data.batch=8"], "data.batch", 9) == ["t", "data.batch=9"]
+    assert varying._with(["t", "-b8", "-bx"], "-b", 9) == ["t", "-b9", "-bx"]
+    assert varying._value(["t", "-b8"], "-b") == 8
     with pytest.raises(UsageError, match="the command has no '--batch'"):
         varying.vary(["t", "-b", "8"], "--batch", gpu="rtx-3090")
     with pytest.raises(UsageError, match="-b is 'x' in the command"):

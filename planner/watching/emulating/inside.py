@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -30,7 +31,9 @@ MAX_EVENTS = 400_000  # of the allocator's history, more than a step has
 MAX_PLACES = 200  # that are written of what is alive, the largest first
 MAX_FRAMES = 40  # of a stack
 SETTLED = 3  # from this step's end on, what is alive should not grow
+LOADED = "loaded"  # a file that says that a Python of the program loaded this one
 LEAST_STEPS = 8  # before anything is said to grow
+MOST_CAUGHT = 3  # times that a program may catch its end, as a bare `except:` does
 ENDING_SECONDS = 30.0  # that threads and workers of a program get to end
 RANKS = "RANK", "LOCAL_RANK"  # torchrun sets both, Lightning the second
 
@@ -39,18 +42,24 @@ Bytes = dict[Place, list[int]]  # (bytes, blocks)
 
 
 class Record:
-    """One process. `values` is written after each step that changed it."""
+    """One process. `values` is written after each step that changed it. `remember` is torch's own
+    `_record_memory_history`."""
+
+    remember: Callable[..., None]
 
     def __init__(self, torch: Any, folder: Path, steps: int, snapshot: str) -> None:
         self.torch, self.folder, self.steps, self.snapshot = torch, folder, steps, snapshot
         self.pid = os.getpid()
         self.counts: dict[int, int] = {}  # steps by optimizer
         self.settled: Bytes | None = None
-        self.is_leaving = False
+        self.leavings = 0
+        self.driver = ctypes.CDLL("libcuda.so.1")
+        self.selections = 0  # of all kernels until the first step's end
         self.values: dict[str, Any] = {
-            "pid": self.pid, "rank": rank(), "arguments": sys.argv, "torch": torch.__version__,
+            "pid": self.pid, "rank": None, "arguments": sys.argv, "torch": torch.__version__,
             "steps": 0, "allocated": [],
-            "peaks": {}, "out_of_memory": None, "growth": None, "faults": [],
+            "peaks": {}, "out_of_memory": None, "growth": None, "selects": False,
+            "faults": [],
         }  # fmt: skip
 
     def begin(self) -> None:
@@ -58,9 +67,7 @@ class Record:
         if os.getpid() != self.pid:  # a fork that begins anew
             self.__init__(self.torch, self.folder, self.steps, self.snapshot)  # type: ignore[misc]
         cuda = self.torch.cuda
-        cuda.memory._record_memory_history(
-            "all", context="alloc", stacks="python", max_entries=MAX_EVENTS
-        )
+        self.remember("all", context="alloc", stacks="python", max_entries=MAX_EVENTS)
         self.torch._C._cuda_attach_out_of_memory_observer(surviving(self, self.run_out))
         for home in (cuda, cuda.memory):  # what a program forgets is written down before
             home.reset_peak_memory_stats = self.before(home.reset_peak_memory_stats)
@@ -77,7 +84,8 @@ class Record:
         return called
 
     def stepped(self, optimizer: object) -> None:
-        surviving(self, self.look)(optimizer)
+        if not self.leavings:
+            surviving(self, self.look)(optimizer)
         if self.steps and self.values["steps"] >= self.steps:
             self.leave()
 
@@ -87,6 +95,8 @@ class Record:
         if step == self.values["steps"]:  # a second optimizer of the same step
             return
         self.values["steps"] = step
+        if step == 1:
+            self.selections = self.driver.emulated_selections()
         self.measure()
         held = self.values["allocated"]
         held.append(sum(self.requested(d) for d in self.devices()))
@@ -139,8 +149,8 @@ class Record:
 
     def keep(self) -> None:
         if self.snapshot:
-            path = Path(self.snapshot)
-            name = path if rank() is None else path.with_stem(f"{path.stem}_rank{rank()}")
+            path, rank = Path(self.snapshot), self.rank()
+            name = path if rank is None else path.with_stem(f"{path.stem}_rank{rank}")
             self.torch.cuda.memory._dump_snapshot(str(name))
 
     def run_out(self, device: int, requested: int, total: int, free: int) -> None:
@@ -168,23 +178,36 @@ class Record:
 
     def leave(self) -> None:
         """End the program as if it had come to its end, also where a thread of it would not; and
-        again at its next step, where it caught that."""
-        if not self.is_leaving:
-            self.is_leaving = True
+        again at its next steps, where it caught that."""
+        self.leavings += 1
+        if self.leavings == 1:
             timer = threading.Timer(ENDING_SECONDS, os._exit, [0])
             timer.daemon = True
             timer.start()
+        if self.leavings > MOST_CAUGHT:
+            try:
+                atexit._run_exitfuncs()
+                sys.stdout.flush()
+            finally:
+                os._exit(0)
         raise SystemExit(0)
 
+    def rank(self) -> int | str | None:
+        """torch's own, also once its process group is gone; before there is one, the launcher's."""
+        distributed = self.torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            self.values["rank"] = distributed.get_rank()
+        elif self.values["rank"] is None:
+            self.values["rank"] = next((os.environ[n] for n in RANKS if n in os.environ), None)
+        return self.values["rank"]  # type: ignore[no-any-return]
+
     def write(self) -> None:
+        self.rank()
+        self.values["selects"] = self.driver.emulated_selections() > self.selections
         path = self.folder / f"{self.pid}.json"
         part = path.with_suffix(".part")
         part.write_text(json.dumps(self.values))
         part.replace(path)
-
-
-def rank() -> str | None:
-    return next((os.environ[name] for name in RANKS if name in os.environ), None)
 
 
 def surviving(record: Record, function: Callable[..., None]) -> Callable[..., None]:
@@ -313,6 +336,9 @@ def attach(torch: Any) -> None:
     record = Record(
         torch, folder, int(os.environ.get(STEPS) or 0), os.environ.get(SNAPSHOT, "")
     )  # fmt: skip
+    record.remember = torch.cuda.memory._record_memory_history
+    # A program that begins a history anew, or stops it, would end ours: its snapshots hold ours.
+    torch.cuda.memory._record_memory_history = lambda *_, **__: None
     torch.cuda._lazy_call(surviving(record, record.begin))
 
 
@@ -324,6 +350,8 @@ def customize() -> None:
     if theirs is not None and theirs.loader is not None:
         theirs.loader.exec_module(importlib.util.module_from_spec(theirs))
     sys.meta_path.insert(0, AfterTorch())
+    with contextlib.suppress(OSError):
+        (Path(os.environ[FOLDER]) / LOADED).touch()
 
 
 if __name__ == "sitecustomize" and FOLDER in os.environ:

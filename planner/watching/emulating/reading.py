@@ -75,7 +75,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class EmulatedProcess:
-    """A process that initialised CUDA. `faults` are those of our own record of it."""
+    """A process that initialised CUDA. `selects` says whether sizes of its tensors were values on
+    the device, which nothing computed. `faults` are those of our own record of it."""
 
     pid: int
     rank: int | None
@@ -83,6 +84,7 @@ class EmulatedProcess:
     peaks: tuple[DevicePeak, ...]
     out_of_memory: OutOfMemory | None
     growth: Growth | None
+    selects: bool
     faults: tuple[str, ...]
 
     @property
@@ -98,7 +100,9 @@ class EmulatedProcess:
 @dataclass(frozen=True)
 class EmulatedRun:
     """A command that ran on `gpus` emulated cards of one name, `in_use_bytes` of the first of which
-    somebody else held. `status` is its exit status."""
+    somebody else held. `status` is its exit status. Each card has `memory_bytes`, of which each
+    process's CUDA context takes `context_bytes` (assumed). `is_recorded` says whether a Python of
+    the program loaded what writes its record."""
 
     command: tuple[str, ...]
     gpu: str
@@ -106,6 +110,9 @@ class EmulatedRun:
     status: int
     in_use_bytes: int
     processes: tuple[EmulatedProcess, ...]
+    memory_bytes: int = 0
+    context_bytes: int = 0
+    is_recorded: bool = True
 
     @property
     def fullest(self) -> EmulatedProcess | None:
@@ -118,12 +125,27 @@ class EmulatedRun:
         return next((p.out_of_memory for p in self.processes if p.out_of_memory), None)
 
     @property
+    def free_bytes(self) -> int:
+        """Of the first card at the start: who holds some of it has a context there too."""
+        others = self.in_use_bytes + self.context_bytes if self.in_use_bytes else 0
+        return self.memory_bytes - others
+
+    @property
+    def lacks_context(self) -> bool:
+        """Nothing ran on a card, as what is free of it is less than a context."""
+        return self.free_bytes < self.context_bytes and not any(p.peaks for p in self.processes)
+
+    @property
     def fits(self) -> bool | None:
         """None where no process made two steps on a GPU: the second is the first that has an
         optimizer's state from its beginning."""
-        if self.out_of_memory is not None:
+        if self.out_of_memory is not None or self.lacks_context:
             return False
         return True if any(p.steps >= FEWEST_STEPS for p in self.processes) else None
+
+    @property
+    def selects(self) -> bool:
+        return any(process.selects for process in self.processes)
 
     @property
     def retries(self) -> int:
@@ -155,6 +177,7 @@ def _process(record: Mapping[str, Any]) -> EmulatedProcess:
         ),
         out_of_memory=OutOfMemory(**_placed(failed)) if failed else None,
         growth=Growth(grown["from"], grown["to"], _groups(grown["places"])) if grown else None,
+        selects=record["selects"],
         faults=tuple(record["faults"]),
     )
 

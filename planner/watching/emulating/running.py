@@ -76,9 +76,14 @@ def emulate(
         }
         words = _words(command)
         status = _supervised(words, environment, folder, output)
+        is_recorded = (records / inside.LOADED).exists()
         texts = [path.read_text() for path in sorted(records.glob("*.json"))]
     found = read_processes([json.loads(text) for text in texts])
-    return EmulatedRun(tuple(words), machine.gpus[0].name, gpus, status, held, found)
+    first = machine.gpus[0]
+    return EmulatedRun(
+        tuple(words), first.name, gpus, status, held, found,
+        first.memory_bytes, first.context_bytes, is_recorded,
+    )  # fmt: skip
 
 
 def _words(command: Sequence[str] | Callable[[], object]) -> list[str]:

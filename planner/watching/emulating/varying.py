@@ -19,18 +19,20 @@ _SHOWN = 2000  # characters of what a program said that failed
 @dataclass(frozen=True)
 class Variation:
     """`largest` fits and `next_larger`, the least that was tried beyond, does not; 0 where none
-    fits. `runs` are all that were made, by value."""
+    fits. `runs` are all that were made, by value. Where the program ended at `next_larger` for
+    another reason than memory, no further value was tried, and `last_line` is what it said last."""
 
     argument: str
     largest: int
     next_larger: int
     runs: dict[int, EmulatedRun]
+    last_line: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         runs = {str(value): run.to_json() for value, run in sorted(self.runs.items())}
         return {
             "argument": self.argument, "largest": self.largest, "next_larger": self.next_larger,
-            "runs": runs,
+            "last_line": self.last_line, "runs": runs,
         }  # fmt: skip
 
 
@@ -43,26 +45,31 @@ def vary(
 ) -> Variation:
     """The largest value of `argument` (such as "--batch-size", which `command` holds with a value)
     with which the program makes its steps. `options` are those of `emulate`; `tell` hears of each
-    run. Raises UsageError where the command has no such argument, PlannerError where the program
-    fails for another reason than memory."""
+    run. Raises UsageError where the command has no such argument, PlannerError where the first run
+    ends for another reason than memory."""
     value = _value(command, argument)
     runs: dict[int, EmulatedRun] = {}
     low, high = 0, MAX_VALUE
     while high - low > 1:
         value = _next(low, high, value, runs)
-        with tempfile.TemporaryFile("w+") as said:
+        with tempfile.TemporaryFile("w+", errors="replace") as said:
             run = emulate(
                 _with(command, argument, value), **{"steps": STEPS, **options, "output": said}
             )
             runs[value] = run
             if run.fits is None or (run.fits and run.status):
                 said.seek(0)
+                text = said.read()[-_SHOWN:].rstrip()
+                if len(runs) > 1:
+                    return Variation(argument, low, value, runs, text.rpartition("\n")[2])
                 raise PlannerError(
                     f"with {argument} {value} the program ended with status {run.status} and ran "
-                    f"out of no memory. It said last:\n{said.read()[-_SHOWN:]}",
+                    f"out of no memory. It said last:\n{text}",
                     "Run it by itself first, with 'planner emulate' and without --vary.",
                 )
         tell(value, run)
+        if run.lacks_context:
+            break
         low, high = (value, high) if run.fits else (low, value)
     return Variation(argument, low, high, runs)
 
@@ -90,8 +97,9 @@ def _next(low: int, high: int, first: int, runs: dict[int, EmulatedRun]) -> int:
     return min(max(b + int(spare / slope), low + 1), high - 1)
 
 
-def _place(command: Sequence[str], argument: str) -> int:
-    found = [i for i, w in enumerate(command) if w == argument or w.startswith(f"{argument}=")]
+def _place(command: Sequence[str], argument: str) -> tuple[int, str]:
+    """Where the argument is, and what stands between it and its value."""
+    found = [(i, glue) for i, w in enumerate(command) if (glue := _glue(w, argument)) is not None]
     if not found or "=" in argument:
         raise UsageError(
             f"the command has no {shorten(argument)}.",
@@ -100,9 +108,20 @@ def _place(command: Sequence[str], argument: str) -> int:
     return found[-1]
 
 
+def _glue(word: str, argument: str) -> str | None:
+    """ " " where the value is the next word, "=", "" as in `-b8`, None where it is another word."""
+    if word == argument:
+        return " "
+    if word.startswith(f"{argument}="):
+        return "="
+    is_short = len(argument) == 2 and argument.startswith("-")
+    return "" if is_short and word.startswith(argument) and word[2:].isdigit() else None
+
+
 def _value(command: Sequence[str], argument: str) -> int:
-    index = _place(command, argument)
-    word = command[index].partition("=")[2] or "".join(command[index + 1 : index + 2])
+    index, glue = _place(command, argument)
+    following = "".join(command[index + 1 : index + 2])
+    word = following if glue == " " else command[index][len(argument + glue) :]
     if not word.isdigit() or not int(word):
         raise UsageError(
             f"{argument} is {shorten(word)} in the command: a whole number above 0 is varied.",
@@ -112,9 +131,9 @@ def _value(command: Sequence[str], argument: str) -> int:
 
 
 def _with(command: Sequence[str], argument: str, value: int) -> list[str]:
-    words, index = list(command), _place(command, argument)
-    if words[index] == argument:
+    words, (index, glue) = list(command), _place(command, argument)
+    if glue == " ":
         words[index + 1] = str(value)
     else:
-        words[index] = f"{argument}={value}"
+        words[index] = f"{argument}{glue}{value}"
     return words

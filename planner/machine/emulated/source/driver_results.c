@@ -202,6 +202,12 @@ static void no_loss(const char *name, void **arguments) {
 static void all(const char *name, void **arguments) { reduce(arguments, 1); }
 static void any(const char *name, void **arguments) { reduce(arguments, 0); }
 
+// What selects by values (nonzero, a boolean index, masked_select, unique) is only counted: how many
+// it selects is what lay in memory.
+static unsigned selections;
+static void count_selection(const char *name, void **arguments) { selections++; }
+EXPORT unsigned emulated_selections(void) { return selections; }
+
 void find_result(CUfunction function) {
     const char *name = function->name;
     bool is_elementwise = strstr(name, "vectorized_elementwise_kernel") ||
@@ -212,6 +218,8 @@ void find_result(CUfunction function) {
     else if (is_of_bools && strstr(name, "or_kernel_cuda")) function->result = any;
     else if (is_reduction) function->result = reduce_to_zero;
     else if (strstr(name, "nll_loss_forward_reduce")) function->result = no_loss;
+    else if (strstr(name, "DeviceSelectSweepKernel") || strstr(name, "adjacent_difference_kernel"))
+        function->result = count_selection;  // of cub, and of UniqueCub.cu
     if (!is_elementwise) return;
     if (strstr(name, "direct_copy_kernel") && strstr(name, "StoreWithCast")) {
         function->result = cast;
