@@ -44,8 +44,8 @@ def command(clear: bool, as_json: bool) -> None:
     size = format_bytes(sum(entry.num_bytes for entry in found))
     most = format_bytes(ledger_cache.MAX_CACHE_BYTES)
     click.echo(
-        f"{_counted(len(found))} in {where}: {size} of at most {most}, beyond which what was not "
-        "used for longest goes."
+        f"{_counted(len(found))} in {where}: {size} of at most {most}; the least recently used "
+        "go first."
     )
 
 

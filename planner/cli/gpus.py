@@ -34,7 +34,8 @@ def command(name: tuple[str, ...], sources: bool, as_json: bool) -> None:
     print_table([_row(gpu) for gpu in gpus], HEADERS)
     click.echo(
         "\nRates are dense TFLOP/s, a multiply-add counted as two; memory is what CUDA reports "
-        "where a report was found (--sources)."
+        "where a report was found (--sources).\n"
+        f"Next: 'planner estimate MODEL --gpu {gpus[0].name}' says whether a model fits."
     )
     if sources:
         for gpu in gpus:

@@ -37,6 +37,7 @@ def command(text: str, library: str | None, as_json: bool) -> None:
         print_json([{"model": name, **config.model_dump(mode="json")} for name, config in models])
         return
     print_table([_row(name, config) for name, config in models], HEADERS)
+    click.echo(f"\nNext: 'planner estimate {models[0][0]} --gpu NAME' says whether it fits.")
 
 
 def _libraries(only: str | None) -> tuple[str, ...]:

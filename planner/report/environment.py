@@ -44,7 +44,8 @@ def _verdict(findings: Sequence[Finding]) -> str:
     counts = [(level, sum(f.level == level for f in findings)) for level in LEVELS]
     told = ", ".join(f"{n} {level}{'s' if n != 1 else ''}" for level, n in counts if n)
     if not any(finding.level == "fault" for finding in findings):
-        return f"Nothing needs fixing ({told})." if told else "No problems found."
+        found = f"Nothing needs fixing ({told})." if told else "No problems found."
+        return wrapped(f"{found} Next: 'planner tune MODEL' measures the fastest that fits.")
     return f"Something must be fixed first: {told}."
 
 
