@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 
+from planner import __version__
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
+from planner.core.errors import UsageError
 from planner.machine.emulated.machine import MAX_GPUS
 
 STDERR = 2
@@ -39,6 +42,7 @@ STDERR = 2
 )  # fmt: skip
 @click.option("--vary", "argument", metavar="ARG", help="Find the largest value of ARG that fits.")
 @click.option("--snapshot", metavar="FILE", help="Keep the allocator's history at the peak.")
+@click.option("--report", metavar="FILE", help="The answer as a page of HTML too.")
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
     """Run COMMAND with emulated GPUs, and say what it needs of them: peaks, where they are, what
@@ -50,10 +54,16 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
     Exit status: that of COMMAND, or 1 where it does not fit or nothing is known.
     """
     from planner.report.emulation import emulation_text, variation_text
+    from planner.report.pages.emulated import emulated_page
     from planner.watching.emulating.running import emulate
     from planner.watching.emulating.varying import vary
+    from search.report.output import check_page, write_page
 
-    as_json, steps = given.pop("as_json"), given.pop("steps")
+    as_json, steps, report = given.pop("as_json"), given.pop("steps"), given.pop("report")
+    if report is not None:
+        if argument is not None:
+            raise UsageError("--report is of one run, and --vary makes several.", "Omit one.")
+        check_page(report)
     if argument is not None:
         options = {"steps": steps} if steps else {}
 
@@ -66,4 +76,7 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
         return 0 if varied.largest else 1
     run = emulate(words, steps=steps or 0, output=STDERR if as_json else None, **given)
     print_json(run.to_json()) if as_json else say(f"\n{emulation_text(run)}")
+    if report is not None:
+        made = f"planner {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M UTC}"
+        say(f"\nWrote {write_page(emulated_page(run, made), report)}.")
     return run.status if run.fits else run.status or 1

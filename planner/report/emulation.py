@@ -36,7 +36,7 @@ CAVEAT = (
 
 def emulation_text(run: EmulatedRun) -> str:
     """The verdict, the peak and what was alive then, each rank, and what grew."""
-    parts = [_verdict(run)]
+    parts = ["\n".join(map(wrapped, answer(run)))]
     fullest = run.fullest
     if run.selects:
         parts.append(wrapped(SELECTS))
@@ -44,7 +44,7 @@ def emulation_text(run: EmulatedRun) -> str:
         parts.append(_alive(run.out_of_memory.groups, "Alive when it ran out of memory"))
     elif fullest is not None and fullest.peaks:
         groups = fullest.fullest.groups if fullest.fullest else ()
-        parts.append(_alive(groups, f"Alive at the peak of {_name(fullest)}"))
+        parts.append(_alive(groups, f"Alive at the peak of {title_of(fullest)}"))
     if sum(bool(p.peaks) for p in run.processes) > 1:
         parts.append(_processes(run.processes))
     if run.fits and run.retries:
@@ -97,24 +97,24 @@ def _ended_early(variation: Variation, last_line: str) -> str:
     return f"{known} known to fit.\n{ended}{said}"
 
 
-def _verdict(run: EmulatedRun) -> str:
-    """The first lines: fits or not, by how much, and where the peak is."""
+def answer(run: EmulatedRun) -> list[str]:
+    """Lines: whether it fits, by how much, and where the peak is."""
     failed, fullest = run.out_of_memory, run.fullest
     if failed is not None:
         return _does_not_fit(run, failed)
     if run.lacks_context:
-        return wrapped(_no_context(run))
+        return [_no_context(run)]
     if not run.is_recorded:
-        return wrapped(
+        return [
             f"Not known: no Python of the program loaded our record (exit status {run.status}), "
             "which it finds by PYTHONPATH. Start python without -I, -E and -S, and do not set "
             "PYTHONPATH anew."
-        )
+        ]
     if fullest is None or not fullest.peaks:
-        return wrapped(
+        return [
             f"Not known: no process used the GPU through torch (exit status {run.status}). "
             "Does the program train on 'cuda', and is its torch a build with CUDA?"
-        )
+        ]
     peak = fullest.fullest
     assert peak is not None
     total, spare = format_bytes(peak.total_bytes), format_bytes(peak.spare_bytes)
@@ -126,11 +126,7 @@ def _verdict(run: EmulatedRun) -> str:
             f"Not known whether it fits: {_ended(run)} made, and the second is the first with all "
             f"of an optimizer's state. Until then {used}."
         )
-    lines = [
-        first,
-        _figures(peak),
-    ]
-    return "\n".join(wrapped(line) for line in lines)
+    return [first, _figures(peak)]
 
 
 def _no_context(run: EmulatedRun) -> str:
@@ -141,9 +137,9 @@ def _no_context(run: EmulatedRun) -> str:
     )
 
 
-def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> str:
+def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
     missing = format_bytes(max(failed.requested_bytes - failed.free_bytes, 1))
-    lines = [
+    return [
         f"Does not fit in {format_bytes(failed.total_bytes)} of {run.gpu}: out of memory in step "
         f"{failed.step} ({_ended(run)}).",
         f"{format_bytes(failed.requested_bytes)} were asked for with "
@@ -155,7 +151,6 @@ def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> str:
         "Next: a smaller batch with accumulation, bf16 autocast, or checkpointing; "
         "--vary ARGUMENT finds the largest that fits.",
     ]
-    return "\n".join(wrapped(line) for line in lines)
 
 
 def _went_on(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
@@ -179,7 +174,7 @@ def _figures(peak: DevicePeak) -> str:
     )
 
 
-def _name(process: EmulatedProcess) -> str:
+def title_of(process: EmulatedProcess) -> str:
     return f"process {process.pid}" if process.rank is None else f"rank {process.rank}"
 
 
@@ -204,7 +199,7 @@ def _alive(groups: Sequence[Group], title: str) -> str:
 def _processes(processes: Sequence[EmulatedProcess]) -> str:
     rows = [
         [
-            _name(process), str(peak.device), str(process.steps),
+            title_of(process), str(peak.device), str(process.steps),
             format_bytes(peak.allocated_bytes), format_bytes(peak.reserved_bytes),
             format_bytes(peak.used_bytes),
         ]
@@ -216,12 +211,15 @@ def _processes(processes: Sequence[EmulatedProcess]) -> str:
     )
 
 
-def _grew(process: EmulatedProcess, growth: Growth) -> str:
-    rows = [[format_bytes(g.num_bytes), g.category, g.where] for g in growth.groups[:MAX_GROUPS]]
-    first = (
-        f"Grew in {_name(process)}: {format_bytes(growth.bytes_per_step)} a step from step "
+def grew(process: EmulatedProcess, growth: Growth) -> str:
+    return (
+        f"Grew in {title_of(process)}: {format_bytes(growth.bytes_per_step)} a step from step "
         f"{growth.from_step} to {growth.to_step}. Does the program keep losses, outputs or "
         "gradients?"
     )
+
+
+def _grew(process: EmulatedProcess, growth: Growth) -> str:
+    rows = [[format_bytes(g.num_bytes), g.category, g.where] for g in growth.groups[:MAX_GROUPS]]
     table = table_text(rows, ("more", "what", "asked for by"), align="rll")
-    return f"{wrapped(first)}\n{table}"
+    return f"{wrapped(grew(process, growth))}\n{table}"

@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.cli import main
 from planner.core.errors import PlannerError, UsageError
 from planner.core.units import GIB, MIB
 from planner.report.emulation import emulation_text, variation_text
+from planner.report.page.contents import Verdict
+from planner.report.page.rendering import page_html
+from planner.report.pages.emulated import emulated_page
 from planner.watching.emulating import inside, varying
 from planner.watching.emulating.reading import BACKWARD, EmulatedRun, read_processes
 
@@ -103,6 +107,28 @@ def test_the_verdict_comes_first() -> None:
     assert one.fits is None
     assert emulation_text(one).startswith("Not known whether it fits: 1 step made")
     assert emulation_text(run_of()).startswith("Not known: no process used the GPU")
+
+
+def test_the_page_says_what_the_terminal_says() -> None:
+    growth = {"from": 3, "to": 8, "places": [[FORWARD, 5 * GIB, 5]]}
+    run = run_of(record(6 * GIB, rank=0, growth=growth), record(5 * GIB, rank=1, pid=8))
+    text, page = emulation_text(run), page_html(emulated_page(run))
+    for said in ("Fits in 24.00 GiB of card: 6.00 GiB at most", "u/train.py:7 main",
+                 "1.00 GiB a step from step 3 to 8"):  # fmt: skip
+        assert said in text
+        assert said in page
+    (group,) = emulated_page(run).groups
+    assert [section.title for section in group.sections] == [
+        "Answer", "Each process", "Rank 0 at its peak", "Rank 1 at its peak",
+    ]  # fmt: skip
+    (verdict,) = [p for p in group.sections[0].parts if isinstance(p, Verdict)]
+    assert verdict.kind == "fits"
+
+
+def test_a_page_is_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+    varied = ["emulate", "--gpu", "t4", "--vary", "-b", "--report", "x.html", "--", "x"]
+    assert main(varied) == 2
+    assert "--report is of one run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("limit", [1, 2, 63, 64, 65, 100, 341])
