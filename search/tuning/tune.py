@@ -192,6 +192,7 @@ def _probed(
             space, model, identity.device, estimator, memory.budget_bytes, rates=rates,
             allocator=allocator, seconds_left=limits.seconds_left(), say=say,
         )  # fmt: skip
+        limits.begin_probing()
         session = Session(
             space, study, prober, limits, probe_deadline(prior), memory.budget_bytes, on_progress
         )
