@@ -89,6 +89,21 @@ def try_out(index):
         return "" if "CUDA error: out of memory" in str(error) else first_line(error)
     return ""
 
+def try_segments(index):
+    # Only asking for one tells: virtual GPUs say less than they lack.
+    set_options = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    set_options = set_options or torch.cuda.memory._set_allocator_settings
+    set_options("expandable_segments:True")
+    try:
+        torch.empty(1 << 22, dtype=torch.uint8, device=f"cuda:{index}")
+    except torch.OutOfMemoryError:
+        return ""
+    except RuntimeError as error:
+        return first_line(error)
+    finally:
+        set_options("expandable_segments:False")
+    return ""
+
 def read_gpu(index):
     p = torch.cuda.get_device_properties(index)
     return {"name": p.name, "total_bytes": p.total_memory, "capability": [p.major, p.minor],
@@ -118,6 +133,10 @@ if found["available"]:
         if tried is None or index in tried:
             kernel = f"a kernel on cuda:{index}"
             gpu["error"] = ask(kernel, lambda: try_out(index), failed.get(kernel, ""))
+            segment = f"an expandable segment on cuda:{index}"
+            if found["cuda"] and not gpu["error"]:
+                gpu["segment_error"] = quiet(
+                    segment, lambda: try_segments(index), failed.get(segment, ""))
         found["gpus"].append(gpu)
 elif found["cuda"] or found["hip"]:
     found["reason"] = ask("torch.cuda.init()", read_init)
@@ -128,13 +147,15 @@ _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
 
 @dataclass(frozen=True)
 class TorchGpu:
-    """A GPU as torch has it; `error` says why a small kernel failed on it, where one was tried."""
+    """A GPU as torch has it; `error` says why a small kernel failed on it, where one was tried, and
+    `segment_error` why an expandable segment did."""
 
     name: str
     total_bytes: int
     capability: tuple[int, int]
     uuid: str = ""
     error: str = ""
+    segment_error: str = ""
 
 
 @dataclass(frozen=True)

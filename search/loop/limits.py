@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # the slowest machine seen, compiling five times its guess.
 START_SECONDS = 120.0
 TIMING_SECONDS = 60.0
+PROBES_SHARE = 0.5  # of the budget, that is left for probes however long their preparation took
 STEPS_TO_WAIT = 8  # two of warm-up, three timed, and some for a guess that is too low
 
 
@@ -36,6 +37,13 @@ class Limits:
     def __post_init__(self) -> None:
         self.started = self.clock()
         self.charged: set[str] = set()
+
+    def begin_probing(self) -> None:
+        """Counts no more of what was until now than leaves probes their share: on a busy machine
+        to import and to estimate takes most of a minute."""
+        if self.budget_seconds is not None:
+            most = (1 - PROBES_SHARE) * self.budget_seconds
+            self.started = max(self.started, self.clock() - most)
 
     def charge(self, records: Iterable[ProbeRecord]) -> None:
         """Counts what probes of others took, each once."""

@@ -12,14 +12,18 @@ from search.loop.result.notes import plain_default_note, untried_note
 from search.loop.result.recommend import recommend
 from search.loop.result.summary import Summary
 from search.loop.session import Session
+from search.loop.space import Candidate
 from search.loop.strategies.in_order import StartingWith
 from search.loop.strategies.named import make_strategy
-from search.loop.strategies.plain_default import PlainDefaultHunt, plain_arm
+from search.loop.strategies.plain_default import PlainDefaultHunt, arm_candidates, plain_arm
 from search.loop.study.identity import Identity
 from search.loop.surrogate.expectation import PriorExpectation
-from search.loop.surrogate.prior import Prior
+from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
 
 PLAIN_DEFAULT_SHARE = 0.15  # of the budget, kept to measure what the gain is over
+# With four busy programs on two cores a step of Swin-T took 8 to 14 s at batch 8, and its five
+# steps all that was left of a minute (torch 2.13, 2026-11-25).
+HASTY_SECONDS = 90.0
 
 
 def search_and_recommend(
@@ -29,7 +33,8 @@ def search_and_recommend(
     disk that is full: what was measured until then counts."""
     session.note(f"{len(session.space)} settings; {prior.basis}.")
     arm = plain_arm(session.space, library_attention(identity.model))
-    stopped, said = session.run_to_end(lambda: _probe(session, prior, options, arm))
+    first = session.space.first or _hasty_first(session, identity, prior, arm)
+    stopped, said = session.run_to_end(lambda: _probe(session, prior, options, arm, first))
     notes = [*notes, *said]
     records = session.in_space()
     notes += untried_note(records, session.space, prior, options, stopped)
@@ -38,8 +43,26 @@ def search_and_recommend(
     return found.model_copy(update={"asked": kept_options(options)})
 
 
-def _probe(session: Session, prior: Prior, options: SearchOptions, arm: str | None) -> str:
-    """The strategy's probes and then those of the plain default. Returns why the first ended."""
+def _hasty_first(
+    session: Session, identity: Identity, prior: Prior, arm: str | None
+) -> Candidate | None:
+    """What is surest to be measured where a new search has little time on a device of which nobody
+    knows how fast it is now: the smallest batch of the plain default, for the gain to be over."""
+    is_known = identity.device.kind == "cuda" and prior.seconds_scales != GUESSED_SECONDS
+    left = session.limits.seconds_left()
+    if left is None or left >= HASTY_SECONDS or is_known or session.limits.spent_seconds:
+        return None
+    ladder = arm_candidates(session.space, arm or session.space.candidates[0].arm)
+    least = 1 if isinstance(identity.model, SwinConfig) else 2  # batch norm may refuse one image
+    return next((c for c in ladder if c.setting.batch_size >= least), ladder[0])
+
+
+def _probe(
+    session: Session, prior: Prior, options: SearchOptions, arm: str | None,
+    first: Candidate | None,
+) -> str:  # fmt: skip
+    """The strategy's probes after the `first`, and then those of the plain default. Returns why the
+    strategy's ended."""
     limits, space, budget_bytes = session.limits, session.space, session.budget_bytes
     hunts = arm is not None and options.baseline
     if hunts and options.budget_seconds:
@@ -48,8 +71,8 @@ def _probe(session: Session, prior: Prior, options: SearchOptions, arm: str | No
         options.strategy, space, prior, budget_bytes,
         tolerance=options.tolerance, images=options.images, seed=options.seed,
     )  # fmt: skip
-    if space.first is not None:
-        strategy = StartingWith(space.first, strategy)
+    if first is not None:
+        strategy = StartingWith(first, strategy)
     session.expect = PriorExpectation(space, prior, budget_bytes)
     stopped = session.run(strategy)
     limits.reserved_seconds = 0.0

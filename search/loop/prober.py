@@ -11,7 +11,9 @@ from search.loop.strategies.strategy import Choice
 from search.probe.kinds import RecordT, RecordT_co, SettingT
 from search.probe.parent.fork_server import STEP_MODULES, ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
-from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
+from search.probe.protocol import FINALIST_SECONDS, ProbeRequest, Timing
+
+FIRST_SHARE = 0.1  # of the time left, that the steps of the first probe are timed for at most
 
 
 class Prober(Protocol[SettingT, RecordT_co]):
@@ -79,7 +81,7 @@ class DeviceProber:
             device=self.device,
             memory_cap_bytes=self.cap_bytes,
             give_up_images_per_second=choice.give_up_images_per_second,
-            **self._timing(choice),
+            **self._timing(choice, deadline_seconds),
         )
         self._prepare()
         return run_probe(
@@ -92,8 +94,12 @@ class DeviceProber:
             fork_server=self.fork_server,
         )
 
-    def _timing(self, choice: Choice) -> dict[str, float]:
-        """Finalists, which differ by little, are timed for longer where clocks drift: on a GPU."""
+    def _timing(self, choice: Choice, deadline_seconds: float) -> dict[str, float]:
+        """Finalists, which differ by little, are timed for longer where clocks drift: on a GPU. The
+        first probe of a short budget leaves time for others."""
+        if choice.phase == "calibrate":
+            most = min(Timing().max_measure_seconds, FIRST_SHARE * deadline_seconds)
+            return {"max_measure_seconds": most, **self.timing}
         if choice.phase == "finalists" and self.device != "cpu":
             return {"min_measure_seconds": FINALIST_SECONDS, **self.timing}
         return self.timing

@@ -77,6 +77,14 @@ def why_no_gpu(index: int = 0) -> str | None:
     return why_not_usable(_ask_torch(index), index)
 
 
+def why_no_segments(device: str) -> str:
+    """Why "cuda:N" has no expandable segments, in torch's words; "" where it has, or nobody knows:
+    without CUDA's virtual memory management torch fails at the first."""
+    index = int(device[5:])
+    gpus = _ask_torch(index).gpus
+    return gpus[index].segment_error if index < len(gpus) else ""
+
+
 def check_world(device: str, setting: TrainSetting) -> None:
     """Raises UsageError where this machine has not a GPU for each rank, from `device` on."""
     if device == "cpu" or setting.parallelism == "none":

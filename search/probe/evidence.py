@@ -10,8 +10,13 @@ from search.probe.kinds import RecordT
 
 REPEAT_SHARE = 0.01  # two processes of one setting differ by about this, whatever each one says
 OTHERS_RAN = "other programs kept"  # how the flag begins of a machine that was not quiet
+HURRIED = "hurried by the deadline:"  # how a flag begins of a probe that took fewer steps for it
 # Words of the flags of a probe whose samples may be slower than the device is by itself.
-DISTURBANCES = ("throttled:", "other processes on the GPU", "other processes took", "drifted by")
+DISTURBANCES = (
+    "throttled:", "other processes on the GPU", "other processes took", "drifted by", HURRIED,
+)  # fmt: skip
+# Two samples or one show no spread: another may last half as long or twice. A judgement.
+FEW_SAMPLES, FEW_SPREAD = 3, 2.0
 
 
 def others_ran(flags: Iterable[str]) -> str:
@@ -31,12 +36,12 @@ def calm(records: Sequence[MeasurementRecord]) -> list[MeasurementRecord]:
 
 def rate_interval(images: int, samples: Sequence[float]) -> tuple[float, float]:
     """Images/s, (low, high): the samples' 95% interval, never narrower than
-    the difference between two processes that run one setting.
+    the difference between two processes that run one setting, and wide where there are few.
 
     `images` of one optimizer step, `samples` its seconds.
     """
     interval = median_interval(samples)
-    margin = 1 + REPEAT_SHARE / 2
+    margin = FEW_SPREAD if len(samples) < FEW_SAMPLES else 1 + REPEAT_SHARE / 2
     return images / (interval.high * margin), images * margin / interval.low
 
 

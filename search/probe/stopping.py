@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
+from search.probe.evidence import HURRIED
 from search.probe.interval import median_interval
 from search.probe.protocol import FedRequest, Timing
 
@@ -52,7 +53,7 @@ class StopRule:
             return True
         enough = len(samples) >= self.request.max_steps
         if not enough and len(samples) < self.request.min_steps:
-            return False
+            return self.is_ending(max(samples))
         if self.is_late(samples):
             return True
         if sum(samples) < self.request.min_measure_seconds:
@@ -82,9 +83,14 @@ class StopRule:
         return self.request.max_measure_seconds
 
     def is_late(self, samples: Sequence[float]) -> bool:
-        now = time.monotonic()
-        reserve = _RESERVED_STEPS * max(samples)
-        return now - self.started >= self.most_seconds or now + reserve >= self.deadline
+        has_lasted = time.monotonic() - self.started >= self.most_seconds
+        return has_lasted or self.is_ending(max(samples))
+
+    def is_ending(self, step_seconds: float, more_steps: int = 0) -> bool:
+        """Whether the deadline is too near for `more_steps`: one sample in time says more than
+        several that come too late."""
+        reserve = (_RESERVED_STEPS + more_steps) * step_seconds
+        return time.monotonic() + reserve >= self.deadline
 
     def flags(self, samples: Sequence[float]) -> list[str]:
         """What is to be said of the samples: why they ended, if not for their precision, and
@@ -102,7 +108,9 @@ class StopRule:
             return []
         interval = median_interval(samples)
         if not interval.certain:
-            return [f"{len(samples)} samples are too few for an interval of the median"]
+            few = f"{len(samples)} samples are" if len(samples) > 1 else "1 sample is"
+            hurry = f"{HURRIED} " if len(samples) < self.request.min_steps else ""
+            return [f"{hurry}{few} too few for an interval of the median"]
         return [f"the median is known to ±{interval.half_width:.1%} only"]
 
 

@@ -60,9 +60,10 @@ def _recommended(found: Recommendation, setting: TrainSetting) -> list[str]:
 
 def _evidence(record: MeasurementRecord) -> str:
     low, high = rate_interval(images_of(record), record.step_seconds)
+    num = len(record.step_seconds)
     return (
         f"{_world(record)}{record.images_per_second or 0:.4g} images/s ({low:.4g} to {high:.4g}, "
-        f"{len(record.step_seconds)} steps), {memory_text(record)}, probe {record.probe_id[:8]} of "
+        f"{num} step{'s' * (num > 1)}), {memory_text(record)}, probe {record.probe_id[:8]} of "
         f"{date_text(record.date)}"
     )
 

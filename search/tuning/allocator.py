@@ -19,7 +19,7 @@ from search.loop.progress_text import memory_text
 from search.loop.space import candidate
 from search.loop.strategies.strategy import Choice
 from search.loop.study.records import RecordsNotWrittenError, append_records, read_records
-from search.probe.device import torch_build, versions
+from search.probe.device import torch_build, versions, why_no_segments
 from search.probe.evidence import is_feasible, rate_interval
 
 ALLOCATOR_PROBES = "allocator.jsonl"  # in the folder of a tune
@@ -27,11 +27,18 @@ TORCHS_OWN = "expandable_segments:False"
 NOT_COMPARED = "The recommended setting was not probed without expandable segments"
 
 
-def usual_options(device: str) -> str | None:
+def usual_options(device: str) -> tuple[str | None, list[str]]:
     """What probes on `device` run with where no option of `tune` and no variable of this
-    environment says otherwise, as advice counts; None for torch's own."""
+    environment says otherwise, as advice counts; None for torch's own. And what is to be said."""
     is_cuda = device != "cpu" and (torch_build() or "rocm")[0].isdigit()
-    return EXPANDABLE if is_cuda and not any(name in os.environ for name in VARIABLES) else None
+    if not is_cuda or any(name in os.environ for name in VARIABLES):
+        return None, []
+    if why := why_no_segments(device):
+        return None, [f"Probes run without expandable segments, which fail on this device: {why}."]
+    return EXPANDABLE, [
+        "Probes run with expandable segments, as advice counts; --allocator "
+        f"{TORCHS_OWN} is torch's own way."
+    ]
 
 
 def compare_allocators(

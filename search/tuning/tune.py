@@ -54,7 +54,7 @@ from search.probe.device import (
 from search.probe.parent.environment import rank_threads
 from search.probe.parent.fork_server import STEP_MODULES, WORLD_MODULES
 from search.probe.parent.ranks import rank_devices
-from search.tuning.allocator import ALLOCATOR_PROBES, TORCHS_OWN, compare_allocators, usual_options
+from search.tuning.allocator import ALLOCATOR_PROBES, compare_allocators, usual_options
 from search.tuning.feeding.phase import FeedingPhase, judge_by_law, step_budget
 from search.tuning.feeding.request import find_asked
 
@@ -133,16 +133,19 @@ def tune(
         if prober is None and isinstance(chosen, FactoryModel):
             check_factory(chosen.factory)
         # Probes are recorded with what their environment says, and go by it.
-        usual = usual_options(choose_device(asked.device)) if asked.allocator is None else None
+        usual, said = None, list[str]()
+        if asked.allocator is None:
+            usual, said = usual_options(choose_device(asked.device))
         with allocator_in_environment(asked.allocator or usual):
-            return _probed(chosen, asked, estimator, prober, on_progress, usual is not None)
+            return _probed(chosen, asked, estimator, prober, on_progress, usual is not None, said)
 
 
 def _probed(
     model: Model, options: SearchOptions, estimator: Estimator | Literal["auto"] | None,
-    prober: Prober | None, on_progress: OnProgress, by_default: bool,
+    prober: Prober | None, on_progress: OnProgress, by_default: bool, said_of_default: list[str],
 ) -> Recommendation:  # fmt: skip
-    """`by_default`: nobody named the allocator's options that probes run with."""
+    """`by_default`: nobody named the allocator's options that probes run with; `said_of_default` is
+    what to say of those."""
     asked = find_asked(options, model)
     limits = Limits(options.trials, step_budget(options))
     where = choose_device(options.device)
@@ -151,11 +154,7 @@ def _probed(
         model, found.model_copy(update={"memory_cap_bytes": options.memory_bytes}), versions()
     )
     allocator, allocator_notes = _allocator(identity, options)
-    if by_default:
-        allocator_notes = [
-            "Probes run with expandable segments, as advice counts; --allocator "
-            f"{TORCHS_OWN} is torch's own way."
-        ]
+    allocator_notes = said_of_default or allocator_notes
     check_world(where, options.base)
     devices = rank_devices(where, options.base)
     memory = find_budget(found, least_free(devices), options, allocator, len(devices))
@@ -193,6 +192,7 @@ def _probed(
             space, model, identity.device, estimator, memory.budget_bytes, rates=rates,
             allocator=allocator, seconds_left=limits.seconds_left(), say=say,
         )  # fmt: skip
+        limits.begin_probing()
         session = Session(
             space, study, prober, limits, probe_deadline(prior), memory.budget_bytes, on_progress
         )

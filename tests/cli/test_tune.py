@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -65,6 +66,20 @@ def test_it_tunes_with_real_probes_and_goes_on_from_there(tmp_path: Path) -> Non
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["setting"] == result["setting"]
     assert read_records(tmp_path / "probes.jsonl").records == records
+
+
+@pytest.mark.workers
+def test_a_short_budget_recommends_beside_other_work(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            loop = [sys.executable, "-c", "while True: pass"]
+            stack.callback(stack.enter_context(subprocess.Popen(loop)).kill)
+        asked = ["tune", "native:swin_tiny", "--device", "cpu", "--budget", "60s"]
+        done = planner(*asked, "--output", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["status"] == "recommended"
+    assert found["baseline"]["status"] == "measured"
 
 
 @pytest.mark.workers

@@ -108,6 +108,17 @@ def test_the_allocator_is_tried_both_ways(tmp_path: Path) -> None:
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in emit(found, "timm").launch
 
 
+def test_a_card_without_virtual_memory_is_tuned_without_expandable_segments(tmp_path: Path) -> None:
+    virtual = emulated_gpu("rtx-3090", lacks_virtual_memory=True)
+    asked = ("--batch-size", "64", "--precision", "bf16", "--optimizer", "adamw", "--no-baseline")
+    said, found = tune(EmulatedMachine((virtual,)), tmp_path, *EAGER, *asked, "--memory", "12GiB")
+    why = "which fail on this device: CUDA driver error: operation not supported."
+    assert f"Probes run without expandable segments, {why}" in said
+    assert found["evidence"]["status"] == "measured"
+    assert "allocator_config" not in found["evidence"]["versions"]
+    assert any("was held to 11." in flag for flag in found["evidence"]["flags"]), "by torch itself"
+
+
 def test_what_another_process_holds_is_left_to_it(tmp_path: Path) -> None:
     asked = ("--batch-size", "64", "--precision", "bf16", "--trials", "1")
     said, found = tune(

@@ -98,10 +98,10 @@ def test_where_nobody_says_otherwise_segments_are_expandable(
     assert VARIABLES[0] not in os.environ
     for device, build in (("cpu", "13.0"), ("cuda:0", "rocm6.4"), ("cuda:0", None)):
         monkeypatch.setattr(allocator, "torch_build", lambda build=build: build)
-        assert allocator.usual_options(device) is None
+        assert allocator.usual_options(device) == (None, [])
     monkeypatch.setenv(VARIABLES[1], "")
     monkeypatch.setattr(allocator, "torch_build", lambda: "13.0")
-    assert allocator.usual_options("cuda:0") is None, "set to nothing, torch has its own way"
+    assert allocator.usual_options("cuda:0") == (None, []), "set to nothing, torch has its own way"
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,39 @@ def test_a_probe_may_not_outlast_the_budget(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("strategy", ["tpe", "exhaustive", "planner"])
+def test_a_short_budget_begins_with_what_is_surely_measured(tmp_path: Path, strategy: str) -> None:
+    """On a busy machine, where a step of two images outlasts the budget."""
+
+    def busy(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        done = probe(choice, probe_id, deadline_seconds)
+        if choice.candidate.images == 1:
+            return done
+        ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None}
+        return done.model_copy(update=ended)
+
+    found = run(
+        tmp_path, prober=busy, budget_seconds=60.0, trials=1, batch_size=None, strategy=strategy
+    )
+    assert found.status == "recommended"
+    assert found.baseline is not None
+    assert found.baseline.setting.batch_size == 1
+
+
+def test_half_of_a_budget_is_for_probes() -> None:
+    now = 0.0
+    limits = Limits(budget_seconds=60.0, clock=lambda: now)
+    now = 20.0
+    limits.begin_probing()
+    assert limits.seconds_left() == 40.0
+    now = 50.0
+    limits.begin_probing()
+    assert limits.seconds_left() == 30.0
+    now = 70.0
+    assert limits.seconds_left() == 10.0
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("strategy", ["tpe", "exhaustive", "planner"])
 def test_what_the_budget_cut_short_is_probed_with_more_time(tmp_path: Path, strategy: str) -> None:
     def cut(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None}

@@ -23,7 +23,8 @@ class EmulatedGpu:
     """One device, as its driver describes it.
 
     `memory_bytes` is what CUDA calls its total, of which the driver keeps `kept_bytes` for itself,
-    and each process `context_bytes`. `is_slice` makes it a MIG instance, of which NVML tells less.
+    and each process `context_bytes`. `is_slice` makes it a MIG instance, of which NVML tells less;
+    one that `lacks_virtual_memory`, as some virtual GPUs do, has no expandable segments.
     After `illegal_access_after` launches a kernel of the process has accessed memory that is not
     its own; after `lost_after` the device has fallen off the bus, for all processes (0: never).
     `launch_seconds`, the rates in FLOP/s and `bandwidth` in bytes/s drive the emulated clock;
@@ -39,6 +40,7 @@ class EmulatedGpu:
     context_bytes: int = CONTEXT_BYTES
     kept_bytes: int = 0
     is_slice: bool = False
+    lacks_virtual_memory: bool = False
     illegal_access_after: int = 0
     lost_after: int = 0
     half_flops: float = 0.0

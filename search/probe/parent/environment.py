@@ -10,6 +10,14 @@ from planner.machine.host import read_host
 from search.probe.device import memory_in_use, worker_environment
 
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+# Rounds in which a thread of GNU's OpenMP waits for the others before it sleeps: a few tenths of a
+# millisecond in place of several (300,000, libgomp's manual), in which it keeps the processor from
+# the very thread it waits for where other programs run too. Measured: a step of one image of Swin-T
+# took 20 to 43 s on two cores with eight busy programs, and 5 s with this (torch 2.13, 2026-11-26).
+# More than torch takes between two kernels, so that threads of a quiet machine should not sleep: a
+# judgement.
+SPINS, SPIN_ROUNDS = "GOMP_SPINCOUNT", 10_000
+_WAIT_POLICY = "OMP_WAIT_POLICY"
 # As many as torch would have at most (2.9 to 2.13: torch/_inductor/config.py).
 _MAX_THREADS = 32
 # The host memory of one compile worker (torch, Triton, LLVM): an assumption.
@@ -23,9 +31,11 @@ def probe_environment() -> dict[str, str]:
 
     torch starts a compile worker for every core it may run on, and sees neither a container's share
     of the cores nor its memory, for want of which the kernel may end the tuner. Who has set their
-    number keeps it.
+    number keeps it, and so does who has said how threads wait.
     """
     environment = worker_environment()
+    if _WAIT_POLICY not in environment:
+        environment.setdefault(SPINS, str(SPIN_ROUNDS))
     if THREADS not in environment:
         environment[THREADS] = str(compile_threads())
     return environment

@@ -22,6 +22,7 @@ from planner.training.parallel.spread import own_part
 from planner.training.step import Training
 from planner.training.tasks.contract import WRITE_A_TASK
 from planner.training.tasks.making import GivenTask
+from search.probe.evidence import HURRIED
 from search.probe.failure import shorten
 from search.probe.protocol import OutcomeMessage, ProbeRequest, RankPlace
 from search.probe.quiet import QuietWatch
@@ -250,7 +251,12 @@ class Run:
             self.report.enter("compile")
         else:
             self.report.enter("forward")
+        rule = StopRule(self.request, time.monotonic(), self.deadline)
         while executed < wanted and len(seconds) < wanted + _SCALE_WARMUP_STEPS:
+            # This step and a timed one must still be possible.
+            if executed and not compiled and self.ranks.any(rule.is_ending(max(seconds), 2)):
+                self.flags.append(f"{HURRIED} warmed up for {executed} of {wanted} steps")
+                break
             started = time.perf_counter()
             scale = training.scaler.get_scale() if training.scaler is not None else None
             training.step(phases)

@@ -12,7 +12,13 @@ from planner.core.units import GIB
 from planner.machine.host import Host
 from search.probe.device import MemoryInUse
 from search.probe.parent import environment
-from search.probe.parent.environment import THREADS, compile_threads, probe_environment
+from search.probe.parent.environment import (
+    SPIN_ROUNDS,
+    SPINS,
+    THREADS,
+    compile_threads,
+    probe_environment,
+)
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
 from tests.search.probes import AMPLE_SECONDS, request_of
@@ -50,6 +56,18 @@ def test_compile_workers_have_room(
     assert probe_environment()[THREADS] == str(threads)
     monkeypatch.setenv(THREADS, "7")
     assert probe_environment()[THREADS] == "7", "a user's number is kept"
+
+
+def test_threads_do_not_wait_on_processors_that_others_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(SPINS, raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert probe_environment()[SPINS] == str(SPIN_ROUNDS)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert SPINS not in probe_environment(), "a user's word is kept"
+    monkeypatch.setenv(SPINS, "7")
+    assert probe_environment()[SPINS] == "7"
 
 
 def test_workers_and_nurseries_are_told(monkeypatch: pytest.MonkeyPatch, token: str) -> None:

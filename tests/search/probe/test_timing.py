@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from search.loop import prober as probing
 from search.loop.prober import DeviceProber
 from search.loop.space import candidate
 from search.loop.strategies.strategy import Choice
+from search.probe import stopping
+from search.probe.evidence import HURRIED, is_disturbed, rate_interval
 from search.probe.protocol import CUDA_SECONDS, FINALIST_SECONDS, ProbeRequest
 from search.probe.stopping import StopRule
 from search.probe.worker import measure, meter
@@ -49,6 +52,17 @@ def test_timing_ends_in_time() -> None:
     assert rule(device="cpu", deadline=-math.inf).is_enough([0.1, 0.2, 0.1])
     assert "too few" in late.flags([0.1, 0.2, 0.1])[0]
     assert "±50.0% only" in late.flags([0.1, 0.1, 0.1, 0.1, 0.2, 0.2, 0.1])[0]
+
+
+def test_few_samples_in_time_are_measured_and_uncertain() -> None:
+    ending = rule(device="cpu", deadline=-math.inf)
+    assert not ending.is_enough([])
+    assert ending.is_enough([0.1])
+    (flag,) = ending.flags([0.1])
+    few = MeasurementRecord.model_construct(flags=(flag,))
+    assert is_disturbed(few), "another probe may be faster"
+    assert not is_disturbed(few.model_copy(update={"flags": (*ending.flags([0.1] * 3),)}))
+    assert rate_interval(16, [0.1]) == (80.0, 320.0)
 
 
 def test_hopeless_timing_ends_at_the_third_sample() -> None:
@@ -115,6 +129,7 @@ class Steps:
 
     def __init__(self, clock: Clock, seconds: float, log: list[str]) -> None:
         self.clock, self.seconds, self.log = clock, seconds, log
+        self.scaler = None
 
     def step(self, on_phase: object) -> None:
         self.clock.now += self.seconds
@@ -163,6 +178,21 @@ def test_gpu_is_warmed_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert log == ["step"] * 4
 
 
+@pytest.mark.parametrize(("deadline", "steps"), [(100.0, 2), (8.0, 2), (6.9, 1), (0.5, 1)])
+def test_warm_up_leaves_time_for_a_sample(
+    monkeypatch: pytest.MonkeyPatch, deadline: float, steps: int
+) -> None:
+    """After a step of 1 s: one more, one that is timed, and four in reserve."""
+    clock, log = Clock(), list[str]()
+    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(stopping, "time", clock)
+    with Path(os.devnull).open("wb") as channel:
+        run = measure.Run(request("cpu"), deadline, Report(channel.fileno(), "p"))
+        training: Any = Steps(clock, 1.0, log)
+        assert run._warm_up(training, Cache(log, 0, 0), run.phases) == [1.0] * steps
+    assert [HURRIED in flag for flag in run.flags] == [True] * (steps < 2)
+
+
 def test_compilers_leftovers_go_before_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     log, flags = settle(monkeypatch, request(compiled=True), 5.0, warm_seconds=0.0)
     assert log == ["end workers", "release", "step", "step"]
@@ -184,6 +214,12 @@ def test_compilers_leftovers_go_before_timing(monkeypatch: pytest.MonkeyPatch) -
 def test_finalists_are_timed_for_longer_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, device: str, phase: Any, least: float
 ) -> None:
+    assert asked_of_a_probe(monkeypatch, device, phase, 1.0).min_measure_seconds == least
+
+
+def asked_of_a_probe(
+    monkeypatch: pytest.MonkeyPatch, device: str, phase: Any, deadline: float
+) -> ProbeRequest:
     asked: list[ProbeRequest] = []
 
     def run_probe(request: ProbeRequest, **_: object) -> MeasurementRecord:
@@ -194,5 +230,13 @@ def test_finalists_are_timed_for_longer_on_a_gpu(
     described: Any = None
     prober = DeviceProber(MODEL, device, described, None, worker_command=["none"])
     with pytest.raises(InterruptedError):
-        prober(Choice(candidate(TrainSetting()), phase), "p", 1.0)
-    assert asked[0].min_measure_seconds == least
+        prober(Choice(candidate(TrainSetting()), phase), "p", deadline)
+    return asked[0]
+
+
+@pytest.mark.parametrize(("deadline", "most"), [(180.0, 10.0), (40.0, 4.0)])
+def test_the_first_probe_of_a_short_budget_is_timed_for_little_of_it(
+    monkeypatch: pytest.MonkeyPatch, deadline: float, most: float
+) -> None:
+    assert asked_of_a_probe(monkeypatch, "cpu", "calibrate", deadline).max_measure_seconds == most
+    assert asked_of_a_probe(monkeypatch, "cpu", "search", deadline).max_measure_seconds == 10.0

@@ -13,6 +13,7 @@ typedef struct {
     int capability;  // 86 is 8.6
     int num_sms, threads_per_sm, clock_mhz, memory_clock_mhz, bus_bits, watts;
     bool is_slice;  // a MIG instance, of which NVML tells less
+    bool lacks_virtual_memory;
     uint64_t memory_bytes, context_bytes, kept_bytes, l2_bytes;
     uint64_t illegal_access_after, lost_after;  // launches; 0 never
     double half_flops, tf32_flops, fp32_flops, bandwidth, launch_seconds;  // of the emulated clock
