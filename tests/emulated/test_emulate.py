@@ -146,6 +146,13 @@ def test_steps_that_select_by_values_are_told_of(how: str) -> None:
     assert said is run.selects
 
 
+def test_a_program_that_asks_for_torch_before_it_imports_it_is_recorded() -> None:
+    """As transformers and datasets do."""
+    text = f"import importlib.util\nimportlib.util.find_spec('torch')\n{SELECTS}"
+    run = planner.emulate([sys.executable, "-c", text, "neither"], gpu="rtx-3090")
+    assert (run.fits, run.steps) == (True, 2)
+
+
 def test_what_grows_is_named_by_its_line(program: str, tmp_path: Path) -> None:
     kept = tmp_path / "peak.pickle"
     command = [sys.executable, program, "-b", "64", "keep"]

@@ -317,18 +317,20 @@ class AfterTorch(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next(filter(None, found), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def executed(module: ModuleType) -> None:
+                sys.meta_path.remove(self)
                 execute(module)
                 with contextlib.suppress(Exception):
                     attach(module)
 
             spec.loader.exec_module = executed  # type: ignore[method-assign]
-        return spec
+        return spec  # also of a program that only asks whether there is a torch
 
 
 def attach(torch: Any) -> None:
