@@ -123,8 +123,8 @@ def _verdict(run: EmulatedRun) -> str:
         first = f"Fits in {total} of {run.gpu}: {used} ({_ended(run)})."
     else:
         first = (
-            f"Not known whether it fits: it ended early ({_ended(run)}), and the second step is the "
-            f"first with all of an optimizer's state. Until then {used}."
+            f"Not known whether it fits: it ended early ({_ended(run)}), and the second step is "
+            f"the first with all of an optimizer's state. Until then {used}."
         )
     lines = [
         first,
