@@ -80,7 +80,7 @@ def test_averaged_weights_are_parameters() -> None:
         assert place_of(stack)[0] == "parameters and buffers"
 
 
-def test_what_compiled_code_asks_for_is_told_by_the_line_that_runs_it() -> None:
+def test_what_compiled_code_asks_for_is_told_by_the_line_it_came_from() -> None:
     compiled = frame(f"/tmp/torchinductor_me/bq/c{'q' * 51}.py", "call", 8953)
     assert place_of([compiled, MODULE, LOOP])[1] == "me/train.py:40 main"
 

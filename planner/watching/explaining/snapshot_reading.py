@@ -216,7 +216,7 @@ def _category(frames: Sequence[Entry]) -> str:
 
 
 def _is_torch(frame: Entry) -> bool:
-    """Or code that torch.compile wrote, whose lines tell nobody anything."""
+    """Or code that torch.compile wrote: torch also names the lines that it came from."""
     file = _text(frame["filename"]).replace("\\", "/")
     return "/torch/" in file or _COMPILED.search(file) is not None
 
