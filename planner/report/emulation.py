@@ -123,8 +123,8 @@ def answer(run: EmulatedRun) -> list[str]:
         first = f"Fits in {total} of {run.gpu}: {used} ({_ended(run)})."
     else:
         first = (
-            f"Not known whether it fits: {_ended(run)} made, and the second is the first with all "
-            f"of an optimizer's state. Until then {used}."
+            f"Not known whether it fits: it ended early ({_ended(run)}), and the second step is "
+            f"the first with all of an optimizer's state. Until then {used}."
         )
     return [first, _figures(peak)]
 

@@ -88,6 +88,28 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn(work, (sys.argv[1],), 2)
 """
 
+SENDS = """
+import os, time, torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+pair, got, mine, lists = dist.new_group([0, 1]), [None, None], [None], [rank, "of", "x" * rank]
+dist.all_gather_object(got, "x" * (10 + 500 * rank))
+assert [len(text) for text in got] == [10, 510]
+dist.gather_object(rank, got if rank else None, dst=1)
+assert got == [0, 1] or not rank
+dist.broadcast_object_list(lists, src=1, group=pair)
+assert lists == [1, "of", "x"]
+dist.scatter_object_list(mine, None if rank else ["a", "b"], group_src=0)
+assert mine == ["ab"[rank]]
+begun = time.monotonic()
+if not rank:
+    time.sleep(2)
+dist.barrier()
+assert time.monotonic() - begun > 1.5
+print("sent")
+"""
+
 
 @pytest.fixture
 def program(tmp_path: Path) -> str:
@@ -146,6 +168,13 @@ def test_steps_that_select_by_values_are_told_of(how: str) -> None:
     assert said is run.selects
 
 
+def test_a_program_that_asks_for_torch_before_it_imports_it_is_recorded() -> None:
+    """As transformers and datasets do."""
+    text = f"import importlib.util\nimportlib.util.find_spec('torch')\n{SELECTS}"
+    run = planner.emulate([sys.executable, "-c", text, "neither"], gpu="rtx-3090")
+    assert (run.fits, run.steps) == (True, 2)
+
+
 def test_what_grows_is_named_by_its_line(program: str, tmp_path: Path) -> None:
     kept = tmp_path / "peak.pickle"
     command = [sys.executable, program, "-b", "64", "keep"]
@@ -165,6 +194,18 @@ def test_ranks_of_torchrun_have_a_card_each(program: str) -> None:
     assert [p.rank for p in run.processes] == [0, 1]
     assert [p.peaks[0].device for p in run.processes] == [0, 1]
     assert run.steps == 2
+
+
+def test_what_ranks_send_each_other_arrives_and_barriers_wait(tmp_path: Path) -> None:
+    path = tmp_path / "sends.py"
+    path.write_text(SENDS)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    with (tmp_path / "said").open("w+") as said:
+        command = [*torchrun, "--nproc-per-node", "2", str(path)]
+        run = planner.emulate(command, gpu="rtx-4090", gpus=2, output=said)
+        said.seek(0)
+        assert said.read().count("sent") == 2
+    assert run.status == 0
 
 
 def test_ranks_that_a_program_spawns_have_torch_s_numbers(tmp_path: Path) -> None:

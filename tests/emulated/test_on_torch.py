@@ -108,6 +108,12 @@ print(json.dumps({
     "flags": [torch.cuda.ByteTensor([0])[0].item(), torch.cuda.ByteTensor([1])[0].item()],
     "fills": torch.full((3,), 2.5, device="cuda", dtype=torch.bfloat16).tolist(),
     "copies": torch.arange(3).cuda().tolist(),
+    "joins": [
+        torch.equal(torch.cat([v.cuda() for v in vectors]).cpu(), torch.cat(vectors))
+        for dtype in (torch.uint8, torch.float16, torch.float32, torch.int64)
+        for sizes in ([3, 2], [64, 64], [1] * 200)
+        for vectors in [[torch.arange(n).to(dtype) + 1 for n in sizes]]
+    ],
 }))
 """
 # Memory that was given back holds no numbers when losses and norms lie there.
@@ -146,6 +152,7 @@ def test_no_overflow_is_found_and_small_values_are_kept(run: Run) -> None:
         "flags": [0, 1],
         "fills": [2.5] * 3,
         "copies": [0, 1, 2],
+        "joins": [True] * 12,
     }
 
 

@@ -72,6 +72,19 @@ def test_a_stack_says_what_a_block_is(category: str) -> None:
     assert place_of(STACKS[category])[0] == category
 
 
+def test_averaged_weights_are_parameters() -> None:
+    """timm's EMA, and torch's, which lies beside the optimizers."""
+    copies = [frame(f"{SITE}/torch/nn/parameter.py", "__deepcopy__"), frame("copy.py", "deepcopy")]
+    torch_s = frame(f"{SITE}/torch/optim/swa_utils.py", "__init__")
+    for stack in ([*copies, LOOP], [*copies, torch_s, LOOP]):
+        assert place_of(stack)[0] == "parameters and buffers"
+
+
+def test_what_compiled_code_asks_for_is_told_by_the_line_it_came_from() -> None:
+    compiled = frame(f"/tmp/torchinductor_me/bq/c{'q' * 51}.py", "call", 8953)
+    assert place_of([compiled, MODULE, LOOP])[1] == "me/train.py:40 main"
+
+
 def test_what_is_alive_and_what_is_free_add_up() -> None:
     found = read_snapshot(failed_snapshot())
     assert found.allocated_bytes + found.free_bytes == found.reserved_bytes

@@ -105,7 +105,7 @@ def test_the_verdict_comes_first() -> None:
     assert run_of().fits is None
     one = run_of(record(6 * GIB, steps=1))
     assert one.fits is None
-    assert emulation_text(one).startswith("Not known whether it fits: 1 step made")
+    assert emulation_text(one).startswith("Not known whether it fits: it ended early (1 step)")
     assert emulation_text(run_of()).startswith("Not known: no process used the GPU")
 
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import itertools
 import json
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -36,6 +39,13 @@ LEAST_STEPS = 8  # before anything is said to grow
 MOST_CAUGHT = 3  # times that a program may catch its end, as a bare `except:` does
 ENDING_SECONDS = 30.0  # that threads and workers of a program get to end
 RANKS = "RANK", "LOCAL_RANK"  # torchrun sets both, Lightning the second
+OBJECTS = {  # of torch.distributed, with the arguments that are sent and that receive
+    "all_gather_object": ("obj", "object_list"),
+    "gather_object": ("obj", "object_gather_list"),
+    "broadcast_object_list": ("object_list", "object_list"),
+    "scatter_object_list": ("scatter_object_input_list", "scatter_object_output_list"),
+    "barrier": ("", ""),
+}
 
 Place = tuple[tuple[str, int, str], ...]  # (file, line, function), innermost first
 Bytes = dict[Place, list[int]]  # (bytes, blocks)
@@ -317,18 +327,20 @@ class AfterTorch(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next(filter(None, found), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def executed(module: ModuleType) -> None:
+                sys.meta_path.remove(self)
                 execute(module)
                 with contextlib.suppress(Exception):
                     attach(module)
 
             spec.loader.exec_module = executed  # type: ignore[method-assign]
-        return spec
+        return spec  # also of a program that only asks whether there is a torch
 
 
 def attach(torch: Any) -> None:
@@ -337,9 +349,59 @@ def attach(torch: Any) -> None:
         torch, folder, int(os.environ.get(STEPS) or 0), os.environ.get(SNAPSHOT, "")
     )  # fmt: skip
     record.remember = torch.cuda.memory._record_memory_history
+    send_objects_by_store(torch.distributed)
     # A program that begins a history anew, or stops it, would end ours: its snapshots hold ours.
     torch.cuda.memory._record_memory_history = lambda *_, **__: None
     torch.cuda._lazy_call(surviving(record, record.begin))
+
+
+def send_objects_by_store(distributed: Any) -> None:
+    """Objects for other ranks, and barriers, go through the store of torch's process group: no
+    bytes move between devices, and no kernel adds up the sizes of objects."""
+    if not distributed.is_available():
+        return
+    c10d, calls = distributed.distributed_c10d, dict[str, int]()
+
+    def exchanged(group: Any, sent: object) -> list[Any]:
+        """What each rank of `group` sends in this call."""
+        name = group.group_name
+        calls[name] = calls.get(name, 0) + 1
+        store, key = c10d._get_default_store(), f"planner/{name}/{calls[name]}"
+        store.set(f"{key}/{group.rank()}", pickle.dumps(sent))
+        return [pickle.loads(store.get(f"{key}/{rank}")) for rank in range(group.size())]
+
+    def by_store(torch_s: Callable[..., Any], sent: str, received: str) -> Callable[..., Any]:
+        @functools.wraps(torch_s)
+        def called(*arguments: Any, **named: Any) -> Any:
+            given = inspect.signature(torch_s).bind(*arguments, **named).arguments
+            group = given.get("group") or c10d._get_default_group()
+            if (
+                c10d._rank_not_in_group(group)
+                or "nccl" not in c10d.get_backend(group)
+                or c10d._get_object_coll_device(group) != "cuda"
+                or given.get("async_op")
+            ):
+                return torch_s(*arguments, **named)
+            found = exchanged(group, given.get(sent))
+            if not received:
+                return torch_s(*arguments, **named)
+            if "src" in inspect.signature(torch_s).parameters:
+                source = given.get("group_src")
+                if source is None:
+                    source = c10d.get_group_rank(group, given.get("src") or 0)
+                found = found[source]
+            if sent.endswith("input_list"):
+                found = [found[group.rank()]]
+            if (to := given.get(received)) is not None:
+                to[: len(found)] = found
+            return None
+
+        return called
+
+    for name, (sent, received) in OBJECTS.items():
+        changed = by_store(getattr(c10d, name), sent, received)
+        for home in (distributed, c10d):
+            setattr(home, name, changed)
 
 
 def customize() -> None:

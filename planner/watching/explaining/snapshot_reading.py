@@ -3,6 +3,7 @@ and why a request failed."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,6 +16,7 @@ NO_STACK = "no stack recorded"
 MAX_GROUPS = 20
 # Lists may be in a snapshot many times over: of more blocks and events it was forged.
 _MAX_BLOCKS, _MAX_EVENTS = 5_000_000, 20_000_000
+_COMPILED = re.compile(r"/[a-z2-7]{2}/c[a-z2-7]{51}\.py$")  # torch/_inductor/codecache.py: a hash
 _MAX_FRAMES, _MAX_TEXT = 1024, 300  # of a stack that are looked at, and characters of a name
 
 
@@ -193,6 +195,8 @@ def _category(frames: Sequence[Entry]) -> str:
     files = [_text(frame["filename"]).replace("\\", "/") for frame in frames]
     # A closure (Lightning's) trains within the optimizer's step: what is further in counts.
     forward = next((i for i, frame in enumerate(frames) if frame.get("name") == "forward"), None)
+    if "__deepcopy__" in names:  # the averaged weights of timm, and of torch/optim/swa_utils.py
+        return "parameters and buffers"
     if any("/torch/optim/" in file for file in files[:forward]):
         return "optimizer state"
     if any("/torch/autograd/" in file for file in files) and names & {
@@ -212,7 +216,9 @@ def _category(frames: Sequence[Entry]) -> str:
 
 
 def _is_torch(frame: Entry) -> bool:
-    return "/torch/" in _text(frame["filename"]).replace("\\", "/")
+    """Or code that torch.compile wrote: torch also names the lines that it came from."""
+    file = _text(frame["filename"]).replace("\\", "/")
+    return "/torch/" in file or _COMPILED.search(file) is not None
 
 
 def _shown(frame: Entry) -> str:

@@ -1,6 +1,6 @@
 // The few kernels of torch whose results steer a training, and which are therefore carried out:
-// fills, copies to another type, comparisons and what is made of them, and reductions to one number:
-// a loss or a norm is 0. Values are taken to be finite, so that what asks for an overflow hears that
+// fills, copies to another type, joins of vectors, comparisons and what is made of them, and
+// reductions to one number: a loss or a norm is 0. Values are taken to be finite, so that what asks for an overflow hears that
 // there was none. All others leave in memory what was there.
 //
 // Arguments are those of torch's headers: ATen/native/cuda/CUDALoops.cuh gives elementwise kernels
@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "driver.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define MOST_BYTES (1 << 16)
@@ -202,6 +203,26 @@ static void no_loss(const char *name, void **arguments) {
 static void all(const char *name, void **arguments) { reduce(arguments, 1); }
 static void any(const char *name, void **arguments) { reduce(arguments, 0); }
 
+// torch.cat of vectors, as of labels that are evaluated: addresses, and by uint32_t offsets, sizes and
+// numbers of elements of as many tensors as the template says, then whether each is contiguous; and
+// the result's length, in vectors of 16 bytes or in elements (ATen/native/cuda/Shape.cu).
+static void join(const char *name, void **arguments) {
+    unsigned width, most;
+    const char *type = strstr(name, "OpaqueTypeILj");
+    if (!type || sscanf(type, "OpaqueTypeILj%uEEEjLi1ELi%uE", &width, &most) != 2) return;
+    char *to = *(char **)arguments[0], **from = arguments[1];
+    const uint32_t *offsets = (const uint32_t *)(from + most), *counts = offsets + 2 * most;
+    const bool *contiguous = (const bool *)(counts + most);
+    uint64_t length = *(uint32_t *)arguments[2];
+    if (strstr(name, "_vectorized")) length *= 16 / width;
+    if (length * width > MOST_BYTES || !is_device_memory(to)) return;
+    for (unsigned i = 0, end = 0; i < most && end < length; i++) {
+        end = offsets[i] + counts[i];
+        if (end > length || !contiguous[i] || !is_device_memory(from[i])) return;
+        memcpy(to + offsets[i] * width, from[i], counts[i] * width);
+    }
+}
+
 // What selects by values (nonzero, a boolean index, masked_select, unique) is only counted: how many
 // it selects is what lay in memory.
 static unsigned selections;
@@ -220,6 +241,7 @@ void find_result(CUfunction function) {
     else if (strstr(name, "nll_loss_forward_reduce")) function->result = no_loss;
     else if (strstr(name, "DeviceSelectSweepKernel") || strstr(name, "adjacent_difference_kernel"))
         function->result = count_selection;  // of cub, and of UniqueCub.cu
+    else if (strstr(name, "CatArrayBatchedCopy")) function->result = join;
     if (!is_elementwise) return;
     if (strstr(name, "direct_copy_kernel") && strstr(name, "StoreWithCast")) {
         function->result = cast;
