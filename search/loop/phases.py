@@ -78,6 +78,8 @@ def _probe(
     limits.reserved_seconds = 0.0
     if arm is not None and hunts and session.best_rate():
         session.run(PlainDefaultHunt(space, prior, budget_bytes, arm))
+        if options.budget_seconds:
+            stopped = session.run(strategy)  # what was kept and not needed
     return stopped
 
 

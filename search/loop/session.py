@@ -23,6 +23,7 @@ from search.probe.evidence import is_feasible
 from search.probe.kinds import RecordT, SettingT
 
 SAME_FAILURES = 3
+NUMBERS = ("precision", "attention")  # what a machine may break for every setting that has it
 PLAIN_BATCH = 8  # images, of the plain setting that is tried after those: it should fit
 # In a row, for what other processes hold or took of the device: then it is not ours to measure on.
 MAX_CROWDED = 3
@@ -243,12 +244,22 @@ class Session(Generic[SettingT, RecordT]):
         return only[0] in ("crashed", "unsupported", "faulty") and len(records) >= SAME_FAILURES
 
     def _plain_choice(self, busy: set[str]) -> Choice[SettingT] | None:
-        """A setting that needs nothing of the machine, where none was tried: what refuses it too
-        has nothing to do with the settings, and what does not (a compiler is missing, a fused
-        optimizer is broken) should not end a search that can still find the best of the rest."""
-        if any(self.plain(r.setting) for r in self.in_space()):
-            return None
+        """A setting that needs nothing of the machine, where none was tried, nor one in a precision
+        and an attention of its own: what refuses it too has nothing to do with the settings, and
+        what does not (a compiler is missing, bf16 is broken) should not end a search that can
+        still find the best of the rest."""
+        tried = [r.setting for r in self.in_space()]
+        known = [{getattr(s, axis, None) for s in tried} for axis in NUMBERS]
+
+        def news(candidate: Candidate[SettingT]) -> int:
+            values = [getattr(candidate.setting, axis, None) for axis in NUMBERS]
+            return sum(value not in seen for value, seen in zip(values, known, strict=True))
+
         plain = [c for c in self.space.candidates if self.plain(c.setting) and c.id not in busy]
+        most = max(map(news, plain), default=0)
+        if not most and any(map(self.plain, tried)):
+            return None
+        plain = [c for c in plain if news(c) == most]
         small = [c for c in plain if c.setting.batch_size <= PLAIN_BATCH]
         # Candidates are in order of simplicity, and of those alike the largest says most.
         first = next((c.arm for c in small or plain), None)

@@ -3,9 +3,9 @@
 A setting fails because something that it shares with others is broken (the compiler, a compile
 mode, a mode with checkpointing, an optimizer's implementation, another lever), or its arm is, or it
 alone. Each of these is broken with a small probability beforehand; a probe that ran clears all that
-it used, and each that failed needs a cause. A precision or an attention is never blamed as such: on
-a device that was said to have it, it is not what breaks, and to lose it is to lose the best
-settings.
+it used, and each that failed needs a cause. A precision or an attention is blamed last, as a device
+that was said to have it mostly runs it, and is never closed for good: to lose it is to lose the
+best settings.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ CHECKPOINTING_COMPILED = 0.1
 CHECKPOINTING_IN_MODE = 0.03
 OPTIMIZER = 0.05
 LEVER = 0.05
+NUMBERS = 0.01  # a precision, or an attention
 ARM = 0.03
 ALONE = 0.01
 LIKELY_BROKEN = 0.9  # then no probe is spent on it
@@ -47,7 +48,8 @@ _LEVERS = {
 
 
 def shared_parts(setting: TrainSetting) -> dict[str, float]:
-    """What a setting uses that may be broken for others too, with how probable that is."""
+    """What a setting uses that may be broken for others too, with how probable that is; without
+    what is never closed."""
     mode, found = setting.compile, {}
     if setting.compiles:
         found["compiler"] = COMPILER
@@ -62,6 +64,10 @@ def shared_parts(setting: TrainSetting) -> dict[str, float]:
     return found | dict.fromkeys(_levers(setting), LEVER)
 
 
+def _numbers(setting: TrainSetting) -> dict[str, float]:
+    return dict.fromkeys((setting.precision, f"attention {setting.attention}"), NUMBERS)
+
+
 def _levers(setting: TrainSetting) -> list[str]:
     """What else it needs that others do without."""
     used = [lever for lever, plain in _LEVERS.items() if getattr(setting, lever) != plain]
@@ -72,10 +78,12 @@ def _levers(setting: TrainSetting) -> list[str]:
 @dataclass(frozen=True)
 class _Case:
     """The combinations of broken parts that may be: how probable each is given the probes, and per
-    arm whether it breaks it [combinations, arms] and else how probably the arm runs."""
+    arm whether it breaks it [combinations, arms], and closes it, and else how probably the arm
+    runs."""
 
     weights: Array
     breaks: Mask
+    closes: Mask
     runs: Array
 
 
@@ -86,7 +94,8 @@ class BrokenParts:
         names: dict[str, int] = {}
         self.arms = np.array([names.setdefault(c.arm, len(names)) for c in space.candidates])
         firsts = {c.arm: c.setting for c in reversed(space.candidates)}
-        self.parts = [shared_parts(firsts[arm]) for arm in names]
+        self.parts = [shared_parts(firsts[arm]) | _numbers(firsts[arm]) for arm in names]
+        self.open = {part for setting in firsts.values() for part in _numbers(setting)}
         self.failed: dict[int, set[int]] = {}  # by arm: the candidates that failed
         self.cleared: set[str] = set()
         self.cleared_arms: set[int] = set()
@@ -100,7 +109,7 @@ class BrokenParts:
         self.case = None
 
     def broke(self, index: int) -> None:
-        """Candidate `index` failed for another reason than memory, time or its numbers."""
+        """Candidate `index` failed for another reason than memory or time."""
         self.failed.setdefault(int(self.arms[index]), set()).add(index)
         self.case = None
 
@@ -111,6 +120,15 @@ class BrokenParts:
         case = self._case()
         running = np.where(case.breaks, 0.0, case.runs)
         return np.asarray((case.weights @ running)[self.arms])
+
+    def closed(self) -> Mask:
+        """What no probe is spent on: it shares too much with the failures, beside what is never
+        closed."""
+        if not self.failed:
+            return np.zeros(len(self.arms), dtype=bool)
+        case = self._case()
+        running = np.where(case.closes, 0.0, case.runs)
+        return np.asarray((case.weights @ running)[self.arms] < 1 - LIKELY_BROKEN)
 
     def draw(self, random: np.random.Generator, num_draws: int, at: Indices) -> Mask:
         """Whether each candidate of `at` runs, in so many draws: together where they share."""
@@ -136,7 +154,9 @@ class BrokenParts:
         weights = np.where(broken, priors, 1 - priors).prod(axis=1)
         uses = np.array([[s in parts for s in suspects] for parts in self.parts], dtype=bool)
         uses = uses.reshape(len(self.parts), len(suspects))
-        breaks = (broken[:, None, :] & uses[None, :, :]).any(axis=2)
+        used = broken[:, None, :] & uses[None, :, :]
+        breaks = used.any(axis=2)
+        closes = used[:, :, [s not in self.open for s in suspects]].any(axis=2)
         runs = np.ones((len(broken), len(self.parts)))
         for arm, candidates in self.failed.items():
             alone = ALONE ** len(candidates)
@@ -144,7 +164,7 @@ class BrokenParts:
             unexplained = arm_broken + (1 - arm_broken) * alone
             weights = weights * np.where(breaks[:, arm], 1.0, unexplained)
             runs[:, arm] = (1 - arm_broken) * alone / unexplained
-        return _Case(weights / weights.sum(), breaks, runs)
+        return _Case(weights / weights.sum(), breaks, closes, runs)
 
     def _suspects(self) -> dict[str, float]:
         found: dict[str, float] = {}

@@ -13,7 +13,7 @@ import numpy as np
 from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.space import Space
 from search.loop.surrogate.arrays import Array, Indices, Mask
-from search.loop.surrogate.broken_parts import LIKELY_BROKEN, BrokenParts
+from search.loop.surrogate.broken_parts import BrokenParts
 from search.loop.surrogate.gaussian_process import GaussianProcess
 from search.loop.surrogate.prior import Prior
 from search.loop.surrogate.probe_cost import ProbeCosts
@@ -93,7 +93,7 @@ class Posterior:
     def excluded(self) -> Mask:
         """What no probe is spent on any more: what is settled, and what shares so much with the
         failures so far that it will not run."""
-        return np.asarray(self.settled | (self.broken_parts.probabilities() < 1 - LIKELY_BROKEN))
+        return np.asarray(self.settled | self.broken_parts.closed())
 
     def observe(self, index: int, record: MeasurementRecord) -> None:
         """Learns from one probe of candidate `index`, whatever its end."""
@@ -113,7 +113,7 @@ class Posterior:
             self._exclude_from(index)
         elif record.status in ("unsupported", "non_finite"):
             self.settled |= self._arm(index)
-        if record.status in ("unsupported", "crashed"):
+        if record.status in ("unsupported", "crashed", "non_finite"):
             self.broken_parts.broke(index)
 
     def _count_disturbed(self, record: MeasurementRecord) -> bool:

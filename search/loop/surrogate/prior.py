@@ -29,6 +29,8 @@ ESTIMATED_SECONDS = KernelScales(
           "optimizer": 0.005},
     slope=0.01, overhead=0.03, arm=0.06, smooth=0.04, nugget=0.04, other=0.1,
 )  # fmt: skip
+# Over several devices a step waits for a link that nobody has measured.
+SPREAD_SECONDS = replace(ESTIMATED_SECONDS, slope=0.08, overhead=0.2)
 GUESSED_SECONDS = KernelScales(
     bias=3.0,
     axes={"precision": 0.4, "checkpointing": 0.15, "compile": 0.25, "attention": 0.3,
@@ -157,12 +159,17 @@ def estimated_prior(
     basis = throughput.basis if timed and throughput else "no rates for this device"
     return Prior(
         guesses=tuple(guesses),
-        seconds_scales=ESTIMATED_SECONDS if timed else GUESSED_SECONDS,
+        seconds_scales=_seconds_scales(space) if timed else GUESSED_SECONDS,
         # The estimate is of a CUDA device: on a CPU its bytes are only roughly what RSS grows by.
         bytes_scales=ESTIMATED_BYTES if device.kind == "cuda" else replace(GUESSED_BYTES, bias=0.5),
         basis=f"memory: the estimate; time: {basis}",
         compile_seconds=generic.compile_seconds,
     )
+
+
+def _seconds_scales(space: Space) -> KernelScales:
+    several = any(c.setting.world_size > 1 for c in space.candidates)
+    return SPREAD_SECONDS if several else ESTIMATED_SECONDS
 
 
 def _estimate_knots(

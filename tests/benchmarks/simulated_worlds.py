@@ -1,0 +1,96 @@
+"""Judges the search over devices on which one thing is not as anybody expects.
+
+    python -m tests.benchmarks.simulated_worlds [WORLD…] [--devices 2] [--budget 600] [--pairs …]
+
+The devices are those of tests/benchmarks/simulated_draws.py, each with one thing more that is true
+of it: a precision or an attention that crashes or gives NaN, bf16 that the card emulates, a compile
+mode that wins by 30%. Regret, in %, is of the setting that is recommended, by the truth.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from planner.core.schema import TrainSetting
+from planner.report.terminal import table_text
+from tests.benchmarks.simulated_devices import search_device
+from tests.benchmarks.simulated_draws import PAIRS, Device, draw_device, make_pair
+
+World = Callable[[Device], Device]
+SIXTEEN = ("bf16", "fp16", "pure-bf16")
+FIRST_SEED = 100  # none that the prior's widths or tests were chosen on
+
+
+def failing(field: str, values: tuple[str, ...], why: str) -> World:
+    """Every setting with one of these values ends so: `crashed: bf16`."""
+
+    def world(device: Device) -> Device:
+        candidates = device.pair.space.candidates
+        refused = [
+            why if getattr(c.setting, field) in values else before
+            for c, before in zip(candidates, device.refused, strict=True)
+        ]
+        return replace(device, refused=refused)
+
+    return world
+
+
+def faster(of: Callable[[TrainSetting], bool], factor: float) -> World:
+    def world(device: Device) -> Device:
+        those = np.array([of(c.setting) for c in device.pair.space.candidates])
+        return replace(device, seconds=np.where(those, device.seconds / factor, device.seconds))
+
+    return world
+
+
+def emulated_bf16(device: Device) -> Device:
+    """Half as slow again as fp32, as on a card whose matrix units lack it."""
+    space, seconds = device.pair.space, device.seconds.copy()
+    for i, c in enumerate(space.candidates):
+        plain = space.index(c.setting.model_copy(update={"precision": "fp32"}))
+        if c.setting.precision in ("bf16", "pure-bf16") and plain is not None:
+            seconds[i] = 1.5 * device.seconds[plain]
+    return replace(device, seconds=seconds)
+
+
+WORLDS: Mapping[str, World] = {
+    "as drawn": lambda device: device,
+    "bf16 crashes": failing("precision", ("bf16", "pure-bf16"), "crashed: bf16"),
+    "sdpa crashes": failing("attention", ("sdpa",), "crashed: sdpa"),
+    "eager attention crashes": failing("attention", ("eager",), "crashed: eager"),
+    "16 bits give NaN": failing("precision", SIXTEEN, "non_finite: nan"),
+    "bf16 is emulated": emulated_bf16,
+    "max-autotune 30% faster": faster(lambda s: s.compile == "max-autotune", 1.3),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("worlds", nargs="*", choices=[*WORLDS, []], default=[])
+    parser.add_argument("--devices", type=int, default=2, help="of each pair")
+    parser.add_argument("--budget", type=float, default=600.0)
+    parser.add_argument("--pairs", nargs="*", default=list(PAIRS))
+    given = parser.parse_args()
+    pairs = [make_pair(name) for name in given.pairs]
+    drawn = [draw_device(p, FIRST_SEED + n) for p in pairs for n in range(given.devices)]
+    rows = []
+    for name in given.worlds or WORLDS:
+        devices = [d for d in map(WORLDS[name], drawn) if d.rates().any()]
+        runs = [search_device(d, "budget", budget_seconds=given.budget) for d in devices]
+        regret = [100 * run.recommended for run in runs]
+        figures = [np.median(regret), np.mean(regret), np.quantile(regret, 0.9), max(regret)]
+        nothing = sum(run.nothing for run in runs)
+        probes = np.mean([run.probes for run in runs])
+        rows.append([name, str(len(runs)), *(f"{f:.1f}" for f in figures), str(nothing),
+                     f"{probes:.0f}"])  # fmt: skip
+        print(*rows[-1], sep=" | ", flush=True)
+    print(table_text(rows, ("world", "devices", "median", "mean", "nine of ten", "worst",
+                            "nothing", "probes")))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
