@@ -250,8 +250,10 @@ def _as_field(error: click.ClickException) -> str | None:
 
 
 def _fail(message: str, status: int) -> int:
+    from planner.report.terminal import fitted
+
     with suppress(OSError):  # nobody can be told
-        click.echo(f"Error: {printable(message)}", err=True)
+        click.echo(fitted(f"Error: {printable(message)}"), err=True)
     return status
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from planner.cli.command import Command
-from planner.cli.output import print_json, print_table
+from planner.cli.output import print_json, print_table, say
 from planner.core.errors import PlannerError
 from planner.core.units import format_bytes, format_seconds
 from planner.ledger import cache as ledger_cache
@@ -43,7 +43,7 @@ def command(clear: bool, as_json: bool) -> None:
         click.echo()
     size = format_bytes(sum(entry.num_bytes for entry in found))
     most = format_bytes(ledger_cache.MAX_CACHE_BYTES)
-    click.echo(
+    say(
         f"{_counted(len(found))} in {where}: {size} of at most {most}; the least recently used "
         "go first."
     )

@@ -23,7 +23,7 @@ from planner.cli.arguments import (
 )
 from planner.cli.command import Command
 from planner.cli.exports import check_exports, write_exports
-from planner.cli.output import print_json
+from planner.cli.output import print_json, say
 from planner.cli.several import link_of
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
@@ -185,7 +185,7 @@ def _print_estimates(
     elif given["as_json"]:
         _print_objects([estimate.to_json() for estimate in found])
     else:
-        click.echo(_table(found))
+        say(_table(found))
     _draw(on_device(ledgers[0], processors_of(gpu)), found[0], given)
     write_exports(given, ledgers[0], found[0], gpu, memory, allocator)
 
@@ -212,7 +212,7 @@ def _print_scaled(found: Sequence[Estimate], gpu: Gpu | None, given: dict[str, A
         click.echo("Several GPUs without --parallelism run ddp.\n")
     from planner.report.scaling import scaling_table
 
-    click.echo(_table(found) if len(rows) == 1 else scaling_table(rows))
+    say(_table(found) if len(rows) == 1 else scaling_table(rows))
 
 
 def _print_objects(shown: list[dict[str, Any]]) -> None:
@@ -304,23 +304,23 @@ def _print_largest(
         from planner.report.tables import estimate_table
 
         click.echo("The largest batch that fits, by setting:\n")
-        click.echo(estimate_table(fitting))
+        say(estimate_table(fitting))
     for model, setting, best, _ in found:
         if best is None:
-            click.echo(_nothing_fits(model, setting, given["traced"]))
+            say(_nothing_fits(model, setting, given["traced"]))
     retried = [
         f"{most}{f' ({_kind_of_row(setting)})' if len(found) > 1 else ''}"
         for _, setting, best, most in found
         if most > _batch_size(best)
     ]
     if retried:
-        click.echo(
+        say(
             "\nLarger ones run only by freeing cached memory, slower at least in the first steps: "
             f"up to {', '.join(retried)}."
         )
     bound = [best for best in fitting if _is_bound_by_sdpa(best)]
     if bound:
-        click.echo(
+        say(
             f"\nBatch {bound[0].setting.batch_size} is all that sdpa takes, however much memory "
             f"there is: its kernel takes {SDPA_WINDOWS:,} windows. --attention eager takes more."
         )
@@ -395,7 +395,7 @@ def _print_ranking(
             click.echo(f"{said}\n", err=True)
         print_json([{"gpu": gpu.name, **estimate.to_json()} for gpu, estimate in found])
         return
-    from planner.cli.output import print_table, say
+    from planner.cli.output import print_table
     from planner.report.cost import cost_cells, cost_headers
     from planner.report.tables import range_notes, total_text, unit
     from planner.report.terminal import wrapped

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from planner.cli.command import Command
-from planner.cli.output import print_json, print_table
+from planner.cli.output import print_json, print_table, say
 from planner.core.units import GIB
 from planner.machine.hardware.catalogue import all_gpus, find_gpu, matching_gpus
 from planner.machine.hardware.gpu import Gpu
@@ -32,7 +32,7 @@ def command(name: tuple[str, ...], sources: bool, as_json: bool) -> None:
         print_json([gpu_as_json(gpu) for gpu in gpus])
         return
     print_table([_row(gpu) for gpu in gpus], HEADERS)
-    click.echo(
+    say(
         "\nRates are dense TFLOP/s, a multiply-add counted as two; memory is what CUDA reports "
         "where a report was found (--sources).\n"
         f"Next: 'planner estimate MODEL --gpu {gpus[0].name}' says whether a model fits."

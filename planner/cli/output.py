@@ -43,9 +43,11 @@ def _is_number(cell: object) -> bool:
 
 
 def say(text: str = "") -> None:
-    """Lines for a person; names and messages of others cannot steer the terminal by them. Their
-    first is bold on a terminal, and coloured where it is a verdict."""
-    first, newline, rest = printable(text).partition("\n")
+    """Lines for a person, no wider than the terminal; names and messages of others cannot steer it
+    by them. Their first is bold on a terminal, and coloured where it is a verdict."""
+    from planner.report.terminal import fitted
+
+    first, newline, rest = fitted(printable(text)).partition("\n")
     plain = {"NO_COLOR", "CI"} & {n for n, v in os.environ.items() if v}
     if newline and sys.stdout.isatty() and not plain and os.environ.get("TERM", "dumb") != "dumb":
         colour = next((c for word, c in VERDICTS.items() if first.startswith(word)), None)

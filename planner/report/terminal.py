@@ -26,6 +26,19 @@ def wrapped(text: str, indent: str = "") -> str:
     )
 
 
+def fitted(text: str) -> str:
+    """`text` with the lines that are wider than the terminal broken between words, as far in as
+    they begin; as it is where there is none."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return text
+    return "\n".join(_fitted(line) if len(line) > width() else line for line in text.split("\n"))
+
+
+def _fitted(line: str) -> str:
+    indent = " " * (len(line) - len(line.lstrip(" -")))
+    return wrapped(line, indent or ("  " if "  " in line else ""))  # the rest of a row of a table
+
+
 def command_text(command: str, indent: str = "  ") -> str:
     """A command to be pasted: on a terminal that is narrower, before options, with a backslash."""
     if len(indent) + len(command) <= width() or not sys.stdout.isatty():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,6 +124,24 @@ with show_on("planner [red]tune") as show:
         assert any("UserWarning: of somebody else" in line for line in lines)
         assert "ValueError: unforeseen" in lines
         assert any("half a line" in line for line in lines)
+
+
+ANSWERS = (
+    ("estimate", "native:swin_tiny", "--batch-size", "64", "--gpu", "rtx-3090"),
+    ("estimate", "native:swin_tinny"),
+    ("advise", "native:swin_tiny", "--batch-size", "256", "--gpu", "rtx-3060-12gb",
+     "--keep", "compile"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", ANSWERS)
+def test_no_answer_is_wider_than_the_terminal(arguments: tuple[str, ...]) -> None:
+    """Else the terminal breaks words."""
+    with Terminal(python("planner", *arguments), columns=66, rows=60) as terminal:
+        terminal.wait()
+        lines = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", terminal.raw).decode().splitlines()
+        assert len(lines) > 1
+        assert [line for line in lines if len(line) > 66] == []
 
 
 @pytest.mark.parametrize(("name", "value"), [("CI", "true"), ("TERM", "xterm")])
