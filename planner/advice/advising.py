@@ -338,7 +338,7 @@ def _lever_states(
             state, said = "not allowed", (f"{EFFECTS[lever.effect]}: --allow {option}",)
         elif not possible:
             is_kept = lever.changes(wish.model, wish.sample.setting, wish.rated)
-            state = "kept" if any(True for _ in is_kept) else "in the wish"
+            state = "kept" if any(True for _ in is_kept) else "already in your setting"
         elif sum(len(r.values) for r in refused) >= len(possible):
             state = "not available"
         elif changed & set(lever.fields) and _is_used(lever, possible, best):

@@ -32,10 +32,10 @@ STDERR = 2
 @click.option("--gpu", required=True, metavar="NAME", help="The card, of 'planner gpus'.")
 @click.option(
     "--gpus", type=click.IntRange(1, MAX_GPUS), default=1, show_default=True, metavar="N",
-    help="How many of it.",
+    help="How many such cards.",
 )  # fmt: skip
-@click.option("--memory", metavar="BYTES", help="Its memory, where it is another: 12GiB.")
-@click.option("--in-use", metavar="BYTES", help="Held by others meanwhile: 3GiB.")
+@click.option("--memory", metavar="SIZE", help="The card's memory, if not the catalogue's: 12GiB.")
+@click.option("--in-use", metavar="SIZE", help="What other programs hold of it: 3GiB.")
 @click.option(
     "--steps", metavar="N", type=click.IntRange(min=2),
     help="End each process after N steps of its optimizer (3 with --vary).",
@@ -50,8 +50,9 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
 
     torch's own CUDA code asks for the memory; kernels compute nothing. So losses are no results,
     and how long it takes says nothing of a GPU. It needs Linux, a C compiler, and torch's build
-    for CUDA in the Python that COMMAND runs. Nothing of the program or its environment is changed.
-    Exit status: that of COMMAND, or 1 where it does not fit or nothing is known.
+    for CUDA in the Python that COMMAND runs. No file of the program is changed and nothing is
+    installed: for the run, PYTHONPATH begins with a folder of ours.
+    Exit status: that of COMMAND, or 1 where it does not fit, or that could not be told.
     """
     from planner.report.emulation import emulation_text, variation_text
     from planner.report.pages.emulated import emulated_page

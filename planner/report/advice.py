@@ -43,7 +43,8 @@ def _as_it_stands(advice: Advice) -> str:
     plain = advice.plain
     said = [
         f"As it stands: {describe_setting(plain.setting, advice.model)}",
-        f"{verdict_text(plain.estimate)} {_rate(plain, advice)}, {_step(plain)} (predicted).",
+        f"{verdict_text(plain.estimate)} {'' if plain.estimate.fits else 'With enough memory: '}"
+        f"{_rate(plain, advice)}, {_step(plain)} (predicted).",
     ]
     if advice.gpu is None:
         said.append(
@@ -72,7 +73,7 @@ def _answer(advice: Advice) -> str:
     lines = [wrapped(f"Recommended for {what}{_standing(best, advice)}:"), *_way(best, advice)]
     if advice.fastest is not None:
         lines += [
-            "Faster by the figures, though not for sure:",
+            "Perhaps faster, within the error of the figures:",
             *_way(advice.fastest, advice),
         ]
     if advice.surely is not None:
@@ -155,7 +156,7 @@ def _next(advice: Advice) -> str:
         held = f" --global-batch {advice.share * best.setting.world_size}"
     return "\n".join(
         [
-            "To measure from the recommended way on, or to write it (predicted) for a trainer:",
+            "To start a measured search there, or to write it for a trainer as a prediction:",
             command_text(f"{best.command} --json | planner tune --from -{held}"),
             command_text(f"{best.command} --json | planner emit - --for pytorch --output train.py"),
             "From another way: --json > advice.json, then --from advice.json --way N, or emit "
@@ -215,7 +216,7 @@ def _front(advice: Advice) -> str:
         ]
         for way in advice.front
     ]
-    return "Less memory, less speed (each the fastest that needs so little):\n" + table_text(
+    return "Memory against speed (each the fastest that needs no more):\n" + table_text(
         rows, ["memory", f"{unit(advice.model)}/s", "by"], "rrl"
     )
 

@@ -45,7 +45,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
     told = ", ".join(f"{n} {level}{'s' if n != 1 else ''}" for level, n in counts if n)
     if not any(finding.level == "fault" for finding in findings):
         found = f"Nothing needs fixing ({told})." if told else "No problems found."
-        return wrapped(f"{found} Next: 'planner tune MODEL' measures the fastest that fits.")
+        return wrapped(f"{found} Next: 'planner tune MODEL' finds the fastest setting.")
     return f"Something must be fixed first: {told}."
 
 

@@ -126,12 +126,17 @@ def range_notes(estimates: Sequence[Estimate]) -> list[str]:
         on = f" ({basis.pop()})" if len(basis) == 1 else ""
         found.append(f"{unit(estimates[0].model)}/s: predicted, not measured, within {off}{on}.")
     found += cost_notes([e.cost for e in estimates], unit(estimates[0].model))
-    known = [e for e in estimates if not e.as_eager]
+    known = [
+        (e.low_bytes / e.device_total_bytes, e.high_bytes / e.device_total_bytes)
+        for e in estimates
+        if not e.as_eager
+    ]
     if known:
-        low = min(e.low_bytes / e.device_total_bytes for e in known)
-        high = max(e.high_bytes / e.device_total_bytes for e in known)
+        low, high = min(low for low, _ in known), max(high for _, high in known)
+        differ = len({(f"{low:.0%}", f"{high:.0%}") for low, high in known}) > 1
         found.append(
-            f"Memory: the device total is expected between {low:.0%} and {high:.0%} of the figure."
+            f"Memory: the device total is expected between {low:.0%} and {high:.0%} of the figure"
+            f"{' in the least certain row' if differ else ''}."
         )
     return [f"{note[0].upper()}{note[1:]}" for note in found]
 

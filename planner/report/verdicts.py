@@ -17,7 +17,7 @@ def verdict_of(estimate: Estimate) -> Verdict:
 
 
 def verdict_text(estimate: Estimate) -> str:
-    """The same as one sentence: `Fits: 1.2 GiB of 2 GiB are free, even in the worst case 1 GiB.`"""
+    """The same as one sentence: `Fits: 1.2 GiB of 2 GiB are free, 1 GiB in the worst case.`"""
     found = verdict_of(estimate)
     return f"{found.word}: {found.text[0].lower()}{found.text[1:]}"
 
@@ -50,7 +50,7 @@ def _why(estimate: Estimate) -> str:
     free, of = format_bytes(abs(spare)), f"of {format_bytes(budget)}"
     if estimate.fits and estimate.fits_surely:
         worst = format_bytes(budget - estimate.high_bytes)
-        return f"{free} {of} are free, even in the worst case {worst}."
+        return f"{free} {of} are free, {worst} in the worst case."
     if estimate.num_alloc_retries:
         return "Only by freeing cached memory in every step, which is slower."
     if estimate.fits:

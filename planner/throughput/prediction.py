@@ -239,8 +239,8 @@ def rates_for(gpu: Gpu) -> DeviceRates:
     return DeviceRates(
         name=gpu.name,
         basis=(
-            f"datasheet of {gpu.title}; {bandwidth:.0%} of its bandwidth is reached, as fitted to "
-            f"published measurements{held}, and {tensor:.0%} of its matrix units' FLOP/s, as quoted"
+            f"datasheet of {gpu.title}; assumes {bandwidth:.0%} of its bandwidth (fitted to "
+            f"published measurements{held}) and {tensor:.0%} of its matrix units' FLOP/s (quoted)"
         ),
         matmul_flops={"float32": fp32, **flops},
         bandwidth=gpu.bandwidth * bandwidth,

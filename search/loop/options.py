@@ -275,7 +275,7 @@ class SearchOptions:
         metavar="N", bounds=(1, MAX_SIZE),
     )  # fmt: skip
     nodes: int | None = option(
-        None, "Machines that hold them: one, but for a rehearsal on the CPU.",
+        None, "Machines that hold the GPUs: 1, or more to rehearse a launch on the CPU.",
         metavar="M", bounds=(1, MAX_SIZE),
     )  # fmt: skip
     memory_bytes: int | None = option(
@@ -296,7 +296,7 @@ class SearchOptions:
         flag="--budget", metavar="TIME", typed=read_budget, written=_budget_text,
     )  # fmt: skip
     tolerance: float = option(
-        f"{TOLERANCE:.1%}", "Stop when all further probes are expected to gain less.",
+        f"{TOLERANCE:.1%}", "Stop when all further probes are expected to raise images/s by less.",
         typed=parse_percent, written=exact, metavar="SHARE",
     )  # fmt: skip
     strategy: str = option(

@@ -132,7 +132,7 @@ def test_what_rates_cannot_tell_apart_is_ordered_by_what_fits_surely_and_by_the_
     assert "learning rate" not in best.effects
     said = " ".join(advice_text(found).split())
     assert ": it fits even in the worst case and is nearer to a batch of 64, and no way" in said
-    assert "Faster by the figures, though not for sure:" in said
+    assert "Perhaps faster, within the error of the figures:" in said
 
 
 def test_where_the_wish_may_not_fit_a_batch_that_surely_does_comes_first() -> None:

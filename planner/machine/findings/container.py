@@ -60,7 +60,7 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
     else:
         yield Finding(
             "note", "container", "container.no-gpu-seen",
-            "this is a container, and no GPU is seen in it: probes run on the CPU",
+            "this container sees no GPU: probes run on the CPU",
             f"no /dev/nvidia* in here ({kind}), no NVIDIA card in /sys/bus/pci", "",
             f"If the host has a GPU: {passing[0].lower()}{passing[1:]}",
         )  # fmt: skip

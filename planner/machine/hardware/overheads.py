@@ -121,7 +121,7 @@ def _assumed_error(gpu: Gpu | None, was_emulated: bool) -> tuple[float, str]:
     if was_emulated and is_tried and (gpu is None or gpu.vendor == "NVIDIA"):
         return RESERVED_ERROR, (
             "torch's own CUDA code on an emulated GPU allocates what is predicted; no real card "
-            "of this architecture was measured yet"
+            "of this architecture has been measured yet"
         )
     return RESERVED_ERROR_UNTRIED, "not measured on this architecture yet"
 

@@ -175,7 +175,7 @@ def test_the_front_has_nothing_that_is_slower_and_larger() -> None:
 def test_a_changed_global_batch_says_what_it_means() -> None:
     found = recommend([at(100, change(batch_size=64))], search(asked=PLAIN))
     note = next(n for n in found.notes if "learning rate" in n)
-    assert "64, not 16" in note
+    assert "64, not the wanted 16" in note
     assert "4 (linear" in note
     assert not any("learning rate" in n for n in recommend([at(100)], search()).notes)
 
