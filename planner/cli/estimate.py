@@ -72,7 +72,10 @@ _OF_ONE_ROW = {
     metavar="OPTIONS",
     help="expandable_segments:True,…: in place of this environment's PYTORCH_ALLOC_CONF.",
 )
-@click.option("--max-batch", is_flag=True, help="The largest batch that fits, by precision.")
+@click.option(
+    "--max-batch", is_flag=True,
+    help="The largest batch that fits, for each precision and checkpointing.",
+)  # fmt: skip
 @click.option(
     "--trace",
     "traced",

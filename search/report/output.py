@@ -36,11 +36,11 @@ def write_page(page: Page, output: str | os.PathLike[str], force: bool = False) 
 
 def _check_replaced(path: Path, shown: str, force: bool) -> None:
     if path.exists() and not path.is_file():
-        raise PlannerError(f"{shown} is no file that can be replaced.", "Choose another --output.")
+        raise PlannerError(f"{shown} is no file that can be replaced.", "Name another file.")
     if not force and _is_anothers(path):
         raise PlannerError(
             f"{shown} exists, and 'planner report' did not write it.",
-            "Choose another --output, or replace it with --force.",
+            "Name another file, or remove this one ('planner report --force' replaces it).",
         )
 
 

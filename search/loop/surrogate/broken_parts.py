@@ -29,7 +29,7 @@ CHECKPOINTING_COMPILED = 0.1
 CHECKPOINTING_IN_MODE = 0.03
 OPTIMIZER = 0.05
 LEVER = 0.05
-NUMBERS = 0.01  # a precision, or an attention
+NUMERIC = 0.01  # a precision, or an attention
 ARM = 0.03
 ALONE = 0.01
 LIKELY_BROKEN = 0.9  # then no probe is spent on it
@@ -64,8 +64,10 @@ def shared_parts(setting: TrainSetting) -> dict[str, float]:
     return found | dict.fromkeys(_levers(setting), LEVER)
 
 
-def _numbers(setting: TrainSetting) -> dict[str, float]:
-    return dict.fromkeys((setting.precision, f"attention {setting.attention}"), NUMBERS)
+def _numeric(setting: TrainSetting) -> dict[str, float]:
+    """What is never closed; fp8 is, as another package runs it."""
+    precisions = [setting.precision] if setting.precision != "fp8" else []
+    return dict.fromkeys([*precisions, f"attention {setting.attention}"], NUMERIC)
 
 
 def _levers(setting: TrainSetting) -> list[str]:
@@ -94,8 +96,8 @@ class BrokenParts:
         names: dict[str, int] = {}
         self.arms = np.array([names.setdefault(c.arm, len(names)) for c in space.candidates])
         firsts = {c.arm: c.setting for c in reversed(space.candidates)}
-        self.parts = [shared_parts(firsts[arm]) | _numbers(firsts[arm]) for arm in names]
-        self.open = {part for setting in firsts.values() for part in _numbers(setting)}
+        self.parts = [shared_parts(firsts[arm]) | _numeric(firsts[arm]) for arm in names]
+        self.open = {part for setting in firsts.values() for part in _numeric(setting)}
         self.failed: dict[int, set[int]] = {}  # by arm: the candidates that failed
         self.cleared: set[str] = set()
         self.cleared_arms: set[int] = set()

@@ -10,7 +10,7 @@ import pytest
 from planner.core.schema import TrainSetting
 from planner.core.units import GIB
 from search.loop.result.exclusions import find_excluded
-from search.loop.space import make_space
+from search.loop.space import make_space, space_of
 from search.loop.surrogate.broken_parts import BrokenParts
 from search.loop.surrogate.prior import generic_prior
 from tests.search.tables import GPU, MODEL, make_record
@@ -103,6 +103,22 @@ def test_a_precision_or_an_attention_is_never_closed(axis: str, value: str) -> N
     compiled = [getattr(s, axis) == value and s.compile != "off" for s in SETTINGS]
     assert not closes(broken)[compiled].any()
     assert broken.probabilities()[compiled].max() < 0.1, "and yet it comes last"
+
+
+def test_a_precision_that_needs_a_library_is_closed_by_its_library() -> None:
+    """fp8's is torchao's: a part of its own, beside the precision that is never closed."""
+    fp8 = [
+        TrainSetting.model_validate({**PLAIN, "precision": "fp8", **changes})
+        for changes in ({}, {"checkpointing": "blocks"}, {"optimizer": "adamw-fused"})
+    ]
+    plain = TrainSetting.model_validate(PLAIN)
+    space = space_of([plain, *fp8])
+    broken = BrokenParts(space)
+    broken.ran(space.index(plain))
+    for setting in fp8[:2]:
+        broken.broke(space.index(setting))
+    assert closes(broken)[space.index(fp8[2])]
+    assert not closes(broken)[space.index(plain)]
 
 
 def test_what_is_drawn_has_the_probabilities_that_are_said() -> None:
