@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.browser
 TRUTH = Path(__file__).parents[1] / "truth" / "cpu_grid_2026-11-20.jsonl"
 MODEL = "native:swin_tiny"
 SUBJECTS = {
-    "estimate": [MODEL, "--gpu", "h100-sxm-80gb"],
+    "estimate": [MODEL, *"--gpu a100-sxm-80gb --gpus 4 --checkpointing stages".split()],
     "several": [MODEL, "--gpu", "h100-sxm-80gb,rtx-3090"],
     "run": ["run"],
 }
@@ -59,7 +60,10 @@ def test_a_report_is_readable_and_as_wide_as_its_window(
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_a_report_prints(reports: Path, tmp_path: Path, name: str) -> None:
     with looking_at(reports / f"{name}.html", "dark") as page:
-        assert print_page(page, tmp_path, name).read_bytes().startswith(b"%PDF")
+        printed = print_page(page, tmp_path, name).read_bytes()
+    assert printed.startswith(b"%PDF")
+    # Of an estimate with the longest lists: on several GPUs, with checkpointing.
+    assert name != "estimate" or 1 <= len(re.findall(rb"/Type /Page\b", printed)) <= 4
 
 
 @pytest.mark.parametrize("name", SUBJECTS)

@@ -114,7 +114,8 @@ page.copying = () => {
   }
 };
 
-// Paper shows everything: folds open, all tabs, all charts, as wide as a page and in light colours.
+// Paper shows everything: folds open, all tabs, all charts, as wide as a page and in light colours,
+// high ones lower than on a screen.
 page.PAPER_PX = 700;
 page.print = (yes) => {
   if (page.printing === yes) return;
@@ -128,8 +129,9 @@ page.print = (yes) => {
     [...document.querySelectorAll("[data-chart]")].filter((chart) => chart.offsetWidth).forEach(page.draw);
   }
   for (const target of page.drawn()) {
-    const size = yes ? { width: page.PAPER_PX, autosize: false } : { width: null, autosize: true };
-    page.colourAnew(target, size);
+    const high = parseFloat(target.style.height), height = Math.min(high, Math.max(290, 0.7 * high));
+    const paper = { width: page.PAPER_PX, height, autosize: false };
+    page.colourAnew(target, yes ? paper : { width: null, height: null, autosize: true });
   }
 };
 
