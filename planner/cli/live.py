@@ -51,4 +51,4 @@ class LiveTable(Show):
     def say(self, line: str) -> None:
         """A line in place of the table, which moves down; the search goes on where nobody sees."""
         with suppress(OSError):
-            self.console.print(Text(printable(line)), soft_wrap=True)
+            self.console.print(Text(printable(line)))

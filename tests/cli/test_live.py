@@ -131,6 +131,7 @@ ANSWERS = (
     ("estimate", "native:swin_tinny"),
     ("advise", "native:swin_tiny", "--batch-size", "256", "--gpu", "rtx-3060-12gb",
      "--keep", "compile"),
+    ("tune", "--replay", str(GRID)),
 )  # fmt: skip
 
 
