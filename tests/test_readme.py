@@ -130,7 +130,7 @@ main(["doctor"])
     )
     assert "Traceback" not in ended.stderr, ended.stderr
     assert ended.returncode == 0
-    assert "At the peak" in ended.stdout
+    assert "Memory at the peak" in ended.stdout
 
 
 def test_extras_exist() -> None:

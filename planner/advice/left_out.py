@@ -13,11 +13,11 @@ from planner.core.schema import SwinConfig
 def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
     """A line for each."""
     tried = min(wish.plain.batch_size, SAMPLE_BATCH)
-    yield (
-        f"levers that cost neither bytes nor time at batch {tried} "
-        f"({', '.join(offered.adopted) or 'none here'}) are part of every way: no way is looked at "
-        "without them"
-    )
+    if offered.adopted:
+        yield (
+            f"ways without {', '.join(offered.adopted)}: at batch {tried} (what was tried first) "
+            "these cost neither memory nor time, so that every way has them"
+        )
     yield (
         "max-autotune and max-autotune-no-cudagraphs: their kernels are tuned on the device, which "
         "no estimate knows; compile_scope, compile_dynamic and compile_fullgraph: they change how "
@@ -28,7 +28,7 @@ def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
         "range is wide ('planner estimate --compile default --trace' narrows it)"
     )
     yield (
-        "levers beside checkpointing, compile and the micro-batch are combined one at a time, and "
+        "changes beside checkpointing, compile and the micro-batch are combined one at a time, and "
         f"with checkpointing {' or '.join(PLAINLY_COMBINED)} only"
     )
     if not isinstance(wish.model, SwinConfig):

@@ -39,7 +39,7 @@ _COUNT = click.IntRange(1, MAX_SIZE)
 @click.option("--gpu", metavar="NAME", help="A GPU of 'planner gpus'.")
 @click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")
 @click.option(
-    "--batch-size", type=_COUNT, metavar="N", help="Images of one device that a step must see."
+    "--batch-size", type=_COUNT, metavar="N", help="Images of an optimizer step on each device."
 )
 @click.option(
     "--global-batch", type=_COUNT, metavar="N", help="Images of all devices that a step must see."

@@ -16,9 +16,9 @@ from planner.machine.hardware.gpu import Gpu
 from planner.throughput.result import datasheet_rates, step_time
 
 LINEAR_SOURCE = (
-    "linear: microsoft/Swin-Transformer @00f2800, main.py, as Goyal et al. 2017 (arXiv 1706.02677)"
+    "Linear: microsoft/Swin-Transformer @00f2800, main.py, as Goyal et al. 2017 (arXiv 1706.02677)"
 )
-ROOT_SOURCE = "square root: Malladi et al. 2022 (arXiv 2205.10287), for Adam and its kin"
+ROOT_SOURCE = "Square root: Malladi et al. 2022 (arXiv 2205.10287), for Adam and its kin"
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,10 @@ def _next(advice: Advice) -> str:
             "To start a measured search there, or to write it for a trainer as a prediction:",
             command_text(f"{best.command} --json | planner tune --from -{held}"),
             command_text(f"{best.command} --json | planner emit - --for pytorch --output train.py"),
-            "From another way: --json > advice.json, then --from advice.json --way N, or emit "
-            "advice.json --way N.",
+            wrapped(
+                "For another way, keep this answer with --json > advice.json; then 'planner tune "
+                "--from advice.json --way N', or 'planner emit advice.json --way N'."
+            ),
         ]
     )
 
@@ -187,8 +189,8 @@ def _waterfall(advice: Advice) -> str:
     need = plain.estimate.device_total_bytes
     rows = [["as it stands", "", format_bytes(need), "", format_seconds(seconds)]]
     rows += [_fall(fall) for fall in advice.waterfall]
-    headers = ["lever", "saves", "memory", "costs", f"{images} {unit(advice.model)}"]
-    return "From your setting to the recommendation, lever by lever:\n" + table_text(
+    headers = ["change", "saves", "memory", "costs", f"{images} {unit(advice.model)}"]
+    return "From your setting to the recommendation, change by change:\n" + table_text(
         rows, headers, "lr"
     )
 
@@ -226,15 +228,16 @@ def _bottleneck(advice: Advice) -> str:
     lines = time_lines(found.whose, found)
     if found.peak_share is not None and found.model_share is not None:
         more = found.peak_share - found.model_share
-        again = f", and {more:.0%} on what is computed again" if more > 0.005 else ""
-        lines.append(f"{found.model_share:.0%} of the card's peak FLOP/s go into the model{again}.")
+        again = f", and what is computed again {more:.0%}" if more > 0.005 else ""
+        share = f"{found.model_share:.0%} of the card's peak FLOP/s"
+        lines.append(f"The model's own arithmetic is {share}{again}.")
     lines.append(_treatments(found, advice))
     return "\n".join(wrapped(line) for line in lines)
 
 
 def _treatments(found: Bottleneck, advice: Advice) -> str:
     if not found.treatments:
-        return "None of the levers looked at makes it faster still: the next step is a larger card."
+        return "Nothing that was looked at makes it faster still: the next step is a larger card."
     said = "; ".join(_treatment(t, advice) for t in found.treatments)
     return f"Faster still, and why not recommended: {said}."
 
@@ -277,7 +280,7 @@ def _more(more: MoreGpus, advice: Advice) -> str:
     )
     if not more.fits:
         return f"{text}."
-    text += f"; {more.images_per_second:,.0f} {unit(advice.model)}/s of all"
+    text += f"; {more.images_per_second:,.0f} {unit(advice.model)}/s in all"
     best = advice.recommended
     if best is not None:
         times = more.images_per_second / _all_rate(best)
@@ -295,10 +298,14 @@ def _all_rate(way: Way) -> float:
 
 
 def _levers(advice: Advice) -> str:
-    lines = ["Levers:"]
+    """What became of each lever: those of one fate in a line, with their reasons."""
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for lever in advice.levers:
-        lines.append(wrapped(f"- {lever.name} ({lever.says}): {lever.state}", "  "))
-        lines += [wrapped(f"  {reason}", "    ") for reason in lever.reasons]
+        alike.setdefault((lever.state, lever.reasons), []).append(lever.name)
+    lines = ["What was looked at, and what became of it:"]
+    for (state, reasons), names in alike.items():
+        lines.append(wrapped(f"- {state}: {', '.join(names)}", "  "))
+        lines += [wrapped(f"  {reason}", "    ") for reason in reasons]
     return "\n".join(lines)
 
 

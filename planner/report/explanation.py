@@ -137,7 +137,7 @@ def _relief(relief: Relief) -> str:
         for lever in relief.levers
     ]
     now = relief.images_per_second
-    table = table_text(rows, ["lever", "frees", "images/s", "changes"], "lrrl")
+    table = table_text(rows, ["change", "frees", "images/s", "changes"], "lrrl")
     as_it_is = f" (as it is: {now:.3g})" if now else ""
     all_with = f", all with {in_words(shared)}" if shared else ""
     return (

@@ -121,7 +121,9 @@ def _notes(rows: Sequence[Scaled]) -> list[str]:
             "Exposed: the part of a step in which a GPU only waits for the others."
         )
     if any(row.linear_rate is not None for row in rows):
-        found.append(f"Learning rates, from 5e-4 for 512 images: {LINEAR_SOURCE}; {ROOT_SOURCE}.")
+        found.append(
+            f"Learning rates start from 5e-4 for 512 images. {LINEAR_SOURCE}. {ROOT_SOURCE}."
+        )
     return found + _rests_on(rows)
 
 

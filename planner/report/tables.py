@@ -47,7 +47,7 @@ def breakdown_table(estimate: Estimate) -> str:
     parts = [
         "\n".join(filter(None, [verdict(estimate), _rate(estimate), _next(estimate)])),
         _heading(estimate),
-        f"At the peak, in {estimate.peak_at}\n" + _breakdown(estimate),
+        f"Memory at the peak, which is in {estimate.peak_at}\n" + _breakdown(estimate),
         _largest(estimate),
         _totals(estimate),
         _speed(estimate),

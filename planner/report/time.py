@@ -13,7 +13,7 @@ _LEAST_NAMED = 1 / 200
 
 
 def time_lines(whose: str, step: Accounts) -> list[str]:
-    """What the device does in a step, by what bounds it, by operation and by phase."""
+    """Where the time of a step goes: by what limits it, by operation and by phase."""
     return [
         f"{bound_text(whose, step.bound_seconds)}.",
         f"By operation: {shares(step.kind_seconds)}.",
@@ -23,7 +23,7 @@ def time_lines(whose: str, step: Accounts) -> list[str]:
 
 def bound_text(whose: str, seconds: Mapping[str, float]) -> str:
     """What a step waits for, in the words of every command."""
-    return f"What the device does in {whose}: {shares(seconds)}"
+    return f"What limits {whose}, in shares of its time: {shares(seconds)}"
 
 
 def shares(seconds: Mapping[str, float]) -> str:

@@ -69,8 +69,8 @@ def _notes(reducer: Reducer) -> Iterator[str]:
     if not reducer.is_dynamic:
         after = "third" if setting.ddp_static_graph else "second"
         yield (
-            f"NCCL holds that bucket until backward of the {after} iteration, beside the new ones; "
-            "with a pause of more than 100 ms before that iteration it is gone"
+            f"NCCL holds that bucket, beside the new ones, until backward of the {after} "
+            "iteration; a pause of more than 100 ms before it frees the bucket"
         )
     if setting.ddp_find_unused and setting.ddp_static_graph:
         yield (

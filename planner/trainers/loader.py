@@ -97,7 +97,7 @@ def _usual_heading(plan: Plan) -> str:
     workers = train_loader(plan).workers
     shown = f"{workers} workers" if plan.setting.world_size == 1 else f"{workers} in each process"
     return (
-        f"Loader: not measured. Its workers are Swin's usual ({shown}); give no more than there "
+        f"Loader: not measured. It has {shown}, as Swin's authors use; give it no more than there "
         "are processors."
     )
 

@@ -287,7 +287,13 @@ def test_a_wish_that_fits_is_told_so(capsys: pytest.CaptureFixture[str], tiny: s
     status, out, _ = ask(capsys, tiny, "--gpu", "rtx 3090", "--batch-size", "8")
     assert status == 0
     assert "Fits: 23." in out
-    for word in ("Recommended", "lever by lever", "What the device does", "Levers:", "Left out:"):
+    for word in (
+        "Recommended",
+        "change by change",
+        "What limits",
+        "What was looked at",
+        "Left out:",
+    ):
         assert word in out
 
 

@@ -257,4 +257,4 @@ def test_figures_decide_what_is_advised(tmp_path: Path) -> None:
     assert "CUDA graphs" in advised["ROCm/TheRock#2118"]
     other = advised["a public log of torch 2.11's wording with another process beside it"]
     assert "Other processes hold 12.02 GiB" in other
-    assert "That is enough" in other
+    assert "more than this request lacked" in other

@@ -151,7 +151,7 @@ def test_levers_free_what_was_missing_and_the_text_says_so(tmp_path: Path) -> No
     assert "predicted at the peak" in text
     assert "must become free, by the prediction. These free it" in text
     shared = dict.fromkeys(text.split("all with ")[1].split(";")[0].split(", "))
-    table = text[text.index("lever  ") :]
+    table = text[text.index("change  ") :]
     assert not [words for words in shared if words in table.partition("The first:")[0]]
     assert found.differs
 

@@ -49,7 +49,7 @@ def test_a_breakdown_shows_each_part_and_where_the_peak_is() -> None:
     text = breakdown_table(make(assumed=("context 200 MiB",), left_out=("NCCL",)))
     lines = [line.split() for line in text.splitlines()]
     assert "native:swin_tiny: 28,288,354 parameters" in text
-    assert "At the peak, in backward of layers.0.blocks.1.mlp.fc2 (mm)" in text
+    assert "Memory at the peak, which is in backward of layers.0.blocks.1.mlp.fc2 (mm)" in text
     assert ["activations", "300.00", "MiB", "30.0%"] in lines
     assert ["device", "total", "1000.00", "MiB", "100.0%"] in lines
     assert not any(line[:1] == ["buffers"] for line in lines)  # there are none
@@ -144,7 +144,7 @@ def test_a_compiled_step_that_was_not_traced_is_a_range_in_every_table() -> None
     assert tables[0].count("not traced") == 6
     advice = advise("native:swin_tiny", batch_size=64, gpu="rtx 3090", keep=["checkpointing"])
     assert advice.waterfall[-1].as_eager
-    assert "not traced" in advice_text(advice).partition("lever by lever")[2]
+    assert "not traced" in advice_text(advice).partition("change by change")[2]
 
 
 def test_a_setting_is_described_by_what_is_not_default() -> None:

@@ -27,7 +27,8 @@ def test_each_sum_holds_every_second_once() -> None:
 
 def test_lines_name_the_largest_first_and_leave_out_what_is_tiny() -> None:
     assert time_lines("the step", Step()) == [
-        "What the device does in the step: bandwidth 65%, matrix units 25%, kernel starts 10%.",
+        "What limits the step, in shares of its time: bandwidth 65%, matrix units 25%, kernel "
+        "starts 10%.",
         "By operation: copy 60%, matmul 30%, pointwise 10%.",
         "By phase: backward 80%, optimizer 10%, forward 10%.",
     ]

@@ -108,7 +108,9 @@ def test_the_file_says_where_the_loader_s_figures_come_from(target: str) -> None
     setting = TrainSetting(batch_size=4, precision="fp32")
     plain = emit_setting(model_for(target), setting, target, estimator=FakeEstimator())
     assert "Loader: not measured" in plain.text
-    assert "Swin's usual (8 workers)" in " ".join(plain.text.replace("#", " ").split())
+    assert "It has 8 workers, as Swin's authors use" in " ".join(
+        plain.text.replace("#", " ").split()
+    )
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -92,7 +92,8 @@ def _figures(step: Step) -> list[tuple[str, str]]:
     if estimate.throughput is not None and is_shown_as_running(estimate):
         found.append((f"{unit(estimate.model)}/s, predicted", _rate(estimate)))
     if step.largest is not None:
-        found.append(("largest batch that fits", f"{step.largest.setting.batch_size:,}"))
+        sure = "" if step.largest.fits_surely else ", probably"
+        found.append((f"largest batch that fits{sure}", f"{step.largest.setting.batch_size:,}"))
     return found
 
 

@@ -37,8 +37,8 @@ def _sentence(step: Step, alive: Sequence[Alive]) -> str:
     if saved:
         held = sum(one.num_bytes for one in saved)
         text += (
-            f" Of that {format_bytes(held)} ({held / total:.0%}), in {len(saved):,} storages, are "
-            "activations that forward saved for a backward still to come."
+            f" Activations that forward saved for a backward still to come are "
+            f"{format_bytes(held)} of it ({held / total:.0%}), in {len(saved):,} storages."
         )
     return text
 

@@ -157,8 +157,8 @@ def _clocks(time: Throughput, key: str) -> Chart:
     kinds = [kind for kind in ("works", WAITING, OTHERS, "is free") if kind in shown]
     colours = {**_COLOURS, "works": CYCLE[0], "is free": STEEL}
     said = (
-        "The step's two clocks: the host issues operations ahead of the device, which waits where "
-        "the host is late."
+        "Milliseconds in which device and host work: the host issues operations ahead of the "
+        "device, which waits where the host is late."
     )
     return _bars(key, said, ["device", "host"], kinds, sums, time.step_seconds, colours)
 

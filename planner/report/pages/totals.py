@@ -108,7 +108,7 @@ def _said(estimate: Estimate) -> str:
     if budget is not None and estimate.headroom_bytes is not None:
         spare = estimate.headroom_bytes
         rest = f"{format_bytes(spare)} below" if spare >= 0 else f"{format_bytes(-spare)} above"
-        text += f" That is {rest} the budget of {format_bytes(budget)}."
+        text += f" The total is {rest} the {format_bytes(budget)} of the device."
     return text
 
 
@@ -153,7 +153,7 @@ def _headroom(estimate: Estimate) -> list[tuple[str, str]]:
         return []
     budget = estimate.budget_bytes
     text = (
-        f"{_spare(estimate.headroom_bytes)} against the budget of {format_bytes(budget)}; "
+        f"{_spare(estimate.headroom_bytes)} against the {format_bytes(budget)} of the device; "
         f"{_spare(budget - estimate.high_bytes)} if the device total is the "
         f"{format_bytes(estimate.high_bytes)} at the top of its range."
     )

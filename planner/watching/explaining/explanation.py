@@ -89,7 +89,7 @@ def explain(
         _compare(found, *meant, allocator)
     elif found.kind != "watch" and found.seen:
         found.notes.append(
-            "With --plan RUN, or MODEL and its setting, the levers that free enough are named."
+            "Add --plan RUN, or MODEL and its options, to see which changes free enough memory."
         )
     return found
 
@@ -163,8 +163,8 @@ def _of_message(message: AllocatorMessage) -> list[str]:
             "only a smaller micro-batch, or another algorithm, makes it smaller."
         )
     if others and others >= noteworthy_bytes(message.total_bytes or 0):
-        enough = " That is enough." if others >= message.missing_bytes else ""
-        todo.append(f"Other processes hold {format_bytes(others)}: end them (nvidia-smi).{enough}")
+        enough = ", more than this request lacked" if others >= message.missing_bytes else ""
+        todo.append(f"Other processes hold {format_bytes(others)}{enough}: end them (nvidia-smi).")
     if message.private_pool_bytes:
         todo.append(_on_private_pools(message.private_pool_bytes))
     if unused > _UNUSED_SHARE * max(held, 1):

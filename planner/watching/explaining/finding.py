@@ -28,7 +28,9 @@ class Finding:
     def see(self, number: int, text: str, rank: int | None) -> None:
         self.count += 1
         if len(self.evidence) < MAX_EVIDENCE:
-            self.evidence.append((number, text.strip()[:MAX_SHOWN]))
+            shown = text.strip()
+            cut = f"{shown[:MAX_SHOWN]}…" if len(shown) > MAX_SHOWN else shown
+            self.evidence.append((number, cut))
         if rank is not None and rank not in self.ranks:
             self.ranks = tuple(sorted((*self.ranks, rank)))[:64]
 

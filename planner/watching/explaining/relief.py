@@ -75,7 +75,7 @@ def find_relief(
         images_per_second=rate.images_per_second if rate else None,
         levers=tuple(_lever(way, predicted) for way in list(fitting.values())[:MAX_WAYS]),
         rated=advice.rated,
-        why_none="" if fitting else "no lever that planner knows frees so much",
+        why_none="" if fitting else "no change that planner knows frees so much",
     )
 
 

@@ -157,9 +157,9 @@ def _learning_rate_note(setting: TrainSetting, asked: TrainSetting) -> str:
         return ""
     ratio = new / old
     return (
-        f"The global batch is {new}, not the wanted {old}: a learning rate for {old} is usually "
-        f"scaled by {ratio:.3g} (linear rule; the Swin recipe) or {ratio**0.5:.3g} (square root, "
-        f"often for AdamW), with warm-up; or keep {old} with --global-batch {old}."
+        f"The global batch is {new}, not the {old} of your setting: a learning rate for {old} is "
+        f"usually scaled by {ratio:.3g} (linear rule; the Swin recipe) or {ratio**0.5:.3g} (square "
+        f"root, often for AdamW), with warm-up; or keep {old} with --global-batch {old}."
     )
 
 

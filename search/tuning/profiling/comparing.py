@@ -90,7 +90,7 @@ def gap_notes(
     longest = next(iter(by_kind))
     for treated in dict.fromkeys((kind, longest)):
         said = treatment_of(treated, model, setting, rates, gpu)
-        notes.append(said or f"No lever for speed is predicted to shorten {treated} here.")
+        notes.append(said or f"No change of the setting is predicted to shorten {treated} here.")
     return notes
 
 

@@ -225,7 +225,7 @@ def _doubts(probe: MeasurementRecord, found: Attribution, step: StepTime | None)
             "device's."
         )
     if doubts:
-        doubts.append("So no lever is named: profile again when the machine is idle.")
+        doubts.append("So no change is named: profile again when the machine is idle.")
     return doubts
 
 

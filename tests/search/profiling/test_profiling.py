@@ -209,7 +209,7 @@ def test_no_advice_comes_from_a_disturbed_measurement() -> None:
 
     assert "1.8 of 2" in doubts(flags=(f"{OTHERS_RAN} 1.8 of 2 processors busy meanwhile",))
     spread = tuple(step.step_seconds * n for n in (0.5, 0.6, 0.9, 1.0, 1.1, 1.9, 2.0))
-    assert "only. So no lever is named" in doubts(step_seconds=spread)
+    assert "only. So no change is named" in doubts(step_seconds=spread)
     assert "does not cost so much" in doubts(factor=10)
     assert "took 300 × what is predicted" in doubts(
         factor=300, step_seconds=(300 * step.step_seconds,) * 6

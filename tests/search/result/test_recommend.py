@@ -79,15 +79,15 @@ def test_what_the_step_waits_for_is_said_as_advice_says_it() -> None:
     said = estimate(MODEL, setting, gpu="a100-sxm-40gb").throughput
     rate = said.images_per_second
     found = recommend([at(rate / 2, setting)], search(device=a100))
-    (note,) = [n for n in found.notes if n.startswith("What the device does")]
+    (note,) = [n for n in found.notes if n.startswith("What limits")]
     assert bound_text("the recommended step", said.bound_seconds) in note
     assert f"{said.peak_share / 2:.0%} of the card's peak" in note
     beyond = recommend([at(1.1 * rate / said.peak_share, setting)], search(device=a100))
-    (note,) = [n for n in beyond.notes if n.startswith("What the device does")]
+    (note,) = [n for n in beyond.notes if n.startswith("What limits")]
     assert "which cannot be" in note
     assert "%" not in note.partition("As measured")[2]
     unknown = recommend([at(rate, setting)], search())
-    assert not any(n.startswith("What the device does") for n in unknown.notes)
+    assert not any(n.startswith("What limits") for n in unknown.notes)
 
 
 @pytest.mark.parametrize(("percent", "is_said"), [(62, True), (97, False)])
@@ -175,7 +175,7 @@ def test_the_front_has_nothing_that_is_slower_and_larger() -> None:
 def test_a_changed_global_batch_says_what_it_means() -> None:
     found = recommend([at(100, change(batch_size=64))], search(asked=PLAIN))
     note = next(n for n in found.notes if "learning rate" in n)
-    assert "64, not the wanted 16" in note
+    assert "64, not the 16 of your setting" in note
     assert "4 (linear" in note
     assert not any("learning rate" in n for n in recommend([at(100)], search()).notes)
 
