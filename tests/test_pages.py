@@ -1,11 +1,16 @@
-"""Links between pages lead to files that are there, and to headings that they have."""
+"""Links between pages lead to files that are there, and to headings that they have; and each
+command that a page shows on a line of its own can be typed."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
+
+from planner.cli import cli
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (".", "docs", "tests/truth", "examples")
@@ -27,3 +32,25 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), f"{name} of {page.name}"
         if anchor:
             assert anchor in anchors(target), f"{name}#{anchor} of {page.name}"
+
+
+COMMAND = re.compile(r"^(?:\$ |    )?(planner [^\n|]*)$", re.MULTILINE)
+
+
+def shown_commands() -> list[str]:
+    pages = [page for page in PAGES if page.name not in ("reference.md", "CHANGELOG.md")]
+    texts = [page.read_text("utf-8").replace("\\\n", "") for page in pages]
+    found = [line for text in texts for line in COMMAND.findall(text) if "$" not in line]
+    return list(dict.fromkeys(found))
+
+
+def test_the_commands_of_the_pages_can_be_typed() -> None:
+    assert len(shown_commands()) > 60
+    for line in shown_commands():
+        _, name, *arguments = shlex.split(line.partition(" > ")[0], comments=True)
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None, line
+        try:
+            command.make_context(name, arguments)
+        except click.UsageError as error:
+            pytest.fail(f"{line}: {error.message}")
