@@ -1,4 +1,5 @@
-"""docs/your-own-model.md: its file is written as it stands, and its commands run in order."""
+"""docs/your-own-model.md: its file is written as it stands, its commands run in order, and steps of
+the kinds that it names are estimated as it says."""
 
 from __future__ import annotations
 
@@ -11,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from planner import TrainSetting, estimate
+from planner.core.errors import UnsupportedError
+from planner.core.schema import FactoryModel
 from planner.training.tasks.contract import is_task
+from tests.own_steps import WIDTH
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/your-own-model.md").read_text(encoding="utf-8")
@@ -49,3 +54,23 @@ def test_its_commands_run_in_order(tmp_path: Path) -> None:
         )  # fmt: skip
         assert ended.returncode == 0, f"{line}\n{ended.stderr}"
     assert "sequences/s" in ended.stdout, "the last line trains the task"
+
+
+LAYER = 4 * (WIDTH * WIDTH + WIDTH)  # bytes of the one layer that each step trains, in fp32
+
+
+def step_of(name: str) -> tuple[FactoryModel, TrainSetting]:
+    return FactoryModel(factory=f"tests.own_steps:{name}"), TrainSetting(batch_size=8)
+
+
+@pytest.mark.parametrize(("name", "moments"), [("Contrasted", 2), ("Hooked", 2), ("Momentum", 1)])
+def test_only_what_is_trained_has_optimizer_state(name: str, moments: int) -> None:
+    """A teacher, a queue, frozen parts and hooks are traced; AdamW keeps two moments."""
+    found = estimate(*step_of(name))
+    assert found.breakdown["parameters"] == 2 * LAYER
+    assert found.breakdown["optimizer_state"] == moments * LAYER
+
+
+def test_a_value_that_decides_is_named_by_its_line() -> None:
+    with pytest.raises(UnsupportedError, match=r"own_steps\.py:"):
+        estimate(*step_of("Deciding"))
