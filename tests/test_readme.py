@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 from click.testing import CliRunner
@@ -38,6 +39,14 @@ SMALLER = {
 }  # fmt: skip
 # What is timed several times takes its time once, or less of it.
 SHORTER = {"--workers 0,1 --prefetch 2": "--workers 0"}
+
+SMALLER_IN_PYTHON = {
+    "planner.SwinConfig()": (
+        "planner.SwinConfig(image_size=32, embed_dim=16, depths=(2, 2), num_heads=(1, 2), "
+        "window_size=4)"
+    ),
+    "trials=4": 'trials=1, batch_size=[2], restrict={"precision": ["fp32"], "compile": ["off"]}',
+}
 
 
 def shortened(command: str) -> str:
@@ -82,6 +91,22 @@ def test_commands_run_in_order(tmp_path: Path) -> None:
             (tmp_path / kept).write_text(ended.stdout)
         if shown is not None and command.split()[1] not in ESTIMATES:
             assert is_printed(shown, ended.stdout), f"{command}\n{ended.stdout}"
+
+
+@pytest.mark.workers
+def test_the_python_of_the_commands_runs(tmp_path: Path) -> None:
+    (source,) = re.findall(r"^```python\n(.*?)^```$", PAGES[1], re.MULTILINE | re.DOTALL)
+    for shown, taken in SMALLER_IN_PYTHON.items():
+        assert shown in source
+        source = source.replace(shown, taken)
+    ended = subprocess.run(
+        [sys.executable, "-c", f"if __name__ == '__main__':\n{indent(source, '    ')}"],
+        capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.rstrip().splitlines()[-1].startswith("Predicted, not measured: ")
+    assert (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize(
