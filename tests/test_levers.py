@@ -96,3 +96,101 @@ def test_blocks_in_parts(checkpointing: str) -> None:
         saved, total = (size(n)(found) for n in ("saved_activation_bytes", "device_total_bytes"))
         cells.append(f"{saved}, {total}, {rate(found)}")
     assert_row(checkpointing, *cells)
+
+
+def total_and_rate(found: Found) -> str:
+    return f"{size('device_total_bytes')(found)}, {rate(found)}"
+
+
+SWINS = {"Swin-T": "native:swin_tiny", "Swin-L": "native:swin_large"}
+
+
+@pytest.mark.parametrize("label", SWINS)
+@pytest.mark.parametrize(
+    "family", ["adamw", "adamw-fused", "adamw-8bit", "lion", "adafactor", "sgd"]
+)
+def test_optimizers(label: str, family: str) -> None:
+    typed = f"{SWINS[label]} --gpu rtx-4090 --allocator expandable_segments:True"
+    small, large = (
+        estimated(f"{typed} --batch-size {batch} --optimizer {family}") for batch in (8, 64)
+    )
+    state = f"{small['breakdown']['optimizer_state'] / 2**20:.0f} MiB"
+    assert_row(label, family, state, total_and_rate(small), total_and_rate(large))
+
+
+@pytest.mark.parametrize("label", SWINS)
+@pytest.mark.parametrize("batch", [1, 64])
+def test_the_optimizer_in_backward(label: str, batch: int) -> None:
+    typed = f"{SWINS[label]} --batch-size {batch} --gpu rtx-4090 --set clip_grad=false --optimizer "
+    cells = [
+        total_and_rate(estimated(typed + family + way))
+        for family in ("adamw", "adamw-fused")
+        for way in ("", " --set optimizer_in_backward=true")
+    ]
+    assert_row(label, str(batch), *cells)
+
+
+def test_the_optimizer_in_host_memory() -> None:
+    found = estimated(
+        'native:swin_large --batch-size 1 --gpu "RTX 3060" --optimizer adamw-fused '
+        "--set offload_optimizer=state-and-gradients"
+    )
+    total, pinned = (size(name)(found) for name in ("device_total_bytes", "pinned_host_bytes"))
+    assert f"a device total of {total}, and {pinned} of pinned host memory" in PAGE
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "", "--set frozen_stages=2", "--set frozen_stages=3", "--set lora_rank=8",
+        "--set lora_rank=8 --set lora_targets=all", "--set lora_rank=8 --set frozen_stages=2",
+        "--set lora_rank=8 --precision pure-bf16", "--set lora_rank=8 --checkpointing blocks",
+    ],
+)  # fmt: skip
+def test_adapters_and_frozen_stages(options: str) -> None:
+    found = estimated(
+        f"timm:swin_large_patch4_window7_224 --batch-size 8 --gpu a100-sxm-80gb {options}"
+    )
+    saved, total = (size(n)(found) for n in ("saved_activation_bytes", "device_total_bytes"))
+    state = format_bytes(found["breakdown"]["optimizer_state"])
+    assert_row(f"`{options}`" if options else "none", state, saved, total, rate(found))
+
+
+@pytest.mark.parametrize(
+    ("label", "options"),
+    [
+        ("eager", ""),
+        ("compiled block by block", "--compile default --set compile_scope=blocks"),
+        ("compiled whole", "--compile default"),
+    ],
+)
+def test_compilation_block_by_block(label: str, options: str) -> None:
+    found = estimated(f"native:swin_tiny --gpu h100-sxm-80gb --batch-size 32 {options}")
+    assert_row(label, f"{found['throughput']['images_per_second']:,.0f}")
+
+
+def test_what_guides_recommend() -> None:
+    whole = estimated("native:swin_large --batch-size 1 --precision fp32")
+    live, total = (size(name)(whole) for name in ("peak_live_bytes", "device_total_bytes"))
+    assert f"the step needs {live} alive and {total} of the device" in PAGE
+    typed = "native:swin_large --batch-size 1 --set clip_grad=false"
+    plain, hooked = (
+        size("peak_allocated_bytes")(estimated(typed + way))
+        for way in ("", " --set optimizer_in_backward=true")
+    )
+    assert f"allocates {hooked} in place of {plain.removesuffix(' GiB')} at batch 1" in PAGE
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("compiled", ["off", "default"])
+def test_eight_bit_matrix_products(precision: str, compiled: str) -> None:
+    pytest.importorskip("torchao")
+    traced = "" if compiled == "off" else "--trace"
+    found = estimated(
+        "timm:swin_tiny_patch4_window7_224 --batch-size 64 --gpu h100-sxm-80gb "
+        f"--precision {precision} --compile {compiled} {traced}"
+    )
+    total, saved = (size(n)(found) for n in ("device_total_bytes", "saved_activation_bytes"))
+    rounded = f"{found['throughput']['images_per_second']:,.0f}"
+    assert_row(precision, compiled, total, saved, rounded)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.browser
 TRUTH = Path(__file__).parents[1] / "truth" / "cpu_grid_2026-11-20.jsonl"
 MODEL = "native:swin_tiny"
 SUBJECTS = {
-    "estimate": [MODEL, *"--gpu a100-sxm-80gb --gpus 4 --checkpointing stages".split()],
+    "estimate": [MODEL, "--gpu", "a100-sxm-80gb", "--gpus", "4", "--checkpointing", "stages"],
     "several": [MODEL, "--gpu", "h100-sxm-80gb,rtx-3090"],
     "run": ["run"],
 }

@@ -1,0 +1,76 @@
+"""docs/your-own-model.md: its file is written as it stands, its commands run in order, and steps of
+the kinds that it names are estimated as it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner import TrainSetting, estimate
+from planner.core.errors import UnsupportedError
+from planner.core.schema import FactoryModel
+from planner.training.tasks.contract import is_task
+from tests.own_steps import WIDTH
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/your-own-model.md").read_text(encoding="utf-8")
+(SOURCE,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+(TYPED,) = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+# On a CPU, and no more of it than shows that it runs.
+SHORTER = {
+    "--budget 10m": "--trials 1 --device cpu --batch-size 2 --precision fp32 --compile off",
+    "--steps 20": "--steps 1 --device cpu",
+}
+
+
+def test_its_task_is_one() -> None:
+    names: dict[str, type] = {}
+    exec(SOURCE, names)
+    assert is_task(names["Tagging"]())
+    assert "`tagging.py`" in PAGE
+
+
+@pytest.mark.workers
+def test_its_commands_run_in_order(tmp_path: Path) -> None:
+    (tmp_path / "tagging.py").write_text(SOURCE)
+    for line in TYPED.splitlines():
+        for shown, taken in SHORTER.items():
+            line = line.replace(shown, taken)
+        name, *arguments = shlex.split(line)
+        module = ["-m", "planner"] if name == "planner" else []
+        ended = subprocess.run(
+            [sys.executable, *module, *arguments],
+            capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False,
+            env={
+                **os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT))),
+                "OMP_NUM_THREADS": "1", "PLANNER_CACHE_DIR": str(tmp_path / "cache"),
+            },
+        )  # fmt: skip
+        assert ended.returncode == 0, f"{line}\n{ended.stderr}"
+    assert "sequences/s" in ended.stdout, "the last line trains the task"
+
+
+LAYER = 4 * (WIDTH * WIDTH + WIDTH)  # bytes of the one layer that each step trains, in fp32
+
+
+def step_of(name: str) -> tuple[FactoryModel, TrainSetting]:
+    return FactoryModel(factory=f"tests.own_steps:{name}"), TrainSetting(batch_size=8)
+
+
+@pytest.mark.parametrize(("name", "moments"), [("Contrasted", 2), ("Hooked", 2), ("Momentum", 1)])
+def test_only_what_is_trained_has_optimizer_state(name: str, moments: int) -> None:
+    """A teacher, a queue, frozen parts and hooks are traced; AdamW keeps two moments."""
+    found = estimate(*step_of(name))
+    assert found.breakdown["parameters"] == 2 * LAYER
+    assert found.breakdown["optimizer_state"] == moments * LAYER
+
+
+def test_a_value_that_decides_is_named_by_its_line() -> None:
+    with pytest.raises(UnsupportedError, match=r"own_steps\.py:"):
+        estimate(*step_of("Deciding"))

@@ -1,0 +1,56 @@
+"""Links between pages lead to files that are there, and to headings that they have; and each
+command that a page shows on a line of its own can be typed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from planner.cli import cli
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = (".", "docs", "tests/truth", "examples")
+PAGES = [page for folder in FOLDERS for page in sorted((ROOT / folder).glob("*.md"))]
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(?:#([^)\s]+))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """What a heading is called in a link: lower case, no punctuation, hyphens for spaces."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for name, anchor in LINK.findall(page.read_text("utf-8")):
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{name} of {page.name}"
+        if anchor:
+            assert anchor in anchors(target), f"{name}#{anchor} of {page.name}"
+
+
+COMMAND = re.compile(r"^(?:\$ |    )?(planner [^\n|]*)$", re.MULTILINE)
+
+
+def shown_commands() -> list[str]:
+    pages = [page for page in PAGES if page.name not in ("reference.md", "CHANGELOG.md")]
+    texts = [page.read_text("utf-8").replace("\\\n", "") for page in pages]
+    found = [line for text in texts for line in COMMAND.findall(text) if "$" not in line]
+    return list(dict.fromkeys(found))
+
+
+def test_the_commands_of_the_pages_can_be_typed() -> None:
+    assert len(shown_commands()) > 60
+    for line in shown_commands():
+        _, name, *arguments = shlex.split(line.partition(" > ")[0], comments=True)
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None, line
+        try:
+            command.make_context(name, arguments)
+        except click.UsageError as error:
+            pytest.fail(f"{line}: {error.message}")
