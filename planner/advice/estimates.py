@@ -91,7 +91,7 @@ class Estimates:
     def __init__(self, wish: Wish, like: Estimates | None = None) -> None:
         """`like` are those of the same model, whose recordings are shared."""
         self.wish = wish
-        self.rates: DeviceRates = rates_for(wish.rated)
+        self.rates: DeviceRates = rates_for(wish.rated, wish.model)
         self.num_replays = 0
         outside = overheads_for(wish.gpu)
         self._outside_bytes = (

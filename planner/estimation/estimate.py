@@ -276,7 +276,7 @@ def estimate_ledger(
         convolutions = convolution_workspace(ledger)
     basis = _basis(config, setting, ledger, outside)
     low, high = _range(config, setting, basis, live, (reserved, plain.peak_reserved_bytes), ledger)
-    rates = rates or datasheet_rates(gpu)
+    rates = rates or datasheet_rates(gpu, config)
     exchanges = None if rates is None else exchanges_of(ledger, setting, gpu, link)
     time = step_time(ledger, setting, rates, exchanges)
     pinned = pinned_memory(ledger) if setting.offload != "none" else Pinned()

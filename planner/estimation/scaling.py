@@ -78,7 +78,7 @@ def _alone(row: Estimate, gpu: Gpu | None, traced: bool) -> float | None:
     setting = on_one_device(row.setting)
     if setting == row.setting:
         return row.throughput.images_per_second if row.throughput else None
-    rates = datasheet_rates(gpu)
+    rates = datasheet_rates(gpu, row.model)
     if rates is None:
         return None
     time = step_time(step_ledger(row.model, setting, traced), setting, rates)

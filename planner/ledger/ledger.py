@@ -24,7 +24,9 @@ COMPILED_CALL = "compiled update"
 # One ledger holds at most so many micro-batches of a step: the third repeats the second, or the
 # first, where the second is the last and sends what the others do not.
 RECORDED_MICRO_BATCHES = 2
-OperationKind = Literal["matmul", "conv", "attention", "pointwise", "reduction", "copy", "transfer"]
+OperationKind = Literal[
+    "matmul", "conv", "grouped conv", "attention", "pointwise", "reduction", "copy", "transfer"
+]
 # The names of transfers: over the link between the device and the host, whose memory is pinned.
 TO_HOST, TO_DEVICE = "copy to the host", "copy to the device"
 # Those of an optimizer on the host. Gradients leave beside the stream that computes: no kernel of

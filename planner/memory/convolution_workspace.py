@@ -55,7 +55,7 @@ def convolution_workspace(
     ledger: Ledger, environment: Mapping[str, str] = os.environ
 ) -> ConvolutionWorkspace:
     """Of the steady step. A single convolution is taken for a patch embedding: nothing is added."""
-    found = [(phase, o) for phase, o in ledger.operations() if o.kind == "conv"]
+    found = [(phase, o) for phase, o in ledger.operations() if o.kind.endswith("conv")]
     paths = {operation.path for phase, operation in found if phase == "forward"}
     num_forward = sum(phase == "forward" for phase, _ in found)
     if len(paths) < 2:

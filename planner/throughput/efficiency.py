@@ -20,10 +20,29 @@ REDUCTION_SHARE = 0.60
 FP32_MATMUL_SHARE = 0.98
 # Of what a matmul reaches in forward: backward's sum over all tokens, or read transposed.
 BACKWARD_MATMUL_SHARE = 0.80
-# FLOP/s of one SM in fused attention over windows, in any dtype: a window's head is one block of
-# threads, which waits for memory rather than for arithmetic, so that SMs count and tensor rates do
-# not.
+# FLOP/s of one SM in memory-efficient attention over windows of 49 tokens, in any dtype: a window's
+# head is one block of threads, which waits for memory rather than for arithmetic, so that SMs count
+# and tensor rates do not. Over more tokens it grows by a power: a judgement between 196 tokens of
+# Swin's windows, which were no faster, and 197 of BEiT's images, nine times as fast.
 ATTENTION_FLOPS_PER_SM = 42.5e9
+WINDOW_TOKENS = 49
+TOKENS_POWER = 0.25
+
+# Fitted, 2026-11-26, to three quarters of 107 rates of timm's models at 224 px under fp16 autocast
+# (of the models held out the median error is 9%, nine of ten are within 31%): 35 that train on an
+# RTX 3090 (torch 1.12) and 24 forwards each on an RTX 3090, 4090 (torch 2.4) and 5090 (2.9), of
+# huggingface/pytorch-image-models @aa4b5850, results/. `python -m tests.benchmarks.model_rates`
+# prints them. Of the matmul rate: dense convolutions, and fused attention over whole images.
+CONVOLUTION_SHARE = 0.67
+ATTENTION_SHARE = 0.54
+# Of the bandwidth, of what it reads and writes once: batch norm that trains.
+BATCH_NORM_SHARE = 0.29
+# Of the CUDA cores' FLOP/s, by convolutions in groups (depthwise ones too) of one multiply-add for
+# each element that they move, in any dtype; they grow with a power of that number. HBM's share is
+# that of three ConvNeXts on an A100 (MzeroMiko/VMamba @9fd253f analyze/tp.log, torch 2.2).
+GROUPED_SHARE = MappingProxyType({"HBM": 0.009, "GDDR": 0.0215})
+GROUPED_POWER = 0.69
+BACKWARD_GROUPED_SHARE = 0.45
 
 # Of the link to the host, by copies from and to pinned memory, either way. Quoted: 77 to 83% of
 # PCIe 3.0 x16 (P100, mpicbg-scicomp/gearshifft pull request 82; RTX 2080 Ti, issue 22 of

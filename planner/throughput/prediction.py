@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from planner.core.schema import Model, SwinConfig
 from planner.core.schema.setting import GRAPH_MODES, TrainSetting
 from planner.ledger.ledger import COMPILED_CALL, Computed, Exchanged, OperationKind, Sent
 from planner.machine.hardware.gpu import ASSUMED_LINK, Gpu
@@ -35,16 +36,17 @@ from planner.throughput.timeline import BETWEEN, OTHERS, WAITING, Priced, Timeli
 BANDWIDTH, MATRIX_UNITS, STARTS = "bandwidth", "matrix units", "kernel starts"
 LINK = "link to the host"
 
-_MATRIX_KINDS = frozenset(("matmul", "conv", "attention"))
+_MATRIX_KINDS = frozenset(("matmul", "conv", "grouped conv", "attention"))
 
 
 # What kernels reach of a device's figures is fitted: planner/throughput/efficiency.py. The numbers
 # below are assumptions, replaced by `planner doctor --rates` on a device at hand.
 
-# Of the matmul rate, by a patch embedding's convolution (a patch is 48 numbers deep), and by
-# attention where no rate of its own is known; of the bandwidth, by what moves tensors.
+# Of the matmul rate, by convolutions, and by attention where no rate of its own is known; of the
+# bandwidth, by what moves tensors.
 _KIND_SHARE: Mapping[OperationKind, float] = MappingProxyType(
-    {"matmul": 1.0, "conv": 0.5, "attention": 0.35, "pointwise": 1.0,
+    {"matmul": 1.0, "conv": efficiency.CONVOLUTION_SHARE, "grouped conv": 1.0,
+     "attention": efficiency.ATTENTION_SHARE, "pointwise": 1.0,
      "reduction": efficiency.REDUCTION_SHARE, "copy": 1.0, "transfer": 1.0}
 )  # fmt: skip
 # Start and drain of one kernel on the device, and of one inside a CUDA graph.
@@ -76,8 +78,10 @@ class DeviceRates:
     `matmul_flops` are FLOP/s a large matmul reaches by dtype ("float32", "tf32", "bfloat16",
     "float16", "float8"); `bandwidth` is bytes/s of a copy (read + written); `kind_share` scales the
     matmul rate of conv and attention, and the bandwidth of pointwise, reduction and copy. Matmuls
-    and convolutions reach `backward_matmul_share` of their rate in backward. `attention_flops`,
-    where it is known, is the rate of fused attention in any dtype. `link_bandwidth` is bytes/s
+    reach `backward_matmul_share` of their rate in backward. `attention_flops`,
+    where it is known, is the rate of fused attention over windows of 49 tokens in any dtype.
+    `batch_norm_share` is of the bandwidth, `grouped_share` of fp32's matmul rate
+    (planner/throughput/efficiency.py). `link_bandwidth` is bytes/s
     between device and pinned host memory, either way.
     `host_seconds` is the host's cost of an operation by phase. `asynchronous`: the host runs ahead
     (CUDA); otherwise it computes itself (CPU) and both times add up.
@@ -103,6 +107,8 @@ class DeviceRates:
     other_uncertainty: float = efficiency.WIDE_UNCERTAINTY
     backward_matmul_share: float = 1.0
     attention_flops: float | None = None
+    batch_norm_share: float | None = None
+    grouped_share: float | None = None
     link_bandwidth: float = efficiency.LINK_SHARE * ASSUMED_LINK
 
     def matmul_rate(self, dtype: str, precision: str) -> float:
@@ -114,13 +120,32 @@ class DeviceRates:
 
     def matrix_rate(self, phase: str, operation: Computed, precision: str) -> float:
         """FLOP/s of a matmul, convolution or attention in `phase` under a setting's `precision`."""
+        if operation.kind == "grouped conv":
+            return self._grouped_rate(phase, operation, precision)
         if operation.kind == "attention":
             shared = self.matmul_rate(operation.dtype, precision) * self.kind_share["attention"]
-            return self.attention_flops or shared
+            if self.attention_flops is None:
+                return shared
+            if "flash" in operation.name:
+                return shared
+            # Each token of queries, keys, values and results is moved once.
+            tokens = max(_multiply_adds(operation), efficiency.WINDOW_TOKENS)
+            more = float((tokens / efficiency.WINDOW_TOKENS) ** efficiency.TOKENS_POWER)
+            return min(shared, self.attention_flops * more)
         if operation.kind == "conv" and precision != "fp32":
             precision = "tf32"  # cuDNN's default, which only a setting of fp32 turns off
         rate = self.matmul_rate(operation.dtype, precision) * self.kind_share[operation.kind]
-        return rate * self.backward_matmul_share if phase == "backward" else rate
+        is_slower = phase == "backward" and operation.kind == "matmul"
+        return rate * self.backward_matmul_share if is_slower else rate
+
+    def _grouped_rate(self, phase: str, operation: Computed, precision: str) -> float:
+        """At most that of a dense convolution, which it is taken for where no more is known."""
+        dense = self.matrix_rate(phase, operation._replace(kind="conv"), precision)
+        if self.grouped_share is None:
+            return dense
+        rate = self.matmul_flops["float32"] * self.grouped_share
+        rate *= float((_multiply_adds(operation) / 2) ** efficiency.GROUPED_POWER)
+        return min(dense, rate * (efficiency.BACKWARD_GROUPED_SHARE if phase == "backward" else 1))
 
     def uncertainty_of(self, setting: TrainSetting) -> float:
         """Of a step of `setting`, relative: what was measured narrows it only for its like."""
@@ -224,8 +249,10 @@ def _together(step: _Step, exchanges: Exchanges, alone: StepTime) -> StepTime:
     )
 
 
-def rates_for(gpu: Gpu) -> DeviceRates:
-    """What `gpu` should achieve: its datasheet's figures times the fitted shares."""
+def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
+    """What `gpu` should achieve: its datasheet's figures times the fitted shares; for another
+    `model` than a Swin, which the published steps are of, known less well."""
+    is_held = model is None or isinstance(model, SwinConfig)
     tensor = efficiency.tensor_matmul_share(gpu)
     bandwidth = efficiency.bandwidth_share(gpu)
     peaks = {"tf32": gpu.tf32_flops, "bfloat16": gpu.bf16_flops, "float16": gpu.fp16_flops,
@@ -244,11 +271,19 @@ def rates_for(gpu: Gpu) -> DeviceRates:
         ),
         matmul_flops={"float32": fp32, **flops},
         bandwidth=gpu.bandwidth * bandwidth,
-        uncertainty=efficiency.uncertainty(gpu),
+        uncertainty=efficiency.uncertainty(gpu) if is_held else efficiency.WIDE_UNCERTAINTY,
         backward_matmul_share=efficiency.BACKWARD_MATMUL_SHARE,
         attention_flops=attention,
+        batch_norm_share=efficiency.BATCH_NORM_SHARE,
+        grouped_share=efficiency.GROUPED_SHARE[efficiency.memory_kind(gpu)],
         link_bandwidth=(gpu.link_bandwidth or ASSUMED_LINK) * efficiency.LINK_SHARE,
     )
+
+
+def _multiply_adds(operation: Computed) -> float:
+    """FLOPs for each element that it moves."""
+    num_bytes = 4 if operation.dtype == "float32" else 2
+    return float(operation.flops * num_bytes / max(operation.num_bytes, 1))
 
 
 def device_seconds(
@@ -279,7 +314,10 @@ def _bound_device_seconds(
         if operation.flops / rate >= busy:
             busy, bound = operation.flops / rate, MATRIX_UNITS
     else:
-        busy = operation.num_bytes / (rates.bandwidth * rates.kind_share[operation.kind])
+        share = rates.kind_share[operation.kind]
+        if rates.batch_norm_share is not None and "batch_norm" in operation.name:
+            share = rates.batch_norm_share
+        busy = operation.num_bytes / (rates.bandwidth * share)
     return busy + start, STARTS if start > busy else bound
 
 

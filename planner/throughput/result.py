@@ -58,12 +58,12 @@ class Throughput(Accounts):
         return {**asdict(self), **rate, **self.accounts_json()}
 
 
-def datasheet_rates(gpu: Gpu | None) -> DeviceRates | None:
+def datasheet_rates(gpu: Gpu | None, model: Model | None = None) -> DeviceRates | None:
     if gpu is None:
         return None
     from planner.throughput.prediction import rates_for
 
-    return rates_for(gpu)
+    return rates_for(gpu, model)
 
 
 def exchanges_of(

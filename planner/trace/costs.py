@@ -47,13 +47,19 @@ def cost_of(
         read = [args[1]]
     return Computed(
         name=f"aten.{name}",
-        kind=kind_of(name),
+        kind="grouped conv" if _num_groups(name, args) > 1 else kind_of(name),
         dtype=_dtype(inputs[:1] if name == "_scaled_mm" else written, inputs),
         flops=_flops(func, args, kwargs, result, written),
         num_bytes=sum(_moved(t) for t in read) + sum(_moved(t) for t in written),
         kernels=_kernels(name, args),
         path=path,
     )
+
+
+def _num_groups(name: str, args: tuple[Any, ...]) -> int:
+    """Of a convolution's channels; depthwise, each channel is one."""
+    at = {"convolution": 8, "_convolution": 8, "convolution_backward": 9}.get(name)
+    return 1 if at is None or len(args) <= at else int(args[at])
 
 
 def copy_cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Computed:

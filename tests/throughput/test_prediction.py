@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.core.schema import TrainSetting
+from planner.core.schema import NamedModel, SwinConfig, TrainSetting
 from planner.ledger.ledger import Computed, OperationKind
 from planner.machine.hardware import all_gpus, find_gpu
 from planner.machine.hardware.gpu import Gpu
+from planner.throughput.efficiency import GROUPED_POWER, TOKENS_POWER, WINDOW_TOKENS
 from planner.throughput.fusing import Operation, fuse_operations
 from planner.throughput.prediction import (
     DeviceRates,
@@ -245,11 +246,53 @@ def test_backward_reaches_less_of_the_matrix_rate() -> None:
 
 def test_fused_attention_has_a_rate_of_its_own_in_any_dtype() -> None:
     """Half of the matmul rate where no rate is known: 2 ms and 0.2 ms for 1e9 FLOPs."""
-    known = replace(DEVICE, attention_flops=1e11)
-    for dtype, shared in (("float32", 2 * MS), ("bfloat16", 0.2 * MS)):
-        operation = matmul(1e9, dtype=dtype)._replace(kind="attention")
-        assert step(("forward", operation)).step_seconds == pytest.approx(shared)
-        assert step(("forward", operation), rates=known).step_seconds == pytest.approx(10 * MS)
+    known = replace(DEVICE, attention_flops=1e11, bandwidth=1e15)
+    for dtype, num_bytes, shared in (("float32", 4, 2 * MS), ("bfloat16", 2, 0.2 * MS)):
+        operation = matmul(1e9, dtype=dtype)._replace(
+            kind="attention", num_bytes=round(1e9 * num_bytes / WINDOW_TOKENS)
+        )
+        assert step(("forward", operation._replace(num_bytes=0))).step_seconds == pytest.approx(
+            shared
+        )
+        windows = step(("forward", operation), rates=known).step_seconds
+        assert windows == pytest.approx(10 * MS)
+        longer = operation._replace(num_bytes=operation.num_bytes // 16)
+        more = step(("forward", longer), rates=known).step_seconds
+        assert more == pytest.approx(max(windows / 16**TOKENS_POWER, shared), rel=1e-6)
+        flash = operation._replace(name="aten._scaled_dot_product_flash_attention")
+        assert step(("forward", flash), rates=known).step_seconds == pytest.approx(shared)
+
+
+def test_grouped_convolutions_and_batch_norm_are_slower_than_their_kind() -> None:
+    """Twice the multiply-adds of an element take less than twice as long; never faster than a
+    dense one."""
+    known = replace(DEVICE, grouped_share=0.01, batch_norm_share=0.25, bandwidth=1e15)
+    dense = matmul(1e10)._replace(kind="conv", num_bytes=10**9)
+    grouped = dense._replace(kind="grouped conv")
+    took = {o: step(("forward", o), rates=known).step_seconds for o in (dense, grouped)}
+    assert took[grouped] > 2 * took[dense]
+    wider = grouped._replace(flops=2 * grouped.flops)
+    ratio = step(("forward", wider), rates=known).step_seconds / took[grouped]
+    assert ratio == pytest.approx(2 ** (1 - GROUPED_POWER), rel=1e-3)
+    many = grouped._replace(num_bytes=1)
+    assert step(("forward", many), rates=known).step_seconds == pytest.approx(took[dense], rel=0.01)
+    assert step(("forward", grouped)).step_seconds == step(("forward", dense)).step_seconds
+    norm = dense._replace(kind="reduction", name="aten.native_batch_norm")
+    other = norm._replace(name="aten.native_layer_norm")
+    known = replace(known, bandwidth=1e12)
+    times = [step(("forward", o), rates=known).step_seconds for o in (norm, other)]
+    assert times[0] == pytest.approx(2 * times[1], rel=0.01)  # layer norm reaches a half
+
+
+def test_only_a_swin_s_step_is_known_as_well_as_published_ones() -> None:
+    card = find_gpu("rtx-3090")
+    assert rates_for(card, SwinConfig()).uncertainty == 0.15
+    assert (
+        rates_for(
+            card, NamedModel(library="timm", name="resnet50", task="classification")
+        ).uncertainty
+        == 0.35
+    )
 
 
 @pytest.mark.parametrize(("precision", "took"), [("fp32", 20), ("tf32", 4), ("bf16", 4)])

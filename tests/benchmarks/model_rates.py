@@ -1,0 +1,116 @@
+"""Predicted beside published rates of timm's models: `python -m tests.benchmarks.model_rates`
+prints a line for each row of `tests/truth/models.jsonl`, then each class of model.
+
+The rows are what others measured at 224 px with cudnn.benchmark on. Steps of torch 1.12 have no
+fused attention; theirs is SGD, here AdamW, a few percent of a step at most. A forward runs batch
+norm with what it learned, which reads and writes its images once, as any other element-wise
+kernel. A fixed quarter of the models entered no fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median, quantiles
+
+from planner.core.schema import TrainSetting, parse
+from planner.estimation.estimate import resolve
+from planner.estimation.ledgers import step_ledger
+from planner.libraries.resolve import resolve_model
+from planner.machine.hardware import find_gpu
+from planner.throughput.fusing import Operation
+from planner.throughput.prediction import predict_step, rates_for
+
+ROWS = Path(__file__).parents[1] / "truth" / "models.jsonl"
+HELD_OUT_ONE_IN = 4
+CLASSES = {
+    "depthwise or grouped": ("convnext", "efficientnet", "mobilenet", "regnet", "resnext", "mnas",
+                             "rexnet", "ghostnet", "pvt", "twins", "visformer", "poolformer"),
+    "dense convolutions": ("resnet", "wide", "seresnet", "densenet", "vgg", "dla", "hrnet"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A row of `models.jsonl`. `span` is what was timed."""
+
+    source: str
+    model: str
+    gpu: str
+    span: str
+    batch_size: int
+    precision: str
+    images_per_second: float
+
+    @property
+    def is_held_out(self) -> bool:
+        return hashlib.sha256(self.model.encode()).digest()[0] % HELD_OUT_ONE_IN == 0
+
+    @property
+    def group(self) -> str:
+        name = self.model.removeprefix("timm:").removeprefix("tf_")
+        found = [group for group, heads in CLASSES.items() if name.startswith(heads)]
+        return found[0] if found else "attention and mixers"
+
+    def error(self) -> float:
+        """Of the predicted rate, relative to the measured one."""
+        gpu = find_gpu(self.gpu)
+        rates = rates_for(gpu)
+        asked = {
+            "batch_size": self.batch_size,
+            "precision": self.precision,
+            "attention": "sdpa" if self.span == "forward" else "eager",
+        }
+        model, setting = resolve(
+            resolve_model(self.model, {}), parse(TrainSetting, asked, self.model)
+        )
+        operations: list[Operation] = list(step_ledger(model, setting).operations())
+        if self.span != "step":
+            timed = self.span.split("+")
+            operations = [(p, o) for p, o in operations if p in timed]
+        if self.span == "forward":
+            rates = replace(rates, batch_norm_share=1.0)
+        found = predict_step(operations, rates, setting, 1).images_per_second
+        return found / self.images_per_second - 1
+
+
+def rows() -> list[Rate]:
+    return [Rate(**json.loads(line)) for line in ROWS.read_text().splitlines()]
+
+
+def summary(errors: Sequence[float]) -> str:
+    sizes = [abs(error) for error in errors]
+    ninth = quantiles(sizes, n=10)[-1] if len(sizes) > 1 else sizes[0]
+    return (
+        f"{len(sizes)} rows, median {median(sizes):.1%}, nine of ten within {ninth:.1%}, "
+        f"worst {max(sizes):.1%}"
+    )
+
+
+def main() -> None:
+    os.environ.setdefault("TIMM_FUSED_ATTN", "1")
+    grouped: dict[str, list[float]] = defaultdict(list)
+    for row in rows():
+        error = row.error()
+        apart = "held out" if row.is_held_out else "fitted"
+        print(f"{error:+7.1%}  {row.gpu:14} {row.span:16} {row.model:40} {apart}", flush=True)
+        for key in _keys(row):
+            grouped[key].append(error)
+    for key, errors in sorted(grouped.items()):
+        print(f"{key}: {summary(errors)}")
+
+
+def _keys(row: Rate) -> Iterator[str]:
+    apart = "held out" if row.is_held_out else "fitted"
+    yield apart
+    yield f"{apart}, {row.group}"
+    yield f"all, {row.gpu}, {row.span}"
+
+
+if __name__ == "__main__":
+    main()
