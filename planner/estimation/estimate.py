@@ -22,7 +22,7 @@ from planner.estimation.arguments import (
 from planner.estimation.ledgers import step_ledger
 from planner.estimation.left_out import left_out
 from planner.ledger.ledger import CATEGORIES, IN_BACKWARD, Ledger
-from planner.libraries.limits import setting_limit
+from planner.libraries.limits import attention_limit, setting_limit
 from planner.libraries.registry import find_library
 from planner.machine.hardware.gpu import Gpu
 from planner.machine.hardware.nccl import Communication, communication_memory
@@ -219,7 +219,7 @@ def resolve(model: Model, setting: TrainSetting) -> tuple[Model, ResolvedSetting
     Raises UsageError and UnsupportedError.
     """
     if not isinstance(model, SwinConfig):
-        fault = setting_limit(setting)
+        fault = setting_limit(setting) or attention_limit(model, setting)
         if fault is not None:
             raise fault.error()
         return model, ResolvedSetting(setting.with_recipe(of_swin=False))

@@ -47,10 +47,13 @@ def choose_kernel(
         return "math"
     is_new, alike = torch_version() >= _MORE_FUSED, _has_as_many_heads(query, key, value)
     takes_fewer = _takes_fewer_heads(query, key, value, enable_gqa)
-    by_flash = mask is None and _is_for_flash(query, key, value, is_causal, capability)
+    allowed = torch.backends.cuda
+    by_flash = mask is None and allowed.flash_sdp_enabled()
+    by_flash = by_flash and _is_for_flash(query, key, value, is_causal, capability)
     if by_flash and (alike or (takes_fewer and (enable_gqa or is_new))):
         return "flash"
-    by_efficient = _is_for_efficient(query, value, mask, capability)
+    by_efficient = allowed.mem_efficient_sdp_enabled()
+    by_efficient = by_efficient and _is_for_efficient(query, value, mask, capability)
     return "efficient" if by_efficient and (alike or (takes_fewer and is_new)) else "math"
 
 

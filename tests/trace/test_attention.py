@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -34,7 +36,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
     ],
 )
 def test_the_kernel_is_the_one_that_torch_chooses(
-    dtype: torch.dtype, channels: tuple[int, int], heads: int, gqa: bool, masked: bool,
+    dtype: Any, channels: tuple[int, int], heads: int, gqa: bool, masked: bool,
     on_a100: str, on_t4: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(attention, "torch_version", lambda: (2, 14))
