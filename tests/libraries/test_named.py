@@ -187,7 +187,7 @@ def test_attention_is_what_was_asked_for(text: str, fused: str, eager: str) -> N
     model = named(text, num_classes="10")
 
     def ran(attention: str) -> set[str]:
-        setting = TrainSetting(batch_size=2, attention=attention, checkpointing="blocks")  # type: ignore[arg-type]
+        setting = TrainSetting(batch_size=2, attention=attention, checkpointing="blocks")
         events = traced_step(model, resolve(model, setting)[1])._trace(2).events
         names = {e.name.removeprefix("aten.") for e in events if isinstance(e, Computed)}
         return {name.partition(".")[0] for name in names} & {fused, eager}
