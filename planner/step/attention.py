@@ -61,7 +61,7 @@ def scaled_dot_product_attention(
     [batch, heads, N, N]. The result is [batch, heads, N, d] laid out as [batch, N, heads, d].
 
     Saves q, k, v, the mask, the result and its logsumexp. Dropout happens inside the kernel;
-    its seed and offset are scalars, on the host up to torch 2.13.
+    its seed and offset are scalars, on the host up to torch 2.13, and with dropout.
     """
     if q.storage.device.autocast is not None:
         # The arguments of the C++ call are evaluated from the last to the first.
@@ -94,7 +94,7 @@ def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, draws: b
     blocks = -(-num_queries // LOGSUMEXP_ROW_ELEMENTS) if node is not None else 0
 
     def compute() -> tuple[Tensor, ...]:
-        drawn = _random_state(device, label)
+        drawn = () if draws else _random_state(device, label)
         out = _heads_inside(q, v.shape[-1], label)
         row = blocks * LOGSUMEXP_ROW_ELEMENTS
         logsumexp = empty(device, (batch, heads, row), "float32", label)

@@ -137,7 +137,7 @@ class Recorder(TorchDispatchMode):
             self.running = ""
             return result
         on_host = self._is_result_on_host((args, kwargs))
-        self.note_host(tensors_in(result) if on_host else host_results(func, result))
+        self.note_host(tensors_in(result) if on_host else host_results(func, args, result))
         self._note_result(func, args, result, path, on_host)
         if not self.optimizing:
             self.values.follow(func, args, kwargs, result)

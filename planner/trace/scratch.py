@@ -193,6 +193,7 @@ def _follow_efficient_attention(taker: Taker, args: tuple[Any, ...], result: Any
 # The tiles of flash attention (torch's flash_api.cpp): queries by 128, channels of a head by 32 up
 # to 192, else 256.
 _FLASH_ROWS, _FLASH_CHANNELS, _FLASH_WIDE = 128, 32, 192
+_RANDOM_STATE = 16  # bytes: seed and offset, while it draws
 
 
 def _flash_width(channels: int) -> int:
@@ -206,14 +207,16 @@ def _follow_flash(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     for tensor in result:
         if isinstance(tensor, Tensor) and tensor.device == query.device:
             taker.made(tensor)
-    if dropout == 0:
-        batch, heads, rows, channels = query.shape
-        sizes = (batch * heads, rows, key.shape[2], channels)
-        with (
-            _held(taker, "flash_split", *sizes, 1),
-            _held(taker, "flash_split", *sizes, _flash_width(channels)),
-        ):
-            pass
+    if dropout:
+        with _held(taker, "bytes", _RANDOM_STATE):
+            return
+    batch, heads, rows, channels = query.shape
+    sizes = (batch * heads, rows, key.shape[2], channels)
+    with (
+        _held(taker, "flash_split", *sizes, 1),
+        _held(taker, "flash_split", *sizes, _flash_width(channels)),
+    ):
+        pass
 
 
 def _follow_flash_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
