@@ -68,7 +68,8 @@ def scaled_dot_product_attention(
         mask, v, k, q = cast_down(mask), cast_down(v), cast_down(k), cast_down(q)
     # `mask` stays alive to the end: autocast's casts are temporaries of the whole call.
     aligned = expand(_aligned(mask), *q.shape[:3], k.shape[2])
-    return _efficient_attention(q, k, v, aligned, dropout_rate > 0)
+    draws = dropout_rate > 0 and q.storage.device.training
+    return _efficient_attention(q, k, v, aligned, draws)
 
 
 def _aligned(mask: Tensor) -> Tensor:
