@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from planner import TrainSetting, estimate, largest_batch
-from planner.core.errors import PlannerError, UnsupportedError, UsageError
+from planner.core.errors import ContractError, PlannerError, UnsupportedError, UsageError
 from planner.core.schema import FactoryModel, Model, ResolvedSetting
 from planner.estimation.ledgers import record_ledgers, step_ledger
 from planner.ledger import cache as ledger_cache
 from planner.ledger.affine import in_canonical_order
 from planner.ledger.ledger import Ledger
-from planner.trace.kept_step import _held_step, retrace, traced_step
+from planner.trace.kept_step import TracedStep, _held_step, retrace, traced_step
 from tests.covering import covering
 from tests.traced_models import CLASSES, IMAGE
 
@@ -187,6 +187,7 @@ def test_another_process_makes_all_traces_where_torch_is_not_imported(cache: Pat
     assert lengths.startswith(f"[{len(direct(model_of('Small'), setting()).events)},")
     assert heavy == "[]"
     assert first.stderr.count("Tracing") == 1
+    assert "1 of 3 traces done." in first.stderr
     assert "(3 settings)" in first.stderr
     assert second.stdout.splitlines() == ["['NoneType', 'NoneType']", lengths, "[]"]
     assert second.stderr == ""
@@ -212,6 +213,41 @@ def test_a_trace_that_ends_its_process_is_told(
     )  # fmt: skip
     assert done.returncode == 1
     assert "dying:build ended with status 7" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("Adversarial", r"optimizer of its own \(Adam\)"), ("Wrong", "not images -> logits")],
+)
+def test_a_step_that_breaks_its_contract_is_traced_once(
+    name: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At two samples, in seconds: not again at the batch that was asked for."""
+    traced: list[int] = []
+    trace = TracedStep._trace
+
+    def counted(step: TracedStep, batch_size: int) -> Ledger:
+        traced.append(batch_size)
+        return trace(step, batch_size)
+
+    monkeypatch.setattr(TracedStep, "_trace", counted)
+    with pytest.raises(ContractError, match=said):
+        step_ledger(model_of(name), setting(batch_size=512))
+    assert traced == [2]
+
+
+def test_a_limit_holds_where_torch_is_imported_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that was asked what a name means has imported it."""
+    assert "torch" in sys.modules
+    (tmp_path / "waiting.py").write_text("import time\n\n\ndef build():\n    time.sleep(600)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = FactoryModel(factory="waiting:build")
+    (error,) = record_ledgers([(model, setting())], limit_seconds=1)
+    assert error is not None
+    assert "waiting:build was not done after 1 s, and was ended" in error.message
 
 
 def test_a_broken_trace_is_told_in_our_words() -> None:

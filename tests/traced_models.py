@@ -75,3 +75,26 @@ class Small(nn.Module):
         tokens = self.block(self.patches(images).flatten(2).mT)
         logits: Tensor = self.head(tokens.mean(1))
         return logits
+
+
+class Adversarial(Convolutional):
+    """Trains its critic by itself, as a GAN may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = nn.Linear(CLASSES, 1)
+        self.adam = torch.optim.Adam(self.critic.parameters())
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images)
+        self.critic(logits.detach()).mean().backward()
+        self.adam.step()
+        self.adam.zero_grad()
+        return logits
+
+
+class Wrong(Convolutional):
+    """Returns features in place of logits."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.features(images).mean()

@@ -13,6 +13,7 @@ from planner.libraries.limits import batch_unit
 from planner.trace.kept_step import alike, traced_step
 
 MAX_TRACES = 8
+MAX_SECONDS = 300.0  # of all of them: a ViT-B takes some 20 s, a busy machine several times that
 TRACED_LEVERS = ("fused optimizer", "optimizer in backward", "offload", "checkpointing")
 
 
@@ -23,7 +24,7 @@ def record_traces(wish: Wish) -> tuple[str, ...]:
         return ()
     steps = dict.fromkeys(_steps(wish))
     requests = [(wish.model, step) for step in list(steps)[:MAX_TRACES]]
-    errors = record_ledgers(requests)
+    errors = record_ledgers(requests, limit_seconds=MAX_SECONDS)
     if errors[0] is not None:
         raise errors[0]
     reason = traced_step(*requests[0]).reason

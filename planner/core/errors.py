@@ -31,6 +31,10 @@ class UsageError(PlannerError):
     exit_status = 2
 
 
+class ContractError(PlannerError):
+    """A step that is not what its task says: the model or the task must change, not the setting."""
+
+
 class UnsupportedError(PlannerError):
     """What was asked for is understood, but the model, library or device cannot do it."""
 

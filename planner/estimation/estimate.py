@@ -20,9 +20,9 @@ from planner.estimation.arguments import (
     read_setting,
 )
 from planner.estimation.ledgers import step_ledger
-from planner.estimation.left_out import left_out
+from planner.estimation.left_out import FusedAttention, fused_attention, left_out
 from planner.ledger.ledger import CATEGORIES, IN_BACKWARD, Ledger
-from planner.libraries.limits import setting_limit
+from planner.libraries.limits import attention_limit, setting_limit
 from planner.libraries.registry import find_library
 from planner.machine.hardware.gpu import Gpu
 from planner.machine.hardware.nccl import Communication, communication_memory
@@ -219,7 +219,7 @@ def resolve(model: Model, setting: TrainSetting) -> tuple[Model, ResolvedSetting
     Raises UsageError and UnsupportedError.
     """
     if not isinstance(model, SwinConfig):
-        fault = setting_limit(setting)
+        fault = setting_limit(setting) or attention_limit(model, setting)
         if fault is not None:
             raise fault.error()
         return model, ResolvedSetting(setting.with_recipe(of_swin=False))
@@ -271,9 +271,9 @@ def estimate_ledger(
     memory = within or plain
     live, peak, reserved = memory.live, memory.peak, memory.peak_reserved_bytes
     total = reserved + beside
-    convolutions = PATCH_EMBEDDING
+    convolutions, kernels = PATCH_EMBEDDING, set[FusedAttention]()
     if not isinstance(config, SwinConfig):
-        convolutions = convolution_workspace(ledger)
+        convolutions, kernels = convolution_workspace(ledger), fused_attention(ledger)
     basis = _basis(config, setting, ledger, outside)
     low, high = _range(config, setting, basis, live, (reserved, plain.peak_reserved_bytes), ledger)
     rates = rates or datasheet_rates(gpu, config)
@@ -314,7 +314,7 @@ def estimate_ledger(
             *communication_basis(exchanges, setting),
         ),
         left_out=(
-            *left_out(config, setting, convolutions),
+            *left_out(config, setting, convolutions, kernels, gpu.capability if gpu else None),
             *left_out_of(basis, setting),
             *left_out_of_time(config, setting, ledger, rates, time),
         ),

@@ -115,14 +115,15 @@ def record_ledgers(
 ) -> list[PlannerError | None]:
     """Traces what of `requests` is not kept; for each of them the error that it ended with.
 
-    Where this process has not imported torch, one other process makes all traces, and ends after
-    `limit_seconds`. `say` is told what is traced (standard error, where it is not given).
+    One other process makes all traces, and ends after `limit_seconds`; without a limit they are
+    made here where torch is imported. `say` is told what is traced, and how many traces are done
+    (standard error, where it is not given).
     Raises UsageError for a factory whose module is nowhere.
     """
     wanted = [(traced_step(*request), request[1].batch_size) for request in requests]
     missing = [(step, batch) for step, batch in wanted if step.answer(batch) is None]
     if missing:
-        elsewhere = "torch" not in sys.modules
+        elsewhere = "torch" not in sys.modules or limit_seconds is not None
         for step, _ in missing:
             if elsewhere and isinstance(step.model, FactoryModel):
                 check_factory(step.model.factory)
@@ -131,9 +132,10 @@ def record_ledgers(
         compiles = any(step.setting.compile != "off" for step, _ in missing)
         wait = "a minute or so, compiled" if compiles else "some seconds"
         where = ledger_cache.folder()
-        (say or _say)(f"Tracing {what} on fake tensors, which takes {wait}; kept in {where}.")
+        say = say or _say
+        say(f"Tracing {what} on fake tensors, which takes {wait}; kept in {where}.")
         if elsewhere:
-            trace_elsewhere(missing, limit_seconds)
+            trace_elsewhere(missing, say, limit_seconds)
         else:
             for step, batch in missing:
                 step.record(batch)

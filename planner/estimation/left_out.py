@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Literal
+
 from planner.core.schema import Model, TrainSetting
 from planner.core.schema.distribution import SHARDED
+from planner.ledger.ledger import Ledger
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, ConvolutionWorkspace
 
+FusedAttention = Literal["flash", "efficient"]
+_CUDNN_ATTENTION = (
+    "cuDNN's attention, whose memory differs: torch 2.11 and later use it in 16 bits on capability "
+    "9.0 and 10.x where"
+)
 NCCL_ALONE = "what NCCL keeps for itself on one GPU, which is less than on several"
 
 
 def left_out(
-    model: Model, setting: TrainSetting, convolutions: ConvolutionWorkspace = PATCH_EMBEDDING
+    model: Model,
+    setting: TrainSetting,
+    convolutions: ConvolutionWorkspace = PATCH_EMBEDDING,
+    kernels: Collection[FusedAttention] = (),
+    capability: tuple[int, int] | None = None,
 ) -> list[str]:
-    """One line each."""
+    """One line each. `kernels` of attention run in the step of a model that was traced; None is
+    the `capability` of no GPU in particular."""
     found = [convolutions.left_out]
     if setting.lora_rank and setting.attention == "sdpa":
+        found.append(f"{_CUDNN_ATTENTION} the position bias is not trained, as with LoRA")
+    if kernels and setting.autocast_dtype and (capability is None or capability[0] in (9, 10)):
+        found.append(f"{_CUDNN_ATTENTION} no mask is trained")
+    if "flash" in kernels and capability is not None and capability < (8, 0):
         found.append(
-            "cuDNN's attention, whose memory differs: torch 2.11 and later use it on capability "
-            "9.0 and 10.x where the position bias is not trained, as with LoRA"
+            f"that flash attention, which is counted, does not run on capability "
+            f"{capability[0]}.{capability[1]}: the memory-efficient kernel does in fp16, and the "
+            "plain formula in bf16, which keeps the scores of all tokens"
         )
     if setting.optimizer_implementation == "8bit":
         found.append(
@@ -36,6 +55,13 @@ def left_out(
             "--parallelism ddp counts them"
         )
     return found
+
+
+def fused_attention(ledger: Ledger) -> set[FusedAttention]:
+    """The kernels of attention that run in a step."""
+    names = {operation.name for _, operation in ledger.operations()}
+    known: tuple[FusedAttention, ...] = ("flash", "efficient")
+    return {kernel for kernel in known if any(f"product_{kernel}_att" in name for name in names)}
 
 
 def left_out_of_sharding(setting: TrainSetting) -> list[str]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.core.errors import PlannerError, UnsupportedError, UsageError
+from planner.core.errors import ContractError, PlannerError, UnsupportedError, UsageError
 from planner.core.files import cache_directory, write_whole
 from planner.core.units import MIB
 from planner.ledger.affine import AffineLedger
@@ -50,7 +50,7 @@ _KINDS = {
     for kind in (Allocated, Scratch, Freed, Emptied, Tagged, Marked, Computed, Sent, Awaited)
 }
 _OF_A_STORAGE = frozenset(kind for kind in _KINDS.values() if kind._fields[0] == "storage")
-_ERRORS = (PlannerError, UnsupportedError, UsageError)
+_ERRORS = (PlannerError, ContractError, UnsupportedError, UsageError)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,6 @@ def build_for(model: Model, setting: TrainSetting) -> Build:
         declare_missing_operators()  # of torchvision, which the factory may import
         return load_factory(model.factory)
     if isinstance(model, NamedModel):
-        return partial(build_named, model)
+        return partial(build_named, model, setting.attention)
     spec = find_library(model.library)
     return partial(spec.build, model, spec.resolve(model, setting))

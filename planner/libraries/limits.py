@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.core.errors import UnsupportedError
-from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.core.schema import Model, NamedModel, SwinConfig, TrainSetting
 from planner.core.schema.distribution import SHARDED
 from planner.core.schema.setting import GRAPH_MODES, OPTIMIZER_FAMILIES
 from planner.libraries.maps import feature_maps
@@ -68,6 +68,22 @@ def limit_of(model: Model, setting: TrainSetting, attention: str) -> SettingFaul
     if found is None and attention == "sdpa" and isinstance(model, SwinConfig):
         found = window_limit(model, setting)
     return found
+
+
+def attention_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
+    """timm and transformers have a switch for attention; elsewhere fused kernels can only be kept
+    from running (`Training.attending`)."""
+    has_switch = isinstance(model, NamedModel) and model.library != "torchvision"
+    if isinstance(model, SwinConfig) or has_switch or setting.attention != "sdpa":
+        return None
+    return SettingFault(
+        f"whether {model.title} attends by sdpa is a matter of its code, which eager can only "
+        "forbid",
+        "attention is sdpa",
+        "Omit --attention, or choose eager.",
+        field="attention",
+        instead="library",
+    )
 
 
 def graph_limit(setting: TrainSetting) -> SettingFault | None:

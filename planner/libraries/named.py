@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.files import MAX_MODEL_BYTES, read_text
 from planner.core.schema import NamedModel, parse
+from planner.core.schema.setting import Attention
 from planner.ledger import cache as ledger_cache
 from planner.ledger.key import name_key
 
@@ -49,12 +50,13 @@ def override_named(model: NamedModel, overrides: Mapping[str, Any]) -> NamedMode
     return parse(NamedModel, {**model.model_dump(), **overrides}, model.title)
 
 
-def build_named(model: NamedModel) -> nn.Module:
+def build_named(model: NamedModel, attention: Attention = "library") -> nn.Module:
     """The library's real module, of random weights, in training mode. Imports torch.
 
-    Raises PlannerError where the library is not installed.
+    Raises PlannerError where the library is not installed, UnsupportedError where its model cannot
+    compute `attention`.
     """
-    module: nn.Module = _of_library(model.library, "build")(model)
+    module: nn.Module = _of_library(model.library, "build")(model, attention)
     return module.train()
 
 
@@ -81,10 +83,10 @@ def _of_library(library: str, function: str) -> Any:
     """A function of the library's `by_name`, which reports where the library is not installed."""
     assert library in LIBRARIES
 
-    def call(argument: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         try:
             module = importlib.import_module(f"planner.libraries.{library}.by_name")
-            return getattr(module, function)(argument)
+            return getattr(module, function)(*arguments)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing not in (library, "torch"):

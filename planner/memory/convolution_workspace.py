@@ -27,10 +27,12 @@ UNCOUNTED_SCRATCH = "the scratch memory of kernels other than those that the est
 
 @dataclass(frozen=True)
 class ConvolutionWorkspace:
-    """`num_convolutions` in one forward, and the most that one of a step is expected to take."""
+    """`num_convolutions` in one forward, and the most that one of a step is expected to take.
+    `what` is a single one called."""
 
     num_convolutions: int
     high_bytes: int
+    what: str = "the only convolution"
 
     @property
     def left_out(self) -> str:
@@ -38,7 +40,7 @@ class ConvolutionWorkspace:
         if self.num_convolutions == 0:
             return UNCOUNTED_SCRATCH
         if self.num_convolutions == 1:
-            return f"cuDNN's workspace for the patch embedding, and {UNCOUNTED_SCRATCH}"
+            return f"cuDNN's workspace for {self.what}, and {UNCOUNTED_SCRATCH}"
         return (
             f"cuDNN's workspaces for {self.num_convolutions} convolutions: the range has up to "
             f"{format_bytes(self.high_bytes)} for them, as much as the largest reads and writes. "
@@ -48,7 +50,7 @@ class ConvolutionWorkspace:
 
 
 # Swin's only convolution is its patch embedding, whose windows do not overlap: a plain product.
-PATCH_EMBEDDING = ConvolutionWorkspace(1, 0)
+PATCH_EMBEDDING = ConvolutionWorkspace(1, 0, "the patch embedding")
 
 
 def convolution_workspace(

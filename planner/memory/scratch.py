@@ -172,6 +172,73 @@ def _sort(device: Processors, keys: int, rows: int) -> int:
     return _SORT_UNIT - 1 + sum(_up(part, _SORT_UNIT) * _SORT_UNIT for part in parts)
 
 
+# The backward of memory-efficient attention (cuda/mem_eff_attention/kernels/cutlassB.h and
+# kernel_backward.h) adds up the queries' gradient by blocks of `rows` x `columns` floats, each
+# behind four int32, and where registers do not hold those of keys and values, these too.
+_BLOCK_HEAD_BYTES = 16
+_SPLIT_HEADS, _MAX_SPLIT = 256, 200  # attention_backward.cu, "Keys splitting heuristic"
+
+
+def _attention_blocks(
+    device: Processors, heads: int, rows: int, keys: int, channels: int, wide: int, itemsize: int
+) -> int:
+    """Of `heads` of the whole batch with `channels` of queries and `wide` ones of values, either
+    above 64."""
+    widest, is_half = max(channels, wide), itemsize < 4
+    high, across, most = _attention_tile(device.capability, widest, is_half)
+    blocks = _up(rows, high) * _up(channels, across)
+    total = blocks * (_BLOCK_HEAD_BYTES + 4 * high * across)
+    if is_half and most > high:
+        parts = 1 if heads >= _SPLIT_HEADS and keys <= 2 * across else _up(keys, across)
+        parts = max(1, min(parts, _MAX_SPLIT // heads))
+        total += 4 * parts * across * high * (_up(channels, high) + _up(wide, high))
+    return heads * total
+
+
+_ANY = 1 << 16  # channels of the kernels for heads of any size
+
+
+def _attention_tile(
+    capability: tuple[int, int], widest: int, is_half: bool
+) -> tuple[int, int, int]:
+    """(queries, keys, most channels) of the kernel for heads above 64 channels."""
+    has_ampere, is_small = capability >= (8, 0), capability in ((8, 6), (8, 9))
+    has_much_shared = has_ampere and not is_small and capability[0] != 12
+    most = 128 if widest <= 128 else _ANY
+    if not is_half:
+        return (128 if has_much_shared else 64), 64, most
+    if widest <= 96 and is_small:
+        return 128, 64, 96
+    if widest <= 128 and has_ampere:
+        return (128, 128, 128) if has_much_shared else (64, 64, 128)
+    return 128, 64, most
+
+
+# Flash attention's forward (torch's flash_api.cpp, set_params_splitkv, num_splits_heuristic).
+_FLASH_QUERIES = 64
+
+
+def _flash_split(
+    device: Processors, heads: int, rows: int, keys: int, channels: int, each: int
+) -> int:
+    """`each` fp32 of every query in every part of the keys, where there are several."""
+    block = 256 if channels <= 64 else 128 if channels <= 128 else 64
+    parts = _flash_parts(heads * _up(rows, _FLASH_QUERIES), 2 * device.num_sms, _up(keys, block))
+    return 4 * parts * heads * rows * each if parts > 1 else 0
+
+
+def _flash_parts(blocks: int, slots: int, key_blocks: int) -> int:
+    """The fewest parts that fill at least 85% as much of the last wave as any number does."""
+    if blocks >= 0.8 * slots:
+        return 1
+    fills = {
+        parts: blocks * parts / slots / _up(blocks * parts, slots)
+        for parts in range(1, min(128, slots, key_blocks) + 1)
+        if parts == 1 or _up(key_blocks, parts) != _up(key_blocks, parts - 1)
+    }
+    return next(parts for parts, fill in fills.items() if fill >= 0.85 * max(fills.values()))
+
+
 def _bytes(_: Processors, num_bytes: int) -> int:
     return num_bytes
 
@@ -185,4 +252,6 @@ LAWS: dict[str, Callable[..., int]] = {
     "norm_reduction": _of_norm_parts(_reduction),
     "norm_semaphores": _of_norm_parts(_semaphores),
     "sort": _sort,
+    "attention_blocks": _attention_blocks,
+    "flash_split": _flash_split,
 }

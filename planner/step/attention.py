@@ -26,7 +26,7 @@ BLOCK_ROWS = 64
 BLOCK_BYTES = 16 + 64 * 64 * 4
 
 
-SEED_ON_DEVICE = (2, 15)  # from that torch on
+SEED_ON_DEVICE = (2, 14)  # from that torch on: run on 2.13.0, 2.14.1 and 2.15.0
 
 
 class Scratch(NamedTuple):
@@ -61,14 +61,15 @@ def scaled_dot_product_attention(
     [batch, heads, N, N]. The result is [batch, heads, N, d] laid out as [batch, N, heads, d].
 
     Saves q, k, v, the mask, the result and its logsumexp. Dropout happens inside the kernel;
-    its seed and offset are scalars, on the host up to torch 2.14.
+    its seed and offset are scalars, on the host up to torch 2.13, and with dropout.
     """
     if q.storage.device.autocast is not None:
         # The arguments of the C++ call are evaluated from the last to the first.
         mask, v, k, q = cast_down(mask), cast_down(v), cast_down(k), cast_down(q)
     # `mask` stays alive to the end: autocast's casts are temporaries of the whole call.
     aligned = expand(_aligned(mask), *q.shape[:3], k.shape[2])
-    return _efficient_attention(q, k, v, aligned, dropout_rate > 0)
+    draws = dropout_rate > 0 and q.storage.device.training
+    return _efficient_attention(q, k, v, aligned, draws)
 
 
 def _aligned(mask: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, draws: b
     blocks = -(-num_queries // LOGSUMEXP_ROW_ELEMENTS) if node is not None else 0
 
     def compute() -> tuple[Tensor, ...]:
-        drawn = _random_state(device, label)
+        drawn = () if draws else _random_state(device, label)
         out = _heads_inside(q, v.shape[-1], label)
         row = blocks * LOGSUMEXP_ROW_ELEMENTS
         logsumexp = empty(device, (batch, heads, row), "float32", label)
@@ -106,7 +107,7 @@ def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, draws: b
 
 
 def _random_state(device: Device, label: str) -> tuple[Tensor, ...]:
-    """Seed and offset of the random numbers: from torch 2.15 on they are on the device."""
+    """Seed and offset of the random numbers: from torch 2.14 on they are on the device."""
     if torch_version() < SEED_ON_DEVICE:
         return ()
     return (empty(device, (), "int64", label), empty(device, (), "int64", label))

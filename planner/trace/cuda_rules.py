@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from planner.core.torch_version import torch_version
+from planner.trace.attention import scaled_dot_product_attention
 from planner.trace.trees import tensors_in
 
 aten = torch.ops.aten
@@ -57,13 +57,6 @@ _PROMOTE = (
     "tensordot", "scatter_add",
 )  # fmt: skip
 _BANNED = ("binary_cross_entropy",)
-
-# The alignment of the memory-efficient kernel's mask
-# (aten/src/ATen/native/transformers/attention.cpp, preprocess_mask).
-_MASK_ROW_ELEMENTS = 8
-# Run on 2.13.0, 2.14.1 and 2.15.0 (2026-11-23): the nodes of torch's own CUDA code.
-_UNBATCHED_FUSED = (2, 14)
-_FLASH_MAX_HEAD_CHANNELS = 256  # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
 
 
 @contextlib.contextmanager
@@ -229,7 +222,7 @@ def _refused(op: Any) -> Callable[..., Any]:
 
 def _override_composites(library: Library) -> None:
     """CPU kernels of composite operations, by those that CUDA runs."""
-    library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
+    library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradCPU")
     library.impl("dropout", _dropout, "AutogradCPU")
     library.impl("softmax.int", _softmax, "AutogradCPU")
 
@@ -248,79 +241,3 @@ def _softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
     converted = self if dtype is None or inside_kernel else self.to(dtype)
     output: Tensor = aten._softmax(converted, dim, inside_kernel)
     return output
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """The kernel CUDA picks (sdp_utils.cpp): flash where there is no mask and the dtype is of 16
-    bits, else memory-efficient; the plain formula where neither can run. From torch 2.14 on what
-    has no batch gets one of 1 (`normalize_unbatched_input` of sdp_utils_cpp.h)."""
-    unfused = enable_gqa or _wider_head(query, value)
-    if query.dim() == 3 and not unfused and torch_version() >= _UNBATCHED_FUSED:
-        mask = attn_mask if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())]
-        batch = (query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask)
-        return _attention(*batch, dropout_p, is_causal, scale=scale).squeeze(0)
-    if query.dim() != 4 or unfused:
-        plain: Tensor = aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
-        return plain
-    if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
-        return _flash(query, key, value, dropout_p, is_causal, scale)
-    bias = _float_mask(attn_mask, query.dtype)
-    if bias is not None:
-        bias = _aligned(bias).expand(*query.shape[:3], key.shape[2])
-    training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    output: Tensor = aten._scaled_dot_product_efficient_attention(
-        query, key, value, bias, training, dropout_p, is_causal, scale=scale
-    )[0]
-    return output
-
-
-def _wider_head(query: Tensor, value: Tensor) -> bool:
-    return query.shape[-1] != value.shape[-1] or query.shape[-1] > _FLASH_MAX_HEAD_CHANNELS
-
-
-def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> Tensor:
-    """The head is padded to a multiple of 8 channels, and the scale stays the unpadded head's."""
-    channels = query.shape[-1]
-    if missing := -channels % 8:
-        query, key, value = (torch.nn.functional.pad(t, (0, missing)) for t in (query, key, value))
-    scale = channels**-0.5 if scale is None else scale
-    output: Tensor = aten._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, is_causal, False, scale=scale
-    )[0]
-    return output[..., :channels] if missing else output
-
-
-def _float_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A boolean mask becomes 0 where it is true and -inf elsewhere."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=dtype))
-
-
-def _aligned(bias: Tensor) -> Tensor:
-    """`bias` if each of its rows starts on a multiple of 8 elements, else such a copy of it."""
-    *outer, last = bias.stride()
-    if last == 1 and all(stride % _MASK_ROW_ELEMENTS == 0 for stride in outer):
-        return bias
-    row = bias.shape[-1]
-    padded = torch.nn.functional.pad(bias, (0, _MASK_ROW_ELEMENTS - row % _MASK_ROW_ELEMENTS))
-    return padded[..., :row]

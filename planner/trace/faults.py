@@ -37,11 +37,19 @@ class BrokenTraceError(RuntimeError):
 
 def data_read(how: str, where: str | None = None) -> UnsupportedError:
     """The model reads values of a tensor, which depend on data. `where` None is here and now."""
+    where = where or place_now()
     return UnsupportedError(
-        f"the model reads a tensor's value ({how}) at {where or place_now()}, and that value "
-        "depends on data: a trace has only shapes.",
-        f"Compute it from shapes or Python numbers, if you can. {_PROBED}",
+        f"the model reads a tensor's value ({how}) at {where}, and that value depends on data: a "
+        "trace has only shapes.",
+        _way_out("Compute it from shapes or Python numbers, if you can.", where),
     )
+
+
+def _way_out(mended: str, where: str) -> str:
+    """`mended` says how a person would mend code of their own, which a library's is not."""
+    if any(folder in where for folder in ("site-packages", "dist-packages")):
+        mended = "That is a library's code: a task with a loss of your own may go round it."
+    return f"{mended} {_PROBED}"
 
 
 def trace_error(model: Model, broken: BrokenTraceError) -> PlannerError:
@@ -54,7 +62,7 @@ def trace_error(model: Model, broken: BrokenTraceError) -> PlannerError:
         return UnsupportedError(
             f"{model.title} cannot be traced: {operation} at {where} makes a tensor whose size "
             "depends on data, and a trace has only shapes.",
-            f"Use a mask or torch.where instead, if you can. {_PROBED}",
+            _way_out("Use a mask or torch.where instead, if you can.", where),
         )
     if any(text in said for text in _AS_ARRAY):
         return data_read(".numpy()", where)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 
-from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.errors import ContractError, PlannerError, UnsupportedError
 from planner.core.schema import FactoryModel, Model, ResolvedSetting
 from planner.core.schema.distribution import DEEPSPEED
 from planner.ledger import cache as ledger_cache
@@ -104,7 +104,7 @@ class TracedStep:
         if self.answer(batch_size) is not None:
             return
         if batch_size > 1 and not self.reason:
-            self._record_affine()
+            self._record_affine(batch_size)
         if self.answer(batch_size) is None:
             try:
                 ledger = self._trace(batch_size)
@@ -112,7 +112,7 @@ class TracedStep:
             except PlannerError as error:
                 self._keep(batch_size, self._at_1(error) if batch_size == 1 else error)
 
-    def _record_affine(self) -> None:
+    def _record_affine(self, batch_size: int) -> None:
         try:
             first, second, third = (self._trace(batch) for batch in self._recorded_batches)
             affine = AffineLedger.through(first, second)
@@ -121,6 +121,8 @@ class TracedStep:
             self._keep(ANY_BATCH, replace(affine, at=at))
         except NotAffineError as error:
             self._keep(ANY_BATCH, NotAffine(error.message))
+        except ContractError as error:  # at whatever batch
+            self._keep(batch_size, error)
         except PlannerError as error:  # it may run at the batch that was asked for
             said = error.message.partition("\n")[0]
             batches = ", ".join(map(str, self._recorded_batches))

@@ -28,11 +28,15 @@ def run_as_on_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return result
 
 
-def host_results(func: Any, result: Any) -> Sequence[Tensor]:
+_DROPOUT = 5  # its place among the arguments of memory-efficient attention
+
+
+def host_results(func: Any, args: tuple[Any, ...], result: Any) -> Sequence[Tensor]:
     """Those tensors of `result` that CUDA's kernel makes on the host."""
-    if func is aten._scaled_dot_product_efficient_attention.default and (
-        torch_version() < SEED_ON_DEVICE
-    ):
+    if func is not aten._scaled_dot_product_efficient_attention.default:
+        return ()
+    draws = len(args) > _DROPOUT and args[_DROPOUT] > 0
+    if draws or torch_version() < SEED_ON_DEVICE:
         # Seed and offset of the random numbers, but for graph capture
         # (aten/src/ATen/native/transformers/cuda/attention.cu, Note [Seed and Offset Device]).
         return result[2:4]  # type: ignore[no-any-return]

@@ -10,7 +10,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from tempfile import TemporaryFile
 from typing import IO
 
 from pydantic import BaseModel
@@ -39,15 +41,25 @@ class Answer(BaseModel):
     parts: dict[int, str]
 
 
-def trace_elsewhere(missing: Missing, limit_seconds: float | None = None) -> None:
+def trace_elsewhere(
+    missing: Missing, say: Callable[[str], None], limit_seconds: float | None = None
+) -> None:
     """Traces each step at its batch, in one other process, and hands the step what it found: by the
-    end of `limit_seconds`, which ends the process."""
+    end of `limit_seconds`, which ends the process. `say` hears of each that is done and not the
+    last."""
     requests = [
         Request(model=s.model, setting=s.setting, batch_size=batch, is_fresh=s.is_fresh)
         for s, batch in missing
     ]
-    lines, ended = _ask("".join(f"{request.model_dump_json()}\n" for request in requests).encode(),
-                        limit_seconds)  # fmt: skip
+    text = "".join(f"{request.model_dump_json()}\n" for request in requests)
+    lines: list[bytes] = []
+
+    def hear(line: bytes) -> None:
+        lines.append(line)
+        if len(lines) < len(requests):
+            say(f"{len(lines)} of {len(requests)} traces done.")
+
+    ended = _ask(text.encode(), hear, limit_seconds)
     answers = [Answer.model_validate_json(line) for line in lines]
     for (step, _), answer in zip(missing, answers, strict=False):
         for batch, text in answer.parts.items():
@@ -61,20 +73,38 @@ def trace_elsewhere(missing: Missing, limit_seconds: float | None = None) -> Non
         )
 
 
-def _ask(requests: bytes, limit_seconds: float | None) -> tuple[list[bytes], str]:
-    """The whole lines that the tracer answered, and how it ended."""
+def _ask(requests: bytes, hear: Callable[[bytes], None], limit_seconds: float | None) -> str:
+    """`hear` gets each whole line that the tracer answers; how the tracer ended."""
     command = [sys.executable, "-m", "planner.trace.process"]
     path = os.pathsep.join(p for p in sys.path if p)
     environment = {**os.environ, "PYTHONPATH": path}
-    try:
-        done = subprocess.run(
-            command, input=requests, stdout=subprocess.PIPE, env=environment, check=False,
-            timeout=limit_seconds,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as late:
-        whole = (late.stdout or b"").split(b"\n")[:-1]
-        return whole, f"was not done after {limit_seconds:.0f} s, and was ended"
-    return done.stdout.splitlines(), f"ended with status {done.returncode}"
+    with TemporaryFile() as asked:
+        asked.write(requests)
+        asked.seek(0)
+        with subprocess.Popen(
+            command, stdin=asked, stdout=subprocess.PIPE, env=environment
+        ) as process:
+            assert process.stdout is not None
+            is_late = threading.Event()
+
+            def end() -> None:
+                is_late.set()
+                process.kill()
+
+            timer = threading.Timer(limit_seconds or threading.TIMEOUT_MAX, end)
+            timer.daemon = True
+            timer.start()
+            try:
+                for line in process.stdout:
+                    if line.endswith(b"\n"):
+                        hear(line)
+                status = process.wait()
+            finally:
+                timer.cancel()
+                process.kill()
+    if is_late.is_set():
+        return f"was not done after {limit_seconds:.0f} s, and was ended"
+    return f"ended with status {status}"
 
 
 def _answer(request: Request) -> Answer:

@@ -35,7 +35,6 @@ from planner.ledger.ledger import (
     Sent,
     Tagged,
 )
-from planner.step.attention import backward_scratch
 from planner.trace.costs import copy_cost, cost_of, transfer_cost
 from planner.trace.faults import data_read
 from planner.trace.kernels import chunk_cat_table, host_results, run_as_on_cuda
@@ -138,7 +137,7 @@ class Recorder(TorchDispatchMode):
             self.running = ""
             return result
         on_host = self._is_result_on_host((args, kwargs))
-        self.note_host(tensors_in(result) if on_host else host_results(func, result))
+        self.note_host(tensors_in(result) if on_host else host_results(func, args, result))
         self._note_result(func, args, result, path, on_host)
         if not self.optimizing:
             self.values.follow(func, args, kwargs, result)
@@ -157,7 +156,6 @@ class Recorder(TorchDispatchMode):
         follow = None if on_host or self._label or self._transfer else FOLLOWED.get(func)
         if follow is None:
             self.note(result, self._label or self.running, path)
-            self._note_attention_scratch(func, args, path)
             return
         self._path_of_result = path
         follow(self, args, result)
@@ -170,6 +168,11 @@ class Recorder(TorchDispatchMode):
 
     def gave_back(self, number: int) -> None:
         self.events.append(Freed(number))
+
+    def take(self, num_bytes: int) -> Tensor:
+        taken = torch.empty(num_bytes, dtype=torch.uint8)
+        self.add(taken, self.running, self._path_of_result)
+        return taken
 
     def made(self, result: Tensor | None) -> None:
         if result is not None:
@@ -264,25 +267,6 @@ class Recorder(TorchDispatchMode):
         if num_bytes and address not in self._host:
             self._allocate(storage, "unsharded weights", self._path())
             self._tag(address, "parameters")
-
-    def _note_attention_scratch(self, func: Any, args: tuple[Any, ...], path: str) -> None:
-        """Counts what the backward of memory-efficient attention asks for once its results are
-        there, and gives back."""
-        if func is not aten._scaled_dot_product_efficient_attention_backward.default:
-            return
-        query: Tensor = args[1]
-        scratch = backward_scratch(tuple(query.shape), query.dtype != torch.float32)
-
-        def take(num_bytes: int) -> Tensor:
-            taken = query.new_empty((num_bytes,), dtype=torch.uint8)
-            self.note(taken, self.running, path)
-            return taken
-
-        made = [take(num_bytes) for num_bytes in scratch[:2] if num_bytes]
-        delta = take(scratch.delta)
-        del made
-        workspace = take(scratch.workspace)
-        del delta, workspace
 
     def note(self, tree: Any, label: str, path: str = "") -> None:
         """Counts the storages of all tensors in `tree` that are not yet known."""

@@ -51,6 +51,13 @@ if TYPE_CHECKING:
     from planner.trace.sharding import Sharding
 
 
+# What cuDNN takes for them only cuDNN says (cudnnGetRNNTempSpaceSizes).
+_RECURRENT = (
+    "recurrent layers are traced as the CPU runs them: what cuDNN keeps of them for backward, its "
+    "workspace, and in 16 bits its copy of their weights are not counted"
+)
+
+
 @dataclass(frozen=True)
 class Trace:
     """What building a model and training it for `num_steps` optimizer steps allocates and frees.
@@ -146,6 +153,8 @@ def _trace(
         if compiled is not None:
             compiled.run_in(module)
             notes = (*notes, *compiled.notes)
+        if any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
+            notes = (*notes, _RECURRENT)
         batch = given_batch(task, setting.batch_size)
         held_out = given_batch(task, setting.validation_batch_size)
     with plain_calls(), collector_off(), FakeTensorMode(allow_non_fake_inputs=True) as mode:

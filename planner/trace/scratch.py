@@ -7,12 +7,13 @@ in order: results noted as they come to life, scratch taken and given back betwe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from planner.step.attention import BLOCK_ROWS, backward_scratch
 from planner.step.reductions import reduction_of
 
 aten = torch.ops.aten
@@ -25,6 +26,9 @@ class Taker(Protocol):
         """Scratch; its number."""
 
     def gave_back(self, number: int) -> None: ...
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Scratch that no device changes, for as long as the tensor lives."""
 
     def made(self, result: Tensor | None) -> None:
         """A result came to life."""
@@ -169,33 +173,115 @@ def _follow_softmax_backward(taker: Taker, args: tuple[Any, ...], result: Any) -
         pass
 
 
+# In 16 bits results of heads above this are added up in fp32 (cuda/mem_eff_attention,
+# kNeedsOutputAccumulatorBuffer).
+_ACCUMULATED = 128
+
+
 def _follow_efficient_attention(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     """Seed and offset come first, where they are on the device
     (aten/src/ATen/native/transformers/cuda/attention.cu, _efficient_attention_forward)."""
-    for tensor in result[2:4]:
+    query, value = args[0], args[2]
+    for tensor in (*result[2:4], *result[:2]):
         taker.made(tensor)
+    widest = max(query.shape[3], value.shape[3])
+    if query.itemsize < 4 and widest > _ACCUMULATED:
+        with _held(taker, "bytes", 4 * result[0].numel()):
+            pass
 
 
-# The tiles of flash attention's backward (torch's flash_api.cpp, mha_bwd): queries by 128, channels
-# of a head by 32 up to 192, else 256.
+# The tiles of flash attention (torch's flash_api.cpp): queries by 128, channels of a head by 32 up
+# to 192, else 256.
 _FLASH_ROWS, _FLASH_CHANNELS, _FLASH_WIDE = 128, 32, 192
+_RANDOM_STATE = 16  # bytes: seed and offset, while it draws
+
+
+def _flash_width(channels: int) -> int:
+    return -(-channels // _FLASH_CHANNELS) * _FLASH_CHANNELS if channels <= _FLASH_WIDE else 256
+
+
+def _follow_flash(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """Where few blocks of queries leave processors idle, keys are split (mha_fwd): each part has
+    sums and results of its own, in fp32."""
+    query, key, dropout = args[0], args[1], args[3] if len(args) > 3 else 0.0
+    for tensor in result:
+        if isinstance(tensor, Tensor) and tensor.device == query.device:
+            taker.made(tensor)
+    if dropout:
+        with _held(taker, "bytes", _RANDOM_STATE):
+            return
+    batch, heads, rows, channels = query.shape
+    sizes = (batch * heads, rows, key.shape[2], channels)
+    with (
+        _held(taker, "flash_split", *sizes, 1),
+        _held(taker, "flash_split", *sizes, _flash_width(channels)),
+    ):
+        pass
 
 
 def _follow_flash_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
-    """Row sums of gradient times result, and the queries' gradient in fp32."""
+    """Contiguous copies of gradient and result, row sums of their product, the queries' gradient in
+    fp32, and gradients of keys and values for each head of queries, where there are fewer."""
+    grad, query, _, _, out = args[:5]
+    with ExitStack() as stack:
+        for tensor in (grad, out):
+            stack.enter_context(_copied(taker, tensor, not tensor.transpose(1, 2).is_contiguous()))
+        for tensor in result:
+            taker.made(tensor)
+        batch, heads, rows, channels = query.shape
+        rows = 4 * batch * heads * -(-rows // _FLASH_ROWS) * _FLASH_ROWS
+        stack.enter_context(_held(taker, "bytes", rows))
+        stack.enter_context(_held(taker, "bytes", rows * _flash_width(channels)))
+        _hold_expanded(stack, taker, query, result[1:3])
+
+
+def _hold_expanded(
+    stack: ExitStack, taker: Taker, query: Tensor, gradients: Sequence[Tensor | None]
+) -> None:
+    """Gradients as for as many heads as the queries have, where keys and values have fewer."""
+    for gradient in gradients:
+        if gradient is not None and gradient.shape[1] != query.shape[1]:
+            num_bytes = gradient.numel() // gradient.shape[1] * query.shape[1] * gradient.itemsize
+            stack.enter_context(_held(taker, "bytes", num_bytes))
+
+
+def _follow_efficient_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """As `planner.step.attention` has it, for any heads and channels."""
+    query, key, value = args[1:4]
     for tensor in result:
         taker.made(tensor)
-    batch, heads, rows, channels = args[1].shape
-    rows = -(-rows // _FLASH_ROWS) * _FLASH_ROWS
-    wide = -(-channels // _FLASH_CHANNELS) * _FLASH_CHANNELS if channels <= _FLASH_WIDE else 256
-    sums, gradient = 4 * batch * heads * rows, 4 * batch * heads * rows * wide
-    with _held(taker, "bytes", sums), _held(taker, "bytes", gradient):
+    (batch, heads, rows, channels), widest = query.shape, max(query.shape[3], value.shape[3])
+    is_half = query.dtype != torch.float32
+    scratch = backward_scratch((batch, heads, rows, value.shape[3]), is_half)
+    with ExitStack() as stack:
+        _hold_expanded(stack, taker, query, result[1:3])
+        made = [taker.take(num_bytes) for num_bytes in scratch[:2] if num_bytes]
+        delta = taker.take(scratch.delta)
+        del made
+        if widest <= BLOCK_ROWS:
+            workspace = taker.take(scratch.workspace)
+            del delta, workspace
+            return
+        sizes = (batch * heads, rows, key.shape[2], channels, value.shape[3], query.itemsize)
+        with _held(taker, "attention_blocks", *sizes):
+            pass
+
+
+def _follow_safe_softmax(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """What is -inf, which rows are nothing else, and a scalar (ATen/native/SoftMax.cpp)."""
+    x, dim = args[:2]
+    taker.made(result)
+    rows = x.numel() // max(1, x.shape[dim])
+    with _held(taker, "bytes", x.numel()), _held(taker, "bytes", rows), _held(taker, "bytes", 4):
         pass
 
 
 FOLLOWED: dict[Any, Follow] = {
     aten._scaled_dot_product_efficient_attention.default: _follow_efficient_attention,
+    aten._scaled_dot_product_efficient_attention_backward.default: _follow_efficient_backward,
+    aten._scaled_dot_product_flash_attention.default: _follow_flash,
     aten._scaled_dot_product_flash_attention_backward.default: _follow_flash_backward,
+    aten._safe_softmax.default: _follow_safe_softmax,
     aten.sum.default: _follow_sum(None),
     aten.sum.dim_IntList: _follow_sum(1),
     aten.mean.default: _follow_sum(None),

@@ -39,7 +39,7 @@ def building_source(
     ]
     said = plan.comment(run, *shown(script), notes=notes)
     imports = import_block((*model.imports, *step.imports))
-    head = f"{said}{imports}\n{process_source(setting)}\n{''.join(constants)}"
+    head = f"{said}{imports}\n{process_source(setting, plan.model)}\n{''.join(constants)}"
     return sections(head, placed(model.body, setting), step.body)
 
 

@@ -130,7 +130,7 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
     head = (
         plan.comment(run, *shown(script, "for Lightning 2.6"), notes=notes),
         import_block((*imports, "import lightning")),
-        "\n" + process_source(setting),
+        "\n" + process_source(setting, plan.model),
         f"\nVALIDATION_BATCH_SIZE = {recipe.validation_batch_size}\n",
         f"NUM_CLASSES = {plan.model.num_classes}\n",
         f"EPOCHS = {recipe.epochs}\n",

@@ -91,7 +91,7 @@ def write(plan: Plan) -> Written:
         num_classes=plan.model.num_classes,
         mean=MEAN,
         std=STD,
-        constants="\n".join(step_constants(plan)) + "\n" + process_source(setting),
+        constants="\n".join(step_constants(plan)) + "\n" + process_source(setting, plan.model),
         model=placed(without_twice(model.body, several.body), setting),
         distributed=several.body,
         mixing=mixing.body,

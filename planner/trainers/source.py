@@ -112,13 +112,15 @@ def _named(model: NamedModel, setting: TrainSetting) -> Source:
     """A classifier of timm's, as `planner.libraries.timm.by_name` builds it."""
     given = {"in_chans": model.in_channels, "num_classes": model.num_classes}
     created = call("timm.create_model", given, (literal(model.name), "**sized"))
+    switch = "timm.layers.set_fused_attn(False)  # read while the model is built\n"
+    switched = f"    {switch}" if setting.attention == "eager" else ""
     weights = f"timm.models.get_pretrained_cfg({literal(model.name)})"
     return _any(
         "import timm",
         f"    weights = {weights}\n"
         "    fixed = weights is not None and weights.fixed_input_size\n"
         f'    sized = {{"img_size": {model.image_size}}} if fixed else {{}}\n'
-        f"    model: nn.Module = {created}\n",
+        f"{switched}    model: nn.Module = {created}\n",
         setting,
     )
 
@@ -327,10 +329,15 @@ def benchmark_source(setting: TrainSetting) -> str:
     return f"torch.backends.cudnn.benchmark = {setting.cudnn_benchmark}\n"
 
 
-def process_source(setting: TrainSetting) -> str:
-    """What is set once in a process: the precision of fp32 matrices, cuDNN's choice, and what the
-    compiler keeps of activations."""
+_FUSED = ("flash", "mem_efficient", "cudnn")  # kernels of scaled_dot_product_attention
+
+
+def process_source(setting: TrainSetting, model: Model) -> str:
+    """What is set once in a process: the precision of fp32 matrices, cuDNN's choice, what the
+    compiler keeps of activations, and that no fused kernel attends where a model has no switch."""
     kept = budget_source(setting)
+    if setting.attention == "eager" and not isinstance(model, SwinConfig):
+        kept += "".join(f"torch.backends.cuda.enable_{fused}_sdp(False)\n" for fused in _FUSED)
     benchmark = benchmark_source(setting)
     if setting.precision not in ("fp32", "tf32"):
         return benchmark + kept

@@ -42,7 +42,7 @@ def write_task_script(plan: Plan, filename: str) -> Written:
         "task.py.j2",
         head=head + import_block(imports, SCRIPT_MODULES),
         **step_values(plan),
-        constants=f"{_constants(plan)}{process_source(setting)}".rstrip("\n"),
+        constants=f"{_constants(plan)}{process_source(setting, plan.model)}".rstrip("\n"),
         model="",
         distributed="",
         unit=unit,

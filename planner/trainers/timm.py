@@ -225,6 +225,8 @@ def _environment(plan: Plan) -> dict[str, str]:
     found = {}
     if plan.setting.attention == "sdpa":
         found["TIMM_FUSED_ATTN"] = "2"
+    if plan.setting.attention == "eager" and isinstance(plan.model, NamedModel):
+        found["TIMM_FUSED_ATTN"] = "0"
     if plan.setting.precision == "fp32" and plan.device == "cuda":
         found["NVIDIA_TF32_OVERRIDE"] = "0"
     return found

@@ -15,8 +15,10 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.errors import ContractError, PlannerError, UnsupportedError
 from planner.core.schema import TrainSetting
 from planner.core.schema.setting import CLIP_NORM, EMA_DECAY, FUSED_FAMILIES, OPTIMIZER_CLASSES
 from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE, multiplies_in_8_bits
@@ -183,6 +185,29 @@ def _step_once(held: ref[torch.optim.Optimizer], parameter: Tensor) -> None:
     parameter.grad = None
 
 
+@contextmanager
+def one_optimizer(ours: list[torch.optim.Optimizer]) -> Iterator[None]:
+    """Within, no other optimizer steps: its state would be counted by nobody.
+
+    Raises ContractError where one does, as in the loss of a GAN.
+    """
+
+    def refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not any(optimizer is known for known in ours):
+            raise ContractError(
+                f"the step has an optimizer of its own ({type(optimizer).__name__}), which steps "
+                "while the loss is computed, beside the one that trains the module.",
+                "Return one loss of all networks (of a GAN the sum of both), and let one optimizer "
+                "train them; 'planner emulate' says what your own script takes as it is.",
+            )
+
+    handle = register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 class Training:
     """A module, its optimizer and a batch on one device; `step` is one whole optimizer step.
 
@@ -250,6 +275,17 @@ class Training:
         return optimizer
 
     def micro_step(self, on_phase: OnPhase) -> None:
+        with self.attending(), one_optimizer(self.optimizers):
+            self._micro_step(on_phase)
+
+    def attending(self) -> AbstractContextManager[object]:
+        """Around forward, and backward, which may run it again: with eager attention no fused
+        kernel attends, also where the model's library has no switch that would say so."""
+        if self.setting.attention != "eager":
+            return nullcontext()
+        return sdpa_kernel(SDPBackend.MATH)
+
+    def _micro_step(self, on_phase: OnPhase) -> None:
         loss = self.forward()
         on_phase("forward")
         if self.engine is not None:
@@ -309,7 +345,7 @@ class Training:
             batch = make(self.setting.validation_batch_size, self.device)
         compute = getattr(self.task, "validation_loss", self.task.loss)
         self.module.eval()
-        with torch.no_grad(), self.autocast():
+        with torch.no_grad(), self.autocast(), self.attending():
             loss = compute(self.call, batch)
         self.module.train()
         del batch, loss

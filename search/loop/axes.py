@@ -16,6 +16,7 @@ from planner.core.schema.setting import (
     FUSED_FAMILIES,
     PRECISIONS,
 )
+from planner.libraries.limits import attention_limit
 from planner.libraries.registry import find_library
 from planner.machine.hardware.precisions import device_precisions
 
@@ -142,9 +143,11 @@ def _check_library(model: Model, axis: str, value: str) -> None:
         find_library(model.library).resolve(model, TrainSetting.model_validate(
             {"batch_size": 1, axis: value}
         ))  # fmt: skip
-    elif value != "library" and not (
-        axis == "checkpointing" and TrainSetting(checkpointing=value).checkpoints_any_model
-    ):
+    elif axis == "attention":
+        fault = attention_limit(model, TrainSetting(attention=value))
+        if fault is not None:
+            raise fault.error()
+    elif not (axis == "checkpointing" and TrainSetting(checkpointing=value).checkpoints_any_model):
         raise UnsupportedError(
             f"{axis} {value} cannot be set in {model.title}, which is no Swin of the planner's.",
             "Omit the option, and build it so in a factory of your own.",

@@ -12,7 +12,11 @@ import pytest
 
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.schema import DeviceInfo, MeasurementRecord, NamedModel, SwinConfig, TrainSetting
+from planner.estimation.estimate import estimate, resolve
+from planner.ledger.ledger import Computed
+from planner.libraries.named import build_named
 from planner.libraries.resolve import resolve_model
+from planner.trace.kept_step import traced_step
 
 
 def need(library: str) -> None:
@@ -165,3 +169,49 @@ def test_builds_the_model_at_another_size() -> None:
     with torch.device("meta"):
         module = build_named(model)
         assert module(torch.empty(2, 1, 64, 64)).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "fused", "eager"),
+    [
+        ("timm:vit_tiny_patch16_224", "_scaled_dot_product_flash_attention", "_softmax"),
+        ("torchvision:vit_b_32", "_scaled_dot_product_flash_attention", "_safe_softmax"),
+        ("transformers:DeiTForImageClassification", "_scaled_dot_product_flash_attention",
+         "_softmax"),
+    ],
+)  # fmt: skip
+def test_attention_is_what_was_asked_for(text: str, fused: str, eager: str) -> None:
+    """By timm's switch, by a configuration of transformers, by torch's choice of kernels; within
+    what backward runs again too."""
+    need(text.partition(":")[0])
+    model = named(text, num_classes="10")
+
+    def ran(attention: str) -> set[str]:
+        setting = TrainSetting(batch_size=2, attention=attention, checkpointing="blocks")
+        events = traced_step(model, resolve(model, setting)[1])._trace(2).events
+        names = {e.name.removeprefix("aten.") for e in events if isinstance(e, Computed)}
+        return {name.partition(".")[0] for name in names} & {fused, eager}
+
+    assert ran("library") == {fused}
+    assert ran("eager") == {eager}
+
+
+@pytest.mark.parametrize(
+    ("text", "attention", "said"),
+    [
+        ("timm:resnet18", "eager", "no attention that timm can switch"),
+        ("torchvision:vit_b_32", "sdpa", "which eager can only forbid"),
+        ("transformers:PoolFormerForImageClassification", "sdpa", "has no sdpa"),
+    ],
+)
+def test_an_attention_that_cannot_be_set_is_refused(text: str, attention: str, said: str) -> None:
+    need(text.partition(":")[0])
+    with pytest.raises(UnsupportedError, match=said) as refused:
+        estimate(text, batch_size=2, attention=attention)
+    assert "Omit --attention" in refused.value.way_out
+
+
+def test_mvit_of_either_version_is_built_at_any_size() -> None:
+    need("torchvision")
+    for name in ("mvit_v1_b", "mvit_v2_s"):
+        build_named(named(f"torchvision:{name}", image_size="64", num_classes="10"))

@@ -208,3 +208,11 @@ def test_an_option_of_one_way_makes_no_other_setting_of_the_others() -> None:
     space = make_space(MODEL, A100, base, restrict={**PLAIN, **ways}, batch_sizes=(8,))
     found = [(c.setting.parallelism, c.setting.ddp_bucket_view) for c in space.candidates]
     assert found == [("ddp", False), ("ddp", True), ("fsdp", False)]
+
+
+def test_attention_of_any_model_is_searched_where_it_can_be_set() -> None:
+    model = FactoryModel(factory="a:b")
+    space = make_space(model, CPU, restrict={"attention": ("eager",)}, batch_sizes=(8,))
+    assert space.choices["attention"] == ("eager",)
+    with pytest.raises(UnsupportedError, match="which eager can only forbid"):
+        make_space(model, CPU, restrict={"attention": ("sdpa",)})

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
 from planner.core.torch_version import torch_version  # noqa: E402
 from planner.step.attention import SEED_ON_DEVICE  # noqa: E402
-from planner.trace import cuda_rules  # noqa: E402
+from planner.trace import attention, cuda_rules  # noqa: E402
 from planner.trace.cuda_rules import as_on_cuda  # noqa: E402
 from planner.trace.run import trace_training  # noqa: E402
 from tests.trace.models import (  # noqa: E402
@@ -183,7 +183,7 @@ def test_fused_attention_without_a_mask(precision: str, kernel: str) -> None:
 def test_attention_without_a_batch_is_fused_from_torch_2_14(
     version: tuple[int, int], biased: bool, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_rules, "torch_version", lambda: version)
+    monkeypatch.setattr(attention, "torch_version", lambda: version)
     images = FactoryModel(factory="tests:none", image_size=(7, 7), num_classes=10)
     setting = TrainSetting(batch_size=2, precision="bf16")
     trace = trace_training(lambda: Window(biased=biased, flat=True), images, setting)

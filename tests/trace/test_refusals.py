@@ -13,6 +13,7 @@ from torch import Tensor  # noqa: E402
 from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
 from planner.core.schema import TrainSetting  # noqa: E402
 from planner.core.schema.any_model import FactoryModel  # noqa: E402
+from planner.trace.faults import data_read  # noqa: E402
 from planner.trace.ledger import trace_estimate  # noqa: E402
 from tests.trace.models import (  # noqa: E402
     TINY_IMAGES,
@@ -116,3 +117,32 @@ def test_what_a_trace_does_not_follow_is_refused() -> None:
 def test_a_module_without_blocks_cannot_be_checkpointed(kind: str, said: str) -> None:
     with pytest.raises(UnsupportedError, match=said):
         trace_estimate(TINY_IMAGES, TrainSetting(batch_size=2, checkpointing=kind), Classifier)
+
+
+def test_code_of_a_library_is_not_theirs_to_mend() -> None:
+    theirs = data_read(".item()", "/env/lib/python3.11/site-packages/transformers/models.py:7")
+    assert "a loss of your own" in theirs.way_out
+    assert "planner tune" in theirs.way_out
+    assert "if you can" in data_read(".item()", "/home/me/models.py:7").way_out
+
+
+def test_recurrent_layers_say_what_is_not_counted() -> None:
+    class Recurrent(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.LSTM(12, 12, batch_first=True)
+
+        def forward(self, images: Tensor) -> Tensor:
+            found = self.layers(images.flatten(2))[0].flatten(1)
+            return self.head(torch.nn.functional.pad(found, (0, 12)))
+
+    def notes(kind: type[Classifier]) -> str:
+        shapes = FactoryModel(factory="tests:none", image_size=(4, 3), num_classes=10)
+        return " ".join(trace_estimate(shapes, TrainSetting(batch_size=2), kind).notes)
+
+    class Plain(Classifier):
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(torch.nn.functional.pad(images.flatten(1), (0, 12)))
+
+    assert "what cuDNN keeps of them for backward" in notes(Recurrent)
+    assert "cuDNN" not in notes(Plain)

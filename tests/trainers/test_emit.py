@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from planner.core.errors import UnsupportedError, UsageError
-from planner.core.schema import FactoryModel, SwinConfig, TrainSetting
+from planner.core.schema import FactoryModel, NamedModel, SwinConfig, TrainSetting
 from planner.trainers.emission import TARGETS, emit, emit_setting
 from tests.trainers.cases import FakeEstimator, recommendation, tiny
 
@@ -218,6 +218,26 @@ def test_a_factory_goes_where_any_module_goes() -> None:
             emit_setting(model, TrainSetting(batch_size=2), target)
     with pytest.raises(UnsupportedError, match="cannot be set from outside the model"):
         emit_setting(model, TrainSetting(checkpointing="stages"), "pytorch")
+
+
+def test_eager_attention_is_written_where_a_model_has_no_switch() -> None:
+    eager = TrainSetting(batch_size=2, attention="eager")
+    for target in ("pytorch", "accelerate", "lightning", "deepspeed"):
+        emitted = emit_setting(FactoryModel(factory="my.models:make"), eager, target)
+        assert "torch.backends.cuda.enable_flash_sdp(False)" in emitted.text + emitted.code
+        emitted = emit_setting(tiny(), eager, target, estimator=FakeEstimator())
+        assert "enable_flash_sdp" not in emitted.text + emitted.code
+
+
+def test_eager_attention_of_timm_is_its_own_switch() -> None:
+    vit = NamedModel.model_validate(
+        {"library": "timm", "name": "vit_tiny_patch16_224", "task": "classification",
+         "image_size": 224, "in_channels": 3, "num_classes": 10}
+    )  # fmt: skip
+    eager = TrainSetting(batch_size=2, attention="eager", loss="cross-entropy", clip_grad=False)
+    script = emit_setting(vit, eager, "pytorch")
+    assert "timm.layers.set_fused_attn(False)" in script.text
+    assert emit_setting(vit, eager, "timm").launch.startswith("TIMM_FUSED_ATTN=0 python train.py")
 
 
 def test_the_learning_rate_follows_the_global_batch() -> None:

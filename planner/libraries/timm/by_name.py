@@ -8,7 +8,9 @@ from torch import nn
 
 from planner.core.errors import UnsupportedError, unknown_name
 from planner.core.schema import NamedModel
+from planner.core.schema.setting import Attention
 from planner.libraries.missing_operators import declare_missing_operators
+from planner.libraries.timm.module import set_attention
 
 # What is trained where the published weights end in features, without a classifier.
 NUM_CLASSES = 1000
@@ -44,8 +46,12 @@ def look_up(name: str) -> dict[str, Any]:
     }
 
 
-def build(model: NamedModel) -> nn.Module:
-    """`timm.create_model` without weights; a model of one image size is told which."""
+def build(model: NamedModel, attention: Attention) -> nn.Module:
+    """`timm.create_model` without weights; a model of one image size is told which.
+
+    Raises UnsupportedError for an `attention` that is not the library's own, where the model has
+    none that timm can switch.
+    """
     declare_missing_operators()
     import timm
 
@@ -54,4 +60,9 @@ def build(model: NamedModel) -> nn.Module:
     if weights is not None and weights.fixed_input_size:
         arguments["img_size"] = model.image_size
     module: nn.Module = timm.create_model(model.name, **arguments)
+    if attention != "library" and not set_attention(module, fused=attention == "sdpa"):
+        raise UnsupportedError(
+            f"{model.title} has no attention that timm can switch: attention is {attention}.",
+            "Omit --attention.",
+        )
     return module

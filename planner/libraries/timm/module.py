@@ -27,7 +27,7 @@ def build(config: SwinConfig, setting: TrainSetting) -> nn.Module:
     model: Any
     if config.version == 1:
         model = SwinTransformer(**arguments)
-        _set_attention(model, fused=setting.attention == "sdpa")
+        set_attention(model, fused=setting.attention == "sdpa")
     else:
         model = SwinTransformerV2(**arguments, pretrained_window_sizes=config.pretrained_windows)
     if setting.checkpointing == "blocks":
@@ -57,8 +57,10 @@ def _arguments(config: SwinConfig) -> dict[str, Any]:
     }
 
 
-def _set_attention(model: nn.Module, fused: bool) -> None:
-    """What `timm.layers.set_fused_attn` sets for models built after it, on this model only."""
-    for module in model.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = fused  # type: ignore[assignment]
+def set_attention(model: nn.Module, fused: bool) -> bool:
+    """What `timm.layers.set_fused_attn` sets for models built after it, on this model only; whether
+    it has anything to set."""
+    switches = [module for module in model.modules() if hasattr(module, "fused_attn")]
+    for module in switches:
+        module.fused_attn = fused  # type: ignore[assignment]
+    return bool(switches)

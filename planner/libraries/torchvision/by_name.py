@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from torch import nn
 
 from planner.core.errors import UnsupportedError, unknown_name
 from planner.core.schema import NamedModel
+from planner.core.schema.setting import Attention
 from planner.libraries.missing_operators import declare_missing_operators
 
 # What a clip of a video model holds, in frames: the builders' own temporal size (mvit), and the
@@ -46,8 +50,11 @@ def look_up(name: str) -> dict[str, Any]:
     }
 
 
-def build(model: NamedModel) -> nn.Module:
-    """`torchvision.models.get_model` without weights; one of a fixed image size is told which."""
+def build(model: NamedModel, attention: Attention) -> nn.Module:
+    """`torchvision.models.get_model` without weights; one of a fixed image size is told which.
+
+    `attention` is a matter of the step (`Training.attending`): torchvision has no switch for it.
+    """
     models = _models()
     if model.in_channels != 3:
         raise UnsupportedError(
@@ -57,8 +64,23 @@ def build(model: NamedModel) -> nn.Module:
     arguments: dict[str, Any] = {"num_classes": model.num_classes, **_sizes(model)}
     if model.task in ("segmentation", "detection"):
         arguments["weights_backbone"] = None
-    module: nn.Module = models.get_model(model.name, weights=None, **arguments)
+    with _sized_clips(model):
+        module: nn.Module = models.get_model(model.name, weights=None, **arguments)
     return module
+
+
+@contextmanager
+def _sized_clips(model: NamedModel) -> Iterator[None]:
+    """Within, mvit's builders make models of the size of `model`, which they take no argument for:
+    each calls the class with a size of its own."""
+    from torchvision.models.video import mvit
+
+    make, size = mvit.MViT, {"spatial_size": model.image_size, "temporal_size": model.num_frames}
+    if model.num_frames is None:
+        yield
+        return
+    with mock.patch.object(mvit, "MViT", lambda **given: make(**{**given, **size})):
+        yield
 
 
 def _sizes(model: NamedModel) -> dict[str, Any]:
@@ -75,8 +97,6 @@ def _sizes(model: NamedModel) -> dict[str, Any]:
         return {"image_size": height}
     if family == "maxvit":
         return {"input_size": (height, width)}
-    if family == "mvit":
-        return {"spatial_size": (height, width), "temporal_size": model.num_frames}
     return {}
 
 

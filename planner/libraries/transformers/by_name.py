@@ -14,6 +14,7 @@ from torch import nn
 from planner.core.errors import UnsupportedError, UsageError, unknown_name
 from planner.core.files import MAX_MODEL_BYTES, parse_json, read_text
 from planner.core.schema import NamedModel
+from planner.core.schema.setting import Attention
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.named import configuration_file
 
@@ -65,10 +66,11 @@ def form_of(kind: type[Any]) -> str | None:
     return next((form for form in FORMS if kind.__name__.endswith(form)), None)
 
 
-def build(model: NamedModel) -> nn.Module:
+def build(model: NamedModel, attention: Attention) -> nn.Module:
     """The class with its configuration, and random weights.
 
     A configuration's own size of image, number of labels and channels follow the model's fields.
+    Raises UnsupportedError for sdpa where the class has none.
     """
     changes = {
         "image_size": _side(model.image_size),
@@ -77,6 +79,13 @@ def build(model: NamedModel) -> nn.Module:
         "num_frames": model.num_frames,
     }
     kind, config = _class_and_config(model.name, changes)
+    if attention == "sdpa" and not kind._supports_sdpa:
+        raise UnsupportedError(
+            f"transformers' {kind.__name__} has no sdpa, and attention is sdpa.",
+            "Omit --attention.",
+        )
+    if attention != "library":
+        config._attn_implementation = attention
     module: nn.Module = kind(config)
     return module
 

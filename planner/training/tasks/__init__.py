@@ -20,7 +20,8 @@ With less writing: `from_example` takes a module, one real batch and a loss, `fr
 of transformers with its data collator, `from_lightning` a LightningModule. Needs torch.
 """
 
-from planner.training.tasks.contract import ContractError, Task
+from planner.core.errors import ContractError
+from planner.training.tasks.contract import Task
 from planner.training.tasks.example import from_collator, from_example
 from planner.training.tasks.lightning import from_lightning
 from planner.training.tasks.making import as_task, task_for

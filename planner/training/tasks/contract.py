@@ -7,17 +7,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from planner.core.errors import PlannerError
+from planner.core.errors import ContractError
 
 WRITE_A_TASK = (
     "If your step is not images -> logits, return a task from the factory: an object with "
     "module(), batch(size, device) and loss(module, batch), or planner.training.tasks.from_example("
     "module, batch, loss)."
 )
-
-
-class ContractError(PlannerError):
-    """A step that is not what its task says: the model or the task must change, not the setting."""
 
 
 class Task(Protocol):
