@@ -8,6 +8,7 @@ from planner.core.errors import printable
 from planner.core.units import format_bytes
 from planner.report.terminal import table_text, wrapped
 from planner.watching.emulating.reading import (
+    ELSE,
     DevicePeak,
     EmulatedProcess,
     EmulatedRun,
@@ -18,6 +19,7 @@ from planner.watching.emulating.varying import Variation
 from planner.watching.explaining.snapshot_reading import Group
 
 MAX_GROUPS = 12
+PROCESSES = "process", "GPU", "steps", "allocated", "reserved", "device total", "peak"
 RETRIES = (
     "Retries: the allocator had no memory left, gave its cache back to the driver and asked again. "
     "On a real card each waits for the device: take a smaller value for speed."
@@ -146,7 +148,7 @@ def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
         f"{format_bytes(failed.free_bytes)} free: at least {missing} are missing. torch had "
         f"{format_bytes(failed.allocated_bytes)} allocated and "
         f"{format_bytes(failed.reserved_bytes)} reserved.",
-        f"Where: {failed.phase}, {failed.where}.",
+        f"Where: {place_of(failed)}.",
         *_went_on(run, failed),
         "Next: a smaller batch with accumulation, bf16 autocast, or checkpointing; "
         "--vary ARGUMENT finds the largest that fits.",
@@ -170,8 +172,16 @@ def _figures(peak: DevicePeak) -> str:
     return (
         f"torch allocates {format_bytes(peak.allocated_bytes)} at most and reserves "
         f"{format_bytes(peak.reserved_bytes)}; {format_bytes(peak.outside_bytes)} are outside of "
-        f"it. Peak: step {peak.step}, {peak.phase}, {peak.where}."
+        f"it. Peak: step {peak.step}, {place_of(peak)}."
     )
+
+
+def place_of(found: DevicePeak | OutOfMemory) -> str:
+    """`backward of Net.layers.0.mlp, train.py:7 main`."""
+    if found.phase == ELSE:
+        return found.where
+    of = f" of {printable(found.module)}" if found.module else ""
+    return f"{found.phase}{of}, {found.where}"
 
 
 def title_of(process: EmulatedProcess) -> str:
@@ -201,14 +211,12 @@ def _processes(processes: Sequence[EmulatedProcess]) -> str:
         [
             title_of(process), str(peak.device), str(process.steps),
             format_bytes(peak.allocated_bytes), format_bytes(peak.reserved_bytes),
-            format_bytes(peak.used_bytes),
+            format_bytes(peak.used_bytes), place_of(peak),
         ]
         for process in processes
         for peak in process.peaks
     ]  # fmt: skip
-    return table_text(
-        rows, ("process", "GPU", "steps", "allocated", "reserved", "device total"), align="lrr"
-    )
+    return table_text(rows, PROCESSES, align="lrrrrrl")
 
 
 def grew(process: EmulatedProcess, growth: Growth) -> str:

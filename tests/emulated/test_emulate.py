@@ -88,6 +88,49 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn(work, (sys.argv[1],), 2)
 """
 
+PEAKS = """
+import sys, torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+kind = sys.argv[1]
+if "plain" in sys.argv:
+    nn.Module.__call__ = nn.Module._wrapped_call_impl
+    torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward
+class Wide(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x * 2
+    @staticmethod
+    def backward(context, gradient):
+        torch.empty(32 << 20, device="cuda")
+        return gradient
+class Block(nn.Module):
+    def __init__(self, wide):
+        super().__init__()
+        self.wide, self.norm, self.mlp = wide, nn.LayerNorm(64), nn.Linear(64, 64)
+    def forward(self, x):
+        x = x + self.mlp(self.norm(x))
+        if self.wide and kind in ("forward", "recomputed"):
+            torch.empty(32 << 20, device="cuda")
+        return Wide.apply(x) if self.wide and kind == "backward" else x
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(i == 1) for i in range(3))
+        self.head = nn.Linear(64, 4)
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if kind == "recomputed" else block(x)
+        return self.head(x)
+net = Net().cuda()
+model = torch.compile(net) if kind == "compiled" else net
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(2):
+    model(torch.randn(512, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 SENDS = """
 import os, time, torch, torch.distributed as dist
 rank = int(os.environ["RANK"])
@@ -135,6 +178,32 @@ def test_the_peak_is_torch_s_own_and_the_line_is_the_user_s(program: str) -> Non
     assert process.growth is None
     assert process.faults == ()
     assert left(os.getpid()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "module"),
+    [
+        ("forward", "forward", "Net.blocks.1"),
+        ("backward", "backward", "Net.blocks.1"),
+        ("recomputed", "backward", "Net.blocks.1"),
+        pytest.param("compiled", "backward", "Net", marks=pytest.mark.long),
+    ],
+)
+def test_the_peak_s_module_is_known_and_costs_no_byte(
+    kind: str, phase: str, module: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(PEAKS)
+    command = [sys.executable, str(path), kind]
+    runs = [command, [*command, "plain"]]
+    if kind == "compiled":  # its first run measures kernels as it compiles
+        runs.insert(0, command)
+    peaks = [planner.emulate(words, gpu="t4").processes[0].peaks[0] for words in runs]
+    told, plain = peaks[-2:]
+    assert (told.phase, told.module, plain.module) == (phase, module, "")
+    assert "train.py:" in told.where
+    for size in ("allocated_bytes", "reserved_bytes", "outside_bytes"):
+        assert getattr(told, size) == getattr(plain, size)
 
 
 def test_a_program_that_catches_its_end_is_ended(tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ from planner.report.page.contents import Verdict
 from planner.report.page.rendering import page_html
 from planner.report.pages.emulated import emulated_page
 from planner.watching.emulating import inside, varying
-from planner.watching.emulating.reading import BACKWARD, EmulatedRun, read_processes
+from planner.watching.emulating.reading import EmulatedRun, read_processes
 
 FORWARD = [("/lib/torch/nn/modules/linear.py", 134, "forward"), ("/u/train.py", 7, "main")]
 
 FAILED = {
     "times": 1, "device": 0, "requested_bytes": GIB, "free_bytes": 0, "total_bytes": 24 * GIB,
     "allocated_bytes": 0, "reserved_bytes": 0, "step": 1, "where": [], "places": [],
+    "module": "", "is_backward": False,
 }  # fmt: skip
 
 
@@ -67,6 +68,7 @@ def record(used: int, steps: int = 3, **more: Any) -> dict[str, Any]:
         "name": "card", "total_bytes": 24 * GIB, "allocated_bytes": used - 600 * MIB,
         "reserved_bytes": used - 500 * MIB, "outside_bytes": 500 * MIB, "retries": 0,
         "step": 2, "where": [], "places": [[FORWARD, GIB, 3], [FORWARD, MIB, 1], [[], MIB, 1]],
+        "module": "Net.mlp", "is_backward": True,
     }  # fmt: skip
     return {
         "pid": 7, "rank": None, "steps": steps, "peaks": {"0": peak}, "out_of_memory": None,
@@ -81,7 +83,7 @@ def run_of(*records: dict[str, Any], status: int = 0) -> EmulatedRun:
 def test_stacks_become_lines_and_phases() -> None:
     (process,) = run_of(record(6 * GIB)).processes
     (peak,) = process.peaks
-    assert (peak.phase, peak.used_bytes, peak.spare_bytes) == (BACKWARD, 6 * GIB, 18 * GIB)
+    assert (peak.phase, peak.used_bytes, peak.spare_bytes) == ("backward", 6 * GIB, 18 * GIB)
     first = peak.groups[0]
     assert (first.category, first.where) == ("forward: activations", "u/train.py:7 main")
     assert (first.num_bytes, first.count) == (GIB + MIB, 4)
@@ -93,13 +95,14 @@ def test_the_verdict_comes_first() -> None:
         "times": 2, "device": 0,
         "requested_bytes": 3 * GIB, "free_bytes": GIB, "total_bytes": 24 * GIB,
         "allocated_bytes": 22 * GIB, "reserved_bytes": 23 * GIB, "step": 1, "where": FORWARD,
-        "places": [[FORWARD, 22 * GIB, 9]],
+        "places": [[FORWARD, 22 * GIB, 9]], "module": "Net.mlp", "is_backward": False,
     }  # fmt: skip
     run = run_of(record(23 * GIB, 0, out_of_memory=failed), status=1)
     assert run.fits is False
     text = emulation_text(run)
     assert text.startswith("Does not fit in 24.00 GiB of card: out of memory in step 1")
     assert "at least 2.00 GiB are missing" in text
+    assert "Where: forward of Net.mlp, u/train.py:7 main." in text
     caught = emulation_text(run_of(record(23 * GIB, 6, out_of_memory=failed)))
     assert "caught that 2 times and went on, to 6 steps." in caught
     assert run_of().fits is None

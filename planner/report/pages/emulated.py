@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from planner.core.units import format_bytes
-from planner.report.emulation import CAVEAT, SELECTS, answer, grew, title_of
+from planner.report.emulation import CAVEAT, PROCESSES, SELECTS, answer, grew, place_of, title_of
 from planner.report.page.contents import (
     Copyable,
     Facts,
@@ -84,7 +84,7 @@ def _alive(groups: Sequence[Blocks]) -> Table:
 
 def _processes(processes: Sequence[EmulatedProcess]) -> Table:
     return Table(
-        ("process", "GPU", "steps", "allocated", "reserved", "device total"),
+        PROCESSES,
         [
             (
                 title_of(process), str(peak.device), Number(process.steps, str(process.steps)),
@@ -92,6 +92,7 @@ def _processes(processes: Sequence[EmulatedProcess]) -> Table:
                     Number(size, format_bytes(size))
                     for size in (peak.allocated_bytes, peak.reserved_bytes, peak.used_bytes)
                 ),
+                place_of(peak),
             )
             for process in processes
             for peak in process.peaks

@@ -1,8 +1,9 @@
 """What each Python process of an emulated program writes down: steps, peaks, what is alive at them.
 
-A copy of this file lies as `sitecustomize.py` before all else that the program imports, in whatever
-Python it runs: so it needs the standard library only, and looks at torch once the program has
-imported it. Its own faults never reach the program: the first is written into the record.
+A copy of this file lies as `sitecustomize.py` before all else that the program imports, `modules.py`
+beside it, in whatever Python it runs: so it needs the standard library only, and looks at torch
+once the program has imported it. Its own faults never reach the program: the first is written into
+the record.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ FOLDER, STEPS, SNAPSHOT = (
 )  # what the environment says
 MAX_EVENTS = 400_000  # of the allocator's history, more than a step has
 MAX_PLACES = 200  # that are written of what is alive, the largest first
-MAX_FRAMES = 40  # of a stack
+MAX_FRAMES = 80  # of a stack: the user's own are the last of a trainer's
+MODULES = Path(__file__).with_name("modules.py")
+OURS = {__file__, str(MODULES)}
 SETTLED = 3  # from this step's end on, what is alive should not grow
 LOADED = "loaded"  # a file that says that a Python of the program loaded this one
 LEAST_STEPS = 8  # before anything is said to grow
@@ -56,6 +59,7 @@ class Record:
     `_record_memory_history`."""
 
     remember: Callable[..., None]
+    modules: Any = None
 
     def __init__(self, torch: Any, folder: Path, steps: int, snapshot: str) -> None:
         self.torch, self.folder, self.steps, self.snapshot = torch, folder, steps, snapshot
@@ -85,6 +89,13 @@ class Record:
         hooks.register_optimizer_step_post_hook(lambda optimizer, *_: self.stepped(optimizer))
         atexit.register(surviving(self, self.end))
         self.write()
+
+    def watch_modules(self) -> None:
+        if hasattr(self.torch._C, "_cuda_setMemoryMetadata"):  # not in torch before 2.14
+            spec = importlib.util.spec_from_file_location("planner_modules", MODULES)
+            loaded = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+            spec.loader.exec_module(loaded)  # type: ignore[union-attr]
+            self.modules = loaded.Modules(self.torch, stack_here)
 
     def before(self, reset: Callable[..., None]) -> Callable[..., None]:
         def called(*arguments: Any, **named: Any) -> None:
@@ -155,7 +166,16 @@ class Record:
                     allocated_bytes=allocated, step=self.values["steps"] + is_end,
                     **at_the_peak(snapshot, device),
                 )  # fmt: skip
+                peak.update(self.placed(peak["where"], peak.pop("mark")))
                 surviving(self, self.keep)()
+
+    def placed(self, where: Any, mark: str | None = None) -> dict[str, Any]:
+        """The module, and the line where Python has one: of backward, where it was called. Without
+        a mark, of this thread now."""
+        if self.modules is None:
+            return {"module": "", "is_backward": False, "where": where}
+        found = self.modules.here() if mark is None else self.modules.found(mark)
+        return {"module": found[0], "is_backward": found[1], "where": where or found[2]}
 
     def keep(self) -> None:
         if self.snapshot:
@@ -174,7 +194,7 @@ class Record:
         self.values["out_of_memory"] = {
             "times": 1, "device": device, "requested_bytes": requested, "total_bytes": total,
             "free_bytes": free, "step": self.values["steps"] + 1, "places": shown(held),
-            "where": stack_here(),
+            **self.placed(stack_here()),
             "allocated_bytes": self.torch.cuda.memory_allocated(device),
             "reserved_bytes": self.torch.cuda.memory_reserved(device),
         }  # fmt: skip
@@ -283,7 +303,8 @@ def at_the_peak(snapshot: dict[str, Any], device: int) -> dict[str, Any]:
     for size, block in held.values():
         add(found, place_of(block, places), size)
     last = next((e for e in reversed(trace[:when]) if e["action"] == "alloc"), None)
-    return {"places": shown(found), "where": list(place_of(last, {})) if last else []}
+    where, mark = (place_of(last, {}), last.get("user_metadata", "")) if last else ((), "")
+    return {"places": shown(found), "where": list(where), "mark": mark}
 
 
 def place_of(block: dict[str, Any], known: dict[int, Place]) -> Place:
@@ -293,7 +314,7 @@ def place_of(block: dict[str, Any], known: dict[int, Place]) -> Place:
         place = known[id(frames)] = tuple(
             (frame["filename"], frame["line"], frame["name"])
             for frame in frames
-            if frame["filename"].endswith(".py") and frame["filename"] != __file__
+            if frame["filename"].endswith(".py") and frame["filename"] not in OURS
         )[:MAX_FRAMES]
     return place
 
@@ -304,7 +325,7 @@ def stack_here() -> list[tuple[str, int, str]]:
     found: list[tuple[str, int, str]] = []
     while frame is not None and len(found) < MAX_FRAMES:
         code = frame.f_code
-        if code.co_filename != __file__:
+        if code.co_filename not in OURS:
             found.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return found
@@ -349,6 +370,7 @@ def attach(torch: Any) -> None:
         torch, folder, int(os.environ.get(STEPS) or 0), os.environ.get(SNAPSHOT, "")
     )  # fmt: skip
     record.remember = torch.cuda.memory._record_memory_history
+    surviving(record, record.watch_modules)()
     send_objects_by_store(torch.distributed)
     # A program that begins a history anew, or stops it, would end ours: its snapshots hold ours.
     torch.cuda.memory._record_memory_history = lambda *_, **__: None

@@ -10,6 +10,10 @@ from planner.watching.explaining.snapshot_reading import NO_STACK, Group, place_
 
 BACKWARD = "backward: gradients and temporaries"
 NO_PYTHON = "autograd's own thread, where Python has no stack"
+PHASES = {  # of a request, by what it is for
+    "forward: activations": "forward", BACKWARD: "backward", "optimizer state": "optimizer",
+}  # fmt: skip
+ELSE = "else"
 FEWEST_STEPS = 2
 Places = Sequence[tuple[Sequence[tuple[str, int, str]], int, int]]
 
@@ -19,7 +23,8 @@ class DevicePeak:
     """The most that a process had of a device, in bytes. `outside_bytes` lie outside of torch's
     allocator: its context, and what other processes hold. `retries` counts how often the allocator
     had to empty its cache and ask again, which costs time on a real card. `step` counts the
-    optimizer's, from 1; `phase` and `where` are those of the request that made the peak."""
+    optimizer's, from 1; `phase` (forward, backward, optimizer, else), `module` ("" where it is not
+    known) and `where`, a line, are those of the request that made the peak."""
 
     device: int
     name: str
@@ -30,6 +35,7 @@ class DevicePeak:
     retries: int
     step: int
     phase: str
+    module: str
     where: str
     groups: tuple[Group, ...]
 
@@ -45,7 +51,7 @@ class DevicePeak:
 @dataclass(frozen=True)
 class OutOfMemory:
     """The first of torch's out-of-memory errors, of `times`: what was asked for, in which step,
-    phase and line, and what was alive. The program may have gone on from it."""
+    phase, module and line, and what was alive. The program may have gone on from it."""
 
     times: int
     device: int
@@ -56,6 +62,7 @@ class OutOfMemory:
     reserved_bytes: int
     step: int
     phase: str
+    module: str
     where: str
     groups: tuple[Group, ...]
 
@@ -184,8 +191,13 @@ def _process(record: Mapping[str, Any]) -> EmulatedProcess:
 
 def _placed(record: Mapping[str, Any]) -> dict[str, Any]:
     """Stacks become what people read: a phase, a line, and groups of blocks."""
-    rest = {key: value for key, value in record.items() if key not in ("places", "where")}
-    phase, where = _place(record["where"])
+    left = ("places", "where", "is_backward")
+    rest = {key: value for key, value in record.items() if key not in left}
+    stack = record["where"]
+    category, where = _place(stack)
+    if theirs := [frame for frame in stack if "/site-packages/" not in frame[0]]:
+        where = _place(theirs)[1]
+    phase = "backward" if record["is_backward"] else PHASES.get(category, ELSE)
     return {**rest, "phase": phase, "where": where, "groups": _groups(record["places"])}
 
 

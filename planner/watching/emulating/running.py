@@ -67,6 +67,7 @@ def emulate(
         records.mkdir()
         (folder / "site").mkdir()
         shutil.copy(inside.__file__, folder / "site" / "sitecustomize.py")
+        shutil.copy(inside.MODULES, folder / "site")
         paths = [str(folder / "site"), *filter(None, [environment.get("PYTHONPATH")])]
         environment |= {
             "PYTHONPATH": os.pathsep.join(paths),

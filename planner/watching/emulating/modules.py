@@ -1,0 +1,136 @@
+"""Which module of a program asks for memory, forward and backward: torch's allocator writes a mark
+of ours beside each request.
+
+Beside `inside.py` in whatever Python the program runs: it needs the standard library only. No
+tensor is kept, and no hook of torch is used, as these change what is compiled: Module.__call__ is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+WRAPPERS = "module", "_orig_mod"  # of DDP and torch.compile, the attribute that holds the user's
+NODE = "planner_module"  # the key in the metadata of autograd's nodes
+MAX_DEPTH = 3  # of containers in which a module's tensors are looked for
+MAX_MARKS = 100_000
+
+Stack = list[tuple[str, int, str]]  # (file, line, function), innermost first
+
+
+class Modules:
+    """`marks` are (module, whether in backward, where that was called), by their number: the text
+    that the allocator's history holds."""
+
+    def __init__(self, torch: Any, stack_here: Callable[[], Stack]) -> None:
+        self.torch = torch
+        self.names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self.marks: list[tuple[str, bool, Stack]] = []
+        self.numbers: dict[tuple[str, bool, tuple[Any, ...]], str] = {}
+        self.within = threading.local()
+        self.backward_at: Stack = []
+        self.set_mark = torch._C._cuda_setMemoryMetadata
+        module = torch.nn.Module
+        call, run = module.__call__, torch.autograd._engine_run_backward
+
+        def called(this: Any, *given: Any, **named: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return call(this, *given, **named)
+            path = self.enter(this, (given, named))
+            try:
+                result = call(this, *given, **named)
+                self.own(result, path)
+            finally:
+                self.leave()
+            return result
+
+        def run_backward(roots: Any, *given: Any, **named: Any) -> Any:
+            self.backward_at = stack_here()
+            self.own(roots, "")
+            return run(roots, *given, **named)
+
+        module.__call__ = called
+        torch.autograd._engine_run_backward = run_backward
+        if dynamo := sys.modules.get("torch._dynamo.utils"):  # to it ours is torch's own
+            dynamo.unpatched_nn_module_call = called  # type: ignore[attr-defined]
+
+    @property
+    def path(self) -> list[str]:
+        """Of this thread: the modules that it is in, the innermost last."""
+        if not hasattr(self.within, "path"):
+            self.within.path = []
+        return self.within.path  # type: ignore[no-any-return]
+
+    def enter(self, module: Any, given: Any) -> str:
+        path = self.path
+        outer = path[-1] if path else ""
+        self.own(given, outer)  # who made a module's input runs when its backward is over
+        path.append(self.name(module, outer))
+        self.mark(path[-1])
+        return path[-1]
+
+    def leave(self) -> None:
+        self.path.pop()
+        self.mark(self.path[-1] if self.path else "")
+
+    def name(self, module: Any, outer: str) -> str:
+        try:
+            if module not in self.names and not outer:
+                self.register(module)
+            return self.names.get(module) or f"{outer}.{type(module).__name__}"
+        except TypeError:  # one that cannot be hashed
+            return f"{outer}.{type(module).__name__}".lstrip(".")
+
+    def register(self, module: Any) -> None:
+        """The whole tree under an outermost module, by the class of what its wrappers hold."""
+        outside = [module]
+        while inner := next((i for w in WRAPPERS if (i := module._modules.get(w))), None):
+            outside.append(module := inner)
+        root = type(module).__name__
+        self.names.update(dict.fromkeys(outside, root))
+        for name, part in module.named_modules():
+            self.names[part] = f"{root}.{name}".replace("._orig_mod", "").rstrip(".")
+
+    def own(self, found: Any, path: str) -> None:
+        """The nodes that made these tensors are of `path` when they run backward, but for those
+        that a module further in has: the first to say so."""
+        with contextlib.suppress(Exception):
+            for tensor in tensors(found, self.torch.Tensor):
+                node = tensor.grad_fn
+                if node is not None and NODE not in node.metadata:
+                    node.metadata[NODE] = path
+                    node.register_prehook(self.entering(path))
+
+    def entering(self, path: str) -> Callable[..., None]:
+        return lambda *_: self.mark(path, is_node=True)
+
+    def mark(self, path: str, is_node: bool = False) -> None:
+        """Of what this thread asks for from now on."""
+        with contextlib.suppress(Exception):
+            is_backward = is_node or self.torch._C._current_graph_task_id() != -1
+            at = self.backward_at if is_backward else []
+            key = path, is_backward, tuple(at)
+            number = self.numbers.get(key)
+            if number is None and len(self.marks) < MAX_MARKS:
+                number = self.numbers[key] = str(len(self.marks))
+                self.marks.append((path, is_backward, at))
+            self.set_mark(number or "")
+
+    def found(self, mark: str) -> tuple[str, bool, Stack]:
+        return self.marks[int(mark)] if mark.isdigit() else ("", False, [])
+
+    def here(self) -> tuple[str, bool, Stack]:
+        return self.found(self.torch._C._cuda_getMemoryMetadata())
+
+
+def tensors(found: Any, kind: type, depth: int = MAX_DEPTH) -> Iterator[Any]:
+    if isinstance(found, kind):
+        yield found
+    elif depth and isinstance(found, list | tuple | dict):
+        inner: Iterable[Any] = found.values() if isinstance(found, dict) else found
+        for each in inner:
+            yield from tensors(each, kind, depth - 1)
