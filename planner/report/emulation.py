@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from planner.core.errors import printable
 from planner.core.units import format_bytes
+from planner.report.explanation import relief_text
 from planner.report.terminal import table_text, wrapped
 from planner.watching.emulating.reading import (
     ELSE,
@@ -13,6 +14,7 @@ from planner.watching.emulating.reading import (
     EmulatedProcess,
     EmulatedRun,
     Growth,
+    KnownRelief,
     OutOfMemory,
 )
 from planner.watching.emulating.varying import Variation
@@ -42,6 +44,8 @@ def emulation_text(run: EmulatedRun) -> str:
     fullest = run.fullest
     if run.selects:
         parts.append(wrapped(SELECTS))
+    if run.relief is not None:
+        parts.append(known_levers(run.relief))
     if run.out_of_memory is not None:
         parts.append(_alive(run.out_of_memory.groups, "Alive when it ran out of memory"))
     elif fullest is not None and fullest.peaks:
@@ -150,9 +154,41 @@ def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
         f"{format_bytes(failed.reserved_bytes)} reserved.",
         f"Where: {place_of(failed)}.",
         *_went_on(run, failed),
-        "Next: a smaller batch with accumulation, bf16 autocast, or checkpointing; "
-        "--vary ARGUMENT finds the largest that fits.",
+        *(_by_kind(failed) if run.relief is None else []),
     ]
+
+
+def _by_kind(failed: OutOfMemory) -> list[str]:
+    """What helps any model, by the kind of what was alive."""
+    if failed.grown_bytes:
+        grown = format_bytes(failed.grown_bytes)
+        return [f"Next: each step left {grown} more alive. Keep no losses, outputs or gradients."]
+    alive = sum(group.num_bytes for group in failed.groups)
+    states, batch = failed.state_bytes, failed.batch_bytes
+    what, levers = "parameters and optimizer state", (
+        "which no smaller batch frees: an optimizer with less state, LoRA, or sharding over more "
+        "GPUs needs less"
+    )  # fmt: skip
+    if batch >= states:
+        what, levers = "activations and batches", (
+            "which grow with the batch: a smaller one with accumulation, checkpointing, or bf16 "
+            "autocast where it is off needs less; --vary ARGUMENT finds the largest that fits"
+        )  # fmt: skip
+    share = max(batch, states) / max(alive, 1)
+    if share < 0.5:
+        return ["Next: no kind was half of what was alive; run it with a smaller batch first."]
+    tail = "That is read from what was alive; how much each frees, only a run with it says."
+    return [f"Next: {share:.0%} of what was alive is {what}, {levers}. {tail}"]
+
+
+def known_levers(known: KnownRelief) -> str:
+    """What `planner advise` says of the model that was seen."""
+    setting = ", ".join(f"{key} {value}" for key, value in known.setting.items())
+    first = wrapped(
+        f"The program trains {known.model} ({setting}), by its class and number of parameters. "
+        "For a plain step of that, which the program's own may differ from:"
+    )
+    return "\n".join([first, *map(wrapped, relief_text(known.relief).split("\n"))])
 
 
 def _went_on(run: EmulatedRun, failed: OutOfMemory) -> list[str]:

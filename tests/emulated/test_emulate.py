@@ -131,6 +131,18 @@ for _ in range(2):
     optimizer.zero_grad()
 """
 
+SWIN = """
+import sys, torch, torchvision
+model = torchvision.models.swin_t(num_classes=8).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+images = torch.randn(int(sys.argv[1]), 3, 224, 224, device="cuda")
+for _ in range(2):
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = model(images).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
 SENDS = """
 import os, time, torch, torch.distributed as dist
 rank = int(os.environ["RANK"])
@@ -204,6 +216,16 @@ def test_the_peak_s_module_is_known_and_costs_no_byte(
     assert "train.py:" in told.where
     for size in ("allocated_bytes", "reserved_bytes", "outside_bytes"):
         assert getattr(told, size) == getattr(plain, size)
+
+
+def test_levers_stand_beside_an_out_of_memory(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SWIN)
+    run = planner.emulate([sys.executable, str(path), "64"], gpu="t4", memory="3GiB")
+    assert run.relief is not None
+    assert run.relief.model == "torchvision:swin_t"
+    assert run.relief.setting == {"batch_size": 64, "precision": "bf16", "optimizer": "adamw"}
+    assert run.relief.relief.levers
 
 
 def test_a_program_that_catches_its_end_is_ended(tmp_path: Path) -> None:

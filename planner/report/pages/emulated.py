@@ -6,7 +6,16 @@ import shlex
 from collections.abc import Sequence
 
 from planner.core.units import format_bytes
-from planner.report.emulation import CAVEAT, PROCESSES, SELECTS, answer, grew, place_of, title_of
+from planner.report.emulation import (
+    CAVEAT,
+    PROCESSES,
+    SELECTS,
+    answer,
+    grew,
+    known_levers,
+    place_of,
+    title_of,
+)
 from planner.report.page.contents import (
     Copyable,
     Facts,
@@ -32,6 +41,7 @@ def emulated_page(run: EmulatedRun, made: str = "") -> Page:
     verdict = Verdict(_KINDS[run.fits], " ".join(more[:1]))
     parts: list[Part] = [verdict, *_tiles(run), *map(Text, more[1:])]
     parts += [Text(SELECTS, "warning")] if run.selects else []
+    parts += [Text(known_levers(run.relief), "note")] if run.relief else []
     command = Copyable(shlex.join(run.command), "The program")
     sections = [Section("answer", "Answer", [*parts, command, Text(CAVEAT, "note")])]
     if run.out_of_memory is not None:

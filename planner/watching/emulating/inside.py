@@ -1,7 +1,7 @@
 """What each Python process of an emulated program writes down: steps, peaks, what is alive at them.
 
-A copy of this file lies as `sitecustomize.py` before all else that the program imports, `modules.py`
-beside it, in whatever Python it runs: so it needs the standard library only, and looks at torch
+A copy of this file lies as `sitecustomize.py` before all else that the program imports, with
+`modules.py`, in whatever Python it runs: so it needs the standard library only, and looks at torch
 once the program has imported it. Its own faults never reach the program: the first is written into
 the record.
 """
@@ -197,8 +197,12 @@ class Record:
             **self.placed(stack_here()),
             "allocated_bytes": self.torch.cuda.memory_allocated(device),
             "reserved_bytes": self.torch.cuda.memory_reserved(device),
+            "grown_bytes": grown(self.values["allocated"]), "subject": None,
         }  # fmt: skip
         self.write()
+        if self.modules is not None:
+            self.values["out_of_memory"].update(subject=self.modules.subject())
+            self.write()
         self.keep()
 
     def end(self) -> None:
@@ -259,6 +263,13 @@ def grows(held: Sequence[int]) -> bool:
     """Whether what is alive at the ends of steps rose since step SETTLED, and never fell."""
     since = held[SETTLED - 1 :]
     return since[-1] > since[0] and all(b >= a for a, b in itertools.pairwise(since))
+
+
+def grown(held: Sequence[int]) -> int:
+    """Bytes a step, where what is alive at the ends of steps grew over LEAST_STEPS of them."""
+    since = held[SETTLED - 1 :]
+    is_leak = len(since) >= LEAST_STEPS - SETTLED and grows(held)
+    return (since[-1] - since[0]) // (len(since) - 1) if is_leak else 0
 
 
 def alive(snapshot: dict[str, Any], device: int | None = None) -> Bytes:

@@ -8,6 +8,7 @@ tensor is kept, and no hook of torch is used, as these change what is compiled: 
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 import weakref
@@ -18,6 +19,7 @@ WRAPPERS = "module", "_orig_mod"  # of DDP and torch.compile, the attribute that
 NODE = "planner_module"  # the key in the metadata of autograd's nodes
 MAX_DEPTH = 3  # of containers in which a module's tensors are looked for
 MAX_MARKS = 100_000
+CHECKPOINTED = "grad_checkpointing", "gradient_checkpointing", "use_checkpoint"  # of libraries
 
 Stack = list[tuple[str, int, str]]  # (file, line, function), innermost first
 
@@ -33,6 +35,7 @@ class Modules:
         self.numbers: dict[tuple[str, bool, tuple[Any, ...]], str] = {}
         self.within = threading.local()
         self.backward_at: Stack = []
+        self.roots: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self.set_mark = torch._C._cuda_setMemoryMetadata
         module = torch.nn.Module
         call, run = module.__call__, torch.autograd._engine_run_backward
@@ -69,7 +72,7 @@ class Modules:
         path = self.path
         outer = path[-1] if path else ""
         self.own(given, outer)  # who made a module's input runs when its backward is over
-        path.append(self.name(module, outer))
+        path.append(self.name(module, outer, given))
         self.mark(path[-1])
         return path[-1]
 
@@ -77,13 +80,52 @@ class Modules:
         self.path.pop()
         self.mark(self.path[-1] if self.path else "")
 
-    def name(self, module: Any, outer: str) -> str:
+    def name(self, module: Any, outer: str, given: Any) -> str:
         try:
-            if module not in self.names and not outer:
-                self.register(module)
+            if not outer and not self.is_backward():
+                self.see(module, given)
             return self.names.get(module) or f"{outer}.{type(module).__name__}"
         except TypeError:  # one that cannot be hashed
             return f"{outer}.{type(module).__name__}".lstrip(".")
+
+    def see(self, module: Any, given: Any) -> None:
+        """An outermost one; of those with parameters it is kept how they were called last."""
+        torch = self.torch
+        if module not in self.names:
+            self.register(module)
+        if next(module.parameters(), None) is not None:
+            is_autocast = torch.is_autocast_enabled("cuda")
+            self.roots[module] = {
+                "shape": next((list(t.shape) for t in tensors(given, torch.Tensor)), []),
+                "autocast": str(torch.get_autocast_dtype("cuda")) if is_autocast else "",
+                "is_trained": torch.is_grad_enabled(),
+            }
+
+    def subject(self) -> dict[str, Any] | None:
+        """What is trained, where that is plain to see: one model as its library made it, eager, in
+        fp32 or under autocast, and one optimizer."""
+        torch = self.torch
+        optimizers = [o for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer)]
+        if len(self.roots) != 1 or len(optimizers) != 1:
+            return None
+        ((model, call),), (optimizer,) = self.roots.items(), optimizers
+        parameters = list(model.parameters())
+        own = [getattr(part, name, False) for part in model.modules() for name in CHECKPOINTED]
+        linears = [part for part in model.modules() if isinstance(part, torch.nn.Linear)]
+        if any(own) or not linears or any(p.dtype != torch.float32 for p in parameters):
+            return None
+        return {
+            **call,
+            "class": f"{type(model).__module__}.{type(model).__name__}",
+            "num_parameters": sum(p.numel() for p in parameters),
+            "is_frozen": not all(p.requires_grad for p in parameters),
+            "num_classes": linears[-1].out_features,
+            "optimizer": type(optimizer).__name__,
+            "optimizer_options": {
+                key: value for key, value in optimizer.defaults.items()
+                if isinstance(value, bool | float | int | None)
+            },
+        }  # fmt: skip
 
     def register(self, module: Any) -> None:
         """The whole tree under an outermost module, by the class of what its wrappers hold."""
@@ -108,10 +150,13 @@ class Modules:
     def entering(self, path: str) -> Callable[..., None]:
         return lambda *_: self.mark(path, is_node=True)
 
+    def is_backward(self) -> bool:
+        return bool(self.torch._C._current_graph_task_id() != -1)
+
     def mark(self, path: str, is_node: bool = False) -> None:
         """Of what this thread asks for from now on."""
         with contextlib.suppress(Exception):
-            is_backward = is_node or self.torch._C._current_graph_task_id() != -1
+            is_backward = is_node or self.is_backward()
             at = self.backward_at if is_backward else []
             key = path, is_backward, tuple(at)
             number = self.numbers.get(key)

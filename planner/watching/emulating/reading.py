@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from planner.watching.explaining.relief import Relief
 from planner.watching.explaining.snapshot_reading import NO_STACK, Group, place_of
 
 BACKWARD = "backward: gradients and temporaries"
@@ -51,7 +52,9 @@ class DevicePeak:
 @dataclass(frozen=True)
 class OutOfMemory:
     """The first of torch's out-of-memory errors, of `times`: what was asked for, in which step,
-    phase, module and line, and what was alive. The program may have gone on from it."""
+    phase, module and line, and what was alive. The program may have gone on from it. Before it
+    steps had left `grown_bytes` more each (0: none); `subject` is what it trained, where that was
+    plain to see."""
 
     times: int
     device: int
@@ -65,6 +68,21 @@ class OutOfMemory:
     module: str
     where: str
     groups: tuple[Group, ...]
+    grown_bytes: int
+    subject: dict[str, Any] | None
+
+    @property
+    def state_bytes(self) -> int:
+        """That were alive, whatever the batch."""
+        return self._alive("parameters and buffers", "optimizer state")
+
+    @property
+    def batch_bytes(self) -> int:
+        """That were alive, and grow with the batch."""
+        return self._alive("forward: activations", "batches")
+
+    def _alive(self, *kinds: str) -> int:
+        return sum(group.num_bytes for group in self.groups if group.category in kinds)
 
 
 @dataclass(frozen=True)
@@ -105,6 +123,15 @@ class EmulatedProcess:
 
 
 @dataclass(frozen=True)
+class KnownRelief:
+    """Levers for `model` with `setting`, which the program was taken to train."""
+
+    model: str
+    setting: dict[str, Any]
+    relief: Relief
+
+
+@dataclass(frozen=True)
 class EmulatedRun:
     """A command that ran on `gpus` emulated cards of one name, `in_use_bytes` of the first of which
     somebody else held. `status` is its exit status. Each card has `memory_bytes`, of which each
@@ -120,6 +147,7 @@ class EmulatedRun:
     memory_bytes: int = 0
     context_bytes: int = 0
     is_recorded: bool = True
+    relief: KnownRelief | None = None
 
     @property
     def fullest(self) -> EmulatedProcess | None:

@@ -38,6 +38,7 @@ def emulate(
     steps: int = 0,
     snapshot: str | Path | None = None,
     output: int | IO[str] | None = None,
+    advised: bool = True,
 ) -> EmulatedRun:
     """Run `command` on emulated GPUs and say what it needs of them: torch's own CUDA code, whose
     kernels compute nothing. Linux only.
@@ -47,7 +48,8 @@ def emulate(
     which somebody else holds `in_use` (bytes, or "3GiB") on the first. After `steps` steps of
     its optimizers (0: never) each process ends. `snapshot`, a file, receives the allocator's
     history at the peak, of each rank its own. `output` is where what the program prints goes,
-    as in `subprocess`. Raises UsageError for a card that is not there, PlannerError where
+    as in `subprocess`. Where a known model runs out of memory, and it is `advised`, the answer has
+    levers. Raises UsageError for a card that is not there, PlannerError where
     nothing can be built.
     """
     if snapshot is not None:
@@ -81,10 +83,15 @@ def emulate(
         texts = [path.read_text() for path in sorted(records.glob("*.json"))]
     found = read_processes([json.loads(text) for text in texts])
     first = machine.gpus[0]
-    return EmulatedRun(
+    run = EmulatedRun(
         tuple(words), first.name, gpus, status, held, found,
         first.memory_bytes, first.context_bytes, is_recorded,
     )  # fmt: skip
+    if advised and run.out_of_memory is not None:
+        from planner.watching.emulating.levers import find_levers
+
+        run = replace(run, relief=find_levers(run, gpu))
+    return run
 
 
 def _words(command: Sequence[str] | Callable[[], object]) -> list[str]:

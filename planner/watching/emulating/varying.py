@@ -54,7 +54,8 @@ def vary(
         value = _next(low, high, value, runs)
         with tempfile.TemporaryFile("w+", errors="replace") as said:
             run = emulate(
-                _with(command, argument, value), **{"steps": STEPS, **options, "output": said}
+                _with(command, argument, value),
+                **{"steps": STEPS, **options, "output": said, "advised": False},
             )
             runs[value] = run
             if run.fits is None or (run.fits and run.status):
