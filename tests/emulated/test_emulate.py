@@ -228,6 +228,16 @@ def test_levers_stand_beside_an_out_of_memory(tmp_path: Path) -> None:
     assert run.relief.relief.levers
 
 
+def test_steps_are_said_where_that_is_asked_for(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["emulate", "--gpu", "t4", "--steps", "2", "--progress", "--"]
+    assert main([*command, sys.executable, program, "-b", "64"]) == 0
+    assert "step 2: " in capsys.readouterr().err
+    assert main([*command[:5], "--", sys.executable, program, "-b", "64"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_program_that_catches_its_end_is_ended(tmp_path: Path) -> None:
     with (tmp_path / "said").open("w+") as said:
         run = planner.emulate([sys.executable, "-c", CATCHES], gpu="rtx-3090", steps=2, output=said)

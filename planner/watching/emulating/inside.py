@@ -37,6 +37,7 @@ MAX_FRAMES = 80  # of a stack: the user's own are the last of a trainer's
 MODULES = Path(__file__).with_name("modules.py")
 OURS = {__file__, str(MODULES)}
 SETTLED = 3  # from this step's end on, what is alive should not grow
+STEPPED = ".step"  # how a file ends with the steps of a process, and the most that it used
 LOADED = "loaded"  # a file that says that a Python of the program loaded this one
 LEAST_STEPS = 8  # before anything is said to grow
 MOST_CAUGHT = 3  # times that a program may catch its end, as a bare `except:` does
@@ -119,6 +120,9 @@ class Record:
         if step == 1:
             self.selections = self.driver.emulated_selections()
         self.measure()
+        peaks = self.values["peaks"].values()
+        used = max((p["reserved_bytes"] + p["outside_bytes"] for p in peaks), default=0)
+        (self.folder / f"{self.pid}{STEPPED}").write_text(f"{step} {used}\n")
         held = self.values["allocated"]
         held.append(sum(self.requested(d) for d in self.devices()))
         if step == SETTLED:
@@ -191,7 +195,7 @@ class Record:
             self.write()
             return
         held = alive(self.torch.cuda.memory._snapshot(), device)
-        self.values["out_of_memory"] = {
+        failed = self.values["out_of_memory"] = {
             "times": 1, "device": device, "requested_bytes": requested, "total_bytes": total,
             "free_bytes": free, "step": self.values["steps"] + 1, "places": shown(held),
             **self.placed(stack_here()),
@@ -201,7 +205,7 @@ class Record:
         }  # fmt: skip
         self.write()
         if self.modules is not None:
-            self.values["out_of_memory"].update(subject=self.modules.subject())
+            failed["subject"] = self.modules.subject()
             self.write()
         self.keep()
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +26,8 @@ from planner.memory.snapshot import SNAPSHOT_ENDINGS
 from planner.watching.emulating import inside
 from planner.watching.emulating.reading import EmulatedRun, read_processes
 
+Hear = Callable[[int, int], None]
+LOOK_SECONDS = 0.5  # at how many steps the program has made
 ENDING_SECONDS = 10.0  # from SIGTERM, or an interrupt, to SIGKILL
 
 
@@ -39,6 +42,7 @@ def emulate(
     snapshot: str | Path | None = None,
     output: int | IO[str] | None = None,
     advised: bool = True,
+    hear: Hear | None = None,
 ) -> EmulatedRun:
     """Run `command` on emulated GPUs and say what it needs of them: torch's own CUDA code, whose
     kernels compute nothing. Linux only.
@@ -49,7 +53,8 @@ def emulate(
     its optimizers (0: never) each process ends. `snapshot`, a file, receives the allocator's
     history at the peak, of each rank its own. `output` is where what the program prints goes,
     as in `subprocess`. Where a known model runs out of memory, and it is `advised`, the answer has
-    levers. Raises UsageError for a card that is not there, PlannerError where
+    levers. `hear` is told the steps that all processes made so far, and the most bytes that one
+    used of a device. Raises UsageError for a card that is not there, PlannerError where
     nothing can be built.
     """
     if snapshot is not None:
@@ -78,7 +83,7 @@ def emulate(
             inside.SNAPSHOT: str(snapshot or ""),
         }
         words = _words(command)
-        status = _supervised(words, environment, folder, output)
+        status = _supervised(words, environment, folder, output, partial(_look, records, hear))
         is_recorded = (records / inside.LOADED).exists()
         texts = [path.read_text() for path in sorted(records.glob("*.json"))]
     found = read_processes([json.loads(text) for text in texts])
@@ -109,10 +114,14 @@ def _words(command: Sequence[str] | Callable[[], object]) -> list[str]:
 
 
 def _supervised(
-    command: Sequence[str], environment: dict[str, str], folder: Path, output: int | IO[str] | None
+    command: Sequence[str],
+    environment: dict[str, str],
+    folder: Path,
+    output: int | IO[str] | None,
+    look: Callable[[], None],
 ) -> int:
     """The command's exit status; 128 and the signal where one ended it. Whatever ends this process
-    ends all that the command has started, and removes `folder`."""
+    ends all that the command has started, and removes `folder`. Meanwhile it looks."""
     lifeline, holder = os.pipe()
     reader, status = os.pipe()
     arguments = [str(lifeline), str(status), "--remove", str(folder), *command]
@@ -125,8 +134,12 @@ def _supervised(
         os.close(status)
         said = b""
         try:
-            while part := os.read(reader, 4096):
-                said += part
+            is_over = False
+            while not is_over:
+                if select.select([reader], [], [], LOOK_SECONDS)[0]:
+                    said += (part := os.read(reader, 4096))
+                    is_over = not part
+                look()
         except BaseException:
             _tell(holder, b"T")
             if not _is_over(reader):
@@ -139,6 +152,14 @@ def _supervised(
             os.close(reader)
     code = os.waitstatus_to_exitcode(int(said.splitlines()[-1].split()[1]))
     return code if code >= 0 else 128 - code
+
+
+def _look(records: Path, hear: Hear | None) -> None:
+    if hear is None:
+        return
+    texts = [path.read_text().split() for path in records.glob(f"*{inside.STEPPED}")]
+    if all(texts) and texts:
+        hear(min(int(steps) for steps, _ in texts), max(int(used) for _, used in texts))
 
 
 def _is_over(reader: int) -> bool:
