@@ -18,12 +18,13 @@ from planner.core.units import format_bytes
 from planner.machine.emulated.machine import MAX_GPUS
 
 STDERR = 2
+MAX_NODES = 16
 
 
 @click.command(
     cls=Command,
     headings={
-        "The card": ("gpu", "gpus", "memory", "in_use"),
+        "The card": ("gpu", "gpus", "nodes", "memory", "in_use"),
         "The program": ("steps", "argument"),
     },
     examples=(
@@ -37,6 +38,10 @@ STDERR = 2
 @click.option(
     "--gpus", type=click.IntRange(1, MAX_GPUS), default=1, show_default=True, metavar="N",
     help="How many such cards.",
+)  # fmt: skip
+@click.option(
+    "--nodes", type=click.IntRange(1, MAX_NODES), default=1, show_default=True, metavar="N",
+    help="Run COMMAND once on each of N nodes, each with such cards, as ranks of one training.",
 )  # fmt: skip
 @click.option("--memory", metavar="SIZE", help="The card's memory, if not the catalogue's: 12GiB.")
 @click.option("--in-use", metavar="SIZE", help="What other programs hold of it: 3GiB.")

@@ -21,6 +21,7 @@ from planner.watching.emulating.varying import Variation
 from planner.watching.explaining.snapshot_reading import Group
 
 MAX_GROUPS = 12
+NODES = "$NNODES, $NODE_RANK, $MASTER_ADDR and $MASTER_PORT"
 PROCESSES = "process", "GPU", "steps", "allocated", "reserved", "device total", "peak"
 RETRIES = (
     "Retries: the allocator had no memory left, gave its cache back to the driver and asked again. "
@@ -115,6 +116,12 @@ def answer(run: EmulatedRun) -> list[str]:
             f"Not known: no Python of the program loaded our record (exit status {run.status}), "
             "which it finds by PYTHONPATH. Start python without -I, -E and -S, and do not set "
             "PYTHONPATH anew."
+        ]
+    if run.is_apart:
+        return [
+            f"Not known: the {run.nodes} nodes did not train together, as each had the same ranks. "
+            "torchrun joins them by itself where its command says nothing of nodes; hand any other "
+            f"launcher {NODES}, as \"sh -c '…'\" can."
         ]
     if fullest is None or not fullest.peaks:
         return [
@@ -224,6 +231,10 @@ def title_of(process: EmulatedProcess) -> str:
     return f"process {process.pid}" if process.rank is None else f"rank {process.rank}"
 
 
+def card_of(process: EmulatedProcess, peak: DevicePeak) -> str:
+    return f"{peak.device} of node {process.node}" if process.node else str(peak.device)
+
+
 def _alive(groups: Sequence[Group], title: str) -> str:
     total = sum(group.num_bytes for group in groups)
     rows = [
@@ -245,7 +256,7 @@ def _alive(groups: Sequence[Group], title: str) -> str:
 def _processes(processes: Sequence[EmulatedProcess]) -> str:
     rows = [
         [
-            title_of(process), str(peak.device), str(process.steps),
+            title_of(process), card_of(process, peak), str(process.steps),
             format_bytes(peak.allocated_bytes), format_bytes(peak.reserved_bytes),
             format_bytes(peak.used_bytes), place_of(peak),
         ]

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 import planner
 from planner.cli import cli, main
+from planner.core.errors import UsageError
 from planner.core.units import MIB
 from planner.machine.emulated.starting import SHARED_MEMORY
 from planner.report.emulation import emulation_text
@@ -141,6 +142,25 @@ for _ in range(2):
         loss = model(images).square().mean()
     loss.backward()
     optimizer.step()
+"""
+
+HYBRID = """
+import os, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local)
+dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+mesh = init_device_mesh("cuda", (dist.get_world_size() // torch.cuda.device_count(), 2))
+assert mesh.get_coordinate() == [int(os.environ["NODE_RANK"]), local] == [rank // 2, rank % 2]
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).cuda()
+fully_shard(model, mesh=mesh)
+assert next(model.parameters()).to_local().shape[0] == 32
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    model(torch.randn(64, 64, device="cuda")).mean().backward()
+    optimizer.step()
+print("sharded")
 """
 
 SENDS = """
@@ -295,6 +315,24 @@ def test_ranks_of_torchrun_have_a_card_each(program: str) -> None:
     assert [p.rank for p in run.processes] == [0, 1]
     assert [p.peaks[0].device for p in run.processes] == [0, 1]
     assert run.steps == 2
+
+
+def test_nodes_are_ranks_of_one_training_and_their_mesh_is_right(tmp_path: Path) -> None:
+    path = tmp_path / "hybrid.py"
+    path.write_text(HYBRID)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    with (tmp_path / "said").open("w+") as said:
+        run = planner.emulate([*torchrun, str(path)], gpu="t4", gpus=2, nodes=2, output=said)
+        said.seek(0)
+        assert said.read().count("sharded") == 4
+    assert [(p.node, p.rank, p.peaks[0].device) for p in run.processes] == [
+        (0, 0, 0), (0, 1, 1), (1, 2, 0), (1, 3, 1),
+    ]  # fmt: skip
+    assert (run.fits, run.status) == (True, 0)
+    with pytest.raises(UsageError, match="--standalone tells torchrun that there is one node"):
+        planner.emulate([*torchrun, "--standalone", str(path)], gpu="t4", nodes=2)
+    failing = "import os, sys, time; time.sleep(600 * int(os.environ['NODE_RANK'])); sys.exit(7)"
+    assert planner.emulate([sys.executable, "-c", failing], gpu="t4", nodes=2).status == 7
 
 
 def test_what_ranks_send_each_other_arrives_and_barriers_wait(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ def record(used: int, steps: int = 3, **more: Any) -> dict[str, Any]:
         "module": "Net.mlp", "is_backward": True,
     }  # fmt: skip
     return {
-        "pid": 7, "rank": None, "steps": steps, "peaks": {"0": peak}, "out_of_memory": None,
-        "growth": None, "selects": False, "faults": [], **more,
+        "pid": 7, "node": 0, "rank": None, "steps": steps, "peaks": {"0": peak},
+        "out_of_memory": None, "growth": None, "selects": False, "faults": [], **more,
     }  # fmt: skip
 
 
@@ -155,6 +155,16 @@ def test_what_would_help_follows_from_what_was_alive() -> None:
     ):
         failed = {**FAILED, "places": places, "grown_bytes": grown}
         assert said in emulation_text(run_of(record(GIB, out_of_memory=failed), status=1))
+
+
+def test_nodes_that_trained_apart_say_nothing() -> None:
+    ranks = [record(6 * GIB, rank=rank, node=node) for rank in (0, 1) for node in (0, 1)]
+    apart = replace(run_of(*ranks), nodes=2)
+    assert apart.fits is None
+    assert emulation_text(apart).startswith("Not known: the 2 nodes did not train together")
+    together = replace(run_of(ranks[0], {**ranks[3], "pid": 8}), nodes=2)
+    assert together.fits is True
+    assert "0 of node 1" in emulation_text(together)
 
 
 def test_the_page_says_what_the_terminal_says() -> None:

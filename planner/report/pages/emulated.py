@@ -11,6 +11,7 @@ from planner.report.emulation import (
     PROCESSES,
     SELECTS,
     answer,
+    card_of,
     grew,
     known_levers,
     place_of,
@@ -97,7 +98,8 @@ def _processes(processes: Sequence[EmulatedProcess]) -> Table:
         PROCESSES,
         [
             (
-                title_of(process), str(peak.device), Number(process.steps, str(process.steps)),
+                title_of(process), card_of(process, peak),
+                Number(process.steps, str(process.steps)),
                 *(
                     Number(size, format_bytes(size))
                     for size in (peak.allocated_bytes, peak.reserved_bytes, peak.used_bytes)

@@ -28,8 +28,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-FOLDER, STEPS, SNAPSHOT = (
-    f"PLANNER_EMULATE_{name}" for name in ("FOLDER", "STEPS", "SNAPSHOT")
+FOLDER, STEPS, SNAPSHOT, NODE = (
+    f"PLANNER_EMULATE_{name}" for name in ("FOLDER", "STEPS", "SNAPSHOT", "NODE")
 )  # what the environment says
 MAX_EVENTS = 400_000  # of the allocator's history, more than a step has
 MAX_PLACES = 200  # that are written of what is alive, the largest first
@@ -71,7 +71,8 @@ class Record:
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.selections = 0  # of all kernels until the first step's end
         self.values: dict[str, Any] = {
-            "pid": self.pid, "rank": None, "arguments": sys.argv, "torch": torch.__version__,
+            "pid": self.pid, "node": int(os.environ.get(NODE, 0)), "rank": None,
+            "arguments": sys.argv, "torch": torch.__version__,
             "steps": 0, "allocated": [],
             "peaks": {}, "out_of_memory": None, "growth": None, "selects": False,
             "faults": [],

@@ -15,7 +15,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-WRAPPERS = "module", "_orig_mod"  # of DDP and torch.compile, the attribute that holds the user's
+# The attribute that holds the user's module: of DDP, of torch.compile, and of FSDP 1.
+WRAPPERS = "module", "_orig_mod", "_fsdp_wrapped_module"
 NODE = "planner_module"  # the key in the metadata of autograd's nodes
 MAX_DEPTH = 3  # of containers in which a module's tensors are looked for
 MAX_MARKS = 100_000
@@ -132,7 +133,7 @@ class Modules:
         outside = [module]
         while inner := next((i for w in WRAPPERS if (i := module._modules.get(w))), None):
             outside.append(module := inner)
-        root = type(module).__name__
+        root = type(module).__name__.removeprefix("FSDP")  # fully_shard changes classes
         self.names.update(dict.fromkeys(outside, root))
         for name, part in module.named_modules():
             self.names[part] = f"{root}.{name}".replace("._orig_mod", "").rstrip(".")

@@ -100,10 +100,12 @@ class Growth:
 
 @dataclass(frozen=True)
 class EmulatedProcess:
-    """A process that initialised CUDA. `selects` says whether sizes of its tensors were values on
-    the device, which nothing computed. `faults` are those of our own record of it."""
+    """A process that initialised CUDA. Nodes count from 0. `selects` says whether sizes of its
+    tensors were values on the device, which nothing computed. `faults` are those of our own record
+    of it."""
 
     pid: int
+    node: int
     rank: int | None
     steps: int
     peaks: tuple[DevicePeak, ...]
@@ -133,10 +135,11 @@ class KnownRelief:
 
 @dataclass(frozen=True)
 class EmulatedRun:
-    """A command that ran on `gpus` emulated cards of one name, `in_use_bytes` of the first of which
-    somebody else held. `status` is its exit status. Each card has `memory_bytes`, of which each
-    process's CUDA context takes `context_bytes` (assumed). `is_recorded` says whether a Python of
-    the program loaded what writes its record."""
+    """A command that ran on `gpus` emulated cards of one name on each of `nodes`, `in_use_bytes` of
+    the first of which somebody else held. `status` is its exit status. Each card has
+    `memory_bytes`, of which each process's CUDA context takes `context_bytes` (assumed).
+    `is_recorded` says whether a Python of the program loaded what writes its record; `relief`,
+    which levers would help where a known model ran out of memory."""
 
     command: tuple[str, ...]
     gpu: str
@@ -148,6 +151,7 @@ class EmulatedRun:
     context_bytes: int = 0
     is_recorded: bool = True
     relief: KnownRelief | None = None
+    nodes: int = 1
 
     @property
     def fullest(self) -> EmulatedProcess | None:
@@ -171,12 +175,19 @@ class EmulatedRun:
         return self.free_bytes < self.context_bytes and not any(p.peaks for p in self.processes)
 
     @property
+    def is_apart(self) -> bool:
+        """Whether nodes trained each for itself: a rank of one is another's too."""
+        ranks = [p.rank for p in self.processes if p.steps]
+        return self.nodes > 1 and len(set(ranks)) < len(ranks)
+
+    @property
     def fits(self) -> bool | None:
-        """None where no process made two steps on a GPU: the second is the first that has an
-        optimizer's state from its beginning."""
+        """None where nodes did not train together, and where no process made two steps on a GPU:
+        the second is the first that has an optimizer's state from its beginning."""
         if self.out_of_memory is not None or self.lacks_context:
             return False
-        return True if any(p.steps >= FEWEST_STEPS for p in self.processes) else None
+        is_known = any(p.steps >= FEWEST_STEPS for p in self.processes) and not self.is_apart
+        return True if is_known else None
 
     @property
     def selects(self) -> bool:
@@ -205,6 +216,7 @@ def _process(record: Mapping[str, Any]) -> EmulatedProcess:
     grown, failed = record["growth"], record["out_of_memory"]
     return EmulatedProcess(
         pid=record["pid"],
+        node=record["node"],
         rank=None if record["rank"] is None else int(record["rank"]),
         steps=record["steps"],
         peaks=tuple(

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -21,9 +22,11 @@ from planner.core.files import check_output
 from planner.core.units import parse_bytes
 from planner.machine import supervisor
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
+from planner.machine.emulated.machine import configuration_text
 from planner.machine.emulated.starting import CONFIGURATION
 from planner.memory.snapshot import SNAPSHOT_ENDINGS
 from planner.watching.emulating import inside
+from planner.watching.emulating import nodes as nodes_launcher
 from planner.watching.emulating.reading import EmulatedRun, read_processes
 
 Hear = Callable[[int, int], None]
@@ -36,6 +39,7 @@ def emulate(
     *,
     gpu: str,
     gpus: int = 1,
+    nodes: int = 1,
     memory: int | str | None = None,
     in_use: int | str | None = None,
     steps: int = 0,
@@ -49,10 +53,11 @@ def emulate(
 
     `command` is a program and its arguments, or a function of a module that the program's Python
     can import. `gpus` cards of `gpu` are in the machine, of `memory` where that is another, of
-    which somebody else holds `in_use` (bytes, or "3GiB") on the first. After `steps` steps of
-    its optimizers (0: never) each process ends. `snapshot`, a file, receives the allocator's
-    history at the peak, of each rank its own. `output` is where what the program prints goes,
-    as in `subprocess`. Where a known model runs out of memory, and it is `advised`, the answer has
+    which somebody else holds `in_use` (bytes, or "3GiB") on the first. On several `nodes`, each
+    such a machine, the command runs once each, as torchrun and Lightning are to be started there.
+    After `steps` steps of its optimizers (0: never) each process ends. `snapshot`, a file, receives
+    the allocator's history at the peak, of each rank its own. `output` is where what the program
+    prints goes, as in `subprocess`. Where a known model runs out of memory, and it is `advised`, the answer has
     levers. `hear` is told the steps that all processes made so far, and the most bytes that one
     used of a device. Raises UsageError for a card that is not there, PlannerError where
     nothing can be built.
@@ -83,20 +88,42 @@ def emulate(
             inside.SNAPSHOT: str(snapshot or ""),
         }
         words = _words(command)
-        status = _supervised(words, environment, folder, output, partial(_look, records, hear))
+        launched = words if nodes == 1 else _on_nodes(nodes, words, machine, folder)
+        status = _supervised(launched, environment, folder, output, partial(_look, records, hear))
         is_recorded = (records / inside.LOADED).exists()
         texts = [path.read_text() for path in sorted(records.glob("*.json"))]
     found = read_processes([json.loads(text) for text in texts])
     first = machine.gpus[0]
     run = EmulatedRun(
         tuple(words), first.name, gpus, status, held, found,
-        first.memory_bytes, first.context_bytes, is_recorded,
+        first.memory_bytes, first.context_bytes, is_recorded, nodes=nodes,
     )  # fmt: skip
     if advised and run.out_of_memory is not None:
         from planner.watching.emulating.levers import find_levers
 
         run = replace(run, relief=find_levers(run, gpu))
     return run
+
+
+def _on_nodes(nodes: int, words: list[str], machine: EmulatedMachine, folder: Path) -> list[str]:
+    """What starts `words` on each node with cards of its own: torchrun reads PET_…, the others what
+    cluster schedulers' scripts read."""
+    if "--standalone" in words:
+        raise UsageError(
+            "--standalone tells torchrun that there is one node.", "Omit it with --nodes."
+        )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    variables = []
+    for node in range(nodes):
+        configuration, table = folder / f"machine-{node}.txt", folder / f"table-{node}"
+        table.touch()
+        configuration.write_text(configuration_text(machine, str(table)))
+        own = {"NNODES": str(nodes), "NODE_RANK": str(node), **address}
+        own |= {f"PET_{name}": value for name, value in own.items()}
+        variables.append({**own, CONFIGURATION: str(configuration), inside.NODE: str(node)})
+    launcher = [sys.executable, "-S", "-E", nodes_launcher.__file__]
+    return [*launcher, json.dumps(variables), *words]
 
 
 def _words(command: Sequence[str] | Callable[[], object]) -> list[str]:
