@@ -28,9 +28,9 @@ RETRIES = (
     "On a real card each waits for the device: take a smaller value for speed."
 )
 SELECTS = (
-    "Its steps select by values on the GPU (a boolean index, nonzero, masked_select or unique), "
-    "which nothing computed: how many were selected is what lay in memory, often none. A real card "
-    "may need more, or less."
+    "Its steps select by values on the GPU (a boolean index, nonzero, masked_select, unique or "
+    "bincount), which nothing computed: masks select nothing here, and unique finds one value. A "
+    "real card may need more."
 )
 CAVEAT = (
     "Emulated: torch's own CUDA code asked for this memory, and its kernels computed nothing. "

@@ -71,6 +71,10 @@ for _ in range(2):
         weight.detach()[mask]
     if sys.argv[1] == "unique":
         torch.unique(weight.detach(), return_inverse=True)
+    if sys.argv[1] == "rows":
+        torch.unique(torch.zeros(4, 2, device="cuda"), dim=0)
+    if sys.argv[1] == "bincount":
+        torch.bincount(torch.zeros(4, device="cuda", dtype=torch.int64))
     weight.square().sum().backward()
     optimizer.step()
 """
@@ -280,7 +284,7 @@ def test_a_program_s_own_history_leaves_ours_whole(program: str, tmp_path: Path)
     assert planner.explain(tmp_path / "own.pickle").kind == "snapshot"
 
 
-@pytest.mark.parametrize("how", ["mask", "unique", "neither"])
+@pytest.mark.parametrize("how", ["mask", "unique", "rows", "bincount", "neither"])
 def test_steps_that_select_by_values_are_told_of(how: str) -> None:
     """And not what selected before the first step, as a program that makes its data may."""
     run = planner.emulate([sys.executable, "-c", SELECTS, how], gpu="rtx-3090")

@@ -57,10 +57,10 @@ def emulate(
     such a machine, the command runs once each, as torchrun and Lightning are to be started there.
     After `steps` steps of its optimizers (0: never) each process ends. `snapshot`, a file, receives
     the allocator's history at the peak, of each rank its own. `output` is where what the program
-    prints goes, as in `subprocess`. Where a known model runs out of memory, and it is
-    `advised`, the answer has levers. `hear` is told the steps that all processes made so far, and the most bytes that one
-    used of a device. Raises UsageError for a card that is not there, PlannerError where
-    nothing can be built.
+    prints goes, as in `subprocess`. Where a known model runs out of memory, and it is `advised`,
+    the answer has levers. `hear` is told the steps that all processes made so far, and the most
+    bytes that one used of a device. Raises UsageError for a card that is not there, PlannerError
+    where nothing can be built.
     """
     if snapshot is not None:
         snapshot = check_output(snapshot, "a snapshot", SNAPSHOT_ENDINGS).absolute()
