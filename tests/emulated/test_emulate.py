@@ -114,9 +114,9 @@ class Block(nn.Module):
         super().__init__()
         self.wide, self.norm, self.mlp = wide, nn.LayerNorm(64), nn.Linear(64, 64)
     def forward(self, x):
-        x = x + self.mlp(self.norm(x))
         if self.wide and kind in ("forward", "recomputed"):
             torch.empty(32 << 20, device="cuda")
+        x = x + self.mlp(self.norm(x))
         return Wide.apply(x) if self.wide and kind == "backward" else x
 class Net(nn.Module):
     def __init__(self):
@@ -155,8 +155,9 @@ from torch.distributed.fsdp import fully_shard
 rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
 torch.cuda.set_device(local)
 dist.init_process_group("nccl", device_id=torch.device("cuda", local))
-mesh = init_device_mesh("cuda", (dist.get_world_size() // torch.cuda.device_count(), 2))
-assert mesh.get_coordinate() == [int(os.environ["NODE_RANK"]), local] == [rank // 2, rank % 2]
+shape, names = (dist.get_world_size() // torch.cuda.device_count(), 2), ("nodes", "cards")
+mesh = init_device_mesh("cuda", shape, mesh_dim_names=names)
+assert tuple(mesh.get_coordinate()) == (int(os.environ["NODE_RANK"]), local) == divmod(rank, 2)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).cuda()
 fully_shard(model, mesh=mesh)
 assert next(model.parameters()).to_local().shape[0] == 32
@@ -245,7 +246,7 @@ def test_the_peak_s_module_is_known_and_costs_no_byte(
 def test_levers_stand_beside_an_out_of_memory(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SWIN)
-    run = planner.emulate([sys.executable, str(path), "64"], gpu="t4", memory="3GiB")
+    run = planner.emulate([sys.executable, str(path), "64"], gpu="rtx-3090", memory="3GiB")
     assert run.relief is not None
     assert run.relief.model == "torchvision:swin_t"
     assert run.relief.setting == {"batch_size": 64, "precision": "bf16", "optimizer": "adamw"}
@@ -383,6 +384,18 @@ def test_memory_that_others_hold_is_not_there(program: str) -> None:
     failed = shared.out_of_memory
     assert failed is not None
     assert failed.where.endswith("train.py:14 <module>")
+
+
+def test_a_program_that_hands_on_its_path_and_exits_at_once_is_recorded() -> None:
+    """As the workers of planner's own probes do."""
+    hands_on = (
+        "import os, subprocess, sys; paths = os.pathsep.join(p or '.' for p in sys.path); "
+        "environment = {**os.environ, 'PYTHONPATH': paths}; "
+        "subprocess.run([sys.executable, '-P', '-c', sys.argv[1]], env=environment)"
+    )
+    text = SELECTS.replace("sys.argv[1]", "''") + "import os\nos._exit(0)\n"
+    run = planner.emulate([sys.executable, "-c", hands_on, text], gpu="rtx-3090")
+    assert (run.fits, run.steps) == (True, 2)
 
 
 @pytest.mark.parametrize("option", ["-I", "-E", "-S"])

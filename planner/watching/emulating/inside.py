@@ -1,9 +1,9 @@
 """What each Python process of an emulated program writes down: steps, peaks, what is alive at them.
 
 A copy of this file lies as `sitecustomize.py` before all else that the program imports, with
-`modules.py`, in whatever Python it runs: so it needs the standard library only, and looks at torch
-once the program has imported it. Its own faults never reach the program: the first is written into
-the record.
+`modules_called.py`, in whatever Python it runs: so it needs the standard library only, and looks at
+torch once the program has imported it. Its own faults never reach the program: the first is written
+into the record.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOLDER, STEPS, SNAPSHOT, NODE = (
 MAX_EVENTS = 400_000  # of the allocator's history, more than a step has
 MAX_PLACES = 200  # that are written of what is alive, the largest first
 MAX_FRAMES = 80  # of a stack: the user's own are the last of a trainer's
-MODULES = Path(__file__).with_name("modules.py")
+MODULES = Path(__file__).with_name("modules_called.py")
 OURS = {__file__, str(MODULES)}
 SETTLED = 3  # from this step's end on, what is alive should not grow
 STEPPED = ".step"  # how a file ends with the steps of a process, and the most that it used
@@ -443,10 +443,10 @@ def send_objects_by_store(distributed: Any) -> None:
 
 
 def customize() -> None:
-    """As Python's start: the user's own sitecustomize, which this one hides, and then ours."""
-    here = str(Path(__file__).parent)
-    sys.path[:] = [entry for entry in sys.path if entry != here]
-    theirs = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    """As Python's start: the user's own sitecustomize, which this one hides, and then ours. It
+    stays on sys.path, which some programs hand to what they start."""
+    others = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
+    theirs = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if theirs is not None and theirs.loader is not None:
         theirs.loader.exec_module(importlib.util.module_from_spec(theirs))
     sys.meta_path.insert(0, AfterTorch())
