@@ -23,6 +23,7 @@ MAX_NODES = 16
 
 @click.command(
     cls=Command,
+    context_settings={"allow_interspersed_args": False},  # COMMAND's options are its own
     headings={
         "The card": ("gpu", "gpus", "nodes", "memory", "in_use"),
         "The program": ("steps", "argument"),

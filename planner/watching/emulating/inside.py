@@ -32,6 +32,7 @@ FOLDER, STEPS, SNAPSHOT, NODE = (
     f"PLANNER_EMULATE_{name}" for name in ("FOLDER", "STEPS", "SNAPSHOT", "NODE")
 )  # what the environment says
 MAX_EVENTS = 400_000  # of the allocator's history, more than a step has
+MORE = 17 / 16  # from one peak to the next that is looked into, of those that come ever again
 MAX_PLACES = 200  # that are written of what is alive, the largest first
 MAX_FRAMES = 80  # of a stack: the user's own are the last of a trainer's
 MODULES = Path(__file__).with_name("modules_called.py")
@@ -68,6 +69,7 @@ class Record:
         self.counts: dict[int, int] = {}  # steps by optimizer
         self.settled: Bytes | None = None
         self.leavings = 0
+        self.seen: dict[int, int] = {}  # by device, the peak of which it is known what was alive
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.selections = 0  # of all kernels until the first step's end
         self.values: dict[str, Any] = {
@@ -166,11 +168,13 @@ class Record:
                 retries=cuda.memory_stats(device).get("num_alloc_retries", 0),
             )  # fmt: skip
             if allocated > peak["allocated_bytes"]:
-                snapshot = cuda.memory._snapshot()
-                peak.update(
-                    allocated_bytes=allocated, step=self.values["steps"] + is_end,
-                    **at_the_peak(snapshot, device),
-                )  # fmt: skip
+                step = self.values["steps"] + is_end
+                peak.update(allocated_bytes=allocated, step=step)
+            seen = self.seen.get(device, 0)
+            is_due = is_end or self.values["steps"] <= SETTLED
+            if peak["allocated_bytes"] > (seen if is_due else seen * MORE):
+                self.seen[device] = peak["allocated_bytes"]
+                peak.update(at_the_peak(cuda.memory._snapshot(), device))
                 peak.update(self.placed(peak["where"], peak.pop("mark")))
                 surviving(self, self.keep)()
 

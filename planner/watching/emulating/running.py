@@ -129,7 +129,9 @@ def _on_nodes(nodes: int, words: list[str], machine: EmulatedMachine, folder: Pa
 def _words(command: Sequence[str] | Callable[[], object]) -> list[str]:
     if not callable(command):
         if shutil.which(command[0]) is None:
-            raise UsageError(f"{shorten(command[0])} is no program.", "Name one behind --.")
+            is_script = command[0].endswith(".py")
+            way_out = f"Write: -- python {command[0]}" if is_script else "Name one behind --."
+            raise UsageError(f"{shorten(command[0])} is no program.", way_out)
         return list(command)
     module, name = command.__module__, command.__qualname__
     file = Path(command.__code__.co_filename).resolve()
