@@ -95,7 +95,7 @@ class Record:
         self.write()
 
     def watch_modules(self) -> None:
-        if hasattr(self.torch._C, "_cuda_setMemoryMetadata"):  # not in torch before 2.14
+        if hasattr(self.torch._C, "_cuda_setMemoryMetadata"):  # older torch has none
             spec = importlib.util.spec_from_file_location("planner_modules", MODULES)
             loaded = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
             spec.loader.exec_module(loaded)  # type: ignore[union-attr]
