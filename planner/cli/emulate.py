@@ -69,7 +69,7 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
     """
     from planner.report.emulation import emulation_text, variation_text
     from planner.report.pages.emulated import emulated_page
-    from planner.watching.emulating.running import emulate
+    from planner.watching.emulating.running import InterruptedRun, emulate
     from planner.watching.emulating.varying import vary
     from search.report.output import check_page, write_page
 
@@ -97,7 +97,12 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
         print_json(varied.to_json()) if as_json else say(variation_text(varied))
         return 0 if varied.largest else 1
     hear, output = _saying() if is_shown else None, STDERR if as_json else None
-    run = emulate(words, steps=steps or 0, output=output, hear=hear, **given)
+    try:
+        run = emulate(words, steps=steps or 0, output=output, hear=hear, **given)
+    except InterruptedRun as interrupted:
+        if not as_json:
+            say(f"\nUntil it was interrupted:\n{emulation_text(interrupted.run)}")
+        raise
     print_json(run.to_json()) if as_json else say(f"\n{emulation_text(run)}")
     if report is not None:
         made = f"planner {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M UTC}"

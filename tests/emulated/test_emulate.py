@@ -246,7 +246,13 @@ def test_the_peak_s_module_is_known_and_costs_no_byte(
 def test_levers_stand_beside_an_out_of_memory(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SWIN)
-    run = planner.emulate([sys.executable, str(path), "64"], gpu="rtx-3090", memory="3GiB")
+    command = [sys.executable, str(path), "64"]
+    with (tmp_path / "said").open("w+") as said:
+        run = planner.emulate(command, gpu="rtx-3090", memory="3GiB", output=said)
+        said.seek(0)
+        text = said.read()
+    assert "torch.OutOfMemoryError: " in text
+    assert "modules_called.py" not in text  # the user's traceback is the user's
     assert run.relief is not None
     assert run.relief.model == "torchvision:swin_t"
     assert run.relief.setting == {"batch_size": 64, "precision": "bf16", "optimizer": "adamw"}
@@ -431,6 +437,24 @@ def test_the_exit_status_is_the_program_s() -> None:
     assert main([*command, sys.executable, "-c", "pass"]) == 1
     assert main([*command[:-1], "--snapshot", "/nowhere/s.pickle", "--", sys.executable]) == 1
     assert main([*command, "no-such-program"]) == 2
+
+
+def test_an_interrupt_is_answered_with_what_was_needed_until_then(program: str) -> None:
+    text = Path(program).read_text().replace("range(1000)", "range(10**9)")
+    Path(program).write_text(text)
+    command = [sys.executable, "-m", "planner", "emulate", "--gpu", "t4", "--progress", "--"]
+    with subprocess.Popen(
+        [*command, sys.executable, program, "-b", "64"], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        while not process.stderr.readline().startswith("step "):
+            pass
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.lstrip().startswith("Until it was interrupted:\nFits in 14.56 GiB of Tesla T4")
 
 
 @pytest.mark.repeated

@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
 from typing import Any
 
 # The attribute that holds the user's module: of DDP, of torch.compile, and of FSDP 1.
@@ -59,6 +60,8 @@ class Modules:
 
         module.__call__ = called
         torch.autograd._engine_run_backward = run_backward
+        hook = sys.excepthook
+        sys.excepthook = lambda kind, error, trace: hook(kind, error, without_ours(trace))
         if dynamo := sys.modules.get("torch._dynamo.utils"):  # to it ours is torch's own
             dynamo.unpatched_nn_module_call = called  # type: ignore[attr-defined]
 
@@ -106,7 +109,8 @@ class Modules:
         """What is trained, where that is plain to see: one model as its library made it, eager, in
         fp32 or under autocast, and one optimizer."""
         torch = self.torch
-        optimizers = [o for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer)]
+        kind = torch.optim.Optimizer
+        optimizers = [o for o in gc.get_objects() if issubclass(type(o), kind)]
         if len(self.roots) != 1 or len(optimizers) != 1:
             return None
         ((model, call),), (optimizer,) = self.roots.items(), optimizers
@@ -171,6 +175,15 @@ class Modules:
 
     def here(self) -> tuple[str, bool, Stack]:
         return self.found(self.torch._C._cuda_getMemoryMetadata())
+
+
+def without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """What a traceback is without this file."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    if trace is not None:
+        trace.tb_next = without_ours(trace.tb_next)
+    return trace
 
 
 def tensors(found: Any, kind: type, depth: int = MAX_DEPTH) -> Iterator[Any]:

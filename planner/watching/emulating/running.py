@@ -30,8 +30,17 @@ from planner.watching.emulating import nodes as nodes_launcher
 from planner.watching.emulating.reading import EmulatedRun, read_processes
 
 Hear = Callable[[int, int], None]
+INTERRUPTED = 130  # the exit status of who is
 LOOK_SECONDS = 0.5  # at how many steps the program has made
 ENDING_SECONDS = 10.0  # from SIGTERM, or an interrupt, to SIGKILL
+
+
+class InterruptedRun(KeyboardInterrupt):
+    """`run` is what the program needed until a person interrupted it."""
+
+    def __init__(self, run: EmulatedRun) -> None:
+        super().__init__()
+        self.run = run
 
 
 def emulate(
@@ -89,7 +98,13 @@ def emulate(
         }
         words = _words(command)
         launched = words if nodes == 1 else _on_nodes(nodes, words, machine, folder)
-        status = _supervised(launched, environment, folder, output, partial(_look, records, hear))
+        is_interrupted, status = False, INTERRUPTED
+        try:
+            status = _supervised(
+                launched, environment, folder, output, partial(_look, records, hear)
+            )
+        except KeyboardInterrupt:
+            is_interrupted = True
         is_recorded = (records / inside.LOADED).exists()
         texts = [path.read_text() for path in sorted(records.glob("*.json"))]
     found = read_processes([json.loads(text) for text in texts])
@@ -98,6 +113,8 @@ def emulate(
         tuple(words), first.name, gpus, status, held, found,
         first.memory_bytes, first.context_bytes, is_recorded, nodes=nodes,
     )  # fmt: skip
+    if is_interrupted:
+        raise InterruptedRun(run)
     if advised and run.out_of_memory is not None:
         from planner.watching.emulating.levers import find_levers
 
