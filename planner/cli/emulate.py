@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,16 +12,20 @@ import click
 from planner import __version__
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
+from planner.cli.progress import has_live_terminal
 from planner.core.errors import UsageError
+from planner.core.units import format_bytes
 from planner.machine.emulated.machine import MAX_GPUS
 
 STDERR = 2
+MAX_NODES = 16
 
 
 @click.command(
     cls=Command,
+    context_settings={"allow_interspersed_args": False},  # COMMAND's options are its own
     headings={
-        "The card": ("gpu", "gpus", "memory", "in_use"),
+        "The card": ("gpu", "gpus", "nodes", "memory", "in_use"),
         "The program": ("steps", "argument"),
     },
     examples=(
@@ -34,6 +40,10 @@ STDERR = 2
     "--gpus", type=click.IntRange(1, MAX_GPUS), default=1, show_default=True, metavar="N",
     help="How many such cards.",
 )  # fmt: skip
+@click.option(
+    "--nodes", type=click.IntRange(1, MAX_NODES), default=1, show_default=True, metavar="N",
+    help="Run COMMAND once on each of N nodes, each with such cards, as ranks of one training.",
+)  # fmt: skip
 @click.option("--memory", metavar="SIZE", help="The card's memory, if not the catalogue's: 12GiB.")
 @click.option("--in-use", metavar="SIZE", help="What other programs hold of it: 3GiB.")
 @click.option(
@@ -43,6 +53,9 @@ STDERR = 2
 @click.option("--vary", "argument", metavar="ARG", help="Find the largest value of ARG that fits.")
 @click.option("--snapshot", metavar="FILE", help="Keep the allocator's history at the peak.")
 @click.option("--report", metavar="FILE", help="The answer as a page of HTML too.")
+@click.option(
+    "--progress", is_flag=True, help="Say steps on standard error too where that is no terminal."
+)
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
     """Run COMMAND with emulated GPUs, and say what it needs of them: peaks, where they are, what
@@ -56,11 +69,12 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
     """
     from planner.report.emulation import emulation_text, variation_text
     from planner.report.pages.emulated import emulated_page
-    from planner.watching.emulating.running import emulate
+    from planner.watching.emulating.running import InterruptedRun, emulate
     from planner.watching.emulating.varying import vary
     from search.report.output import check_page, write_page
 
     as_json, steps, report = given.pop("as_json"), given.pop("steps"), given.pop("report")
+    is_shown = given.pop("progress") or has_live_terminal(os.environ)
     if report is not None:
         if argument is not None:
             raise UsageError("--report is of one run, and --vary makes several.", "Omit one.")
@@ -72,12 +86,38 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
             answer = "fits" if run.fits else "does not fit"
             click.echo(f"{argument} {value}: {answer}", err=True)
 
-        varied = vary(words, argument, tell=tell, **options, **given)
+        from rich.console import Console
+
+        with Console(stderr=True, quiet=not is_shown).status(f"{argument}: starting") as status:
+
+            def show(value: int, steps: int, used_bytes: int) -> None:
+                status.update(f"{argument} {value}: step {steps}, {format_bytes(used_bytes)}")
+
+            varied = vary(words, argument, tell=tell, hear=show, **options, **given)
         print_json(varied.to_json()) if as_json else say(variation_text(varied))
         return 0 if varied.largest else 1
-    run = emulate(words, steps=steps or 0, output=STDERR if as_json else None, **given)
+    hear, output = _saying() if is_shown else None, STDERR if as_json else None
+    try:
+        run = emulate(words, steps=steps or 0, output=output, hear=hear, **given)
+    except InterruptedRun as interrupted:
+        if not as_json:
+            say(f"\nUntil it was interrupted:\n{emulation_text(interrupted.run)}")
+        raise
     print_json(run.to_json()) if as_json else say(f"\n{emulation_text(run)}")
     if report is not None:
         made = f"planner {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M UTC}"
         say(f"\nWrote {write_page(emulated_page(run, made), report)}.")
     return run.status if run.fits else run.status or 1
+
+
+def _saying() -> Callable[[int, int], None]:
+    """Lines, as the program writes to the same terminal, ever fewer of them."""
+    due = 1
+
+    def hear(steps: int, used_bytes: int) -> None:
+        nonlocal due
+        if steps >= due:
+            click.echo(f"step {steps}: {format_bytes(used_bytes)} of the card at most", err=True)
+            due = steps + 1 if steps < 3 else 2 * steps
+
+    return hear

@@ -6,26 +6,31 @@ from collections.abc import Sequence
 
 from planner.core.errors import printable
 from planner.core.units import format_bytes
+from planner.report.explanation import relief_text
 from planner.report.terminal import table_text, wrapped
 from planner.watching.emulating.reading import (
+    ELSE,
     DevicePeak,
     EmulatedProcess,
     EmulatedRun,
     Growth,
+    KnownRelief,
     OutOfMemory,
 )
 from planner.watching.emulating.varying import Variation
 from planner.watching.explaining.snapshot_reading import Group
 
 MAX_GROUPS = 12
+NODES = "$NNODES, $NODE_RANK, $MASTER_ADDR and $MASTER_PORT"
+PROCESSES = "process", "GPU", "steps", "allocated", "reserved", "device total", "peak"
 RETRIES = (
     "Retries: the allocator had no memory left, gave its cache back to the driver and asked again. "
     "On a real card each waits for the device: take a smaller value for speed."
 )
 SELECTS = (
-    "Its steps select by values on the GPU (a boolean index, nonzero, masked_select or unique), "
-    "which nothing computed: how many were selected is what lay in memory, often none. A real card "
-    "may need more, or less."
+    "Its steps select by values on the GPU (a boolean index, nonzero, masked_select, unique or "
+    "bincount), which nothing computed: masks select nothing here, and unique finds one value. A "
+    "real card may need more."
 )
 CAVEAT = (
     "Emulated: torch's own CUDA code asked for this memory, and its kernels computed nothing. "
@@ -40,6 +45,8 @@ def emulation_text(run: EmulatedRun) -> str:
     fullest = run.fullest
     if run.selects:
         parts.append(wrapped(SELECTS))
+    if run.relief is not None:
+        parts.append(known_levers(run.relief))
     if run.out_of_memory is not None:
         parts.append(_alive(run.out_of_memory.groups, "Alive when it ran out of memory"))
     elif fullest is not None and fullest.peaks:
@@ -110,6 +117,12 @@ def answer(run: EmulatedRun) -> list[str]:
             "which it finds by PYTHONPATH. Start python without -I, -E and -S, and do not set "
             "PYTHONPATH anew."
         ]
+    if run.is_apart:
+        return [
+            f"Not known: the {run.nodes} nodes did not train together, as each had the same ranks. "
+            "torchrun joins them by itself where its command says nothing of nodes; hand any other "
+            f"launcher {NODES}, as \"sh -c '…'\" can."
+        ]
     if fullest is None or not fullest.peaks:
         return [
             f"Not known: no process used the GPU through torch (exit status {run.status}). "
@@ -146,11 +159,43 @@ def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
         f"{format_bytes(failed.free_bytes)} free: at least {missing} are missing. torch had "
         f"{format_bytes(failed.allocated_bytes)} allocated and "
         f"{format_bytes(failed.reserved_bytes)} reserved.",
-        f"Where: {failed.phase}, {failed.where}.",
+        f"Where: {place_of(failed)}.",
         *_went_on(run, failed),
-        "Next: a smaller batch with accumulation, bf16 autocast, or checkpointing; "
-        "--vary ARGUMENT finds the largest that fits.",
+        *(_by_kind(failed) if run.relief is None else []),
     ]
+
+
+def _by_kind(failed: OutOfMemory) -> list[str]:
+    """What helps any model, by the kind of what was alive."""
+    if failed.grown_bytes:
+        grown = format_bytes(failed.grown_bytes)
+        return [f"Next: each step left {grown} more alive. Keep no losses, outputs or gradients."]
+    alive = sum(group.num_bytes for group in failed.groups)
+    states, batch = failed.state_bytes, failed.batch_bytes
+    what, levers = "parameters and optimizer state", (
+        "which no smaller batch frees: an optimizer with less state, LoRA, or sharding over more "
+        "GPUs needs less"
+    )  # fmt: skip
+    if batch >= states:
+        what, levers = "activations and batches", (
+            "which grow with the batch: a smaller one with accumulation, checkpointing, or bf16 "
+            "autocast where it is off needs less; --vary ARGUMENT finds the largest that fits"
+        )  # fmt: skip
+    share = max(batch, states) / max(alive, 1)
+    if share < 0.5:
+        return ["Next: no kind was half of what was alive; run it with a smaller batch first."]
+    tail = "That is read from what was alive; how much each frees, only a run with it says."
+    return [f"Next: {share:.0%} of what was alive is {what}, {levers}. {tail}"]
+
+
+def known_levers(known: KnownRelief) -> str:
+    """What `planner advise` says of the model that was seen."""
+    setting = ", ".join(f"{key} {value}" for key, value in known.setting.items())
+    first = wrapped(
+        f"The program trains {known.model} ({setting}), by its class and number of parameters. "
+        "For a plain step of that, which the program's own may differ from:"
+    )
+    return "\n".join([first, *map(wrapped, relief_text(known.relief).split("\n"))])
 
 
 def _went_on(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
@@ -170,12 +215,24 @@ def _figures(peak: DevicePeak) -> str:
     return (
         f"torch allocates {format_bytes(peak.allocated_bytes)} at most and reserves "
         f"{format_bytes(peak.reserved_bytes)}; {format_bytes(peak.outside_bytes)} are outside of "
-        f"it. Peak: step {peak.step}, {peak.phase}, {peak.where}."
+        f"it. Peak: step {peak.step}, {place_of(peak)}."
     )
+
+
+def place_of(found: DevicePeak | OutOfMemory) -> str:
+    """`backward of Net.layers.0.mlp, train.py:7 main`."""
+    if found.phase == ELSE:
+        return found.where
+    of = f" of {printable(found.module)}" if found.module else ""
+    return f"{found.phase}{of}, {found.where}"
 
 
 def title_of(process: EmulatedProcess) -> str:
     return f"process {process.pid}" if process.rank is None else f"rank {process.rank}"
+
+
+def card_of(process: EmulatedProcess, peak: DevicePeak) -> str:
+    return f"{peak.device} of node {process.node}" if process.node else str(peak.device)
 
 
 def _alive(groups: Sequence[Group], title: str) -> str:
@@ -199,16 +256,14 @@ def _alive(groups: Sequence[Group], title: str) -> str:
 def _processes(processes: Sequence[EmulatedProcess]) -> str:
     rows = [
         [
-            title_of(process), str(peak.device), str(process.steps),
+            title_of(process), card_of(process, peak), str(process.steps),
             format_bytes(peak.allocated_bytes), format_bytes(peak.reserved_bytes),
-            format_bytes(peak.used_bytes),
+            format_bytes(peak.used_bytes), place_of(peak),
         ]
         for process in processes
         for peak in process.peaks
     ]  # fmt: skip
-    return table_text(
-        rows, ("process", "GPU", "steps", "allocated", "reserved", "device total"), align="lrr"
-    )
+    return table_text(rows, PROCESSES, align="lrrrrrl")
 
 
 def grew(process: EmulatedProcess, growth: Growth) -> str:

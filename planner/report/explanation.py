@@ -50,7 +50,7 @@ def _parts(found: Explanation) -> Iterator[str]:
         yield _alive(found.snapshot, found)
     yield "\n".join(found.differs)
     if found.relief is not None:
-        yield _relief(found.relief)
+        yield relief_text(found.relief)
     yield "\n".join(found.notes)
 
 
@@ -121,7 +121,7 @@ def _alive(reading: SnapshotReading, found: Explanation) -> str:
     )
 
 
-def _relief(relief: Relief) -> str:
+def relief_text(relief: Relief) -> str:
     need = f"{format_bytes(relief.needed_bytes)} must become free, by the prediction"
     if not relief.levers:
         return f"{need}: {relief.why_none}."

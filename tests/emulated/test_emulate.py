@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 import planner
 from planner.cli import cli, main
+from planner.core.errors import UsageError
 from planner.core.units import MIB
 from planner.machine.emulated.starting import SHARED_MEMORY
 from planner.report.emulation import emulation_text
@@ -70,6 +71,10 @@ for _ in range(2):
         weight.detach()[mask]
     if sys.argv[1] == "unique":
         torch.unique(weight.detach(), return_inverse=True)
+    if sys.argv[1] == "rows":
+        torch.unique(torch.zeros(4, 2, device="cuda"), dim=0)
+    if sys.argv[1] == "bincount":
+        torch.bincount(torch.zeros(4, device="cuda", dtype=torch.int64))
     weight.square().sum().backward()
     optimizer.step()
 """
@@ -86,6 +91,81 @@ def work(rank, store):
     torch.distributed.destroy_process_group()
 if __name__ == "__main__":
     torch.multiprocessing.spawn(work, (sys.argv[1],), 2)
+"""
+
+PEAKS = """
+import sys, torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+kind = sys.argv[1]
+if "plain" in sys.argv:
+    nn.Module.__call__ = nn.Module._wrapped_call_impl
+    torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward
+class Wide(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x * 2
+    @staticmethod
+    def backward(context, gradient):
+        torch.empty(32 << 20, device="cuda")
+        return gradient
+class Block(nn.Module):
+    def __init__(self, wide):
+        super().__init__()
+        self.wide, self.norm, self.mlp = wide, nn.LayerNorm(64), nn.Linear(64, 64)
+    def forward(self, x):
+        if self.wide and kind in ("forward", "recomputed"):
+            torch.empty(32 << 20, device="cuda")
+        x = x + self.mlp(self.norm(x))
+        return Wide.apply(x) if self.wide and kind == "backward" else x
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(i == 1) for i in range(3))
+        self.head = nn.Linear(64, 4)
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if kind == "recomputed" else block(x)
+        return self.head(x)
+net = Net().cuda()
+model = torch.compile(net) if kind == "compiled" else net
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(2):
+    model(torch.randn(512, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+SWIN = """
+import sys, torch, torchvision
+model = torchvision.models.swin_t(num_classes=8).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+images = torch.randn(int(sys.argv[1]), 3, 224, 224, device="cuda")
+for _ in range(2):
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = model(images).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+HYBRID = """
+import os, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local)
+dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+shape, names = (dist.get_world_size() // torch.cuda.device_count(), 2), ("nodes", "cards")
+mesh = init_device_mesh("cuda", shape, mesh_dim_names=names)
+assert tuple(mesh.get_coordinate()) == (int(os.environ["NODE_RANK"]), local) == divmod(rank, 2)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).cuda()
+fully_shard(model, mesh=mesh)
+assert next(model.parameters()).to_local().shape[0] == 32
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    model(torch.randn(64, 64, device="cuda")).mean().backward()
+    optimizer.step()
+print("sharded")
 """
 
 SENDS = """
@@ -137,6 +217,58 @@ def test_the_peak_is_torch_s_own_and_the_line_is_the_user_s(program: str) -> Non
     assert left(os.getpid()) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "phase", "module"),
+    [
+        ("forward", "forward", "Net.blocks.1"),
+        ("backward", "backward", "Net.blocks.1"),
+        ("recomputed", "backward", "Net.blocks.1"),
+        pytest.param("compiled", "backward", "Net", marks=pytest.mark.long),
+    ],
+)
+def test_the_peak_s_module_is_known_and_costs_no_byte(
+    kind: str, phase: str, module: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(PEAKS)
+    command = [sys.executable, str(path), kind]
+    runs = [command, [*command, "plain"]]
+    if kind == "compiled":  # its first run measures kernels as it compiles
+        runs.insert(0, command)
+    peaks = [planner.emulate(words, gpu="t4").processes[0].peaks[0] for words in runs]
+    told, plain = peaks[-2:]
+    assert (told.phase, told.module, plain.module) == (phase, module, "")
+    assert "train.py:" in told.where
+    for size in ("allocated_bytes", "reserved_bytes", "outside_bytes"):
+        assert getattr(told, size) == getattr(plain, size)
+
+
+def test_levers_stand_beside_an_out_of_memory(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SWIN)
+    command = [sys.executable, str(path), "64"]
+    with (tmp_path / "said").open("w+") as said:
+        run = planner.emulate(command, gpu="rtx-3090", memory="3GiB", output=said)
+        said.seek(0)
+        text = said.read()
+    assert "torch.OutOfMemoryError: " in text
+    assert "modules_called.py" not in text  # the user's traceback is the user's
+    assert run.relief is not None
+    assert run.relief.model == "torchvision:swin_t"
+    assert run.relief.setting == {"batch_size": 64, "precision": "bf16", "optimizer": "adamw"}
+    assert run.relief.relief.levers
+
+
+def test_steps_are_said_where_that_is_asked_for(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["emulate", "--gpu", "t4", "--steps", "2", "--progress", "--"]
+    assert main([*command, sys.executable, program, "-b", "64"]) == 0
+    assert "step 2: " in capsys.readouterr().err
+    assert main([*command[:5], "--", sys.executable, program, "-b", "64"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_program_that_catches_its_end_is_ended(tmp_path: Path) -> None:
     with (tmp_path / "said").open("w+") as said:
         run = planner.emulate([sys.executable, "-c", CATCHES], gpu="rtx-3090", steps=2, output=said)
@@ -159,7 +291,7 @@ def test_a_program_s_own_history_leaves_ours_whole(program: str, tmp_path: Path)
     assert planner.explain(tmp_path / "own.pickle").kind == "snapshot"
 
 
-@pytest.mark.parametrize("how", ["mask", "unique", "neither"])
+@pytest.mark.parametrize("how", ["mask", "unique", "rows", "bincount", "neither"])
 def test_steps_that_select_by_values_are_told_of(how: str) -> None:
     """And not what selected before the first step, as a program that makes its data may."""
     run = planner.emulate([sys.executable, "-c", SELECTS, how], gpu="rtx-3090")
@@ -194,6 +326,24 @@ def test_ranks_of_torchrun_have_a_card_each(program: str) -> None:
     assert [p.rank for p in run.processes] == [0, 1]
     assert [p.peaks[0].device for p in run.processes] == [0, 1]
     assert run.steps == 2
+
+
+def test_nodes_are_ranks_of_one_training_and_their_mesh_is_right(tmp_path: Path) -> None:
+    path = tmp_path / "hybrid.py"
+    path.write_text(HYBRID)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    with (tmp_path / "said").open("w+") as said:
+        run = planner.emulate([*torchrun, str(path)], gpu="t4", gpus=2, nodes=2, output=said)
+        said.seek(0)
+        assert said.read().count("sharded") == 4
+    assert [(p.node, p.rank, p.peaks[0].device) for p in run.processes] == [
+        (0, 0, 0), (0, 1, 1), (1, 2, 0), (1, 3, 1),
+    ]  # fmt: skip
+    assert (run.fits, run.status) == (True, 0)
+    with pytest.raises(UsageError, match="--standalone tells torchrun that there is one node"):
+        planner.emulate([*torchrun, "--standalone", str(path)], gpu="t4", nodes=2)
+    failing = "import os, sys, time; time.sleep(600 * int(os.environ['NODE_RANK'])); sys.exit(7)"
+    assert planner.emulate([sys.executable, "-c", failing], gpu="t4", nodes=2).status == 7
 
 
 def test_what_ranks_send_each_other_arrives_and_barriers_wait(tmp_path: Path) -> None:
@@ -242,6 +392,18 @@ def test_memory_that_others_hold_is_not_there(program: str) -> None:
     assert failed.where.endswith("train.py:14 <module>")
 
 
+def test_a_program_that_hands_on_its_path_and_exits_at_once_is_recorded() -> None:
+    """As the workers of planner's own probes do."""
+    hands_on = (
+        "import os, subprocess, sys; paths = os.pathsep.join(p or '.' for p in sys.path); "
+        "environment = {**os.environ, 'PYTHONPATH': paths}; "
+        "subprocess.run([sys.executable, '-P', '-c', sys.argv[1]], env=environment)"
+    )
+    text = SELECTS.replace("sys.argv[1]", "''") + "import os\nos._exit(0)\n"
+    run = planner.emulate([sys.executable, "-c", hands_on, text], gpu="rtx-3090")
+    assert (run.fits, run.steps) == (True, 2)
+
+
 @pytest.mark.parametrize("option", ["-I", "-E", "-S"])
 def test_a_python_that_does_not_load_our_record_is_told_of(
     option: str, capsys: pytest.CaptureFixture[str]
@@ -275,6 +437,24 @@ def test_the_exit_status_is_the_program_s() -> None:
     assert main([*command, sys.executable, "-c", "pass"]) == 1
     assert main([*command[:-1], "--snapshot", "/nowhere/s.pickle", "--", sys.executable]) == 1
     assert main([*command, "no-such-program"]) == 2
+
+
+def test_an_interrupt_is_answered_with_what_was_needed_until_then(program: str) -> None:
+    text = Path(program).read_text().replace("range(1000)", "range(10**9)")
+    Path(program).write_text(text)
+    command = [sys.executable, "-m", "planner", "emulate", "--gpu", "t4", "--progress", "--"]
+    with subprocess.Popen(
+        [*command, sys.executable, program, "-b", "64"], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        while not process.stderr.readline().startswith("step "):
+            pass
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.lstrip().startswith("Until it was interrupted:\nFits in 14.56 GiB of Tesla T4")
 
 
 @pytest.mark.repeated

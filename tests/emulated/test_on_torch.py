@@ -156,6 +156,56 @@ def test_no_overflow_is_found_and_small_values_are_kept(run: Run) -> None:
     }
 
 
+COUNTS = """
+import json, torch
+sizes = [1 << power for power in range(17)]
+def soil():  # what lies in memory that is given anew
+    held = [torch.empty(size, dtype=torch.int64, device="cuda") for size in sizes]
+    for tensor in held:
+        tensor.copy_(torch.full(tensor.shape, 0x7FF123456789AB, dtype=torch.int64))
+labels = torch.randint(0, 9, (4096,), device="cuda")
+table, mask = labels.view(64, 64), labels > 3
+every = {"return_inverse": True, "return_counts": True}
+questions = {
+    "sum": lambda: mask.sum().item(),
+    "count_nonzero": lambda: torch.count_nonzero(mask).item(),
+    "sums": lambda: max(mask.view(64, 64).sum(1).tolist()),
+    "next": lambda: (labels.max() + 1).item(),
+    "places": lambda: max(table.max(1).indices.tolist()),
+    "argmax": lambda: max(table.argmax(1).tolist()),
+    "cumsum": lambda: mask.cumsum(0)[-1].item(),
+    "nonzero": lambda: len(mask.nonzero()),
+    "mask": lambda: len(labels[mask]),
+    "masked_select": lambda: len(labels.masked_select(mask)),
+    "where": lambda: len(torch.where(mask)[0]),
+    "repeat": lambda: len(table.repeat_interleave(labels[:64], 0)),
+    "unique": lambda: len(labels.unique()),
+    "unique dim": lambda: len(table.unique(dim=0)),
+    "unique counts": lambda: [len(t) for t in labels.unique(**every)],
+    "unique dim counts": lambda: [len(t) for t in table.unique(dim=0, **every)],
+    "unique_consecutive": lambda: len(labels.unique_consecutive()),
+    "bincount": lambda: len(labels.bincount()),
+    "classes": lambda: labels.bincount(minlength=3).tolist(),
+}
+answers = {}
+for name, ask in questions.items():
+    soil()
+    answers[name] = ask()
+print(json.dumps(answers))
+"""
+
+
+def test_counts_are_defined_whatever_lies_in_memory(run: Run) -> None:
+    """A mask selects nothing and sums to 0, unique finds one value, labels are all the first."""
+    answers = run(COUNTS)
+    assert answers.pop("classes") == [0, 0, 0]
+    assert answers.pop("unique counts") == [1, 4096, 1]
+    assert answers.pop("unique dim counts") == [1, 64, 1]
+    assert [answers.pop(f"unique{more}") for more in ("", " dim", "_consecutive")] == [1, 1, 1]
+    assert answers.pop("bincount") == 1
+    assert set(answers.values()) == {0}
+
+
 def test_attention_chooses_by_the_capability(run: Run) -> None:
     program = """
 import json, torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import IO, Any
 
 import pytest
@@ -16,13 +17,15 @@ from planner.report.page.contents import Verdict
 from planner.report.page.rendering import page_html
 from planner.report.pages.emulated import emulated_page
 from planner.watching.emulating import inside, varying
-from planner.watching.emulating.reading import BACKWARD, EmulatedRun, read_processes
+from planner.watching.emulating.levers import find_levers
+from planner.watching.emulating.reading import EmulatedRun, read_processes
 
 FORWARD = [("/lib/torch/nn/modules/linear.py", 134, "forward"), ("/u/train.py", 7, "main")]
 
 FAILED = {
     "times": 1, "device": 0, "requested_bytes": GIB, "free_bytes": 0, "total_bytes": 24 * GIB,
     "allocated_bytes": 0, "reserved_bytes": 0, "step": 1, "where": [], "places": [],
+    "module": "", "is_backward": False, "grown_bytes": 0, "subject": None,
 }  # fmt: skip
 
 
@@ -67,10 +70,11 @@ def record(used: int, steps: int = 3, **more: Any) -> dict[str, Any]:
         "name": "card", "total_bytes": 24 * GIB, "allocated_bytes": used - 600 * MIB,
         "reserved_bytes": used - 500 * MIB, "outside_bytes": 500 * MIB, "retries": 0,
         "step": 2, "where": [], "places": [[FORWARD, GIB, 3], [FORWARD, MIB, 1], [[], MIB, 1]],
+        "module": "Net.mlp", "is_backward": True,
     }  # fmt: skip
     return {
-        "pid": 7, "rank": None, "steps": steps, "peaks": {"0": peak}, "out_of_memory": None,
-        "growth": None, "selects": False, "faults": [], **more,
+        "pid": 7, "node": 0, "rank": None, "steps": steps, "peaks": {"0": peak},
+        "out_of_memory": None, "growth": None, "selects": False, "faults": [], **more,
     }  # fmt: skip
 
 
@@ -81,7 +85,7 @@ def run_of(*records: dict[str, Any], status: int = 0) -> EmulatedRun:
 def test_stacks_become_lines_and_phases() -> None:
     (process,) = run_of(record(6 * GIB)).processes
     (peak,) = process.peaks
-    assert (peak.phase, peak.used_bytes, peak.spare_bytes) == (BACKWARD, 6 * GIB, 18 * GIB)
+    assert (peak.phase, peak.used_bytes, peak.spare_bytes) == ("backward", 6 * GIB, 18 * GIB)
     first = peak.groups[0]
     assert (first.category, first.where) == ("forward: activations", "u/train.py:7 main")
     assert (first.num_bytes, first.count) == (GIB + MIB, 4)
@@ -93,13 +97,15 @@ def test_the_verdict_comes_first() -> None:
         "times": 2, "device": 0,
         "requested_bytes": 3 * GIB, "free_bytes": GIB, "total_bytes": 24 * GIB,
         "allocated_bytes": 22 * GIB, "reserved_bytes": 23 * GIB, "step": 1, "where": FORWARD,
-        "places": [[FORWARD, 22 * GIB, 9]],
+        "places": [[FORWARD, 22 * GIB, 9]], "module": "Net.mlp", "is_backward": False,
+        "grown_bytes": 0, "subject": None,
     }  # fmt: skip
     run = run_of(record(23 * GIB, 0, out_of_memory=failed), status=1)
     assert run.fits is False
     text = emulation_text(run)
     assert text.startswith("Does not fit in 24.00 GiB of card: out of memory in step 1")
     assert "at least 2.00 GiB are missing" in text
+    assert "Where: forward of Net.mlp, u/train.py:7 main." in text
     caught = emulation_text(run_of(record(23 * GIB, 6, out_of_memory=failed)))
     assert "caught that 2 times and went on, to 6 steps." in caught
     assert run_of().fits is None
@@ -107,6 +113,58 @@ def test_the_verdict_comes_first() -> None:
     assert one.fits is None
     assert emulation_text(one).startswith("Not known whether it fits: it ended early (1 step)")
     assert emulation_text(run_of()).startswith("Not known: no process used the GPU")
+
+
+SWIN = {
+    "class": "torchvision.models.swin_transformer.SwinTransformer", "num_parameters": 28_288_354,
+    "is_frozen": False, "num_classes": 1000, "shape": [512, 3, 224, 224], "autocast": "",
+    "is_trained": True,
+    "optimizer": "AdamW", "optimizer_options": {"amsgrad": False, "foreach": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_known"),
+    [
+        ({}, True),
+        ({"num_parameters": 28_288_355}, False),  # another model of that class
+        ({"optimizer": "Lamb"}, False),
+        ({"class": "mine.SwinTransformer"}, False),
+        ({"is_frozen": True}, False),
+        ({"shape": [64, 3, 224, 224]}, False),  # planner's own step would have fitted
+    ],
+)
+def test_levers_are_those_of_a_model_that_is_known(changed: dict[str, Any], is_known: bool) -> None:
+    failed = {**FAILED, "places": [[FORWARD, 22 * GIB, 9]], "subject": {**SWIN, **changed}}
+    run = run_of(record(23 * GIB, 0, out_of_memory=failed), status=1)
+    run = replace(run, memory_bytes=24 * GIB, context_bytes=500 * MIB)
+    run = replace(run, relief=find_levers(run, "rtx-3090"))
+    assert (run.relief is not None) is is_known
+    text = emulation_text(run)
+    assert ("The program trains torchvision:swin_t (batch_size 512" in text) is is_known
+    assert ("Next: 100% of what was alive is activations and batches" in text) is not is_known
+
+
+def test_what_would_help_follows_from_what_was_alive() -> None:
+    states = [("/lib/torch/optim/adamw.py", 9, "step"), ("/u/train.py", 7, "main")]
+    other = [("/u/train.py", 8, "main")]
+    for places, grown, said in (
+        ([[states, 9, 1], [FORWARD, 1, 1]], 0, "Next: 90% of what was alive is parameters"),
+        ([[other, 9, 1], [FORWARD, 1, 1]], 0, "Next: no kind was half of what was alive"),
+        ([[FORWARD, 9, 1]], MIB, "Next: each step left 1.00 MiB more alive."),
+    ):
+        failed = {**FAILED, "places": places, "grown_bytes": grown}
+        assert said in emulation_text(run_of(record(GIB, out_of_memory=failed), status=1))
+
+
+def test_nodes_that_trained_apart_say_nothing() -> None:
+    ranks = [record(6 * GIB, rank=rank, node=node) for rank in (0, 1) for node in (0, 1)]
+    apart = replace(run_of(*ranks), nodes=2)
+    assert apart.fits is None
+    assert emulation_text(apart).startswith("Not known: the 2 nodes did not train together")
+    together = replace(run_of(ranks[0], {**ranks[3], "pid": 8}), nodes=2)
+    assert together.fits is True
+    assert "0 of node 1" in emulation_text(together)
 
 
 def test_the_page_says_what_the_terminal_says() -> None:

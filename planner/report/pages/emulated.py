@@ -6,7 +6,17 @@ import shlex
 from collections.abc import Sequence
 
 from planner.core.units import format_bytes
-from planner.report.emulation import CAVEAT, SELECTS, answer, grew, title_of
+from planner.report.emulation import (
+    CAVEAT,
+    PROCESSES,
+    SELECTS,
+    answer,
+    card_of,
+    grew,
+    known_levers,
+    place_of,
+    title_of,
+)
 from planner.report.page.contents import (
     Copyable,
     Facts,
@@ -32,6 +42,7 @@ def emulated_page(run: EmulatedRun, made: str = "") -> Page:
     verdict = Verdict(_KINDS[run.fits], " ".join(more[:1]))
     parts: list[Part] = [verdict, *_tiles(run), *map(Text, more[1:])]
     parts += [Text(SELECTS, "warning")] if run.selects else []
+    parts += [Text(known_levers(run.relief), "note")] if run.relief else []
     command = Copyable(shlex.join(run.command), "The program")
     sections = [Section("answer", "Answer", [*parts, command, Text(CAVEAT, "note")])]
     if run.out_of_memory is not None:
@@ -84,14 +95,16 @@ def _alive(groups: Sequence[Blocks]) -> Table:
 
 def _processes(processes: Sequence[EmulatedProcess]) -> Table:
     return Table(
-        ("process", "GPU", "steps", "allocated", "reserved", "device total"),
+        PROCESSES,
         [
             (
-                title_of(process), str(peak.device), Number(process.steps, str(process.steps)),
+                title_of(process), card_of(process, peak),
+                Number(process.steps, str(process.steps)),
                 *(
                     Number(size, format_bytes(size))
                     for size in (peak.allocated_bytes, peak.reserved_bytes, peak.used_bytes)
                 ),
+                place_of(peak),
             )
             for process in processes
             for peak in process.peaks

@@ -22,6 +22,7 @@ from planner.ledger.ledger import (
     Freed,
     Ledger,
     Marked,
+    Scratch,
     Tagged,
 )
 from planner.step.tensor import DTYPE_BYTES, Device, Storage, Tensor
@@ -158,7 +159,7 @@ class _Insertion:
         self.setting = setting
         self.device = Device()
         self.device.num_storages = max(
-            (event.storage for event in ledger.events if type(event) is Allocated), default=0
+            (e.storage for e in ledger.events if isinstance(e, Allocated | Scratch)), default=0
         )
         self.sources: list[int] = []
         self.weights, self.weight_of, labels = weights_of(ledger)
@@ -224,7 +225,7 @@ class _Insertion:
     def _again(self, run: Sequence[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
         new: dict[int, int] = {}
         for source, event in run:
-            if type(event) is Allocated:
+            if isinstance(event, Allocated | Scratch):
                 self.device.num_storages += 1
                 new[event.storage] = self.device.num_storages
                 if event.storage in self.weight_of:
@@ -244,9 +245,9 @@ class _Insertion:
         if self.begins_forward:
             self.begins_forward = False
             self._at(self.zero.begin_forward)
-        if type(event) is Allocated:
+        if isinstance(event, Allocated | Scratch):
             if self.phase != "optimizer":
-                self.sizes[event.storage] = event.num_bytes
+                self.sizes[event.storage] = event.num_bytes if type(event) is Allocated else 0
                 self._pass(source, event)
         elif type(event) is Freed:
             if event.storage in self.sizes and event.storage not in self.dropped:

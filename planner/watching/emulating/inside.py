@@ -1,8 +1,9 @@
 """What each Python process of an emulated program writes down: steps, peaks, what is alive at them.
 
-A copy of this file lies as `sitecustomize.py` before all else that the program imports, in whatever
-Python it runs: so it needs the standard library only, and looks at torch once the program has
-imported it. Its own faults never reach the program: the first is written into the record.
+A copy of this file lies as `sitecustomize.py` before all else that the program imports, with
+`modules_called.py`, in whatever Python it runs: so it needs the standard library only, and looks at
+torch once the program has imported it. Its own faults never reach the program: the first is written
+into the record.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-FOLDER, STEPS, SNAPSHOT = (
-    f"PLANNER_EMULATE_{name}" for name in ("FOLDER", "STEPS", "SNAPSHOT")
+FOLDER, STEPS, SNAPSHOT, NODE = (
+    f"PLANNER_EMULATE_{name}" for name in ("FOLDER", "STEPS", "SNAPSHOT", "NODE")
 )  # what the environment says
 MAX_EVENTS = 400_000  # of the allocator's history, more than a step has
+MORE = 17 / 16  # from one peak to the next that is looked into, of those that come ever again
 MAX_PLACES = 200  # that are written of what is alive, the largest first
-MAX_FRAMES = 40  # of a stack
+MAX_FRAMES = 80  # of a stack: the user's own are the last of a trainer's
+MODULES = Path(__file__).with_name("modules_called.py")
+OURS = {__file__, str(MODULES)}
 SETTLED = 3  # from this step's end on, what is alive should not grow
+STEPPED = ".step"  # how a file ends with the steps of a process, and the most that it used
 LOADED = "loaded"  # a file that says that a Python of the program loaded this one
 LEAST_STEPS = 8  # before anything is said to grow
 MOST_CAUGHT = 3  # times that a program may catch its end, as a bare `except:` does
@@ -56,6 +61,7 @@ class Record:
     `_record_memory_history`."""
 
     remember: Callable[..., None]
+    modules: Any = None
 
     def __init__(self, torch: Any, folder: Path, steps: int, snapshot: str) -> None:
         self.torch, self.folder, self.steps, self.snapshot = torch, folder, steps, snapshot
@@ -63,10 +69,12 @@ class Record:
         self.counts: dict[int, int] = {}  # steps by optimizer
         self.settled: Bytes | None = None
         self.leavings = 0
+        self.seen: dict[int, int] = {}  # by device, the peak of which it is known what was alive
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.selections = 0  # of all kernels until the first step's end
         self.values: dict[str, Any] = {
-            "pid": self.pid, "rank": None, "arguments": sys.argv, "torch": torch.__version__,
+            "pid": self.pid, "node": int(os.environ.get(NODE, 0)), "rank": None,
+            "arguments": sys.argv, "torch": torch.__version__,
             "steps": 0, "allocated": [],
             "peaks": {}, "out_of_memory": None, "growth": None, "selects": False,
             "faults": [],
@@ -85,6 +93,13 @@ class Record:
         hooks.register_optimizer_step_post_hook(lambda optimizer, *_: self.stepped(optimizer))
         atexit.register(surviving(self, self.end))
         self.write()
+
+    def watch_modules(self) -> None:
+        if hasattr(self.torch._C, "_cuda_setMemoryMetadata"):  # older torch has none
+            spec = importlib.util.spec_from_file_location("planner_modules", MODULES)
+            loaded = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+            spec.loader.exec_module(loaded)  # type: ignore[union-attr]
+            self.modules = loaded.Modules(self.torch, stack_here)
 
     def before(self, reset: Callable[..., None]) -> Callable[..., None]:
         def called(*arguments: Any, **named: Any) -> None:
@@ -108,6 +123,9 @@ class Record:
         if step == 1:
             self.selections = self.driver.emulated_selections()
         self.measure()
+        peaks = self.values["peaks"].values()
+        used = max((p["reserved_bytes"] + p["outside_bytes"] for p in peaks), default=0)
+        (self.folder / f"{self.pid}{STEPPED}").write_text(f"{step} {used}\n")
         held = self.values["allocated"]
         held.append(sum(self.requested(d) for d in self.devices()))
         if step == SETTLED:
@@ -150,12 +168,23 @@ class Record:
                 retries=cuda.memory_stats(device).get("num_alloc_retries", 0),
             )  # fmt: skip
             if allocated > peak["allocated_bytes"]:
-                snapshot = cuda.memory._snapshot()
-                peak.update(
-                    allocated_bytes=allocated, step=self.values["steps"] + is_end,
-                    **at_the_peak(snapshot, device),
-                )  # fmt: skip
+                step = self.values["steps"] + is_end
+                peak.update(allocated_bytes=allocated, step=step)
+            seen = self.seen.get(device, 0)
+            is_due = is_end or self.values["steps"] <= SETTLED
+            if peak["allocated_bytes"] > (seen if is_due else seen * MORE):
+                self.seen[device] = peak["allocated_bytes"]
+                peak.update(at_the_peak(cuda.memory._snapshot(), device))
+                peak.update(self.placed(peak["where"], peak.pop("mark")))
                 surviving(self, self.keep)()
+
+    def placed(self, where: Any, mark: str | None = None) -> dict[str, Any]:
+        """The module, and the line where Python has one: of backward, where it was called. Without
+        a mark, of this thread now."""
+        if self.modules is None:
+            return {"module": "", "is_backward": False, "where": where}
+        found = self.modules.here() if mark is None else self.modules.found(mark)
+        return {"module": found[0], "is_backward": found[1], "where": where or found[2]}
 
     def keep(self) -> None:
         if self.snapshot:
@@ -171,14 +200,18 @@ class Record:
             self.write()
             return
         held = alive(self.torch.cuda.memory._snapshot(), device)
-        self.values["out_of_memory"] = {
+        failed = self.values["out_of_memory"] = {
             "times": 1, "device": device, "requested_bytes": requested, "total_bytes": total,
             "free_bytes": free, "step": self.values["steps"] + 1, "places": shown(held),
-            "where": stack_here(),
+            **self.placed(stack_here()),
             "allocated_bytes": self.torch.cuda.memory_allocated(device),
             "reserved_bytes": self.torch.cuda.memory_reserved(device),
+            "grown_bytes": grown(self.values["allocated"]), "subject": None,
         }  # fmt: skip
         self.write()
+        if self.modules is not None:
+            failed["subject"] = self.modules.subject()
+            self.write()
         self.keep()
 
     def end(self) -> None:
@@ -241,6 +274,13 @@ def grows(held: Sequence[int]) -> bool:
     return since[-1] > since[0] and all(b >= a for a, b in itertools.pairwise(since))
 
 
+def grown(held: Sequence[int]) -> int:
+    """Bytes a step, where what is alive at the ends of steps grew over LEAST_STEPS of them."""
+    since = held[SETTLED - 1 :]
+    is_leak = len(since) >= LEAST_STEPS - SETTLED and grows(held)
+    return (since[-1] - since[0]) // (len(since) - 1) if is_leak else 0
+
+
 def alive(snapshot: dict[str, Any], device: int | None = None) -> Bytes:
     """What is allocated at the end of a snapshot, by the stack that asked for it."""
     found: Bytes = {}
@@ -283,7 +323,8 @@ def at_the_peak(snapshot: dict[str, Any], device: int) -> dict[str, Any]:
     for size, block in held.values():
         add(found, place_of(block, places), size)
     last = next((e for e in reversed(trace[:when]) if e["action"] == "alloc"), None)
-    return {"places": shown(found), "where": list(place_of(last, {})) if last else []}
+    where, mark = (place_of(last, {}), last.get("user_metadata", "")) if last else ((), "")
+    return {"places": shown(found), "where": list(where), "mark": mark}
 
 
 def place_of(block: dict[str, Any], known: dict[int, Place]) -> Place:
@@ -293,7 +334,7 @@ def place_of(block: dict[str, Any], known: dict[int, Place]) -> Place:
         place = known[id(frames)] = tuple(
             (frame["filename"], frame["line"], frame["name"])
             for frame in frames
-            if frame["filename"].endswith(".py") and frame["filename"] != __file__
+            if frame["filename"].endswith(".py") and frame["filename"] not in OURS
         )[:MAX_FRAMES]
     return place
 
@@ -304,7 +345,7 @@ def stack_here() -> list[tuple[str, int, str]]:
     found: list[tuple[str, int, str]] = []
     while frame is not None and len(found) < MAX_FRAMES:
         code = frame.f_code
-        if code.co_filename != __file__:
+        if code.co_filename not in OURS:
             found.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return found
@@ -349,6 +390,7 @@ def attach(torch: Any) -> None:
         torch, folder, int(os.environ.get(STEPS) or 0), os.environ.get(SNAPSHOT, "")
     )  # fmt: skip
     record.remember = torch.cuda.memory._record_memory_history
+    surviving(record, record.watch_modules)()
     send_objects_by_store(torch.distributed)
     # A program that begins a history anew, or stops it, would end ours: its snapshots hold ours.
     torch.cuda.memory._record_memory_history = lambda *_, **__: None
@@ -405,10 +447,10 @@ def send_objects_by_store(distributed: Any) -> None:
 
 
 def customize() -> None:
-    """As Python's start: the user's own sitecustomize, which this one hides, and then ours."""
-    here = str(Path(__file__).parent)
-    sys.path[:] = [entry for entry in sys.path if entry != here]
-    theirs = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    """As Python's start: the user's own sitecustomize, which this one hides, and then ours. It
+    stays on sys.path, which some programs hand to what they start."""
+    others = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
+    theirs = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if theirs is not None and theirs.loader is not None:
         theirs.loader.exec_module(importlib.util.module_from_spec(theirs))
     sys.meta_path.insert(0, AfterTorch())

@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from planner.watching.explaining.relief import Relief
 from planner.watching.explaining.snapshot_reading import NO_STACK, Group, place_of
 
 BACKWARD = "backward: gradients and temporaries"
 NO_PYTHON = "autograd's own thread, where Python has no stack"
+PHASES = {  # of a request, by what it is for
+    "forward: activations": "forward", BACKWARD: "backward", "optimizer state": "optimizer",
+}  # fmt: skip
+ELSE = "else"
 FEWEST_STEPS = 2
 Places = Sequence[tuple[Sequence[tuple[str, int, str]], int, int]]
 
@@ -19,7 +24,8 @@ class DevicePeak:
     """The most that a process had of a device, in bytes. `outside_bytes` lie outside of torch's
     allocator: its context, and what other processes hold. `retries` counts how often the allocator
     had to empty its cache and ask again, which costs time on a real card. `step` counts the
-    optimizer's, from 1; `phase` and `where` are those of the request that made the peak."""
+    optimizer's, from 1; `phase` (forward, backward, optimizer, else), `module` ("" where it is not
+    known) and `where`, a line, are those of the request that made the peak."""
 
     device: int
     name: str
@@ -30,6 +36,7 @@ class DevicePeak:
     retries: int
     step: int
     phase: str
+    module: str
     where: str
     groups: tuple[Group, ...]
 
@@ -45,7 +52,9 @@ class DevicePeak:
 @dataclass(frozen=True)
 class OutOfMemory:
     """The first of torch's out-of-memory errors, of `times`: what was asked for, in which step,
-    phase and line, and what was alive. The program may have gone on from it."""
+    phase, module and line, and what was alive. The program may have gone on from it. Before it
+    steps had left `grown_bytes` more each (0: none); `subject` is what it trained, where that was
+    plain to see."""
 
     times: int
     device: int
@@ -56,8 +65,24 @@ class OutOfMemory:
     reserved_bytes: int
     step: int
     phase: str
+    module: str
     where: str
     groups: tuple[Group, ...]
+    grown_bytes: int
+    subject: dict[str, Any] | None
+
+    @property
+    def state_bytes(self) -> int:
+        """That were alive, whatever the batch."""
+        return self._alive("parameters and buffers", "optimizer state")
+
+    @property
+    def batch_bytes(self) -> int:
+        """That were alive, and grow with the batch."""
+        return self._alive("forward: activations", "batches")
+
+    def _alive(self, *kinds: str) -> int:
+        return sum(group.num_bytes for group in self.groups if group.category in kinds)
 
 
 @dataclass(frozen=True)
@@ -75,10 +100,12 @@ class Growth:
 
 @dataclass(frozen=True)
 class EmulatedProcess:
-    """A process that initialised CUDA. `selects` says whether sizes of its tensors were values on
-    the device, which nothing computed. `faults` are those of our own record of it."""
+    """A process that initialised CUDA. Nodes count from 0. `selects` says whether sizes of its
+    tensors were values on the device, which nothing computed. `faults` are those of our own record
+    of it."""
 
     pid: int
+    node: int
     rank: int | None
     steps: int
     peaks: tuple[DevicePeak, ...]
@@ -98,11 +125,21 @@ class EmulatedProcess:
 
 
 @dataclass(frozen=True)
+class KnownRelief:
+    """Levers for `model` with `setting`, which the program was taken to train."""
+
+    model: str
+    setting: dict[str, Any]
+    relief: Relief
+
+
+@dataclass(frozen=True)
 class EmulatedRun:
-    """A command that ran on `gpus` emulated cards of one name, `in_use_bytes` of the first of which
-    somebody else held. `status` is its exit status. Each card has `memory_bytes`, of which each
-    process's CUDA context takes `context_bytes` (assumed). `is_recorded` says whether a Python of
-    the program loaded what writes its record."""
+    """A command that ran on `gpus` emulated cards of one name on each of `nodes`, `in_use_bytes` of
+    the first of which somebody else held. `status` is its exit status. Each card has
+    `memory_bytes`, of which each process's CUDA context takes `context_bytes` (assumed).
+    `is_recorded` says whether a Python of the program loaded what writes its record; `relief`,
+    which levers would help where a known model ran out of memory."""
 
     command: tuple[str, ...]
     gpu: str
@@ -113,6 +150,8 @@ class EmulatedRun:
     memory_bytes: int = 0
     context_bytes: int = 0
     is_recorded: bool = True
+    relief: KnownRelief | None = None
+    nodes: int = 1
 
     @property
     def fullest(self) -> EmulatedProcess | None:
@@ -136,12 +175,19 @@ class EmulatedRun:
         return self.free_bytes < self.context_bytes and not any(p.peaks for p in self.processes)
 
     @property
+    def is_apart(self) -> bool:
+        """Whether nodes trained each for itself: a rank of one is another's too."""
+        ranks = [p.rank for p in self.processes if p.steps]
+        return self.nodes > 1 and len(set(ranks)) < len(ranks)
+
+    @property
     def fits(self) -> bool | None:
-        """None where no process made two steps on a GPU: the second is the first that has an
-        optimizer's state from its beginning."""
+        """None where nodes did not train together, and where no process made two steps on a GPU:
+        the second is the first that has an optimizer's state from its beginning."""
         if self.out_of_memory is not None or self.lacks_context:
             return False
-        return True if any(p.steps >= FEWEST_STEPS for p in self.processes) else None
+        is_known = any(p.steps >= FEWEST_STEPS for p in self.processes) and not self.is_apart
+        return True if is_known else None
 
     @property
     def selects(self) -> bool:
@@ -170,6 +216,7 @@ def _process(record: Mapping[str, Any]) -> EmulatedProcess:
     grown, failed = record["growth"], record["out_of_memory"]
     return EmulatedProcess(
         pid=record["pid"],
+        node=record["node"],
         rank=None if record["rank"] is None else int(record["rank"]),
         steps=record["steps"],
         peaks=tuple(
@@ -184,8 +231,13 @@ def _process(record: Mapping[str, Any]) -> EmulatedProcess:
 
 def _placed(record: Mapping[str, Any]) -> dict[str, Any]:
     """Stacks become what people read: a phase, a line, and groups of blocks."""
-    rest = {key: value for key, value in record.items() if key not in ("places", "where")}
-    phase, where = _place(record["where"])
+    left = ("places", "where", "is_backward")
+    rest = {key: value for key, value in record.items() if key not in left}
+    stack = record["where"]
+    category, where = _place(stack)
+    if theirs := [frame for frame in stack if "/site-packages/" not in frame[0]]:
+        where = _place(theirs)[1]
+    phase = "backward" if record["is_backward"] else PHASES.get(category, ELSE)
     return {**rest, "phase": phase, "where": where, "groups": _groups(record["places"])}
 
 

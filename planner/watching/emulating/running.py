@@ -6,12 +6,14 @@ import json
 import os
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -20,12 +22,25 @@ from planner.core.files import check_output
 from planner.core.units import parse_bytes
 from planner.machine import supervisor
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
+from planner.machine.emulated.machine import configuration_text
 from planner.machine.emulated.starting import CONFIGURATION
 from planner.memory.snapshot import SNAPSHOT_ENDINGS
 from planner.watching.emulating import inside
+from planner.watching.emulating import nodes as nodes_launcher
 from planner.watching.emulating.reading import EmulatedRun, read_processes
 
+Hear = Callable[[int, int], None]
+INTERRUPTED = 130  # the exit status of who is
+LOOK_SECONDS = 0.5  # at how many steps the program has made
 ENDING_SECONDS = 10.0  # from SIGTERM, or an interrupt, to SIGKILL
+
+
+class InterruptedRun(KeyboardInterrupt):
+    """`run` is what the program needed until a person interrupted it."""
+
+    def __init__(self, run: EmulatedRun) -> None:
+        super().__init__()
+        self.run = run
 
 
 def emulate(
@@ -33,22 +48,28 @@ def emulate(
     *,
     gpu: str,
     gpus: int = 1,
+    nodes: int = 1,
     memory: int | str | None = None,
     in_use: int | str | None = None,
     steps: int = 0,
     snapshot: str | Path | None = None,
     output: int | IO[str] | None = None,
+    advised: bool = True,
+    hear: Hear | None = None,
 ) -> EmulatedRun:
     """Run `command` on emulated GPUs and say what it needs of them: torch's own CUDA code, whose
     kernels compute nothing. Linux only.
 
     `command` is a program and its arguments, or a function of a module that the program's Python
     can import. `gpus` cards of `gpu` are in the machine, of `memory` where that is another, of
-    which somebody else holds `in_use` (bytes, or "3GiB") on the first. After `steps` steps of
-    its optimizers (0: never) each process ends. `snapshot`, a file, receives the allocator's
-    history at the peak, of each rank its own. `output` is where what the program prints goes,
-    as in `subprocess`. Raises UsageError for a card that is not there, PlannerError where
-    nothing can be built.
+    which somebody else holds `in_use` (bytes, or "3GiB") on the first. On several `nodes`, each
+    such a machine, the command runs once each, as torchrun and Lightning are to be started there.
+    After `steps` steps of its optimizers (0: never) each process ends. `snapshot`, a file, receives
+    the allocator's history at the peak, of each rank its own. `output` is where what the program
+    prints goes, as in `subprocess`. Where a known model runs out of memory, and it is `advised`,
+    the answer has levers. `hear` is told the steps that all processes made so far, and the most
+    bytes that one used of a device. Raises UsageError for a card that is not there, PlannerError
+    where nothing can be built.
     """
     if snapshot is not None:
         snapshot = check_output(snapshot, "a snapshot", SNAPSHOT_ENDINGS).absolute()
@@ -67,6 +88,7 @@ def emulate(
         records.mkdir()
         (folder / "site").mkdir()
         shutil.copy(inside.__file__, folder / "site" / "sitecustomize.py")
+        shutil.copy(inside.MODULES, folder / "site")
         paths = [str(folder / "site"), *filter(None, [environment.get("PYTHONPATH")])]
         environment |= {
             "PYTHONPATH": os.pathsep.join(paths),
@@ -75,21 +97,58 @@ def emulate(
             inside.SNAPSHOT: str(snapshot or ""),
         }
         words = _words(command)
-        status = _supervised(words, environment, folder, output)
+        launched = words if nodes == 1 else _on_nodes(nodes, words, machine, folder)
+        is_interrupted, status = False, INTERRUPTED
+        try:
+            status = _supervised(
+                launched, environment, folder, output, partial(_look, records, hear)
+            )
+        except KeyboardInterrupt:
+            is_interrupted = True
         is_recorded = (records / inside.LOADED).exists()
         texts = [path.read_text() for path in sorted(records.glob("*.json"))]
     found = read_processes([json.loads(text) for text in texts])
     first = machine.gpus[0]
-    return EmulatedRun(
+    run = EmulatedRun(
         tuple(words), first.name, gpus, status, held, found,
-        first.memory_bytes, first.context_bytes, is_recorded,
+        first.memory_bytes, first.context_bytes, is_recorded, nodes=nodes,
     )  # fmt: skip
+    if is_interrupted:
+        raise InterruptedRun(run)
+    if advised and run.out_of_memory is not None:
+        from planner.watching.emulating.levers import find_levers
+
+        run = replace(run, relief=find_levers(run, gpu))
+    return run
+
+
+def _on_nodes(nodes: int, words: list[str], machine: EmulatedMachine, folder: Path) -> list[str]:
+    """What starts `words` on each node with cards of its own: torchrun reads PET_…, the others what
+    cluster schedulers' scripts read."""
+    if "--standalone" in words:
+        raise UsageError(
+            "--standalone tells torchrun that there is one node.", "Omit it with --nodes."
+        )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    variables = []
+    for node in range(nodes):
+        configuration, table = folder / f"machine-{node}.txt", folder / f"table-{node}"
+        table.touch()
+        configuration.write_text(configuration_text(machine, str(table)))
+        own = {"NNODES": str(nodes), "NODE_RANK": str(node), **address}
+        own |= {f"PET_{name}": value for name, value in own.items()}
+        variables.append({**own, CONFIGURATION: str(configuration), inside.NODE: str(node)})
+    launcher = [sys.executable, "-S", "-E", nodes_launcher.__file__]
+    return [*launcher, json.dumps(variables), *words]
 
 
 def _words(command: Sequence[str] | Callable[[], object]) -> list[str]:
     if not callable(command):
         if shutil.which(command[0]) is None:
-            raise UsageError(f"{shorten(command[0])} is no program.", "Name one behind --.")
+            is_script = command[0].endswith(".py")
+            way_out = f"Write: -- python {command[0]}" if is_script else "Name one behind --."
+            raise UsageError(f"{shorten(command[0])} is no program.", way_out)
         return list(command)
     module, name = command.__module__, command.__qualname__
     file = Path(command.__code__.co_filename).resolve()
@@ -101,10 +160,14 @@ def _words(command: Sequence[str] | Callable[[], object]) -> list[str]:
 
 
 def _supervised(
-    command: Sequence[str], environment: dict[str, str], folder: Path, output: int | IO[str] | None
+    command: Sequence[str],
+    environment: dict[str, str],
+    folder: Path,
+    output: int | IO[str] | None,
+    look: Callable[[], None],
 ) -> int:
     """The command's exit status; 128 and the signal where one ended it. Whatever ends this process
-    ends all that the command has started, and removes `folder`."""
+    ends all that the command has started, and removes `folder`. Meanwhile it looks."""
     lifeline, holder = os.pipe()
     reader, status = os.pipe()
     arguments = [str(lifeline), str(status), "--remove", str(folder), *command]
@@ -117,8 +180,12 @@ def _supervised(
         os.close(status)
         said = b""
         try:
-            while part := os.read(reader, 4096):
-                said += part
+            is_over = False
+            while not is_over:
+                if select.select([reader], [], [], LOOK_SECONDS)[0]:
+                    said += (part := os.read(reader, 4096))
+                    is_over = not part
+                look()
         except BaseException:
             _tell(holder, b"T")
             if not _is_over(reader):
@@ -131,6 +198,14 @@ def _supervised(
             os.close(reader)
     code = os.waitstatus_to_exitcode(int(said.splitlines()[-1].split()[1]))
     return code if code >= 0 else 128 - code
+
+
+def _look(records: Path, hear: Hear | None) -> None:
+    if hear is None:
+        return
+    texts = [path.read_text().split() for path in records.glob(f"*{inside.STEPPED}")]
+    if all(texts) and texts:
+        hear(min(int(steps) for steps, _ in texts), max(int(used) for _, used in texts))
 
 
 def _is_over(reader: int) -> bool:

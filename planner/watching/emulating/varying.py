@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from planner.core.errors import PlannerError, UsageError, shorten
@@ -41,12 +42,13 @@ def vary(
     argument: str,
     *,
     tell: Callable[[int, EmulatedRun], None] = lambda *_: None,
+    hear: Callable[[int, int, int], None] = lambda *_: None,
     **options: Any,
 ) -> Variation:
     """The largest value of `argument` (such as "--batch-size", which `command` holds with a value)
     with which the program makes its steps. `options` are those of `emulate`; `tell` hears of each
-    run. Raises UsageError where the command has no such argument, PlannerError where the first run
-    ends for another reason than memory."""
+    run, `hear` of each value's steps as that of `emulate`. Raises UsageError where the command has
+    no such argument, PlannerError where the first run ends for another reason than memory."""
     value = _value(command, argument)
     runs: dict[int, EmulatedRun] = {}
     low, high = 0, MAX_VALUE
@@ -54,7 +56,9 @@ def vary(
         value = _next(low, high, value, runs)
         with tempfile.TemporaryFile("w+", errors="replace") as said:
             run = emulate(
-                _with(command, argument, value), **{"steps": STEPS, **options, "output": said}
+                _with(command, argument, value),
+                **{"steps": STEPS, **options, "output": said, "advised": False},
+                hear=partial(hear, value),
             )
             runs[value] = run
             if run.fits is None or (run.fits and run.status):

@@ -23,7 +23,7 @@ from planner.core.errors import PlannerError
 from planner.core.schema import TrainSetting
 from planner.estimation.estimate import choose, estimate
 from planner.estimation.ledgers import affine_step, step_ledger
-from planner.ledger.ledger import Allocated, Awaited, Event, Freed, Ledger, Marked, Sent
+from planner.ledger.ledger import Allocated, Awaited, Event, Freed, Ledger, Marked, Scratch, Sent
 from planner.memory.profile import steady_step
 from planner.step.zero import insert_zero_events, on_one_device
 from planner.step.zero.insert_events import Weight, _registered, weights_of
@@ -254,19 +254,24 @@ def test_each_storage_is_freed_once_and_each_collective_awaited() -> None:
         one_device(2, "bf16"), zero(2, accumulate=3, zero_overlap=True)
     ).ledger
     alive: set[int] = set()
+    scratch: set[int] = set()  # that a kernel asks for, and gives back before it returns
     pending: set[int] = set()
     for event in sharded.events:
-        if isinstance(event, Allocated):
+        if isinstance(event, Allocated | Scratch):
             assert event.storage not in alive
             alive.add(event.storage)
+            if isinstance(event, Scratch):
+                scratch.add(event.storage)
         elif isinstance(event, Freed):
             alive.remove(event.storage)
+            scratch.discard(event.storage)
+        elif isinstance(event, Marked):
+            assert not scratch
+            assert event.phase != "optimizer" or not pending
         elif isinstance(event, Sent):
             pending.add(event.handle)
         elif isinstance(event, Awaited):
             pending.remove(event.handle)
-        elif isinstance(event, Marked) and event.phase == "optimizer":
-            assert not pending
 
 
 @pytest.mark.parametrize(("stage", "micro_batches"), [(1, 1), (2, 2)])

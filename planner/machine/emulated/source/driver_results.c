@@ -1,7 +1,8 @@
 // The few kernels of torch whose results steer a training, and which are therefore carried out:
-// fills, copies to another type, joins of vectors, comparisons and what is made of them, and
-// reductions to one number: a loss or a norm is 0. Values are taken to be finite, so that what asks for an overflow hears that
-// there was none. All others leave in memory what was there.
+// fills, copies to another type, joins of vectors, comparisons and what is made of them, reductions to
+// one number (a loss or a norm is 0), and what sizes of tensors are made of: counts. Values are taken
+// to be finite, so that what asks for an overflow hears that there was none. All others leave in
+// memory what was there.
 //
 // Arguments are those of torch's headers: ATen/native/cuda/CUDALoops.cuh gives elementwise kernels
 // (int count, functor, array of addresses, the result's first).
@@ -12,6 +13,7 @@
 #include <string.h>
 
 #define MOST_BYTES (1 << 16)
+#define MOST_SCANNED_BYTES (1 << 24)
 
 static void *result_of(void **arguments) { return *(void **)arguments[2]; }
 
@@ -35,10 +37,13 @@ static void fill(const char *name, void **arguments) {
     if (width) write_all(arguments, arguments[1], width);
 }
 
-// What is computed of one number, as of a loss: 0 too. A block has 512 bytes, so 4 may be written.
+// What is computed of one number, as of a loss: 0 too, of 8 bytes where the functor says so. A block
+// has 512, so 4 may be written.
 static void number(const char *name, void **arguments) {
     char *at = result_of(arguments);
-    if (*(int *)arguments[0] == 1 && is_device_memory(at)) memset(at, 0, 4);
+    const char *functor = strstr(name, "Functor");
+    size_t width = functor && (functor = strchr(functor, 'I')) && functor[1] == 'l' ? 8 : 4;
+    if (*(int *)arguments[0] == 1 && is_device_memory(at)) memset(at, 0, width);
 }
 
 static void elementwise_true(const char *name, void **arguments) {
@@ -168,29 +173,35 @@ typedef struct {
     } output;  // and then the addresses of the source and of the results, at the next 8 bytes
 } reduction_t;
 
-// The address of the results, where there are some; `offset` is that of the configuration.
-static char *results_of(void **arguments, size_t offset) {
+// The address of the results, where there are some; `offset` is that of the configuration, `which` is
+// 1, or 2 for the others of a reduction that has two.
+static char *results_of(void **arguments, size_t offset, int which) {
     const reduction_t *found = (const void *)((char *)arguments[0] + offset);
     int count = found->config.num_outputs;
-    char **addresses = (char **)(((uintptr_t)(found + 1) + 7) & ~(uintptr_t)7);
-    return count > 0 && count <= MOST_BYTES && is_device_memory(addresses[1]) ? addresses[1] : NULL;
+    char *at = ((char **)(((uintptr_t)(found + 1) + 7) & ~(uintptr_t)7))[which];
+    return count > 0 && count <= MOST_BYTES && is_device_memory(at) ? at : NULL;
 }
 
 static void reduce(void **arguments, char value) {  // of bools
     const reduction_t *found = (const void *)((char *)arguments[0] + 4);
-    char *results = results_of(arguments, 4);
+    char *results = results_of(arguments, 4, 1);
     if (results) memset(results, value, found->config.num_outputs);
 }
 
+// One number, and any number of whole ones: counts, places of maxima.
 static void reduce_to_zero(const char *name, void **arguments) {
+    bool is_whole = strstr(name, "EEjl") != NULL;  // what the results are of
+    bool is_pair = strstr(name, "9MinMaxOpsI");
+    bool is_placed = strstr(name, "6MaxOpsI") || strstr(name, "6MinOpsI");
     for (size_t offset = 4; offset <= 32; offset += 4) {
         const reduction_t *found = (const void *)((char *)arguments[0] + offset);
-        char *results = results_of(arguments, offset);
-        int width = found->config.element_bytes;
-        if (results && found->config.num_outputs == 1 && width > 0 && width <= 16) {
-            memset(results, 0, width < 4 ? 4 : 8);  // a block has 512 bytes
-            return;
-        }
+        char *results = results_of(arguments, offset, 1);
+        int width = found->config.element_bytes, count = found->config.num_outputs;
+        if (!results || width <= 0 || width > 16 || (count != 1 && !is_whole && !is_placed)) continue;
+        if (count == 1 || is_whole) memset(results, 0, is_whole ? 8 * count : width < 4 ? 4 : 8);
+        char *others = is_pair || is_placed ? results_of(arguments, offset, 2) : NULL;
+        if (others) memset(others, 0, is_pair && !is_whole ? 4 : 8 * count);
+        return;
     }
 }
 
@@ -223,11 +234,42 @@ static void join(const char *name, void **arguments) {
     }
 }
 
-// What selects by values (nonzero, a boolean index, masked_select, unique) is only counted: how many
-// it selects is what lay in memory.
+// What selects by values is counted. nonzero, a boolean index and masked_select select none; unique
+// finds one value; bincount counts up to 0.
 static unsigned selections;
-static void count_selection(const char *name, void **arguments) { selections++; }
 EXPORT unsigned emulated_selections(void) { return selections; }
+
+static void select_as_many(void **arguments, int at, int64_t number, size_t width) {
+    void *many = *(void **)arguments[at];
+    if (is_device_memory(many)) memcpy(many, &number, width);
+    selections++;
+}
+
+static void select_by_values(const char *name, void **arguments) {
+    select_as_many(arguments, 3, strstr(name, "equal_to") != NULL, 8);  // a block has 512 bytes
+}
+
+static void one_run(const char *name, void **arguments) { select_as_many(arguments, 4, 1, 8); }
+static void one_value(const char *name, void **arguments) { select_as_many(arguments, 3, 1, 4); }
+static void count_selection(const char *name, void **arguments) { selections++; }
+
+static void bounds(const char *name, void **arguments) {  // of which bincount makes its size
+    selections += strstr(name, "MinMaxOpsIl") != NULL;
+    reduce_to_zero(name, arguments);
+}
+
+// A sum of a few by cub, as of what nonzero finds.
+static void none(const char *name, void **arguments) {
+    void *at = *(void **)arguments[1];
+    if (is_device_memory(at)) memset(at, 0, 4);
+}
+
+// A running sum of whole numbers (long), of which the last is a size: where to, and of how many.
+static void scan(const char *name, void **arguments) {
+    void *to = *(void **)arguments[1];
+    size_t bytes = 8 * (size_t)*(uint32_t *)arguments[6];
+    if (bytes <= MOST_SCANNED_BYTES && is_device_memory(to)) memset(to, 0, bytes);
+}
 
 void find_result(CUfunction function) {
     const char *name = function->name;
@@ -237,10 +279,17 @@ void find_result(CUfunction function) {
     bool is_of_bools = is_reduction && strstr(name, "EEjb");  // and has indices of 32 bits
     if (is_of_bools && strstr(name, "and_kernel_cuda")) function->result = all;
     else if (is_of_bools && strstr(name, "or_kernel_cuda")) function->result = any;
-    else if (is_reduction) function->result = reduce_to_zero;
+    else if (is_reduction) function->result = bounds;
     else if (strstr(name, "nll_loss_forward_reduce")) function->result = no_loss;
-    else if (strstr(name, "DeviceSelectSweepKernel") || strstr(name, "adjacent_difference_kernel"))
-        function->result = count_selection;  // of cub, and of UniqueCub.cu
+    else if (strstr(name, "adjacent_difference_kernel")) function->result = count_selection;
+    // of cub and thrust
+    else if (strstr(name, "DeviceSelectSweepKernel")) function->result = select_by_values;
+    else if (strstr(name, "DeviceReduceByKeyKernel")) function->result = one_run;
+    else if (strstr(name, "DeviceUniqueByKeySweep")) function->result = one_run;
+    else if (strstr(name, "11UniqueAgent")) function->result = one_value;
+    else if (strstr(name, "DeviceReduceSingleTileKernel")) function->result = none;
+    else if (strstr(name, "DeviceScanKernel") && strstr(name, "PlNS0_13ScanTileState"))
+        function->result = scan;
     else if (strstr(name, "CatArrayBatchedCopy")) function->result = join;
     if (!is_elementwise) return;
     if (strstr(name, "direct_copy_kernel") && strstr(name, "StoreWithCast")) {

@@ -17,6 +17,7 @@
 
 struct ncclComm {
     int num_ranks, rank;
+    bool is_part;  // of another: who else is of its colour is not known here
 };
 
 static size_t width(ncclDataType_t type) {
@@ -37,7 +38,7 @@ static ncclResult_t work(void *to, const void *from, size_t bytes, cudaStream_t 
 
 static ncclResult_t create(ncclComm_t *comm, int num_ranks, int rank) {
     *comm = malloc(sizeof **comm);
-    **comm = (struct ncclComm){num_ranks, rank};
+    **comm = (struct ncclComm){num_ranks, rank, false};
     return ncclSuccess;
 }
 
@@ -60,9 +61,11 @@ NCCL ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
     for (int rank = 0; rank < count; rank++) create(&comms[rank], count, rank);
     return ncclSuccess;
 }
-// Who else is of this colour is not known here, so the part is taken to be as large as the whole.
+// torch's key is the rank in the part.
 NCCL ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *part, ncclConfig_t *config) {
-    return create(part, comm->num_ranks, comm->rank);
+    create(part, comm->num_ranks, key);
+    (*part)->is_part = true;
+    return ncclSuccess;
 }
 NCCL ncclCommFinalize(ncclComm_t comm) { return ncclSuccess; }
 NCCL ncclCommDestroy(ncclComm_t comm) {
@@ -102,19 +105,20 @@ NCCL ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t 
     size_t bytes = count * width(type);
     return work(to, (const char *)from + comm->rank * bytes, bytes, stream);
 }
-// Every part is taken to be like this rank's own, as at the start of a training all are.
+// Every part is taken to be like this rank's own, as at the start of a training all are; where their
+// number is not known only that is copied.
 NCCL ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm,
                    cudaStream_t stream) {
     size_t bytes = count * width(type);
     for (int rank = 0; rank < comm->num_ranks && bytes <= COPIED_BYTES; rank++) {
         char *part = (char *)to + rank * bytes;
-        if (part != from) cuMemcpyAsync((CUdeviceptr)part, (CUdeviceptr)from, bytes, stream);
+        if (part != from && (!comm->is_part || rank == comm->rank)) cuMemcpyAsync((CUdeviceptr)part, (CUdeviceptr)from, bytes, stream);
     }
     return work(to, to, 0, stream);
 }
 NCCL ncclAlltoAll(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm,
                   cudaStream_t stream) {
-    return work(to, from, comm->num_ranks * count * width(type), stream);
+    return work(to, from, (comm->is_part ? 1 : comm->num_ranks) * count * width(type), stream);
 }
 // torch gathers into tensors apart by a group of broadcasts, one of each rank. Those of the others
 // receive, when the group ends, what this rank sends in it: as in ncclAllGather.

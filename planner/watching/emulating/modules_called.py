@@ -1,0 +1,195 @@
+"""Which module of a program asks for memory, forward and backward: torch's allocator writes a mark
+of ours beside each request.
+
+Beside `inside.py` in whatever Python the program runs: it needs the standard library only. No
+tensor is kept, and no hook of torch is used, as these change what is compiled: Module.__call__ is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+# The attribute that holds the user's module: of DDP, of torch.compile, and of FSDP 1.
+WRAPPERS = "module", "_orig_mod", "_fsdp_wrapped_module"
+NODE = "planner_module"  # the key in the metadata of autograd's nodes
+MAX_DEPTH = 3  # of containers in which a module's tensors are looked for
+MAX_MARKS = 100_000
+CHECKPOINTED = "grad_checkpointing", "gradient_checkpointing", "use_checkpoint"  # of libraries
+
+Stack = list[tuple[str, int, str]]  # (file, line, function), innermost first
+
+
+class Modules:
+    """`marks` are (module, whether in backward, where that was called), by their number: the text
+    that the allocator's history holds."""
+
+    def __init__(self, torch: Any, stack_here: Callable[[], Stack]) -> None:
+        self.torch = torch
+        self.names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self.marks: list[tuple[str, bool, Stack]] = []
+        self.numbers: dict[tuple[str, bool, tuple[Any, ...]], str] = {}
+        self.within = threading.local()
+        self.backward_at: Stack = []
+        self.roots: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self.set_mark = torch._C._cuda_setMemoryMetadata
+        module = torch.nn.Module
+        call, run = module.__call__, torch.autograd._engine_run_backward
+
+        def called(this: Any, *given: Any, **named: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return call(this, *given, **named)
+            path = self.enter(this, (given, named))
+            try:
+                result = call(this, *given, **named)
+                self.own(result, path)
+            finally:
+                self.leave()
+            return result
+
+        def run_backward(roots: Any, *given: Any, **named: Any) -> Any:
+            self.backward_at = stack_here()
+            self.own(roots, "")
+            return run(roots, *given, **named)
+
+        module.__call__ = called
+        torch.autograd._engine_run_backward = run_backward
+        hook = sys.excepthook
+        sys.excepthook = lambda kind, error, trace: hook(kind, error, without_ours(trace))
+        if dynamo := sys.modules.get("torch._dynamo.utils"):  # to it ours is torch's own
+            dynamo.unpatched_nn_module_call = called  # type: ignore[attr-defined]
+
+    @property
+    def path(self) -> list[str]:
+        """Of this thread: the modules that it is in, the innermost last."""
+        if not hasattr(self.within, "path"):
+            self.within.path = []
+        return self.within.path  # type: ignore[no-any-return]
+
+    def enter(self, module: Any, given: Any) -> str:
+        path = self.path
+        outer = path[-1] if path else ""
+        self.own(given, outer)  # who made a module's input runs when its backward is over
+        path.append(self.name(module, outer, given))
+        self.mark(path[-1])
+        return path[-1]
+
+    def leave(self) -> None:
+        self.path.pop()
+        self.mark(self.path[-1] if self.path else "")
+
+    def name(self, module: Any, outer: str, given: Any) -> str:
+        try:
+            if not outer and not self.is_backward():
+                self.see(module, given)
+            return self.names.get(module) or f"{outer}.{type(module).__name__}"
+        except TypeError:  # one that cannot be hashed
+            return f"{outer}.{type(module).__name__}".lstrip(".")
+
+    def see(self, module: Any, given: Any) -> None:
+        """An outermost one; of those with parameters it is kept how they were called last."""
+        torch = self.torch
+        if module not in self.names:
+            self.register(module)
+        if next(module.parameters(), None) is not None:
+            is_autocast = torch.is_autocast_enabled("cuda")
+            self.roots[module] = {
+                "shape": next((list(t.shape) for t in tensors(given, torch.Tensor)), []),
+                "autocast": str(torch.get_autocast_dtype("cuda")) if is_autocast else "",
+                "is_trained": torch.is_grad_enabled(),
+            }
+
+    def subject(self) -> dict[str, Any] | None:
+        """What is trained, where that is plain to see: one model as its library made it, eager, in
+        fp32 or under autocast, and one optimizer."""
+        torch = self.torch
+        kind = torch.optim.Optimizer
+        optimizers = [o for o in gc.get_objects() if issubclass(type(o), kind)]
+        if len(self.roots) != 1 or len(optimizers) != 1:
+            return None
+        ((model, call),), (optimizer,) = self.roots.items(), optimizers
+        parameters = list(model.parameters())
+        own = [getattr(part, name, False) for part in model.modules() for name in CHECKPOINTED]
+        linears = [part for part in model.modules() if isinstance(part, torch.nn.Linear)]
+        if any(own) or not linears or any(p.dtype != torch.float32 for p in parameters):
+            return None
+        return {
+            **call,
+            "class": f"{type(model).__module__}.{type(model).__name__}",
+            "num_parameters": sum(p.numel() for p in parameters),
+            "is_frozen": not all(p.requires_grad for p in parameters),
+            "num_classes": linears[-1].out_features,
+            "optimizer": type(optimizer).__name__,
+            "optimizer_options": {
+                key: value for key, value in optimizer.defaults.items()
+                if isinstance(value, bool | float | int | None)
+            },
+        }  # fmt: skip
+
+    def register(self, module: Any) -> None:
+        """The whole tree under an outermost module, by the class of what its wrappers hold."""
+        outside = [module]
+        while inner := next((i for w in WRAPPERS if (i := module._modules.get(w))), None):
+            outside.append(module := inner)
+        root = type(module).__name__.removeprefix("FSDP")  # fully_shard changes classes
+        self.names.update(dict.fromkeys(outside, root))
+        for name, part in module.named_modules():
+            self.names[part] = f"{root}.{name}".replace("._orig_mod", "").rstrip(".")
+
+    def own(self, found: Any, path: str) -> None:
+        """The nodes that made these tensors are of `path` when they run backward, but for those
+        that a module further in has: the first to say so."""
+        with contextlib.suppress(Exception):
+            for tensor in tensors(found, self.torch.Tensor):
+                node = tensor.grad_fn
+                if node is not None and NODE not in node.metadata:
+                    node.metadata[NODE] = path
+                    node.register_prehook(self.entering(path))
+
+    def entering(self, path: str) -> Callable[..., None]:
+        return lambda *_: self.mark(path, is_node=True)
+
+    def is_backward(self) -> bool:
+        return bool(self.torch._C._current_graph_task_id() != -1)
+
+    def mark(self, path: str, is_node: bool = False) -> None:
+        """Of what this thread asks for from now on."""
+        with contextlib.suppress(Exception):
+            is_backward = is_node or self.is_backward()
+            at = self.backward_at if is_backward else []
+            key = path, is_backward, tuple(at)
+            number = self.numbers.get(key)
+            if number is None and len(self.marks) < MAX_MARKS:
+                number = self.numbers[key] = str(len(self.marks))
+                self.marks.append((path, is_backward, at))
+            self.set_mark(number or "")
+
+    def found(self, mark: str) -> tuple[str, bool, Stack]:
+        return self.marks[int(mark)] if mark.isdigit() else ("", False, [])
+
+    def here(self) -> tuple[str, bool, Stack]:
+        return self.found(self.torch._C._cuda_getMemoryMetadata())
+
+
+def without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """What a traceback is without this file."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    if trace is not None:
+        trace.tb_next = without_ours(trace.tb_next)
+    return trace
+
+
+def tensors(found: Any, kind: type, depth: int = MAX_DEPTH) -> Iterator[Any]:
+    if isinstance(found, kind):
+        yield found
+    elif depth and isinstance(found, list | tuple | dict):
+        inner: Iterable[Any] = found.values() if isinstance(found, dict) else found
+        for each in inner:
+            yield from tensors(each, kind, depth - 1)
