@@ -25,6 +25,7 @@ from planner.throughput.prediction import DeviceRates, rates_for
 from search.loop.space import Candidate, Space, make_space, space_of
 from search.loop.surrogate.estimator import DeviceEstimator
 from search.loop.surrogate.prior import Prior, estimated_prior
+from search.loop.surrogate.probe_cost import AGAIN_SHARE, graph_of
 from tests.benchmarks.simulated_physics import (
     MATRIX_KINDS,
     RECORDED,
@@ -300,6 +301,7 @@ class SimulatedProber:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.random = np.random.default_rng([device.seed, 7])
+        self.cached: set[object] = set()  # what was compiled
 
     def probe(self, candidate: Candidate) -> MeasurementRecord:
         device, space = self.device, self.device.pair.space
@@ -307,6 +309,8 @@ class SimulatedProber:
         assert index is not None
         compiling = device.compile_seconds[candidate.setting.compile]
         compiling *= float(np.exp(self.random.normal(0, 0.05)))
+        graph = graph_of(candidate.setting, space.axes)
+        compiling *= AGAIN_SHARE if graph in self.cached else 1.0
         base = MeasurementRecord(
             model=device.pair.model, setting=candidate.setting, device=device.pair.device,
             versions={"simulated": "not measured"}, date="", status="crashed",
@@ -318,6 +322,7 @@ class SimulatedProber:
             spent = device.startup_seconds + compiling * self.random.uniform(0.2, 1.0)
             changes = {"status": status, "message": message, "probe_seconds": spent}
             return base.model_copy(update=changes)
+        self.cached.add(graph)
         num_bytes = int(device.num_bytes[index])
         if num_bytes > device.pair.device.total_bytes:
             spent = device.startup_seconds + compiling

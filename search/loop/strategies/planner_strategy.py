@@ -16,6 +16,7 @@ from search.loop.surrogate.broken_parts import is_plain
 from search.loop.surrogate.expectation import expectation
 from search.loop.surrogate.posterior import Posterior, Prediction, expected_improvement
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
+from search.loop.surrogate.probe_cost import again_seconds
 from search.probe.evidence import calm, is_disturbed, rate_interval
 
 # Judgements but where a source is named; tests/benchmarks/strategies.py shows what they do.
@@ -125,7 +126,7 @@ class PlannerStrategy:
         """What the probes would take that the finalists need now."""
         if not self.finalists:
             return 0.0
-        return sum(self._again_seconds(i) for i in self._needed_again())
+        return sum(again_seconds(self.posterior.records[i][0]) for i in self._needed_again())
 
     def _first(self, predicted: Prediction, allowed: Mask, seconds_left: float | None) -> Choice:
         """The fastest that is safe, compilation counted; where none is, the likeliest to fit."""
@@ -221,7 +222,7 @@ class PlannerStrategy:
             if candidate.id in situation.busy:
                 continue
             left = situation.seconds_left
-            if left is None or self._again_seconds(index) <= left:
+            if left is None or again_seconds(self.posterior.records[index][0]) <= left:
                 return Choice(candidate, "finalists", self.posterior.rate(index))
         return None
 
@@ -238,10 +239,6 @@ class PlannerStrategy:
         if len(finalists) < 2:
             finalists = [i for i in finalists if all(map(is_disturbed, self.posterior.records[i]))]
         return sorted((i for i in finalists if rounds[i] < MAX_ROUNDS), key=lambda i: rounds[i])
-
-    def _again_seconds(self, index: int) -> float:
-        """As long as its first probe took."""
-        return self.posterior.records[index][0].probe_seconds
 
     def _finalists(self) -> list[int]:
         """The best and whatever overlaps it and is simpler: what the second could change."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED
 from search.loop.replay import Replay
-from search.loop.space import make_space
+from search.loop.space import Space, make_space, space_of
 from search.loop.strategies.named import make_strategy
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Situation
@@ -23,6 +23,7 @@ from search.loop.surrogate.prior import (
     generic_prior,
 )
 from search.loop.surrogate.probe_cost import EIGHT_BIT_SECONDS, ProbeCosts, guess_compile_seconds
+from search.probe.evidence import FROM_CACHE
 from tests.benchmarks.replays import probes_to_within, run_strategy
 from tests.search.tables import (
     BUDGET,
@@ -240,6 +241,35 @@ def test_what_compiles_differently_takes_its_own_seconds() -> None:
     costs.observe(compile_record(blocks, 30.0))
     costs.observe(compile_record(both, 110.0))
     assert (seconds(whole), seconds(blocks), seconds(both)) == (100.0, 30.0, 110.0)
+
+
+def test_a_graph_that_was_compiled_costs_little_again() -> None:
+    """Whatever its optimizer, and a dynamic one at any batch."""
+    static, dynamic = (compiled("default", compile_dynamic=d) for d in (False, True))
+    fused, larger = ({"optimizer": "adamw-fused"}, {"batch_size": 16})
+    kinds = [s.model_copy(update=more) for s in (static, dynamic) for more in ({}, fused, larger)]
+    space = space_of(kinds)
+    costs = ProbeCosts(space, guess_compile_seconds("cuda", 12))
+    for first in (static, dynamic):
+        costs.observe(compile_record(first, 100.0))
+    seconds = {c.setting: s for c, s in zip(space.candidates, probing(costs, space), strict=True)}
+    dear = [s for s in kinds if seconds[s] > 90]
+    assert dear == [static.model_copy(update=larger)]
+
+
+def test_a_warm_compilation_says_nothing_of_a_first_one() -> None:
+    setting = compiled("default")
+    costs = ProbeCosts(space_of([setting]), guess_compile_seconds("cuda", 12))
+    before = costs.compile_seconds(setting)
+    costs.observe(compile_record(setting, 5.0).model_copy(update={"flags": (FROM_CACHE,)}))
+    assert costs.compile_seconds(setting) == before
+    costs.observe(compile_record(compiled("default", batch_size=16), 100.0))
+    costs.observe(compile_record(compiled("default", batch_size=16), 5.0))
+    assert costs.compile_seconds(setting) == 100.0
+
+
+def probing(costs: ProbeCosts, space: Space) -> list[float]:
+    return [float(seconds) for seconds in costs.probing(np.zeros(len(space)))]
 
 
 def compiled(mode: str, **fields: object) -> TrainSetting:
