@@ -51,13 +51,16 @@ def faster(of: Callable[[TrainSetting], bool], factor: float) -> Change:
 
 
 def emulated_bf16(device: Device) -> Device:
-    """Half as slow again as fp32, as on a card whose matrix units lack it."""
-    space, seconds = device.pair.space, device.seconds.copy()
+    """Half as slow again as fp32, as on a card whose matrix units lack it; where fp32 is not in the
+    space, as much slower than before as the others are in the median."""
+    space, seconds = device.pair.space, device.seconds
+    factors = np.ones(len(seconds))
     for i, c in enumerate(space.candidates):
-        plain = space.index(c.setting.model_copy(update={"precision": "fp32"}))
-        if c.setting.precision in ("bf16", "pure-bf16") and plain is not None:
-            seconds[i] = 1.5 * device.seconds[plain]
-    return replace(device, seconds=seconds)
+        if c.setting.precision in ("bf16", "pure-bf16"):
+            plain = space.index(c.setting.model_copy(update={"precision": "fp32"}))
+            factors[i] = np.nan if plain is None else 1.5 * seconds[plain] / seconds[i]
+    usual = np.nanmedian(factors[factors != 1.0]) if (factors != 1.0).any() else 1.0
+    return replace(device, seconds=seconds * np.nan_to_num(factors, nan=usual))
 
 
 DRAWN: Mapping[str, Change] = {

@@ -41,8 +41,9 @@ COMPILE_FIXED_SHARE = 0.15
 # block on two busy CPU cores (torch 2.13, torchao 0.18, 2026-11-22).
 EIGHT_BIT_SECONDS = 85.0
 # Of its first compilation, what a graph takes that the compiler finds in its caches, which torch
-# keeps from one process to the next by itself. Measured: 3% on a CPU, and 7% on an emulated GPU,
-# where Triton compiles for real (tests/benchmarks/second_compile.py, torch 2.14, 2026-11-26).
+# keeps from one process to the next by itself. Measured: 3% of the processor's time on a CPU and 4%
+# beside an emulated GPU, where Triton compiles for real (tests/benchmarks/second_compile.py, torch
+# 2.14, 2026-11-26); and some for what waits.
 AGAIN_SHARE = 0.07
 
 
