@@ -53,14 +53,14 @@ def compile_once(scope: str) -> dict[str, Any]:
     training = Training(module, setting, task, task.batch(2, torch.device("cpu")), call)
     seconds = []
     for _ in range(2):
-        began = _processor_seconds()
+        began = processor_seconds()
         training.step()
-        seconds.append(_processor_seconds() - began)
+        seconds.append(processor_seconds() - began)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     return {"seconds": seconds[0] - seconds[1], "graphs": graphs}
 
 
-def _processor_seconds() -> float:
+def processor_seconds() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 

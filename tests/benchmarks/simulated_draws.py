@@ -25,6 +25,7 @@ from planner.throughput.prediction import DeviceRates, rates_for
 from search.loop.space import Candidate, Space, make_space, space_of
 from search.loop.surrogate.estimator import DeviceEstimator
 from search.loop.surrogate.prior import Prior, estimated_prior
+from search.loop.surrogate.probe_cost import AGAIN_SHARE, graph_of
 from tests.benchmarks.simulated_physics import (
     MATRIX_KINDS,
     RECORDED,
@@ -39,6 +40,7 @@ DTYPE_PEAKS = {"float32": "fp32_flops", "tf32": "tf32_flops", "bfloat16": "bf16_
                "float16": "fp16_flops"}  # fmt: skip
 COMPILED = ("default", "reduce-overhead", "max-autotune")
 TIMED_SECONDS, TIMED_STEPS, WARM_STEPS, NUM_SAMPLES = 3.0, 5, 2, 9
+WARM_SECONDS = 120.0  # in which a card gets as warm as it will, by two thirds
 SAMPLE_SD = 0.003  # of the samples of one probe; probes differ by a device's `noise`
 
 
@@ -98,7 +100,8 @@ def narrow_pair(name: str, **narrowed: Any) -> Pair:
 @dataclass(frozen=True)
 class Device:
     """What is true of one drawn device, by candidate of its pair's space. `refused` is why a
-    candidate does not run, "" where it does."""
+    candidate does not run, "" where it does; `disturbed` how often a probe is throttled, `heat`
+    what a device loses that has worked for minutes, `neighbours` how often others run on it."""
 
     pair: Pair
     seed: int
@@ -109,6 +112,8 @@ class Device:
     startup_seconds: float
     noise: float
     disturbed: float
+    heat: float = 0.0
+    neighbours: float = 0.0
 
     def rates(self) -> Array:
         """True images/s of each candidate, 0 where it does not run within the budget."""
@@ -300,6 +305,8 @@ class SimulatedProber:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.random = np.random.default_rng([device.seed, 7])
+        self.worked = 0.0  # seconds
+        self.cached: set[object] = set()  # what was compiled
 
     def probe(self, candidate: Candidate) -> MeasurementRecord:
         device, space = self.device, self.device.pair.space
@@ -307,6 +314,8 @@ class SimulatedProber:
         assert index is not None
         compiling = device.compile_seconds[candidate.setting.compile]
         compiling *= float(np.exp(self.random.normal(0, 0.05)))
+        graph = graph_of(candidate.setting, space.axes)
+        compiling *= AGAIN_SHARE if graph in self.cached else 1.0
         base = MeasurementRecord(
             model=device.pair.model, setting=candidate.setting, device=device.pair.device,
             versions={"simulated": "not measured"}, date="", status="crashed",
@@ -318,22 +327,36 @@ class SimulatedProber:
             spent = device.startup_seconds + compiling * self.random.uniform(0.2, 1.0)
             changes = {"status": status, "message": message, "probe_seconds": spent}
             return base.model_copy(update=changes)
+        self.cached.add(graph)
         num_bytes = int(device.num_bytes[index])
         if num_bytes > device.pair.device.total_bytes:
             spent = device.startup_seconds + compiling
             return base.model_copy(update={"status": "out_of_memory", "probe_seconds": spent})
         return self._measured(base, float(device.seconds[index]), num_bytes, compiling)
 
+    def _hindered(self, seconds: float, flags: tuple[str, ...]) -> tuple[float, tuple[str, ...]]:
+        """By what the device did before, and by others."""
+        lost = self.device.heat * (1 - np.exp(-self.worked / WARM_SECONDS))
+        if lost > 0.05:
+            flags = (*flags, "throttled: sw_thermal_slowdown")
+        if self.device.neighbours and self.random.random() < self.device.neighbours:
+            lost = 1 - (1 - lost) * self.random.uniform(0.7, 0.95)
+            flags = (*flags, "other processes on the GPU hold 2.0 GiB")
+        return seconds / (1 - lost), flags
+
     def _measured(
         self, base: MeasurementRecord, true_seconds: float, num_bytes: int, compiling: float
     ) -> MeasurementRecord:
-        random, flags = self.random, ()
+        random = self.random
+        flags: tuple[str, ...] = ()
         seconds = true_seconds * float(np.exp(random.normal(0, self.device.noise)))
         if random.random() < self.device.disturbed:
             seconds /= 1 - random.uniform(0.05, 0.3)
             flags = ("throttled: hw_thermal_slowdown",)
+        seconds, flags = self._hindered(seconds, flags)
         samples = seconds * np.exp(random.normal(0, SAMPLE_SD, NUM_SAMPLES))
         spent = max(TIMED_SECONDS, TIMED_STEPS * seconds) + WARM_STEPS * seconds
+        self.worked += spent + base.probe_seconds
         images = base.setting.batch_size * base.setting.accumulate
         changes = {
             "status": "measured", "step_seconds": tuple(map(float, samples)), "flags": flags,

@@ -16,6 +16,7 @@ from planner.estimation.estimate import choose
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware import recognise_gpu
 from planner.throughput.prediction import predict_step, rates_for
+from tests.benchmarks.described_devices import describe
 from tests.benchmarks.simulated_devices import EAGER, search_device
 from tests.benchmarks.simulated_draws import (
     Device,
@@ -26,6 +27,7 @@ from tests.benchmarks.simulated_draws import (
     restricted,
 )
 from tests.benchmarks.simulated_physics import RECORDED, planners_physics, record_step, step_seconds
+from tests.benchmarks.simulated_worlds import DESCRIBED
 
 PAIR = "a100-swin-t"
 NUM_DEVICES = 8  # the default run draws two, over a smaller space
@@ -100,3 +102,28 @@ def test_eager_settings_are_searched_in_a_dozen_probes(more_devices: list[Device
     assert all(r.ended_by_itself for r in runs)
     assert median(r.probes for r in runs) <= 12
     assert max(r.recommended for r in runs) <= 0.05
+
+
+def test_the_second_physics_knows_nothing_of_the_prediction(pair: Pair) -> None:
+    blind = replace(pair, prior=None)  # type: ignore[arg-type]
+    assert (describe(blind, 1).seconds == describe(pair, 1).seconds).all()
+
+
+def test_a_described_step_keeps_the_laws_of_memory_and_work(pair: Pair) -> None:
+    """A larger batch needs more; checkpointing needs no more than none, and is never faster."""
+    device = describe(pair, 1, wave=(0.0, 0.0))
+    at = {c.setting: (device.num_bytes[i], device.seconds[i])
+          for i, c in enumerate(pair.space.candidates)}  # fmt: skip
+    limit = 0.97 * pair.budget_bytes  # from where it is slower
+    for setting, (num_bytes, seconds) in at.items():
+        plain = at[setting.model_copy(update={"checkpointing": "none"})]
+        assert num_bytes <= plain[0]
+        assert seconds >= plain[1] or plain[0] > limit
+        larger = at.get(setting.model_copy(update={"batch_size": 3 * setting.batch_size}))
+        assert larger is None or larger[0] > num_bytes
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_in_each_described_world_it_finds_something(pair: Pair, name: str) -> None:
+    run = search_device(describe(pair, 1, **DESCRIBED[name]), "budget", budget_seconds=600.0)
+    assert run.recommended <= 0.3

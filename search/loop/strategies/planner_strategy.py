@@ -11,11 +11,12 @@ from planner.core.schema import MeasurementRecord
 from planner.core.units import format_seconds
 from search.loop.space import Candidate, Space, simplicity
 from search.loop.strategies.strategy import TOLERANCE, Choice, Phase, Situation
-from search.loop.surrogate.arrays import Array, Mask
+from search.loop.surrogate.arrays import Array, Mask, Values
 from search.loop.surrogate.broken_parts import is_plain
 from search.loop.surrogate.expectation import expectation
 from search.loop.surrogate.posterior import Posterior, Prediction, expected_improvement
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
+from search.loop.surrogate.probe_cost import again_seconds
 from search.probe.evidence import calm, is_disturbed, rate_interval
 
 # Judgements but where a source is named; tests/benchmarks/strategies.py shows what they do.
@@ -37,6 +38,9 @@ MAY_FIT = 0.1  # a larger batch is tried before all ends where it fits with this
 # After so many failures and nothing measured, a setting that needs nothing of the machine.
 MAX_FAILURES = 2
 FINALISTS_SHARE = 0.15  # of the seconds a search is given, kept for those its finalists need
+SCOUT_SHARE = 0.05  # of the time left, that a probe of another precision may take
+MODE_SHARE = 0.4  # of the time given, that the only probe of a compile mode may take
+LAST_CALL = 1.2  # of what it may take, that would have to be left for it by the probe before
 GIVE_UP_SHARE = 0.7  # a probe that surely stays under this share of the best rate cannot win
 
 
@@ -118,14 +122,18 @@ class PlannerStrategy:
     def _affordable(self, predicted: Prediction, open_now: Mask, situation: Situation) -> Mask:
         if situation.seconds_left is None:
             return open_now
-        left = situation.seconds_left - min(self._finalists_seconds(), self.kept_seconds)
+        left = self._left(situation.seconds_left)
         return np.asarray(open_now & (self.posterior.probe_seconds(predicted) <= left))
+
+    def _left(self, seconds_left: float) -> float:
+        """For probes that are no finalist's."""
+        return seconds_left - min(self._finalists_seconds(), self.kept_seconds)
 
     def _finalists_seconds(self) -> float:
         """What the probes would take that the finalists need now."""
         if not self.finalists:
             return 0.0
-        return sum(self._again_seconds(i) for i in self._needed_again())
+        return sum(again_seconds(self.posterior.records[i][0]) for i in self._needed_again())
 
     def _first(self, predicted: Prediction, allowed: Mask, seconds_left: float | None) -> Choice:
         """The fastest that is safe, compilation counted; where none is, the likeliest to fit."""
@@ -179,9 +187,39 @@ class PlannerStrategy:
         worth = gain
         if situation.seconds_left is not None:
             worth = gain + SCOUTING * self.posterior.explained_by_scouts(gain, allowed)
-        worth = worth / self.posterior.probe_seconds(predicted)
-        index = _argmax(worth, allowed)
+        seconds = self.posterior.probe_seconds(predicted)
+        index = _argmax(worth / seconds, allowed)
+        if situation.seconds_left is not None:
+            left = self._left(situation.seconds_left) - float(seconds[index])
+            scout = self._scout(predicted, allowed, seconds, left)
+            index = index if scout is None else scout
         return self._choice(index, predicted, "search", best_rate)
+
+    def _scout(
+        self, predicted: Prediction, allowed: Mask, seconds: Array, left: float
+    ) -> int | None:
+        """What shows how a device does what was not tried on it, while it is cheap: an eager step
+        in another precision than the first probes', which may be emulated. And what no later probe
+        could show, as `left` would not be enough for it: a compile mode."""
+        tried = list(self.posterior.records)
+        ran = [i for i in tried if self.posterior.rate(i) is not None]
+        sure = allowed & (predicted.fits >= SAFE)
+        worth = predicted.log_rate + np.log(np.maximum(predicted.runs, 1e-9))
+        modes, precisions = (_values(self.space, axis) for axis in ("compile", "precision"))
+        strange = precisions != precisions[ran[0]]
+        other = sure & strange & (modes == "off")
+        if not strange[ran].any() and strange[tried].sum() < MAX_FAILURES and other.any():
+            index = _argmax(worth, other)
+            if seconds[index] <= SCOUT_SHARE * left:
+                return index
+        total = self.kept_seconds / FINALISTS_SHARE
+        for mode in np.setdiff1d(modes, modes[tried]):
+            at = sure & (modes == mode)
+            if at.any():
+                index = _argmax(worth, at)
+                if left / LAST_CALL < seconds[index] <= MODE_SHARE * total:
+                    return index
+        return None
 
     def _rung_above(self, predicted: Prediction, allowed: Mask) -> int | None:
         """The next larger batch of the best setting's arm, where it was not probed and may fit.
@@ -221,7 +259,7 @@ class PlannerStrategy:
             if candidate.id in situation.busy:
                 continue
             left = situation.seconds_left
-            if left is None or self._again_seconds(index) <= left:
+            if left is None or again_seconds(self.posterior.records[index][0]) <= left:
                 return Choice(candidate, "finalists", self.posterior.rate(index))
         return None
 
@@ -238,10 +276,6 @@ class PlannerStrategy:
         if len(finalists) < 2:
             finalists = [i for i in finalists if all(map(is_disturbed, self.posterior.records[i]))]
         return sorted((i for i in finalists if rounds[i] < MAX_ROUNDS), key=lambda i: rounds[i])
-
-    def _again_seconds(self, index: int) -> float:
-        """As long as its first probe took."""
-        return self.posterior.records[index][0].probe_seconds
 
     def _finalists(self) -> list[int]:
         """The best and whatever overlaps it and is simpler: what the second could change."""
@@ -265,6 +299,10 @@ class PlannerStrategy:
     def _interval(self, index: int) -> tuple[float, float]:
         samples = [s for r in calm(self.posterior.records[index]) for s in r.step_seconds]
         return rate_interval(self.space.candidates[index].images, samples)
+
+
+def _values(space: Space, axis: str) -> Values:
+    return np.array([getattr(c.setting, axis) for c in space.candidates])
 
 
 def _argmax(values: Array, allowed: Mask) -> int:

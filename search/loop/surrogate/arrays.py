@@ -6,3 +6,4 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Indices = NDArray[np.intp]
+Values = NDArray[np.str_]

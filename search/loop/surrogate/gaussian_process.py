@@ -8,7 +8,7 @@ one setting corrects all that share a factor with it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 import numpy as np
@@ -22,6 +22,9 @@ MIDDLE_OCTAVE = 5.0  # log2 of batch 32, the middle of the ladder: where the slo
 # Over the recorded CPU table the residuals of straight lines through an arm's batches correlate by
 # 0.52 between arms of one precision; of a GPU nothing was measured.
 RUNG_SHARE, FAMILY_SHARE = 0.45, 0.5
+SPREADS = (1.0, 1.4, 2.0, 2.8, 4.0)
+# Judgements: three times slower than expected is two such deviations, and one card in twelve is so.
+STRANGE_PRECISION, STRANGE_UNLIKELY = 0.5, 2.5
 KNEE = 8.0  # the batch at which fixed and per-image cost are assumed equal
 
 
@@ -32,8 +35,8 @@ class KernelScales:
     `bias` is the whole scale, an axis's entry how much one of its values may deviate (`other` where
     it has none), `slope` the deviation per doubling of the batch, `overhead` that of what
     a step costs at any batch, `arm` that of a whole arm but its optimizer's implementation,
-    `implementation` what that adds, `smooth` what bends along an arm, `nugget` what nothing
-    explains.
+    `implementation` what that adds, `fused` what a compile mode makes of an attention, `smooth`
+    what bends along an arm, `nugget` what nothing explains.
     They are starting points: probes that are further off widen all but the bias. Probes that agree
     do not narrow them: a few say little of what was not probed.
     """
@@ -46,22 +49,42 @@ class KernelScales:
     smooth: float
     nugget: float
     implementation: float = 0.005
+    fused: float = 0.0
     other: float = 0.1
 
     def of_axis(self, axis: str) -> float:
         return self.axes.get(axis, self.other)
 
 
+@dataclass(frozen=True)
+class Belief:
+    """How far the prior may be off, and `unlikely`: minus the log of how probable that is before
+    any probe."""
+
+    scales: KernelScales
+    spread: float
+    unlikely: float
+
+
+def _beliefs(scales: KernelScales) -> list[Belief]:
+    """That it is off as stated or by up to four times as much (normal in doublings, with a standard
+    deviation of 1), and that precisions are not what anybody expects: a card emulates one."""
+    stated = [Belief(scales, spread, 0.5 * log2(spread) ** 2) for spread in SPREADS]
+    if scales.of_axis("precision") >= STRANGE_PRECISION:
+        return stated
+    axes = {**scales.axes, "precision": STRANGE_PRECISION}
+    return [*stated, Belief(replace(scales, axes=axes), 1.0, STRANGE_UNLIKELY)]
+
+
 class GaussianProcess:
     """The posterior of log(measured / prior) over all candidates, from the probes so far."""
 
-    SPREADS = (1.0, 1.4, 2.0, 2.8, 4.0)
-
     def __init__(self, space: Space, scales: KernelScales) -> None:
-        self.scales = scales
+        self.beliefs = _beliefs(scales)
         self.codes = _axis_codes(space)
         self.arms = _codes(c.arm for c in space.candidates)
         self.families = _codes(_family(c, space.axes) for c in space.candidates)
+        self.fused = _codes((c.setting.compile, c.setting.attention) for c in space.candidates)
         self.rungs = _codes((c.setting.precision, c.setting.batch_size) for c in space.candidates)
         batches = np.array([float(c.setting.batch_size) for c in space.candidates])
         self.cells = _codes(zip(self.families.tolist(), batches.tolist(), strict=True))
@@ -82,46 +105,42 @@ class GaussianProcess:
         """(mean, standard deviation) of the log-ratio of each candidate in `at` (all of them)."""
         at = np.arange(len(self.arms)) if at is None else at
         if not self.indices:
-            return np.zeros(len(at)), np.sqrt(self._variance(1.0, at))
-        spread = max(self.SPREADS, key=self._evidence)
+            return np.zeros(len(at)), np.sqrt(self._variance(self.beliefs[0], at))
+        belief = max(self.beliefs, key=self._evidence)
         seen = np.array(self.indices)
-        solved = np.linalg.inv(self._gram(spread))
-        cross = self._kernel(at, seen, spread)
+        solved = np.linalg.inv(self._gram(belief))
+        cross = self._kernel(at, seen, belief)
         mean = cross @ solved @ np.array(self.values)
         reduction = np.einsum("ij,jk,ik->i", cross, solved, cross)
-        return mean, np.sqrt(np.maximum(self._variance(spread, at) - reduction, 1e-10))
+        return mean, np.sqrt(np.maximum(self._variance(belief, at) - reduction, 1e-10))
 
     def covariance(self, at: Indices) -> Array:
         """The joint posterior covariance of the log-ratios of the candidates in `at`."""
         if not self.indices:
-            return self._kernel(at, at, 1.0)
-        spread = max(self.SPREADS, key=self._evidence)
-        cross = self._kernel(at, np.array(self.indices), spread)
-        solved = np.linalg.solve(self._gram(spread), cross.T)
-        return np.asarray(self._kernel(at, at, spread) - cross @ solved)
+            return self._kernel(at, at, self.beliefs[0])
+        belief = max(self.beliefs, key=self._evidence)
+        cross = self._kernel(at, np.array(self.indices), belief)
+        solved = np.linalg.solve(self._gram(belief), cross.T)
+        return np.asarray(self._kernel(at, at, belief) - cross @ solved)
 
-    def _gram(self, spread: float) -> Array:
+    def _gram(self, belief: Belief) -> Array:
         seen = np.array(self.indices)
-        return self._kernel(seen, seen, spread) + np.diag(np.square(self.noises) + 1e-8)
+        return self._kernel(seen, seen, belief) + np.diag(np.square(self.noises) + 1e-8)
 
-    def _evidence(self, spread: float) -> float:
-        """Log marginal likelihood of the probes, with a prior that keeps the spread near 1."""
-        gram = self._gram(spread)
+    def _evidence(self, belief: Belief) -> float:
+        """The log of how probable a belief is, given the probes."""
+        gram = self._gram(belief)
         values = np.array(self.values)
         _, log_det = np.linalg.slogdet(gram)
         fit = float(values @ np.linalg.solve(gram, values))
-        return -0.5 * (fit + float(log_det)) - self._unlikely(spread)
+        return -0.5 * (fit + float(log_det)) - belief.unlikely
 
-    @staticmethod
-    def _unlikely(spread: float) -> float:
-        """Minus the log prior of a spread: normal in doublings, with a standard deviation of 1."""
-        return 0.5 * log2(spread) ** 2
-
-    def _kernel(self, a: Indices, b: Indices, spread: float) -> Array:
-        scales, octaves = self.scales, self.octaves
+    def _kernel(self, a: Indices, b: Indices, belief: Belief) -> Array:
+        scales, octaves = belief.scales, self.octaves
         total = np.zeros((len(a), len(b)))
         for axis, codes in self.codes.items():
             total += scales.of_axis(axis) ** 2 * (codes[a][:, None] == codes[b][None, :])
+        total += scales.fused**2 * (self.fused[a][:, None] == self.fused[b][None, :])
         total += scales.slope**2 * octaves[a][:, None] * octaves[b][None, :]
         total += scales.overhead**2 * self.fixed_share[a][:, None] * self.fixed_share[b][None, :]
         gap = octaves[a][:, None] - octaves[b][None, :]
@@ -135,15 +154,16 @@ class GaussianProcess:
         )
         own = 1 - RUNG_SHARE - FAMILY_SHARE
         total += scales.nugget**2 * own * (a[:, None] == b[None, :])
-        return scales.bias**2 + spread**2 * total
+        return scales.bias**2 + belief.spread**2 * total
 
-    def _variance(self, spread: float, at: Indices) -> Array:
-        scales = self.scales
+    def _variance(self, belief: Belief, at: Indices) -> Array:
+        scales = belief.scales
         steady = sum(scales.of_axis(axis) ** 2 for axis in self.codes)
-        steady += scales.arm**2 + scales.implementation**2 + scales.smooth**2 + scales.nugget**2
+        steady += scales.arm**2 + scales.implementation**2 + scales.fused**2
+        steady += scales.smooth**2 + scales.nugget**2
         by_batch = np.square(scales.slope * self.octaves[at])
         by_batch += np.square(scales.overhead * self.fixed_share[at])
-        return np.asarray(scales.bias**2 + spread**2 * (steady + by_batch))
+        return np.asarray(scales.bias**2 + belief.spread**2 * (steady + by_batch))
 
 
 def _axis_codes(space: Space) -> dict[str, Indices]:

@@ -27,7 +27,7 @@ ESTIMATED_SECONDS = KernelScales(
     bias=0.5,
     axes={"precision": 0.04, "checkpointing": 0.03, "compile": 0.1, "attention": 0.3,
           "optimizer": 0.005},
-    slope=0.01, overhead=0.03, arm=0.06, smooth=0.04, nugget=0.04, other=0.1,
+    slope=0.01, overhead=0.03, arm=0.06, smooth=0.04, nugget=0.04, other=0.1, fused=0.1,
 )  # fmt: skip
 # Over several devices a step also waits for a link that nobody has measured: wide enough that
 # probes find a slow one (on four simulated GPUs the mean loss fell from 10.7% to 1.8%).
@@ -36,7 +36,7 @@ GUESSED_SECONDS = KernelScales(
     bias=3.0,
     axes={"precision": 0.4, "checkpointing": 0.15, "compile": 0.25, "attention": 0.3,
           "optimizer": 0.03},
-    slope=0.02, overhead=0.5, arm=0.1, smooth=0.08, nugget=0.05, other=0.3,
+    slope=0.02, overhead=0.5, arm=0.1, smooth=0.08, nugget=0.05, other=0.3, fused=0.1,
 )  # fmt: skip
 ESTIMATED_BYTES = KernelScales(
     bias=0.06,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from statistics import median
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.setting import COMPILED_FIELDS
 from search.loop.space import Space
 from search.loop.surrogate.arrays import Array
+from search.probe.evidence import FROM_CACHE
 
 STARTUP_SECONDS = 5.0  # before the first probe says better: python, torch, building the model
 TIMED_SECONDS = 5.0
@@ -39,6 +40,11 @@ COMPILE_FIXED_SHARE = 0.15
 # What adamw-8bit compiles, a kernel for each shape of weights: 85 s were measured in a probe of one
 # block on two busy CPU cores (torch 2.13, torchao 0.18, 2026-11-22).
 EIGHT_BIT_SECONDS = 85.0
+# Of its first compilation, what a graph takes that the compiler finds in its caches, which torch
+# keeps from one process to the next by itself. Measured: 3% of the processor's time on a CPU and 4%
+# beside an emulated GPU, where Triton compiles for real (tests/benchmarks/second_compile.py, torch
+# 2.14, 2026-11-26); and some for what waits.
+AGAIN_SHARE = 0.07
 
 
 class Compilation(NamedTuple):
@@ -52,6 +58,14 @@ class Compilation(NamedTuple):
 def compilation_of(setting: TrainSetting) -> Compilation:
     options = tuple(getattr(setting, field) for field in COMPILED_FIELDS)
     return Compilation(setting.compile, options, setting.optimizer_implementation == "8bit")
+
+
+def graph_of(setting: TrainSetting, axes: Iterable[str]) -> tuple[Hashable, ...]:
+    """What settings that differ in `axes` and the batch share where they compile the same graph: an
+    optimizer steps outside of it but for adamw-8bit, and a dynamic one is of any batch."""
+    values = (getattr(setting, axis) for axis in axes if axis not in ("optimizer", "accumulate"))
+    batch = 0 if setting.compile_dynamic else setting.batch_size
+    return (batch, compilation_of(setting), *values)
 
 
 def guessed_seconds(by_mode: Mapping[str, float], setting: TrainSetting) -> float:
@@ -69,6 +83,9 @@ class ProbeCosts:
         self.timed: list[float] = []
         self.compiled: dict[Compilation, list[float]] = {}
         self.compilations = [compilation_of(c.setting) for c in space.candidates]
+        self.axes = space.axes
+        self.graphs = [graph_of(c.setting, space.axes) for c in space.candidates]
+        self.cached: set[tuple[Hashable, ...]] = set()  # the graphs that were compiled
 
     def observe(self, record: MeasurementRecord) -> None:
         """Learns from a probe that was measured, or that ended early for no fault of its own."""
@@ -82,8 +99,12 @@ class ProbeCosts:
         compiling = record.compile_seconds or 0.0
         self.timed.append(timed)
         self.startup.append(max(record.probe_seconds - timed - compiling, 0.0))
-        if record.compile_seconds is not None:
+        if record.compile_seconds is None:
+            return
+        graph = graph_of(record.setting, self.axes)
+        if graph not in self.cached and FROM_CACHE not in record.flags:
             self.compiled.setdefault(what, []).append(compiling)
+        self.cached.add(graph)
 
     def compile_seconds(self, setting: TrainSetting) -> float:
         """Seconds that the compiler takes in the first step of a setting."""
@@ -119,7 +140,7 @@ class ProbeCosts:
         return max(self.guessed[mode] - self.guessed.get("default", 0.0), 0.0)
 
     def compiling(self) -> Array:
-        """Expected seconds of compilation of each candidate."""
+        """Expected seconds of the first compilation of each candidate."""
         cost = {what: self._seconds(what) for what in set(self.compilations)}
         return np.array([cost[what] for what in self.compilations])
 
@@ -128,7 +149,13 @@ class ProbeCosts:
         start = median(self.startup) if self.startup else STARTUP_SECONDS
         timing = median(self.timed) if self.timed else TIMED_SECONDS
         steps = TIMED_STEPS * np.exp(log_step_seconds)
-        return np.asarray(start + self.compiling() + np.maximum(timing, steps))
+        share = np.array([AGAIN_SHARE if graph in self.cached else 1.0 for graph in self.graphs])
+        return np.asarray(start + share * self.compiling() + np.maximum(timing, steps))
+
+
+def again_seconds(first: MeasurementRecord) -> float:
+    """What a second probe of a setting takes, after its first one."""
+    return first.probe_seconds - (1 - AGAIN_SHARE) * (first.compile_seconds or 0.0)
 
 
 def guess_compile_seconds(

@@ -8,6 +8,8 @@ import threading
 
 import torch
 
+from search.probe.evidence import FROM_CACHE
+
 # Workers with nothing left to compile end at once; one that hangs is left to end with the probe.
 _WORKERS_SECONDS = 10.0
 
@@ -46,7 +48,7 @@ class CompileWatch:
         if self._count("stats", "unique_graphs") > self._graphs_before:
             found.append("recompiled while steps were timed")
         if self._count("inductor", "fxgraph_cache_hit"):
-            found.append("compiled from a cache: compile_seconds is less than a first compile")
+            found.append(FROM_CACHE)
         skips = self._count("inductor", "cudagraph_skips")
         if skips:
             found.append(f"CUDA graphs that the compiler left out: {skips}")

@@ -11,6 +11,7 @@ from search.loop.result.contenders import contenders
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Situation
 from search.loop.surrogate.posterior import Posterior
+from search.loop.surrogate.probe_cost import again_seconds
 from search.probe.evidence import is_disturbed
 from tests.search.tables import BUDGET, invented_table, true_bytes, true_prior
 
@@ -91,6 +92,6 @@ def test_a_budget_keeps_time_for_a_winner_that_was_throttled() -> None:
     candidate = next(c for c in replay.space.candidates if c.id == best)
     record = slowed(replay.probe(candidate), factor=1.02)
     strategy.tell(candidate, record)
-    left = record.probe_seconds + 5.0
+    left = again_seconds(record) + 5.0
     choice = strategy.ask(Situation(seconds_left=left))
     assert (choice.candidate.id, choice.phase) == (best, "finalists")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,9 +12,9 @@ from hypothesis import strategies as st
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED
 from search.loop.replay import Replay
-from search.loop.space import make_space
+from search.loop.space import Space, make_space, space_of
 from search.loop.strategies.named import make_strategy
-from search.loop.strategies.planner_strategy import PlannerStrategy
+from search.loop.strategies.planner_strategy import MAX_FAILURES, PlannerStrategy
 from search.loop.strategies.strategy import Situation
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import (
@@ -23,11 +25,13 @@ from search.loop.surrogate.prior import (
     generic_prior,
 )
 from search.loop.surrogate.probe_cost import EIGHT_BIT_SECONDS, ProbeCosts, guess_compile_seconds
+from search.probe.evidence import FROM_CACHE
 from tests.benchmarks.replays import probes_to_within, run_strategy
 from tests.search.tables import (
     BUDGET,
     GPU,
     MODEL,
+    SMALL,
     invented_table,
     make_record,
     true_bytes,
@@ -240,6 +244,76 @@ def test_what_compiles_differently_takes_its_own_seconds() -> None:
     costs.observe(compile_record(blocks, 30.0))
     costs.observe(compile_record(both, 110.0))
     assert (seconds(whole), seconds(blocks), seconds(both)) == (100.0, 30.0, 110.0)
+
+
+def budgeted(replay: Replay, prior: Prior, seconds: float, fails: str = "") -> list[TrainSetting]:
+    """The settings that a search within a budget probes, where those in a precision all crash."""
+    strategy = planner(replay, prior, tolerance=0.0)
+    asked: list[TrainSetting] = []
+    while (choice := strategy.ask(Situation(seconds_left=seconds))) is not None:
+        record = replay.probe(choice.candidate)
+        if choice.candidate.setting.precision == fails:
+            record = record.model_copy(update={"status": "crashed", "step_seconds": ()})
+        asked.append(choice.candidate.setting)
+        strategy.tell(choice.candidate, record)
+        seconds -= record.probe_seconds
+    return asked
+
+
+def test_another_precision_is_looked_at_once_and_eagerly_where_a_budget_allows_it() -> None:
+    replay = Replay(TABLE)
+    first, second, *later = budgeted(replay, true_prior(replay), 300.0)
+    assert (first.precision, second.precision, second.compile) == ("bf16", "fp32", "off")
+    assert all(s.precision == "bf16" for s in later)
+    failing = budgeted(replay, true_prior(replay), 300.0, fails="fp32")
+    assert sum(s.precision == "fp32" for s in failing) == MAX_FAILURES
+
+
+def test_a_compile_mode_is_probed_while_there_is_time_for_it() -> None:
+    """However little it is expected to gain: it is the last probe before which there is."""
+    replay = Replay(invented_table(0.0, {**SMALL, "compile": ("off", "default", "max-autotune")}))
+    prior = true_prior(replay)
+    tuned = np.array([c.setting.compile == "max-autotune" for c in replay.space.candidates])
+    guesses = [
+        replace(g, seconds=g.seconds * (1 + 0.4 * t))
+        for g, t in zip(prior.guesses, tuned, strict=True)
+    ]
+    strategy = planner(replay, replace(prior, guesses=tuple(guesses)), tolerance=0.0)
+    for _ in range(3):
+        choice = strategy.ask(Situation(seconds_left=600.0))
+        strategy.tell(choice.candidate, replay.probe(choice.candidate))
+    price = strategy.posterior.probe_seconds(strategy.posterior.predict())[tuned].min()
+    asked = [strategy.ask(Situation(seconds_left=n * price)) for n in (2.5, 1.1)]
+    assert [c.candidate.setting.compile == "max-autotune" for c in asked] == [False, True]
+
+
+def test_a_graph_that_was_compiled_costs_little_again() -> None:
+    """Whatever its optimizer, and a dynamic one at any batch."""
+    static, dynamic = (compiled("default", compile_dynamic=d) for d in (False, True))
+    fused, larger = ({"optimizer": "adamw-fused"}, {"batch_size": 16})
+    kinds = [s.model_copy(update=more) for s in (static, dynamic) for more in ({}, fused, larger)]
+    space = space_of(kinds)
+    costs = ProbeCosts(space, guess_compile_seconds("cuda", 12))
+    for first in (static, dynamic):
+        costs.observe(compile_record(first, 100.0))
+    seconds = {c.setting: s for c, s in zip(space.candidates, probing(costs, space), strict=True)}
+    dear = [s for s in kinds if seconds[s] > 90]
+    assert dear == [static.model_copy(update=larger)]
+
+
+def test_a_warm_compilation_says_nothing_of_a_first_one() -> None:
+    setting = compiled("default")
+    costs = ProbeCosts(space_of([setting]), guess_compile_seconds("cuda", 12))
+    before = costs.compile_seconds(setting)
+    costs.observe(compile_record(setting, 5.0).model_copy(update={"flags": (FROM_CACHE,)}))
+    assert costs.compile_seconds(setting) == before
+    costs.observe(compile_record(compiled("default", batch_size=16), 100.0))
+    costs.observe(compile_record(compiled("default", batch_size=16), 5.0))
+    assert costs.compile_seconds(setting) == 100.0
+
+
+def probing(costs: ProbeCosts, space: Space) -> list[float]:
+    return [float(seconds) for seconds in costs.probing(np.zeros(len(space)))]
 
 
 def compiled(mode: str, **fields: object) -> TrainSetting:

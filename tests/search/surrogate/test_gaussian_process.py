@@ -1,0 +1,63 @@
+"""What a probe says of the settings that it shares something with."""
+
+from __future__ import annotations
+
+from math import log
+
+import numpy as np
+import pytest
+
+from search.loop.space import Space, make_space
+from search.loop.surrogate.gaussian_process import GaussianProcess
+from search.loop.surrogate.prior import ESTIMATED_SECONDS
+from tests.search.tables import GPU, MODEL
+
+AXES = {
+    "precision": ("fp32", "tf32", "bf16"), "checkpointing": ("none",), "optimizer": ("adamw",),
+    "compile": ("off", "default"), "attention": ("eager", "sdpa"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def space() -> Space:
+    return make_space(MODEL, GPU, restrict=AXES, batch_sizes=(8, 16, 32, 64, 128))
+
+
+def at(space: Space, **fields: object) -> int:
+    plain = {"compile": "off", "attention": "sdpa", "precision": "bf16", "batch_size": 32}
+    wanted = (plain | fields).items()
+    return next(
+        i for i, c in enumerate(space.candidates)
+        if all(getattr(c.setting, name) == value for name, value in wanted)
+    )  # fmt: skip
+
+
+def test_a_precision_that_the_card_emulates_is_believed_of_all_its_settings(space: Space) -> None:
+    """One eager probe of another precision shows it, and what is off by a few percent does not."""
+    for off, least, most in ((1.0, 0.8, 1.1), (0.05, -0.03, 0.06)):
+        process = GaussianProcess(space, ESTIMATED_SECONDS)
+        for fields in ({}, {"compile": "default"}, {"attention": "eager"}):
+            process.observe(at(space, **fields), log(3) * off, 0.01)
+        process.observe(at(space, precision="tf32"), 0.0, 0.01)
+        mean, _ = process.predict()
+        unseen = {p: at(space, precision=p, batch_size=128) for p in ("bf16", "tf32")}
+        found = (mean[unseen["bf16"]] - mean[unseen["tf32"]]) / log(3)
+        assert least < found < most
+
+
+def test_a_compiler_may_turn_the_order_of_attentions_round(space: Space) -> None:
+    """Eager probes say less of a compiled attention than of an eager one."""
+    process = GaussianProcess(space, ESTIMATED_SECONDS)
+    for attention, off in (("eager", 0.3), ("sdpa", 0.0)):
+        process.observe(at(space, attention=attention), off, 0.01)
+    eager, compiled = (
+        np.array([at(space, attention=a, compile=mode, batch_size=64) for a in ("eager", "sdpa")])
+        for mode in ("off", "default")
+    )
+    spread = [_difference_sd(process, pair) for pair in (eager, compiled)]
+    assert spread[1] > 2.5 * spread[0]
+
+
+def _difference_sd(process: GaussianProcess, pair: np.ndarray) -> float:
+    covariance = process.covariance(pair)
+    return float(np.sqrt(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]))
