@@ -29,7 +29,7 @@ HEADERS = ("model", "kept", "setting", "size", "last used")
 @click.option("--clear", is_flag=True, help="Remove everything that is listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array (bytes, seconds).")
 def command(clear: bool, as_json: bool) -> None:
-    """List what was traced and is kept: it answers the next estimate without torch."""
+    """List the kept traces, from which estimates are answered without torch."""
     where = ledger_cache.folder()
     if clear:
         click.echo(f"Removed {_counted(_clear(where))} from {where}.")
