@@ -73,9 +73,9 @@ def _row(entry: Entry) -> tuple[str, str, str, str, str]:
 
 def _what(key: dict[str, Any]) -> str:
     if "name" in key:
-        return "its sizes"
+        return "the model's description"
     batch = key["batch"]
-    return "steps of 2 or more" if batch == ANY_BATCH else f"the step of {batch}"
+    return "a step at any batch above 1" if batch == ANY_BATCH else f"a step at batch {batch}"
 
 
 def _setting(key: dict[str, Any]) -> str:

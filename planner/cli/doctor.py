@@ -113,7 +113,7 @@ class _Wish:
 def _check(files: Sequence[str], wish: _Wish) -> None:
     if wish.comparing and len(files) < 2:
         raise UsageError(
-            f"--compare compares two machines or more, and {len(files)} were given.",
+            f"--compare needs two FILEs or more, not {len(files)}.",
             "Write each with 'planner doctor --json > NAME.json' and name them all.",
         )
     if wish.together and not wish.comparing:

@@ -318,8 +318,8 @@ def _print_largest(
     ]
     if retried:
         say(
-            f"\nLarger batches, up to {', '.join(retried)}, run only by freeing cached memory, "
-            "slower at least in the first steps."
+            f"\nLarger batches, up to {', '.join(retried)}, run only if torch frees cached\n"
+            "memory, which slows at least the first steps."
         )
     bound = [best for best in fitting if _is_bound_by_sdpa(best)]
     if bound:

@@ -152,15 +152,15 @@ def _bound_notes(judged: Judgement, loader: LoaderRecord, machine: Machine) -> l
     brings = f"{judged.loader.images_per_second:.4g}"
     steps = f"{judged.step.images_per_second:.4g}"
     if judged.bound == "step":
-        said = f"The step is the limit: the loader by itself brings {brings} images/s, the step {steps}"
+        said = f"The step is the limit: it takes {steps} images/s, the loader brings {brings}"
         spare = loader.setting.workers - judged.need.workers
         if judged.need.limit is None and spare > 0 and not machine.steps_on_cpu:
             said += f"; {_workers(judged.need.workers)} would be enough"
         return [f"{said}."]
     who = "training" if machine.steps_on_cpu else "device"
     said = (
-        f"The loader is the limit: the {who} waits {judged.waiting:.0%} of the time, as the loader by "
-        f"itself brings {brings} images/s and the step {steps}."
+        f"The loader is the limit: the {who} waits {judged.waiting:.0%} of the time, as the loader "
+        f"by itself brings {brings} images/s and the step {steps}."
     )
     return [f"{said} {_need_text(judged, loader, machine)}".rstrip()]
 
