@@ -56,8 +56,8 @@ def _as_it_stands(advice: Advice) -> str:
 
 def _answer(advice: Advice) -> str:
     best = advice.recommended
-    where = advice.gpu or f"memory of {format_bytes(advice.budget_bytes)}"
-    what = f"{advice.model.title} on {where}"
+    where = f"on {advice.gpu}" if advice.gpu else f"in {format_bytes(advice.budget_bytes)}"
+    what = f"{advice.model.title} {where}"
     if best is None:
         assert advice.nearest is not None, "some way needs least"
         near = advice.nearest
@@ -197,9 +197,9 @@ def _waterfall(advice: Advice) -> str:
     rows = [["as it stands", "", format_bytes(need), "", format_seconds(seconds)]]
     rows += [_fall(fall) for fall in advice.waterfall]
     headers = ["change", "saves", "memory", "costs", f"{images} {unit(advice.model)} in"]
-    return "From your setting to the recommendation, change by change:\n" + table_text(
-        rows, headers, "lr"
-    )
+    goal = "recommendation" if advice.recommended else "nearest way"
+    table = table_text(rows, headers, "lr")
+    return f"From your setting to the {goal}, change by change:\n{table}"
 
 
 def _fall(fall: Fall) -> list[str]:
