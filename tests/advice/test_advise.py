@@ -272,6 +272,7 @@ def test_a_wish_that_nothing_satisfies_gets_the_nearest(
     status, out, _ = ask(capsys, *arguments)
     assert status == 1
     assert out.startswith("Nothing fits for native:custom on rtx-3090. The nearest needs ")
+    assert "From your setting to the nearest way" in out
     status, out, _ = ask(capsys, *arguments, "--json")
     found = json.loads(out)
     assert status == 1
