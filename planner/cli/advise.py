@@ -42,10 +42,7 @@ _COUNT = click.IntRange(1, MAX_SIZE)
     "--batch-size", type=_COUNT, metavar="N", help="Images per optimizer step on each device."
 )
 @click.option(
-    "--global-batch",
-    type=_COUNT,
-    metavar="N",
-    help="Images per optimizer step on all devices together.",
+    "--global-batch", type=_COUNT, metavar="N", help="Images per optimizer step on all devices."
 )
 @click.option(
     "--keep",
@@ -59,11 +56,7 @@ _COUNT = click.IntRange(1, MAX_SIZE)
     multiple=True,
     help="Also try recipe (other optimizers, 8 bits) or adapters (train only a part).",
 )
-@click.option(
-    "--allocator",
-    metavar="OPTIONS",
-    help="PyTorch's allocator options, in place of PYTORCH_ALLOC_CONF.",
-)
+@click.option("--allocator", metavar="OPTIONS", help="Used in place of PYTORCH_ALLOC_CONF.")
 @with_options(SEVERAL_FLAGS)
 @with_cost_options
 @with_options(MODEL_FLAGS)

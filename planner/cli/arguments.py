@@ -70,9 +70,7 @@ def axis_flags(searched: bool = False) -> list[Callable[[Any], Any]]:
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
-        "--batch-size",
-        metavar="N[,N…]",
-        help="Images per micro-batch on each device (default: 64).",
+        "--batch-size", metavar="N[,N…]", help="Images in a device's micro-batch (default: 64)."
     ),
     click.option("--accumulate", metavar="N[,N…]", help="Micro-batches per step (default: 1)."),
     *axis_flags(),

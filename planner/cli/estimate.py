@@ -70,7 +70,7 @@ _OF_ONE_ROW = {
 @click.option(
     "--allocator",
     metavar="OPTIONS",
-    help="PyTorch's allocator options (expandable_segments:True), in place of PYTORCH_ALLOC_CONF.",
+    help="expandable_segments:True,…: used in place of PYTORCH_ALLOC_CONF.",
 )
 @click.option(
     "--max-batch", is_flag=True,

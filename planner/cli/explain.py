@@ -36,11 +36,7 @@ _PATIENCE_SECONDS = 5.0  # a pipe may have a writer that is silent
 @click.argument("model", required=False)
 @click.option("--plan", metavar="RUN", help="What 'planner tune' wrote: the setting that trained.")
 @click.option("--gpu", metavar="NAME", help="The card, of 'planner gpus'.")
-@click.option(
-    "--allocator",
-    metavar="OPTIONS",
-    help="PyTorch's allocator options, in place of PYTORCH_ALLOC_CONF.",
-)
+@click.option("--allocator", metavar="OPTIONS", help="Used in place of PYTORCH_ALLOC_CONF.")
 @with_model_options
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 def command(source: str, model: str | None, **given: Any) -> int:

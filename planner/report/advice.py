@@ -103,7 +103,7 @@ def _way(way: Way, advice: Advice) -> list[str]:
         f"  {_changes(way.changes)}",
         f"  {_memory(found)}, "
         f"{_rate(way, advice)} ±{found.throughput.uncertainty:.0%}, {_step(way)}; "
-        f"{_result(way.effects)}",
+        + _result(way.effects),
         *(
             [f"  {training_text(found.cost)} {unit(advice.model)}: {cost_text(found.cost)}"]
             if found.cost
@@ -135,15 +135,8 @@ def _ways(advice: Advice) -> str:
         for number, way in enumerate(advice.ways[:MAX_WAYS], 1)
     ]
     costs = [way.estimate.cost for way in advice.ways]
-    titles = (
-        f"{unit(advice.model)}/s",
-        "memory",
-        "fits",
-        *cost_headers(costs),
-        "affects",
-        "setting",
-    )
-    headers = ["way", *titles]
+    headers = ["way", f"{unit(advice.model)}/s", "memory", "fits", *cost_headers(costs)]
+    headers += ["affects", "setting"]
     more = len(advice.ways) - MAX_WAYS
     common = _common(advice)
     title = "Ways that fit, the recommended first and then by speed"

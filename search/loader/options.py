@@ -132,10 +132,7 @@ class LoaderOptions:
         STUDY_NAME, "The study's name in the storage.", shown=STUDY_NAME, metavar="NAME"
     )
     output: Path | None = option(
-        None,
-        "Folder for the results (default: data-NAME).",
-        metavar="DIR",
-        read=path_reader("output"),
+        None, "Folder for the results (data-NAME).", metavar="DIR", read=path_reader("output")
     )
     accept_different: bool = option(
         False, "Go on with a study of other data, another machine or software.", is_switch=True

@@ -283,17 +283,10 @@ class SearchOptions:
         flag="--memory", metavar="SIZE", read=read_memory, written=exact_bytes,
     )  # fmt: skip
     allocator: str | None = option(
-        None,
-        "PyTorch's allocator options, in place of PYTORCH_ALLOC_CONF.",
-        metavar="OPTIONS",
-        read=read_allocator_text,
+        None, "Used in place of PYTORCH_ALLOC_CONF.", metavar="OPTIONS", read=read_allocator_text
     )
     headroom: float = option(
-        "5%",
-        "Share of the memory to keep free.",
-        typed=parse_percent,
-        written=exact,
-        metavar="SHARE",
+        "5%", "Memory to keep free.", typed=parse_percent, written=exact, metavar="SHARE"
     )
     trials: int | None = option(
         None, "At most N probes in the study.", metavar="N", bounds=(0, MANY)
