@@ -28,13 +28,13 @@ def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
         "range is wide ('planner estimate --compile default --trace' narrows it)"
     )
     yield (
-        "changes other than of checkpointing, compile and the micro-batch are combined one at a "
-        f"time, and only with checkpointing {' or '.join(PLAINLY_COMBINED)}"
+        "beyond checkpointing, compile and the micro-batch, changes are combined one at a time, "
+        f"and only with checkpointing {' or '.join(PLAINLY_COMBINED)}"
     )
     if not isinstance(wish.model, SwinConfig):
         yield "checkpointing in parts, and precisions that would need further traces"
     if wish.share is None:
-        yield f"batches of 1, above {MAX_BATCH}, and other than 2, 3, 4, 6, 8, 12, 16 …"
+        yield f"batches of 1, above {MAX_BATCH}, and not among 2, 3, 4, 6, 8, 12, 16 …"
     elif len(divisors(wish.share)) - 1 > MAX_MICRO_BATCHES:
         yield f"of {len(divisors(wish.share))} micro-batches all but {MAX_MICRO_BATCHES}"
     elif wish.is_splittable:
